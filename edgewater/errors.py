@@ -1,0 +1,119 @@
+"""The one tree of errors.
+
+    EdgewaterError
+    ├── InvalidInput            a user's or a peer's input; names field, value and what is accepted
+    │   ├── InvalidConfig       a configuration file or flag
+    │   ├── InvalidQuery        a query specification
+    │   ├── InvalidRecord       a record, or a batch of them
+    │   └── InvalidRequest      an API request or a question put to a synopsis
+    ├── SynopsisError
+    │   ├── CorruptSynopsis     damaged or foreign bytes
+    │   ├── UnsupportedVersion  bytes of a newer format
+    │   └── IncompatibleSynopses  unequal kinds, parameters or seeds
+    ├── ProtocolError           a peer breaks the contract of `proto/edgewater/v1`
+    │   ├── CorruptFrame        checksum or body of a frame
+    │   └── Unauthenticated     no credential, or one that belongs to somebody else
+    ├── NotFound                a query, edge, window or revision that does not exist
+    ├── Conflict                exists already, or exists with other content
+    └── StorageError            disk, log, journal or database cannot do what was asked
+
+Each class has a stable `code`; `center/api` maps it once to HTTP and `center/gateway` once to gRPC.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class EdgewaterError(Exception):
+    """Base of all errors that Edgewater raises on purpose."""
+
+    code: ClassVar[str] = "internal"
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class InvalidInput(EdgewaterError):
+    """Input that cannot be used.
+
+    Args:
+        field: path of the field, such as ``measures.bytes`` (empty: the input as a whole).
+        value: what was given.
+        accepted: what would have been right, as a phrase a user can act on.
+        reason: why the value is not accepted, if the field and the value do not say it.
+    """
+
+    code = "invalid-input"
+
+    def __init__(self, field: str, value: object, accepted: str, reason: str = "") -> None:
+        self.field = field
+        self.value = value
+        self.accepted = accepted
+        self.reason = reason
+        shown = repr(value)
+        if len(shown) > 200:
+            shown = shown[:200] + "…"
+        where = f"{field}: " if field else ""
+        why = f" {reason};" if reason else ""
+        super().__init__(f"{where}{shown} is not accepted;{why} expected {accepted}")
+
+    def __reduce__(self) -> tuple[type[InvalidInput], tuple[str, object, str, str]]:
+        return type(self), (self.field, self.value, self.accepted, self.reason)
+
+
+class InvalidConfig(InvalidInput):
+    code = "invalid-config"
+
+
+class InvalidQuery(InvalidInput):
+    code = "invalid-query"
+
+
+class InvalidRecord(InvalidInput):
+    code = "invalid-record"
+
+
+class InvalidRequest(InvalidInput):
+    code = "invalid-request"
+
+
+class SynopsisError(EdgewaterError):
+    code = "synopsis"
+
+
+class CorruptSynopsis(SynopsisError):
+    code = "corrupt-synopsis"
+
+
+class UnsupportedVersion(SynopsisError):
+    code = "unsupported-version"
+
+
+class IncompatibleSynopses(SynopsisError):
+    code = "incompatible-synopses"
+
+
+class ProtocolError(EdgewaterError):
+    code = "protocol"
+
+
+class CorruptFrame(ProtocolError):
+    code = "corrupt-frame"
+
+
+class Unauthenticated(ProtocolError):
+    code = "unauthenticated"
+
+
+class NotFound(EdgewaterError):
+    code = "not-found"
+
+
+class Conflict(EdgewaterError):
+    code = "conflict"
+
+
+class StorageError(EdgewaterError):
+    code = "storage"

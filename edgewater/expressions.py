@@ -1,0 +1,347 @@
+"""SQL scalar expressions over a record's columns: parsed by sqlglot, evaluated by Arrow compute.
+
+The semantics are SQL's: null in, null out; comparisons with null are unknown; ``where`` keeps a
+record only if its condition is true. ``/`` is floating-point division and division by zero is null,
+so one bad record cannot fail a batch. Integer overflow raises rather than wraps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlglot
+from sqlglot import exp
+
+from edgewater.errors import InvalidQuery
+from edgewater.streams import COLUMN_TYPES, type_name
+
+Value = Any  # pa.Array | pa.Scalar; pyarrow's own stubs cannot express the kernels' overloads
+Evaluate = Callable[[pa.RecordBatch], Value]
+
+NUMERIC = ("int64", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An expression bound to a schema: its type, and the function that evaluates it on a batch."""
+
+    type: pa.DataType
+    evaluate: Evaluate
+
+    def array(self, batch: pa.RecordBatch) -> pa.Array:
+        """The value per record, as one array of ``batch.num_rows``."""
+        value = self.evaluate(batch)
+        if isinstance(value, pa.Scalar):
+            return pa.repeat(value, batch.num_rows)
+        if isinstance(value, pa.ChunkedArray):
+            return value.combine_chunks()
+        return value
+
+
+def parse_sql(text: str, field: str) -> exp.Expression:
+    """The parsed expression. Raises InvalidQuery with the parser's own position for bad syntax."""
+    try:
+        tree = sqlglot.parse_one(text)
+    except sqlglot.errors.SqlglotError as exc:
+        reason = str(exc).replace("\x1b[4m", "»").replace("\x1b[0m", "«").splitlines()[0]
+        raise InvalidQuery(field, text, "a SQL expression over the stream's columns", reason) from exc
+    if tree is None or isinstance(tree, exp.Query | exp.Command | exp.DDL | exp.DML):
+        raise InvalidQuery(field, text, "a SQL expression, not a statement")
+    return tree
+
+
+def column_names(tree: exp.Expression) -> list[str]:
+    """The columns an expression reads, in order of first appearance."""
+    return list(dict.fromkeys(node.name for node in tree.find_all(exp.Column)))
+
+
+def bind(tree: exp.Expression, columns: Mapping[str, pa.DataType], field: str) -> Bound:
+    """Type-checks an expression against a stream's columns.
+
+    Raises:
+        InvalidQuery: an unknown column or function, or an operand of the wrong type.
+    """
+    return _Binder(columns, field).bind(tree)
+
+
+def bind_condition(tree: exp.Expression, columns: Mapping[str, pa.DataType], field: str) -> Bound:
+    """As `bind`, for an expression that must be boolean."""
+    bound = bind(tree, columns, field)
+    if not pa.types.is_boolean(bound.type):
+        raise InvalidQuery(field, tree.sql(), "a boolean expression", f"its type is {type_name(bound.type)}")
+    return bound
+
+
+def _divide(left: Value, right: Value) -> Value:
+    divisor = pc.cast(right, pa.float64())
+    divisor = pc.if_else(pc.equal(divisor, 0.0), pa.scalar(None, pa.float64()), divisor)
+    return pc.divide(pc.cast(left, pa.float64()), divisor)
+
+
+def _modulo(left: Value, right: Value) -> Value:
+    # Arrow has no modulo kernel; SQL's takes the sign of the dividend: a - b·trunc(a / b).
+    quotient = pc.trunc(_divide(left, right))
+    result = pc.subtract(pc.cast(left, pa.float64()), pc.multiply(pc.cast(right, pa.float64()), quotient))
+    if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
+        return pc.cast(result, pa.int64())
+    return result
+
+
+_ARITHMETIC: dict[type[exp.Expression], Callable[[Value, Value], Value]] = {
+    exp.Add: pc.add_checked,
+    exp.Sub: pc.subtract_checked,
+    exp.Mul: pc.multiply_checked,
+    exp.Div: _divide,
+    exp.Mod: _modulo,
+}
+_COMPARISON: dict[type[exp.Expression], Callable[[Value, Value], Value]] = {
+    exp.EQ: pc.equal,
+    exp.NEQ: pc.not_equal,
+    exp.LT: pc.less,
+    exp.LTE: pc.less_equal,
+    exp.GT: pc.greater,
+    exp.GTE: pc.greater_equal,
+}
+_LOGIC: dict[type[exp.Expression], Callable[[Value, Value], Value]] = {exp.And: pc.and_kleene, exp.Or: pc.or_kleene}
+_NUMERIC_FUNCTIONS: dict[type[exp.Expression], Callable[[Value], Value]] = {
+    exp.Abs: pc.abs_checked,
+    exp.Ceil: pc.ceil,
+    exp.Floor: pc.floor,
+    exp.Sqrt: pc.sqrt,
+    exp.Ln: pc.ln,
+    exp.Neg: pc.negate_checked,
+}
+_STRING_FUNCTIONS: dict[type[exp.Expression], tuple[Callable[[Value], Value], pa.DataType]] = {
+    exp.Lower: (pc.utf8_lower, pa.string()),
+    exp.Upper: (pc.utf8_upper, pa.string()),
+    exp.Trim: (pc.utf8_trim_whitespace, pa.string()),
+    exp.Length: (lambda text: pc.cast(pc.utf8_length(text), pa.int64()), pa.int64()),
+}
+_CASTS: dict[exp.DataType.Type, pa.DataType] = {
+    exp.DataType.Type.BIGINT: pa.int64(),
+    exp.DataType.Type.INT: pa.int64(),
+    exp.DataType.Type.DOUBLE: pa.float64(),
+    exp.DataType.Type.FLOAT: pa.float64(),
+    exp.DataType.Type.VARCHAR: pa.string(),
+    exp.DataType.Type.TEXT: pa.string(),
+    exp.DataType.Type.BOOLEAN: pa.bool_(),
+}
+
+
+class _Binder:
+    """Turns a syntax tree into a closure over Arrow kernels, checking types on the way."""
+
+    def __init__(self, columns: Mapping[str, pa.DataType], field: str) -> None:
+        self._columns = columns
+        self._field = field
+
+    def bind(self, node: exp.Expression) -> Bound:
+        for base, method in self._METHODS:
+            if isinstance(node, base):
+                return method(self, node)
+        raise self._error(
+            node,
+            "arithmetic, comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, CASE, COALESCE, CAST "
+            "and the functions abs, ceil, floor, round, sqrt, ln, lower, upper, trim, length, nullif",
+            "not an expression known here",
+        )
+
+    def _error(self, node: exp.Expression, accepted: str, reason: str = "") -> InvalidQuery:
+        return InvalidQuery(self._field, node.sql(), accepted, reason)
+
+    def _numeric(self, node: exp.Expression) -> Bound:
+        bound = self.bind(node)
+        if type_name(bound.type) not in NUMERIC and not pa.types.is_null(bound.type):
+            raise self._error(node, "a number", f"its type is {type_name(bound.type)}")
+        return bound
+
+    def _text(self, node: exp.Expression) -> Bound:
+        bound = self.bind(node)
+        if not pa.types.is_string(bound.type):
+            raise self._error(node, "a string", f"its type is {type_name(bound.type)}")
+        return bound
+
+    def _alike(self, nodes: list[exp.Expression], parent: exp.Expression) -> tuple[list[Bound], pa.DataType]:
+        """Operands brought to one type: numbers widen to float64, null fits all."""
+        bounds = [self.bind(node) for node in nodes]
+        types = {type_name(b.type) for b in bounds if not pa.types.is_null(b.type)}
+        if len(types) > 1 and types != set(NUMERIC):
+            raise self._error(parent, "operands of one type", "these are " + " and ".join(sorted(types)))
+        common = pa.float64() if len(types) > 1 else COLUMN_TYPES[types.pop()] if types else pa.null()
+        return [_cast(b, common) for b in bounds], common
+
+    def _column(self, node: exp.Column) -> Bound:
+        name = node.name
+        if node.table or name not in self._columns:
+            known = ", ".join(self._columns)
+            raise InvalidQuery(self._field, node.sql(), f"one of the columns {known}", "unknown column")
+        return Bound(self._columns[name], lambda batch: batch.column(name))
+
+    def _literal(self, node: exp.Literal) -> Bound:
+        value: object = node.this
+        if not node.is_string:
+            number = float(node.this)
+            value = int(node.this) if node.is_int else number
+        scalar = pa.scalar(value)
+        return Bound(scalar.type, lambda _: scalar)
+
+    def _boolean(self, node: exp.Boolean) -> Bound:
+        scalar = pa.scalar(bool(node.this))
+        return Bound(pa.bool_(), lambda _: scalar)
+
+    def _null(self, _: exp.Null) -> Bound:
+        scalar = pa.scalar(None)
+        return Bound(pa.null(), lambda _: scalar)
+
+    def _paren(self, node: exp.Expression) -> Bound:
+        return self.bind(node.this)
+
+    def _arithmetic(self, node: exp.Binary) -> Bound:
+        self._numeric(node.left)
+        self._numeric(node.right)
+        (left, right), common = self._alike([node.left, node.right], node)
+        kernel = _ARITHMETIC[type(node)]
+        result = pa.float64() if isinstance(node, exp.Div) else common
+        return Bound(result, lambda b: kernel(left.evaluate(b), right.evaluate(b)))
+
+    def _comparison(self, node: exp.Binary) -> Bound:
+        (left, right), _ = self._alike([node.left, node.right], node)
+        kernel = _COMPARISON[type(node)]
+        return Bound(pa.bool_(), lambda b: kernel(left.evaluate(b), right.evaluate(b)))
+
+    def _logic(self, node: exp.Binary) -> Bound:
+        left, right = (bind_condition(n, self._columns, self._field) for n in (node.left, node.right))
+        kernel = _LOGIC[type(node)]
+        return Bound(pa.bool_(), lambda b: kernel(left.evaluate(b), right.evaluate(b)))
+
+    def _not(self, node: exp.Not) -> Bound:
+        inner = bind_condition(node.this, self._columns, self._field)
+        return Bound(pa.bool_(), lambda b: pc.invert(inner.evaluate(b)))
+
+    def _is(self, node: exp.Is) -> Bound:
+        inner = self.bind(node.this)
+        if not isinstance(node.expression, exp.Null):
+            raise self._error(node, "IS NULL or IS NOT NULL")
+        return Bound(pa.bool_(), lambda b: pc.is_null(inner.evaluate(b)))
+
+    def _in(self, node: exp.In) -> Bound:
+        (needle, *options), common = self._alike([node.this, *node.expressions], node)
+        if not options or not all(isinstance(n, exp.Literal | exp.Neg | exp.Boolean) for n in node.expressions):
+            raise self._error(node, "IN with a list of literals")
+        empty = pa.RecordBatch.from_pylist([])
+        values = pa.array([o.evaluate(empty).as_py() for o in options], common)
+
+        def evaluate(batch: pa.RecordBatch) -> Value:
+            value = needle.evaluate(batch)
+            found = pc.is_in(value, value_set=values)
+            return pc.if_else(pc.is_null(value), pa.scalar(None, pa.bool_()), found)
+
+        return Bound(pa.bool_(), evaluate)
+
+    def _between(self, node: exp.Between) -> Bound:
+        (value, low, high), _ = self._alike([node.this, node.args["low"], node.args["high"]], node)
+        return Bound(
+            pa.bool_(),
+            lambda b: pc.and_kleene(
+                pc.greater_equal(value.evaluate(b), low.evaluate(b)), pc.less_equal(value.evaluate(b), high.evaluate(b))
+            ),
+        )
+
+    def _like(self, node: exp.Binary) -> Bound:
+        text = self._text(node.left)
+        if not (isinstance(node.right, exp.Literal) and node.right.is_string):
+            raise self._error(node, "LIKE with a string literal as its pattern")
+        pattern, folded = node.right.this, isinstance(node, exp.ILike)
+        return Bound(pa.bool_(), lambda b: pc.match_like(text.evaluate(b), pattern, ignore_case=folded))
+
+    def _numeric_function(self, node: exp.Expression) -> Bound:
+        inner = self._numeric(node.this)
+        kernel = _NUMERIC_FUNCTIONS[type(node)]
+        keeps = isinstance(node, exp.Abs | exp.Neg)
+        source = inner if keeps else _cast(inner, pa.float64())
+        return Bound(inner.type if keeps else pa.float64(), lambda b: kernel(source.evaluate(b)))
+
+    def _round(self, node: exp.Round) -> Bound:
+        inner = _cast(self._numeric(node.this), pa.float64())
+        decimals = node.args.get("decimals")
+        if decimals is not None and not (isinstance(decimals, exp.Literal) and decimals.is_int):
+            raise self._error(node, "round(x) or round(x, 2)")
+        digits = int(decimals.this) if decimals is not None else 0
+        return Bound(pa.float64(), lambda b: pc.round(inner.evaluate(b), digits))
+
+    def _string_function(self, node: exp.Expression) -> Bound:
+        inner = self._text(node.this)
+        kernel, result = _STRING_FUNCTIONS[type(node)]
+        return Bound(result, lambda b: kernel(inner.evaluate(b)))
+
+    def _coalesce(self, node: exp.Coalesce) -> Bound:
+        parts, common = self._alike([node.this, *node.expressions], node)
+        return Bound(common, lambda b: pc.coalesce(*(p.evaluate(b) for p in parts)))
+
+    def _nullif(self, node: exp.Nullif) -> Bound:
+        (value, other), common = self._alike([node.this, node.expression], node)
+        null = pa.scalar(None, common)
+
+        def evaluate(batch: pa.RecordBatch) -> Value:
+            given = value.evaluate(batch)
+            same = pc.fill_null(pc.equal(given, other.evaluate(batch)), False)
+            return pc.if_else(same, null, given)
+
+        return Bound(common, evaluate)
+
+    def _case(self, node: exp.Case) -> Bound:
+        if node.this is not None:
+            raise self._error(node, "CASE WHEN condition THEN …, without an operand")
+        branches = node.args["ifs"]
+        conditions = [bind_condition(branch.this, self._columns, self._field) for branch in branches]
+        default = node.args.get("default") or exp.Null()
+        values, common = self._alike([*(branch.args["true"] for branch in branches), default], node)
+
+        def evaluate(batch: pa.RecordBatch) -> Value:
+            result = values[-1].array(batch)
+            for condition, value in zip(reversed(conditions), reversed(values[:-1]), strict=True):
+                taken = pc.fill_null(condition.array(batch), False)
+                result = pc.if_else(taken, value.evaluate(batch), result)
+            return result
+
+        return Bound(common, evaluate)
+
+    def _cast_to(self, node: exp.Cast) -> Bound:
+        inner = self.bind(node.this)
+        target = _CASTS.get(node.to.this)
+        if target is None:
+            raise self._error(node, "a cast to BIGINT, DOUBLE, VARCHAR or BOOLEAN")
+        return _cast(inner, target)
+
+    _METHODS: tuple[tuple[Any, Callable[[Any, Any], Bound]], ...] = (
+        (exp.Column, _column),
+        (exp.Literal, _literal),
+        (exp.Boolean, _boolean),
+        (exp.Null, _null),
+        (exp.Paren, _paren),
+        (tuple(_ARITHMETIC), _arithmetic),
+        (tuple(_COMPARISON), _comparison),
+        (tuple(_LOGIC), _logic),
+        (exp.Not, _not),
+        (exp.Is, _is),
+        (exp.In, _in),
+        (exp.Between, _between),
+        ((exp.Like, exp.ILike), _like),
+        (tuple(_NUMERIC_FUNCTIONS), _numeric_function),
+        (exp.Round, _round),
+        (tuple(_STRING_FUNCTIONS), _string_function),
+        (exp.Coalesce, _coalesce),
+        (exp.Nullif, _nullif),
+        (exp.Case, _case),
+        (exp.Cast, _cast_to),
+    )
+
+
+def _cast(bound: Bound, target: pa.DataType) -> Bound:
+    if bound.type == target:
+        return bound
+    return Bound(target, lambda b: pc.cast(bound.evaluate(b), target))

@@ -1,0 +1,91 @@
+"""Durations, sizes and percentages as people write them.
+
+The parsing itself is `durationpy`'s (Go-style durations) and pydantic's (`ByteSize`); this module
+gives both the project's error message and units: durations in ms, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import durationpy
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from edgewater.errors import InvalidInput
+
+DURATION_ACCEPTED = "a duration such as 500ms, 30s, 5m, 1h30m or 1d"
+SIZE_ACCEPTED = "a size such as 200, 64KiB or 1MB"
+
+_BYTES = TypeAdapter(ByteSize)
+
+
+def duration_ms(value: object, field: str, error: type[InvalidInput] = InvalidInput, *, minimum_ms: int = 0) -> int:
+    """Whole milliseconds of a duration.
+
+    Raises:
+        error: not a duration, finer than a millisecond, or below `minimum_ms`.
+    """
+    if not isinstance(value, str):
+        raise error(field, value, DURATION_ACCEPTED, "a duration needs a unit")
+    try:
+        seconds = durationpy.from_str(value.strip()).total_seconds()
+    except (durationpy.DurationError, OverflowError) as exc:
+        raise error(field, value, DURATION_ACCEPTED) from exc
+    millis = round(seconds * 1000)
+    if abs(millis - seconds * 1000) > 1e-6:
+        raise error(field, value, "whole milliseconds")
+    if millis < minimum_ms:
+        raise error(field, value, f"at least {minimum_ms} ms")
+    return millis
+
+
+def format_duration(millis: int) -> str:
+    """The shortest text that `duration_ms` reads back as `millis`."""
+    for unit, size in (("w", 604_800_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
+        if millis and millis % size == 0:
+            return f"{millis // size}{unit}"
+    return f"{millis}ms"
+
+
+def size_bytes(value: object, field: str, error: type[InvalidInput] = InvalidInput) -> int:
+    """Bytes of a size such as ``64KiB``. Raises `error` for anything else, or a negative one."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise error(field, value, SIZE_ACCEPTED)
+    try:
+        size = int(_BYTES.validate_python(value))
+    except ValidationError as exc:
+        raise error(field, value, SIZE_ACCEPTED) from exc
+    if size < 0:
+        raise error(field, value, SIZE_ACCEPTED)
+    return size
+
+
+def fraction(value: object) -> float | None:
+    """0.05 for ``"5%"``; None if `value` is not written as a percentage."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        try:
+            return float(value.strip()[:-1]) / 100.0
+        except ValueError:
+            return None
+    return None
+
+
+def require_keys(
+    mapping: object, field: str, allowed: Mapping[str, bool], error: type[InvalidInput]
+) -> dict[str, object]:
+    """`mapping` as a dict, with no unknown and no missing key.
+
+    Args:
+        allowed: key -> whether it must be there.
+    """
+    names = ", ".join(allowed)
+    if not isinstance(mapping, Mapping):
+        raise error(field, mapping, f"a mapping with the keys {names}")
+    prefix = f"{field}." if field else ""
+    for key, value in mapping.items():
+        if key not in allowed:
+            raise error(f"{prefix}{key}", value, f"one of the keys {names}", "unknown key")
+    for key, required in allowed.items():
+        if required and key not in mapping:
+            raise error(f"{prefix}{key}", None, "a value", "missing key")
+    return {str(k): v for k, v in mapping.items()}

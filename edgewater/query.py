@@ -1,0 +1,341 @@
+"""What a user asks: `QuerySpec` and its parts, read from YAML or a mapping, with full validation.
+
+A spec is checked in two steps. Reading it (`QuerySpec.from_mapping`) checks all that does not need
+the stream's columns. `QuerySpec.bind` checks columns and types against a stream, wherever one is
+known: at registration, and again at each edge.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import yaml
+from sqlglot import exp
+
+from edgewater.errors import InvalidQuery
+from edgewater.expressions import Bound, bind, bind_condition, column_names, parse_sql
+from edgewater.quantities import duration_ms, format_duration, fraction, require_keys, size_bytes
+from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
+from edgewater.synopses.registry import Function, Parameters, function_named, function_names
+from edgewater.windows import Window
+
+NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+NAME_ACCEPTED = "lower-case letters, digits and _, starting with a letter, at most 63 characters"
+MAX_MEASURES = 32
+MAX_GROUP_COLUMNS = 16
+DEFAULT_LATENESS_MS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One value that a query computes: a function of an expression over the record's columns.
+
+    Attributes:
+        argument: SQL text of the expression, or None for ``count()``.
+    """
+
+    name: str
+    function: Function
+    argument: str | None
+    parameters: Parameters
+
+    @classmethod
+    def parse(cls, name: str, text: object) -> Measure:
+        """Reads ``sum(bytes)`` or ``count_min(ip, width=65536)``. Raises InvalidQuery."""
+        at = f"measures.{name}"
+        if not NAME.fullmatch(name):
+            raise InvalidQuery(at, name, NAME_ACCEPTED, "a measure's name")
+        accepted = "a function of an expression, such as sum(bytes); functions: " + ", ".join(function_names())
+        if not isinstance(text, str):
+            raise InvalidQuery(at, text, accepted)
+        called, arguments = _call(text, at, accepted)
+        function = function_named(called)
+        if function is None:
+            raise InvalidQuery(at, text, accepted, f"unknown function {called}")
+        positional = [a for a in arguments if not isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
+        named = {a.this.name: a.expression for a in arguments if a not in positional}
+        expression = positional.pop(0) if positional and function.argument != "none" else None
+        if isinstance(expression, exp.Star):
+            expression = None
+        if expression is None and function.argument == "required":
+            raise InvalidQuery(at, text, f"{called}(expression)", "an argument is missing")
+        parameters = function.read_parameters(
+            [_literal(p, at, text) for p in positional], {k: _literal(v, at, text) for k, v in named.items()}, at
+        )
+        return cls(name, function, expression.sql() if expression is not None else None, parameters)
+
+    def to_text(self) -> str:
+        """The canonical text that `parse` reads back."""
+        parts = [self.argument] if self.argument is not None else []
+        parts += [f"{k}={v!r}" for k, v in self.parameters if self.function.parameters[k].default != v]
+        return f"{self.function.name}({', '.join(parts)})"
+
+
+def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression]]:
+    """The function's name as written, and its arguments."""
+    # `distinct` is a keyword of SQL: behind SELECT it parses, with its arguments as a list of columns.
+    match = re.fullmatch(r"\s*distinct\s*\((.*)\)\s*", text, re.IGNORECASE | re.DOTALL)
+    tree = parse_sql(f"distinct_of({match[1]})" if match else text, at)
+    if isinstance(tree, exp.Count) and isinstance(tree.this, exp.Distinct):
+        return "distinct", list(tree.this.expressions)
+    if isinstance(tree, exp.Anonymous):
+        name = "distinct" if match else tree.name.lower()
+        return name, list(tree.expressions)
+    if isinstance(tree, exp.Func):
+        arguments = [tree.this] if tree.args.get("this") is not None else []
+        extra = tree.args.get("expressions") or []
+        return text[: text.index("(")].strip().lower(), [*arguments, *extra]
+    raise InvalidQuery(at, text, accepted)
+
+
+def _literal(node: exp.Expression, at: str, text: str) -> object:
+    negative = isinstance(node, exp.Neg)
+    inner = node.this if negative else node
+    if isinstance(inner, exp.Literal):
+        if inner.is_string:
+            return inner.this
+        number = int(inner.this) if inner.is_int else float(inner.this)
+        return -number if negative else number
+    raise InvalidQuery(at, text, "parameters that are literals, such as precision=14", f"{node.sql()} is not")
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBudget:
+    """Absolute error per measure that the center's answer may have, over all edges together."""
+
+    limits: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessBudget:
+    """The answer to a window stands at the center at most this long after the window's end."""
+
+    staleness_ms: int
+
+
+Budget = ErrorBudget | StalenessBudget | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundMeasure:
+    measure: Measure
+    argument: Bound | None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundQuery:
+    """A spec bound to a stream's columns: ready to be evaluated on batches."""
+
+    spec: QuerySpec
+    where: Bound | None
+    measures: tuple[BoundMeasure, ...]
+    group_types: tuple[pa.DataType, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QuerySpec:
+    """A query as a user states it (`docs/reference/query.md`).
+
+    Attributes:
+        stream: the stream it reads (``from``).
+        where: SQL condition, or None.
+        lateness_ms: event time after a window's end during which it may be revised.
+        edges: the edges that are expected to answer, sorted; None: every edge that serves the stream.
+        shards: into how many parts, by hash of the group, a slice is cut for merging in parallel.
+    """
+
+    name: str
+    stream: str
+    measures: tuple[Measure, ...]
+    window: Window
+    where: str | None = None
+    group_by: tuple[str, ...] = ()
+    budget: Budget = None
+    lateness_ms: int = DEFAULT_LATENESS_MS
+    edges: tuple[str, ...] | None = None
+    shards: int = field(default=1)
+
+    @classmethod
+    def from_yaml(cls, text: str) -> QuerySpec:
+        """Reads one query from YAML. Raises InvalidQuery."""
+        try:
+            given = yaml.safe_load(text)
+        except yaml.YAMLError as exc:
+            raise InvalidQuery("", text, "YAML", str(exc).replace("\n", " ")) from exc
+        return cls.from_mapping(given)
+
+    @classmethod
+    def from_mapping(cls, given: object) -> QuerySpec:
+        """Reads a query from a mapping with the keys of `docs/reference/query.md`.
+
+        Raises:
+            InvalidQuery: names the field, its value and what is accepted.
+        """
+        keys = {"name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
+                "budget": False, "accuracy": False, "lateness": False, "edges": False, "shards": False}  # fmt: skip
+        q = require_keys(given, "", keys, InvalidQuery)
+        name = _name(q["name"], "name")
+        stream = _name(q["from"], "from")
+        if not isinstance(q["measures"], Mapping) or not q["measures"]:
+            raise InvalidQuery("measures", q["measures"], "at least one measure, such as {flights: count()}")
+        if len(q["measures"]) > MAX_MEASURES:
+            raise InvalidQuery("measures", len(q["measures"]), f"at most {MAX_MEASURES} measures")
+        measures = tuple(Measure.parse(str(k), v) for k, v in q["measures"].items())
+        where = q.get("where")
+        if where is not None:
+            if not isinstance(where, str):
+                raise InvalidQuery("where", where, "a SQL condition, such as status < 400")
+            where = parse_sql(where, "where").sql()
+        if q.get("accuracy") is not None:
+            raise InvalidQuery(
+                "accuracy",
+                q["accuracy"],
+                "a budget of error or staleness instead",
+                "sampling to an accuracy is not available yet",
+            )
+        lateness = q.get("lateness")
+        shards = q.get("shards", 1)
+        if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= 256:
+            raise InvalidQuery("shards", shards, "a whole number from 1 to 256")
+        return cls(
+            name=name,
+            stream=stream,
+            measures=measures,
+            window=Window.from_mapping(q["window"]),
+            where=where,
+            group_by=_group_by(q.get("group_by"), measures),
+            budget=_budget(q.get("budget"), measures),
+            lateness_ms=DEFAULT_LATENESS_MS if lateness is None else duration_ms(lateness, "lateness", InvalidQuery),
+            edges=_edges(q.get("edges")),
+            shards=shards,
+        )
+
+    def to_mapping(self) -> dict[str, object]:
+        """The canonical mapping: ``QuerySpec.from_mapping(spec.to_mapping()) == spec``."""
+        result: dict[str, object] = {"name": self.name, "from": self.stream}
+        if self.where is not None:
+            result["where"] = self.where
+        if self.group_by:
+            result["group_by"] = list(self.group_by)
+        result["measures"] = {m.name: m.to_text() for m in self.measures}
+        result["window"] = self.window.to_mapping()
+        if isinstance(self.budget, ErrorBudget):
+            result["budget"] = {"error": dict(self.budget.limits)}
+        elif isinstance(self.budget, StalenessBudget):
+            result["budget"] = {"staleness": format_duration(self.budget.staleness_ms)}
+        if self.lateness_ms:
+            result["lateness"] = format_duration(self.lateness_ms)
+        if self.edges is not None:
+            result["edges"] = list(self.edges)
+        if self.shards != 1:
+            result["shards"] = self.shards
+        return result
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the stream that the query reads."""
+        texts = [self.where] if self.where else []
+        texts += [m.argument for m in self.measures if m.argument is not None]
+        names = list(self.group_by)
+        for text in texts:
+            names += column_names(parse_sql(text, ""))
+        return list(dict.fromkeys(names))
+
+    def bind(self, columns: Mapping[str, pa.DataType]) -> BoundQuery:
+        """Checks the query against a stream's columns and compiles its expressions.
+
+        Raises:
+            InvalidQuery: unknown column, or a type that the function or the operator does not take.
+        """
+        columns = {**columns, TIME_COLUMN: COLUMN_TYPES["int64"]}
+        known = ", ".join(columns)
+        for i, name in enumerate(self.group_by):
+            if name not in columns:
+                raise InvalidQuery(f"group_by.{i}", name, f"one of the columns {known}", "unknown column")
+        where = bind_condition(parse_sql(self.where, "where"), columns, "where") if self.where else None
+        bound = []
+        for measure in self.measures:
+            at = f"measures.{measure.name}"
+            argument = bind(parse_sql(measure.argument, at), columns, at) if measure.argument is not None else None
+            measure.function.check_argument(argument.type if argument else None, at)
+            bound.append(BoundMeasure(measure, argument))
+        return BoundQuery(self, where, tuple(bound), tuple(columns[name] for name in self.group_by))
+
+
+def _name(value: object, at: str) -> str:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise InvalidQuery(at, value, NAME_ACCEPTED)
+    return value
+
+
+def _group_by(given: object, measures: tuple[Measure, ...]) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        given = [given]
+    if not isinstance(given, list) or not all(isinstance(c, str) and c for c in given):
+        raise InvalidQuery("group_by", given, "a list of column names")
+    if len(set(given)) != len(given):
+        raise InvalidQuery("group_by", given, "each column once")
+    if len(given) > MAX_GROUP_COLUMNS:
+        raise InvalidQuery("group_by", given, f"at most {MAX_GROUP_COLUMNS} columns")
+    return tuple(given)
+
+
+def _budget(given: object, measures: tuple[Measure, ...]) -> Budget:
+    if given is None:
+        return None
+    accepted = "{error: {measure: amount}} or {staleness: 2s}"
+    b = require_keys(given, "budget", {"error": False, "staleness": False}, InvalidQuery)
+    if len(b) != 1:
+        raise InvalidQuery("budget", given, accepted, "exactly one kind of budget")
+    if "staleness" in b:
+        return StalenessBudget(duration_ms(b["staleness"], "budget.staleness", InvalidQuery, minimum_ms=1))
+    if not isinstance(b["error"], Mapping) or not b["error"]:
+        raise InvalidQuery("budget.error", b["error"], "an amount per measure, such as {bytes: 1MB}")
+    by_name = {m.name: m for m in measures}
+    bounded = [m.name for m in measures if m.function.error is not None]
+    limits = []
+    for name, amount in b["error"].items():
+        at = f"budget.error.{name}"
+        if name not in by_name:
+            raise InvalidQuery(at, amount, f"one of the measures {', '.join(by_name)}", "unknown measure")
+        if by_name[name].function.error is None:
+            raise InvalidQuery(
+                at,
+                amount,
+                f"one of the measures {', '.join(bounded) or '(none here)'}",
+                f"{by_name[name].function.name} has no error function",
+            )
+        limits.append((str(name), _amount(amount, at)))
+    for measure in measures:
+        if measure.function.error is None:
+            raise InvalidQuery(
+                f"measures.{measure.name}",
+                measure.to_text(),
+                "measures with an error function beside an error budget: count, sum, min, max",
+                "put it into a query of its own",
+            )
+    return ErrorBudget(tuple(sorted(limits)))
+
+
+def _amount(value: object, at: str) -> float:
+    accepted = "an amount in the measure's own unit, at least 0, such as 1000 or 1MB"
+    if fraction(value) is not None:
+        raise InvalidQuery(at, value, accepted, "relative budgets are not available yet")
+    if isinstance(value, float):
+        if not 0 <= value < float("inf"):
+            raise InvalidQuery(at, value, accepted)
+        return value
+    return float(size_bytes(value, at, InvalidQuery))
+
+
+def _edges(given: object) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, list) or not given or not all(isinstance(e, str) and e for e in given):
+        raise InvalidQuery("edges", given, "a list of edge ids that are expected to answer")
+    return tuple(sorted(set(given)))

@@ -1,0 +1,1 @@
+"""Mergeable synopses: the only things that travel from an edge to the center."""

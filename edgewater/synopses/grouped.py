@@ -1,0 +1,195 @@
+"""`GroupedAggregate`: keys of groups, and a stack of states per measure. What a query's partial is.
+
+A query without ``group_by`` is one with no key columns and at most one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses
+from edgewater.streams import COLUMN_TYPES, type_name
+from edgewater.synopses import codec
+from edgewater.synopses.base import Estimates, IntArray, Properties, Question, Stack
+from edgewater.synopses.key_table import KeyTable
+from edgewater.synopses.registry import stack_from_message
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+
+class GroupedAggregate:
+    """Aggregates of named measures per group.
+
+    Args:
+        keys: name -> Arrow type of each key column, in order.
+        measures: name -> empty stack, in order.
+    """
+
+    kind: ClassVar[str] = "grouped_aggregate"
+    version: ClassVar[int] = 1
+
+    def __init__(self, keys: Mapping[str, pa.DataType], measures: Mapping[str, Stack]) -> None:
+        self._key_names = tuple(keys)
+        self._table = KeyTable(tuple(keys.values()))
+        self._measures = dict(measures)
+        self.records = 0
+
+    def __len__(self) -> int:
+        """The number of groups."""
+        return len(self._table)
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        return self._key_names
+
+    @property
+    def measures(self) -> Mapping[str, Stack]:
+        return self._measures
+
+    @property
+    def properties(self) -> Properties:
+        """What all measures together allow."""
+        each = [m.properties for m in self._measures.values()]
+        return Properties(
+            **{
+                name: (any if name == "ordered" else all)(getattr(p, name) for p in each)
+                for name in Properties.__dataclass_fields__
+            }
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return self._table.nbytes + sum(m.nbytes for m in self._measures.values())
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """What must be equal for two to merge, apart from the measures' own parameters."""
+        keys = [[n, type_name(t)] for n, t in zip(self._key_names, self._table.types, strict=True)]
+        return {"keys": keys, "measures": list(self._measures)}
+
+    def encode(self, keys: Sequence[pa.Array], rows: int) -> IntArray:
+        """Group codes (int64, one per row) of rows of keys; unseen keys become new groups."""
+        codes = self._table.encode(list(keys), rows)
+        for stack in self._measures.values():
+            stack.grow(len(self._table))
+        return codes
+
+    def update(
+        self,
+        keys: Sequence[pa.Array],
+        values: Mapping[str, pa.Array | None],
+        rows: int,
+        *,
+        times: IntArray | None = None,
+    ) -> IntArray:
+        """Adds a batch of `rows` records.
+
+        Args:
+            keys: one Arrow array per key column.
+            values: per measure its argument per record, or None for a measure without one. A null
+                argument leaves that measure of the record's group as it is.
+
+        Returns:
+            The records' group codes, int64, shape (rows,).
+        """
+        codes = self.encode(keys, rows)
+        for name, stack in self._measures.items():
+            _update(stack, codes, values[name], times)
+        self.records += rows
+        return codes
+
+    def merge(self, other: Self) -> IntArray:
+        """Merges `other` into this one; returns the codes here of its groups.
+
+        Raises:
+            IncompatibleSynopses: other keys, measures or parameters of measures.
+        """
+        codec.require_equal(self.kind, self.parameters, other.parameters)
+        codes = self.encode(other.rows(), len(other))
+        for name, stack in self._measures.items():
+            theirs = other._measures[name]
+            if theirs.kind != stack.kind:
+                raise IncompatibleSynopses(f"measure {name}: {stack.kind} and {theirs.kind} do not merge")
+            stack.merge(theirs, codes)
+        self.records += other.records
+        return codes
+
+    def merge_many(self, others: Sequence[Self]) -> Self:
+        """The union of this and all others as a new one."""
+        result = self.take(np.arange(len(self)))
+        result.records = self.records
+        for other in others:
+            result.merge(other)
+        return result
+
+    def rows(self, groups: IntArray | None = None) -> list[pa.Array]:
+        """The key columns of these groups (None: all)."""
+        return self._table.rows(groups)
+
+    def take(self, groups: IntArray) -> Self:
+        """A copy with these groups only, in this order. Its `records` are 0: set it if it is known."""
+        keys = dict(zip(self._key_names, self._table.types, strict=True))
+        result = type(self)(keys, {name: stack.take(groups) for name, stack in self._measures.items()})
+        result._table.encode(self.rows(groups), len(groups))
+        return result
+
+    def reset(self, groups: IntArray) -> None:
+        """Makes the states of these groups empty; their codes stay."""
+        for stack in self._measures.values():
+            stack.reset(groups)
+
+    def query(self, measure: str, question: Question | None = None) -> Estimates:
+        """The estimate per group, in the order of `rows`."""
+        return self._measures[measure].query(question)
+
+    def to_message(self) -> SynopsisMessage:
+        message = codec.header(self.kind, self.version, self.parameters, records=self.records)
+        message.arrays.extend(codec.encode_keys(column) for column in self.rows())
+        message.arrays.append(codec.encode(np.array([len(self)], np.int64)))
+        message.parts.extend(stack.to_message() for stack in self._measures.values())
+        return message
+
+    def to_bytes(self) -> bytes:
+        return codec.seal(self.to_message())
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        """Raises CorruptSynopsis or UnsupportedVersion."""
+        parameters = codec.open_message(message, cls.kind, cls.version, len(message.arrays), len(message.parts))
+        try:
+            keys = {str(name): COLUMN_TYPES[t] for name, t in parameters["keys"]}
+            names = [str(n) for n in parameters["measures"]]
+        except (KeyError, TypeError, ValueError) as exc:
+            raise CorruptSynopsis(f"{cls.kind}: parameters {message.parameters!r} lack keys or measures") from exc
+        if len(names) != len(message.parts) or len(keys) + 1 != len(message.arrays):
+            raise CorruptSynopsis(f"{cls.kind}: {len(message.parts)} parts for the measures {names}")
+        columns = [codec.decode_keys(a) for a in message.arrays[:-1]]
+        groups = int(codec.decode(message.arrays[-1])[0])
+        stacks = {name: stack_from_message(part) for name, part in zip(names, message.parts, strict=True)}
+        result = cls(keys, stacks)
+        if any(len(c) != groups for c in columns) or any(len(s) != groups for s in stacks.values()):
+            raise CorruptSynopsis(f"{cls.kind}: columns of unequal length for {groups} groups")
+        codes = result._table.encode(columns, groups)
+        if len(result) != groups or (codes != np.arange(groups)).any():
+            raise CorruptSynopsis(f"{cls.kind}: a group stands twice")
+        result.records = message.records
+        return result
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        return cls.from_message(codec.unseal(data))
+
+
+def _update(stack: Stack, codes: IntArray, values: pa.Array | None, times: IntArray | None) -> None:
+    if values is not None and values.null_count:
+        present = values.is_valid()
+        mask = present.to_numpy(zero_copy_only=False)
+        codes, values = codes[mask], values.filter(present)
+        times = times[mask] if times is not None else None
+    if values is not None and not pa.types.is_string(values.type):
+        stack.update(codes, values.to_numpy(zero_copy_only=False), times=times)
+    else:
+        stack.update(codes, values, times=times)

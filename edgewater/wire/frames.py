@@ -1,0 +1,193 @@
+"""Frames and what they carry, as domain types, with their conversion to and from the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import google_crc32c
+import pyarrow as pa
+from google.protobuf.message import DecodeError
+
+from edgewater.errors import CorruptFrame
+from edgewater.wire import uplink_pb2 as pb
+
+MAX_BODY_BYTES = 64 << 20
+"""Bytes of a frame's body before compression that a reader accepts."""
+
+FRAME_OVERHEAD_BYTES = 64
+"""Upper bound of a frame's wire bytes besides its body and the query's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """What an edge has of a measure in a slice and did not send, over all withheld groups.
+
+    `below` amounts are positive numbers: how far the sent value lies above the true one.
+    """
+
+    measure: str
+    largest_above: float
+    largest_below: float
+    total_above: float
+    total_below: float
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The bytes of a synopsis of one (query, slice, shard); the query is the frame's."""
+
+    slice_start_ms: int
+    shard: int
+    synopsis: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SliceClose:
+    """An edge's statement about a slice. Counters are totals: a newer statement replaces an older."""
+
+    slice_start_ms: int
+    observed: int
+    late: int
+    withheld: tuple[Withheld, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FrameBody:
+    """Partials and closes of one query.
+
+    Attributes:
+        through_ms: all that the edge had for slices ending at or before this event time is in this
+            frame or an earlier one, or stated as withheld. Never goes back.
+    """
+
+    through_ms: int
+    partials: tuple[Partial, ...] = ()
+    closes: tuple[SliceClose, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRef:
+    """A query by name and version; a version is never given to another spec of that name."""
+
+    name: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A numbered frame as it travels: the body is encoded, and perhaps compressed.
+
+    (edge, incarnation, seq) is the frame's identity; `crc32c` tells a re-delivery from an alarm.
+    """
+
+    seq: int
+    query: QueryRef
+    body: bytes = field(repr=False)
+    crc32c: int = 0
+    compressed: bool = False
+    raw_bytes: int = 0
+
+    @classmethod
+    def pack(cls, seq: int, query: QueryRef, body: FrameBody) -> Frame:
+        """Encodes and, where that makes it smaller, compresses a body."""
+        plain = body_to_wire(body).SerializeToString(deterministic=True)
+        packed: bytes = pa.compress(plain, codec="zstd", asbytes=True)
+        smaller = len(packed) < len(plain)
+        shipped = packed if smaller else plain
+        return cls(seq, query, shipped, google_crc32c.value(shipped), smaller, len(plain))
+
+    def unpack(self) -> FrameBody:
+        """The body. Raises CorruptFrame for a wrong checksum or a body that cannot be read."""
+        self.check()
+        if self.raw_bytes > MAX_BODY_BYTES:
+            raise CorruptFrame(f"frame {self.seq}: a body of {self.raw_bytes} bytes, at most {MAX_BODY_BYTES}")
+        try:
+            plain = (
+                pa.decompress(self.body, decompressed_size=self.raw_bytes, codec="zstd", asbytes=True)
+                if self.compressed
+                else self.body
+            )
+            return body_from_wire(pb.FrameBody.FromString(plain))
+        except (DecodeError, OSError, pa.ArrowInvalid) as exc:
+            raise CorruptFrame(f"frame {self.seq}: the checksum holds but the body cannot be read: {exc}") from exc
+
+    def check(self) -> None:
+        """Raises CorruptFrame unless the checksum fits the body."""
+        actual = google_crc32c.value(self.body)
+        if actual != self.crc32c:
+            raise CorruptFrame(f"frame {self.seq}: CRC32C is {actual:#010x}, the frame says {self.crc32c:#010x}")
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes on the wire, with the protobuf and gRPC envelope, to within a few."""
+        return len(self.body) + len(self.query.name) + FRAME_OVERHEAD_BYTES
+
+    def to_wire(self) -> pb.Frame:
+        return pb.Frame(
+            seq=self.seq,
+            crc32c=self.crc32c,
+            encoding=pb.Frame.ZSTD if self.compressed else pb.Frame.PLAIN,
+            body=self.body,
+            query=self.query.name,
+            query_version=self.query.version,
+            raw_bytes=self.raw_bytes,
+        )
+
+    @classmethod
+    def from_wire(cls, message: pb.Frame) -> Frame:
+        """Raises CorruptFrame for an unknown encoding. Does not check the body: see `check`."""
+        if message.encoding not in (pb.Frame.PLAIN, pb.Frame.ZSTD):
+            raise CorruptFrame(f"frame {message.seq}: encoding {message.encoding} is not PLAIN or ZSTD")
+        query = QueryRef(message.query, message.query_version)
+        compressed = message.encoding == pb.Frame.ZSTD
+        return cls(message.seq, query, message.body, message.crc32c, compressed, message.raw_bytes)
+
+
+def body_to_wire(body: FrameBody) -> pb.FrameBody:
+    return pb.FrameBody(
+        partials=[
+            pb.Partial(slice_start_ms=p.slice_start_ms, shard=p.shard, synopsis=p.synopsis) for p in body.partials
+        ],
+        closes=[close_to_wire(c) for c in body.closes],
+        through_ms=body.through_ms,
+    )
+
+
+def body_from_wire(message: pb.FrameBody) -> FrameBody:
+    return FrameBody(
+        message.through_ms,
+        tuple(Partial(p.slice_start_ms, p.shard, p.synopsis) for p in message.partials),
+        tuple(close_from_wire(c) for c in message.closes),
+    )
+
+
+def close_to_wire(close: SliceClose) -> pb.SliceClose:
+    return pb.SliceClose(
+        slice_start_ms=close.slice_start_ms,
+        observed=close.observed,
+        late=close.late,
+        withheld=[
+            pb.Withheld(
+                measure=w.measure,
+                largest_above=w.largest_above,
+                largest_below=w.largest_below,
+                total_above=w.total_above,
+                total_below=w.total_below,
+                groups=w.groups,
+            )
+            for w in close.withheld
+        ],
+    )
+
+
+def close_from_wire(message: pb.SliceClose) -> SliceClose:
+    return SliceClose(
+        message.slice_start_ms,
+        message.observed,
+        message.late,
+        tuple(
+            Withheld(w.measure, w.largest_above, w.largest_below, w.total_above, w.total_below, w.groups)
+            for w in message.withheld
+        ),
+    )
