@@ -1,8 +1,8 @@
 """SQL scalar expressions over a record's columns: parsed by sqlglot, evaluated by Arrow compute.
 
 The semantics are SQL's: null in, null out; comparisons with null are unknown; ``where`` keeps a
-record only if its condition is true. ``/`` is floating-point division and division by zero is null,
-so one bad record cannot fail a batch. Integer overflow raises rather than wraps.
+record only if its condition is true. ``/`` is floating-point division. What has no answer (division by
+zero, integer overflow, a cast of text that is no number) is null, so one bad record cannot fail a batch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 import sqlglot
 from sqlglot import exp
 
+from edgewater import arithmetic
+from edgewater.arithmetic import Value
 from edgewater.errors import InvalidQuery
 from edgewater.streams import COLUMN_TYPES, type_name
 
-Value = Any  # pa.Array | pa.Scalar; pyarrow's own stubs cannot express the kernels' overloads
 Evaluate = Callable[[pa.RecordBatch], Value]
 
 NUMERIC = ("int64", "float64")
@@ -76,27 +77,12 @@ def bind_condition(tree: exp.Expression, columns: Mapping[str, pa.DataType], fie
     return bound
 
 
-def _divide(left: Value, right: Value) -> Value:
-    divisor = pc.cast(right, pa.float64())
-    divisor = pc.if_else(pc.equal(divisor, 0.0), pa.scalar(None, pa.float64()), divisor)
-    return pc.divide(pc.cast(left, pa.float64()), divisor)
-
-
-def _modulo(left: Value, right: Value) -> Value:
-    # Arrow has no modulo kernel; SQL's takes the sign of the dividend: a - b·trunc(a / b).
-    quotient = pc.trunc(_divide(left, right))
-    result = pc.subtract(pc.cast(left, pa.float64()), pc.multiply(pc.cast(right, pa.float64()), quotient))
-    if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
-        return pc.cast(result, pa.int64())
-    return result
-
-
 _ARITHMETIC: dict[type[exp.Expression], Callable[[Value, Value], Value]] = {
-    exp.Add: pc.add_checked,
-    exp.Sub: pc.subtract_checked,
-    exp.Mul: pc.multiply_checked,
-    exp.Div: _divide,
-    exp.Mod: _modulo,
+    exp.Add: arithmetic.add,
+    exp.Sub: arithmetic.subtract,
+    exp.Mul: arithmetic.multiply,
+    exp.Div: arithmetic.divide,
+    exp.Mod: arithmetic.modulo,
 }
 _COMPARISON: dict[type[exp.Expression], Callable[[Value, Value], Value]] = {
     exp.EQ: pc.equal,
@@ -108,12 +94,12 @@ _COMPARISON: dict[type[exp.Expression], Callable[[Value, Value], Value]] = {
 }
 _LOGIC: dict[type[exp.Expression], Callable[[Value, Value], Value]] = {exp.And: pc.and_kleene, exp.Or: pc.or_kleene}
 _NUMERIC_FUNCTIONS: dict[type[exp.Expression], Callable[[Value], Value]] = {
-    exp.Abs: pc.abs_checked,
+    exp.Abs: arithmetic.absolute,
     exp.Ceil: pc.ceil,
     exp.Floor: pc.floor,
     exp.Sqrt: pc.sqrt,
     exp.Ln: pc.ln,
-    exp.Neg: pc.negate_checked,
+    exp.Neg: arithmetic.negate,
 }
 _STRING_FUNCTIONS: dict[type[exp.Expression], tuple[Callable[[Value], Value], pa.DataType]] = {
     exp.Lower: (pc.utf8_lower, pa.string()),
@@ -121,6 +107,11 @@ _STRING_FUNCTIONS: dict[type[exp.Expression], tuple[Callable[[Value], Value], pa
     exp.Trim: (pc.utf8_trim_whitespace, pa.string()),
     exp.Length: (lambda text: pc.cast(pc.utf8_length(text), pa.int64()), pa.int64()),
 }
+_CLAUSES = frozenset(
+    {"this", "expression", "expressions", "low", "high", "ifs", "default", "to", "decimals", "is_string", "table",
+     "query", "unnest", "field", "safe"}
+)  # fmt: skip
+"""Parts of a syntax tree that the binder's methods read, or refuse themselves."""
 _CASTS: dict[exp.DataType.Type, pa.DataType] = {
     exp.DataType.Type.BIGINT: pa.int64(),
     exp.DataType.Type.INT: pa.int64(),
@@ -142,6 +133,7 @@ class _Binder:
     def bind(self, node: exp.Expression) -> Bound:
         for base, method in self._METHODS:
             if isinstance(node, base):
+                self._check_clauses(node)
                 return method(self, node)
         raise self._error(
             node,
@@ -149,6 +141,12 @@ class _Binder:
             "and the functions abs, ceil, floor, round, sqrt, ln, lower, upper, trim, length, nullif",
             "not an expression known here",
         )
+
+    def _check_clauses(self, node: exp.Expression) -> None:
+        """Refuses what the parser understands and the methods below would pass over, as in TRIM('x' FROM s)."""
+        extra = [name for name, value in node.args.items() if value and name not in _CLAUSES]
+        if extra:
+            raise self._error(node, "the plain form of the function", f"{' and '.join(extra)} cannot be given here")
 
     def _error(self, node: exp.Expression, accepted: str, reason: str = "") -> InvalidQuery:
         return InvalidQuery(self._field, node.sql(), accepted, reason)
@@ -344,4 +342,4 @@ class _Binder:
 def _cast(bound: Bound, target: pa.DataType) -> Bound:
     if bound.type == target:
         return bound
-    return Bound(target, lambda b: pc.cast(bound.evaluate(b), target))
+    return Bound(target, lambda b: arithmetic.cast(bound.evaluate(b), target))

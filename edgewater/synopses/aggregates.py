@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from edgewater.errors import InvalidRequest
+from edgewater.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses import codec
 from edgewater.synopses.base import (
     Count,
@@ -24,6 +24,7 @@ from edgewater.synopses.base import (
     Minimum,
     Properties,
     Question,
+    Questions,
     Sum,
     Variance,
 )
@@ -42,7 +43,7 @@ class ArrayStack:
     kind: ClassVar[str]
     version: ClassVar[int] = 1
     properties: ClassVar[Properties]
-    questions: ClassVar[tuple[type[Question], ...]]
+    questions: ClassVar[Questions]
     arrays: ClassVar[dict[str, tuple[str, float]]]
 
     def __init__(self, groups: int = 0) -> None:
@@ -111,7 +112,7 @@ class ArrayStack:
         decoded = [codec.decode(a) for a in message.arrays]
         for (name, (dtype, _)), values in zip(self.arrays.items(), decoded, strict=True):
             if values.ndim != 1 or values.dtype != np.dtype(dtype) or len(values) != len(decoded[0]):
-                raise codec.CorruptSynopsis(f"{self.kind}: array {name} is {values.dtype}{values.shape}")
+                raise CorruptSynopsis(f"{self.kind}: array {name} is {values.dtype}{values.shape}")
             self._state[name] = values
         self._length = len(decoded[0])
 
@@ -121,7 +122,7 @@ class CountStack(ArrayStack):
 
     kind = "count"
     properties = _LINEAR
-    questions = (Count,)
+    questions: ClassVar[Questions] = (Count,)
     arrays = {"n": ("<i8", 0)}
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
@@ -135,17 +136,17 @@ class CountStack(ArrayStack):
         return Estimates.exact(self._view("n"))
 
     def change(self, sent: FloatArray) -> FloatArray:
-        return self._view("n").astype(np.float64)
+        return np.asarray(self._view("n"), np.float64)
 
     def advance(self, sent: FloatArray) -> FloatArray:
-        return sent + self._view("n")
+        return np.asarray(sent + self._view("n"))
 
 
 class SumStack(ArrayStack):
     """Sum per group; NaN (no answer) where no value was seen."""
 
     properties = _LINEAR
-    questions = (Sum, Count)
+    questions: ClassVar[Questions] = (Sum, Count)
 
     def _add(self, codes: IntArray, values: npt.NDArray[Any]) -> None:
         raise NotImplementedError
@@ -165,10 +166,10 @@ class SumStack(ArrayStack):
         return Estimates.exact(np.where(self._view("n") > 0, self._view("sum"), np.nan))
 
     def change(self, sent: FloatArray) -> FloatArray:
-        return self._view("sum").astype(np.float64)
+        return np.asarray(self._view("sum"), np.float64)
 
     def advance(self, sent: FloatArray) -> FloatArray:
-        return sent + self._view("sum")
+        return np.asarray(sent + self._view("sum"))
 
 
 class IntegerSumStack(SumStack):
@@ -225,14 +226,14 @@ class ExtremumStack(ArrayStack):
 class MinStack(ExtremumStack):
     kind = "min"
     better = np.minimum
-    questions = (Minimum,)
+    questions: ClassVar[Questions] = (Minimum,)
     arrays = {"n": ("|b1", False), "best": ("<f8", np.inf)}
 
 
 class MaxStack(ExtremumStack):
     kind = "max"
     better = np.maximum
-    questions = (Maximum,)
+    questions: ClassVar[Questions] = (Maximum,)
     arrays = {"n": ("|b1", False), "best": ("<f8", -np.inf)}
 
 
@@ -245,26 +246,31 @@ class MomentsStack(ArrayStack):
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         values = values.astype(np.float64)
         n = np.bincount(codes, minlength=self._length)
-        mean = np.bincount(codes, values, self._length) / np.maximum(n, 1)
-        m2 = np.bincount(codes, (values - mean[codes]) ** 2, self._length)
+        with np.errstate(over="ignore", invalid="ignore"):  # squares beyond float64 are infinite, of infinities NaN
+            mean: FloatArray = np.bincount(codes, values, self._length) / np.maximum(n, 1)
+            m2 = np.asarray(np.bincount(codes, (values - mean[codes]) ** 2, self._length), np.float64)
         self._combine(slice(None), n, mean, m2)
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._combine(codes, other._view("n"), other._view("mean"), other._view("m2"))
 
-    def _combine(self, at: Any, n: IntArray, mean: FloatArray, m2: FloatArray) -> None:
+    def _combine(self, at: Any, n: npt.NDArray[Any], mean: FloatArray, m2: FloatArray) -> None:
         held_n, held_mean, held_m2 = (self._view(k)[at] for k in ("n", "mean", "m2"))
         total = held_n + n
-        safe = np.maximum(total, 1)
-        delta = mean - held_mean
-        self._view("mean")[at] = np.where(n > 0, held_mean + delta * (n / safe), held_mean)
-        self._view("m2")[at] = held_m2 + m2 + delta * delta * (held_n * (n / safe))
+        share = n / np.maximum(total, 1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            delta = mean - held_mean
+            moved = np.where((held_n > 0) & (n > 0), delta * delta * (held_n * share), 0.0)
+            # The usual form keeps the mean of equal values exact; the other one holds for infinite means.
+            both = np.where(np.isfinite(delta), held_mean + delta * share, held_mean * (1 - share) + mean * share)
+            self._view("mean")[at] = np.where(n > 0, both, held_mean)
+            self._view("m2")[at] = held_m2 + m2 + moved
         self._view("n")[at] = total
 
 
 class VarianceStack(MomentsStack):
     kind = "variance"
-    questions = (Variance, Mean, Count)
+    questions: ClassVar[Questions] = (Variance, Mean, Count)
 
     def query(self, question: Question | None = None) -> Estimates:
         self.check(question)
@@ -281,7 +287,7 @@ class MeanStack(ArrayStack):
 
     kind = "mean"
     properties = _LINEAR
-    questions = (Mean, Sum, Count)
+    questions: ClassVar[Questions] = (Mean, Sum, Count)
     arrays = {"n": ("<i8", 0), "sum": ("<f8", 0.0)}
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:

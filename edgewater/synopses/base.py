@@ -92,6 +92,10 @@ class Question:
     """Base of all questions. Each synopsis says in `questions` which it answers."""
 
 
+Questions = tuple[type[Question], ...]
+"""The questions that a kind of synopsis answers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Count(Question):
     """How many values (records, or non-null values of the argument)?"""
@@ -149,7 +153,7 @@ class Synopsis(Protocol):
 
     kind: ClassVar[str]
     properties: ClassVar[Properties]
-    questions: ClassVar[tuple[type[Question], ...]]
+    questions: ClassVar[Questions]
 
     def update(self, values: Any, *, times: Any = None, weights: Any = None) -> None:
         """Adds a batch.
@@ -183,7 +187,7 @@ class Stack(Protocol):
 
     kind: ClassVar[str]
     properties: ClassVar[Properties]
-    questions: ClassVar[tuple[type[Question], ...]]
+    questions: ClassVar[Questions]
 
     def __len__(self) -> int: ...
 

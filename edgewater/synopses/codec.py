@@ -130,6 +130,8 @@ def decode(message: ArrayMessage) -> npt.NDArray[Any]:
         raise CorruptSynopsis(f"an array of type {message.type!r} stored as {message.stored!r} cannot be read")
     shape = tuple(message.shape)
     stored = np.dtype(message.stored)
+    if not np.can_cast(stored, message.type, "safe"):
+        raise CorruptSynopsis(f"{message.stored} is no way to store {message.type} exactly")
     if math.prod(shape) * stored.itemsize != len(message.data):
         raise CorruptSynopsis(f"an array of shape {shape} has {len(message.data)} bytes of {message.stored}")
     return np.frombuffer(message.data, stored).reshape(shape).astype(message.type)
@@ -160,10 +162,7 @@ def encode_keys(values: pa.Array) -> ArrayMessage:
 
 def decode_keys(message: ArrayMessage) -> pa.Array:
     """The Arrow array that `encode_keys` was given. Raises CorruptSynopsis."""
-    if message.encoding == ArrayMessage.UTF8:
-        result = _decode_strings(message)
-    else:
-        result = pa.array(decode(message))
+    result = _decode_strings(message) if message.encoding == ArrayMessage.UTF8 else pa.array(decode(message))
     if message.valid:
         if len(message.valid) != len(result):
             raise CorruptSynopsis(f"{len(message.valid)} validity bytes for {len(result)} keys")

@@ -108,12 +108,13 @@ class GroupedAggregate:
             IncompatibleSynopses: other keys, measures or parameters of measures.
         """
         codec.require_equal(self.kind, self.parameters, other.parameters)
-        codes = self.encode(other.rows(), len(other))
         for name, stack in self._measures.items():
             theirs = other._measures[name]
             if theirs.kind != stack.kind:
                 raise IncompatibleSynopses(f"measure {name}: {stack.kind} and {theirs.kind} do not merge")
-            stack.merge(theirs, codes)
+        codes = self.encode(other.rows(), len(other))
+        for name, stack in self._measures.items():
+            stack.merge(other._measures[name], codes)
         self.records += other.records
         return codes
 
@@ -167,7 +168,13 @@ class GroupedAggregate:
         if len(names) != len(message.parts) or len(keys) + 1 != len(message.arrays):
             raise CorruptSynopsis(f"{cls.kind}: {len(message.parts)} parts for the measures {names}")
         columns = [codec.decode_keys(a) for a in message.arrays[:-1]]
-        groups = int(codec.decode(message.arrays[-1])[0])
+        for (name, key_type), column in zip(keys.items(), columns, strict=True):
+            if column.type != key_type:
+                raise CorruptSynopsis(f"{cls.kind}: a column of {column.type} where the key {name} is {key_type}")
+        count = codec.decode(message.arrays[-1])
+        if count.shape != (1,) or count.dtype != np.int64 or count[0] < 0:
+            raise CorruptSynopsis(f"{cls.kind}: {count.tolist()} as the number of groups")
+        groups = int(count[0])
         stacks = {name: stack_from_message(part) for name, part in zip(names, message.parts, strict=True)}
         result = cls(keys, stacks)
         if any(len(c) != groups for c in columns) or any(len(s) != groups for s in stacks.values()):

@@ -29,10 +29,10 @@ class _Column:
             fresh = values.filter(ids.is_null())
             first = len(self.values)
             self.values = pa.concat_arrays([self.values, fresh])
-            numbers = ids.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+            numbers: IntArray = np.array(ids.fill_null(-1), np.int64)
             numbers[numbers < 0] = np.arange(first, first + len(fresh))
             return numbers
-        return ids.to_numpy(zero_copy_only=False).astype(np.int64)
+        return np.asarray(ids, np.int64)
 
 
 class _Pairs:
@@ -89,7 +89,7 @@ class KeyTable:
 
     @property
     def nbytes(self) -> int:
-        columns = sum(c.values.nbytes for c in self._columns)
+        columns: int = sum(c.values.nbytes for c in self._columns)
         ids = sum(part.nbytes for parts in self._ids for part in parts)
         return columns + ids + sum(p.nbytes for p in self._pairs)
 
@@ -97,12 +97,13 @@ class KeyTable:
         """Group codes of `rows` rows; unseen keys get new codes.
 
         Args:
-            columns: one Arrow array per key column, each of `rows` values, in the table's types.
+            columns: one Arrow array per key column, each of `rows` values, in the table's types. Nulls are
+                one key, NaNs are one key, and -0.0 is 0.0, as in SQL's GROUP BY.
         """
         if not self.types:
             self._length = max(self._length, min(rows, 1))
             return np.zeros(rows, np.int64)
-        encoded = [c.dictionary_encode(null_encoding="encode") for c in columns]
+        encoded = [_one_zero(c).dictionary_encode(null_encoding="encode") for c in columns]
         combined = _codes(encoded[0])
         for column in encoded[1:]:
             combined = combined * max(len(column.dictionary), 1) + _codes(column)
@@ -143,8 +144,12 @@ class KeyTable:
         return result
 
 
+def _one_zero(column: pa.Array) -> pa.Array:
+    return pc.add(column, 0.0) if pa.types.is_floating(column.type) else column  # -0.0 + 0.0 is 0.0
+
+
 def _codes(encoded: pa.DictionaryArray) -> IntArray:
-    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return np.asarray(encoded.indices, np.int64)
 
 
 def _dense(values: IntArray) -> tuple[IntArray, npt.NDArray[np.int64]]:

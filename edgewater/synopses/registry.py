@@ -96,7 +96,7 @@ def register_function(function: Function, *aliases: str) -> None:
         if name in _FUNCTIONS or name in _ALIASES:
             raise ValueError(f"function {name} is registered already")
     _FUNCTIONS[function.name] = function
-    _ALIASES.update({alias: function.name for alias in aliases})
+    _ALIASES.update(dict.fromkeys(aliases, function.name))
 
 
 def register_kind(stack: type[Stack]) -> None:
@@ -123,4 +123,4 @@ def stack_from_message(message: SynopsisMessage) -> Stack:
     return kind.from_message(message)
 
 
-from edgewater.synopses import aggregates as aggregates  # noqa: E402  (registers the built-in functions)
+from edgewater.synopses import aggregates, ddsketch, hyperloglog  # noqa: E402, F401  (they register themselves)

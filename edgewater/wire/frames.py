@@ -59,11 +59,13 @@ class FrameBody:
     Attributes:
         through_ms: all that the edge had for slices ending at or before this event time is in this
             frame or an earlier one, or stated as withheld. Never goes back.
+        since_ms: event time from which on the edge has all records; None: it has all.
     """
 
     through_ms: int
     partials: tuple[Partial, ...] = ()
     closes: tuple[SliceClose, ...] = ()
+    since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,7 @@ def body_to_wire(body: FrameBody) -> pb.FrameBody:
         ],
         closes=[close_to_wire(c) for c in body.closes],
         through_ms=body.through_ms,
+        since_ms=body.since_ms,
     )
 
 
@@ -159,6 +162,7 @@ def body_from_wire(message: pb.FrameBody) -> FrameBody:
         message.through_ms,
         tuple(Partial(p.slice_start_ms, p.shard, p.synopsis) for p in message.partials),
         tuple(close_from_wire(c) for c in message.closes),
+        message.since_ms if message.HasField("since_ms") else None,
     )
 
 

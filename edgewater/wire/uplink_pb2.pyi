@@ -310,9 +310,14 @@ class FrameBody(_message.Message):
     PARTIALS_FIELD_NUMBER: _builtins.int
     CLOSES_FIELD_NUMBER: _builtins.int
     THROUGH_MS_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
     through_ms: _builtins.int
     """All that this edge had for slices that end at or before this event time has been shipped, in
     this frame or an earlier one, or is stated as withheld in a SliceClose. Never goes back.
+    """
+    since_ms: _builtins.int
+    """This edge has all records from this event time on; it joined the query too late for earlier ones.
+    Absent: it has all.
     """
     @_builtins.property
     def partials(self) -> _containers.RepeatedCompositeFieldContainer[Global___Partial]: ...
@@ -324,12 +329,15 @@ class FrameBody(_message.Message):
         partials: _abc.Iterable[Global___Partial] | None = ...,
         closes: _abc.Iterable[Global___SliceClose] | None = ...,
         through_ms: _builtins.int = ...,
+        since_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_since_ms", b"_since_ms", "since_ms", b"since_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closes", b"closes", "partials", b"partials", "through_ms", b"through_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_since_ms", b"_since_ms", "closes", b"closes", "partials", b"partials", "since_ms", b"since_ms", "through_ms", b"through_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__since_ms: _TypeAlias = _typing.Literal["since_ms"]  # noqa: Y015
+    _WhichOneofArgType__since_ms: _TypeAlias = _typing.Literal["_since_ms", b"_since_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__since_ms) -> _WhichOneofReturnType__since_ms | None: ...
 
 Global___FrameBody: _TypeAlias = FrameBody  # noqa: Y015
 

@@ -1,0 +1,147 @@
+"""The REST API: `create_app` puts it together over the center's stores.
+
+Any number of processes may serve it over the same stores; none remembers anything that another needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from center.api import problems
+from center.api.live import Changes, Feed
+from center.api.metrics import ApiMetrics, CenterCollector, Measured
+from center.api.models import ProblemDetails
+from center.api.progress import Progress
+from center.api.rendering import Renderer
+from center.api.routers import alarms, answers, edges, health, live, queries
+from center.api.state import Services
+from center.catalog import Catalog
+from center.config import ApiSection
+from center.parts import PartRegistry
+from center.results import ResultStore
+from edgewater import __version__
+from edgewater.errors import Unauthenticated
+
+DESCRIPTION = """
+Streaming questions about data that is born in many places, and answers that state their error, their
+completeness and their age.
+
+1. `POST /v1/queries` registers a question.
+2. `GET /v1/queries/{name}/latest`, `…/windows`, `…/at` and `…/live` give answers, as JSON, CSV or Arrow.
+3. Every answer to a window has a phase (`early`, `complete`, `final`) and a revision; a revision never changes.
+
+Times are RFC 3339 or unix ms on the way in, RFC 3339 on the way out; ranges include their start and exclude
+their end. Errors are `application/problem+json` (RFC 9457) with a stable `type`.
+"""
+
+BEARER = HTTPBearer(auto_error=False, description="The token of `api.token` in the center's configuration.")
+
+
+def create_app(
+    catalog: Catalog,
+    results: ResultStore,
+    parts: PartRegistry,
+    config: ApiSection,
+    *,
+    now_ms: Callable[[], int],
+    monotonic: Callable[[], float] = time.monotonic,
+) -> FastAPI:
+    """The API as an ASGI application.
+
+    Args:
+        now_ms: wall clock.
+        monotonic: a clock in seconds, for the pace of live streams.
+    """
+    services = _services(catalog, results, parts, config, now_ms, monotonic)
+    app = FastAPI(
+        title="Edgewater",
+        summary="Answers about data that is born in many places",
+        description=DESCRIPTION,
+        version=__version__,
+        lifespan=_lifespan(services),
+        redoc_url=None,
+    )
+    app.state.services = services
+    app.add_middleware(Measured, metrics=services.metrics)
+    problems.install(app)
+    guarded = [Depends(_guard(config))] if config.token is not None else []
+    # Fixed paths such as /v1/live stand in routers of their own, so no {name} can hide them.
+    for router in (queries.router, answers.router, live.router, edges.router, alarms.router):
+        app.include_router(router, dependencies=guarded)
+    app.include_router(health.router)
+    _describe_problems(app)
+    return app
+
+
+def _services(
+    catalog: Catalog,
+    results: ResultStore,
+    parts: PartRegistry,
+    config: ApiSection,
+    now_ms: Callable[[], int],
+    monotonic: Callable[[], float],
+) -> Services:
+    metrics = ApiMetrics()
+    renderer = Renderer(config.cache, metrics.on_lookup)
+    progress = Progress(catalog, now_ms)
+    metrics.registry.register(CenterCollector(parts, results, progress, now_ms))
+    feed = Feed(results, progress, renderer, Changes(results.last_answer_id), config.progress / 1000, monotonic)
+    return Services(catalog, results, parts, now_ms, renderer, progress, feed, metrics)
+
+
+def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        polling = asyncio.create_task(services.feed.changes.run())
+        try:
+            yield
+        finally:
+            polling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await polling
+
+    return lifespan
+
+
+def _guard(config: ApiSection) -> Callable[..., None]:
+    """A dependency that lets requests with the configured bearer token pass."""
+    assert config.token is not None
+    expected = config.token.get_secret_value().encode()
+
+    def guard(given: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
+        if given is None or not hmac.compare_digest(given.credentials.encode(), expected):
+            raise Unauthenticated("this API asks for its token: Authorization: Bearer <token>")
+
+    return guard
+
+
+def _describe_problems(app: FastAPI) -> None:
+    """Replaces FastAPI's own validation error in the OpenAPI document: ours are problems."""
+    original = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is not None:
+            return app.openapi_schema
+        document = original()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas.pop("HTTPValidationError", None)
+        schemas.pop("ValidationError", None)
+        schemas["ProblemDetails"] = ProblemDetails.model_json_schema()
+        problem = {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
+        for path in document["paths"].values():
+            for operation in path.values():
+                described = operation["responses"]
+                if "422" in described:
+                    described["422"]["content"] = problem
+                described["default"] = {"description": "Any other problem.", "content": problem}
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend it

@@ -1,0 +1,118 @@
+"""What the API measures, for Prometheus: its own requests, and the center's state as the stores have it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from center.api.progress import Progress, edge_state
+from center.ledger import END_OF_TIME_MS
+from center.parts import PARTS, PartRegistry, part_status
+from center.results import ResultStore
+from edgewater.errors import StorageError
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class ApiMetrics:
+    """The metrics of one API process, on a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "edgewater_api_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "edgewater_api_request_seconds",
+            "Time to the beginning of the answer.",
+            ["route"],
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.live_clients = Gauge("edgewater_api_live_clients", "Open live streams.", registry=self.registry)
+        self.renderings = Counter(
+            "edgewater_api_renderings", "Answers given, by whether they were rendered already.", ["cached"],
+            registry=self.registry,
+        )  # fmt: skip
+
+    def on_lookup(self, hit: bool) -> None:
+        self.renderings.labels("yes" if hit else "no").inc()
+
+
+class CenterCollector(Collector):
+    """The center's state, read from the stores when Prometheus asks. A store out of reach is one metric less."""
+
+    def __init__(
+        self, parts: PartRegistry, results: ResultStore, progress: Progress, now_ms: Callable[[], int]
+    ) -> None:
+        self._parts = parts
+        self._results = results
+        self._progress = progress
+        self._now_ms = now_ms
+
+    def collect(self) -> Iterator[Metric]:
+        for family in (self._part_families, self._edge_families, self._answer_families):
+            try:
+                yield from family()
+            except StorageError:
+                continue
+
+    def _part_families(self) -> list[Metric]:
+        up = GaugeMetricFamily("edgewater_part_ready", "1 if the part does its work.", labels=["part"])
+        heartbeats = self._parts.parts()
+        for part in PARTS:
+            up.add_metric([part], float(part_status(part, heartbeats, self._now_ms()).ready))
+        return [up]
+
+    def _edge_families(self) -> list[Metric]:
+        now_ms, view = self._now_ms(), self._progress.view()
+        edges = GaugeMetricFamily("edgewater_edges", "Edges by state.", labels=["state"])
+        states = [edge_state(e, now_ms) for e in view.edges]
+        for state in ("up", "unreachable", "retired"):
+            edges.add_metric([state], states.count(state))
+        lag = GaugeMetricFamily(
+            "edgewater_edge_watermark_lag_seconds",
+            "How far a stream's watermark is behind its clock; absent once the stream has ended.",
+            labels=["edge", "stream"],
+        )
+        for edge in view.edges:
+            for stream in edge.streams:
+                watermark = edge.watermarks.get(stream.name)
+                if watermark is not None and watermark < END_OF_TIME_MS and not edge.retired:
+                    behind_ms = now_ms - stream.clock.to_wall_ms(watermark)
+                    lag.add_metric([edge.edge, stream.name], behind_ms / 1000)
+        queries = GaugeMetricFamily("edgewater_queries", "Live queries.", value=len(view.queries))
+        return [edges, lag, queries]
+
+    def _answer_families(self) -> list[Metric]:
+        given = self._results.last_answer_id()
+        return [GaugeMetricFamily("edgewater_last_answer_id", "The id of the last answer given.", value=given)]
+
+
+class Measured:
+    """Middleware: counts and times requests by their route's template, so that labels stay few."""
+
+    def __init__(self, app: ASGIApp, metrics: ApiMetrics, monotonic: Callable[[], float] = time.perf_counter) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._monotonic = monotonic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = self._monotonic()
+
+        async def measured_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = getattr(scope.get("route"), "path", "(none)")
+                self._metrics.requests.labels(scope["method"], route, message["status"]).inc()
+                self._metrics.seconds.labels(route).observe(self._monotonic() - began)
+            await send(message)
+
+        await self._app(scope, receive, measured_send)

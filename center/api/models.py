@@ -1,0 +1,297 @@
+"""The JSON of the API as pydantic models: what OpenAPI describes, and what most endpoints build.
+
+Answers are rendered by `center/answers.py` and passed on as bytes; `Answer` describes them, and the tests
+hold the two together.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from center.answers import rfc3339
+from center.api.progress import EdgeState, edge_state, watermark
+from center.catalog import AlarmRecord, EdgeRecord, QueryStatusRecord, RegisteredQuery
+from edgewater.streams import type_name
+
+EXAMPLE_SPEC: dict[str, Any] = {
+    "name": "flights_by_carrier",
+    "from": "flights",
+    "group_by": ["carrier"],
+    "measures": {"flights": "count()", "delay": "mean(dep_delay)"},
+    "window": {"tumbling": "1d"},
+    "budget": {"staleness": "2s"},
+    "lateness": "1h",
+}
+EXAMPLE_SPEC_YAML = """\
+name: flights_by_carrier
+from: flights                  # a stream that edges serve
+group_by: [carrier]
+measures:
+  flights: count()
+  delay: mean(dep_delay)
+window: {tumbling: 1d}
+budget: {staleness: 2s}        # or {error: {flights: 100}}; none: exact
+lateness: 1h                   # until then a window may be revised
+"""
+EXAMPLE_ANSWER: dict[str, Any] = {
+    "query": "flights_by_carrier",
+    "window": {"start": "2013-01-01T00:00:00Z", "end": "2013-01-02T00:00:00Z"},
+    "phase": "early",
+    "revision": 1,
+    "data": [{"group": {"carrier": "UA"}, "flights": {"estimate": 165, "lower": 165, "upper": 165}}],
+    "confidence": 1.0,
+    "quality": {
+        "completeness": {"ratio": 0.667, "expected": 3, "reported": 2, "missing": ["lga"]},
+        "records": {"observed": 602, "expected": None, "sampled": 602, "late": 0, "after_final": 0},
+        "staleness_ms": 1800,
+        "error": {"sketch": 0, "sampling": 0, "withheld": {}, "missing": None},
+    },
+    "contract": {"requested": {"staleness_ms": 2000}, "met": True, "violations": []},
+}
+
+Rfc3339 = Annotated[str, Field(examples=["2013-01-01T06:00:00Z"])]
+
+
+class ProblemDetails(BaseModel):
+    """RFC 9457. `type` is stable: ``https://edgewater.dev/problems/<code>``."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "type": "https://edgewater.dev/problems/invalid-query",
+                "title": "The query cannot work",
+                "status": 422,
+                "detail": "window.tumbling: 'soon' is not accepted; expected a duration such as 500ms, 30s, 5m",
+                "instance": "/v1/queries",
+                "field": "window.tumbling",
+                "value": "soon",
+                "accepted": "a duration such as 500ms, 30s, 5m, 1h30m or 1d",
+            }
+        }
+    )
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    field: str | None = Field(default=None, description="Path of the input's field.")
+    value: Any = Field(default=None, description="What was given.")
+    accepted: str | None = Field(default=None, description="What would have been right.")
+    reason: str | None = None
+
+
+class Query(BaseModel):
+    """A registered query."""
+
+    name: str
+    version: int = Field(description="Rises when a name is given to another spec after a deletion.")
+    spec: dict[str, Any] = Field(examples=[EXAMPLE_SPEC], description="In canonical form.")
+    registered_at: Rfc3339
+
+    @classmethod
+    def of(cls, query: RegisteredQuery) -> Self:
+        return cls(
+            name=query.ref.name,
+            version=query.ref.version,
+            spec=query.spec.to_mapping(),
+            registered_at=rfc3339(query.registered_at_ms),
+        )
+
+
+class QueryList(BaseModel):
+    queries: list[Query]
+
+
+class Shipped(BaseModel):
+    """What the center has applied of an edge's frames."""
+
+    frames: int = 0
+    wire_bytes: int = 0
+
+
+class QueryEdge(BaseModel):
+    """What one edge has to do with a query."""
+
+    edge: str
+    expected: bool = Field(description="Whether answers wait for it.")
+    state: Literal["up", "unreachable", "retired", "never_connected"]
+    watermark: Rfc3339 | None = Field(description="Event time before which it expects no more records.")
+    ended: bool = Field(description="The stream has ended there.")
+    last_seen: Rfc3339 | None
+    accepted: bool | None = Field(description="Whether it runs the query; null: it has not said so yet.")
+    code: str | None = Field(default=None, description="If refused: the error's code.")
+    message: str | None = Field(default=None, description="If refused: why.")
+    shipped: Shipped
+
+    @classmethod
+    def of(
+        cls, progress: dict[str, Any], expected: bool, status: QueryStatusRecord | None, shipped: dict[str, int]
+    ) -> Self:
+        refused = status is not None and not status.accepted
+        return cls(
+            **progress,
+            expected=expected,
+            accepted=status.accepted if status else None,
+            code=status.code if status and refused else None,
+            message=status.message if status and refused else None,
+            shipped=Shipped(**shipped),
+        )
+
+
+class QueryDetail(Query):
+    """A query with what each edge says of it."""
+
+    edges: list[QueryEdge]
+    latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
+
+
+class Column(BaseModel):
+    name: str
+    type: str = Field(examples=["string", "int64", "float64", "bool"])
+
+
+class Stream(BaseModel):
+    """A stream as one edge serves it."""
+
+    name: str
+    columns: list[Column]
+    speed: float = Field(description="Event ms per wall ms; 1 for a live stream.")
+    watermark: Rfc3339 | None = Field(description="Null before the first, and once the stream has ended.")
+    watermark_ms: int | None = Field(description="The same as unix ms; 2^62 once the stream has ended.")
+    ended: bool
+    records: int = Field(description="Accepted since the edge's incarnation began.")
+
+
+class Edge(BaseModel):
+    """An edge, as its last Hello and heartbeat described it."""
+
+    edge: str
+    state: EdgeState = Field(description="`up` also if it has no events.")
+    labels: dict[str, str]
+    incarnation: str
+    incarnations: int
+    first_seen: Rfc3339
+    last_seen: Rfc3339
+    streams: list[Stream]
+    drops: dict[str, int] = Field(description="Records not counted, by reason.")
+    backlog_bytes: int = Field(description="In its journal, not acknowledged.")
+    bandwidth_bytes_s: float
+    rtt_ms: float
+    clock_offset_ms: float = Field(description="Its wall clock less the center's.")
+
+    @classmethod
+    def of(cls, record: EdgeRecord, now_ms: int) -> Self:
+        return cls(
+            edge=record.edge,
+            state=edge_state(record, now_ms),
+            labels=record.labels,
+            incarnation=record.incarnation,
+            incarnations=record.incarnations,
+            first_seen=rfc3339(record.first_seen_ms),
+            last_seen=rfc3339(record.last_seen_ms),
+            streams=[
+                Stream(
+                    name=s.name,
+                    columns=[Column(name=n, type=type_name(t)) for n, t in s.columns.items()],
+                    speed=s.clock.speed,
+                    records=record.records.get(s.name, 0),
+                    watermark_ms=record.watermarks.get(s.name),
+                    **watermark(record.watermarks.get(s.name)),
+                )
+                for s in record.streams
+            ],
+            drops=record.drops,
+            backlog_bytes=record.backlog_bytes,
+            bandwidth_bytes_s=record.bandwidth_bytes_s,
+            rtt_ms=record.rtt_ms,
+            clock_offset_ms=record.clock_offset_ms,
+        )
+
+
+class EdgeList(BaseModel):
+    edges: list[Edge]
+
+
+class Alarm(BaseModel):
+    """Something that must not happen and did."""
+
+    kind: str = Field(examples=["frame-conflict"])
+    edge: str
+    message: str
+    first_at: Rfc3339
+    last_at: Rfc3339
+    times: int
+
+    @classmethod
+    def of(cls, record: AlarmRecord) -> Self:
+        first, last = rfc3339(record.first_at_ms), rfc3339(record.last_at_ms)
+        return cls(
+            kind=record.kind, edge=record.edge, message=record.message, first_at=first, last_at=last, times=record.times
+        )
+
+
+class AlarmList(BaseModel):
+    alarms: list[Alarm] = Field(description="The latest first.")
+
+
+class WindowRange(BaseModel):
+    start: Rfc3339
+    end: Rfc3339
+
+
+class Answer(BaseModel):
+    """An answer to one window. (query, window, revision) never changes."""
+
+    model_config = ConfigDict(json_schema_extra={"example": EXAMPLE_ANSWER})
+
+    query: str
+    window: WindowRange
+    phase: Literal["early", "complete", "final"]
+    revision: int = Field(ge=1)
+    data: list[dict[str, Any]] = Field(
+        description="A row per group: `group`, and per measure `estimate`, `lower`, `upper`, or `quantiles` of these."
+    )
+    confidence: float = Field(
+        description="Probability that a value lies in [lower, upper]; 1 for bounds that hold always."
+    )
+    quality: dict[str, Any] = Field(description="Completeness, records, staleness, and the error by cause.")
+    contract: dict[str, Any] = Field(description="What was asked, whether it is met, and if not, why.")
+
+
+class EffectiveRange(BaseModel):
+    start: Rfc3339 | None = Field(description="Inclusive; null: from the first window on.")
+    end: Rfc3339 | None = Field(description="Exclusive; null: up to the last window.")
+    limit: int
+
+
+class AnswerList(BaseModel):
+    query: str
+    version: int
+    answers: list[Answer] = Field(description="The newest revision of each window, by window.")
+
+
+class AnswerPage(AnswerList):
+    range: EffectiveRange
+    next_cursor: str | None = Field(description="`cursor` of the request for the rest; null: there is no more.")
+
+
+class Revisions(BaseModel):
+    query: str
+    window_start: Rfc3339
+    revisions: list[int] = Field(description="Ascending.")
+
+
+class PartReadiness(BaseModel):
+    ready: bool
+    reason: str | None = Field(description="Why not.")
+    address: str | None
+    instances: int
+
+
+class Readiness(BaseModel):
+    ready: bool
+    missing: list[str] = Field(description="What is missing, and why.", examples=[["job: no heartbeat for 12 s"]])
+    parts: dict[str, PartReadiness]

@@ -1,0 +1,58 @@
+"""What form an answer is given in, and whether the client has it already (RFC 9110)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from center.api.problems import HttpProblem
+
+JSON = "application/json"
+CSV = "text/csv"
+ARROW = "application/vnd.apache.arrow.stream"
+ANSWER_FORMS = (JSON, CSV, ARROW)
+
+
+def negotiate(accept: str | None, forms: Sequence[str] = ANSWER_FORMS) -> str:
+    """The form that an ``Accept`` header likes best; the earlier of two that it likes equally.
+
+    Raises:
+        HttpProblem: not-acceptable, if it likes none.
+    """
+    if not accept or not accept.strip():
+        return forms[0]
+    ranges = [_media_range(part) for part in accept.split(",") if part.strip()]
+    best = max(forms, key=lambda form: _quality(form, ranges))
+    if _quality(best, ranges) == 0:
+        raise HttpProblem("not-acceptable", f"Accept: {accept} names none of {', '.join(forms)}")
+    return best
+
+
+def _media_range(part: str) -> tuple[str, float]:
+    media_type, *parameters = (p.strip() for p in part.lower().split(";"))
+    quality = 1.0
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                quality = min(max(float(value), 0.0), 1.0)
+            except ValueError:
+                quality = 0.0
+    return media_type, quality
+
+
+def _quality(form: str, ranges: Sequence[tuple[str, float]]) -> float:
+    """The quality of the most specific range that the form is in."""
+    by_specificity = (form, form.partition("/")[0] + "/*", "*/*")
+    for candidate in by_specificity:
+        for media_type, quality in ranges:
+            if media_type == candidate:
+                return quality
+    return 0.0
+
+
+def matches(if_none_match: str | None, etag: str) -> bool:
+    """Whether an ``If-None-Match`` header names this entity tag (weak comparison)."""
+    if if_none_match is None:
+        return False
+    tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+    return "*" in tags or etag.removeprefix("W/") in tags

@@ -1,0 +1,181 @@
+"""Errors as RFC 9457 problem details: ``application/problem+json`` with stable `type` URIs.
+
+The one place where the codes of `edgewater/errors.py` meet HTTP. FastAPI's own validation errors, unknown
+paths, methods and faults of ours take the same form.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from edgewater.errors import EdgewaterError, InvalidInput
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_BASE = "https://edgewater.dev/problems/"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a code means over HTTP."""
+
+    status: int
+    title: str
+
+
+PROBLEMS: dict[str, Problem] = {
+    "invalid-input": Problem(422, "The input cannot be used"),
+    "invalid-config": Problem(500, "The center's configuration is wrong"),
+    "invalid-query": Problem(422, "The query cannot work"),
+    "invalid-record": Problem(422, "A record cannot be used"),
+    "invalid-request": Problem(422, "The request cannot be answered as it stands"),
+    "synopsis": Problem(500, "A stored synopsis cannot be used"),
+    "corrupt-synopsis": Problem(500, "A stored synopsis is damaged"),
+    "unsupported-version": Problem(500, "Stored bytes are of a newer release"),
+    "incompatible-synopses": Problem(500, "Stored synopses do not merge"),
+    "protocol": Problem(400, "The peer breaks the protocol"),
+    "corrupt-frame": Problem(400, "A frame is damaged"),
+    "unauthenticated": Problem(401, "A valid token is needed"),
+    "not-found": Problem(404, "There is no such thing"),
+    "conflict": Problem(409, "It exists with other content"),
+    "storage": Problem(503, "The storage cannot do what was asked"),
+    "internal": Problem(500, "A fault of the center"),
+}
+"""Per code of `edgewater/errors.py`."""
+
+HTTP_PROBLEMS: dict[str, Problem] = {
+    "method-not-allowed": Problem(405, "The path exists, but not for this method"),
+    "not-acceptable": Problem(406, "None of the accepted media types can be given"),
+    "too-large": Problem(413, "The body is too large"),
+    "unsupported-media-type": Problem(415, "The body's media type is not read here"),
+}
+"""What only HTTP can do wrong."""
+
+_CODES_BY_STATUS = {p.status: code for code, p in HTTP_PROBLEMS.items()} | {404: "not-found", 401: "unauthenticated"}
+
+
+class HttpProblem(Exception):
+    """A problem of HTTP itself, by a code of `HTTP_PROBLEMS`."""
+
+    def __init__(self, code: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.headers = dict(headers or {})
+
+
+def problem_response(
+    code: str,
+    detail: str,
+    *,
+    instance: str,
+    status: int | None = None,
+    extra: Mapping[str, object] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """The response for a code.
+
+    Args:
+        instance: the request's path.
+        status: if it is not the code's own.
+        extra: extension members of the problem.
+    """
+    problem = PROBLEMS.get(code) or HTTP_PROBLEMS.get(code) or PROBLEMS["internal"]
+    body = {
+        "type": f"{TYPE_BASE}{code}",
+        "title": problem.title,
+        "status": status or problem.status,
+        "detail": detail,
+        "instance": instance,
+        **(extra or {}),
+    }
+    text = json.dumps(body, default=repr, ensure_ascii=False)
+    if code == "unauthenticated":
+        headers = {**(headers or {}), "WWW-Authenticate": "Bearer"}
+    return Response(text, body["status"], headers, MEDIA_TYPE)  # type: ignore[arg-type]
+
+
+def _shown(value: object) -> object:
+    """A value as it can stand in a problem: itself if it is small and JSON, else the beginning of its text."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        return value if len(value) <= 200 else value[:200] + "…"
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        text = ""
+    if text and len(text) <= 200:
+        return value
+    shown = repr(value)
+    return shown if len(shown) <= 200 else shown[:200] + "…"
+
+
+def _edgewater_error(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, EdgewaterError)
+    extra: dict[str, object] = {}
+    if isinstance(exc, InvalidInput):
+        extra = {"field": exc.field, "value": _shown(exc.value), "accepted": exc.accepted}
+        if exc.reason:
+            extra["reason"] = exc.reason
+    response = problem_response(exc.code, exc.message, instance=request.url.path, extra=extra)
+    if response.status_code >= 500:
+        log.error("%s %s: %s", request.method, request.url.path, exc.message)
+    return response
+
+
+def _validation_error(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, RequestValidationError)
+    errors = [_validation_detail(e) for e in exc.errors()]
+    first = errors[0]
+    detail = f"{first['field']}: {first['value']!r} is not accepted; {first['accepted']}"
+    return problem_response(
+        "invalid-request", detail, instance=request.url.path, extra={**first, "errors": errors if errors[1:] else None}
+    )
+
+
+def _validation_detail(error: Mapping[str, Any]) -> dict[str, object]:
+    # The first part of a location says where: query, path, body.
+    field = ".".join(str(part) for part in error["loc"][1:])
+    accepted = "no such parameter" if error["type"] == "extra_forbidden" else error["msg"]
+    return {"field": field, "value": _shown(error.get("input")), "accepted": accepted}
+
+
+def _http_exception(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HTTPException)
+    path = request.url.path
+    code = _CODES_BY_STATUS.get(exc.status_code, "internal" if exc.status_code >= 500 else "invalid-request")
+    details = {
+        404: f"nothing is at {path}; /docs lists what there is",
+        405: f"{request.method} is not possible at {path}",
+    }
+    detail = details.get(exc.status_code, str(exc.detail))
+    return problem_response(code, detail, instance=path, status=exc.status_code, headers=exc.headers)
+
+
+def _http_problem(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, HttpProblem)
+    return problem_response(exc.code, str(exc), instance=request.url.path, headers=exc.headers)
+
+
+def _fault(request: Request, exc: Exception) -> Response:
+    log.exception("%s %s", request.method, request.url.path, exc_info=exc)
+    return problem_response("internal", "a fault of the center; its log has the details", instance=request.url.path)
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of an app a problem."""
+    app.add_exception_handler(EdgewaterError, _edgewater_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_exception)
+    app.add_exception_handler(HttpProblem, _http_problem)
+    app.add_exception_handler(Exception, _fault)

@@ -1,0 +1,175 @@
+"""What a reader asks of an answer: which groups and measures, which quantiles, what confidence.
+
+Read from the query string, checked against the query's spec (`QuestionParams.asked`), and hashable, so
+that what was rendered for one reader serves the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import BaseModel, ConfigDict, Field
+
+from center.answers import Questions
+from edgewater.errors import InvalidRequest
+from edgewater.query import QuerySpec
+from edgewater.synopses.base import Distinct, Quantile
+
+MAX_VALUES = 100
+
+
+class QuestionParams(BaseModel):
+    """The question parameters of every endpoint that gives answers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    group: Annotated[
+        list[str],
+        Field(
+            max_length=MAX_VALUES,
+            description="`column:value`, such as `carrier:UA`. Only groups with this value; repeated for one column:"
+            " any of the values; for several columns: all must hold. `null` stands for a missing value.",
+            examples=[["carrier:UA"]],
+        ),
+    ] = []
+    measure: Annotated[
+        list[str],
+        Field(max_length=MAX_VALUES, description="Only these measures.", examples=[["flights"]]),
+    ] = []
+    quantile: Annotated[
+        list[float],
+        Field(
+            max_length=MAX_VALUES,
+            description="Ranks in [0, 1], for measures that answer quantiles and none else; 0.5, 0.9, 0.95 and 0.99"
+            " if none is given.",
+            examples=[[0.5, 0.99]],
+        ),
+    ] = []
+    confidence: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            lt=1,
+            description="Of intervals of measures that estimate with a probability. Exact measures hold at any.",
+            examples=[0.95],
+        ),
+    ] = None
+
+    def asked(self, spec: QuerySpec) -> Asked:
+        """The parameters checked against a query. Raises InvalidRequest."""
+        if self.confidence is not None:
+            _require_exact(self.confidence, spec)
+        return Asked(_groups(self.group, spec), _measures(self.measure, spec), _quantiles(self.quantile, spec))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Questions that a query can answer. Empty means: no restriction, the defaults.
+
+    Attributes:
+        groups: column and accepted texts, sorted by column.
+        measures: in the spec's order.
+    """
+
+    groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    measures: tuple[str, ...] = ()
+    quantiles: tuple[float, ...] = ()
+
+    @property
+    def questions(self) -> Questions:
+        """What is asked of the synopses."""
+        return Questions(quantiles=self.quantiles) if self.quantiles else Questions()
+
+    def of_rendered(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """A rendered answer, with only the groups and measures asked for."""
+        rows = answer["data"]
+        for column, texts in self.groups:
+            rows = [r for r in rows if _is_any(r["group"][column], texts)]
+        if self.measures:
+            keep = ("group", *self.measures)
+            rows = [{k: r[k] for k in keep if k in r} for r in rows]
+        return {**answer, "data": rows}
+
+    def of_table(self, table: pa.Table, spec: QuerySpec) -> pa.Table:
+        """An answer's table, with only the groups and measures asked for."""
+        for column, texts in self.groups if table.num_rows else ():
+            codes = table.column(column).combine_chunks().dictionary_encode(null_encoding="encode")
+            accepted = pa.array([_is_any(value, texts) for value in codes.dictionary.to_pylist()], pa.bool_())
+            table = table.filter(pc.take(accepted, codes.indices))
+        if self.measures:
+            # A measure's columns are its name and that name with a suffix behind `_`; the longest name
+            # that fits owns a column, so that `delay` does not take the columns of `delay_max`.
+            names = [m.name for m in spec.measures]
+            owners = {c: _owner(c, names) for c in table.column_names if c not in spec.group_by}
+            table = table.drop_columns([c for c, owner in owners.items() if owner and owner not in self.measures])
+        return table
+
+
+PLAIN = Asked()
+
+
+def _owner(column: str, measures: list[str]) -> str | None:
+    fitting = [m for m in measures if column == m or column.startswith(f"{m}_")]
+    return max(fitting, key=len, default=None)
+
+
+def _is_any(value: object, texts: tuple[str, ...]) -> bool:
+    return any(_is(value, text) for text in texts)
+
+
+def _is(value: object, text: str) -> bool:
+    """Whether a group's value is what a text in a URL means by it."""
+    if isinstance(value, str):
+        return value == text
+    if value is None:
+        return text == "null"
+    if isinstance(value, bool):
+        return text == ("true" if value else "false")
+    try:
+        return float(text) == value if isinstance(value, float) else int(text) == value
+    except ValueError:
+        return False
+
+
+def _groups(given: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    wanted: dict[str, list[str]] = {}
+    for text in given:
+        column, colon, value = text.partition(":")
+        if not colon or column not in spec.group_by:
+            columns = ", ".join(spec.group_by) or f"(none: {spec.name} is not grouped)"
+            raise InvalidRequest("group", text, f"column:value with one of the columns {columns}")
+        wanted.setdefault(column, []).append(value)
+    return tuple((column, tuple(dict.fromkeys(values))) for column, values in sorted(wanted.items()))
+
+
+def _measures(given: list[str], spec: QuerySpec) -> tuple[str, ...]:
+    names = [m.name for m in spec.measures]
+    for name in given:
+        if name not in names:
+            raise InvalidRequest("measure", name, f"one of {', '.join(names)}")
+    return tuple(name for name in names if name in given)
+
+
+def _quantiles(given: list[float], spec: QuerySpec) -> tuple[float, ...]:
+    for q in given:
+        if math.isnan(q) or not 0 <= q <= 1:
+            raise InvalidRequest("quantile", q, "a rank from 0 to 1, such as 0.99")
+    asked_of = any(Quantile in kinds for kinds in _answered(spec).values())
+    return tuple(dict.fromkeys(given)) if asked_of else ()
+
+
+def _require_exact(confidence: float, spec: QuerySpec) -> None:
+    """Exact measures hold at any confidence; no other is asked for one by `center/answers.py` yet."""
+    for name, kinds in _answered(spec).items():
+        if Distinct in kinds:
+            raise InvalidRequest("confidence", confidence, "no confidence", f"{name} is given at its own")
+
+
+def _answered(spec: QuerySpec) -> Mapping[str, tuple[type, ...]]:
+    """Per measure the kinds of question that its synopsis answers."""
+    return {m.name: m.function.make(m.parameters, None).questions for m in spec.measures}

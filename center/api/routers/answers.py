@@ -1,0 +1,164 @@
+"""Answers: by range of windows, the latest, at a time, and one window in any of its revisions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from center.answers import rfc3339
+from center.api.models import Answer, AnswerList, AnswerPage, Revisions
+from center.api.negotiation import JSON, matches, negotiate
+from center.api.questions import Asked, QuestionParams
+from center.api.rendering import Page, entity_tag
+from center.api.responses import answers as answer_responses
+from center.api.responses import problems
+from center.api.state import Center, Services
+from center.api.times import Time
+from center.catalog import RegisteredQuery
+from center.results import AnswerRecord
+from edgewater.errors import InvalidRequest, NotFound
+
+MAX_LIMIT = 1_000
+CHANGING = "private, no-cache"
+"""May be kept, but must be asked for again: If-None-Match makes that cheap."""
+IMMUTABLE = "private, max-age=31536000, immutable"
+IMMUTABLE_SHORT = "private, max-age=60, immutable"
+"""Without the version in the URL: a query deleted and registered anew could be mistaken for the old one."""
+
+router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
+
+
+class RangeParams(QuestionParams):
+    """Which windows, by their start."""
+
+    start: Annotated[Time | None, Field(description="Inclusive.")] = None
+    end: Annotated[Time | None, Field(description="Exclusive.")] = None
+    limit: Annotated[int, Field(ge=1, le=MAX_LIMIT, description="Windows at once.")] = 100
+    cursor: Annotated[str | None, Field(max_length=18, description="`next_cursor` of the page before.")] = None
+
+
+class AtParams(QuestionParams):
+    """Which moment."""
+
+    time: Annotated[Time, Field(description="Event time; all windows that contain it are given.")]
+
+
+class RevisionParams(QuestionParams):
+    """Which answer of a window."""
+
+    revision: Annotated[
+        int | None, Field(ge=1, le=1 << 31, description="The newest if none is given. A given one never changes.")
+    ] = None
+    version: Annotated[
+        int | None, Field(ge=1, le=1 << 31, description="Of the query: with it a revision may be cached for good.")
+    ] = None
+
+
+@router.get("/windows", response_model=None, responses=answer_responses(AnswerPage, 422), summary="A range of windows")
+def windows(name: str, params: Annotated[RangeParams, Query()], request: Request, center: Center) -> Response:
+    """The newest revision of each window that starts in [start, end), ascending, page by page.
+
+    Every answer states its completeness; windows that no edge has closed yet have none.
+    """
+    form = negotiate(request.headers.get("accept"))
+    if params.start is not None and params.end is not None and params.end < params.start:
+        raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
+    query = center.catalog.query(name)
+    asked = params.asked(query.spec)
+    records, cursor = center.results.windows(query.ref, params.start, params.end, params.limit, params.cursor)
+    page = Page(_shown(params.start), _shown(params.end), params.limit, cursor)
+    headers = {}
+    if cursor is not None:
+        headers["Link"] = f'<{request.url.include_query_params(cursor=cursor)}>; rel="next"'
+    return _respond(request, center, query, records, asked, form, page=page, headers=headers)
+
+
+@router.get("/latest", response_model=None, responses=answer_responses(Answer, 422), summary="The last window")
+def latest(name: str, params: Annotated[QuestionParams, Query()], request: Request, center: Center) -> Response:
+    """The newest revision of the last window that has an answer."""
+    form = negotiate(request.headers.get("accept"))
+    query = center.catalog.query(name)
+    asked = params.asked(query.spec)
+    record = center.results.latest(query.ref)
+    if record is None:
+        raise NotFound(f"query {name} has no answer yet")
+    return _respond(request, center, query, [record], asked, form)
+
+
+@router.get("/at", response_model=None, responses=answer_responses(AnswerList, 422), summary="At a moment")
+def at(name: str, params: Annotated[AtParams, Query()], request: Request, center: Center) -> Response:
+    """The newest revision of each window that contains an event time: several if windows slide."""
+    form = negotiate(request.headers.get("accept"))
+    query = center.catalog.query(name)
+    asked = params.asked(query.spec)
+    records = center.results.at(query.ref, params.time)
+    return _respond(request, center, query, records, asked, form, as_list=True)
+
+
+@router.get("/windows/{start}", response_model=None, responses=answer_responses(Answer, 422), summary="One window")
+def window(
+    name: str, start: Time, params: Annotated[RevisionParams, Query()], request: Request, center: Center
+) -> Response:
+    """The answer to the window that starts at `start`. A given revision never changes, so it may be cached."""
+    form = negotiate(request.headers.get("accept"))
+    query = _live(center, name, params.version)
+    asked = params.asked(query.spec)
+    revision = params.revision or _revisions(center, query, start)[-1]
+    record = center.results.answer(query.ref, start, revision)
+    cache = CHANGING
+    if params.revision is not None:
+        cache = IMMUTABLE if params.version is not None else IMMUTABLE_SHORT
+    return _respond(request, center, query, [record], asked, form, cache=cache)
+
+
+@router.get("/windows/{start}/revisions", responses=problems(404, 422), summary="A window's revisions")
+def revisions(name: str, start: Time, center: Center) -> Revisions:
+    query = center.catalog.query(name)
+    return Revisions(query=name, window_start=rfc3339(start), revisions=_revisions(center, query, start))
+
+
+def _live(center: Services, name: str, version: int | None) -> RegisteredQuery:
+    query = center.catalog.query(name)
+    if version is not None and query.ref.version != version:
+        raise NotFound(f"query {name}: its live version is {query.ref.version}, not {version}")
+    return query
+
+
+def _revisions(center: Services, query: RegisteredQuery, start_ms: int) -> list[int]:
+    found = center.results.revisions(query.ref, start_ms)
+    if not found:
+        raise NotFound(f"query {query.ref.name}: no window that starts at {rfc3339(start_ms)} has an answer")
+    return found
+
+
+def _respond(
+    request: Request,
+    center: Services,
+    query: RegisteredQuery,
+    records: Sequence[AnswerRecord],
+    asked: Asked,
+    form: str,
+    *,
+    page: Page | None = None,
+    as_list: bool = False,
+    cache: str = CHANGING,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """Answers in the form asked for, or 304 before anything is rendered."""
+    etag = entity_tag(query, records, asked, page, form)
+    headers = {"ETag": etag, "Cache-Control": cache, "Vary": "Accept", **(headers or {})}
+    if matches(request.headers.get("if-none-match"), etag):
+        return Response(None, 304, headers)
+    if page is None and not as_list and form == JSON:
+        body = center.renderer.one(records[0], query, asked)
+    else:
+        body = center.renderer.many(records, query, asked, page, form)
+    return Response(body, 200, headers, form)
+
+
+def _shown(millis: int | None) -> str | None:
+    return None if millis is None else rfc3339(millis)

@@ -1,0 +1,30 @@
+"""The edges, as their last Hello and heartbeat described them."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from center.api.models import Edge, EdgeList
+from center.api.responses import problems
+from center.api.state import Center
+from edgewater.streams import EdgeId
+
+router = APIRouter(prefix="/v1/edges", tags=["edges"])
+
+
+@router.get("", summary="All edges that ever connected")
+def edges(center: Center) -> EdgeList:
+    """`up` and `unreachable` are told apart from "has no events": that shows in the watermarks alone."""
+    now_ms = center.now_ms()
+    return EdgeList(edges=[Edge.of(e, now_ms) for e in center.catalog.edges()])
+
+
+@router.get("/{edge}", summary="One edge", responses=problems(404))
+def edge(edge: str, center: Center) -> Edge:
+    return Edge.of(center.catalog.edge(edge), center.now_ms())
+
+
+@router.delete("/{edge}", status_code=204, summary="Retire an edge", responses=problems(404))
+def retire(edge: str, center: Center) -> None:
+    """Declares an edge gone for good: answers no longer wait for it. If it connects again, it is back."""
+    center.catalog.retire(EdgeId(edge))

@@ -1,0 +1,61 @@
+"""Whether this process lives, and whether the center as a whole does its work. Never behind a token."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import JSONResponse, Response
+
+from center.api.models import PartReadiness, Readiness
+from center.api.state import Center, Services
+from center.parts import PARTS, part_status
+from edgewater.errors import StorageError
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/livez", summary="Does this process answer?")
+async def livez() -> dict[str, bool]:
+    return {"live": True}
+
+
+@router.get(
+    "/readyz",
+    summary="Does the center do its work?",
+    response_model=Readiness,
+    responses={503: {"model": Readiness, "description": "Something is missing; `missing` says what."}},
+)
+def readyz(center: Center) -> Response:
+    """Gateway, job and API must beat, and both stores must answer. Stored answers are served regardless."""
+    readiness = _readiness(center)
+    return JSONResponse(readiness.model_dump(), 200 if readiness.ready else 503, {"Cache-Control": "no-store"})
+
+
+def _readiness(center: Services) -> Readiness:
+    missing = []
+    try:
+        center.results.last_answer_id()
+    except StorageError as exc:
+        missing.append(f"results: {exc.message}")
+    try:
+        heartbeats = center.parts.parts()
+    except StorageError as exc:
+        return Readiness(ready=False, missing=[*missing, f"catalog: {exc.message}"], parts={})
+    now_ms = center.now_ms()
+    parts: dict[str, PartReadiness] = {}
+    for part in PARTS:
+        status = part_status(part, heartbeats, now_ms)
+        parts[part] = PartReadiness(
+            ready=status.ready,
+            reason=status.reason or None,
+            address=status.address or None,
+            instances=status.instances,
+        )
+        if not status.ready:
+            missing.append(f"{part}: {status.reason}")
+    return Readiness(ready=not missing, missing=missing, parts=parts)
+
+
+@router.get("/metrics", summary="Metrics in Prometheus' text format", response_class=Response)
+def metrics(center: Center) -> Response:
+    return Response(generate_latest(center.metrics.registry), media_type=CONTENT_TYPE_LATEST)

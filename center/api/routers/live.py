@@ -1,0 +1,88 @@
+"""Answers as they are given, as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel, ConfigDict
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.concurrency import run_in_threadpool
+
+from center.api.live import Stream
+from center.api.questions import QuestionParams
+from center.api.responses import Responses, problems
+from center.api.state import Center, Services
+from edgewater.errors import InvalidRequest
+
+EXAMPLE = """\
+id: 41
+event: answer
+data: {"query":"flights_by_carrier","window":{…},"phase":"early","revision":1,"data":[…],"quality":{…},…}
+
+event: progress
+data: {"time":"…","queries":[{"query":"flights_by_carrier","edges":[{"edge":"jfk","state":"up","watermark":"…",…}],…}]}
+
+event: gap
+data: {"after":12,"through":5041,"reason":"more than 1000 answers behind"}
+"""
+RESPONSES: Responses = {
+    200: {
+        "description": "Events `answer`, `progress` and `gap`.",
+        "content": {"text/event-stream": {"example": EXAMPLE}},
+    }
+}
+LastEventId = Annotated[
+    str | None,
+    Header(description="Id of the last `answer` that the client has: it goes on behind it."),
+]
+
+router = APIRouter(prefix="/v1", tags=["live"])
+
+
+class NoParams(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+@router.get("/live", response_model=None, responses=RESPONSES, summary="All queries, live")
+async def live(
+    params: Annotated[NoParams, Query()], request: Request, center: Center, last_event_id: LastEventId = None
+) -> EventSourceResponse:
+    """Begins with the last answer of each query. See the stream of one query for the events."""
+    return _stream(center, Stream(center.feed, after=_answer_id(last_event_id)))
+
+
+@router.get(
+    "/queries/{name}/live", response_model=None, responses=RESPONSES | problems(404, 422), summary="One query, live"
+)
+async def live_query(
+    name: str, params: Annotated[QuestionParams, Query()], center: Center, last_event_id: LastEventId = None
+) -> EventSourceResponse:
+    """`answer`: an answer, with its answer_id as the event's id; the last one comes first.
+
+    `progress`: every few seconds, also without data: the edges' states and watermarks.
+    `gap`: answers were passed over, because the client was too far behind; the newest follow.
+    A client that is slow gets the newest revision of each window, not all of them one after another.
+    The stream ends when the query is deleted.
+    """
+    query = await run_in_threadpool(center.catalog.query, name)
+    return _stream(center, Stream(center.feed, query, params.asked(query.spec), _answer_id(last_event_id)))
+
+
+def _answer_id(text: str | None) -> int | None:
+    if text is None or text == "":
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise InvalidRequest("Last-Event-ID", text, "the id of an `answer` event")
+    return int(text)
+
+
+def _stream(center: Services, stream: Stream) -> EventSourceResponse:
+    async def counted() -> AsyncIterator[ServerSentEvent]:
+        with center.metrics.live_clients.track_inprogress():
+            async for event in stream.events():
+                yield event
+
+    # `progress` events keep the connection alive; comments as pings would only add to them.
+    return EventSourceResponse(counted(), ping=0)

@@ -1,0 +1,135 @@
+"""Queries: registered, listed, looked into, deleted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import yaml
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, Response
+
+from center.answers import rfc3339
+from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, Query, QueryDetail, QueryEdge, QueryList
+from center.api.problems import HttpProblem
+from center.api.progress import edge_progress
+from center.api.responses import problems
+from center.api.state import Center, Services
+from center.catalog import expected_edges
+from edgewater.errors import InvalidQuery
+from edgewater.query import QuerySpec
+from edgewater.streams import EdgeId
+
+MAX_SPEC_BYTES = 1 << 20
+YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
+READ_TYPES = ("application/json", *YAML_TYPES)
+
+router = APIRouter(prefix="/v1/queries", tags=["queries"])
+
+
+@router.get("", summary="All live queries")
+def queries(center: Center) -> QueryList:
+    return QueryList(queries=[Query.of(q) for q in center.catalog.queries()])
+
+
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "A query, as JSON or as YAML.",
+        "content": {
+            "application/json": {"schema": {"type": "object"}, "example": EXAMPLE_SPEC},
+            "application/yaml": {"schema": {"type": "string"}, "example": EXAMPLE_SPEC_YAML},
+        },
+    }
+}
+
+
+@router.post(
+    "",
+    status_code=201,
+    summary="Register a query",
+    response_model=Query,
+    openapi_extra=_BODY,
+    responses={
+        200: {"model": Query, "description": "The same query is registered already."},
+        **problems(409, 413, 415, 422),
+    },
+)
+async def register(request: Request, center: Center) -> Response:
+    """Edges hear of it within a second. Registering the same query again changes nothing.
+
+    A query that cannot work is refused with the field, its value and what would be accepted.
+    """
+    spec = QuerySpec.from_mapping(_read(await _body(request), request.headers.get("content-type", "")))
+    return await run_in_threadpool(_register, center, spec)
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_SPEC_BYTES:
+            raise HttpProblem("too-large", f"a query of more than {MAX_SPEC_BYTES} bytes")
+    return bytes(body)
+
+
+def _read(body: bytes, content_type: str) -> object:
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type not in READ_TYPES:
+        accepted = ", ".join(READ_TYPES)
+        raise HttpProblem(
+            "unsupported-media-type",
+            f"Content-Type: {content_type or '(none)'} is not one of {accepted}",
+            {"Accept-Post": accepted},
+        )
+    try:
+        text = body.decode()
+        if media_type == "application/json":
+            return json.loads(text)
+        # An alias makes a small text a huge value; a query has no need of one.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise InvalidQuery("", text, "YAML without aliases (*name)")
+        return yaml.safe_load(text)
+    except (UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError, RecursionError) as exc:
+        shown, kind = body[:200].decode(errors="replace"), "JSON" if media_type == "application/json" else "YAML"
+        raise InvalidQuery("", shown, f"a query as {kind}", str(exc).replace("\n", " ")) from exc
+
+
+def _register(center: Services, spec: QuerySpec) -> Response:
+    known = {q.ref for q in center.catalog.queries()}
+    query = center.catalog.register(spec, center.now_ms())
+    return JSONResponse(
+        Query.of(query).model_dump(mode="json"),
+        200 if query.ref in known else 201,
+        {"Location": f"/v1/queries/{query.ref.name}"},
+    )
+
+
+@router.get("/{name}", summary="One query and what each edge says of it", responses=problems(404))
+def query(name: str, center: Center) -> QueryDetail:
+    query = center.catalog.query(name)
+    edges = {e.edge: e for e in center.catalog.edges()}
+    statuses = center.catalog.statuses(query.ref)
+    expected = expected_edges(query.spec, edges.values())
+    latest, shipped = center.results.latest(query.ref), center.results.shipped(query.ref)
+    now_ms = center.now_ms()
+    return QueryDetail(
+        **Query.of(query).model_dump(),
+        edges=[
+            QueryEdge.of(
+                edge_progress(edge, edges.get(edge), query.spec.stream, now_ms),
+                edge in expected,
+                statuses.get(edge),
+                shipped.get(edge, {}),
+            )
+            for edge in sorted({*expected, *statuses, *map(EdgeId, shipped)})
+        ],
+        latest_window=rfc3339(latest.window_start_ms) if latest else None,
+    )
+
+
+@router.delete("/{name}", status_code=204, summary="Delete a query", responses=problems(404))
+def delete(name: str, center: Center) -> None:
+    """Its answers go with it. The name is free for another query, which gets the next version."""
+    center.catalog.delete(name, center.now_ms())

@@ -1,0 +1,44 @@
+"""What every endpoint has at hand, made once per process by `create_app`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from center.api.live import Feed
+from center.api.metrics import ApiMetrics
+from center.api.progress import Progress
+from center.api.rendering import Renderer
+from center.catalog import Catalog
+from center.parts import PartRegistry
+from center.results import ResultStore
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The stores, which block (endpoints that use them are plain functions), and the process' own caches.
+
+    Attributes:
+        now_ms: wall clock.
+    """
+
+    catalog: Catalog
+    results: ResultStore
+    parts: PartRegistry
+    now_ms: Callable[[], int]
+    renderer: Renderer
+    progress: Progress
+    feed: Feed
+    metrics: ApiMetrics
+
+
+def _services(request: Request) -> Services:
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+Center = Annotated[Services, Depends(_services)]

@@ -1,0 +1,369 @@
+"""The catalog: queries and their versions, edges, and the index of the frame log.
+
+The one place where gateways, the job and the API agree, as one database that any number of processes
+and threads use at once. Every method is one transaction and blocks: call it off the event loop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, text, update
+
+from center import tables as t
+from center.edge_records import (
+    AlarmRecord,
+    EdgeRecord,
+    HeartbeatRecord,
+    QueryStatusRecord,
+    StreamRecord,
+    expected_edges,
+)
+from center.edge_rows import bump, count, describe, edge_rows, greet, incarnation_row, lock
+from center.frame_index import (
+    ForgottenSegment,
+    FrameEntry,
+    Indexed,
+    UnindexedFrame,
+    entries,
+    forget,
+    index_frames,
+    last_positions,
+    query_key,
+    query_of_key,
+)
+from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
+from edgewater.query import QuerySpec
+from edgewater.streams import EdgeId
+from edgewater.wire.frames import QueryRef
+
+__all__ = [
+    "AlarmRecord",
+    "Catalog",
+    "EdgeRecord",
+    "ForgottenSegment",
+    "FrameEntry",
+    "HeartbeatRecord",
+    "Indexed",
+    "QueryStatusRecord",
+    "RegisteredQuery",
+    "StreamRecord",
+    "UnindexedFrame",
+    "expected_edges",
+    "query_key",
+    "query_of_key",
+]
+
+SCHEMA_VERSION = 1
+MAX_QUERIES = 10_000
+_LOCK_ID = 0x45574341
+"""PostgreSQL's advisory lock under which the tables are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredQuery:
+    """A query with the version that registration gave it."""
+
+    ref: QueryRef
+    spec: QuerySpec
+    registered_at_ms: int
+    deleted_at_ms: int | None
+
+    @property
+    def key(self) -> str:
+        return query_key(self.ref)
+
+
+class Catalog:
+    """Opens the catalog, making its tables if they are not there.
+
+    Args:
+        url: SQLAlchemy URL, ``sqlite:////path/to/catalog.db`` or ``postgresql+psycopg://…``.
+
+    Raises:
+        StorageError: the database cannot be used, or belongs to a newer release. So does every method.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine = t.connect(url)
+        with t.writing(self._engine) as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": _LOCK_ID})
+            t.metadata.create_all(connection)
+            rows = select(t.counters.c.name, t.counters.c.value)
+            counters: dict[str, int] = dict(connection.execute(rows).all())
+            for name, value in (("schema", SCHEMA_VERSION), ("catalog", 0)):
+                if name not in counters:
+                    connection.execute(insert(t.counters).values(name=name, value=value))
+        if counters.get("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
+            raise StorageError(
+                f"catalog of schema {counters['schema']}, this release reads up to {SCHEMA_VERSION}: upgrade it"
+            )
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    # Queries
+
+    def register(self, spec: QuerySpec, now_ms: int) -> RegisteredQuery:
+        """Registers a query; the same one again is the one that is there.
+
+        Raises:
+            Conflict: another query lives under that name.
+            InvalidQuery: it does not fit the stream as an edge serves it; names the edge.
+        """
+        mapping = spec.to_mapping()
+        with t.writing(self._engine) as connection:
+            lock(connection)
+            rows = connection.execute(select(t.queries).where(t.queries.c.name == spec.name)).all()
+            for live in (_query_from_row(r) for r in rows if r.deleted_at_ms is None):
+                if live.spec == spec:
+                    return live
+                raise Conflict(
+                    f"query {spec.name}: another one is registered under this name, as version {live.ref.version};"
+                    " delete it first or take another name"
+                )
+            if count(connection, t.queries) >= MAX_QUERIES:
+                raise Conflict(f"query {spec.name}: {MAX_QUERIES} queries have been registered, which is the limit")
+            _check_columns(spec, edge_rows(connection))
+            version = max((r.version for r in rows), default=0) + 1
+            row = {"name": spec.name, "version": version, "spec": mapping, "registered_at_ms": now_ms}
+            connection.execute(insert(t.queries).values(**row, last_position=0))
+            bump(connection)
+        return RegisteredQuery(QueryRef(spec.name, version), spec, now_ms, None)
+
+    def delete(self, name: str, now_ms: int) -> None:
+        """Ends the live query of that name. Frames it has stay until they are forgotten. Raises NotFound."""
+        with t.writing(self._engine) as connection:
+            lock(connection)
+            live = (t.queries.c.name == name) & t.queries.c.deleted_at_ms.is_(None)
+            if connection.execute(update(t.queries).where(live).values(deleted_at_ms=now_ms)).rowcount == 0:
+                raise NotFound(f"query {name} is not registered")
+            bump(connection)
+
+    def query(self, name: str) -> RegisteredQuery:
+        """The live query of that name. Raises NotFound."""
+        live = select(t.queries).where(t.queries.c.name == name, t.queries.c.deleted_at_ms.is_(None))
+        with t.reading(self._engine) as connection:
+            row = connection.execute(live).first()
+        if row is None:
+            raise NotFound(f"query {name} is not registered")
+        return _query_from_row(row)
+
+    def queries(self, *, deleted: bool = False) -> list[RegisteredQuery]:
+        """The live queries, and the deleted ones too if asked; by name and version."""
+        rows = select(t.queries).order_by(t.queries.c.name, t.queries.c.version)
+        if not deleted:
+            rows = rows.where(t.queries.c.deleted_at_ms.is_(None))
+        with t.reading(self._engine) as connection:
+            return [_query_from_row(r) for r in connection.execute(rows)]
+
+    def version(self) -> int:
+        """A number that rises with whatever changes what an edge is asked or how a budget is shared:
+        a query registered or deleted, an edge new, retired or with other streams. Cheap to poll."""
+        with t.reading(self._engine) as connection:
+            return int(
+                connection.execute(select(t.counters.c.value).where(t.counters.c.name == "catalog")).scalar_one()
+            )
+
+    # Edges
+
+    def hello(
+        self,
+        edge: EdgeId,
+        incarnation: str,
+        *,
+        labels: Mapping[str, str],
+        streams: Sequence[StreamRecord],
+        oldest_seq: int,
+        next_seq: int,
+        now_ms: int,
+        session: str = "",
+    ) -> int | None:
+        """Notes a session's beginning; the highest seq of this incarnation that is durable, or None.
+
+        An edge that had been retired is one of the others again. An alarm is raised if frames are gone
+        that neither side has (the center's state is older than what it acknowledged).
+
+        Args:
+            oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
+            session: names the session, for `disconnected`.
+
+        Raises:
+            ProtocolError: the center has more frames of this incarnation than the edge ever made: the
+                edge's state is a copy from the past. It raises an alarm too.
+        """
+        with t.writing(self._engine) as connection:
+            lock(connection)
+            first, awaited = incarnation_row(connection, edge, incarnation) or (oldest_seq, oldest_seq)
+            behind = next_seq < awaited
+            if behind:
+                message = (
+                    f"edge {edge}: incarnation {incarnation} is about to make frame {next_seq}, but the center has"
+                    f" its frames up to {awaited - 1}; its state is older than what it sent: give it a new incarnation"
+                )
+                _alarm(connection, "edge-state-behind", message, edge, now_ms)
+            else:
+                if oldest_seq > awaited:
+                    lost = f"edge {edge}: frames {awaited} to {oldest_seq - 1} of incarnation {incarnation} are lost"
+                    _alarm(connection, "frames-lost", lost, edge, now_ms)
+                    awaited = oldest_seq
+                greet(connection, edge, incarnation, first, awaited)
+                describe(connection, edge, incarnation, labels, streams, now_ms, session)
+        if behind:
+            raise ProtocolError(message)
+        return awaited - 1 if awaited > first else None
+
+    def heartbeats(self, records: Iterable[HeartbeatRecord]) -> None:
+        """Notes heartbeats of any number of edges in one transaction; unknown edges are passed over."""
+        with t.writing(self._engine) as connection:
+            for record in records:
+                connection.execute(update(t.edges).where(t.edges.c.edge == record.edge).values(**record.to_row()))
+
+    def disconnected(self, edge: EdgeId, now_ms: int, session: str | None = None) -> None:
+        """Notes a session's end, unless a newer one than `session` has begun."""
+        row = t.edges.c.edge == edge
+        if session is not None:
+            row &= t.edges.c.session == session
+        with t.writing(self._engine) as connection:
+            connection.execute(update(t.edges).where(row).values(connected=False, last_seen_ms=now_ms))
+
+    def retire(self, edge: EdgeId) -> None:
+        """Declares an edge gone for good: answers no longer wait for it. Raises NotFound."""
+        with t.writing(self._engine) as connection:
+            lock(connection)
+            retired = update(t.edges).where(t.edges.c.edge == edge).values(retired=True)
+            if connection.execute(retired).rowcount == 0:
+                raise NotFound(f"edge {edge} has never connected")
+            bump(connection)
+
+    def edges(self) -> list[EdgeRecord]:
+        """All edges that ever said Hello, by id."""
+        with t.reading(self._engine) as connection:
+            return edge_rows(connection)
+
+    def edge(self, edge: EdgeId | str) -> EdgeRecord:
+        """Raises NotFound."""
+        with t.reading(self._engine) as connection:
+            found = edge_rows(connection, edge)
+        if not found:
+            raise NotFound(f"edge {edge} has never connected")
+        return found[0]
+
+    def query_status(self, edge: EdgeId, ref: QueryRef, accepted: bool, code: str, message: str) -> None:
+        """Notes whether an edge runs a query, replacing what it said before."""
+        c = t.statuses.c
+        row = (c.name == ref.name) & (c.version == ref.version) & (c.edge == edge)
+        values: dict[str, Any] = {"accepted": accepted, "code": code[:64], "message": message[:4_000]}
+        with t.writing(self._engine) as connection:
+            lock(connection)
+            if connection.execute(update(t.statuses).where(row).values(**values)).rowcount == 0:
+                values |= {"name": ref.name, "version": ref.version, "edge": edge}
+                connection.execute(insert(t.statuses).values(**values))
+
+    def statuses(self, ref: QueryRef) -> dict[EdgeId, QueryStatusRecord]:
+        """What each edge has said of a query; an edge that has not is not in it."""
+        c = t.statuses.c
+        rows = select(t.statuses).where(c.name == ref.name, c.version == ref.version).order_by(c.edge)
+        with t.reading(self._engine) as connection:
+            return {
+                EdgeId(r.edge): QueryStatusRecord(ref, EdgeId(r.edge), r.accepted, r.code, r.message)
+                for r in connection.execute(rows)
+            }
+
+    # Frames
+
+    def acked_through(self, edge: EdgeId, incarnation: str) -> int | None:
+        """The highest seq that is durable, all before it being so too; None if none is."""
+        with t.reading(self._engine) as connection:
+            first, awaited = incarnation_row(connection, edge, incarnation) or (0, 0)
+        return awaited - 1 if awaited > first else None
+
+    def index(self, frames: Sequence[UnindexedFrame]) -> list[Indexed]:
+        """Indexes frames in one transaction and says of each what became of it, in the order given.
+
+        Once it returns, what is `acknowledged` may be acknowledged. A frame below `acked_through` is a
+        re-delivery, a frame right above it is new, any other is refused. New frames get the query's
+        next positions, which become visible in order.
+
+        Raises:
+            ForgottenSegment: append the frames to a new segment and come again; nothing was indexed.
+        """
+        if not frames:
+            return []
+        with t.writing(self._engine) as connection:
+            return index_frames(connection, frames)
+
+    def positions(self) -> dict[str, int]:
+        """Last position by query key, sorted: live queries, and deleted ones that still have frames."""
+        with t.reading(self._engine) as connection:
+            return last_positions(connection)
+
+    def frames(self, key: str, after: int, through: int) -> list[FrameEntry]:
+        """A query's frames at positions ``after + 1 … through``, ascending."""
+        with t.reading(self._engine) as connection:
+            return entries(connection, key, after, through)
+
+    def forget_frames(self, through: Mapping[str, int]) -> list[str]:
+        """Retention: drops the index up to a position per query key.
+
+        Returns:
+            The segments that nothing points to any more; remove them from the log. No frame will be
+            indexed in them, even if a gateway still has one open.
+        """
+        with t.writing(self._engine) as connection:
+            return forget(connection, through)
+
+    # Alarms
+
+    def add_alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int) -> None:
+        """Records something that must not happen; the same again is counted, not added."""
+        with t.writing(self._engine) as connection:
+            lock(connection)
+            _alarm(connection, kind, message, edge, now_ms)
+
+    def alarms(self) -> list[AlarmRecord]:
+        """All alarms, the latest first."""
+        rows = select(t.alarms).order_by(t.alarms.c.last_at_ms.desc(), t.alarms.c.id.desc())
+        with t.reading(self._engine) as connection:
+            return [
+                AlarmRecord(r.kind, EdgeId(r.edge), r.message, r.first_at_ms, r.last_at_ms, r.times)
+                for r in connection.execute(rows)
+            ]
+
+
+def _query_from_row(row: Row[Any]) -> RegisteredQuery:
+    spec = _read_spec(json.dumps(row.spec))
+    return RegisteredQuery(QueryRef(row.name, row.version), spec, row.registered_at_ms, row.deleted_at_ms)
+
+
+@lru_cache(maxsize=MAX_QUERIES)
+def _read_spec(mapping: str) -> QuerySpec:
+    """Parsing SQL costs a millisecond, and every process reads all queries whenever one changes."""
+    return QuerySpec.from_mapping(json.loads(mapping))
+
+
+def _check_columns(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> None:
+    """Binds the spec to its stream as each edge that will answer serves it."""
+    for edge in edges:
+        stream = edge.stream(spec.stream)
+        if stream is None or edge.retired or (spec.edges is not None and edge.edge not in spec.edges):
+            continue
+        try:
+            spec.bind(stream.columns)
+        except InvalidQuery as exc:
+            where = f"at edge {edge.edge}" + (f", {exc.reason}" if exc.reason else "")
+            raise InvalidQuery(exc.field, exc.value, exc.accepted, where) from exc
+
+
+def _alarm(connection: Connection, kind: str, message: str, edge: EdgeId, now_ms: int) -> None:
+    c = t.alarms.c
+    same = (c.kind == kind) & (c.edge == edge) & (c.message == message)
+    again = update(t.alarms).where(same).values(last_at_ms=now_ms, times=c.times + 1)
+    if connection.execute(again).rowcount == 0:
+        values = {"kind": kind, "edge": edge, "message": message, "first_at_ms": now_ms, "last_at_ms": now_ms}
+        connection.execute(insert(t.alarms).values(**values, times=1))

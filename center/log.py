@@ -1,0 +1,292 @@
+"""The frame log: segment files per query that hold every frame the center has acknowledged.
+
+A record is ``length (u32) · CRC32C (u32) · version (u8) · payload``, little endian; the checksum covers
+the version and the payload, which is the edge's id, its incarnation and the frame's wire message.
+
+Only what the catalog's index points to counts. That makes crashes simple: a torn record at a segment's
+end was never indexed, so nobody reads it, and since each writer opens segments under a name of its own
+it is never appended to either. The road not taken, resuming a dead writer's segment, would save a few
+small files and cost a scan, a truncation and a lock against the other gateways.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import google_crc32c
+from google.protobuf.message import DecodeError
+
+from edgewater.errors import ProtocolError, StorageError
+from edgewater.query import NAME
+from edgewater.streams import EdgeId
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.frames import Frame
+
+VERSION = 1
+SEGMENT_BYTES = 64 << 20
+MAX_OPEN_SEGMENTS = 256
+_HEADER = struct.Struct("<IIB")
+_TEXT = struct.Struct("<H")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFrame:
+    """A frame with the identity of who sent it."""
+
+    edge: EdgeId
+    incarnation: str
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a record lies: its segment (path inside the log, ``/`` between parts), first byte and bytes."""
+
+    segment: str
+    offset: int
+    length: int
+
+
+@dataclass(slots=True)
+class _Segment:
+    """A segment that this process writes."""
+
+    name: str
+    path: Path
+    file: BinaryIO
+    written: int = 0
+    synced: int = 0
+
+
+class FrameLog:
+    """Frames on disk, appended by one thread at a time and read by any number of processes.
+
+    Args:
+        path: the log's directory; made when the first frame is written.
+        segment_bytes: size at which a segment is closed and the next one begun.
+        writer: what this writer's segments are called; unique among all writers of all times.
+    """
+
+    def __init__(self, path: str | Path, *, segment_bytes: int = SEGMENT_BYTES, writer: str | None = None) -> None:
+        self._root = Path(path)
+        self._segment_bytes = segment_bytes
+        self._writer = writer or uuid.uuid4().hex[:12]
+        self._count = 0
+        self._open: OrderedDict[str, _Segment] = OrderedDict()
+        self._touched: dict[str, _Segment] = {}
+
+    def append(self, frames: Sequence[StoredFrame]) -> list[Location]:
+        """Writes frames and says where they lie, in the order given. Durable only after `sync`.
+
+        Raises:
+            OSError: the disk refuses. What this call and others since the last `sync` wrote is given up
+                and must be appended again.
+        """
+        locations: list[Location | None] = [None] * len(frames)
+        keys = [_key(f) for f in frames]
+        order = sorted(range(len(frames)), key=keys.__getitem__)
+        try:
+            for key, numbers in groupby(order, key=keys.__getitem__):
+                for i, location in self._append_to(key, [(i, encode(frames[i])) for i in numbers]):
+                    locations[i] = location
+        except OSError:
+            self._abandon()
+            raise
+        return [location for location in locations if location is not None]
+
+    def _append_to(self, key: str, records: Sequence[tuple[int, bytes]]) -> Iterable[tuple[int, Location]]:
+        """Writes records of one query, with one write per segment they fall into."""
+        begun = 0
+        while begun < len(records):
+            segment = self._segment(key)
+            offset = segment.written
+            located = []
+            for i, record in records[begun:]:
+                if offset > 0 and offset + len(record) > self._segment_bytes:
+                    break
+                located.append((i, Location(segment.name, offset, len(record))))
+                offset += len(record)
+            if not located:
+                self._close(key)
+                continue
+            self._touched[key] = segment
+            _write_all(segment.file, b"".join(record for _, record in records[begun : begun + len(located)]))
+            segment.written = offset
+            begun += len(located)
+            yield from located
+            if begun < len(records):
+                self._close(key)
+
+    def _segment(self, key: str) -> _Segment:
+        if key in self._open:
+            self._open.move_to_end(key)
+            return self._open[key]
+        while len(self._open) >= MAX_OPEN_SEGMENTS:
+            self._close(next(iter(self._open)))
+        self._count += 1
+        name = f"{key}/{self._writer}-{self._count:06d}.frames"
+        path = self._root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        segment = _Segment(name, path, path.open("xb", buffering=0))
+        self._open[key] = segment
+        return segment
+
+    def sync(self) -> None:
+        """Makes all that was appended durable.
+
+        Raises:
+            OSError: as `append`. A failed fsync may have dropped pages, so its segment is never
+                written or synced again (calling fsync once more would report success and lie).
+        """
+        try:
+            for segment in self._touched.values():
+                os.fsync(segment.file.fileno())
+                if segment.synced == 0:
+                    _sync_directory(segment.path.parent)
+                    _sync_directory(self._root)
+            for segment in self._touched.values():
+                segment.synced = segment.written
+            self._touched.clear()
+        except OSError:
+            self._abandon()
+            raise
+
+    def roll(self) -> None:
+        """Ends every open segment; the next append begins new ones."""
+        for key in list(self._open):
+            self._close(key)
+
+    def close(self) -> None:
+        """Syncs and closes. Raises OSError."""
+        self.sync()
+        self.roll()
+
+    def _close(self, key: str) -> None:
+        segment = self._open.pop(key)
+        if self._touched.pop(key, None) is not None:
+            try:
+                os.fsync(segment.file.fileno())
+                if segment.synced == 0:
+                    _sync_directory(segment.path.parent)
+                    _sync_directory(self._root)
+                segment.synced = segment.written
+            except OSError:
+                self._give_up(segment)
+                raise
+        segment.file.close()
+
+    def _abandon(self) -> None:
+        """Leaves every segment whose tail is in doubt, so that a full disk gets its bytes back."""
+        for key, segment in self._touched.items():
+            self._open.pop(key, None)
+            self._give_up(segment)
+        self._touched.clear()
+        for key, segment in list(self._open.items()):
+            if segment.written == 0:
+                del self._open[key]
+                self._give_up(segment)
+
+    @staticmethod
+    def _give_up(segment: _Segment) -> None:
+        try:
+            if segment.synced:
+                os.ftruncate(segment.file.fileno(), segment.synced)
+            else:
+                segment.path.unlink(missing_ok=True)
+        except OSError:
+            pass  # The tail is not indexed: it costs space, not truth.
+        finally:
+            segment.file.close()
+
+    def read(self, segment: str, offset: int, length: int) -> StoredFrame:
+        """The frame at a location. Raises StorageError for a missing, torn or damaged record."""
+        where = f"{segment} at {offset}"
+        try:
+            with self._path(segment).open("rb") as file:
+                record = os.pread(file.fileno(), length, offset)
+        except OSError as exc:
+            raise StorageError(f"frame log {where}: cannot be read: {exc}") from exc
+        if len(record) != length:
+            raise StorageError(f"frame log {where}: {len(record)} bytes, the index says {length}")
+        return decode(record, where)
+
+    def remove(self, segment: str) -> None:
+        """Deletes a segment that the catalog has forgotten; nothing happens if it is gone already."""
+        try:
+            self._path(segment).unlink(missing_ok=True)
+        except OSError as exc:
+            raise StorageError(f"frame log {segment}: cannot be removed: {exc}") from exc
+
+    def _path(self, segment: str) -> Path:
+        parts = PurePosixPath(segment)
+        if parts.is_absolute() or ".." in parts.parts or len(parts.parts) != 2:
+            raise StorageError(f"frame log: {segment!r} is no segment of this log")
+        return self._root / segment
+
+
+def encode(stored: StoredFrame) -> bytes:
+    """The record of a frame, header included."""
+    edge, incarnation = stored.edge.encode(), stored.incarnation.encode()
+    message = stored.frame.to_wire().SerializeToString()
+    parts = (_TEXT.pack(len(edge)), edge, _TEXT.pack(len(incarnation)), incarnation, message)
+    payload = b"".join(parts)
+    return _HEADER.pack(len(payload), _checksum(VERSION, payload), VERSION) + payload
+
+
+def decode(record: bytes, where: str) -> StoredFrame:
+    """The frame of one whole record. Raises StorageError, naming `where`."""
+    if len(record) < _HEADER.size:
+        raise StorageError(f"frame log {where}: {len(record)} bytes are no record")
+    length, checksum, version = _HEADER.unpack_from(record)
+    payload = record[_HEADER.size :]
+    if length != len(payload):
+        raise StorageError(f"frame log {where}: the record says {length} bytes, the index {len(payload)}")
+    actual = _checksum(version, payload)
+    if actual != checksum:
+        raise StorageError(f"frame log {where}: CRC32C is {actual:#010x}, the record says {checksum:#010x}")
+    if version != VERSION:
+        raise StorageError(f"frame log {where}: a record of version {version}, this release reads {VERSION}")
+    try:
+        edge, rest = _text(payload)
+        incarnation, rest = _text(rest)
+        return StoredFrame(EdgeId(edge), incarnation, Frame.from_wire(pb.Frame.FromString(rest)))
+    except (DecodeError, UnicodeDecodeError, struct.error, ProtocolError) as exc:
+        raise StorageError(f"frame log {where}: the checksum holds but the record is no frame: {exc}") from exc
+
+
+def _text(payload: bytes) -> tuple[str, bytes]:
+    (length,) = _TEXT.unpack_from(payload)
+    return payload[2 : 2 + length].decode(), payload[2 + length :]
+
+
+def _checksum(version: int, payload: bytes) -> int:
+    return int(google_crc32c.extend(google_crc32c.value(bytes((version,))), payload))
+
+
+def _key(stored: StoredFrame) -> str:
+    query = stored.frame.query
+    if not NAME.fullmatch(query.name):  # It becomes a directory's name.
+        raise StorageError(f"frame log: {query.name!r} is no query's name")
+    return f"{query.name}@{query.version}"
+
+
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,232 @@
+"""What an answer says about itself: its phase, completeness, error by cause, and its contract."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.wire.frames import SliceClose
+
+
+class Phase(StrEnum):
+    """How far an answer to a window has come. A window's phase never goes back."""
+
+    EARLY = "early"
+    COMPLETE = "complete"
+    FINAL = "final"
+
+    @property
+    def rank(self) -> int:
+        return _RANKS[self]
+
+
+_RANKS = {Phase.EARLY: 0, Phase.COMPLETE: 1, Phase.FINAL: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class WithheldBound:
+    """How far, at most, any group's true value lies above and below its estimate; both ≥ 0."""
+
+    above: float
+    below: float
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The statements of all edges about a slice, or about all slices of a window, taken together."""
+
+    observed: int = 0
+    late: int = 0
+    withheld: Mapping[str, WithheldBound] | None = None
+
+    @classmethod
+    def of_closes(cls, closes: Iterable[SliceClose], spec: QuerySpec) -> Totals:
+        """Of one slice: `closes` hold one statement per edge (and incarnation)."""
+        return cls.union(
+            (
+                cls(
+                    c.observed, c.late, {w.measure: WithheldBound(w.largest_above, w.largest_below) for w in c.withheld}
+                )
+                for c in closes
+            ),
+            spec,
+        )
+
+    @classmethod
+    def union(cls, parts: Iterable[Totals], spec: QuerySpec) -> Totals:
+        """Counters add up, and so do bounds of sums and counts: the worst group may be the same at
+        every edge and in every slice. An extremum is wrong by the largest single amount at most, for
+        max(aᵢ + wᵢ) ≤ max(aᵢ) + max(wᵢ)."""
+        extrema = {m.name for m in spec.measures if m.function.error == "extremum"}
+        observed = late = 0
+        bounds: dict[str, WithheldBound] = {}
+        for part in parts:
+            observed += part.observed
+            late += part.late
+            for measure, bound in (part.withheld or {}).items():
+                held = bounds.get(measure, _NOTHING)
+                join = max if measure in extrema else _add
+                bounds[measure] = WithheldBound(join(held.above, bound.above), join(held.below, bound.below))
+        return cls(observed, late, bounds)
+
+
+def _add(left: float, right: float) -> float:
+    return left + right
+
+
+_NOTHING = WithheldBound(0.0, 0.0)
+_ROUNDING = 1e-9
+"""Relative: n shares of E/n need not add up to E in floating point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise of the contract that the answer does not keep. `code` is stable."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """The quality of one answer, as it stood when the answer was given.
+
+    Attributes:
+        expected: how many edges are expected to answer; `missing` are those, sorted, that have not
+            closed the window yet, or closed it without all its records because they joined too late.
+        observed, late: records in the answer, and those of them that came after their slice's close.
+        after_final: records of the query, in total so far, that some window lacks because it was
+            final when they came.
+        withheld: by measure, where an edge withholds anything.
+        requested: the budget as asked; ``{"exact": true}`` without one.
+    """
+
+    expected: int
+    missing: tuple[str, ...]
+    observed: int
+    late: int
+    after_final: int
+    staleness_ms: int
+    withheld: Mapping[str, WithheldBound]
+    requested: Mapping[str, Any]
+    violations: tuple[Violation, ...] = ()
+
+    @property
+    def reported(self) -> int:
+        return self.expected - len(self.missing)
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.missing and self.expected > 0
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON as `promises.md` has it: completeness, records, staleness_ms, error, contract."""
+        return {
+            "completeness": {
+                "ratio": self.reported / self.expected if self.expected else 0.0,
+                "expected": self.expected,
+                "reported": self.reported,
+                "missing": list(self.missing),
+            },
+            "records": {
+                "observed": self.observed,
+                "expected": self.observed if self.is_complete else None,
+                "sampled": self.observed,
+                "late": self.late,
+                "after_final": self.after_final,
+            },
+            "staleness_ms": self.staleness_ms,
+            "error": {
+                "sketch": 0,
+                "sampling": 0,
+                "withheld": {
+                    name: {"above": _finite(b.above), "below": _finite(b.below)} for name, b in self.withheld.items()
+                },
+                "missing": 0 if self.is_complete else None,
+            },
+            "contract": {
+                "requested": dict(self.requested),
+                "met": not self.violations,
+                "violations": [{"code": v.code, "message": v.message} for v in self.violations],
+            },
+        }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: an unbounded amount is null, "unknown"."""
+    return value if math.isfinite(value) else None
+
+
+def assess(
+    spec: QuerySpec,
+    totals: Totals,
+    *,
+    expected: int,
+    missing: tuple[str, ...],
+    after_final: int,
+    staleness_ms: int,
+    first_staleness_ms: int,
+) -> Quality:
+    """The quality of an answer.
+
+    Args:
+        first_staleness_ms: the staleness of the window's first answer, which is what a staleness
+            budget is about: later revisions are extra.
+    """
+    withheld = dict(sorted((totals.withheld or {}).items()))
+    if isinstance(spec.budget, StalenessBudget):
+        requested: dict[str, Any] = {"staleness_ms": spec.budget.staleness_ms}
+        violations = _too_stale(first_staleness_ms, spec.budget.staleness_ms)
+    else:
+        limits = dict(spec.budget.limits) if isinstance(spec.budget, ErrorBudget) else {}
+        requested = {"error": limits} if isinstance(spec.budget, ErrorBudget) else {"exact": True}
+        violations = _incomplete(expected, missing) + _over_budget(withheld, limits)
+    return Quality(
+        expected=expected,
+        missing=missing,
+        observed=totals.observed,
+        late=totals.late,
+        after_final=after_final,
+        staleness_ms=staleness_ms,
+        withheld=withheld,
+        requested=requested,
+        violations=tuple(violations),
+    )
+
+
+def _too_stale(first_staleness_ms: int, budget_ms: int) -> list[Violation]:
+    if first_staleness_ms <= budget_ms:
+        return []
+    message = f"the first answer stood {first_staleness_ms} ms after the window's end, the budget is {budget_ms} ms"
+    return [Violation("staleness-budget", message)]
+
+
+def _incomplete(expected: int, missing: tuple[str, ...]) -> list[Violation]:
+    if expected > 0 and not missing:
+        return []
+    reported = expected - len(missing)
+    return [
+        Violation(
+            "missing-edges", f"{reported} of {expected} expected edges have closed the window with all its records"
+        )
+    ]
+
+
+def _over_budget(withheld: Mapping[str, WithheldBound], limits: Mapping[str, float]) -> list[Violation]:
+    """Measures whose withheld bound is above their limit; a measure without a limit is exact."""
+    violations = []
+    for measure, bound in withheld.items():
+        worst, limit = max(bound.above, bound.below), limits.get(measure)
+        if limit is None and worst > 0:
+            violations.append(Violation("withheld", f"{measure}: edges withhold up to {worst:g} of a group"))
+        elif limit is not None and worst > limit * (1 + _ROUNDING):
+            violations.append(
+                Violation(
+                    "error-budget", f"{measure}: edges withhold up to {worst:g} of a group, the budget is {limit:g}"
+                )
+            )
+    return violations

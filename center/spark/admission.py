@@ -1,0 +1,97 @@
+"""How far each query advances in the next micro-batch. Pure.
+
+A micro-batch is one Spark job for all queries, so a query with a long backlog would make all others
+wait. What is admitted is bounded, and shared out frame by frame in turn.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+FrameSizes = Callable[[str, int, int], Sequence[tuple[int, int]]]
+"""(query key, after, through) -> (position, wire bytes) of the frames between, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one micro-batch takes at most: of one query, and of all together.
+
+    The first frame of a batch is admitted whatever its size, or one beyond the limit would block
+    its query for ever.
+    """
+
+    frames_per_query: int = 512
+    bytes_per_query: int = 16 << 20
+    frames: int = 4096
+    bytes: int = 64 << 20
+
+
+class Admission(Protocol):
+    """Decides what the next micro-batch takes: `RoundRobin`, or Klink once it is here."""
+
+    def admit(
+        self, start: Mapping[str, int], last: Mapping[str, int], sizes: FrameSizes, limits: Limits
+    ) -> dict[str, int]:
+        """The new end position of each query that advances: above its `start` (0 if it has none),
+        at most its `last`. Empty only if no query has frames waiting."""
+
+
+class RoundRobin:
+    """Queries take a frame each in turn until nothing is left or a limit is reached.
+
+    The turn moves on with each batch, so none is always first where the limits are tight.
+    """
+
+    def __init__(self) -> None:
+        self._last_first = ""
+
+    def admit(
+        self, start: Mapping[str, int], last: Mapping[str, int], sizes: FrameSizes, limits: Limits
+    ) -> dict[str, int]:
+        waiting = self._in_turn(sorted(key for key, position in last.items() if position > start.get(key, 0)))
+        waiting = waiting[: limits.frames]
+        if not waiting:
+            return {}
+        # More than its even share of the frames is not fetched: it could hardly be admitted.
+        share = max(1, min(limits.frames_per_query, limits.frames // len(waiting)))
+        ends: dict[str, int] = {}
+        queues: dict[str, deque[tuple[int, int]]] = {}
+        for key in waiting:
+            after = start.get(key, 0)
+            through = min(last[key], after + share)
+            queues[key] = deque(sizes(key, after, through))
+            if not queues[key]:
+                ends[key] = through  # retention has dropped them, so they have been counted
+        return ends | _take_in_turn(queues, limits)
+
+    def _in_turn(self, keys: list[str]) -> list[str]:
+        first = bisect_right(keys, self._last_first)
+        turned = keys[first:] + keys[:first]
+        if turned:
+            self._last_first = turned[0]
+        return turned
+
+
+def _take_in_turn(queues: Mapping[str, deque[tuple[int, int]]], limits: Limits) -> dict[str, int]:
+    ends: dict[str, int] = {}
+    taken = dict.fromkeys(queues, 0)
+    frames_left, bytes_left = limits.frames, limits.bytes
+    active = deque(key for key, queue in queues.items() if queue)
+    while active and frames_left:
+        key = active.popleft()
+        position, size = queues[key][0]
+        above_share = taken[key] > 0 and taken[key] + size > limits.bytes_per_query
+        if ends and (size > bytes_left or above_share):
+            continue  # the rest of this query waits for the next batch
+        queues[key].popleft()
+        ends[key] = position
+        taken[key] += size
+        bytes_left -= size
+        frames_left -= 1
+        if queues[key]:
+            active.append(key)
+    return ends

@@ -1,0 +1,151 @@
+"""The Spark session of the center: embedded by default, on a cluster when the master says so.
+
+Spark is an engine here, not the place where anything is remembered: no state store, no tables, no
+catalog of its own. So the settings aim at short micro-batches and a small footprint.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from edgewater.errors import InvalidConfig
+
+JAVA_MIN = 17
+JAVA_ACCEPTED = (
+    f"Java {JAVA_MIN} or newer: install it (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
+)
+JAVA_ANSWERS_WITHIN_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """How Spark runs.
+
+    Attributes:
+        master: ``local[2]`` runs inside the center's process tree; ``spark://…`` and ``k8s://…`` on a
+            cluster, with the driver here.
+        driver_memory: heap of the driver's JVM, as Spark writes sizes.
+        scratch_dir: where Spark may spill; nothing there outlives a run. None: the system's own.
+        settings: Spark properties that override the ones below.
+    """
+
+    master: str = "local[2]"
+    app_name: str = "edgewater"
+    driver_memory: str = "1g"
+    scratch_dir: Path | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_local(self) -> bool:
+        return self.master.startswith("local")
+
+    @property
+    def cores(self) -> int:
+        """The cores of a local master; on a cluster a fair default for shuffles of small batches."""
+        match = re.fullmatch(r"local\[(\d+)(,\d+)?\]", self.master)
+        if match:
+            return int(match[1])
+        if self.master.startswith("local[*"):
+            return os.cpu_count() or 1
+        return 1 if self.master == "local" else 8
+
+
+def java_version(env: Mapping[str, str]) -> int | None:
+    """The major version of the Java that Spark would run, or None if there is none that runs."""
+    home = env.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=env.get("PATH", os.defpath))
+    if java is None:
+        return None
+    try:
+        answer = subprocess.run(
+            [java, "-version"], env=dict(env), capture_output=True, text=True, timeout=JAVA_ANSWERS_WITHIN_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # `openjdk version "17.0.15" 2025-04-15`; before Java 9 it read `java version "1.8.0_402"`.
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(match[1]) if match else None
+
+
+def require_java(env: Mapping[str, str]) -> None:
+    """Raises InvalidConfig, in one line that says what to install, unless Spark's Java is there."""
+    version = java_version(env)
+    if version is None:
+        raise InvalidConfig("JAVA_HOME", env.get("JAVA_HOME"), JAVA_ACCEPTED, "Spark needs Java, and none runs here")
+    if version < JAVA_MIN:
+        raise InvalidConfig("JAVA_HOME", env.get("JAVA_HOME"), JAVA_ACCEPTED, f"this is Java {version}")
+
+
+def spark_settings(config: SessionConfig) -> dict[str, str]:
+    """The Spark properties of a session, all as text."""
+    settings = {
+        "spark.driver.memory": config.driver_memory,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "WARN",
+        "spark.python.worker.reuse": "true",
+        "spark.sql.shuffle.partitions": str(config.cores),
+        # A micro-batch is a few small stages: looking at one's statistics before planning the next
+        # costs more than any plan it could find.
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+        "spark.sql.session.timeZone": "UTC",
+        # A new offset is looked for this often while idle; half of it is added to every answer's age.
+        # Spark's 10 ms asks the catalog a hundred times a second for nothing.
+        "spark.sql.streaming.pollingDelay": "20ms",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.streaming.minBatchesToRetain": "2",
+        "spark.sql.streaming.numRecentProgressUpdates": "10",
+        # The checkpoint is no truth (`job.py`), so nothing guards its bytes. Without Hadoop's native library
+        # each local file, and each checksum beside one, costs a fork of `chmod`: with this, and the
+        # checksums off below, a batch writes its two files in 25 ms instead of 110.
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+        ),
+        # A call site captured per DataFrame operation is a round trip to the JVM, for nobody.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+    }
+    if config.is_local:
+        settings |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
+        }
+    if config.scratch_dir is not None:
+        settings["spark.local.dir"] = str(config.scratch_dir)
+    return settings | dict(config.settings)
+
+
+def start_session(config: SessionConfig) -> SparkSession:
+    """Starts the JVM and gives its session. Takes seconds; call `session.stop()` when done.
+
+    The JVM ends when this process does, however it ends: it reads a pipe that only we hold open.
+
+    Raises:
+        InvalidConfig: Java is missing or too old.
+    """
+    require_java(os.environ)
+    # Executors must run this interpreter: another has another set of packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if config.is_local:
+        # Before the JVM starts: it looks up the host's name otherwise, which may not resolve.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master(config.master).appName(config.app_name)
+    for name, value in spark_settings(config).items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    hadoop = spark._jsc.hadoopConfiguration()
+    spark._jvm.org.apache.hadoop.fs.FileSystem.getLocal(hadoop).setWriteChecksum(False)
+    return spark

@@ -1,0 +1,79 @@
+"""What the job shows of itself: a registry of its own, served as ``/metrics`` beside ``/livez``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+
+DELAY_BUCKETS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
+
+
+class JobMetrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        name = "edgewater_job"
+        self.batches = Counter(f"{name}_batches", "Micro-batches applied.", registry=self.registry)
+        self.rows = Counter(f"{name}_rows", "Rows that came out of merging.", registry=self.registry)
+        self.frames = Counter(f"{name}_frames", "Frames applied.", registry=self.registry)
+        self.answers = Counter(f"{name}_answers", "Answers given.", ["cause"], registry=self.registry)
+        self.batch_seconds = Histogram(f"{name}_batch_seconds", "Merging and applying a batch.", registry=self.registry)
+        self.frame_delay = Histogram(
+            f"{name}_frame_delay_seconds",
+            "From the arrival of a frame at the gateway until it counts.",
+            buckets=DELAY_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.last_batch = Gauge(f"{name}_last_batch_timestamp_seconds", "When it was applied.", registry=self.registry)
+        self.start_seconds = Gauge(
+            f"{name}_start_seconds", "From the job's start until its stream ran.", registry=self.registry
+        )
+        self.passed_over = Counter(
+            f"{name}_passed_over", "Frames and partials that cannot be counted.", ["kind"], registry=self.registry
+        )
+        self.stuck = Gauge(f"{name}_stuck_queries", "Queries whose frames cannot be applied.", registry=self.registry)
+        self.failures = Counter(f"{name}_failures", "Failures that are tried again.", ["where"], registry=self.registry)
+
+
+@contextmanager
+def serving(metrics: JobMetrics, problem: Callable[[], str], host: str, port: int) -> Iterator[int]:
+    """Serves while entered and gives the port (0 takes any that is free).
+
+    ``/livez`` answers 503 with the reason while `problem` gives one.
+    """
+    show = make_wsgi_app(metrics.registry)
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/metrics":
+            found: Iterable[bytes] = show(environ, start_response)
+            return found
+        known = environ["PATH_INFO"] == "/livez"
+        text = problem() if known else "/livez and /metrics are here"
+        status = ("503 Service Unavailable" if text else "200 OK") if known else "404 Not Found"
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+        return [(text or "ok").encode() + b"\n"]
+
+    with make_server(host, port, application, server_class=_Server, handler_class=_Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, name="job-http", daemon=True)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = 10
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """A scrape every few seconds is no news."""

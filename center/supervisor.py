@@ -1,0 +1,199 @@
+"""`edgewater center run`: the parts of a center as child processes, restarted when they die.
+
+What may be lost when a part is killed is decided elsewhere (nothing: the frame log, the catalog and the
+result store see to it); here it is only noticed, logged and undone. Three things are easily got wrong:
+
+- A child leads a process group of its own. Ctrl-C reaches the supervisor alone, which then stops all in
+  order, and whatever a dead child leaves behind (the JVM of the job) is killed before it is started again.
+- A child's standard input is a pipe that only the supervisor holds. If the supervisor itself is killed, the
+  pipe ends and the children stop (`stop_with_supervisor`), so none is ever orphaned.
+- A child whose very first start ends with code 2 was given something that it cannot work with. Starting it
+  again cannot help: the supervisor stops the others and says so. Once a part has run, it can run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgewater.errors import InvalidConfig, StorageError
+
+log = logging.getLogger(__name__)
+
+EXIT_BAD_INPUT = 2
+GRACE_S = 25.0
+"""How long parts may take to stop before they are killed. Spark ends its batch within a few seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartCommand:
+    """A part and how to start it; `argv` is asked before every start."""
+
+    part: str
+    argv: Callable[[], Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before a part is started again: doubling, until it has lived long enough once."""
+
+    first_s: float = 0.2
+    most_s: float = 10.0
+    settled_s: float = 30.0
+
+    def delay_s(self, failures: int) -> float:
+        """Args: failures: deaths in a row, this one included, each before `settled_s`."""
+        return float(min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30)))
+
+
+def describe_exit(code: int) -> str:
+    """A return code of a child as a phrase."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+class Supervisor:
+    """Starts parts, keeps them running until told to stop, and stops them together.
+
+    Args:
+        pids_dir: where ``<part>.pid`` stands for every part that runs.
+        monotonic: a clock in seconds.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[PartCommand],
+        pids_dir: Path,
+        *,
+        monotonic: Callable[[], float],
+        backoff: Backoff = Backoff(),
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._commands = tuple(commands)
+        self._pids_dir = pids_dir
+        self._monotonic = monotonic
+        self._backoff = backoff
+        self._grace_s = grace_s
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._restarts = {c.part: 0 for c in self._commands}
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """Process ids of the parts that run now."""
+        return {part: process.pid for part, process in self._running.items()}
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """How often each part has been started again."""
+        return dict(self._restarts)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Runs until `stop` is set; returns when the last child has ended.
+
+        Raises:
+            InvalidConfig: a part cannot work with its configuration; all have been stopped.
+        """
+        self._pids_dir.mkdir(parents=True, exist_ok=True)
+        stopping = asyncio.create_task(stop.wait())
+        keepers = [asyncio.create_task(self._keep(c, stop)) for c in self._commands]
+        try:
+            await asyncio.wait([stopping, *keepers], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.set()
+            self._signal_all(signal.SIGTERM)
+            _, late = await asyncio.wait(keepers, timeout=self._grace_s)
+            if late:
+                log.warning("not stopped within %g s, killed: %s", self._grace_s, ", ".join(self._running))
+                self._signal_all(signal.SIGKILL)
+            ended = await asyncio.gather(*keepers, return_exceptions=True)
+            stopping.cancel()
+        for outcome in ended:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _keep(self, command: PartCommand, stop: asyncio.Event) -> None:
+        failures = 0
+        while not stop.is_set():
+            began_s = self._monotonic()
+            code = await self._run_once(command, stop)
+            if stop.is_set():
+                return
+            if code == EXIT_BAD_INPUT and self._restarts[command.part] == 0:
+                raise InvalidConfig(
+                    command.part, f"exit code {code}", "a configuration it can work with", "it said why above"
+                )
+            failures = 1 if self._monotonic() - began_s >= self._backoff.settled_s else failures + 1
+            delay_s = self._backoff.delay_s(failures)
+            self._restarts[command.part] += 1
+            log.warning("%s %s; starting it again in %.1f s", command.part, describe_exit(code), delay_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), delay_s)
+
+    async def _run_once(self, command: PartCommand, stop: asyncio.Event) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *command.argv(), stdin=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        self._running[command.part] = process
+        pid_file = self._pids_dir / f"{command.part}.pid"
+        _write_whole(pid_file, f"{process.pid}\n")
+        log.info("%s runs as process %d", command.part, process.pid)
+        if stop.is_set():  # asked to stop while the child was being made: nobody has signalled it
+            process.terminate()
+        try:
+            return await process.wait()
+        finally:
+            del self._running[command.part]
+            pid_file.unlink(missing_ok=True)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                if number == signal.SIGKILL:
+                    os.killpg(process.pid, number)
+                else:
+                    process.send_signal(number)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Writes so that a reader never finds half of it."""
+    partial = path.with_suffix(".new")
+    partial.write_text(text, encoding="ascii")
+    partial.replace(path)
+
+
+@contextlib.contextmanager
+def only_one(data_dir: Path) -> Iterator[None]:
+    """Holds the directory's lock, so that two supervisors never share it. Raises StorageError."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with (data_dir / "supervisor.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise StorageError(f"{data_dir}: another `edgewater center run` uses this directory") from exc
+        yield
+
+
+def stop_with_supervisor() -> None:
+    """In a child: asks this process to stop when the supervisor is gone, however it went."""
+
+    def wait_for_end() -> None:
+        while sys.stdin.buffer.read(1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait_for_end, name="supervisor-gone", daemon=True).start()

@@ -1,0 +1,261 @@
+"""The agent: real sources, a real clock, the network and signals around `DurableCore`.
+
+One event loop. Reading and decoding, and fsyncs, run in threads; everything that touches the core
+runs on the loop, one event at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+
+from edge import telemetry
+from edge.clock import now_ms
+from edge.commit import GroupCommit
+from edge.config import EdgeConfig, StreamConfig, TlsConfig
+from edge.core import EdgeCore
+from edge.durable import DurableCore, Position, load_identity
+from edge.events import Ingested, SourceEnded, SourcesOpened, Tick
+from edge.link import LinkLimits
+from edge.session import Session
+from edge.sources.base import Chunk, Source
+from edge.sources.build import build_sources
+from edge.sources.http import Busy, push_routes
+from edge.sources.replay import replay_clock
+from edge.streams import StreamSpec
+from edge.uplink import TlsFiles, Uplink
+from edgewater.errors import StorageError
+from edgewater.streams import StreamClock
+
+log = logging.getLogger(__name__)
+
+MAX_UNSYNCED_BYTES = 8 << 20
+TICK_MIN_S = 0.2
+BACKPRESSURE_POLL_S = 0.05
+
+
+@dataclass(slots=True)
+class Agent:
+    """An edge agent. Build it with `open_agent`, then `await run()`."""
+
+    config: EdgeConfig
+    durable: DurableCore
+    sources: list[Source]
+    commit: GroupCommit
+    session: Session
+    uplink: Uplink
+    rejected: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Runs until `stop` is set or a task fails; leaves a checkpoint behind."""
+        host, _, port = self.config.http.listen.rpartition(":")
+        server = _Server(
+            uvicorn.Config(self._app(), host, int(port), log_config=None, access_log=False, lifespan="off")
+        )
+        commit = asyncio.create_task(self.commit.run())
+        uplink = asyncio.create_task(self.uplink.run())
+        tasks = [commit, uplink, asyncio.create_task(self._tick()), asyncio.create_task(self._checkpoint())]
+        tasks += [asyncio.create_task(server.serve()), asyncio.create_task(self._read_all())]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await self._first_failure(tasks, stopping)
+        finally:
+            for task in [*tasks, stopping]:
+                task.cancel()
+            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            await self.commit.checkpoint()
+            self.durable.close()
+
+    async def _first_failure(self, tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]) -> None:
+        waiting: set[asyncio.Task[None] | asyncio.Task[bool]] = {*tasks, stopping}
+        while not stopping.done():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+
+    def _app(self) -> Starlette:
+        registry = CollectorRegistry()
+        registry.register(telemetry.EdgeCollector(self.durable, self._gauges, self.rejected))
+        routes = telemetry.routes(registry, self.missing)
+        return Starlette(routes=[*routes, *push_routes(self.config, self.accept, self.busy, now_ms)])
+
+    def _gauges(self) -> dict[str, tuple[str, float]]:
+        core = self.durable.core
+        return {
+            "connected": ("1 while a session with the center stands.", float(self.uplink.connected)),
+            "backlog_bytes": ("Bytes of frames the center has not acknowledged.", core.unacked_bytes),
+            "pending_bytes": ("Memory held for groups and frames.", core.pending_bytes),
+            "journal_bytes": ("Size of the current journal.", self.durable.journal_bytes),
+            "bandwidth_bytes_per_second": ("Measured bandwidth up.", self.session.bandwidth_bytes_s),
+            "rtt_seconds": ("Measured round trip.", self.session.rtt_ms / 1000),
+            "queries": ("Queries answered.", len(core.queries)),
+        }
+
+    def missing(self) -> list[str]:
+        """What keeps this edge from accepting records."""
+        reasons = []
+        if not self.session.configured.is_set():
+            reasons.append("queries: none known yet; the center has not been reached since this state was created")
+        if self.commit.failure is not None:
+            reasons.append(f"journal: {self.commit.failure}")
+        return reasons
+
+    def busy(self) -> Busy | None:
+        """Why a pushed request cannot be taken now, or None."""
+        if reasons := self.missing():
+            return Busy("; ".join(reasons), retry_after_s=1)
+        if self._full():
+            return Busy("the edge holds as much as limits.max_pending_bytes allows", retry_after_s=1)
+        return None
+
+    def _full(self) -> bool:
+        return self.durable.core.pending_bytes > self.config.limits.max_pending_bytes
+
+    async def accept(self, chunk: Chunk, stream: str) -> None:
+        """Takes a pushed chunk; returns when it is durable."""
+        self._count_rejected(stream, chunk)
+        if chunk.batch.num_rows:
+            self.durable.ingest_payload(Ingested(stream, chunk.source, chunk.batch, now_ms()))
+            self.session.changed.set()
+            await self.commit.durable()
+
+    def _count_rejected(self, stream: str, chunk: Chunk) -> None:
+        for rejection in chunk.rejected:
+            key = (stream, rejection.reason)
+            if key not in self.rejected:
+                log.warning("stream %s, source %s: %s (%s)", stream, chunk.source, rejection.message, rejection.example)
+            self.rejected[key] = self.rejected.get(key, 0) + rejection.count
+
+    async def _read_all(self) -> None:
+        # Before the first queries are known there is nobody to count a record for.
+        await self.session.configured.wait()
+        async with asyncio.TaskGroup() as group:
+            for source in self.sources:
+                group.create_task(self._read(source))
+        await asyncio.Event().wait()  # all that there was has been read; shipping and answering go on
+
+    async def _read(self, source: Source) -> None:
+        async for chunk in source.chunks(self.durable.positions.get(source.name)):
+            self._count_rejected(source.stream, chunk)
+            event = Ingested(source.stream, source.name, chunk.batch, now_ms())
+            if source.replayable and chunk.end is not None:
+                self.durable.ingest_range(event, chunk.start, chunk.end)
+            elif chunk.batch.num_rows:
+                self.durable.ingest_payload(event)
+            self.session.changed.set()
+            await self._hold_back()
+        self.durable.handle(SourceEnded(source.stream, source.name))
+        self.session.changed.set()
+        log.info("source %s of stream %s has ended", source.name, source.stream)
+
+    async def _hold_back(self) -> None:
+        """Backpressure: a source reads on only when there is room for what it reads."""
+        if self.durable.unsynced_bytes > MAX_UNSYNCED_BYTES or self.commit.failure is not None:
+            await self.commit.durable()
+        while self._full():
+            await asyncio.sleep(BACKPRESSURE_POLL_S)
+        await asyncio.sleep(0)
+
+    async def _tick(self) -> None:
+        while True:
+            deadline = self.durable.core.next_deadline()
+            now = now_ms()
+            if deadline is not None and deadline <= now:
+                before = {n: s.watermark_ms for n, s in self.durable.core.streams.items()}
+                self.durable.handle(Tick(now))
+                if before != {n: s.watermark_ms for n, s in self.durable.core.streams.items()}:
+                    self.session.changed.set()
+            await asyncio.sleep(max(TICK_MIN_S, ((deadline or now) - now) / 1000))
+
+    async def _checkpoint(self) -> None:
+        interval_s = self.config.limits.checkpoint_ms / 1000
+        written = -1
+        while True:
+            await asyncio.sleep(interval_s)
+            if self.durable.journal_bytes + self.durable.unsynced_bytes != written:
+                await self.commit.checkpoint()
+                written = self.durable.journal_bytes
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the agent has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def open_agent(config: EdgeConfig) -> Agent:
+    """Recovers the state in `config.state_dir` and wires everything; reads no source yet.
+
+    Raises:
+        InvalidConfig, StorageError: with what to do about it.
+    """
+    directory = Path(config.state_dir)
+    identity = load_identity(directory, lambda: _fresh_identity(config))
+    clocks = {name: _clock(identity["clocks"].get(name), stream) for name, stream in config.streams.items()}
+    sources = build_sources(config, clocks, now_ms=now_ms)
+    by_name = {source.name: source for source in sources}
+
+    def make_core() -> EdgeCore:
+        return EdgeCore(
+            {
+                name: StreamSpec(stream.arrow_columns, clocks[name], stream.disorder_ms, stream.idle_ms)
+                for name, stream in config.streams.items()
+            }
+        )
+
+    def reread(name: str, start: Position | None, end: Position) -> pa.RecordBatch:
+        if name not in by_name:
+            raise StorageError(
+                f"{directory}: the journal has records of source {name}, which the configuration no longer names; "
+                "put it back until the edge has run once more"
+            )
+        return by_name[name].reread(start, end).batch
+
+    durable = DurableCore(directory, make_core, reread, identity["incarnation"])
+    durable.handle(SourcesOpened(tuple((s.stream, s.name) for s in sources)))
+    commit = GroupCommit(durable)
+    session = Session(config.edge, config.labels, durable, commit, now_ms)
+    uplink = Uplink(
+        config.center.address,
+        session,
+        session,
+        token=config.center.token.get_secret_value() if config.center.token else None,
+        tls=_tls(config.center.tls),
+        limits=LinkLimits(config.center.bandwidth, config.center.daily),
+        now_ms=now_ms,
+        monotonic=time.monotonic,
+    )
+    return Agent(config, durable, sources, commit, session, uplink)
+
+
+def _fresh_identity(config: EdgeConfig) -> dict[str, Any]:
+    """A replay that begins when the agent is first started must begin there after a restart, too."""
+    clocks = {name: replay_clock(stream.replay, now_ms()) for name, stream in config.streams.items()}
+    return {
+        "incarnation": uuid.uuid4().hex,
+        "clocks": {name: asdict(clock) for name, clock in clocks.items() if clock is not None},
+    }
+
+
+def _clock(kept: dict[str, Any] | None, stream: StreamConfig) -> StreamClock | None:
+    return StreamClock(**kept) if kept is not None else replay_clock(stream.replay, now_ms())
+
+
+def _tls(given: TlsConfig | None) -> TlsFiles | None:
+    if given is None:
+        return None
+    return TlsFiles(*(Path(p) if p else None for p in (given.ca, given.cert, given.key)))

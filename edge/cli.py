@@ -1,0 +1,132 @@
+"""`edgewater edge …`: what an operator runs near a source."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import click
+import pyarrow as pa
+
+from edge import journal
+from edge.clock import now_ms
+from edge.durable import KIND_NAMES
+from edgewater.errors import EdgewaterError
+
+EXIT_BAD_INPUT = 2
+
+
+@click.group()
+def edge() -> None:
+    """Run and inspect an edge agent.
+
+    An edge reads sources near it, aggregates per query, and ships what the queries need to the
+    center. It needs no Java and no Spark. One YAML file says what it reads and where the center is:
+
+    \b
+      edge: jfk
+      center: {address: "center.example:7400"}
+      state_dir: /var/lib/edgewater
+      streams:
+        flights:
+          columns: {carrier: string, distance: int64}
+          time: {column: scheduled_ms, unit: ms}
+          sources:
+            - file: {path: "/var/log/flights/*.csv", follow: true}
+    """
+
+
+def _fail(error: EdgewaterError) -> None:
+    click.echo(f"edgewater: {error}", err=True)
+    sys.exit(EXIT_BAD_INPUT)
+
+
+@edge.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--log-level", default="info", show_default=True,
+              type=click.Choice(["debug", "info", "warning", "error"]), help="How much is said on stderr.")  # fmt: skip
+def run(config: Path, log_level: str) -> None:
+    """Run the agent described by the file CONFIG until SIGTERM or Ctrl-C.
+
+    It answers at its `http.listen` address: /livez, /readyz, /metrics, and POST /v1/streams/NAME for
+    streams with an http source. State survives `kill -9` at any moment: start it again, and it goes on.
+    """
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Arrow's own allocator keeps what a batch needed; malloc gives it back, and an edge stays small.
+    pa.set_memory_pool(pa.system_memory_pool())
+    from edge.agent import open_agent
+    from edge.config import load_config
+
+    try:
+        agent = open_agent(load_config(config))
+        asyncio.run(_until_signalled(agent.run))
+    except EdgewaterError as exc:
+        _fail(exc)
+
+
+async def _until_signalled(run_agent: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await run_agent(stop)
+
+
+@edge.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def check(config: Path, as_json: bool) -> None:
+    """Check CONFIG against the data that is there, without changing anything.
+
+    Reads the beginning of every source with the agent's own decoders and says what would be accepted,
+    what would be refused and why. Exit status 1 if there is a problem, 2 if the file is not accepted.
+    """
+    from edge.check import check as run_check
+    from edge.config import load_config
+
+    try:
+        report = run_check(load_config(config), now_ms)
+    except EdgewaterError as exc:
+        _fail(exc)
+    click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
+    sys.exit(0 if report.ok else 1)
+
+
+@edge.group(name="journal")
+def journal_group() -> None:
+    """Look into the journal of an agent that is not running."""
+
+
+@journal_group.command(name="check")
+@click.argument("state_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def journal_check(state_dir: Path, as_json: bool) -> None:
+    """Read every journal in STATE_DIR and count records, torn bytes and damage. Exit status 1 if damaged."""
+    findings = []
+    for path in sorted(state_dir.glob("journal-*.log")):
+        found = journal.scan(path.read_bytes())
+        kinds: dict[str, int] = {}
+        for record in found.records:
+            name = KIND_NAMES.get(record.kind, f"unknown-{record.kind}")
+            kinds[name] = kinds.get(name, 0) + 1
+        findings.append(
+            {"journal": path.name, "records": kinds, "torn_bytes": found.torn_bytes, "damaged_at": found.damaged}
+        )
+    if as_json:
+        click.echo(json.dumps(findings, indent=2))
+    for finding in findings if not as_json else []:
+        click.echo("{journal}: {records}, torn bytes {torn_bytes}, damaged at {damaged_at}".format(**finding))
+    sys.exit(1 if any(f["damaged_at"] for f in findings) else 0)
+
+
+@journal_group.command(name="show")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def journal_show(file: Path) -> None:
+    """Print the records of one journal FILE, a line each."""
+    for number, record in enumerate(journal.scan(file.read_bytes()).records):
+        text = record.payload.decode(errors="replace") if record.payload[:1] == b"{" else f"{len(record.payload)} bytes"
+        click.echo(f"{number:6} {KIND_NAMES.get(record.kind, record.kind):15} {text[:200]}")

@@ -1,0 +1,356 @@
+"""The configuration of an edge: one YAML file.
+
+Paths in it are relative to the working directory. Secrets are written as they are, or better as
+``{env: NAME}`` or ``{file: PATH}``; nothing else in the file is substituted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import pyarrow as pa
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from edge.config_errors import invalid_config, load_yaml
+from edge.sources.decode_csv import CsvDialect
+from edge.sources.decoders import EXTENSIONS, Format
+from edge.sources.inputs import CODECS
+from edge.sources.schema import DAY_MS, YEAR_2000_MS, EventTime, RecordSchema, TimeUnit
+from edgewater.errors import InvalidConfig, InvalidInput
+from edgewater.quantities import duration_ms, size_bytes
+from edgewater.query import NAME, NAME_ACCEPTED
+from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
+
+IDLE_MS = 10_000
+_TIME_ACCEPTED = "an ISO 8601 time such as 2013-01-01T00:00:00Z"
+
+
+def refuse(accepted: str, reason: str = "") -> NoReturn:
+    """Refuses the value that is being validated."""
+    raise PydanticCustomError("edgewater", "{accepted}", {"accepted": accepted, "reason": reason})
+
+
+def _parsed_by(parse: Callable[[object, str], int]) -> BeforeValidator:
+    def validate(value: object) -> int:
+        try:
+            return parse(value, "")
+        except InvalidInput as exc:
+            refuse(exc.accepted, exc.reason)
+
+    return BeforeValidator(validate)
+
+
+def _utc_millis(value: object) -> int:
+    """YAML reads an unquoted time as a datetime."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            refuse(_TIME_ACCEPTED)
+    if not isinstance(value, datetime):
+        refuse(_TIME_ACCEPTED)
+    return round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _address(value: object) -> str:
+    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        refuse("host:port such as 127.0.0.1:7400")
+    return str(value)
+
+
+Duration = Annotated[int, _parsed_by(duration_ms)]
+"""Written as 30s; int64 ms."""
+Size = Annotated[int, _parsed_by(size_bytes)]
+"""Written as 64KiB; bytes."""
+Instant = Annotated[int, BeforeValidator(_utc_millis)]
+"""Written as ISO 8601, without a zone in UTC; int64 ms."""
+Address = Annotated[str, BeforeValidator(_address)]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class TlsConfig(Model):
+    """PEM files: the authority that signed the center's certificate, and this edge's own (mutual TLS)."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    @model_validator(mode="after")
+    def _pair(self) -> TlsConfig:
+        if (self.cert is None) != (self.key is None):
+            refuse("cert and key together, or neither")
+        return self
+
+
+class CenterConfig(Model):
+    """The way to the center.
+
+    Attributes:
+        bandwidth: bytes per second that this edge may send at most; None: as the link has.
+        daily: bytes per day that it may send at most.
+    """
+
+    address: Address = "127.0.0.1:7400"
+    token: SecretStr | None = None
+    tls: TlsConfig | None = None
+    bandwidth: Size | None = None
+    daily: Size | None = None
+
+    @field_validator("token", mode="before")
+    @classmethod
+    def _secret(cls, value: object, info: ValidationInfo) -> object:
+        return _read_secret(value, (info.context or {}).get("environ", os.environ))
+
+
+def _read_secret(value: object, environ: Mapping[str, str]) -> SecretStr | None:
+    if value is None or isinstance(value, SecretStr):
+        return value
+    if isinstance(value, str) and value:
+        return SecretStr(value)
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((kind, name),) = value.items()
+        if kind == "env" and isinstance(name, str):
+            if not environ.get(name):
+                refuse(f"the environment variable {name} to be set", "it is not set, or empty")
+            return SecretStr(environ[name])
+        if kind == "file" and isinstance(name, str):
+            try:
+                return SecretStr(Path(name).read_text(encoding="utf-8").strip())
+            except (OSError, UnicodeDecodeError) as exc:
+                refuse("a readable text file", str(exc))
+    refuse("the secret itself, {env: NAME} or {file: PATH}")
+
+
+class HttpConfig(Model):
+    listen: Address = "127.0.0.1:7410"
+
+
+class LimitsConfig(Model):
+    """Bounds.
+
+    Attributes:
+        max_pending_bytes: of groups and frames that have not been acknowledged; then sources are held back.
+        max_push_bytes: of one pushed body, as sent and decompressed.
+        checkpoint_ms: time between two checkpoints of the state.
+    """
+
+    max_pending_bytes: Size = 64 << 20
+    max_push_bytes: Size = 8 << 20
+    checkpoint_ms: Duration = Field(default=5000, alias="checkpoint")
+
+
+class TimeConfig(Model):
+    column: str = Field(min_length=1)
+    unit: TimeUnit = "ms"
+    min_time: Instant = YEAR_2000_MS
+    max_skew: Duration = DAY_MS
+
+
+class ReplayConfig(Model):
+    """Recorded data, run by a clock of its own.
+
+    Attributes:
+        speed: event time per wall time; max: as fast as records can be read, without a clock.
+        start: event time at which the replay begins.
+        at: wall time at which it begins; None: when the agent is first started.
+    """
+
+    speed: float | Literal["max"]
+    start: Instant | None = None
+    at: Instant | None = None
+
+    @field_validator("speed", mode="before")
+    @classmethod
+    def _speed(cls, value: object) -> object:
+        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+        if not number and value != "max":
+            refuse("a positive number, such as 86400 for a day a second, or max")
+        return float(value) if isinstance(value, int) else value
+
+    @model_validator(mode="after")
+    def _has_start(self) -> ReplayConfig:
+        if self.speed != "max" and self.start is None:
+            refuse(f"start: {_TIME_ACCEPTED}, the event time at which the replay begins", "start is missing")
+        return self
+
+
+class CsvConfig(Model):
+    """How CSV is written; see `CsvDialect`. `header` names the columns of files without a header line."""
+
+    delimiter: str = Field(default=",", min_length=1, max_length=1)
+    nulls: list[str] = []
+    header: list[str] | None = None
+
+    @property
+    def dialect(self) -> CsvDialect:
+        return CsvDialect(self.delimiter, tuple(self.nulls))
+
+
+class FileConfig(Model):
+    path: str = Field(min_length=1)
+    format: Format
+    follow: bool = False
+    compression: Literal["auto", "none", "gzip", "zstd", "bz2"] = "auto"
+    csv: CsvConfig = CsvConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _format_by_name(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "format" in given or not isinstance(given.get("path"), str):
+            return given
+        path = Path(given["path"])
+        suffix = Path(path.stem).suffix if path.suffix in CODECS else path.suffix
+        return {**given, "format": EXTENSIONS[suffix]} if suffix in EXTENSIONS else given
+
+
+class StdinConfig(Model):
+    format: Literal["ndjson", "csv"] = "ndjson"
+    csv: CsvConfig = CsvConfig()
+
+
+class HttpPushConfig(Model):
+    """Records are pushed to ``POST /v1/streams/{stream}``."""
+
+
+class SourceConfig(Model):
+    """One source: exactly one of the three."""
+
+    file: FileConfig | None = None
+    stdin: StdinConfig | None = None
+    http: HttpPushConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_kind(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) == 1:
+            return {kind: {} if options is None else options for kind, options in given.items()}
+        refuse("one of file: {path: …}, stdin: {format: …}, http: {}")
+
+
+class StreamConfig(Model):
+    """A stream that this edge serves."""
+
+    columns: dict[str, str]
+    time: TimeConfig
+    disorder_ms: Duration = Field(default=0, alias="disorder")
+    idle: Duration | None = None
+    replay: ReplayConfig | None = None
+    sources: list[SourceConfig] = Field(min_length=1)
+
+    @field_validator("columns")
+    @classmethod
+    def _types(cls, columns: dict[str, str]) -> dict[str, str]:
+        if not columns:
+            refuse("at least one column, such as {carrier: string}")
+        for name, kind in columns.items():
+            if kind not in COLUMN_TYPES:
+                refuse(f"a type among {', '.join(COLUMN_TYPES)}", f"column {name} has the unknown type {kind}")
+        if TIME_COLUMN in columns:
+            refuse(f"another name than {TIME_COLUMN}", "that is the name of the event time in every stream")
+        return columns
+
+    @model_validator(mode="after")
+    def _time_fits(self) -> StreamConfig:
+        declared = self.columns.get(self.time.column)
+        fitting = ("string",) if self.time.unit == "iso8601" else ("int64", "float64")
+        if declared is not None and declared not in fitting:
+            refuse(
+                f"the type {' or '.join(fitting)} for column {self.time.column}",
+                f"it is declared {declared} and time.unit is {self.time.unit}",
+            )
+        kinds = [kind for source in self.sources for kind in source.model_fields_set]
+        paths = [source.file.path for source in self.sources if source.file]
+        if kinds.count("http") > 1 or len(set(paths)) < len(paths):
+            refuse("each path once, and http once", "a source is named twice and would be counted twice")
+        return self
+
+    @property
+    def arrow_columns(self) -> dict[str, pa.DataType]:
+        return {name: COLUMN_TYPES[kind] for name, kind in self.columns.items()}
+
+    @property
+    def record_schema(self) -> RecordSchema:
+        """What its decoders make of their input."""
+        skew = self.time.max_skew if self.replay is None else None
+        return RecordSchema(self.arrow_columns, EventTime(self.time.column, self.time.unit, self.time.min_time, skew))
+
+    @property
+    def idle_ms(self) -> int | None:
+        """As `edge.streams.StreamSpec.idle_ms`: a live stream's default is 10 s, a replay's none."""
+        if self.idle is not None:
+            return self.idle
+        return IDLE_MS if self.replay is None else None
+
+
+class EdgeConfig(Model):
+    """Everything that an edge agent is told."""
+
+    edge: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    labels: dict[str, str] = {}
+    center: CenterConfig = CenterConfig()
+    state_dir: str = Field(min_length=1)
+    http: HttpConfig = HttpConfig()
+    streams: dict[str, StreamConfig] = Field(min_length=1)
+    limits: LimitsConfig = LimitsConfig()
+
+    @field_validator("streams")
+    @classmethod
+    def _names(cls, streams: dict[str, StreamConfig]) -> dict[str, StreamConfig]:
+        for name in streams:
+            if not NAME.fullmatch(name):
+                refuse(NAME_ACCEPTED, f"the stream's name {name!r} could not be used in a query")
+        stdin = [name for name, stream in streams.items() for source in stream.sources if source.stdin]
+        if len(stdin) > 1:
+            refuse("stdin in one stream only", f"it is a source of {', '.join(stdin)}")
+        return streams
+
+
+def parse_config(given: object, environ: Mapping[str, str] = os.environ) -> EdgeConfig:
+    """The configuration in a mapping.
+
+    Args:
+        environ: where ``{env: NAME}`` is looked up.
+
+    Raises:
+        InvalidConfig: names the key's path, its value and what is accepted.
+    """
+    try:
+        return EdgeConfig.model_validate(given, context={"environ": environ})
+    except ValidationError as exc:
+        raise invalid_config(exc, EdgeConfig) from None
+
+
+def load_config(path: str | Path, environ: Mapping[str, str] = os.environ) -> EdgeConfig:
+    """Reads a configuration file.
+
+    Raises:
+        InvalidConfig: the file cannot be read, is not YAML, or says something that is not accepted.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InvalidConfig("", str(path), "a readable YAML file in UTF-8", str(exc)) from exc
+    try:
+        return parse_config(load_yaml(text), environ)
+    except yaml.YAMLError as exc:
+        raise InvalidConfig("", str(path), "YAML", " ".join(str(exc).split())) from exc

@@ -1,0 +1,230 @@
+"""`EdgeCore`: everything an edge decides, as a deterministic state machine.
+
+    core.handle(event) -> list[Effect]
+
+There is no clock, no I/O and no randomness in here, so that the program that runs in production is
+the one that recovery replays, tests crash at every step and the simulator measures.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from functools import singledispatchmethod
+
+import pyarrow as pa
+
+from edge.events import (
+    END_OF_TIME_MS,
+    Acked,
+    BudgetSet,
+    Configured,
+    Dropped,
+    Effect,
+    Event,
+    FrameBuilt,
+    Ingested,
+    Pull,
+    QueryAccepted,
+    QueryRefused,
+    SourceEnded,
+    SourcesOpened,
+    Tick,
+)
+from edge.pipeline import NEVER_MS, QueryPipeline
+from edge.streams import StreamSpec, StreamState
+from edgewater.errors import InvalidQuery
+from edgewater.query import QuerySpec
+from edgewater.wire.frames import Frame, QueryRef
+
+MAX_FRAME_BYTES = 256 * 1024
+"""Bytes of partials that one frame carries, about, before compression."""
+
+
+class EdgeCore:
+    """The state of one edge.
+
+    Args:
+        streams: what this edge serves, by name.
+
+    Attributes:
+        next_seq: the number of the next frame.
+        unacked: frames that the center has not acknowledged, ascending.
+    """
+
+    def __init__(self, streams: Mapping[str, StreamSpec]) -> None:
+        self.streams = {name: StreamState(spec) for name, spec in streams.items()}
+        self.queries: dict[QueryRef, QueryPipeline] = {}
+        self.refused: dict[QueryRef, QueryRefused] = {}
+        self.configured = False
+        self.next_seq = 1
+        self.unacked: deque[Frame] = deque()
+        self._touch = 0
+        self._now_ms = 0
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Applies one event. Events are applied in the order of the journal, each exactly once."""
+        return self._handle(event)
+
+    @singledispatchmethod
+    def _handle(self, event: Event) -> list[Effect]:
+        raise TypeError(f"{type(event).__name__} is no event of the edge")
+
+    @_handle.register
+    def _(self, event: Configured) -> list[Effect]:
+        self.configured = True
+        wanted = dict(event.queries)
+        for ref in [r for r in (*self.queries, *self.refused) if r not in wanted]:
+            self.queries.pop(ref, None)
+            self.refused.pop(ref, None)
+        added = [(ref, spec) for ref, spec in wanted.items() if ref not in self.queries and ref not in self.refused]
+        return [self._add(ref, spec) for ref, spec in added]
+
+    def _add(self, ref: QueryRef, spec: QuerySpec) -> Effect:
+        stream = self.streams.get(spec.stream)
+        if stream is None:
+            return self._refuse(ref, InvalidQuery("from", spec.stream, f"one of {', '.join(self.streams)}",
+                                                  "this edge serves no such stream"))  # fmt: skip
+        try:
+            bound = spec.bind(stream.spec.columns)
+        except InvalidQuery as exc:
+            return self._refuse(ref, exc)
+        # What was read before the query came is gone: it starts with the first whole slice.
+        since = (
+            NEVER_MS
+            if stream.newest_ms == NEVER_MS
+            else spec.window.slice_start(stream.newest_ms) + spec.window.slice_ms
+        )
+        self.queries[ref] = QueryPipeline(ref, bound, since)
+        return QueryAccepted(ref)
+
+    def _refuse(self, ref: QueryRef, error: InvalidQuery) -> Effect:
+        self.refused[ref] = QueryRefused(ref, error.code, error.message)
+        return self.refused[ref]
+
+    @_handle.register
+    def _(self, event: SourcesOpened) -> list[Effect]:
+        for stream, source in event.sources:
+            self.streams[stream].open(source)
+        return []
+
+    @_handle.register
+    def _(self, event: Ingested) -> list[Effect]:
+        self._now_ms = max(self._now_ms, event.arrival_ms)
+        stream = self.streams[event.stream]
+        watermark = stream.watermark_ms
+        self._touch += 1
+        effects: list[Effect] = []
+        for pipeline in self._reading(event.stream):
+            dropped = pipeline.ingest(event.batch, watermark, self._touch)
+            effects += [Dropped(pipeline.ref, reason, count) for reason, count in dropped.items()]
+        stream.advance(event.source, event.batch, event.arrival_ms)
+        return effects
+
+    @_handle.register
+    def _(self, event: SourceEnded) -> list[Effect]:
+        self.streams[event.stream].end(event.source)
+        return []
+
+    @_handle.register
+    def _(self, event: Tick) -> list[Effect]:
+        self._now_ms = max(self._now_ms, event.now_ms)
+        for stream in self.streams.values():
+            stream.tick(self._now_ms)
+        return []
+
+    @_handle.register
+    def _(self, event: Pull) -> list[Effect]:
+        for pipeline in self._most_urgent_first():
+            stream = pipeline.spec.stream
+            body = pipeline.pull(
+                min(event.capacity_bytes, MAX_FRAME_BYTES),
+                self.streams[stream].watermark_ms,
+                event.open_through.get(stream, NEVER_MS),
+            )
+            if body is not None:
+                frame = Frame.pack(self.next_seq, pipeline.ref, body)
+                self.next_seq += 1
+                self.unacked.append(frame)
+                return [FrameBuilt(frame)]
+        return []
+
+    def _most_urgent_first(self) -> list[QueryPipeline]:
+        """Queries with the oldest news first, so that none starves behind one that is always busy."""
+        return sorted(self.queries.values(), key=lambda p: (p.progress.through_ms, p.ref.name))
+
+    @_handle.register
+    def _(self, event: Acked) -> list[Effect]:
+        while self.unacked and self.unacked[0].seq <= event.through:
+            self.unacked.popleft()
+        return []
+
+    @_handle.register
+    def _(self, event: BudgetSet) -> list[Effect]:
+        pipeline = self.queries.get(event.query)
+        if pipeline is not None and dict(event.shares) != pipeline.shares:
+            pipeline.shares = dict(event.shares)
+            for held in pipeline.slices.values():
+                held.stated = False
+        return []
+
+    def _reading(self, stream: str) -> list[QueryPipeline]:
+        return [p for p in self.queries.values() if p.spec.stream == stream]
+
+    def next_deadline(self) -> int | None:
+        """Wall time (ms) at which a `Tick` will change something, or None."""
+        return min((d for s in self.streams.values() if (d := s.next_deadline()) is not None), default=None)
+
+    def next_pull_ms(self, bandwidth_bytes_s: float) -> int | None:
+        """Wall time from which a `Pull` is worth its bytes; None: nothing to send.
+
+        Closed slices leave at once. Open ones are left to aggregate until draining them at this
+        bandwidth would take about as long as their window has left: earlier costs bytes for values
+        that will change again, later costs staleness.
+        """
+        earliest: int | None = None
+        for name, stream in self.streams.items():
+            watermark = stream.watermark_ms
+            open_bytes, first_end = 0, None
+            for pipeline in self._reading(name):
+                if pipeline.has_news(watermark):
+                    return self._now_ms
+                closed, still_open = pipeline.pending_bytes(watermark)
+                if closed:
+                    return self._now_ms
+                end = pipeline.first_open_end(watermark)
+                open_bytes += still_open
+                first_end = end if first_end is None else min(first_end, end if end is not None else first_end)
+            if first_end is not None and stream.spec.clock is not None:
+                drain_ms = int(2000 * open_bytes / max(bandwidth_bytes_s, 1.0))
+                due = stream.spec.clock.to_wall_ms(first_end) - drain_ms
+                earliest = due if earliest is None else min(earliest, due)
+        return earliest
+
+    def open_through(self, bandwidth_bytes_s: float, now_ms: int) -> dict[str, int]:
+        """What `Pull.open_through` should say now: the rule of `next_pull_ms`, per stream."""
+        result = {}
+        for name, stream in self.streams.items():
+            if stream.spec.clock is None:
+                continue
+            open_bytes = sum(p.pending_bytes(stream.watermark_ms)[1] for p in self._reading(name))
+            drain_ms = int(2000 * open_bytes / max(bandwidth_bytes_s, 1.0))
+            result[name] = stream.spec.clock.to_event_ms(now_ms + drain_ms)
+        return result
+
+    @property
+    def pending_bytes(self) -> int:
+        """Memory held for what has not been acknowledged: the bound at which sources are held back."""
+        return sum(p.nbytes for p in self.queries.values()) + self.unacked_bytes
+
+    @property
+    def unacked_bytes(self) -> int:
+        return sum(len(f.body) for f in self.unacked)
+
+    def stream_ended(self, name: str) -> bool:
+        return self.streams[name].watermark_ms >= END_OF_TIME_MS
+
+
+def empty_batch(columns: Mapping[str, pa.DataType]) -> pa.RecordBatch:
+    """A batch of no records, with the stream's columns."""
+    return pa.RecordBatch.from_pydict({n: [] for n in columns}, pa.schema(list(columns.items())))

@@ -1,0 +1,122 @@
+"""What goes into `EdgeCore` (events) and what comes out (effects).
+
+Every event carries the time it happened at; the core itself never asks for it. Events are what the
+journal records, so a new field needs a default and a new event a new journal kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from edgewater.query import QuerySpec
+from edgewater.wire.frames import Frame, QueryRef
+
+END_OF_TIME_MS = 1 << 62
+"""Watermark of a source that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The complete set of queries to answer; queries not in it end."""
+
+    queries: tuple[tuple[QueryRef, QuerySpec], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourcesOpened:
+    """The sources that feed each stream: a stream's watermark waits for all of its own."""
+
+    sources: tuple[tuple[str, str], ...]
+    """(stream, source) pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """A decoded batch: the stream's columns and `event_time_ms` (int64, no nulls)."""
+
+    stream: str
+    source: str
+    batch: pa.RecordBatch
+    arrival_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEnded:
+    """A source has delivered all it ever will."""
+
+    stream: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. Called when `next_deadline` says so; harmless at any other time."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """The link has room for about `capacity_bytes`: build the frame that is worth most now.
+
+    Attributes:
+        open_through: per stream the event time up to which slices that are still open may be drawn
+            from; what leaves them early is spread over the window instead of queueing at its end.
+    """
+
+    capacity_bytes: int
+    open_through: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """The center holds every frame up to and including `through`."""
+
+    through: int
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSet:
+    """This edge's shares of a query's error budget, per measure, in the measure's unit."""
+
+    query: QueryRef
+    shares: Mapping[str, float]
+
+
+Event = Configured | SourcesOpened | Ingested | SourceEnded | Tick | Pull | Acked | BudgetSet
+
+
+@dataclass(frozen=True, slots=True)
+class FrameBuilt:
+    """A frame to be made durable, then shipped."""
+
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Records not counted in a query, on purpose."""
+
+    query: QueryRef
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueryAccepted:
+    query: QueryRef
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRefused:
+    """A query that does not fit this edge's streams; the others go on."""
+
+    query: QueryRef
+    code: str
+    message: str
+
+
+Effect = FrameBuilt | Dropped | QueryAccepted | QueryRefused

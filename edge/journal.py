@@ -1,0 +1,168 @@
+"""The journal: records in order, on disk, that survive a crash at any byte.
+
+A segment is ``EWJ1`` followed by records, each ``length | CRC32C | kind | payload``. Records are
+appended in memory and made durable together (`sync`), so the cost of an fsync is shared by all that
+wait for it. Reading stops at a torn tail, which is cut; a record that is whole but damaged is
+quarantined: it is counted and passed over, and what follows is still read.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import google_crc32c
+
+from edgewater.errors import StorageError
+
+MAGIC = b"EWJ1"
+_RECORD = struct.Struct("<IIB")
+MAX_RECORD_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    kind: int
+    payload: bytes
+
+
+@dataclass(slots=True)
+class Scan:
+    """What reading a segment found.
+
+    Attributes:
+        good_bytes: length of the segment up to the last record that can be followed by another.
+        damaged: offsets of records whose checksum is wrong.
+        torn_bytes: bytes behind `good_bytes` that are no whole record.
+    """
+
+    records: list[Record] = field(default_factory=list)
+    good_bytes: int = 0
+    damaged: list[int] = field(default_factory=list)
+    torn_bytes: int = 0
+
+
+def encode(record: Record) -> bytes:
+    body = bytes([record.kind]) + record.payload
+    return _RECORD.pack(len(record.payload), google_crc32c.value(body), record.kind) + record.payload
+
+
+def scan(data: bytes) -> Scan:
+    """Reads a segment's bytes. Never raises for damage behind the magic."""
+    if data[: len(MAGIC)] != MAGIC:
+        return Scan(torn_bytes=len(data))
+    result, at = Scan(), len(MAGIC)
+    for at, end, record in _records(data):
+        if record is None:
+            result.damaged.append(at)
+        else:
+            result.records.append(record)
+        result.good_bytes = end
+    result.good_bytes = max(result.good_bytes, len(MAGIC))
+    # A damaged last record is a torn one: its bytes were not all written. Nothing depended on it.
+    if result.damaged and result.good_bytes == _end_of(data, result.damaged[-1]):
+        result.good_bytes = result.damaged.pop()
+    result.torn_bytes = len(data) - result.good_bytes
+    return result
+
+
+def _records(data: bytes) -> Iterator[tuple[int, int, Record | None]]:
+    at = len(MAGIC)
+    while at + _RECORD.size <= len(data):
+        length, checksum, kind = _RECORD.unpack_from(data, at)
+        end = at + _RECORD.size + length
+        if length > MAX_RECORD_BYTES or end > len(data):
+            return
+        payload = data[at + _RECORD.size : end]
+        sound = google_crc32c.value(bytes([kind]) + payload) == checksum
+        yield at, end, Record(kind, payload) if sound else None
+        at = end
+
+
+def _end_of(data: bytes, at: int) -> int:
+    length, _, _ = _RECORD.unpack_from(data, at)
+    return at + _RECORD.size + int(length)
+
+
+class Segment:
+    """One journal file, open for appending.
+
+    Raises:
+        StorageError: from `sync`, if the disk refuses; what was appended stays in memory and the
+            next `sync` tries again, from the last byte that is known to be durable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._buffer = bytearray()
+        fresh = not path.exists() or path.stat().st_size < len(MAGIC)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._durable = 0 if fresh else path.stat().st_size
+        if fresh:
+            self._buffer += MAGIC
+
+    def append(self, record: Record) -> None:
+        self._buffer += encode(record)
+
+    @property
+    def unsynced_bytes(self) -> int:
+        return len(self._buffer)
+
+    @property
+    def nbytes(self) -> int:
+        return self._durable + len(self._buffer)
+
+    def sync(self) -> None:
+        """Makes all that was appended before the call durable. May run in another thread than
+        `append`: bytes appended meanwhile wait for the next call."""
+        chunk = bytes(self._buffer)
+        if not chunk:
+            return
+        try:
+            written = 0
+            while written < len(chunk):
+                written += os.pwrite(self._file, memoryview(chunk)[written:], self._durable + written)
+            os.fsync(self._file)
+        except OSError as exc:
+            raise StorageError(f"the journal {self.path} cannot be written: {exc.strerror}") from exc
+        self._durable += len(chunk)
+        del self._buffer[: len(chunk)]
+
+    def truncate(self, size: int) -> None:
+        """Cuts a torn tail off."""
+        os.ftruncate(self._file, size)
+        os.fsync(self._file)
+        self._durable = size
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replaces a file as one step: after a crash it has the old bytes or the new.
+
+    Raises:
+        StorageError: the disk refuses; the old file stays.
+    """
+    partial = path.with_suffix(path.suffix + ".partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        sync_directory(path.parent)
+    except OSError as exc:
+        raise StorageError(f"{path} cannot be written: {exc.strerror}") from exc
+
+
+def sync_directory(path: Path) -> None:
+    """Makes created, renamed and removed names in a directory durable."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,149 @@
+"""The agent's two faces towards the uplink: what is to be sent, and what has come down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from edge.commit import GroupCommit
+from edge.durable import DurableCore
+from edge.events import END_OF_TIME_MS, Acked, BudgetSet, Configured, FrameBuilt, Pull, QueryRefused
+from edge.ports import QueryStatusReport
+from edgewater.query import QuerySpec
+from edgewater.streams import LIVE, type_name
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.frames import Frame, QueryRef
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = 1
+INITIAL_BANDWIDTH_BYTES_S = 1e6
+EMPTY_PULL_PAUSE_S = 0.05
+
+
+class Session:
+    """Implements `edge.ports.Outbox` and `edge.ports.Listener` over the durable core.
+
+    Attributes:
+        changed: set whenever the core has moved, so that whoever waits looks again.
+    """
+
+    def __init__(
+        self, edge: str, labels: Mapping[str, str], durable: DurableCore, commit: GroupCommit, now_ms: Callable[[], int]
+    ) -> None:
+        self._edge, self._labels = edge, dict(labels)
+        self._durable, self._commit, self._now_ms = durable, commit, now_ms
+        self.changed = asyncio.Event()
+        self.configured = asyncio.Event()
+        if durable.core.configured:
+            self.configured.set()
+        self.rtt_ms = 0.0
+        self.bandwidth_bytes_s = INITIAL_BANDWIDTH_BYTES_S
+        self._durable_seq = durable.core.next_seq - 1  # what recovery found is on disk
+
+    def unacknowledged(self, after: int | None) -> Iterable[Frame]:
+        unacked = self._durable.core.unacked
+        return [f for f in unacked if f.seq <= self._durable_seq and (after is None or f.seq > after)]
+
+    async def take(self, capacity_bytes: int) -> Frame:
+        """Waits for a frame worth sending, builds it, and waits until it is durable."""
+        while True:
+            now = self._now_ms()
+            due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s)
+            if due is not None and due <= now:
+                open_through = self._durable.core.open_through(self.bandwidth_bytes_s, now)
+                effects = self._durable.handle(Pull(capacity_bytes, open_through))
+                for effect in effects:
+                    if isinstance(effect, FrameBuilt):
+                        await self._commit.durable()
+                        self._durable_seq = effect.frame.seq
+                        return effect.frame
+                await self._moved(EMPTY_PULL_PAUSE_S)
+            else:
+                await self._moved(None if due is None else (due - now) / 1000)
+
+    async def _moved(self, timeout_s: float | None) -> None:
+        self.changed.clear()
+        try:
+            await asyncio.wait_for(self.changed.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def on_welcome(self, acked_through: int | None) -> None:
+        if acked_through is not None:
+            self.on_ack(acked_through)
+
+    def on_ack(self, through: int) -> None:
+        self._durable.handle(Acked(through))
+        self.changed.set()
+
+    def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
+        core = self._durable.core
+        if {ref for ref, _ in queries} != {*core.queries, *core.refused} or not core.configured:
+            for effect in self._durable.handle(Configured(tuple(queries))):
+                if isinstance(effect, QueryRefused):
+                    log.warning("query %s is refused: %s", effect.query.name, effect.message)
+        self.configured.set()
+        self.changed.set()
+        return [QueryStatusReport(ref, True, "", "") for ref in core.queries] + [
+            QueryStatusReport(ref, False, refused.code, refused.message) for ref, refused in core.refused.items()
+        ]
+
+    def on_budget(self, query: QueryRef, shares: Mapping[str, float]) -> None:
+        pipeline = self._durable.core.queries.get(query)
+        if pipeline is not None and pipeline.shares != dict(shares):
+            self._durable.handle(BudgetSet(query, dict(shares)))
+            self.changed.set()
+
+    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float) -> None:
+        if bandwidth_bytes_s > 0:
+            self.bandwidth_bytes_s = bandwidth_bytes_s
+        self.rtt_ms = rtt_ms
+
+    def hello(self) -> pb.Hello:
+        core = self._durable.core
+        return pb.Hello(
+            protocol_min=PROTOCOL,
+            protocol_max=PROTOCOL,
+            edge=self._edge,
+            incarnation=self._durable.incarnation,
+            labels=self._labels,
+            streams=[self._stream(name) for name in core.streams],
+            oldest_seq=core.unacked[0].seq if core.unacked else core.next_seq,
+            next_seq=core.next_seq,
+            sent_at_ms=self._now_ms(),
+        )
+
+    def _stream(self, name: str) -> pb.Stream:
+        spec = self._durable.core.streams[name].spec
+        columns = [pb.Stream.Column(name=n, type=type_name(t)) for n, t in spec.columns.items()]
+        clock = spec.clock or LIVE
+        if clock.is_live:
+            return pb.Stream(name=name, columns=columns)
+        return pb.Stream(
+            name=name,
+            columns=columns,
+            clock=pb.Stream.Clock(
+                event_origin_ms=clock.event_origin_ms, wall_origin_ms=clock.wall_origin_ms, speed=clock.speed
+            ),
+        )
+
+    def heartbeat(self) -> pb.Heartbeat:
+        core = self._durable.core
+        return pb.Heartbeat(
+            streams=[
+                pb.StreamProgress(
+                    stream=name,
+                    watermark_ms=state.watermark_ms,
+                    ended=state.watermark_ms >= END_OF_TIME_MS,
+                    records=state.records,
+                )
+                for name, state in core.streams.items()
+            ],
+            backlog_bytes=core.unacked_bytes,
+            bandwidth_bytes_s=self.bandwidth_bytes_s,
+            rtt_ms=self.rtt_ms,
+            drops=self._durable.drops,
+            sent_at_ms=self._now_ms(),
+        )

@@ -1,0 +1,117 @@
+"""The whole state of an `EdgeCore` as bytes, and back: what a checkpoint holds.
+
+Layout: a JSON document, in which blobs are named by number, and the blobs behind it. Queries are
+written as specs and bound again on reading, so a checkpoint survives a release that changes how
+they are evaluated.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+from edge.cache.entries import SliceEntries
+from edge.core import EdgeCore
+from edge.events import QueryRefused
+from edge.pipeline import Progress, QueryPipeline, Slice
+from edgewater.errors import StorageError
+from edgewater.query import QuerySpec
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.frames import Frame, QueryRef
+
+VERSION = 1
+_LENGTH = struct.Struct("<I")
+
+
+def snapshot(core: EdgeCore) -> bytes:
+    """Equal states give equal bytes."""
+    blobs: list[bytes] = []
+    document = {
+        "version": VERSION,
+        "configured": core.configured,
+        "next_seq": core.next_seq,
+        "touch": core._touch,
+        "now_ms": core._now_ms,
+        "streams": {name: stream.snapshot() for name, stream in core.streams.items()},
+        "queries": [_query(p, blobs) for p in core.queries.values()],
+        "refused": [[r.query.name, r.query.version, r.code, r.message] for r in core.refused.values()],
+        "unacked": [_blob(f.to_wire().SerializeToString(deterministic=True), blobs) for f in core.unacked],
+    }
+    text = json.dumps(document, separators=(",", ":")).encode()
+    return b"".join(part for piece in (text, *blobs) for part in (_LENGTH.pack(len(piece)), piece))
+
+
+def restore(core: EdgeCore, data: bytes) -> None:
+    """Puts a fresh core into the state that `snapshot` wrote.
+
+    Streams that the configuration no longer names are dropped with the queries that read them.
+
+    Raises:
+        StorageError: bytes of a newer release, or damaged ones.
+    """
+    try:
+        text, *blobs = _pieces(data)
+        document = json.loads(text)
+    except (struct.error, ValueError) as exc:
+        raise StorageError(f"the checkpoint cannot be read: {exc}") from exc
+    if document["version"] != VERSION:
+        raise StorageError(f"a checkpoint of version {document['version']}; this release reads {VERSION}")
+    core.configured = document["configured"]
+    core.next_seq, core._touch, core._now_ms = document["next_seq"], document["touch"], document["now_ms"]
+    for name, state in document["streams"].items():
+        if name in core.streams:
+            core.streams[name].restore(state)
+    for state in document["queries"]:
+        _restore_query(core, state, blobs)
+    for name, version, code, message in document["refused"]:
+        ref = QueryRef(name, version)
+        core.refused[ref] = QueryRefused(ref, code, message)
+    core.unacked.extend(Frame.from_wire(pb.Frame.FromString(blobs[i])) for i in document["unacked"])
+
+
+def _pieces(data: bytes) -> list[bytes]:
+    pieces, at = [], 0
+    while at < len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        if at + length > len(data):
+            raise ValueError(f"a piece of {length} bytes at {at} runs past the end, {len(data)}")
+        pieces.append(data[at : at + length])
+        at += length
+    return pieces
+
+
+def _blob(data: bytes, blobs: list[bytes]) -> int:
+    blobs.append(data)
+    return len(blobs) - 1
+
+
+def _query(pipeline: QueryPipeline, blobs: list[bytes]) -> dict[str, Any]:
+    return {
+        "name": pipeline.ref.name,
+        "version": pipeline.ref.version,
+        "spec": pipeline.spec.to_mapping(),
+        "since_ms": pipeline.since_ms,
+        "shares": pipeline.shares,
+        "through_ms": pipeline.progress.through_ms,
+        "entry_bytes": pipeline.progress.entry_bytes,
+        "slices": [
+            [start, held.observed, held.late, held.stated, [_blob(b, blobs) for b in held.entries.snapshot()]]
+            for start, held in sorted(pipeline.slices.items())
+        ],
+    }
+
+
+def _restore_query(core: EdgeCore, state: dict[str, Any], blobs: list[bytes]) -> None:
+    spec = QuerySpec.from_mapping(state["spec"])
+    stream = core.streams.get(spec.stream)
+    if stream is None:
+        return
+    ref = QueryRef(state["name"], state["version"])
+    pipeline = QueryPipeline(ref, spec.bind(stream.spec.columns), state["since_ms"], dict(state["shares"]))
+    pipeline.progress = Progress(state["through_ms"], state["entry_bytes"])
+    for start, observed, late, stated, numbers in state["slices"]:
+        entries = SliceEntries.restore([blobs[n] for n in numbers], pipeline.bounded_measures)
+        pipeline.slices[start] = Slice(entries, observed, late, stated)
+    core.queries[ref] = pipeline

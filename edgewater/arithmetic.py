@@ -1,0 +1,133 @@
+"""SQL arithmetic and casts as Arrow kernels that never fail: what has no answer is null.
+
+Division by zero, an integer beyond int64, a text that is no number: each gives null for its record.
+A kernel that raised would refuse the whole batch for one bad record, and again on every replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Value = Any  # pa.Array | pa.Scalar; pyarrow's own stubs cannot express the kernels' overloads
+Kernel = Callable[[Value, Value], Value]
+
+_LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
+_INTEGER = r"^[+-]?\d+$"
+_FLOAT = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_NOT_FINITE = r"^[+-]?(inf|infinity|nan)$"
+
+
+def _where(condition: Value, value: Value) -> Value:
+    """`value` where the condition is true, else null."""
+    return pc.if_else(condition, value, pa.scalar(None, value.type))
+
+
+def _or_null(checked: Kernel, wrapping: Kernel, fits: Callable[[Value, Value, Value], Value]) -> Kernel:
+    """`checked`, and where that overflows, the records of which the wrapped result `fits`."""
+
+    def kernel(left: Value, right: Value) -> Value:
+        try:
+            return checked(left, right)
+        except pa.ArrowInvalid:
+            result = wrapping(left, right)
+            return _where(fits(left, right, result), result)
+
+    return kernel
+
+
+def _sum_fits(left: Value, right: Value, result: Value) -> Value:
+    """A sum wraps around only if both operands are on one side of zero and it is on the other."""
+    up = pc.and_(pc.greater(left, 0), pc.greater(right, 0))
+    down = pc.and_(pc.less(left, 0), pc.less(right, 0))
+    wrapped = pc.or_(pc.and_(up, pc.less(result, 0)), pc.and_(down, pc.greater_equal(result, 0)))
+    return pc.invert(wrapped)
+
+
+def _difference_fits(left: Value, right: Value, result: Value) -> Value:
+    up = pc.and_(pc.greater_equal(left, 0), pc.less(right, 0))
+    down = pc.and_(pc.less(left, 0), pc.greater(right, 0))
+    wrapped = pc.or_(pc.and_(up, pc.less(result, 0)), pc.and_(down, pc.greater_equal(result, 0)))
+    return pc.invert(wrapped)
+
+
+def _product_fits(left: Value, right: Value, result: Value) -> Value:
+    """A product that did not wrap divides back. 0 and -1 stand apart: one cannot, the other may overflow."""
+    special = pc.or_(pc.equal(left, 0), pc.equal(left, -1))
+    divisor = pc.if_else(special, 1, left)
+    negation = pc.or_(pc.equal(left, 0), pc.not_equal(right, _LEAST))
+    return pc.if_else(special, negation, pc.equal(pc.divide(result, divisor), right))
+
+
+add = _or_null(pc.add_checked, pc.add, _sum_fits)
+subtract = _or_null(pc.subtract_checked, pc.subtract, _difference_fits)
+multiply = _or_null(pc.multiply_checked, pc.multiply, _product_fits)
+
+
+def divide(left: Value, right: Value) -> Value:
+    """Floating-point division."""
+    divisor = to_float(right)
+    return pc.divide(to_float(left), _where(pc.not_equal(divisor, 0.0), divisor))
+
+
+def modulo(left: Value, right: Value) -> Value:
+    """The remainder with the sign of the dividend, exact for integers."""
+    if not (pa.types.is_integer(left.type) and pa.types.is_integer(right.type)):
+        left, right = to_float(left), to_float(right)
+        return pc.subtract(left, pc.multiply(right, pc.trunc(divide(left, right))))
+    # x % -1 is 0, like x % 1; but the least integer / -1 overflows.
+    divisor = pc.if_else(pc.equal(right, -1), 1, _where(pc.not_equal(right, 0), right))
+    return pc.subtract(left, pc.multiply(divisor, pc.divide(left, divisor)))
+
+
+def negate(value: Value) -> Value:
+    return subtract(0, value) if pa.types.is_integer(value.type) else pc.negate(value)
+
+
+def absolute(value: Value) -> Value:
+    if not pa.types.is_integer(value.type):
+        return pc.abs(value)
+    return pc.abs(_where(pc.not_equal(value, _LEAST), value))
+
+
+def to_float(value: Value) -> Value:
+    """Numbers as float64; integers beyond 2^53 become the nearest one."""
+    return pc.cast(value, pa.float64(), safe=False)
+
+
+def cast(value: Value, target: pa.DataType) -> Value:
+    """SQL's CAST between the types of a stream. What the target cannot hold is null; fractions are cut off."""
+    source = value.type
+    if pa.types.is_string(source) and not pa.types.is_string(target):
+        return _parse(pc.utf8_trim_whitespace(value), target)
+    if pa.types.is_floating(source) and pa.types.is_integer(target):
+        whole = pc.trunc(value)
+        inside = pc.and_(pc.greater_equal(whole, -(2.0**63)), pc.less(whole, 2.0**63))
+        return pc.cast(_where(inside, whole), target, safe=False)
+    if pa.types.is_integer(source) and pa.types.is_floating(target):
+        return to_float(value)
+    return pc.cast(value, target)
+
+
+def _parse(text: Value, target: pa.DataType) -> Value:
+    if pa.types.is_boolean(target):
+        lower = pc.utf8_lower(text)
+        return pc.cast(_where(pc.is_in(lower, pa.array(["true", "false", "1", "0"])), lower), target)
+    bare = pc.replace_substring_regex(text, r"^\+", "")
+    if pa.types.is_floating(target):
+        number = pc.match_substring_regex(text, _FLOAT)
+        named = pc.match_substring_regex(text, _NOT_FINITE, ignore_case=True)
+        return pc.cast(_where(pc.or_(number, named), bare), target)
+    return pc.cast(_where(pc.and_(pc.match_substring_regex(text, _INTEGER), _is_int64(bare)), bare), target)
+
+
+def _is_int64(text: Value) -> Value:
+    """Whether digits with a sign in front are in range, by comparing them as text."""
+    negative = pc.starts_with(text, "-")
+    digits = pc.utf8_ltrim(pc.replace_substring_regex(text, "^-", ""), "0")
+    length = pc.binary_length(digits)
+    limit = pc.if_else(negative, str(-_LEAST), str(_GREATEST))
+    return pc.or_(pc.less(length, 19), pc.and_(pc.equal(length, 19), pc.less_equal(digits, limit)))

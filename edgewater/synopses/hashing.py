@@ -1,0 +1,195 @@
+"""64-bit hashes of whole columns, the same on every platform and in every release.
+
+A value becomes one 64-bit word (integers in two's complement, floats by their bits with one zero and
+one NaN, strings and bytes by a hash of their 8-byte words), and the word goes through a seeded
+finaliser. The key of the finaliser depends on the type, so that 1, 1.0, True and "1" differ.
+
+Strings are hashed as the sum over positions j of mix(word_j + key_j), not as a chain: a sum can be
+taken over all rows at one position, or over all positions of one long row, with the same result, so
+neither many short strings nor one huge one needs a Python loop over what there is much of.
+
+The hash is not keyed against an adversary: who knows the seed can build collisions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from edgewater.errors import InvalidRecord
+from edgewater.synopses.base import IntArray
+
+WordArray = npt.NDArray[np.uint64]
+
+DEFAULT_SEED = 0x45444745_57415452  # "EDGEWATR"
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # Stafford's variant 13, as in SplitMix64
+_NAN_BITS = 0x7FF8000000000000
+_TAGS = {"bool": 1, "integer": 2, "float": 3, "string": 4, "binary": 5}
+_ACCEPTED = "strings, bytes, integers, floats or bools, without nulls"
+
+_WORDS_BY_POSITION = 16
+"""Words of a string that are hashed position by position; the rest of longer ones is hashed row by row."""
+
+_ENCODE_FROM_BYTES = 48
+"""Mean length from which it pays to find out the distinct strings first, if values repeat."""
+
+
+def hash_values(values: Any, seed: int = DEFAULT_SEED) -> WordArray:
+    """A 64-bit hash per value.
+
+    Args:
+        values: NumPy array of bool, integers or floats, or an Arrow array of those or of string or
+            binary (plain, large, or dictionary-encoded), without nulls.
+        seed: any 64-bit integer; hashes of different seeds are unrelated.
+
+    Returns:
+        uint64, shape (len(values),).
+
+    Raises:
+        InvalidRecord: values of another type, or nulls among them.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return _hash_arrow(values, seed)
+    words, tag = _canonical(np.asarray(values))
+    return _finalise(words, _key(seed, tag))
+
+
+def _hash_arrow(values: pa.Array, seed: int) -> WordArray:
+    if values.null_count:
+        raise InvalidRecord("values", f"{values.null_count} nulls", _ACCEPTED)
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        codes = values.indices.to_numpy(zero_copy_only=False)
+        return _hash_arrow(values.dictionary.drop_null(), seed)[codes] if len(codes) else np.zeros(0, np.uint64)
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        if _repeats(values):
+            return _hash_arrow(values.dictionary_encode(), seed)
+        return _finalise(_byte_words(values), _key(seed, "string" if text else "binary"))
+    if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise InvalidRecord("values", str(kind), _ACCEPTED)
+    return hash_values(values.to_numpy(zero_copy_only=False), seed)
+
+
+def _canonical(values: npt.NDArray[Any]) -> tuple[WordArray, str]:
+    """One word per value, and the name of the type."""
+    kind = values.dtype.kind
+    if kind == "b":
+        return values.astype(np.uint64), "bool"
+    if kind == "u":
+        return values.astype(np.uint64), "integer"
+    if kind == "i":
+        return values.astype(np.int64, copy=False).view(np.uint64), "integer"
+    if kind == "f":
+        numbers = values.astype(np.float64, copy=False) + 0.0  # -0.0 + 0.0 is 0.0
+        words = numbers.view(np.uint64)
+        odd = numbers != numbers
+        if odd.any():
+            words[odd] = _NAN_BITS
+        return words, "float"
+    raise InvalidRecord("values", str(values.dtype), _ACCEPTED)
+
+
+def _mix(word: int) -> int:
+    """The finaliser on one Python integer."""
+    word = ((word ^ word >> 30) * _FIRST) & _MASK
+    word = ((word ^ word >> 27) * _SECOND) & _MASK
+    return word ^ word >> 31
+
+
+def _key(seed: int, tag: str) -> int:
+    return _mix(((seed & _MASK) + _TAGS[tag] * _GOLDEN) & _MASK)
+
+
+def _finalise(words: WordArray, key: int) -> WordArray:
+    """mix(word + key) per word: a bijection for each key. The input stays as it is."""
+    mixed = words + np.uint64(key)
+    shifted = mixed >> np.uint64(30)
+    mixed ^= shifted
+    mixed *= np.uint64(_FIRST)
+    np.right_shift(mixed, np.uint64(27), out=shifted)
+    mixed ^= shifted
+    mixed *= np.uint64(_SECOND)
+    np.right_shift(mixed, np.uint64(31), out=shifted)
+    mixed ^= shifted
+    return mixed
+
+
+def _repeats(values: pa.Array) -> bool:
+    """Whether distinct strings should be found first: they are long, and a sample shows few."""
+    rows = len(values)
+    if rows < 4096 or values.nbytes < rows * _ENCODE_FROM_BYTES:
+        return False
+    sample = values.slice(rows // 2, 1024)
+    return len(sample.unique()) <= 256
+
+
+def _byte_words(values: pa.Array) -> WordArray:
+    """The hash before the finaliser of each string or bytes value, from Arrow's buffers."""
+    rows = len(values)
+    if rows == 0:
+        return np.zeros(0, np.uint64)
+    wide = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+    width = np.dtype("<i8" if wide else "<i4")
+    _, offset_buffer, data = values.buffers()
+    offsets = np.frombuffer(offset_buffer, width, rows + 1, values.offset * width.itemsize).astype(np.int64)
+    first, last = int(offsets[0]), int(offsets[-1])
+    padded = np.zeros(last - first + 8, np.uint8)
+    if last > first:
+        padded[:-8] = np.frombuffer(data, np.uint8, last - first, first)
+    # Words begin at any byte: an overlapping view, one word per byte.
+    at_byte: WordArray = np.ndarray((last - first + 1,), "<u8", padded, strides=(1,))
+    starts = offsets[:-1] - first
+    lengths = np.diff(offsets)
+    result = _finalise(lengths.view(np.uint64), _GOLDEN)
+    _add_by_position(result, at_byte, starts, lengths)
+    for row in np.flatnonzero(lengths > 8 * _WORDS_BY_POSITION):
+        _add_rest(result, at_byte, int(row), int(starts[row]), int(lengths[row]))
+    return result
+
+
+def _add_by_position(result: WordArray, at_byte: WordArray, starts: IntArray, lengths: IntArray) -> None:
+    """Adds the first words of every row: one step per word position, over all rows that reach it."""
+    rows: IntArray | None = None
+    for position in range(min(_WORDS_BY_POSITION, -(-int(lengths.max()) // 8))):
+        if position:
+            longer = lengths > 8 * position
+            if not longer.all():
+                rows = np.flatnonzero(longer) if rows is None else rows[longer]
+                starts, lengths = starts[longer], lengths[longer]
+        mixed = _mix_words(_masked(at_byte[starts + 8 * position], lengths - 8 * position), position)
+        if rows is None:
+            # An empty string has no first word.
+            result += np.where(lengths > 0, mixed, np.uint64(0)) if position == 0 else mixed
+        else:
+            result[rows] += mixed
+
+
+def _add_rest(result: WordArray, at_byte: WordArray, row: int, start: int, length: int) -> None:
+    """Adds the words of one long row behind those that `_add_by_position` has added."""
+    positions = np.arange(_WORDS_BY_POSITION, -(-length // 8))
+    words = _masked(at_byte[start + 8 * positions], length - 8 * positions)
+    # A slice: arrays wrap around silently, scalars warn.
+    result[row : row + 1] += _mix_words(words, positions).sum(dtype=np.uint64)
+
+
+def _masked(words: WordArray, remaining: IntArray) -> WordArray:
+    """Words of which only the first `remaining` bytes belong to the value."""
+    surplus = np.clip(8 - remaining, 0, 7).astype(np.uint64) * np.uint64(8)
+    return words & (np.uint64(_MASK) >> surplus)
+
+
+def _mix_words(words: WordArray, position: int | IntArray) -> WordArray:
+    """mix(word + key of the position)."""
+    if isinstance(position, int):
+        return _finalise(words, _mix(position * _GOLDEN & _MASK))
+    keys = _finalise(position.view(np.uint64) * np.uint64(_GOLDEN), 0)
+    return _finalise(words + keys, 0)

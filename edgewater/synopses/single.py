@@ -1,0 +1,128 @@
+"""What a user holds: one synopsis, as a stack of one group."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from edgewater.errors import CorruptSynopsis, InvalidRecord
+from edgewater.streams import COLUMN_TYPES, type_name
+from edgewater.synopses import codec
+from edgewater.synopses.base import Estimate, Properties, Question, Stack, arrow_values
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+
+class FoldableStack(Stack, Protocol):
+    """A stack that can be made smaller."""
+
+    def fold(self, levels: int = 1) -> Self: ...
+
+
+S = TypeVar("S", bound=FoldableStack)
+
+
+class SingleSynopsis(Generic[S]):
+    """A `Synopsis` over a stack of length 1. Subclasses state `stack_type`, `types` and the contract's constants.
+
+    Attributes:
+        records: values added so far, merged ones included, nulls not.
+    """
+
+    stack_type: type[S]
+    kind: ClassVar[str]
+    properties: ClassVar[Properties]
+    questions: ClassVar[tuple[type[Question], ...]]
+    types: ClassVar[tuple[str, ...]]
+
+    def __init__(self, stack: S) -> None:
+        self._stack = stack
+        self.records = 0
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.records} values, {self.nbytes} bytes>"
+
+    @property
+    def nbytes(self) -> int:
+        return self._stack.nbytes
+
+    def update(self, values: Any, *, times: Any = None, weights: Any = None) -> None:
+        """Adds a batch. Nulls are passed over; `times` makes no difference.
+
+        Args:
+            values: NumPy or Arrow array or a sequence, of one of `types` or a narrower type.
+            weights: not taken.
+
+        Raises:
+            InvalidRecord: values of another type, or weights.
+        """
+        if weights is not None:
+            raise InvalidRecord("weights", type(weights).__name__, "no weights", f"{self.kind} takes each value once")
+        array = self._widened(arrow_values(values))
+        if len(array):
+            columnar = array if pa.types.is_string(array.type) else array.to_numpy(zero_copy_only=False)
+            self._stack.update(np.zeros(len(array), np.int64), columnar)
+            self.records += len(array)
+
+    def _widened(self, values: pa.Array) -> pa.Array:
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        wider = type_name(values.type)
+        if pa.types.is_integer(values.type):
+            wider = "int64"
+        elif pa.types.is_floating(values.type):
+            wider = "float64"
+        elif pa.types.is_large_string(values.type):
+            wider = "string"
+        if len(values) and wider not in self.types:
+            raise InvalidRecord("values", str(values.type), f"values of type {' or '.join(self.types)}")
+        try:
+            return values.cast(COLUMN_TYPES[wider]) if wider in COLUMN_TYPES else values
+        except pa.ArrowInvalid as exc:
+            raise InvalidRecord("values", str(values.type), f"values that fit {wider}", str(exc)) from exc
+
+    def merge_many(self, others: list[Self]) -> Self:
+        """The synopsis of the union, as a new one.
+
+        Raises:
+            IncompatibleSynopses: unequal kinds, parameters or seeds; names both.
+        """
+        result = self._with(self._stack.take(np.zeros(1, np.int64)), self.records)
+        for other in others:
+            codec.require_equal("synopses", self.kind, getattr(other, "kind", type(other).__name__))
+            result._stack.merge(other._stack, np.zeros(1, np.int64))
+            result.records += other.records
+        return result
+
+    def query(self, question: Question | None = None) -> Estimate:
+        """Raises InvalidRequest for a question that is not one of `questions`."""
+        return self._stack.query(question)[0]
+
+    def fold(self, level: int = 1) -> Self:
+        """A smaller copy with a coarser bound, which still merges with unfolded ones. Raises InvalidRequest."""
+        return self._with(self._stack.fold(level), self.records)
+
+    def to_bytes(self) -> bytes:
+        message = self._stack.to_message()
+        message.records = self.records
+        return codec.seal(message)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Raises CorruptSynopsis or UnsupportedVersion."""
+        return cls.from_message(codec.unseal(data))
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        """Raises CorruptSynopsis or UnsupportedVersion."""
+        stack = cls.stack_type.from_message(message)
+        if len(stack) != 1:
+            raise CorruptSynopsis(f"{cls.kind}: {len(stack)} groups where one synopsis was expected")
+        return cls._with(stack, message.records)
+
+    @classmethod
+    def _with(cls, stack: S, records: int) -> Self:
+        result = cls.__new__(cls)
+        result._stack, result.records = stack, records
+        return result

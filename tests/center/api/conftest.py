@@ -1,0 +1,158 @@
+"""An API over the real stores (SQLite in a directory of the test), fed as the job feeds them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from center.api.app import create_app
+from center.catalog import Catalog, HeartbeatRecord, RegisteredQuery, StreamRecord
+from center.config import ApiSection
+from center.ledger import EdgesChanged, FrameFact, Ledger, Registered
+from center.parts import PartRegistry
+from center.results import MergedDelta, ResultStore
+from edgewater.query import QuerySpec
+from edgewater.streams import LIVE, EdgeId
+from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.wire.frames import SliceClose
+
+HOUR = 3_600_000
+T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z
+COLUMNS = {"carrier": pa.string(), "distance": pa.int64(), "dep_delay": pa.float64()}
+SPEC: dict[str, Any] = {
+    "name": "flights",
+    "from": "flights",
+    "group_by": ["carrier"],
+    "measures": {"n": "count()", "miles": "sum(distance)", "delay": "mean(dep_delay)"},
+    "window": {"tumbling": "1h"},
+    "lateness": "1h",
+}
+
+
+class Desk:
+    """The center as the API sees it, with a clock that tests set."""
+
+    def __init__(self, path: Path) -> None:
+        self.now = T0 + 1000 * HOUR
+        url = f"sqlite:///{path}/catalog.db"
+        self.catalog = Catalog(url)
+        self.parts = PartRegistry(url)
+        self.results = ResultStore(f"sqlite:///{path}/results.db")
+        self.ledger = Ledger()
+        self._positions: dict[str, int] = {}
+
+    def app(self, **config: Any) -> FastAPI:
+        section = ApiSection(**config)
+        return create_app(self.catalog, self.results, self.parts, section, now_ms=lambda: self.now)
+
+    def ask(self, method: str, path: str, *, app: FastAPI | None = None, **request: Any) -> httpx.Response:
+        async def once() -> httpx.Response:
+            transport = httpx.ASGITransport(app or self.app(), raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://center") as client:
+                return await client.request(method, path, **request)
+
+        return asyncio.run(once())
+
+    def get(self, path: str, **request: Any) -> httpx.Response:
+        return self.ask("GET", path, **request)
+
+    def connect(self, *edges: str) -> None:
+        for edge in edges:
+            streams = [StreamRecord("flights", COLUMNS, LIVE)]
+            self.catalog.hello(
+                EdgeId(edge), f"{edge}-1", labels={"city": edge}, streams=streams, oldest_seq=0, next_seq=0,
+                now_ms=self.now,
+            )  # fmt: skip
+
+    def beat(self, edge: str, watermark_ms: int, **drops: int) -> None:
+        marks, records = {"flights": watermark_ms}, {"flights": 7}
+        record = HeartbeatRecord(EdgeId(edge), marks, records, drops, 0, 1000.0, 20.0, 0.0, self.now)
+        self.catalog.heartbeats([record])
+
+    def register(self, **changes: object) -> RegisteredQuery:
+        query = self.catalog.register(QuerySpec.from_mapping({**SPEC, **changes}), self.now)
+        self.results.tick(self.ledger, [EdgesChanged(tuple(self.catalog.edges())), Registered(query)], self.now)
+        return query
+
+    def report(
+        self,
+        query: RegisteredQuery,
+        edge: str,
+        start_ms: int,
+        flights: Mapping[str | None, int],
+        *,
+        closed: bool = True,
+    ) -> None:
+        """An edge ships `flights` per carrier of one slice, and (closed) says that this was all of it."""
+        self._positions[query.key] = self._positions.get(query.key, 0) + 1
+        position = self._positions[query.key]
+        carriers = pa.array([c for c, n in flights.items() for _ in range(n)], pa.string())
+        rows = len(carriers)
+        bound = query.spec.bind(COLUMNS)
+        stacks = {
+            b.measure.name: b.measure.function.make(b.measure.parameters, b.argument.type if b.argument else None)
+            for b in bound.measures
+        }
+        part = GroupedAggregate({"carrier": pa.string()}, stacks)
+        values = {"miles": pa.array(np.full(rows, 100)), "delay": pa.array(np.full(rows, 2.5))}
+        part.update([carriers], {k: values.get(k) for k in stacks}, rows)
+        delta = MergedDelta(query.ref, start_ms, 0, part.to_bytes())
+        through = start_ms + HOUR if closed else start_ms
+        close = SliceClose(start_ms, rows, 0)
+        fact = FrameFact(
+            query.ref, position, EdgeId(edge), through, (close,), (start_ms,), 500, self.now, f"{edge}-1"
+        )  # fmt: skip
+        self.results.apply(self.ledger, [delta], [fact], {query.key: position}, self.now)
+
+    @contextmanager
+    def served(self, **config: Any) -> Iterator[str]:
+        """The API behind a real server, for streams; the base URL."""
+        started = threading.Event()
+
+        class Server(uvicorn.Server):
+            async def startup(self, *args: Any, **kwargs: Any) -> None:
+                await super().startup(*args, **kwargs)
+                started.set()
+
+        settings = uvicorn.Config(self.app(**config), port=0, log_level="warning", ws="none")
+        server = Server(settings)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        assert started.wait(30)
+        try:
+            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    for store in (desk.catalog, desk.parts, desk.results):
+        store.close()
+
+
+@pytest.fixture
+def two_hours(desk: Desk) -> tuple[Desk, RegisteredQuery]:
+    """Two edges and two hours: the first is final (in revision 2), the second complete (in revision 1)."""
+    desk.connect("jfk", "lga")
+    query = desk.register()
+    desk.report(query, "jfk", T0, {"UA": 3, "AA": 1})
+    desk.report(query, "lga", T0, {"UA": 2})
+    desk.report(query, "jfk", T0 + HOUR, {"UA": 5})
+    desk.report(query, "lga", T0 + HOUR, {"DL": 4})
+    return desk, query

@@ -1,0 +1,189 @@
+"""What is not about one query: edges, alarms, health, metrics, tokens, problems, the OpenAPI document."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+
+from center.api.models import Edge, ProblemDetails, Readiness
+from center.api.problems import HTTP_PROBLEMS, PROBLEMS, install
+from center.parts import Heartbeat
+from edgewater import errors
+from edgewater.streams import EdgeId
+
+T0 = 1_356_998_400_000
+
+
+def beat(desk, *parts, at=None, problem=""):
+    for part in parts:
+        desk.parts.beat(Heartbeat(part, "host:1", "127.0.0.1:1", 0, desk.now if at is None else at, problem))
+
+
+def test_an_edge_is_shown_as_its_hello_and_heartbeat_described_it(desk):
+    desk.connect("jfk")
+    desk.beat("jfk", T0, late=3)
+    shown = desk.get("/v1/edges/jfk").json()
+    Edge.model_validate(shown)
+    assert shown["state"] == "up"
+    assert shown["labels"] == {"city": "jfk"}
+    assert shown["drops"] == {"late": 3}
+    (stream,) = shown["streams"]
+    assert (stream["watermark"], stream["watermark_ms"], stream["ended"]) == ("2013-01-01T00:00:00Z", T0, False)
+    assert stream["records"] == 7
+    assert {"name": "distance", "type": "int64"} in stream["columns"]
+    assert desk.get("/v1/edges").json()["edges"] == [shown]
+
+
+def test_an_edge_can_be_retired_and_one_that_never_came_is_not_found(desk):
+    desk.connect("jfk")
+    assert desk.ask("DELETE", "/v1/edges/jfk").status_code == 204
+    assert desk.get("/v1/edges/jfk").json()["state"] == "retired"
+    assert desk.get("/v1/edges/lga").status_code == 404
+    assert desk.ask("DELETE", "/v1/edges/lga").json()["type"] == "https://edgewater.dev/problems/not-found"
+
+
+def test_alarms_are_given_the_latest_first(desk):
+    desk.catalog.add_alarm("frame-conflict", "frame 3 has two contents", EdgeId("jfk"), T0)
+    desk.catalog.add_alarm("frames-lost", "frames 1 to 2", EdgeId("lga"), T0 + 1000)
+    alarms = desk.get("/v1/alarms").json()["alarms"]
+    assert [a["kind"] for a in alarms] == ["frames-lost", "frame-conflict"]
+    assert alarms[0]["last_at"] == "2013-01-01T00:00:01Z"
+
+
+def test_a_process_that_answers_is_alive_whatever_the_others_do(desk):
+    assert desk.get("/livez").json() == {"live": True}
+
+
+def test_the_center_is_ready_when_all_parts_beat(desk):
+    beat(desk, "gateway", "job", "api")
+    ready = desk.get("/readyz")
+    assert ready.status_code == 200
+    assert ready.json()["missing"] == []
+    assert ready.json()["parts"]["gateway"]["address"] == "127.0.0.1:1"
+
+
+def test_a_part_that_is_missing_is_named_with_why(desk):
+    beat(desk, "api")
+    beat(desk, "job", at=desk.now - 12_000)
+    beat(desk, "gateway", problem="frames cannot be made durable: the disk is full")
+    unready = desk.get("/readyz")
+    assert unready.status_code == 503
+    Readiness.model_validate(unready.json())
+    assert unready.json()["missing"] == [
+        "gateway: frames cannot be made durable: the disk is full",
+        "job: no heartbeat for 12 s",
+    ]
+    desk.parts.leave("gateway", "host:1")
+    assert "gateway: has not started" in desk.get("/readyz").json()["missing"]
+
+
+def test_a_store_out_of_reach_is_missing_too(desk, tmp_path: Path):
+    for file in tmp_path.glob("results.db*"):
+        file.unlink()
+    desk.results.close()
+    tmp_path.joinpath("results.db").write_text("no database")
+    missing = desk.get("/readyz").json()["missing"]
+    assert any(m.startswith("results: ") for m in missing)
+
+
+def test_metrics_tell_requests_by_route_and_the_centers_state(desk):
+    desk.connect("jfk")
+    desk.register()
+    desk.beat("jfk", desk.now - 2000)
+    beat(desk, "gateway")
+    app = desk.app()
+    for name in ("flights", "nothing"):
+        desk.get(f"/v1/queries/{name}", app=app)
+    desk.get("/no/such/path", app=app)
+    text = desk.get("/metrics", app=app).text
+    for line in (
+        'edgewater_api_requests_total{method="GET",route="/v1/queries/{name}",status="200"} 1.0',
+        'edgewater_api_requests_total{method="GET",route="/v1/queries/{name}",status="404"} 1.0',
+        'edgewater_api_requests_total{method="GET",route="(none)",status="404"} 1.0',
+        'edgewater_part_ready{part="gateway"} 1.0',
+        'edgewater_part_ready{part="job"} 0.0',
+        'edgewater_edges{state="up"} 1.0',
+        'edgewater_edge_watermark_lag_seconds{edge="jfk",stream="flights"} 2.0',
+        "edgewater_queries 1.0",
+        "edgewater_last_answer_id 0.0",
+    ):
+        assert line in text.splitlines()
+
+
+def test_with_a_token_everything_under_v1_asks_for_it_and_health_does_not(desk):
+    app = desk.app(token="secret")
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
+        for path in ("/v1/queries", "/v1/queries/x/latest", "/v1/edges", "/v1/alarms", "/v1/live"):
+            refused = desk.get(path, app=app, headers=headers)
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"] == "Bearer"
+            assert refused.json()["type"] == "https://edgewater.dev/problems/unauthenticated"
+    assert desk.get("/v1/queries", app=app, headers={"Authorization": "Bearer secret"}).status_code == 200
+    assert desk.get("/livez", app=app).status_code == 200
+    assert desk.get("/metrics", app=app).status_code == 200
+
+
+def test_every_code_of_the_error_tree_has_its_problem_and_no_other():
+    codes = {c.code for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.EdgewaterError)}
+    assert set(PROBLEMS) == codes
+    assert not set(PROBLEMS) & set(HTTP_PROBLEMS)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nowhere", 404, "not-found"),
+        ("PUT", "/v1/queries", 405, "method-not-allowed"),
+        ("GET", "/v1/queries/nothing", 404, "not-found"),
+        ("GET", "/v1/queries/n/windows?limit=many", 422, "invalid-request"),
+    ],
+)
+def test_every_error_is_a_problem_with_a_stable_type(desk, method, path, status, code):
+    given = desk.ask(method, path)
+    assert given.status_code == status
+    assert given.headers["content-type"] == "application/problem+json"
+    problem = ProblemDetails.model_validate(given.json())
+    assert problem.type == f"https://edgewater.dev/problems/{code}"
+    assert problem.status == status
+    assert problem.instance == path.partition("?")[0]
+
+
+def test_the_methods_that_are_possible_are_named(desk):
+    assert set(desk.ask("PUT", "/v1/queries").headers["allow"].replace(" ", "").split(",")) >= {"GET"}
+
+
+def test_a_fault_of_ours_is_a_problem_that_gives_nothing_away(desk):
+    app = FastAPI()
+    install(app)
+
+    @app.get("/fault")
+    def fault() -> None:
+        raise RuntimeError("the secret is 42")
+
+    given = desk.get("/fault", app=app)
+    assert given.status_code == 500
+    assert given.json()["type"] == "https://edgewater.dev/problems/internal"
+    assert "42" not in given.text
+
+
+def test_openapi_describes_every_endpoint_with_a_summary_and_problems_only(desk):
+    document = desk.get("/openapi.json").json()
+    assert set(document["paths"]) == {
+        "/v1/queries", "/v1/queries/{name}", "/v1/queries/{name}/windows", "/v1/queries/{name}/latest",
+        "/v1/queries/{name}/at", "/v1/queries/{name}/windows/{start}", "/v1/queries/{name}/windows/{start}/revisions",
+        "/v1/queries/{name}/live", "/v1/live", "/v1/edges", "/v1/edges/{edge}", "/v1/alarms",
+        "/livez", "/readyz", "/metrics",
+    }  # fmt: skip
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            assert operation["summary"]
+    body = document["paths"]["/v1/queries"]["post"]["requestBody"]["content"]
+    assert body["application/yaml"]["example"].startswith("name: flights_by_carrier")
+    assert "HTTPValidationError" not in str(document)
+    references = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
+    assert references <= set(document["components"]["schemas"])
+    answer = document["paths"]["/v1/queries/{name}/latest"]["get"]["responses"]["200"]["content"]
+    assert {"application/json", "text/csv", "application/vnd.apache.arrow.stream"} <= set(answer)

@@ -1,0 +1,150 @@
+"""Queries over HTTP: registered once, refused with reasons, looked into, deleted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, QueryDetail
+from center.api.routers.queries import MAX_SPEC_BYTES
+from edgewater.query import QuerySpec
+from edgewater.streams import EdgeId
+
+SPEC = {"name": "n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
+
+
+def post(desk, body, content_type="application/json"):
+    content = body if isinstance(body, str | bytes) else json.dumps(body)
+    return desk.ask("POST", "/v1/queries", content=content, headers={"Content-Type": content_type})
+
+
+def test_a_query_is_registered_under_its_name_and_first_version(desk):
+    made = post(desk, SPEC)
+    assert made.status_code == 201
+    assert made.headers["location"] == "/v1/queries/n"
+    assert made.json()["version"] == 1
+    assert QuerySpec.from_mapping(made.json()["spec"]) == QuerySpec.from_mapping(SPEC)
+    assert [q["name"] for q in desk.get("/v1/queries").json()["queries"]] == ["n"]
+
+
+@pytest.mark.parametrize("media_type", ["application/yaml", "application/x-yaml", "text/yaml; charset=utf-8"])
+def test_a_query_may_be_written_in_yaml(desk, media_type):
+    assert post(desk, EXAMPLE_SPEC_YAML, media_type).status_code == 201
+    assert desk.catalog.query("flights_by_carrier").spec == QuerySpec.from_mapping(EXAMPLE_SPEC)
+
+
+def test_the_same_query_again_is_the_one_that_is_there(desk):
+    first = post(desk, SPEC)
+    again = post(desk, {**SPEC, "window": {"tumbling": "60m"}})
+    assert again.status_code == 200
+    assert again.json() == first.json()
+    assert again.headers["location"] == "/v1/queries/n"
+
+
+def test_another_query_under_a_name_that_is_taken_is_a_conflict(desk):
+    post(desk, SPEC)
+    refused = post(desk, {**SPEC, "window": {"tumbling": "2h"}})
+    assert refused.status_code == 409
+    assert refused.json()["type"] == "https://edgewater.dev/problems/conflict"
+
+
+def test_a_query_that_cannot_work_is_refused_by_field_value_and_what_is_accepted(desk):
+    refused = post(desk, {**SPEC, "window": {"tumbling": "soon"}})
+    assert refused.status_code == 422
+    assert refused.headers["content-type"] == "application/problem+json"
+    problem = refused.json()
+    assert problem["type"] == "https://edgewater.dev/problems/invalid-query"
+    assert (problem["field"], problem["value"]) == ("window.tumbling", "soon")
+    assert problem["accepted"].startswith("a duration such as")
+    assert problem["instance"] == "/v1/queries"
+
+
+def test_a_query_that_does_not_fit_a_known_stream_names_the_column(desk):
+    desk.connect("jfk")
+    refused = post(desk, {**SPEC, "group_by": ["airline"]})
+    assert refused.status_code == 422
+    assert refused.json()["value"] == "airline"
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        ("{", "application/json"),
+        ("name: n", "application/json"),
+        ("a: [", "application/yaml"),
+        (b"\xff", "application/yaml"),
+        ("[" * 100_000, "application/json"),
+        ("[" * 5_000, "application/yaml"),
+        ("[]", "application/json"),
+        ("", "application/yaml"),
+    ],
+)
+def test_a_body_that_is_no_query_is_refused_as_one(desk, body, content_type):
+    refused = post(desk, body, content_type)
+    assert refused.status_code == 422
+    assert refused.json()["type"] == "https://edgewater.dev/problems/invalid-query"
+    assert len(refused.content) < 2000
+
+
+def test_yaml_aliases_cannot_blow_a_small_body_up(desk):
+    bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+        f"{chr(98 + i)}: &{chr(98 + i)} [{','.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(12)
+    )
+    refused = post(desk, bomb, "application/yaml")
+    assert refused.status_code == 422
+    assert "without aliases" in refused.json()["accepted"]
+
+
+def test_a_body_that_is_too_large_or_of_another_type_is_refused(desk):
+    assert post(desk, " " * (MAX_SPEC_BYTES + 1)).status_code == 413
+    refused = post(desk, SPEC, "text/plain")
+    assert refused.status_code == 415
+    assert refused.json()["type"] == "https://edgewater.dev/problems/unsupported-media-type"
+    assert "application/yaml" in refused.headers["accept-post"]
+
+
+def test_a_query_shows_what_each_edge_says_of_it(two_hours):
+    desk, query = two_hours
+    desk.connect("ewr")
+    desk.beat("jfk", 1_357_000_000_000)
+    desk.beat("lga", 1 << 62)
+    desk.catalog.query_status(EdgeId("jfk"), query.ref, True, "", "")
+    desk.catalog.query_status(EdgeId("lga"), query.ref, False, "invalid-query", "no column carrier")
+    shown = desk.get("/v1/queries/flights").json()
+    QueryDetail.model_validate(shown)
+    edges = {e["edge"]: e for e in shown["edges"]}
+    assert edges["jfk"]["accepted"] is True
+    assert edges["jfk"]["watermark"] == "2013-01-01T00:26:40Z"
+    assert (edges["lga"]["accepted"], edges["lga"]["message"]) == (False, "no column carrier")
+    assert (edges["lga"]["ended"], edges["lga"]["watermark"]) == (True, None)
+    assert (edges["ewr"]["accepted"], edges["ewr"]["state"]) == (None, "up")
+    assert edges["jfk"]["shipped"] == {"frames": 2, "wire_bytes": 1000}
+    assert edges["ewr"]["shipped"] == {"frames": 0, "wire_bytes": 0}
+    assert shown["latest_window"] == "2013-01-01T01:00:00Z"
+    assert shown["spec"]["lateness"] == "1h"
+
+
+def test_an_edge_that_a_query_names_is_expected_before_it_ever_connects(desk):
+    desk.connect("jfk")
+    desk.register(edges=["jfk", "lga"])
+    edges = {e["edge"]: e["state"] for e in desk.get("/v1/queries/flights").json()["edges"]}
+    assert edges == {"jfk": "up", "lga": "never_connected"}
+
+
+def test_an_edge_that_is_not_heard_of_is_unreachable_and_one_without_events_is_up(desk):
+    desk.connect("jfk")
+    desk.register()
+    assert desk.get("/v1/queries/flights").json()["edges"][0]["state"] == "up"
+    desk.now += 60_000
+    assert desk.get("/v1/queries/flights").json()["edges"][0]["state"] == "unreachable"
+
+
+def test_a_deleted_query_is_gone_and_its_name_is_free_for_the_next_version(two_hours):
+    desk, _ = two_hours
+    deleted = desk.ask("DELETE", "/v1/queries/flights")
+    assert (deleted.status_code, deleted.content) == (204, b"")
+    for path in ("", "/latest", "/windows"):
+        assert desk.get(f"/v1/queries/flights{path}").status_code == 404
+    assert desk.ask("DELETE", "/v1/queries/flights").status_code == 404
+    assert post(desk, {**SPEC, "name": "flights"}).json()["version"] == 2

@@ -1,0 +1,127 @@
+"""A center's configuration: one file, flags over it, errors that name the key."""
+
+from pathlib import Path
+
+import pytest
+
+from center.config import CenterConfig, is_loopback, split_address
+from edgewater.errors import InvalidConfig
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "center.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_without_a_file_every_default_works_on_one_machine() -> None:
+    config = CenterConfig.load(None)
+    assert config.gateway.listen == "127.0.0.1:7400"
+    assert config.api.listen == "127.0.0.1:7480"
+    assert config.catalog == f"sqlite:///{Path('.edgewater/center').resolve()}/catalog.db"
+    assert config.results != config.catalog
+
+
+def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    assert CenterConfig.load(write(tmp_path, "")) == CenterConfig()
+
+
+def test_a_file_sets_what_it_names_and_reads_sizes_and_durations(tmp_path: Path) -> None:
+    text = f"data_dir: {tmp_path}\ngateway: {{credit: 1MiB}}\napi: {{progress: 5s}}\ntokens: {{jfk: secret}}\n"
+    config = CenterConfig.load(write(tmp_path, text))
+    assert config.gateway.credit == 1 << 20
+    assert config.api.progress == 5000
+    assert config.tokens["jfk"].get_secret_value() == "secret"
+    assert config.frames_dir == tmp_path / "log"
+
+
+def test_flags_stand_over_the_file_and_leave_their_section_otherwise_as_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path, "api: {listen: '127.0.0.1:1', token: t}\n")
+    config = CenterConfig.load(path, {"api.listen": "127.0.0.1:2", "spark.master": "local[1]"})
+    assert config.api.listen == "127.0.0.1:2"
+    assert config.api.token is not None
+    assert config.spark.master == "local[1]"
+
+
+def test_the_environment_stands_over_the_file_and_flags_over_both(tmp_path: Path) -> None:
+    path = write(tmp_path, "api: {listen: '127.0.0.1:1'}\nspark: {master: local}\n")
+    environment = {
+        "EDGEWATER_CENTER__API__LISTEN": "127.0.0.1:2",
+        "EDGEWATER_CENTER__API__TOKEN": "12345",
+        "EDGEWATER_CENTER__CATALOG_URL": "postgresql+psycopg://db/catalog",
+        "EDGEWATER_CENTER__SPARK__MASTER": "local[4]",
+        "PATH": "/bin",
+    }
+    config = CenterConfig.load(path, {"spark.master": "local[1]"}, environment)
+    assert config.api.listen == "127.0.0.1:2"
+    assert config.api.token is not None
+    assert config.api.token.get_secret_value() == "12345"
+    assert config.catalog == "postgresql+psycopg://db/catalog"
+    assert config.spark.master == "local[1]"
+    with pytest.raises(InvalidConfig, match=r"api\.prot"):
+        CenterConfig.load(None, environment={"EDGEWATER_CENTER__API__PROT": "1"})
+
+
+def test_tokens_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text("lga: two\n")
+    given = {"gateway": {"listen": "0.0.0.0:7400"}, "tokens": {"jfk": "one"}, "tokens_file": str(tokens)}
+    assert CenterConfig.from_mapping(given).edge_tokens() == {"jfk": "one", "lga": "two"}
+    tokens.write_text("[secret]")
+    with pytest.raises(InvalidConfig, match="tokens_file") as caught:
+        CenterConfig.from_mapping(given).edge_tokens()
+    assert "secret" not in caught.value.message
+
+
+def test_secrets_do_not_show_when_a_configuration_is_printed() -> None:
+    assert "hidden" not in repr(CenterConfig.from_mapping({"tokens": {"jfk": "hidden"}, "api": {"token": "hidden"}}))
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "said"),
+    [
+        ({"gatway": {}}, "gatway", "one of the keys data_dir"),
+        ({"gateway": {"port": 1}}, "gateway.port", "one of the keys listen"),
+        ({"tls": {"cert": "c", "pem": 1, "key": "k"}}, "tls.pem", "one of the keys cert"),
+        ({"tls": {"cert": "c"}}, "tls.key", "missing key"),
+        ({"api": {"listen": "nowhere"}}, "api.listen", "host:port"),
+        ({"api": {"listen": 7480}}, "api.listen", "host:port"),
+        ({"api": {"progress": "often"}}, "api.progress", "a duration such as"),
+        ({"api": {"progress": "1ms"}}, "api.progress", "greater than or equal to 100"),
+        ({"gateway": {"credit": "lots"}}, "gateway.credit", "a size such as"),
+        ({"api": 3}, "api", "valid dictionary"),
+        ([1], "", "a mapping with the keys"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_what_is_accepted(given: object, field: str, said: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        CenterConfig.from_mapping(given)
+    assert caught.value.field == field
+    assert said in caught.value.message
+
+
+def test_a_gateway_that_others_can_reach_needs_tokens() -> None:
+    with pytest.raises(InvalidConfig, match=r"tokens: .* can be reached from other machines"):
+        CenterConfig.from_mapping({"gateway": {"listen": "0.0.0.0:7400"}})
+    CenterConfig.from_mapping({"gateway": {"listen": "0.0.0.0:7400"}, "tokens": {"jfk": "secret"}})
+
+
+def test_a_file_that_is_not_there_or_not_yaml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"--config: .*nowhere\.yaml"):
+        CenterConfig.load(tmp_path / "nowhere.yaml")
+    with pytest.raises(InvalidConfig, match=r"--config: .*YAML"):
+        CenterConfig.load(write(tmp_path, "a: ["))
+
+
+def test_an_override_cannot_reach_into_a_value(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="data_dir is a value"):
+        CenterConfig.load(write(tmp_path, "data_dir: x"), {"data_dir.sub": 1})
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("0.0.0.0:1", False), ("center:1", False)],
+)
+def test_loopback_is_what_only_this_machine_can_reach(address: str, loopback: bool) -> None:
+    assert is_loopback(address) is loopback
+    assert split_address(address)[1] == 1

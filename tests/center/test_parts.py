@@ -1,0 +1,64 @@
+"""Liveness through the catalog's database."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from center.catalog import Catalog
+from center.parts import FORGET_MS, FRESH_MS, Beating, Heartbeat, PartRegistry, part_status
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/catalog.db"
+
+
+def beat(part: str, at: int, *, instance: str = "host:1", problem: str = "") -> Heartbeat:
+    return Heartbeat(part, instance, "127.0.0.1:1", 0, at, problem)  # type: ignore[arg-type]
+
+
+def test_a_beat_replaces_the_one_before_of_the_same_process(url: str) -> None:
+    registry = PartRegistry(url)
+    registry.beat(beat("gateway", 1000))
+    registry.beat(beat("gateway", 2000))
+    assert registry.parts() == [beat("gateway", 2000)]
+
+
+def test_two_processes_and_the_catalog_share_one_database(url: str) -> None:
+    Catalog(url)
+    PartRegistry(url).beat(beat("gateway", 1000))
+    assert PartRegistry(url).parts() == [beat("gateway", 1000)]
+
+
+def test_a_process_that_signs_off_is_gone_and_the_dead_are_dropped_in_time(url: str) -> None:
+    registry = PartRegistry(url)
+    registry.beat(beat("job", 1000))
+    registry.leave("job", "host:1")
+    assert registry.parts() == []
+    registry.beat(beat("job", 1000))
+    registry.beat(beat("job", 2000 + FORGET_MS, instance="host:2"))
+    assert [h.instance for h in registry.parts()] == ["host:2"]
+
+
+def test_a_part_is_ready_while_any_of_its_processes_beats_without_a_problem() -> None:
+    beats = [beat("gateway", 10_000, problem="disk full"), beat("gateway", 9_000, instance="b")]
+    assert part_status("gateway", beats, 10_000).ready
+    assert part_status("gateway", beats, 9_000 + FRESH_MS + 1).reason == "disk full"
+    assert part_status("gateway", beats, 10_000 + 60_000).reason == "no heartbeat for 60 s"
+    assert part_status("job", beats, 10_000).reason == "has not started"
+
+
+def test_a_process_beats_from_its_start_and_signs_off_at_its_end(url: str) -> None:
+    registry = PartRegistry(url)
+    asked = threading.Semaphore(0)
+
+    def problem() -> str:
+        asked.release()
+        return ""
+
+    with Beating(registry, "job", "host:1", now_ms=lambda: 5, problem=problem, interval_s=0.001):
+        for _ in range(3):  # the third question comes after two beats were written
+            assert asked.acquire(timeout=10)
+        assert registry.parts() == [Heartbeat("job", "host:1", "", 5, 5)]
+    assert registry.parts() == []

@@ -1,0 +1,89 @@
+"""The manifests as `kubectl kustomize` renders them, read once per run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = ("base", "overlays/dev", "overlays/prod", "overlays/edge-site")
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """All documents of one target, and what the tests ask of them."""
+
+    target: str
+    documents: tuple[Manifest, ...]
+
+    def of(self, *kinds: str) -> list[Manifest]:
+        return [d for d in self.documents if d["kind"] in kinds]
+
+    def find(self, kind: str, name: str) -> Manifest:
+        found = [d for d in self.of(kind) if d["metadata"]["name"] == name]
+        assert len(found) == 1, f"{len(found)} documents {kind}/{name} in {self.target}"
+        return found[0]
+
+    @property
+    def config_maps(self) -> dict[str, dict[str, str]]:
+        """Data by name, the hash that kustomize puts at the end left out."""
+        return {d["metadata"]["name"].rpartition("-")[0]: d["data"] for d in self.of("ConfigMap")}
+
+    @property
+    def workloads(self) -> list[Manifest]:
+        return self.of("Deployment", "DaemonSet", "StatefulSet")
+
+    @property
+    def pods(self) -> list[Manifest]:
+        """Every pod as a template with the name and the namespace of its workload; Spark's executors too."""
+        pods = [
+            {"name": w["metadata"]["name"], "namespace": w["metadata"]["namespace"], **w["spec"]["template"]}
+            for w in self.workloads
+        ]
+        job = self.config_maps.get("edgewater-center")
+        if job is not None:
+            pods.append({"name": "executor", "namespace": "edgewater", **yaml.safe_load(job["executor-pod.yaml"])})
+        return pods
+
+
+@cache
+def render(target: str) -> Rendered:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    done = subprocess.run([kubectl, "kustomize", str(ROOT / "k8s" / target)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return Rendered(target, tuple(yaml.safe_load_all(done.stdout)))
+
+
+@pytest.fixture(params=TARGETS)
+def rendered(request: pytest.FixtureRequest) -> Rendered:
+    return render(request.param)
+
+
+@pytest.fixture
+def every_rendered() -> list[Rendered]:
+    return [render(target) for target in TARGETS]
+
+
+@pytest.fixture
+def dev() -> Rendered:
+    return render("overlays/dev")
+
+
+@pytest.fixture
+def prod() -> Rendered:
+    return render("overlays/prod")
+
+
+@pytest.fixture
+def root() -> Path:
+    return ROOT

@@ -1,0 +1,123 @@
+"""What kustomize renders is what Kubernetes accepts, and holds together."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+OLDEST_KUBERNETES = "1.30"
+"""The oldest release that docs/how-to/deploy-kubernetes.md promises."""
+
+
+@pytest.mark.parametrize("version", [OLDEST_KUBERNETES, kubernetes_validate.latest_version()])
+def test_every_document_is_valid_without_unknown_fields(every_rendered: list[Any], version: str) -> None:
+    # Overlays share most documents, and each validation reads a large schema.
+    documents = {json.dumps(d, sort_keys=True): d for rendered in every_rendered for d in rendered.documents}
+    documents |= {p["name"]: _executor(p) for r in every_rendered for p in r.pods if p["name"] == "executor"}
+    assert len(documents) > 40
+    for document in documents.values():
+        try:
+            kubernetes_validate.validate(document, version, strict=True)
+        except kubernetes_validate.ValidationError as exc:
+            pytest.fail(f"{document['kind']}/{document['metadata'].get('name')}: {exc.message} at {list(exc.path)}")
+
+
+def _executor(pod: dict[str, Any]) -> dict[str, Any]:
+    # Spark puts the image in; the schema asks for none, a cluster does.
+    return {k: v for k, v in pod.items() if k in {"apiVersion", "kind", "metadata", "spec"}}
+
+
+def test_the_validator_does_reject_an_unknown_field(dev: Any) -> None:
+    broken = json.loads(json.dumps(dev.find("Service", "edgewater-api")))
+    broken["spec"]["portz"] = []
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, OLDEST_KUBERNETES, strict=True)
+
+
+def test_no_document_is_there_twice(rendered: Any) -> None:
+    ids = [(d["kind"], d["metadata"].get("namespace"), d["metadata"]["name"]) for d in rendered.documents]
+    assert [i for i, count in Counter(ids).items() if count > 1] == []
+
+
+def test_every_namespaced_document_says_its_namespace_and_the_namespace_is_rendered(rendered: Any) -> None:
+    namespaces = {d["metadata"]["name"] for d in rendered.of("Namespace")}
+    for d in rendered.documents:
+        if d["kind"] != "Namespace":
+            assert d["metadata"].get("namespace") in namespaces, d["metadata"]
+
+
+def test_selectors_match_the_labels_of_their_own_pods_only(rendered: Any) -> None:
+    for workload in rendered.workloads:
+        selector = workload["spec"]["selector"]["matchLabels"]
+        chosen = [p["name"] for p in rendered.pods if selector.items() <= p["metadata"]["labels"].items()]
+        assert chosen == [workload["metadata"]["name"]]
+
+
+def test_every_service_selects_pods_that_have_its_ports(rendered: Any) -> None:
+    for service in rendered.of("Service"):
+        selector = service["spec"]["selector"]
+        chosen = [p for p in rendered.pods if selector.items() <= p["metadata"]["labels"].items()]
+        assert len(chosen) == 1, service["metadata"]["name"]
+        names = {port["name"] for c in chosen[0]["spec"]["containers"] for port in c["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= names
+
+
+def test_every_disruption_budget_selects_a_workload_that_has_spare_pods_or_lets_one_go(rendered: Any) -> None:
+    for budget in rendered.of("PodDisruptionBudget"):
+        selector = budget["spec"]["selector"]["matchLabels"]
+        chosen = [p["name"] for p in rendered.pods if selector.items() <= p["metadata"]["labels"].items()]
+        assert chosen == [budget["metadata"]["name"]]
+        assert budget["spec"]["maxUnavailable"] >= 1, "a budget of none would block every drain"
+
+
+def test_parts_that_may_have_several_replicas_have_a_disruption_budget(rendered: Any) -> None:
+    budgets = {d["metadata"]["name"] for d in rendered.of("PodDisruptionBudget")}
+    several = {d["metadata"]["name"] for d in rendered.of("Deployment") if d["spec"]["strategy"].get("type") != "Recreate"}
+    assert several <= budgets
+
+
+def test_every_volume_is_mounted_and_every_mount_has_its_volume(rendered: Any) -> None:
+    for workload, pod in [(None, p) for p in rendered.pods]:
+        del workload
+        spec = pod["spec"]
+        claims = {t["metadata"]["name"] for w in rendered.of("StatefulSet") if w["metadata"]["name"] == pod["name"]
+                  for t in w["spec"]["volumeClaimTemplates"]}  # fmt: skip
+        volumes = {v["name"] for v in spec["volumes"]} | claims
+        mounts = {m["name"] for c in [*spec["containers"], *spec.get("initContainers", [])] for m in c["volumeMounts"]}
+        assert mounts == volumes, pod["name"]
+
+
+def test_config_maps_claims_and_service_accounts_that_pods_name_are_rendered(rendered: Any) -> None:
+    for pod in rendered.pods:
+        rendered.find("ServiceAccount", pod["spec"]["serviceAccountName"])
+        for volume in pod["spec"]["volumes"]:
+            if "configMap" in volume:
+                rendered.find("ConfigMap", volume["configMap"]["name"])
+            if "persistentVolumeClaim" in volume:
+                rendered.find("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+
+
+def test_the_frame_log_can_be_mounted_by_many_pods_or_all_pods_run_on_one_node(every_rendered: list[Any]) -> None:
+    modes = {
+        r.target: d["spec"]["accessModes"] for r in every_rendered for d in r.of("PersistentVolumeClaim")
+    }
+    assert modes == {"base": ["ReadWriteMany"], "overlays/prod": ["ReadWriteMany"], "overlays/dev": ["ReadWriteOnce"]}
+
+
+def test_every_kustomization_in_the_tree_is_reached_by_a_target(root: Path) -> None:
+    reached: set[Path] = set()
+    pending = [root / "k8s" / t for t in ("base", "overlays/dev", "overlays/prod", "overlays/edge-site")]
+    while pending:
+        folder = pending.pop().resolve()
+        reached.add(folder)
+        kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+        for entry in [*kustomization.get("resources", []), *kustomization.get("components", [])]:
+            if (folder / entry).is_dir():
+                pending.append(folder / entry)
+    assert reached == {f.parent for f in (root / "k8s").rglob("kustomization.yaml")}

@@ -1,0 +1,279 @@
+"""The agent with real sources, a real journal and a real gateway, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from test_core import merged
+
+from center.catalog import Catalog
+from center.gateway import Gateway
+from center.gateway_config import GatewayConfig
+from center.log import FrameLog
+from edge.agent import Agent, open_agent
+from edge.clock import now_ms
+from edge.config import parse_config
+from edge.events import END_OF_TIME_MS
+from edgewater.errors import StorageError
+from edgewater.query import QuerySpec
+from edgewater.wire.frames import FrameBody
+
+DAY_MS = 86_400_000
+QUERY = QuerySpec.from_mapping(
+    {
+        "name": "miles",
+        "from": "flights",
+        "group_by": ["carrier"],
+        "measures": {"flights": "count()", "miles": "sum(distance)", "longest": "max(distance)"},
+        "window": {"tumbling": "1d"},
+    }
+)
+START_MS = 1_600_000_000_000 // DAY_MS * DAY_MS
+
+
+def lines(rows: range) -> str:
+    return "".join(
+        json.dumps({"carrier": f"C{i % 7}", "distance": i, "at": START_MS + i * 3_600_000}) + "\n" for i in rows
+    )
+
+
+def expected(rows: range) -> dict[tuple[str, int], dict[Any, dict[str, float]]]:
+    result: dict[tuple[str, int], dict[Any, dict[str, float]]] = {}
+    for i in rows:
+        start = (START_MS + i * 3_600_000) // DAY_MS * DAY_MS
+        groups = result.setdefault(("miles", start), {})
+        held = groups.setdefault(f"C{i % 7}", {"flights": 0.0, "miles": 0.0, "longest": 0.0})
+        held["flights"] += 1
+        held["miles"] += i
+        held["longest"] = max(held["longest"], i)
+    return result
+
+
+class Center:
+    """A real gateway, catalog and frame log."""
+
+    def __init__(self, directory: Path) -> None:
+        self.catalog = Catalog(f"sqlite:///{directory / 'catalog.db'}")
+        self.log = FrameLog(directory / "log")
+        self.gateway: Gateway | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        self.gateway = Gateway(self.catalog, self.log, GatewayConfig(), now_ms)
+        self.port = await self.gateway.start(f"127.0.0.1:{self.port}")
+
+    async def stop(self) -> None:
+        if self.gateway is not None:
+            await self.gateway.stop()
+            self.gateway = None
+
+    def bodies(self) -> list[tuple[str, FrameBody]]:
+        result = []
+        for key, last in self.catalog.positions().items():
+            for entry in self.catalog.frames(key, 0, last):
+                stored = self.log.read(entry.segment, entry.offset, entry.length)
+                result.append((entry.query.name, stored.frame.unpack()))
+        return result
+
+    def ended(self) -> bool:
+        return any(body.through_ms == END_OF_TIME_MS for _, body in self.bodies())
+
+
+NDJSON = {"Content-Type": "application/x-ndjson"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def config(directory: Path, center: Center, sources: list[dict[str, Any]], **more: Any) -> Any:
+    return parse_config(
+        {
+            "edge": "jfk",
+            "center": {"address": f"127.0.0.1:{center.port}"},
+            "state_dir": str(directory / "state"),
+            "http": {"listen": f"127.0.0.1:{free_port()}"},
+            "streams": {
+                "flights": {
+                    "columns": {"carrier": "string", "distance": "int64"},
+                    "time": {"column": "at", "unit": "ms"},
+                    "idle": "1d",
+                    "sources": sources,
+                }
+            },
+            **more,
+        }
+    )
+
+
+@asynccontextmanager
+async def running(agent: Agent) -> AsyncIterator[asyncio.Task[None]]:
+    stop = asyncio.Event()
+    task = asyncio.create_task(agent.run(stop))
+    try:
+        yield task
+    finally:
+        stop.set()
+        await asyncio.wait([task], timeout=20)
+        task.result()
+
+
+async def until(condition: Callable[[], bool], what: str, task: asyncio.Task[None] | None = None) -> None:
+    """Waits for a state of the real processes; the timeout is generous, the wait is not."""
+    async with asyncio.timeout(30):
+        while not condition():
+            if task is not None and task.done():
+                task.result()
+            await asyncio.sleep(0.02)
+
+
+def run(test: Callable[[Center], Awaitable[None]], directory: Path) -> None:
+    async def main() -> None:
+        center = Center(directory)
+        center.catalog.register(QUERY, now_ms())
+        await center.start()
+        try:
+            await test(center)
+        finally:
+            await center.stop()
+            center.log.close()
+            center.catalog.close()
+
+    asyncio.run(main())
+
+
+def test_a_file_is_shipped_whole_and_bad_lines_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.ndjson").write_text(lines(range(300)) + '{"carrier": "UA", "dist\n' + lines(range(300, 400)))
+    (tmp_path / "b.ndjson.gz").write_bytes(gzip.compress(lines(range(400, 500)).encode()))
+
+    async def test(center: Center) -> None:
+        agent = open_agent(
+            config(tmp_path, center, [{"file": {"path": str(tmp_path / "*.ndjson*"), "format": "ndjson"}}])
+        )
+        async with running(agent) as task:
+            await until(center.ended, "the end of the stream", task)
+            assert merged(center.bodies()) == expected(range(500))
+            assert agent.rejected == {("flights", "malformed"): 1}
+            async with httpx.AsyncClient(base_url=f"http://{agent.config.http.listen}") as client:
+                assert (await client.get("/readyz")).json() == {"ready": True, "missing": []}
+                metrics = (await client.get("/metrics")).text
+            assert 'edgewater_edge_records_total{stream="flights"} 500.0' in metrics
+            assert 'edgewater_edge_rejected_records_total{reason="malformed",stream="flights"} 1.0' in metrics
+            assert "edgewater_edge_connected 1.0" in metrics
+
+    run(test, tmp_path)
+
+
+def test_pushed_records_are_counted_once_through_a_restart_without_a_clean_stop(tmp_path: Path) -> None:
+    async def test(center: Center) -> None:
+        settings = config(tmp_path, center, [{"http": {}}])
+        first = open_agent(settings)
+        stop = asyncio.Event()
+        task = asyncio.create_task(first.run(stop))
+        await until(first.session.configured.is_set, "queries", task)
+        async with httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
+            reply = await client.post("/v1/streams/flights", content=lines(range(100)), headers=NDJSON)
+            assert (reply.status_code, reply.json()["accepted"]) == (200, 100)
+        # What a kill -9 leaves: no checkpoint, no last sync.
+        task.cancel()
+        first.commit.checkpoint = _nothing  # type: ignore[method-assign]
+        await asyncio.wait([task])
+        second = open_agent(settings)
+        async with running(second) as task:
+            async with httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
+                await until(lambda: second.uplink.connected, "a session", task)
+                reply = await client.post("/v1/streams/flights", content=lines(range(100, 300)), headers=NDJSON)
+                assert reply.json()["accepted"] == 200
+            want = expected(range(300))
+            closed = {key: groups for key, groups in want.items() if key[1] < max(want)[1]}
+            await until(lambda: merged(center.bodies()) == closed, "all closed days", task)
+
+    run(test, tmp_path)
+
+
+async def _nothing() -> None:
+    return
+
+
+def test_while_the_center_is_away_the_edge_goes_on_and_then_ships(tmp_path: Path) -> None:
+    async def test(center: Center) -> None:
+        settings = config(tmp_path, center, [{"http": {}}])
+        agent = open_agent(settings)
+        async with running(agent) as task:
+            await until(agent.session.configured.is_set, "queries", task)
+            await center.stop()
+            async with httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
+                assert (await client.get("/readyz")).status_code == 200
+                reply = await client.post("/v1/streams/flights", content=lines(range(200)), headers=NDJSON)
+                assert reply.status_code == 200
+            await until(lambda: not agent.uplink.connected, "the loss of the session", task)
+            await center.start()
+            want = expected(range(200))
+            closed = {key: groups for key, groups in want.items() if key[1] < max(want)[1]}
+            await until(lambda: merged(center.bodies()) == closed, "all closed days", task)
+
+    run(test, tmp_path)
+
+
+def test_before_any_query_is_known_a_push_is_turned_away_and_says_why(tmp_path: Path) -> None:
+    async def test(center: Center) -> None:
+        await center.stop()
+        settings = config(tmp_path, center, [{"http": {}}])
+        agent = open_agent(settings)
+        async with running(agent):
+            async with httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
+
+                async def ready() -> httpx.Response:
+                    while True:
+                        try:
+                            return await client.post("/v1/streams/flights", content=lines(range(3)), headers=NDJSON)
+                        except httpx.ConnectError:
+                            await asyncio.sleep(0.02)
+
+                reply = await asyncio.wait_for(ready(), 20)
+                assert reply.status_code == 503
+                assert "Retry-After" in reply.headers
+                assert "queries" in reply.json()["detail"]
+
+    run(test, tmp_path)
+
+
+def test_a_full_disk_holds_the_reply_until_the_records_are_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(center: Center) -> None:
+        settings = config(tmp_path, center, [{"http": {}}])
+        agent = open_agent(settings)
+        async with running(agent) as task:
+            await until(agent.session.configured.is_set, "queries", task)
+            sound = agent.durable.sync
+
+            def full() -> None:
+                raise StorageError("the journal cannot be written: No space left on device")
+
+            monkeypatch.setattr(agent.durable, "sync", full)
+            async with httpx.AsyncClient(base_url=f"http://{settings.http.listen}", timeout=20) as client:
+                push = asyncio.create_task(
+                    client.post("/v1/streams/flights", content=lines(range(100)), headers=NDJSON)
+                )
+                await until(lambda: agent.commit.failure is not None, "the failure", task)
+                assert not push.done()
+                turned_away = await client.post("/v1/streams/flights", content=lines(range(100)), headers=NDJSON)
+                assert turned_away.status_code == 503
+                assert (await client.get("/readyz")).status_code == 503
+                monkeypatch.setattr(agent.durable, "sync", sound)
+                assert (await push).json()["accepted"] == 100
+            assert agent.durable.core.streams["flights"].records == 100
+
+    run(test, tmp_path)

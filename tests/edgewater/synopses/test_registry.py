@@ -1,0 +1,67 @@
+import pyarrow as pa
+import pytest
+
+from edgewater.errors import InvalidQuery
+from edgewater.synopses import DDSketch, HyperLogLog
+from edgewater.synopses.aggregates import CountStack
+from edgewater.synopses.registry import Function, function_named, function_names, register_function, register_kind
+
+
+def test_the_functions_of_the_house_are_there_under_every_name() -> None:
+    assert {"count", "sum", "min", "max", "mean", "var", "distinct", "quantiles"} <= set(function_names())
+    for alias, name in (("avg", "mean"), ("average", "mean"), ("minimum", "min"), ("variance", "var")):
+        assert function_named(alias) is function_named(name) is not None
+    assert function_named("median_of_medians") is None
+
+
+def test_a_name_and_a_kind_are_registered_once() -> None:
+    with pytest.raises(ValueError, match="count is registered"):
+        register_function(Function("count", lambda *_: CountStack()))
+    with pytest.raises(ValueError, match="avg is registered"):
+        register_function(Function("brand_new", lambda *_: CountStack()), "avg")
+    assert function_named("brand_new") is None, "nothing is registered by half"
+    with pytest.raises(ValueError, match="kind count"):
+        register_kind(CountStack)
+
+
+def test_parameters_are_read_by_position_and_by_name_with_defaults() -> None:
+    distinct, quantiles = function_named("distinct"), function_named("quantiles")
+    assert distinct is not None and quantiles is not None
+    assert distinct.read_parameters([], {}, "m") == (("precision", 14),)
+    assert distinct.read_parameters([9], {}, "m") == distinct.read_parameters([], {"precision": 9}, "m")
+    assert quantiles.read_parameters([0.05], {}, "m") == (("accuracy", 0.05),)
+
+
+@pytest.mark.parametrize(
+    ("name", "positional", "named", "message"),
+    [
+        ("distinct", [], {"precision": 3}, r"measures.m.precision: 3 .*a whole number from 4 to 18"),
+        ("distinct", ["14"], {}, "precision: '14'.*a whole number"),
+        ("distinct", [14], {"precision": 14}, "precision: 14 .*repeated"),
+        ("distinct", [14, 15], {}, r"\[14, 15\].*too many.*distinct with precision=14"),
+        ("distinct", [], {"width": 7}, "measures.m.width: 7 .*unknown.*precision=14"),
+        ("quantiles", [0], {}, "accuracy: 0 .*from 0.001 to 0.5"),
+        ("count", [], {"x": 1}, "no parameters"),
+    ],
+)
+def test_bad_parameters_name_themselves(name: str, positional: list, named: dict, message: str) -> None:
+    function = function_named(name)
+    assert function is not None
+    with pytest.raises(InvalidQuery, match=message):
+        function.read_parameters(positional, named, "measures.m")
+
+
+def test_arguments_are_checked_by_type() -> None:
+    quantiles, distinct = function_named("quantiles"), function_named("distinct")
+    assert quantiles is not None and distinct is not None
+    quantiles.check_argument(pa.int64(), "m")
+    with pytest.raises(InvalidQuery, match=r"m: 'string'.*quantiles does not take this type.*int64 or float64"):
+        quantiles.check_argument(pa.string(), "m")
+    for kind in (pa.string(), pa.int64(), pa.float64(), pa.bool_()):
+        distinct.check_argument(kind, "m")
+
+
+def test_a_single_synopsis_and_its_stack_are_of_one_kind() -> None:
+    for single in (HyperLogLog, DDSketch):
+        assert single.kind == single.stack_type.kind
+        assert single.properties is single.stack_type.properties

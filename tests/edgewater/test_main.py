@@ -1,0 +1,92 @@
+"""The command line's entrance: commands are found late, and errors are one line."""
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from edgewater import __version__
+from edgewater.__main__ import GROUP, Commands, main
+from edgewater.errors import InvalidConfig, StorageError
+
+
+def invoke(points: dict[str, str], *args: str) -> Result:
+    found = [EntryPoint(name, value, GROUP) for name, value in points.items()]
+    return CliRunner().invoke(Commands("edgewater", find=lambda: found), list(args), prog_name="edgewater")
+
+
+@click.command()
+@click.argument("how")
+def failing(how: str) -> None:
+    """Fails as it is told to."""
+    if how == "package":
+        raise ModuleNotFoundError("No module named 'pyspark.sql'", name="pyspark.sql")
+    if how == "own":
+        raise ModuleNotFoundError("No module named 'center.nothing'", name="center.nothing")
+    if how == "input":
+        raise InvalidConfig("api.listen", "x", "host:port")
+    raise StorageError("the disk is full")
+
+
+FAILING = {"center": f"{__name__}:failing"}
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    # With --import-mode=importlib a test module is not importable by name: entry points must find this one.
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or sys.modules[failing.callback.__module__])
+
+
+def test_the_version_is_the_distributions() -> None:
+    assert CliRunner().invoke(main, ["--version"]).output == f"edgewater, version {__version__}\n"
+
+
+def test_a_command_whose_package_is_not_installed_says_how_to_install_it() -> None:
+    result = invoke({"center": "a_package_nobody_has.cli:center"}, "center", "run", "--data-dir", "/tmp/x", "--help")
+    assert result.exit_code == 1
+    assert "pip install 'edgewater[center]'" in result.output
+    assert "a_package_nobody_has" in result.output
+
+
+def test_help_lists_a_command_that_is_not_installed() -> None:
+    result = invoke({"center": "a_package_nobody_has.cli:center"}, "--help")
+    assert result.exit_code == 0
+    assert "not installed: pip install 'edgewater[center]'" in result.output
+
+
+def test_a_package_found_missing_while_a_command_runs_is_named_with_what_to_install() -> None:
+    result = invoke(FAILING, "center", "package")
+    assert result.exit_code == 1
+    assert "pyspark" in result.output
+    assert "pip install 'edgewater[center]'" in result.output
+
+
+def test_a_missing_module_of_our_own_is_a_fault_and_not_an_installation_hint() -> None:
+    result = invoke(FAILING, "center", "own")
+    assert isinstance(result.exception, ModuleNotFoundError)
+
+
+def test_bad_input_ends_with_code_2_and_one_line() -> None:
+    result = invoke(FAILING, "center", "input")
+    assert result.exit_code == 2
+    assert result.output == "edgewater: api.listen: 'x' is not accepted; expected host:port\n"
+
+
+def test_any_other_error_of_ours_ends_with_code_1_and_one_line() -> None:
+    result = invoke(FAILING, "center", "disk")
+    assert (result.exit_code, result.output) == (1, "edgewater: the disk is full\n")
+
+
+def test_an_unknown_command_is_refused() -> None:
+    assert invoke({}, "nonsense").exit_code == 2
+
+
+def test_the_kernel_and_its_command_import_neither_side() -> None:
+    code = (
+        "import sys, edgewater.__main__; print([m for m in sys.modules if m.split('.')[0] in ('edge','center','sim')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

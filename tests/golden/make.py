@@ -1,0 +1,109 @@
+"""Writes the golden bytes of this release: ``python tests/golden/make.py``.
+
+A file that exists is never written again; a new version of a kind gets a new name. What stands in
+`v1` must be read by every later release, and come out as the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from edgewater.streams import COLUMN_TYPES
+from edgewater.synopses import DDSketch, GroupedAggregate, HyperLogLog
+from edgewater.synopses.registry import function_named
+
+HERE = Path(__file__).parent / "v1"
+
+
+def _integers(n: int) -> np.ndarray:
+    """The same numbers with every NumPy: no generator whose stream could change."""
+    return np.arange(n, dtype=np.int64) * 7919 % 10_007
+
+
+def _hyperloglog(n: int, precision: int, fold: int = 0) -> bytes:
+    sketch = HyperLogLog(precision)
+    sketch.update(_integers(n))
+    return sketch.fold(fold).to_bytes()
+
+
+def _strings() -> bytes:
+    sketch = HyperLogLog(12)
+    sketch.update(pa.array([f"user-{i}" for i in range(300)] + ["", "ä", "日本", "x" * 300]))
+    return sketch.to_bytes()
+
+
+def _ddsketch(values: np.ndarray, accuracy: float = 0.01, fold: int = 0) -> bytes:
+    sketch = DDSketch(accuracy)
+    sketch.update(values)
+    return sketch.fold(fold).to_bytes()
+
+
+def _grouped(keys: dict[str, pa.Array], measures: dict[str, tuple[str, pa.Array | None]], rows: int) -> bytes:
+    stacks = {}
+    for name, (function_name, values) in measures.items():
+        function = function_named(function_name)
+        assert function is not None
+        stacks[name] = function.make(function.read_parameters([], {}, name), None if values is None else values.type)
+    aggregate = GroupedAggregate({name: column.type for name, column in keys.items()}, stacks)
+    aggregate.update(list(keys.values()), {name: values for name, (_, values) in measures.items()}, rows)
+    return aggregate.to_bytes()
+
+
+def _flights() -> bytes:
+    carriers = pa.array(["AA", "B6", None, "ünï", ""] * 40)
+    hours = pa.array(_integers(200) % 3)
+    delays = pa.array([None if i % 7 == 0 else i / 4 - 10 for i in range(200)], pa.float64())
+    measures = {
+        "n": ("count", None),
+        "miles": ("sum", pa.array(_integers(200))),
+        "delay": ("sum", delays),
+        "least": ("min", delays),
+        "most": ("max", delays),
+        "mean": ("mean", delays),
+        "var": ("var", pa.array(_integers(200) % 8)),
+        "tails": ("distinct", carriers),
+        "quantiles": ("quantiles", delays),
+    }
+    return _grouped({"carrier": carriers, "hour": hours}, measures, 200)
+
+
+def _all_keys() -> bytes:
+    keys = {
+        "s": pa.array(["a", None, "b", "b"], COLUMN_TYPES["string"]),
+        "i": pa.array([1 << 62, -1, None, 0], COLUMN_TYPES["int64"]),
+        "f": pa.array([0.5, float("nan"), float("inf"), None], COLUMN_TYPES["float64"]),
+        "b": pa.array([True, None, False, True], COLUMN_TYPES["bool"]),
+    }
+    return _grouped(keys, {"n": ("count", None)}, 4)
+
+
+SAMPLES: dict[str, Callable[[], bytes]] = {
+    "hyperloglog-empty": lambda: _hyperloglog(0, 14),
+    "hyperloglog-sparse": lambda: _hyperloglog(500, 14),
+    "hyperloglog-dense": lambda: _hyperloglog(10_000, 11),
+    "hyperloglog-folded": lambda: _hyperloglog(10_000, 12, 2),
+    "hyperloglog-strings": _strings,
+    "ddsketch-empty": lambda: _ddsketch(np.zeros(0)),
+    "ddsketch-integers": lambda: _ddsketch(_integers(3000).astype(float) - 5000),
+    "ddsketch-odd": lambda: _ddsketch(np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 5e-324, 1e300, -1e-300])),
+    "ddsketch-collapsed": lambda: _ddsketch(np.arange(1024, 262_144) / 1024, 0.001),
+    "ddsketch-folded": lambda: _ddsketch(_integers(1000).astype(float), 0.05, 2),
+    "grouped-flights": _flights,
+    "grouped-all-keys": _all_keys,
+    "grouped-no-keys": lambda: _grouped({}, {"n": ("count", None), "q": ("quantiles", pa.array([1, 2, 3]))}, 3),
+    "grouped-empty": lambda: _grouped({"k": pa.array([], pa.string())}, {"n": ("count", None)}, 0),
+}
+
+if __name__ == "__main__":
+    HERE.mkdir(exist_ok=True)
+    for name, make in SAMPLES.items():
+        path = HERE / f"{name}.bin"
+        if path.exists():
+            print(f"kept    {path.name}")
+        else:
+            path.write_bytes(make())
+            print(f"written {path.name}, {path.stat().st_size} bytes")

@@ -1,0 +1,38 @@
+from pathlib import Path
+
+import pytest
+from make import HERE, SAMPLES
+
+from edgewater.synopses import Count, DDSketch, Distinct, GroupedAggregate, HyperLogLog, Quantile, from_bytes
+
+FILES = sorted(HERE.glob("*.bin"))
+
+
+def read(name: str) -> GroupedAggregate | HyperLogLog | DDSketch:
+    return from_bytes((HERE / f"{name}.bin").read_bytes())
+
+
+def test_every_sample_has_its_file() -> None:
+    assert {f.stem for f in FILES} == set(SAMPLES)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_golden_bytes_are_read_and_come_out_the_same(path: Path) -> None:
+    data = path.read_bytes()
+    assert from_bytes(data).to_bytes() == data
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_the_same_input_still_makes_the_same_bytes(path: Path) -> None:
+    """Hashes, bin boundaries and encodings: an edge of this release and a center of the next must agree."""
+    assert SAMPLES[path.stem]() == path.read_bytes()
+
+
+def test_golden_answers_stand() -> None:
+    dense, collapsed, flights = read("hyperloglog-dense"), read("ddsketch-collapsed"), read("grouped-flights")
+    assert isinstance(dense, HyperLogLog) and isinstance(collapsed, DDSketch) and isinstance(flights, GroupedAggregate)
+    answer = dense.query(Distinct(0.99))
+    assert answer.lower <= 10_000 <= answer.upper and dense.records == 10_000
+    assert collapsed.query(Count()).value == 261_120 and 0.001 < collapsed.current_accuracy < 0.0021
+    assert collapsed.query(Quantile(0.5)).value == pytest.approx(128.5, rel=0.0021)
+    assert len(flights) == 15 and flights.records == 200 == flights.query("n").value.sum()
