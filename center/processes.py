@@ -192,6 +192,8 @@ def job_config(config: CenterConfig) -> JobConfig:
 def _http(app: Any) -> uvicorn.Config:
     import uvicorn
 
+    # It tells of every start and stop in four lines under the name of an error.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     return uvicorn.Config(
         app, log_config=None, access_log=False, server_header=False, ws="none", timeout_graceful_shutdown=GRACE_S
     )

@@ -366,9 +366,8 @@ class QueryLedger:
     def _first_ending_after(self, time_ms: int) -> int:
         """The start of the first window whose end lies after `time_ms`."""
         window = self._window
-        return (time_ms - window.size_ms - window.offset_ms) // window.every_ms * window.every_ms + (
-            window.offset_ms + window.every_ms
-        )
+        steps = (time_ms - window.size_ms - window.offset_ms) // window.every_ms + 1
+        return window.offset_ms + steps * window.every_ms
 
     def _choose_clock(self, serving: Sequence[EdgeRecord]) -> StreamClock | None:
         """The clock in use as long as any edge has it, so that a newcomer does not move deadlines."""
@@ -395,7 +394,6 @@ class QueryLedger:
         self._open_slices = list(self._slices)
         self._sealed_starts = list(self._sealed)
         self._sealed_statements = sum(len(s.observed) for _, s in self._sealed.items())
-        for heap in (
-            self._awaiting_close, self._awaiting_final, self._awaiting_due, self._open_slices, self._sealed_starts,
-        ):  # fmt: skip
+        heaps = (self._awaiting_close, self._awaiting_final, self._awaiting_due, self._open_slices, self._sealed_starts)
+        for heap in heaps:
             heapify(heap)

@@ -192,7 +192,8 @@ def stop_with_supervisor() -> None:
     """In a child: asks this process to stop when the supervisor is gone, however it went."""
 
     def wait_for_end() -> None:
-        while sys.stdin.buffer.read(1):
+        # Not sys.stdin: its lock, held by a thread that waits, is fatal when the interpreter ends.
+        while os.read(sys.stdin.fileno(), 1):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 

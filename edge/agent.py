@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 import uuid
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ from edge.sources.http import Busy, push_routes
 from edge.sources.replay import replay_clock
 from edge.streams import StreamSpec
 from edge.uplink import TlsFiles, Uplink
-from edgewater.errors import StorageError
+from edgewater.errors import InvalidConfig, StorageError
 from edgewater.streams import StreamClock
 
 log = logging.getLogger(__name__)
@@ -59,22 +60,25 @@ class Agent:
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Runs until `stop` is set or a task fails; leaves a checkpoint behind."""
-        host, _, port = self.config.http.listen.rpartition(":")
-        server = _Server(
-            uvicorn.Config(self._app(), host, int(port), log_config=None, access_log=False, lifespan="off")
-        )
-        commit = asyncio.create_task(self.commit.run())
-        uplink = asyncio.create_task(self.uplink.run())
-        tasks = [commit, uplink, asyncio.create_task(self._tick()), asyncio.create_task(self._checkpoint())]
-        tasks += [asyncio.create_task(server.serve()), asyncio.create_task(self._read_all())]
+        """Runs until `stop` is set or a task fails; leaves a checkpoint behind.
+
+        Raises:
+            InvalidConfig: `http.listen` cannot be listened on.
+        """
+        listening = _listen(self.config.http.listen)
+        server = _Server(uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off"))
+        serving = asyncio.create_task(server.serve([listening]))
+        loops = [self.commit.run(), self.uplink.run(), self._tick(), self._checkpoint(), self._read_all()]
+        tasks = [asyncio.create_task(loop) for loop in loops]
         stopping = asyncio.create_task(stop.wait())
         try:
-            await self._first_failure(tasks, stopping)
+            await self._first_failure([*tasks, serving], stopping)
         finally:
+            server.should_exit = server.force_exit = True
             for task in [*tasks, stopping]:
                 task.cancel()
-            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            await asyncio.gather(*tasks, stopping, serving, return_exceptions=True)
+            listening.close()
             await self.commit.checkpoint()
             self.durable.close()
 
@@ -187,6 +191,15 @@ class Agent:
             if self.durable.journal_bytes + self.durable.unsynced_bytes != written:
                 await self.commit.checkpoint()
                 written = self.durable.journal_bytes
+
+
+def _listen(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host.strip("[]"), int(port)), family=family)
+    except OSError as exc:
+        raise InvalidConfig("http.listen", address, "an address of this machine that is free", str(exc)) from exc
 
 
 class _Server(uvicorn.Server):

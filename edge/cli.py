@@ -16,8 +16,9 @@ import pyarrow as pa
 from edge import journal
 from edge.clock import now_ms
 from edge.durable import KIND_NAMES
-from edgewater.errors import EdgewaterError
+from edgewater.errors import EdgewaterError, InvalidInput
 
+EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 
 
@@ -43,7 +44,8 @@ def edge() -> None:
 
 def _fail(error: EdgewaterError) -> None:
     click.echo(f"edgewater: {error}", err=True)
-    sys.exit(EXIT_BAD_INPUT)
+    # Service managers do not restart after the first; after the second (a full disk, say) they must.
+    sys.exit(EXIT_BAD_INPUT if isinstance(error, InvalidInput) else EXIT_FAILED)
 
 
 @edge.command()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from edge.durable import DurableCore
 from edgewater.errors import StorageError
@@ -41,7 +40,7 @@ class GroupCommit:
             await self._wanted.wait()
             self._wanted.clear()
             waiters, self._waiters = self._waiters, []
-            await self._until_done(self._core.sync)
+            await self._sync()
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
@@ -56,11 +55,11 @@ class GroupCommit:
             except StorageError as exc:
                 self._failed(exc)
 
-    async def _until_done(self, step: Callable[[], None]) -> None:
+    async def _sync(self) -> None:
         while True:
             async with self._lock:
                 try:
-                    await asyncio.to_thread(step)
+                    await asyncio.to_thread(self._core.sync)
                     self.failure = None
                     return
                 except StorageError as exc:

@@ -1,7 +1,8 @@
 """The configuration of an edge: one YAML file.
 
-Paths in it are relative to the working directory. Secrets are written as they are, or better as
-``{env: NAME}`` or ``{file: PATH}``; nothing else in the file is substituted.
+Paths in it are relative to the working directory. The token is written as it is, or better as
+``{env: NAME}`` or ``{file: PATH}``; so may be the edge's id, which lets many machines share one file.
+Nothing else in the file is substituted.
 """
 
 from __future__ import annotations
@@ -125,20 +126,25 @@ class CenterConfig(Model):
 def _read_secret(value: object, environ: Mapping[str, str]) -> SecretStr | None:
     if value is None or isinstance(value, SecretStr):
         return value
+    return SecretStr(_given_text(value, environ, "the secret itself"))
+
+
+def _given_text(value: object, environ: Mapping[str, str], itself: str) -> str:
+    """Text as it is written, or from where ``{env: NAME}`` or ``{file: PATH}`` says it is."""
     if isinstance(value, str) and value:
-        return SecretStr(value)
+        return value
     if isinstance(value, Mapping) and len(value) == 1:
         ((kind, name),) = value.items()
         if kind == "env" and isinstance(name, str):
             if not environ.get(name):
                 refuse(f"the environment variable {name} to be set", "it is not set, or empty")
-            return SecretStr(environ[name])
+            return environ[name]
         if kind == "file" and isinstance(name, str):
             try:
-                return SecretStr(Path(name).read_text(encoding="utf-8").strip())
+                return Path(name).read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as exc:
                 refuse("a readable text file", str(exc))
-    refuse("the secret itself, {env: NAME} or {file: PATH}")
+    refuse(f"{itself}, {{env: NAME}} or {{file: PATH}}")
 
 
 class HttpConfig(Model):
@@ -312,6 +318,11 @@ class EdgeConfig(Model):
     http: HttpConfig = HttpConfig()
     streams: dict[str, StreamConfig] = Field(min_length=1)
     limits: LimitsConfig = LimitsConfig()
+
+    @field_validator("edge", mode="before")
+    @classmethod
+    def _id(cls, value: object, info: ValidationInfo) -> object:
+        return _given_text(value, (info.context or {}).get("environ", os.environ), "an id such as jfk")
 
     @field_validator("streams")
     @classmethod

@@ -31,7 +31,7 @@ from edge.events import (
     SourcesOpened,
     Tick,
 )
-from edge.pipeline import NEVER_MS, QueryPipeline
+from edge.pipeline import NEVER_MS, NOTHING_OPEN, QueryPipeline
 from edge.streams import StreamSpec, StreamState
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
@@ -39,6 +39,8 @@ from edgewater.wire.frames import Frame, QueryRef
 
 MAX_FRAME_BYTES = 256 * 1024
 """Bytes of partials that one frame carries, about, before compression."""
+
+DRAIN_SAFETY = 2.0
 
 
 class EdgeCore:
@@ -140,7 +142,7 @@ class EdgeCore:
             body = pipeline.pull(
                 min(event.capacity_bytes, MAX_FRAME_BYTES),
                 self.streams[stream].watermark_ms,
-                event.open_through.get(stream, NEVER_MS),
+                event.open_between.get(stream, NOTHING_OPEN),
             )
             if body is not None:
                 frame = Frame.pack(self.next_seq, pipeline.ref, body)
@@ -175,7 +177,7 @@ class EdgeCore:
         """Wall time (ms) at which a `Tick` will change something, or None."""
         return min((d for s in self.streams.values() if (d := s.next_deadline()) is not None), default=None)
 
-    def next_pull_ms(self, bandwidth_bytes_s: float) -> int | None:
+    def next_pull_ms(self, bandwidth_bytes_s: float, now_ms: int) -> int | None:
         """Wall time from which a `Pull` is worth its bytes; None: nothing to send.
 
         Closed slices leave at once. Open ones are left to aggregate until draining them at this
@@ -185,32 +187,35 @@ class EdgeCore:
         earliest: int | None = None
         for name, stream in self.streams.items():
             watermark = stream.watermark_ms
-            open_bytes, first_end = 0, None
-            for pipeline in self._reading(name):
-                if pipeline.has_news(watermark):
-                    return self._now_ms
-                closed, still_open = pipeline.pending_bytes(watermark)
-                if closed:
-                    return self._now_ms
-                end = pipeline.first_open_end(watermark)
-                open_bytes += still_open
-                first_end = end if first_end is None else min(first_end, end if end is not None else first_end)
+            if any(p.has_news(watermark) or p.closed_bytes(watermark) for p in self._reading(name)):
+                return now_ms
+            drain_ms, first_end = self._drain(name, bandwidth_bytes_s, now_ms)
             if first_end is not None and stream.spec.clock is not None:
-                drain_ms = int(2000 * open_bytes / max(bandwidth_bytes_s, 1.0))
                 due = stream.spec.clock.to_wall_ms(first_end) - drain_ms
                 earliest = due if earliest is None else min(earliest, due)
         return earliest
 
-    def open_through(self, bandwidth_bytes_s: float, now_ms: int) -> dict[str, int]:
-        """What `Pull.open_through` should say now: the rule of `next_pull_ms`, per stream."""
+    def open_between(self, bandwidth_bytes_s: float, now_ms: int) -> dict[str, tuple[int, int]]:
+        """What `Pull.open_between` should say now: the rule of `next_pull_ms`, per stream."""
         result = {}
         for name, stream in self.streams.items():
-            if stream.spec.clock is None:
-                continue
-            open_bytes = sum(p.pending_bytes(stream.watermark_ms)[1] for p in self._reading(name))
-            drain_ms = int(2000 * open_bytes / max(bandwidth_bytes_s, 1.0))
-            result[name] = stream.spec.clock.to_event_ms(now_ms + drain_ms)
+            if stream.spec.clock is not None:
+                drain_ms, _ = self._drain(name, bandwidth_bytes_s, now_ms)
+                clock = stream.spec.clock
+                result[name] = (clock.to_event_ms(now_ms), clock.to_event_ms(now_ms + drain_ms))
         return result
+
+    def _drain(self, stream: str, bandwidth_bytes_s: float, now_ms: int) -> tuple[int, int | None]:
+        """How long the open slices of a stream would take to send (ms, twice over, for what changes
+        meanwhile), and the end of the first."""
+        state = self.streams[stream]
+        if state.spec.clock is None:
+            return 0, None
+        after = state.spec.clock.to_event_ms(now_ms)
+        open_slices = [p.open_bytes(state.watermark_ms, after) for p in self._reading(stream)]
+        size = sum(size for size, _ in open_slices)
+        first_end = min((end for _, end in open_slices if end is not None), default=None)
+        return int(DRAIN_SAFETY * 1000 * size / max(bandwidth_bytes_s, 1.0)), first_end
 
     @property
     def pending_bytes(self) -> int:

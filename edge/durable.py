@@ -257,8 +257,8 @@ def _encode(event: Event) -> Record:
             return _json(SOURCE_ENDED, {"stream": stream, "source": source})
         case Tick(now_ms):
             return _json(TICK, {"now_ms": now_ms})
-        case Pull(capacity, open_through):
-            return _json(PULL, {"capacity": capacity, "open_through": dict(open_through)})
+        case Pull(capacity, open_between):
+            return _json(PULL, {"capacity": capacity, "open_between": dict(open_between)})
         case Acked(through):
             return _json(ACKED, {"through": through})
         case BudgetSet(ref, shares):
@@ -275,7 +275,9 @@ def _decode_plain(kind: int, given: dict[str, Any]) -> Event:
         SOURCES_OPENED: lambda: SourcesOpened(tuple((s, n) for s, n in given["sources"])),
         SOURCE_ENDED: lambda: SourceEnded(given["stream"], given["source"]),
         TICK: lambda: Tick(given["now_ms"]),
-        PULL: lambda: Pull(given["capacity"], given["open_through"]),
+        PULL: lambda: Pull(
+            given["capacity"], {s: (after, through) for s, (after, through) in given["open_between"].items()}
+        ),
         ACKED: lambda: Acked(given["through"]),
         BUDGET: lambda: BudgetSet(QueryRef(*given["query"]), given["shares"]),
     }

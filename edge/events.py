@@ -63,12 +63,13 @@ class Pull:
     """The link has room for about `capacity_bytes`: build the frame that is worth most now.
 
     Attributes:
-        open_through: per stream the event time up to which slices that are still open may be drawn
-            from; what leaves them early is spread over the window instead of queueing at its end.
+        open_between: per stream (from, through): slices that are still open may be drawn from if they
+            end behind `from`, at or before `through`. What leaves them early is spread over the window
+            instead of queueing at its end.
     """
 
     capacity_bytes: int
-    open_through: Mapping[str, int] = field(default_factory=dict)
+    open_between: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

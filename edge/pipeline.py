@@ -17,13 +17,14 @@ from edge.cache.budgets import primary
 from edge.cache.entries import SliceEntries
 from edge.cache.eviction import first_to_leave, least_recently_used
 from edge.events import END_OF_TIME_MS
-from edgewater.query import BoundQuery, ErrorBudget, QuerySpec
+from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses.base import IntArray
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import FrameBody, Partial, QueryRef, SliceClose
 
 NEVER_MS = -END_OF_TIME_MS
+NOTHING_OPEN = (NEVER_MS, NEVER_MS)
 INITIAL_ENTRY_BYTES = 48.0
 
 
@@ -136,23 +137,26 @@ class QueryPipeline:
             for name, _ in self.spec.budget.limits
         }
 
-    def pending_bytes(self, watermark_ms: int) -> tuple[int, int]:
-        """Estimated bytes that may be sent: of closed slices, and of open ones."""
-        shares = self.slice_shares()
-        closed = still_open = 0
-        for start, held in self.slices.items():
-            size = int(np.count_nonzero(primary(held.entries, shares)) * self.progress.entry_bytes)
-            if self._end(start) <= watermark_ms:
-                closed += size
-            else:
-                still_open += size
-        return closed, still_open
+    def closed_bytes(self, watermark_ms: int) -> int:
+        """Estimated bytes of closed slices that are still to be sent."""
+        return sum(size for end, size in self._sizes() if end <= watermark_ms)
 
-    def first_open_end(self, watermark_ms: int) -> int | None:
-        """The end of the first open slice that has anything to send."""
+    def open_bytes(self, watermark_ms: int, after_ms: int) -> tuple[int, int | None]:
+        """Estimated bytes of open slices that may leave early, and the first one's end.
+
+        Args:
+            after_ms: where the clock stands. A slice that should have closed by it waits for its
+                records; to send what it has now would be to send most groups twice.
+        """
+        after = watermark_ms if self.wants_news else max(watermark_ms, after_ms)
+        sizes = [(end, size) for end, size in self._sizes() if end > after and size]
+        return sum(size for _, size in sizes), min((end for end, _ in sizes), default=None)
+
+    def _sizes(self) -> Iterator[tuple[int, int]]:
         shares = self.slice_shares()
-        ends = [self._end(s) for s, held in self.slices.items() if primary(held.entries, shares).any()]
-        return min((e for e in ends if e > watermark_ms), default=None)
+        for start, held in self.slices.items():
+            groups = np.count_nonzero(primary(held.entries, shares))
+            yield self._end(start), int(groups * self.progress.entry_bytes)
 
     def has_news(self, watermark_ms: int) -> bool:
         """Is there something to tell the center about slices that the watermark has closed?"""
@@ -165,13 +169,16 @@ class QueryPipeline:
         border = self.spec.window.slice_start
         return through_ms > NEVER_MS and border(through_ms) > border(self.progress.through_ms)
 
-    def pull(self, capacity_bytes: int, watermark_ms: int, open_through_ms: int = NEVER_MS) -> FrameBody | None:
+    def pull(
+        self, capacity_bytes: int, watermark_ms: int, open_between_ms: tuple[int, int] = NOTHING_OPEN
+    ) -> FrameBody | None:
         """The body of the frame that is worth most: closed slices first, oldest first.
 
         Args:
             capacity_bytes: about how large the body may be before compression; at least one entry
                 leaves, so that a small capacity delays but never blocks.
-            open_through_ms: slices still open may be drawn from if they end at or before this.
+            open_between_ms: slices still open may be drawn from if they end behind the first and at or
+                before the second. A staleness budget lifts the first: late or not, it wants news.
         """
         shares = self.slice_shares()
         partials: list[Partial] = []
@@ -179,8 +186,9 @@ class QueryPipeline:
         through, room = watermark_ms, capacity_bytes
         for start in sorted(self.slices):
             held = self.slices[start]
-            if self._end(start) > max(watermark_ms, open_through_ms):
-                break
+            end = self._end(start)
+            if end > watermark_ms and not self._may_leave_early(end, open_between_ms):
+                continue
             candidates = np.flatnonzero(primary(held.entries, shares))
             if len(candidates) and room > 0:
                 count = max(1, int(room / self.progress.entry_bytes))
@@ -191,10 +199,10 @@ class QueryPipeline:
                 drained = len(leaving) == len(candidates)
             else:
                 drained = not len(candidates)
-            if self._end(start) > watermark_ms:
+            if end > watermark_ms:
                 continue
             if not drained:
-                through = min(through, self._end(start) - 1)
+                through = min(through, end - 1)
                 break
             if not held.stated:
                 closes.append(SliceClose(start, held.observed, held.late, held.entries.withheld()))
@@ -208,6 +216,15 @@ class QueryPipeline:
         self._forget_final(watermark_ms)
         since = None if self.since_ms == NEVER_MS else self.since_ms
         return FrameBody(through, tuple(partials), tuple(closes), since)
+
+    def _may_leave_early(self, end: int, open_between_ms: tuple[int, int]) -> bool:
+        after, through = open_between_ms
+        return end <= through and (end > after or self.wants_news)
+
+    @property
+    def wants_news(self) -> bool:
+        """Is an answer given at its time, whatever has come by then?"""
+        return isinstance(self.spec.budget, StalenessBudget)
 
     def _partials(self, start: int, entries: SliceEntries, groups: IntArray) -> Iterator[Partial]:
         taken = entries.send(groups)

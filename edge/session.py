@@ -50,10 +50,10 @@ class Session:
         """Waits for a frame worth sending, builds it, and waits until it is durable."""
         while True:
             now = self._now_ms()
-            due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s)
+            due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s, now)
             if due is not None and due <= now:
-                open_through = self._durable.core.open_through(self.bandwidth_bytes_s, now)
-                effects = self._durable.handle(Pull(capacity_bytes, open_through))
+                open_between = self._durable.core.open_between(self.bandwidth_bytes_s, now)
+                effects = self._durable.handle(Pull(capacity_bytes, open_between))
                 for effect in effects:
                     if isinstance(effect, FrameBuilt):
                         await self._commit.durable()

@@ -24,6 +24,7 @@ from edgewater.streams import COLUMN_TYPES, type_name
 Evaluate = Callable[[pa.RecordBatch], Value]
 
 NUMERIC = ("int64", "float64")
+MAX_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,25 @@ def parse_sql(text: str, field: str) -> exp.Expression:
     """The parsed expression. Raises InvalidQuery with the parser's own position for bad syntax."""
     try:
         tree = sqlglot.parse_one(text)
+    except RecursionError:
+        raise InvalidQuery(field, text, f"an expression of at most {MAX_DEPTH} nested terms") from None
     except sqlglot.errors.SqlglotError as exc:
         reason = str(exc).replace("\x1b[4m", "»").replace("\x1b[0m", "«").splitlines()[0]
         raise InvalidQuery(field, text, "a SQL expression over the stream's columns", reason) from exc
     if tree is None or isinstance(tree, exp.Query | exp.Command | exp.DDL | exp.DML):
         raise InvalidQuery(field, text, "a SQL expression, not a statement")
+    if _depth(tree) > MAX_DEPTH:
+        raise InvalidQuery(field, text, f"an expression of at most {MAX_DEPTH} nested terms")
     return tree
+
+
+def _depth(tree: exp.Expression) -> int:
+    """Levels of a syntax tree, without recursion."""
+    depth, level = 0, [tree]
+    while level:
+        depth += 1
+        level = [child for node in level for child in node.iter_expressions()]
+    return depth
 
 
 def column_names(tree: exp.Expression) -> list[str]:
@@ -107,11 +121,6 @@ _STRING_FUNCTIONS: dict[type[exp.Expression], tuple[Callable[[Value], Value], pa
     exp.Trim: (pc.utf8_trim_whitespace, pa.string()),
     exp.Length: (lambda text: pc.cast(pc.utf8_length(text), pa.int64()), pa.int64()),
 }
-_CLAUSES = frozenset(
-    {"this", "expression", "expressions", "low", "high", "ifs", "default", "to", "decimals", "is_string", "table",
-     "query", "unnest", "field", "safe"}
-)  # fmt: skip
-"""Parts of a syntax tree that the binder's methods read, or refuse themselves."""
 _CASTS: dict[exp.DataType.Type, pa.DataType] = {
     exp.DataType.Type.BIGINT: pa.int64(),
     exp.DataType.Type.INT: pa.int64(),
@@ -133,7 +142,6 @@ class _Binder:
     def bind(self, node: exp.Expression) -> Bound:
         for base, method in self._METHODS:
             if isinstance(node, base):
-                self._check_clauses(node)
                 return method(self, node)
         raise self._error(
             node,
@@ -142,11 +150,10 @@ class _Binder:
             "not an expression known here",
         )
 
-    def _check_clauses(self, node: exp.Expression) -> None:
-        """Refuses what the parser understands and the methods below would pass over, as in TRIM('x' FROM s)."""
-        extra = [name for name, value in node.args.items() if value and name not in _CLAUSES]
-        if extra:
-            raise self._error(node, "the plain form of the function", f"{' and '.join(extra)} cannot be given here")
+    def _only(self, node: exp.Expression, *clauses: str) -> None:
+        """Refuses what the parser understands and the method would pass over, as in TRIM('x' FROM s)."""
+        if any(value for name, value in node.args.items() if name not in clauses):
+            raise self._error(node, "the function with its plain arguments only")
 
     def _error(self, node: exp.Expression, accepted: str, reason: str = "") -> InvalidQuery:
         return InvalidQuery(self._field, node.sql(), accepted, reason)
@@ -182,8 +189,9 @@ class _Binder:
     def _literal(self, node: exp.Literal) -> Bound:
         value: object = node.this
         if not node.is_string:
-            number = float(node.this)
-            value = int(node.this) if node.is_int else number
+            value = int(node.this) if node.is_int else float(node.this)
+            if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+                raise self._error(node, "an integer of 64 bits; write it with a point to mean a float")
         scalar = pa.scalar(value)
         return Bound(scalar.type, lambda _: scalar)
 
@@ -228,7 +236,7 @@ class _Binder:
 
     def _in(self, node: exp.In) -> Bound:
         (needle, *options), common = self._alike([node.this, *node.expressions], node)
-        if not options or not all(isinstance(n, exp.Literal | exp.Neg | exp.Boolean) for n in node.expressions):
+        if not options or not all(_is_constant(n) for n in node.expressions):
             raise self._error(node, "IN with a list of literals")
         empty = pa.RecordBatch.from_pylist([])
         values = pa.array([o.evaluate(empty).as_py() for o in options], common)
@@ -241,6 +249,7 @@ class _Binder:
         return Bound(pa.bool_(), evaluate)
 
     def _between(self, node: exp.Between) -> Bound:
+        self._only(node, "this", "low", "high")
         (value, low, high), _ = self._alike([node.this, node.args["low"], node.args["high"]], node)
         return Bound(
             pa.bool_(),
@@ -257,6 +266,7 @@ class _Binder:
         return Bound(pa.bool_(), lambda b: pc.match_like(text.evaluate(b), pattern, ignore_case=folded))
 
     def _numeric_function(self, node: exp.Expression) -> Bound:
+        self._only(node, "this")
         inner = self._numeric(node.this)
         kernel = _NUMERIC_FUNCTIONS[type(node)]
         keeps = isinstance(node, exp.Abs | exp.Neg)
@@ -264,6 +274,7 @@ class _Binder:
         return Bound(inner.type if keeps else pa.float64(), lambda b: kernel(source.evaluate(b)))
 
     def _round(self, node: exp.Round) -> Bound:
+        self._only(node, "this", "decimals")
         inner = _cast(self._numeric(node.this), pa.float64())
         decimals = node.args.get("decimals")
         if decimals is not None and not (isinstance(decimals, exp.Literal) and decimals.is_int):
@@ -272,6 +283,7 @@ class _Binder:
         return Bound(pa.float64(), lambda b: pc.round(inner.evaluate(b), digits))
 
     def _string_function(self, node: exp.Expression) -> Bound:
+        self._only(node, "this")
         inner = self._text(node.this)
         kernel, result = _STRING_FUNCTIONS[type(node)]
         return Bound(result, lambda b: kernel(inner.evaluate(b)))
@@ -309,6 +321,7 @@ class _Binder:
         return Bound(common, evaluate)
 
     def _cast_to(self, node: exp.Cast) -> Bound:
+        self._only(node, "this", "to", "safe")
         inner = self.bind(node.this)
         target = _CASTS.get(node.to.this)
         if target is None:
@@ -337,6 +350,10 @@ class _Binder:
         (exp.Case, _case),
         (exp.Cast, _cast_to),
     )
+
+
+def _is_constant(node: exp.Expression) -> bool:
+    return isinstance(node.this if isinstance(node, exp.Neg) else node, exp.Literal | exp.Boolean)
 
 
 def _cast(bound: Bound, target: pa.DataType) -> Bound:

@@ -6,6 +6,7 @@ gives both the project's error message and units: durations in ms, sizes in byte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import durationpy
@@ -32,7 +33,9 @@ def duration_ms(value: object, field: str, error: type[InvalidInput] = InvalidIn
     except (durationpy.DurationError, OverflowError) as exc:
         raise error(field, value, DURATION_ACCEPTED) from exc
     millis = round(seconds * 1000)
-    if abs(millis - seconds * 1000) > 1e-6:
+    # A timedelta has microseconds: what is below comes out as nothing.
+    lost = millis == 0 and any(digit in value for digit in "123456789")
+    if lost or abs(millis - seconds * 1000) > 1e-6:
         raise error(field, value, "whole milliseconds")
     if millis < minimum_ms:
         raise error(field, value, f"at least {minimum_ms} ms")
@@ -52,8 +55,9 @@ def size_bytes(value: object, field: str, error: type[InvalidInput] = InvalidInp
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise error(field, value, SIZE_ACCEPTED)
     try:
-        size = int(_BYTES.validate_python(value))
-    except ValidationError as exc:
+        # pydantic cuts off the fraction of a number without a unit.
+        size = int(_BYTES.validate_python(int(value) if isinstance(value, str) and _is_number(value) else value))
+    except (ValidationError, ValueError) as exc:
         raise error(field, value, SIZE_ACCEPTED) from exc
     if size < 0:
         raise error(field, value, SIZE_ACCEPTED)
@@ -63,11 +67,18 @@ def size_bytes(value: object, field: str, error: type[InvalidInput] = InvalidInp
 def fraction(value: object) -> float | None:
     """0.05 for ``"5%"``; None if `value` is not written as a percentage."""
     if isinstance(value, str) and value.strip().endswith("%"):
-        try:
-            return float(value.strip()[:-1]) / 100.0
-        except ValueError:
-            return None
+        number = value.strip()[:-1]
+        if _is_number(number) and math.isfinite(float(number)):
+            return float(number) / 100.0
     return None
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def require_keys(

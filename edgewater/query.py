@@ -87,7 +87,9 @@ def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression]]
     if isinstance(tree, exp.Func):
         arguments = [tree.this] if tree.args.get("this") is not None else []
         extra = tree.args.get("expressions") or []
-        return text[: text.index("(")].strip().lower(), [*arguments, *extra]
+        name = re.match(r"\s*(\w+)\s*\(", text)
+        if name:
+            return name[1].lower(), [*arguments, *extra]
     raise InvalidQuery(at, text, accepted)
 
 
@@ -197,6 +199,8 @@ class QuerySpec:
                 "sampling to an accuracy is not available yet",
             )
         lateness = q.get("lateness")
+        group_by = _group_by(q.get("group_by"))
+        _check_names(measures, group_by)
         shards = q.get("shards", 1)
         if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= 256:
             raise InvalidQuery("shards", shards, "a whole number from 1 to 256")
@@ -206,7 +210,7 @@ class QuerySpec:
             measures=measures,
             window=Window.from_mapping(q["window"]),
             where=where,
-            group_by=_group_by(q.get("group_by"), measures),
+            group_by=group_by,
             budget=_budget(q.get("budget"), measures),
             lateness_ms=DEFAULT_LATENESS_MS if lateness is None else duration_ms(lateness, "lateness", InvalidQuery),
             edges=_edges(q.get("edges")),
@@ -271,7 +275,7 @@ def _name(value: object, at: str) -> str:
     return value
 
 
-def _group_by(given: object, measures: tuple[Measure, ...]) -> tuple[str, ...]:
+def _group_by(given: object) -> tuple[str, ...]:
     if given is None:
         return ()
     if isinstance(given, str):
@@ -283,6 +287,16 @@ def _group_by(given: object, measures: tuple[Measure, ...]) -> tuple[str, ...]:
     if len(given) > MAX_GROUP_COLUMNS:
         raise InvalidQuery("group_by", given, f"at most {MAX_GROUP_COLUMNS} columns")
     return tuple(given)
+
+
+def _check_names(measures: tuple[Measure, ...], group_by: tuple[str, ...]) -> None:
+    """An answer's row has a key ``group``, its table the group's columns and each measure with both bounds."""
+    taken = {"group": "the key of the group in an answer", **dict.fromkeys(group_by, "a column of group_by")}
+    for measure in measures:
+        for name in (measure.name, f"{measure.name}_lower", f"{measure.name}_upper"):
+            if name in taken:
+                raise InvalidQuery(f"measures.{measure.name}", name, "a name of its own", f"it is {taken[name]}")
+            taken[name] = f"a column of the measure {measure.name}"
 
 
 def _budget(given: object, measures: tuple[Measure, ...]) -> Budget:

@@ -12,7 +12,6 @@ that lie in two tasks (`source.divide` keeps them few) are merged once more here
 from __future__ import annotations
 
 import logging
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -142,7 +141,6 @@ class BatchProcessor:
         self._monotonic = monotonic
         self._stuck: dict[str, str] = {}
         self.failure: Exception | None = None
-        self.first_batch = threading.Event()
 
     @property
     def stuck(self) -> Mapping[str, str]:
@@ -152,15 +150,18 @@ class BatchProcessor:
     def __call__(self, frame: Any, batch_id: int) -> None:
         try:
             began_s = self._monotonic()
-            self._process(frame)
-            self._metrics.batch_seconds.observe(self._monotonic() - began_s)
+            frames = self._process(frame)
+            took_s = self._monotonic() - began_s
+            self._metrics.batch_seconds.observe(took_s)
+            logger.debug("batch %d: %d frames applied in %.3f s", batch_id, frames, took_s)
         except Exception as exc:
             self.failure = exc
             # The JVM runs a recursive regular expression over the traceback of whatever leaves here; one
             # that quotes a Java stack overflows its own, and the stream's thread dies without a word.
             raise BatchFailed(f"batch {batch_id}: {type(exc).__name__}") from None
 
-    def _process(self, frame: Any) -> None:
+    def _process(self, frame: Any) -> int:
+        """Returns how many frames were applied."""
         consumed = self._writer.consumed()
         # Evaluated once, here: everything else happens on what came back.
         table = frame.mapInArrow(MergeBatches(consumed), ROW_DDL).toArrow()
@@ -177,7 +178,7 @@ class BatchProcessor:
         self._metrics.rows.inc(len(rows))
         self._metrics.frames.inc(len(batch.facts))
         self._metrics.last_batch.set(now_ms / 1000)
-        self.first_batch.set()
+        return len(batch.facts)
 
     def _apply(self, batch: Batch) -> None:
         try:

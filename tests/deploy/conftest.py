@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Rendered:
     @property
     def config_maps(self) -> dict[str, dict[str, str]]:
         """Data by name, the hash that kustomize puts at the end left out."""
-        return {d["metadata"]["name"].rpartition("-")[0]: d["data"] for d in self.of("ConfigMap")}
+        return {unhashed(d["metadata"]["name"]): d["data"] for d in self.of("ConfigMap")}
 
     @property
     def workloads(self) -> list[Manifest]:
@@ -54,6 +55,11 @@ class Rendered:
         return pods
 
 
+def unhashed(name: str) -> str:
+    """The name of a generated ConfigMap or Secret as its kustomization has it."""
+    return re.sub(r"-[0-9a-z]{10}$", "", name)
+
+
 @cache
 def render(target: str) -> Rendered:
     kubectl = shutil.which("kubectl")
@@ -69,21 +75,21 @@ def rendered(request: pytest.FixtureRequest) -> Rendered:
     return render(request.param)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def every_rendered() -> list[Rendered]:
     return [render(target) for target in TARGETS]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def dev() -> Rendered:
     return render("overlays/dev")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def prod() -> Rendered:
     return render("overlays/prod")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT

@@ -83,8 +83,7 @@ def test_parts_that_may_have_several_replicas_have_a_disruption_budget(rendered:
 
 
 def test_every_volume_is_mounted_and_every_mount_has_its_volume(rendered: Any) -> None:
-    for workload, pod in [(None, p) for p in rendered.pods]:
-        del workload
+    for pod in rendered.pods:
         spec = pod["spec"]
         claims = {t["metadata"]["name"] for w in rendered.of("StatefulSet") if w["metadata"]["name"] == pod["name"]
                   for t in w["spec"]["volumeClaimTemplates"]}  # fmt: skip
@@ -93,14 +92,50 @@ def test_every_volume_is_mounted_and_every_mount_has_its_volume(rendered: Any) -
         assert mounts == volumes, pod["name"]
 
 
-def test_config_maps_claims_and_service_accounts_that_pods_name_are_rendered(rendered: Any) -> None:
+def test_claims_and_service_accounts_that_pods_name_are_rendered(rendered: Any) -> None:
     for pod in rendered.pods:
         rendered.find("ServiceAccount", pod["spec"]["serviceAccountName"])
         for volume in pod["spec"]["volumes"]:
-            if "configMap" in volume:
-                rendered.find("ConfigMap", volume["configMap"]["name"])
             if "persistentVolumeClaim" in volume:
                 rendered.find("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"])
+
+
+def made_beforehand(rendered: Any) -> set[tuple[str, str]]:
+    """The Secrets and ConfigMaps that pods cannot start without and that are not rendered."""
+    wanted = set()
+    for pod in rendered.pods:
+        for volume in pod["spec"]["volumes"]:
+            wanted |= {("Secret", volume["secret"]["secretName"])} if "secret" in volume else set()
+            wanted |= {("ConfigMap", volume["configMap"]["name"])} if "configMap" in volume else set()
+        for entry in [e for c in pod["spec"]["containers"] for e in c.get("env", [])]:
+            reference = entry.get("valueFrom", {}).get("secretKeyRef")
+            if reference is not None and not reference.get("optional"):
+                wanted.add(("Secret", reference["name"]))
+    return wanted - {(d["kind"], d["metadata"]["name"]) for d in rendered.documents}
+
+
+def test_the_development_overlay_starts_without_anything_made_beforehand(dev: Any) -> None:
+    assert made_beforehand(dev) == set()
+
+
+def test_what_has_to_be_made_beforehand_is_in_the_how_to(every_rendered: list[Any], root: Path) -> None:
+    guide = (root / "docs" / "how-to" / "deploy-kubernetes.md").read_text()
+    wanted = {name for rendered in every_rendered for _, name in made_beforehand(rendered)}
+    assert wanted == {"edgewater-database", "edgewater-edges", "edgewater-gateway-tls", "edgewater-api",
+                      "edgewater-edge-tokens", "edgewater-center-ca"}  # fmt: skip
+    assert [name for name in sorted(wanted) if f"`{name}`" not in guide] == []
+
+
+def test_the_secrets_of_the_development_overlay_have_the_keys_that_pods_read(dev: Any) -> None:
+    for pod in dev.pods:
+        for volume in pod["spec"]["volumes"]:
+            if "secret" in volume:
+                data = dev.find("Secret", volume["secret"]["secretName"])["data"]
+                assert {item["key"] for item in volume["secret"].get("items", [])} <= set(data)
+        for entry in [e for c in pod["spec"]["containers"] for e in c.get("env", [])]:
+            reference = entry.get("valueFrom", {}).get("secretKeyRef", {"optional": True})
+            if not reference.get("optional"):
+                assert reference["key"] in dev.find("Secret", reference["name"])["data"]
 
 
 def test_the_frame_log_can_be_mounted_by_many_pods_or_all_pods_run_on_one_node(every_rendered: list[Any]) -> None:

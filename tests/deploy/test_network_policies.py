@@ -128,7 +128,7 @@ def test_in_one_cluster_exactly_the_ways_that_are_needed_are_open(dev: Any) -> N
     assert sorted(found) == sorted(OPEN)
 
 
-def test_every_pod_resolves_names_except_the_database(dev: Any) -> None:
+def test_every_pod_resolves_names(dev: Any) -> None:
     for name in [p["name"] for p in dev.pods]:
         assert allowed(dev, pod(dev, name), DNS, 53), name
         assert not allowed(dev, pod(dev, name), DNS, 8080)
@@ -140,6 +140,7 @@ def test_every_pod_resolves_names_except_the_database(dev: Any) -> None:
         ("api_clients", "edgewater-api", 7480),
         ("monitoring", "edgewater-api", 7480),
         ("monitoring", "edgewater-gateway", 7401),
+        ("monitoring", "edgewater-job", 7402),
         ("monitoring", "edgewater-edge", 7410),
         ("sources", "edgewater-edge", 7410),
     ],

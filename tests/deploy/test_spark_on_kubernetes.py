@@ -25,6 +25,7 @@ import yaml
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
+HERE = Path(__file__).parent
 TIMEOUT_S = 180
 VERBS = {"POST": "create", "PATCH": "patch"}
 
@@ -142,28 +143,19 @@ def executor_environment(pod: dict[str, Any], scratch: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+def outcome(tmp_path_factory: pytest.TempPathFactory, dev: Any) -> Iterator[dict[str, Any]]:
     """One run of driver and executor; the tests look at what it left."""
-    from importlib.util import module_from_spec, spec_from_file_location  # conftest is no importable module here
-
-    here = Path(__file__).parent
-    spec = spec_from_file_location("deploy_conftest", here / "conftest.py")
-    assert spec is not None and spec.loader is not None
-    conftest = module_from_spec(spec)
-    sys.modules["deploy_conftest"] = conftest
-    spec.loader.exec_module(conftest)
-    dev = conftest.render("overlays/dev")
     tmp = tmp_path_factory.mktemp("spark")
     api = ApiServer()
     with serving(api) as port:
         given = {"master": f"k8s://http://127.0.0.1:{port}", "settings": settings(dev, tmp / "executor-pod.yaml")}
-        yield {"api": api, "dev": dev, **run(given, api, job_environment(dev), here, tmp)}
+        yield {"api": api, "dev": dev, **run(given, api, job_environment(dev), tmp)}
 
 
-def run(given: Any, api: ApiServer, env: dict[str, str], here: Path, tmp: Path) -> dict[str, Any]:
+def run(given: Any, api: ApiServer, env: dict[str, str], tmp: Path) -> dict[str, Any]:
     with (tmp / "driver.log").open("wb") as driver_log, (tmp / "executor.log").open("wb") as executor_log:
         driver = subprocess.Popen(
-            [sys.executable, str(here / "driver_program.py")],
+            [sys.executable, str(HERE / "driver_program.py")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=driver_log, env=os.environ | env, cwd=tmp,
         )  # fmt: skip
         executor = None
@@ -175,7 +167,7 @@ def run(given: Any, api: ApiServer, env: dict[str, str], here: Path, tmp: Path) 
             assert api.posted.wait(TIMEOUT_S), (tmp / "driver.log").read_text()[-4000:]
             container = api.pods[0]["spec"]["containers"][0]
             executor = subprocess.Popen(
-                [str(here.parents[1] / "deploy" / container["command"][0]), *container["args"]],
+                [str(HERE.parents[1] / "deploy" / container["command"][0]), *container["args"]],
                 stdin=subprocess.DEVNULL, stdout=executor_log, stderr=executor_log,
                 env=executor_environment(api.pods[0], tmp / "scratch"), cwd=tmp,
             )  # fmt: skip

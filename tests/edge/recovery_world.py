@@ -133,7 +133,7 @@ class World:
             self.edge.ingest_range(event, {"row": start}, {"row": end})
 
     def pull(self, capacity: int = 400) -> None:
-        self.edge.handle(Pull(capacity, {"flights": 1 << 61}))
+        self.edge.handle(Pull(capacity, {"flights": (-(1 << 61), 1 << 61)}))
 
     def end(self) -> None:
         self.edge.handle(SourceEnded("flights", "file"))

@@ -32,7 +32,7 @@ from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import FrameBody, QueryRef, Withheld
 
 EXACT_REF, BUDGETED_REF = QUERIES[0][0], QUERIES[1][0]
-ALL_OPEN = {"flights": 1 << 61}
+ALL_OPEN = {"flights": (-(1 << 61), 1 << 61)}
 
 
 def make_core(spec: StreamSpec | None = None, queries: tuple[Any, ...] = QUERIES) -> EdgeCore:
@@ -57,11 +57,13 @@ def ingest(core: EdgeCore, *rows: tuple[str, int, int], arrival_ms: int = 0, sou
     return core.handle(Ingested("flights", source, batch(*rows), arrival_ms))
 
 
-def pull_all(core: EdgeCore, capacity: int = 1 << 20, open_through: dict[str, int] | None = None) -> list[Any]:
+def pull_all(
+    core: EdgeCore, capacity: int = 1 << 20, open_between: dict[str, tuple[int, int]] | None = None
+) -> list[Any]:
     """Every frame there is to be had now, as (query name, body)."""
     bodies = []
     while True:
-        built = [e for e in core.handle(Pull(capacity, open_through or {})) if isinstance(e, FrameBuilt)]
+        built = [e for e in core.handle(Pull(capacity, open_between or {})) if isinstance(e, FrameBuilt)]
         if not built:
             return bodies
         bodies += [(e.frame.query.name, e.frame.unpack()) for e in built]
@@ -235,11 +237,29 @@ def test_open_slices_wait_for_the_moment_at_which_draining_them_would_take_their
     rows = [(f"c{int(k)}", 100, 1_000) for k in rng.integers(0, 1000, 3000)]
     ingest(core, *rows, arrival_ms=1_001_000)
     assert merged(pull_all(core)) == {}
-    slow, fast = core.next_pull_ms(20_000.0), core.next_pull_ms(1e9)
+    slow, fast = core.next_pull_ms(20_000.0, 1_001_000), core.next_pull_ms(1e9, 1_001_000)
     assert fast is not None and slow is not None
     assert 1_009_990 <= fast <= 1_010_000, "a fast link waits for the slice's end"
     assert slow < 1_007_000, "a slow link starts early"
-    assert core.open_through(20_000.0, slow)["flights"] >= 10_000
+    assert core.open_between(20_000.0, slow)["flights"][1] >= 10_000
+
+
+def test_an_open_slice_that_the_clock_has_passed_waits_for_its_records() -> None:
+    backfill = make_core(StreamSpec(COLUMNS, clock=StreamClock(0, 0, 1.0)), QUERIES[:1])
+    ingest(backfill, ("UA", 1, 1_000))
+    pull_all(backfill)
+    assert backfill.next_pull_ms(1.0, now_ms=60_000) is None
+    assert pull_all(backfill, open_between=backfill.open_between(1.0, 60_000)) == []
+
+
+def test_under_a_staleness_budget_a_slice_that_the_clock_has_passed_is_sent_as_it_stands() -> None:
+    stale = QuerySpec.from_mapping({**EXACT.to_mapping(), "budget": {"staleness": "2s"}})
+    core = make_core(StreamSpec(COLUMNS, clock=StreamClock(0, 0, 1.0)), ((EXACT_REF, stale),))
+    ingest(core, ("UA", 1, 1_000))
+    pull_all(core)
+    due = core.next_pull_ms(1e9, now_ms=60_000)
+    assert due is not None and due <= 60_000
+    assert merged(pull_all(core, open_between=core.open_between(1e9, 60_000))) != {}
 
 
 def test_acknowledged_frames_are_forgotten_and_the_others_kept() -> None:

@@ -1,245 +1,34 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import subprocess
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from uplink_world import (
+    MILES,
+    SCRIPTED,
+    SPEC,
+    Agent,
+    Proxy,
+    ScriptedCenter,
+    entries,
+    frame,
+    gateway,
+    on_a_loop,
+    running,
+    uplink,
+)
 
-from center.catalog import Catalog
 from center.config import TlsFiles as ServerTls
-from center.gateway import Gateway
-from center.gateway_config import GatewayConfig
 from center.log import FrameLog
 from edge.link import LinkLimits
-from edge.uplink import QueryStatusReport, TlsFiles, Uplink
+from edge.uplink import TlsFiles
 from edgewater.errors import InvalidConfig
-from edgewater.query import QuerySpec
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire import uplink_pb2_grpc
-from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef
-
-PATIENCE_S = 30
-MILES = QueryRef("miles", 1)
-SPEC = QuerySpec.from_mapping(
-    {
-        "name": "miles",
-        "from": "flights",
-        "measures": {"miles": "sum(distance)"},
-        "window": {"tumbling": "60s"},
-        "budget": {"error": {"miles": 100}},
-    }
-)
-QUICK = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.05)
-
-SCRIPTED = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.05, goodbye_s=0.01)
-
-
-def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test on an event loop, and fails it rather than wait for ever."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        async def bounded() -> None:
-            async with asyncio.timeout(PATIENCE_S):
-                await test(*args, **kwargs)
-
-        asyncio.run(bounded())
-
-    return run
-
-
-def frame(seq: int, size: int = 200) -> Frame:
-    return Frame.pack(seq, MILES, FrameBody(seq, (Partial(0, 0, np.random.default_rng(seq).bytes(size)),)))
-
-
-class Agent:
-    """An agent's journal and ears, in memory: what `Outbox` and `Listener` promise, and what was heard."""
-
-    def __init__(self, edge: str = "jfk") -> None:
-        self.edge = edge
-        self.journal: list[Frame] = []
-        self.acked = -1
-        self.capacities: list[int] = []
-        self.welcomes: list[int | None] = []
-        self.queries: list[tuple[QueryRef, QuerySpec]] = []
-        self.shares: dict[str, float] = {}
-        self.link = (0.0, 0.0)
-        self.refuse = False
-        self._made = asyncio.Event()
-        self._heard = asyncio.Event()
-        self._ready: list[Frame] = []
-        self.taking = 0
-        self.durable = asyncio.Event()
-        self.durable.set()
-
-    def make(self, frames: Iterable[Frame]) -> None:
-        """Frames become worth sending."""
-        self._ready += frames
-        self._made.set()
-
-    def unacknowledged(self, after: int | None) -> Iterable[Frame]:
-        return [f for f in self.journal if after is None or f.seq > after]
-
-    async def take(self, capacity_bytes: int) -> Frame:
-        self.taking += 1
-        assert self.taking == 1, "one take at a time"
-        self.capacities.append(capacity_bytes)
-        try:
-            while not self._ready:
-                self._made.clear()
-                await self._made.wait()
-            taken = self._ready.pop(0)
-            await self.durable.wait()
-            self.journal.append(taken)
-            return taken
-        finally:
-            self.taking -= 1
-
-    def on_welcome(self, acked_through: int | None) -> None:
-        self.welcomes.append(acked_through)
-        if acked_through is not None:
-            self.on_ack(acked_through)
-        self._heard.set()
-
-    def on_ack(self, through: int) -> None:
-        assert through >= self.acked, "an acknowledgement never goes back"
-        self.acked = through
-        self.journal = [f for f in self.journal if f.seq > through]
-        self._heard.set()
-
-    def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
-        self.queries = list(queries)
-        self._heard.set()
-        return [QueryStatusReport(ref, not self.refuse, "invalid-query" if self.refuse else "") for ref, _ in queries]
-
-    def on_budget(self, query: QueryRef, shares: Mapping[str, float]) -> None:
-        self.shares = dict(shares)
-        self._heard.set()
-
-    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float) -> None:
-        self.link = (bandwidth_bytes_s, rtt_ms)
-        self._heard.set()
-
-    def hello(self) -> pb.Hello:
-        following = max([self.acked, *(f.seq for f in self.journal)]) + 1
-        return pb.Hello(
-            protocol_min=1,
-            protocol_max=1,
-            edge=self.edge,
-            incarnation="i1",
-            streams=[pb.Stream(name="flights", columns=[pb.Stream.Column(name="distance", type="int64")])],
-            oldest_seq=self.journal[0].seq if self.journal else following,
-            next_seq=following,
-            sent_at_ms=0,
-        )
-
-    def heartbeat(self) -> pb.Heartbeat:
-        return pb.Heartbeat(sent_at_ms=time.monotonic_ns())
-
-    async def until(self, test: Callable[[], object]) -> None:
-        """Waits until what was heard makes the test true."""
-        while not test():
-            self._heard.clear()
-            await self._heard.wait()
-
-
-class Proxy:
-    """A TCP link that can be cut, or made to swallow everything."""
-
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._server: asyncio.Server | None = None
-        self._writers: list[asyncio.StreamWriter] = []
-        self._tasks: list[asyncio.Task[None]] = []
-        self.passed = 0
-        self.cut_after: int | None = None
-        self.swallow = False
-        self.connections = 0
-
-    async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_exc: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        self.cut()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        try:
-            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
-            writer.transport.abort()
-            return
-        self._writers += [writer, up_writer]
-        self._tasks.append(asyncio.create_task(self._pump(reader, up_writer, count=True)))
-        self._tasks.append(asyncio.create_task(self._pump(up_reader, writer, count=False)))
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, count: bool) -> None:
-        with suppress(OSError):
-            while data := await reader.read(1 << 16):
-                if self.swallow:
-                    continue
-                if count:
-                    self.passed += len(data)
-                    if self.cut_after is not None and self.passed >= self.cut_after:
-                        self.cut_after = None
-                        self.cut()
-                        return
-                writer.write(data)
-                await writer.drain()
-        writer.transport.abort()
-
-    def cut(self) -> None:
-        for writer in self._writers:
-            writer.transport.abort()
-        self._writers = []
-
-
-@asynccontextmanager
-async def gateway(path: Path, address: str = "127.0.0.1:0", **settings: Any) -> AsyncIterator[tuple[int, Catalog]]:
-    catalog = Catalog(f"sqlite:///{path}/catalog.db")
-    quick = {"poll_ms": 20, "heartbeat_ms": 20, "retry_ms": 5, "retry_max_ms": 20}
-    serving = Gateway(catalog, FrameLog(path / "log"), GatewayConfig(**(quick | settings)), lambda: 1_000)
-    port = await serving.start(address)
-    try:
-        yield port, catalog
-    finally:
-        await serving.stop()
-        catalog.close()
-
-
-def uplink(port: int, agent: Agent, limits: LinkLimits = QUICK, **options: Any) -> Uplink:
-    defaults: dict[str, Any] = {"token": None, "tls": None, "now_ms": lambda: 1_000, "monotonic": time.monotonic}
-    return Uplink(f"localhost:{port}", agent, agent, limits=limits, **(defaults | options))
-
-
-@asynccontextmanager
-async def running(link: Uplink) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(link.run())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-def entries(catalog: Catalog) -> list[int]:
-    return [e.seq for e in catalog.frames("miles@1", 0, 1 << 40)]
 
 
 @on_a_loop
@@ -532,57 +321,3 @@ def test_tls_files_that_cannot_be_read_are_named() -> None:
 
     with pytest.raises(InvalidConfig, match=r"center\.tls\.ca: '/nowhere/ca\.pem'"):
         asyncio.run(build())
-
-
-class ScriptedCenter:
-    """A center that welcomes, echoes heartbeats, and otherwise says what it is told to and nothing else."""
-
-    def __init__(self) -> None:
-        self.messages: list[pb.FromEdge] = []
-        self._to_say: asyncio.Queue[pb.ToEdge] = asyncio.Queue()
-        self._changed = asyncio.Event()
-
-    @property
-    def frames(self) -> list[pb.Frame]:
-        return [m.frame for m in self.messages if m.HasField("frame")]
-
-    def say(self, message: pb.ToEdge) -> None:
-        self._to_say.put_nowait(message)
-
-    async def heard(self, kind: str, more: int) -> None:
-        """Waits for so many more messages of a kind (frames: so many in all)."""
-        base = 0 if kind in ("frame", "query_status") else self._count(kind)
-        while self._count(kind) < base + more:
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _count(self, kind: str) -> int:
-        return sum(m.WhichOneof("message") == kind for m in self.messages)
-
-    async def Session(self, requests: Any, context: Any) -> None:  # noqa: N802
-        await anext(requests)
-        await context.write(pb.ToEdge(welcome=pb.Welcome(protocol=1, max_frame_bytes=1 << 20, credit_bytes=1 << 20)))
-        hearing = asyncio.create_task(self._hear(requests))
-        try:
-            while True:
-                await context.write(await self._to_say.get())
-        finally:
-            hearing.cancel()
-
-    async def _hear(self, requests: Any) -> None:
-        async for message in requests:
-            self.messages.append(message)
-            self._changed.set()
-            if message.HasField("heartbeat"):
-                self.say(pb.ToEdge(time_echo=pb.TimeEcho(edge_sent_at_ms=message.heartbeat.sent_at_ms)))
-
-    @asynccontextmanager
-    async def serve(self) -> AsyncIterator[int]:
-        server = grpc.aio.server()
-        uplink_pb2_grpc.add_UplinkServicer_to_server(self, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
-            yield port
-        finally:
-            await server.stop(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from center.api.live import Stream
 from center.api.questions import QuestionParams
 from center.api.responses import Responses, problems
 from center.api.state import Center, Services
-from edgewater.errors import InvalidRequest
+from edgewater.errors import EdgewaterError, InvalidRequest
 
 EXAMPLE = """\
 id: 41
@@ -38,6 +39,7 @@ LastEventId = Annotated[
     Header(description="Id of the last `answer` that the client has: it goes on behind it."),
 ]
 
+log = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1", tags=["live"])
 
 
@@ -81,8 +83,12 @@ def _answer_id(text: str | None) -> int | None:
 def _stream(center: Services, stream: Stream) -> EventSourceResponse:
     async def counted() -> AsyncIterator[ServerSentEvent]:
         with center.metrics.live_clients.track_inprogress():
-            async for event in stream.events():
-                yield event
+            try:
+                async for event in stream.events():
+                    yield event
+            except EdgewaterError as exc:
+                # The answer has begun, so no status can tell; a client that comes back goes on where it was.
+                log.warning("a live stream ends: %s", exc)
 
     # `progress` events keep the connection alive; comments as pings would only add to them.
     return EventSourceResponse(counted(), ping=0)

@@ -25,6 +25,7 @@ from center.spark.writer import LedgerWriter
 pytestmark = pytest.mark.spark
 
 WITHIN_S = 60
+FOR_EVER_MS = 1 << 42
 Process = Callable[[Any, int], None]
 
 
@@ -59,8 +60,7 @@ class Run:
             world.log_dir,
             world.path / "work",
             clock=world.clock,
-            retention_every_ms=settings.pop("retention_every_ms", 1 << 40),
-            **settings,
+            **{"keep_frames_ms": FOR_EVER_MS} | settings,
         )
         self.metrics = JobMetrics()
         self.store = ResultStore(world.results_url)
@@ -175,7 +175,7 @@ def kept_checkpoint(spark: Any, run: Run, process: Process) -> Iterator[Any]:
     spark.dataSource.register(FrameSource)
     config = run.config
     options = SourceOptions(
-        config.catalog_url, config.results_url, str(config.log_dir), config.limits, retention_every_ms=1 << 40
+        config.catalog_url, config.results_url, str(config.log_dir), config.limits, keep_frames_ms=FOR_EVER_MS
     )
     frames = spark.readStream.format(FORMAT).options(**options.to_options()).load()
     checkpoint = run.world.path / "kept"
@@ -228,6 +228,20 @@ def test_a_checkpoint_ahead_of_the_store_fails_and_a_new_one_loses_nothing(spark
     assert world.observed() == world.records
 
 
+def test_frames_that_were_dropped_and_never_applied_are_told_and_passed(spark: Any, world: Any) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    world.catalog.forget_frames({"a@1": 2})
+    world.end(ref)
+
+    run = Run(world)
+    run.drain(spark)
+
+    assert run.counted("passed_over", kind="lost") == 1
+    (alarm,) = world.catalog.alarms()
+    assert (alarm.kind, alarm.message) == ("frames-lost", "query a@1: frames 1 to 2 were dropped unread")
+
+
 def test_a_damaged_frame_is_passed_over_counted_and_alarmed(spark: Any, world: Any) -> None:
     refs = world.register("a", "b")
     for ref in refs:
@@ -269,7 +283,7 @@ def test_frames_of_a_deleted_query_are_consumed_and_forgotten(spark: Any, world:
 
 def test_applied_frames_leave_the_index_and_then_the_disk(spark: Any, world: Any) -> None:
     (ref,) = world.register("a")
-    run = Run(world, retention_every_ms=0, limits=Limits(frames=4))
+    run = Run(world, keep_frames_ms=0, retention_every_ms=0, limits=Limits(frames=4))
     for window in range(20):
         world.ship_window(ref, window)
     world.end(ref)

@@ -1,0 +1,195 @@
+"""Live streams behind a real server: what a client is told first, next, when it is slow and when it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from center.answers import render
+from center.api.live import MAX_BEHIND, Changes, Stream, newest_revisions
+
+HOUR = 3_600_000
+T0 = 1_356_998_400_000
+WAIT_S = 30.0
+
+
+class Events:
+    """A client's side of a stream."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._lines = response.iter_lines()
+        self.seen: list[str] = []
+
+    def next(self, *names: str) -> tuple[str, str | None, dict[str, Any]]:
+        """The next event, or the next of one of these names: name, id, data."""
+        event: dict[str, str] = {}
+        for line in self._lines:
+            if line:
+                key, _, value = line.partition(": ")
+                event[key] = value
+            elif event:
+                self.seen.append(event["event"])
+                if not names or event["event"] in names:
+                    return event["event"], event.get("id"), json.loads(event["data"])
+                event = {}
+        raise EOFError("the stream has ended")
+
+
+@contextmanager
+def streaming(url: str, **request: Any) -> Iterator[Events]:
+    with httpx.stream("GET", url, timeout=WAIT_S, **request) as response:
+        assert response.status_code == 200, response.read()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield Events(response)
+
+
+def test_a_new_client_begins_with_the_last_answer_and_then_gets_what_is_given(two_hours):
+    desk, query = two_hours
+    with desk.served() as url, streaming(f"{url}/v1/queries/flights/live") as events:
+        name, answer_id, data = events.next()
+        latest = desk.results.latest(query.ref)
+        assert (name, answer_id) == ("answer", str(latest.answer_id))
+        assert data == render(latest, query.spec)
+        assert events.next()[0] == "progress"
+        desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 1})
+        desk.report(query, "lga", T0 + 2 * HOUR, {"UA": 1})
+        windows = {events.next("answer")[2]["window"]["start"] for _ in range(2)}
+        assert windows == {"2013-01-01T01:00:00Z", "2013-01-01T02:00:00Z"}  # the one before became final
+
+
+def test_questions_are_asked_of_live_answers_too(two_hours):
+    desk, _ = two_hours
+    with desk.served() as url, streaming(f"{url}/v1/queries/flights/live?group=carrier:DL&measure=n") as events:
+        assert events.next("answer")[2]["data"] == [
+            {"group": {"carrier": "DL"}, "n": {"estimate": 4, "lower": 4, "upper": 4}}
+        ]
+
+
+def test_progress_comes_also_without_data_and_tells_how_far_each_edge_is(desk):
+    desk.connect("jfk", "lga")
+    desk.register()
+    desk.beat("jfk", T0 + HOUR)
+    with desk.served(progress="100ms") as url, streaming(f"{url}/v1/queries/flights/live") as events:
+        for _ in range(3):
+            name, answer_id, data = events.next()
+            assert (name, answer_id) == ("progress", None)
+        edges = {e["edge"]: e for e in data["queries"][0]["edges"]}
+        assert edges["jfk"]["watermark"] == "2013-01-01T01:00:00Z"
+        assert (edges["lga"]["watermark"], edges["lga"]["state"]) == (None, "up")
+
+
+def test_a_client_that_comes_back_goes_on_behind_the_last_answer_it_has(two_hours):
+    desk, _ = two_hours
+    first = desk.results.answers_after(0, 1)[0]
+    headers = {"Last-Event-ID": str(first.answer_id)}
+    with desk.served() as url, streaming(f"{url}/v1/queries/flights/live", headers=headers) as events:
+        ids = [int(events.next("answer")[1]) for _ in range(2)]
+        assert ids == [r.answer_id for r in newest_revisions(desk.results.answers_after(first.answer_id, 99))]
+
+
+def test_a_client_whose_answers_are_of_another_store_is_told_of_the_gap(two_hours):
+    desk, _ = two_hours
+    headers = {"Last-Event-ID": "999999"}
+    with desk.served() as url, streaming(f"{url}/v1/queries/flights/live", headers=headers) as events:
+        name, answer_id, data = events.next()
+        assert (name, answer_id, data["after"]) == ("gap", None, 999999)
+        assert events.next()[0] == "answer"
+
+
+def test_a_client_that_was_slow_gets_the_newest_revision_of_each_window_and_no_queue(two_hours):
+    desk, query = two_hours
+    stream = Stream(desk.app().state.services.feed, query)
+    stream._begin()
+    for flights in range(1, 6):  # five revisions while nobody reads
+        desk.report(query, "lga", T0 + HOUR, {"UA": flights}, closed=False)
+    (event,) = stream._newer()
+    assert json.loads(event.data)["revision"] == 6
+    assert stream._newer() == []
+
+
+def test_a_client_that_is_too_far_behind_is_told_of_the_gap_and_gets_the_newest(two_hours, monkeypatch):
+    desk, query = two_hours
+    monkeypatch.setattr("center.api.live.MAX_BEHIND", 3)
+    assert MAX_BEHIND > 3
+    stream = Stream(desk.app().state.services.feed, query, after=0)
+    assert stream._begin() == []
+    for _ in range(4):
+        desk.report(query, "lga", T0 + HOUR, {"UA": 1}, closed=False)
+    gap, answer = stream._newer()
+    assert gap.event == "gap"
+    assert json.loads(gap.data)["through"] == desk.results.last_answer_id()
+    assert answer.id == str(desk.results.latest(query.ref).answer_id)
+    assert stream._newer() == []
+
+
+def test_one_stream_tells_of_all_queries_but_not_of_deleted_ones(two_hours):
+    desk, _ = two_hours
+    other = desk.register(name="others")
+    desk.report(other, "jfk", T0, {"UA": 1})
+    desk.report(other, "lga", T0, {"UA": 1})
+    gone = desk.register(name="gone")
+    desk.report(gone, "jfk", T0, {"UA": 1})
+    desk.report(gone, "lga", T0, {"UA": 1})
+    desk.catalog.delete("gone", desk.now)
+    with desk.served() as url, streaming(f"{url}/v1/live") as events:
+        assert {events.next("answer")[2]["query"] for _ in range(2)} == {"flights", "others"}
+        progress = events.next("progress")[2]
+        assert [q["query"] for q in progress["queries"]] == ["flights", "others"]
+        assert events.seen == ["answer", "answer", "progress"]
+
+
+def test_the_stream_of_a_query_ends_when_it_is_deleted(two_hours):
+    desk, _ = two_hours
+    with desk.served(progress="100ms") as url:
+        with streaming(f"{url}/v1/queries/flights/live") as events:
+            events.next("progress")
+            desk.catalog.delete("flights", desk.now)
+            with pytest.raises(EOFError):
+                while True:
+                    events.next("progress")
+        assert httpx.get(f"{url}/v1/queries/flights/live").status_code == 404
+
+
+def test_streams_are_counted_while_they_are_open(two_hours):
+    desk, _ = two_hours
+    with desk.served() as url, streaming(f"{url}/v1/live") as events:
+        events.next()
+        assert "edgewater_api_live_clients 1.0" in httpx.get(f"{url}/metrics").text
+
+
+@pytest.mark.parametrize("last", ["x", "-1", "1" * 30])
+def test_a_last_event_id_that_is_none_is_refused(two_hours, last):
+    desk, _ = two_hours
+    refused = desk.get("/v1/queries/flights/live", headers={"Last-Event-ID": last})
+    assert refused.status_code == 422
+    assert refused.json()["field"] == "Last-Event-ID"
+
+
+def test_a_waiting_stream_is_woken_by_a_new_answer_and_the_store_is_asked_only_while_one_waits():
+    asked: list[int] = []
+    newest = [0]
+
+    def read() -> int:
+        asked.append(newest[0])
+        return newest[0]
+
+    async def scenario() -> None:
+        changes = Changes(read, poll_s=0.001)
+        polling = asyncio.create_task(changes.run())
+        await changes.wait(0, 0.01)  # nothing is new: it ends by its time
+        assert changes.newest == 0
+        waiting = asyncio.create_task(changes.wait(0, WAIT_S))
+        newest[0] = 7
+        await asyncio.wait_for(waiting, WAIT_S)
+        assert changes.newest == 7
+        await changes.wait(6, WAIT_S)  # known already: returns at once
+        polling.cancel()
+
+    asyncio.run(scenario())
+    assert asked[-1] == 7

@@ -1,0 +1,211 @@
+"""A real gateway over real storage that tests can watch and hold up, and an edge spoken message by message."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from center.catalog import Catalog, Indexed, UnindexedFrame
+from center.gateway import CODE_METADATA, Gateway
+from center.gateway_config import GatewayConfig
+from center.log import FrameLog, Location, StoredFrame
+from edgewater.errors import StorageError
+from edgewater.query import QuerySpec
+from edgewater.streams import EdgeId
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire import uplink_pb2_grpc
+from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef
+
+PATIENCE_S = 20
+JFK = EdgeId("jfk")
+MILES = QueryRef("miles", 1)
+
+
+def spec(name: str = "miles", **changes: object) -> QuerySpec:
+    mapping = {
+        "name": name,
+        "from": "flights",
+        "group_by": ["carrier"],
+        "measures": {"miles": "sum(distance)", "farthest": "max(distance)"},
+        "window": {"tumbling": "60s"},
+    }
+    return QuerySpec.from_mapping(mapping | changes)
+
+
+def frame(seq: int, query: QueryRef = MILES, content: bytes = b"synopsis") -> Frame:
+    return Frame.pack(seq, query, FrameBody(1_000 + seq, (Partial(0, 0, content),)))
+
+
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test on an event loop, and fails it rather than wait for ever."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return run
+
+
+class WatchedLog(FrameLog):
+    """A real log that counts, and that can be told to be full."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.syncs = 0
+        self.refuse_append = False
+        self.refuse_sync = False
+        self.refused = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.durable: list[tuple[str, int]] = []
+        self._written: list[StoredFrame] = []
+
+    def _refuse(self) -> None:
+        self._loop.call_soon_threadsafe(self.refused.set)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def append(self, frames: Sequence[StoredFrame]) -> list[Location]:
+        if self.refuse_append:
+            self._refuse()
+        self._written += frames
+        return super().append(frames)
+
+    def sync(self) -> None:
+        if self.refuse_sync:
+            self._refuse()
+        super().sync()
+        self.syncs += 1
+        self.durable += [(f.edge, f.frame.seq) for f in self._written]
+        self._written = []
+
+
+class WatchedCatalog(Catalog):
+    """A real catalog that notes what is indexed, and that can be held up or broken."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.batches: list[int] = []
+        self.indexed: set[int] = set()
+        self.refuse = False
+        self.gate: asyncio.Event | None = None
+
+    def index(self, frames: Sequence[UnindexedFrame]) -> list[Indexed]:
+        if self.refuse:
+            raise StorageError("database: disk I/O error")
+        if self.gate is not None:
+            gate, self.gate = self.gate, None
+            asyncio.run_coroutine_threadsafe(gate.wait(), self.loop).result(PATIENCE_S)
+        outcomes = super().index(frames)
+        self.batches.append(len(frames))
+        self.indexed |= {f.seq for f in frames}
+        return outcomes
+
+    loop: asyncio.AbstractEventLoop
+
+
+@dataclass
+class Center:
+    gateway: Gateway
+    catalog: WatchedCatalog
+    log: WatchedLog
+    port: int
+    clock: list[int]
+
+    def entries(self, key: str = "miles@1") -> list[tuple[str, int]]:
+        return [(e.edge, e.seq) for e in self.catalog.frames(key, 0, 1 << 40)]
+
+
+@asynccontextmanager
+async def center(path: Path, log: str = "log", **settings: Any) -> AsyncIterator[Center]:
+    catalog = WatchedCatalog(f"sqlite:///{path}/catalog.db")
+    catalog.loop = asyncio.get_running_loop()
+    frame_log = WatchedLog(path / log)
+    clock = [1_000_000]
+    quick = {"poll_ms": 20, "heartbeat_ms": 20, "retry_ms": 5, "retry_max_ms": 20}
+    gateway = Gateway(catalog, frame_log, GatewayConfig(**(quick | settings)), lambda: clock[0])
+    port = await gateway.start("127.0.0.1:0")
+    try:
+        yield Center(gateway, catalog, frame_log, port, clock)
+    finally:
+        await gateway.stop()
+        catalog.close()
+
+
+class RawEdge:
+    """The other end of a session, message by message."""
+
+    def __init__(self, port: int, token: str | None = None) -> None:
+        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)])
+        metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
+        self.call = uplink_pb2_grpc.UplinkStub(self._channel).Session(metadata=metadata)
+        self.received: list[pb.ToEdge] = []
+
+    async def __aenter__(self) -> RawEdge:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self.call.cancel()
+        await self._channel.close()
+
+    async def hello(
+        self, edge: str = "jfk", oldest: int = 0, following: int = 0, incarnation: str = "i1", **fields: Any
+    ) -> pb.Welcome:
+        columns = [pb.Stream.Column(name="carrier", type="string"), pb.Stream.Column(name="distance", type="int64")]
+        hello = pb.Hello(
+            protocol_min=1,
+            protocol_max=1,
+            edge=edge,
+            incarnation=incarnation,
+            streams=[pb.Stream(name="flights", columns=columns)],
+            oldest_seq=oldest,
+            next_seq=max(following, oldest),
+            sent_at_ms=1,
+        )
+        for name, value in fields.items():
+            setattr(hello, name, value)
+        await self.call.write(pb.FromEdge(hello=hello))
+        return (await self.until("welcome")).welcome
+
+    async def send(self, *frames: Frame) -> None:
+        for each in frames:
+            await self.call.write(pb.FromEdge(frame=each.to_wire()))
+
+    async def until(self, kind: str, test: Callable[[Any], bool] = lambda _: True) -> pb.ToEdge:
+        """The next message of a kind that passes the test."""
+        while True:
+            message = await self.call.read()
+            if message is grpc.aio.EOF:
+                raise AssertionError(f"the session ended before {kind}: {await self.call.code()}")
+            self.received.append(message)
+            if message.WhichOneof("message") == kind and test(getattr(message, kind)):
+                return message
+
+    async def acked(self, through: int) -> None:
+        await self.until("ack", lambda ack: ack.through >= through)
+
+    async def refusal(self) -> tuple[grpc.StatusCode, str, str]:
+        """How the center ends the session: status, error code and message."""
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await self.call.read() is not grpc.aio.EOF:
+                pass
+            raise AssertionError("the center ended the session without a reason")
+        trailing = dict(caught.value.trailing_metadata() or ())
+        return caught.value.code(), str(trailing.get(CODE_METADATA)), caught.value.details() or ""
+
+
+async def eventually(test: Callable[[], object]) -> None:
+    """Waits until a statement about another thread's or process's state holds (bounded by `on_a_loop`)."""
+    while not await asyncio.to_thread(test):
+        await asyncio.sleep(0.005)

@@ -1,0 +1,116 @@
+"""The container files hold what they promise, as far as can be told without building them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from email import message_from_string
+from pathlib import Path
+from zipfile import ZipFile
+
+import pyspark
+import pytest
+
+IMAGES = ("edge", "center")
+NOT_ON_AN_EDGE = ("pyspark", "pandas", "py4j", "sqlalchemy", "fastapi")
+
+
+def instructions(root: Path, image: str) -> list[tuple[str, str]]:
+    """(word, arguments) of each instruction, continuation lines joined, comments left out."""
+    text = (root / "deploy" / f"Containerfile.{image}").read_text()
+    text = re.sub(r"^#.*\n", "", text, flags=re.M)
+    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+    return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+@pytest.fixture(params=IMAGES)
+def image(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_every_instruction_is_one_that_builders_know(root: Path, image: str) -> None:
+    known = set("ARG FROM WORKDIR RUN COPY LABEL ENV USER VOLUME EXPOSE STOPSIGNAL ENTRYPOINT CMD".split())
+    assert {word for word, _ in instructions(root, image)} <= known
+
+
+def test_the_base_is_pinned_to_one_release(root: Path, image: str) -> None:
+    found = instructions(root, image)
+    assert {rest.split(" AS ")[0] for word, rest in found if word == "FROM"} == {"${BASE}"}
+    (base,) = [rest.removeprefix("BASE=") for word, rest in found if word == "ARG"]
+    assert re.fullmatch(r"docker\.io/library/python:3\.\d+\.\d+-slim-[a-z]+", base)
+
+
+def test_the_last_user_is_a_number_and_not_root(root: Path, image: str) -> None:
+    users = [rest for word, rest in instructions(root, image) if word == "USER"]
+    assert users[-1] == "10001:10001"
+
+
+def test_the_python_of_the_base_is_the_one_that_paths_name(root: Path, image: str) -> None:
+    text = (root / "deploy" / f"Containerfile.{image}").read_text()
+    assert set(re.findall(r"python:?(3\.\d+)", text)) == {"3.11"}
+
+
+def test_no_secret_and_no_moving_target_is_built_in(root: Path, image: str) -> None:
+    text = "\n".join(f"{word} {rest}" for word, rest in instructions(root, image))
+    assert not re.search(r"(?i)(password|secret|token|api_?key)\s*=", text)
+    assert not re.search(r":latest|curl .*\||wget|ADD http", text)
+
+
+def test_only_named_folders_are_copied_and_the_ignore_file_lets_just_them_through(root: Path, image: str) -> None:
+    copied = {
+        source.removeprefix("./")
+        for word, rest in instructions(root, image)
+        if word == "COPY" and "--from" not in rest
+        for source in [a for a in rest.split() if not a.startswith("--")][:-1]
+    }
+    allowed = {line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert copied <= allowed
+    assert all((root / path).exists() for path in copied)
+    assert ("edge" in copied, "center" in copied) == (image == "edge", image == "center")
+
+
+def test_the_edge_image_installs_no_extra_and_no_java(root: Path) -> None:
+    text = "\n".join(rest for word, rest in instructions(root, "edge") if word == "RUN")
+    assert re.findall(r"pip install (\S+)", text) == ["."]
+    assert "apt-get" not in text
+
+
+def test_the_center_image_has_the_spark_that_is_tested_and_a_database_driver(root: Path) -> None:
+    text = "\n".join(rest for word, rest in instructions(root, "center") if word == "RUN")
+    assert f'"pyspark=={pyspark.__version__}"' in text
+    assert '".[center,postgres]"' in text
+    assert "openjdk-17-jre-headless" in text
+    project = (root / "pyproject.toml").read_text()
+    assert re.search(r'^postgres = \["psycopg\[binary\]', project, re.M), "the extra that the image installs"
+
+
+@pytest.mark.slow
+def test_a_wheel_of_what_the_edge_image_copies_holds_the_agent_and_asks_for_no_spark(
+    root: Path, tmp_path: Path
+) -> None:
+    context = tmp_path / "src"
+    context.mkdir()
+    for path in ("pyproject.toml", "README.md", "LICENSE", "edgewater", "edge"):
+        subprocess.run(["cp", "-r", str(root / path), str(context)], check=True, timeout=60)
+    program = "import setuptools.build_meta as b; b.build_wheel('.')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=context, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (wheel,) = context.glob("*.whl")
+    with ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = message_from_string(archive.read(next(n for n in names if n.endswith("/METADATA"))).decode())
+    assert {n.partition("/")[0] for n in names if n.endswith(".py")} == {"edge", "edgewater"}
+    required = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
+    assert required
+    assert not [r for r in required if r.lower().startswith(NOT_ON_AN_EDGE)]
+
+
+def test_the_agent_can_be_imported_where_nothing_of_the_center_is_installed() -> None:
+    program = (
+        "import sys\n"
+        f"for name in {NOT_ON_AN_EDGE + ('center',)!r}: sys.modules[name] = None\n"
+        "import edge.cli, edge.agent, edge.config, edge.uplink, edge.sources.build\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,160 @@
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from edge.config import load_config, parse_config
+from edgewater.errors import InvalidConfig
+
+YAML = """
+edge: jfk
+labels: {site: new-york}
+center:
+  address: center.example:7400
+  token: {env: EDGE_TOKEN}
+  tls: {ca: ca.pem, cert: edge.pem, key: edge.key}
+  bandwidth: 64KiB
+  daily: 1GB
+state_dir: ./state/jfk
+http: {listen: 127.0.0.1:0}
+streams:
+  flights:
+    columns: {carrier: string, distance: int64, dep_delay: float64}
+    time: {column: time_ms, unit: ms, min_time: 1990-01-01T00:00:00Z, max_skew: 2h}
+    disorder: 5s
+    replay: {speed: 86400, start: 2013-01-01T00:00:00Z, at: 2024-01-01T00:00:00+01:00}
+    sources:
+      - file: {path: "/data/*.csv.gz", csv: {delimiter: ";", nulls: [NA]}}
+      - stdin:
+      - http: {}
+limits: {max_pending_bytes: 32MiB, checkpoint: 2s}
+"""
+
+
+def given(**changes: Any) -> dict[str, Any]:
+    stream = {"columns": {"a": "int64"}, "time": {"column": "t"}, "sources": [{"http": {}}]}
+    return {"edge": "jfk", "state_dir": "state", "streams": {"flights": stream}, **changes}
+
+
+def in_stream(**changes: Any) -> dict[str, Any]:
+    config = given()
+    config["streams"]["flights"].update(changes)
+    return config
+
+
+def test_a_full_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "edge.yaml"
+    path.write_text(YAML)
+    config = load_config(path, {"EDGE_TOKEN": "s3cret"})
+    stream = config.streams["flights"]
+    assert config.center.token is not None
+    assert config.center.token.get_secret_value() == "s3cret"
+    assert "s3cret" not in repr(config)
+    assert (config.center.bandwidth, config.center.daily) == (65_536, 1_000_000_000)
+    assert (config.limits.max_pending_bytes, config.limits.checkpoint_ms) == (32 << 20, 2000)
+    assert stream.arrow_columns == {"carrier": pa.string(), "distance": pa.int64(), "dep_delay": pa.float64()}
+    assert (stream.disorder_ms, stream.idle_ms) == (5000, None)
+    assert stream.replay is not None
+    assert (stream.replay.start, stream.replay.at) == (1_356_998_400_000, 1_704_063_600_000)
+    assert stream.sources[0].file is not None
+    assert stream.sources[0].file.format == "csv"
+    time = stream.record_schema.time
+    assert (time.column, time.unit, time.min_ms, time.max_skew_ms) == ("time_ms", "ms", 631_152_000_000, None)
+
+
+def test_a_short_one_has_defaults_that_work() -> None:
+    config = parse_config(given())
+    assert config.center.address == "127.0.0.1:7400"
+    assert config.http.listen == "127.0.0.1:7410"
+    assert config.streams["flights"].idle_ms == 10_000
+    assert config.streams["flights"].record_schema.time.max_skew_ms == 86_400_000
+
+
+def test_quoted_times_and_times_without_a_zone_are_taken() -> None:
+    for start in ("2013-01-01T00:00:00Z", "2013-01-01T00:00:00", "2013-01-01 01:00:00+01:00"):
+        config = parse_config(in_stream(replay={"speed": 1.5, "start": start}))
+        assert config.streams["flights"].replay is not None
+        assert config.streams["flights"].replay.start == 1_356_998_400_000
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (given(centre={}), "centre: {} is not accepted; unknown key, did you mean center?"),
+        (given(center={"adress": "a:1"}), "center.adress: 'a:1' is not accepted; unknown key, did you mean address?"),
+        (in_stream(time={"colum": "t"}), "streams.flights.time.colum: 't' is not accepted; unknown key, "
+                                          "did you mean column?, 1 more after it; expected one of the keys column, unit"),
+        (in_stream(dissorder="5s"), "streams.flights.dissorder: '5s' is not accepted; unknown key, did you mean disorder?"),
+        (in_stream(sources=[{"file": {"path": "a.csv", "folow": True}}]),
+         "streams.flights.sources.0.file.folow: True is not accepted; unknown key, did you mean follow?"),
+        (given(limits={"zzz": 1}), "limits.zzz: 1 is not accepted; unknown key; expected one of the keys max_pending_bytes"),
+        ({"edge": "jfk", "state_dir": "s"}, "streams: None is not accepted; missing key; expected a value"),
+        (in_stream(time={}), "streams.flights.time.column: None is not accepted; missing key"),
+        (in_stream(time={"column": "t", "unit": "minutes"}), "streams.flights.time.unit: 'minutes' is not accepted; "
+                                                              "expected 'ms', 's', 'us' or 'iso8601'"),
+        (in_stream(columns={"a": "int"}), "column a has the unknown type int; expected a type among string, int64"),
+        (in_stream(columns={}), "at least one column"),
+        (in_stream(columns={"event_time_ms": "int64"}), "expected another name than event_time_ms"),
+        (in_stream(columns={"t": "string"}), "expected the type int64 or float64 for column t"),
+        (in_stream(columns={"t": "int64"}, time={"column": "t", "unit": "iso8601"}), "expected the type string"),
+        (in_stream(disorder="5"), "streams.flights.disorder: '5' is not accepted; expected a duration such as"),
+        (in_stream(disorder=5), "a duration needs a unit"),
+        (in_stream(replay={"speed": 0}), "streams.flights.replay.speed: 0 is not accepted; expected a positive number"),
+        (in_stream(replay={"speed": 2}), "start is missing"),
+        (in_stream(replay={"speed": 2, "start": "noon"}), "replay.start: 'noon' is not accepted; expected an ISO 8601"),
+        (in_stream(sources=[]), "streams.flights.sources"),
+        (in_stream(sources=[{"kafka": {}}]), "sources.0.kafka"),
+        (in_stream(sources=["stdin"]), "expected one of file: {path: …}, stdin: {format: …}, http: {}"),
+        (in_stream(sources=[{"http": {}}, {"http": {}}]), "would be counted twice"),
+        (in_stream(sources=[{"file": {"path": "a.csv"}}] * 2), "would be counted twice"),
+        (in_stream(sources=[{"file": {"path": "a.log"}}]), "file.format: None is not accepted; missing key"),
+        (given(edge="j f k"), "edge: 'j f k' is not accepted; expected text that matches"),
+        (given(center={"address": "nowhere"}), "center.address: 'nowhere' is not accepted; expected host:port"),
+        (given(center={"bandwidth": "fast"}), "center.bandwidth: 'fast' is not accepted; expected a size such as"),
+        (given(center={"tls": {"cert": "a.pem"}}), "expected cert and key together"),
+        (given(center={"token": {"env": "NOT_SET"}}), "expected the environment variable NOT_SET to be set"),
+        (given(center={"token": {"file": "/no/such/file"}}), "expected a readable text file"),
+        (given(center={"token": {"vault": "x"}}), "expected the secret itself, {env: NAME} or {file: PATH}"),
+        (given(streams={"Flights": in_stream()["streams"]["flights"]}), "'Flights' could not be used in a query"),
+        (given(streams={}), "streams: {} is not accepted"),
+        (None, "None is not accepted"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_key_its_value_and_what_is_accepted(config: object, says: str) -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        parse_config(config, {})
+    assert says in caught.value.message
+
+
+def test_a_secret_may_stand_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    config = parse_config(given(center={"token": {"file": str(tmp_path / "token")}}))
+    assert config.center.token is not None
+    assert config.center.token.get_secret_value() == "s3cret"
+
+
+def test_nothing_but_secrets_is_substituted() -> None:
+    assert parse_config(given(state_dir="${HOME}/x"), {"HOME": "/root"}).state_dir == "${HOME}/x"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("edge: [", "expected YAML"),
+        ("edge: jfk\nedge: lga\n", "the key edge is there twice"),
+        ("\xff", "a readable YAML file in UTF-8"),
+    ],
+)
+def test_a_file_that_is_not_plain_yaml_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "edge.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(InvalidConfig) as caught:
+        load_config(path)
+    assert says in caught.value.message
+    assert str(path) in caught.value.message
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"none\.yaml.*expected a readable YAML file"):
+        load_config(tmp_path / "none.yaml")

@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgewater.errors import InvalidQuery
+from edgewater.expressions import MAX_DEPTH, bind, bind_condition, column_names, parse_sql
+
+COLUMNS = {"i": pa.int64(), "j": pa.int64(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_(), "c": pa.bool_()}
+LEAST, GREATEST = -(1 << 63), (1 << 63) - 1
+
+
+def batch_of(**columns: list[Any]) -> pa.RecordBatch:
+    rows = max(len(v) for v in columns.values())
+    return pa.record_batch({n: pa.array(columns.get(n, [None] * rows), t) for n, t in COLUMNS.items()})
+
+
+def evaluate(text: str, **columns: list[Any]) -> list[Any]:
+    bound = bind(parse_sql(text, "where"), COLUMNS, "where")
+    result = bound.array(batch_of(**columns))
+    assert result.type == bound.type, "the type that was announced"
+    values: list[Any] = result.to_pylist()
+    return values
+
+
+def alike(left: Any, right: Any) -> bool:
+    return left == right or (left != left and right != right)
+
+
+INTEGERS = st.none() | st.integers(-5, 5) | st.sampled_from([LEAST, LEAST + 1, GREATEST, 1 << 53, (1 << 53) + 1]) | st.integers(LEAST, GREATEST)  # fmt: skip
+FLOATS = st.none() | st.sampled_from([0.0, -0.0, 1.5, -2.0, math.inf, -math.inf, math.nan]) | st.floats()
+BOOLEANS = st.none() | st.booleans()
+TEXTS = st.none() | st.sampled_from(["", "a", "A", "ab", "a%b", "ä", "x\ny", " a "]) | st.text(max_size=4)
+
+
+def in_int64(value: int) -> int | None:
+    return value if LEAST <= value <= GREATEST else None
+
+
+def remainder(a: int, b: int) -> int | None:
+    """SQL's: with the sign of the dividend."""
+    return None if b == 0 else abs(a) % abs(b) * (-1 if a < 0 else 1)
+
+
+EXACT: dict[str, Callable[[int, int], int | None]] = {
+    "i + j": lambda a, b: in_int64(a + b),
+    "i - j": lambda a, b: in_int64(a - b),
+    "i * j": lambda a, b: in_int64(a * b),
+    "i % j": remainder,
+}
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(EXACT)), st.lists(st.tuples(INTEGERS, INTEGERS), min_size=1, max_size=8))
+def test_integer_arithmetic_is_exact_and_null_beyond_64_bits(text: str, rows: list[tuple[Any, Any]]) -> None:
+    expected = [None if a is None or b is None else EXACT[text](a, b) for a, b in rows]
+    assert evaluate(text, i=[a for a, _ in rows], j=[b for _, b in rows]) == expected
+
+
+@given(st.lists(INTEGERS, min_size=1, max_size=6))
+def test_signs_of_integers(values: list[int | None]) -> None:
+    assert evaluate("-i", i=values) == [None if v is None else in_int64(-v) for v in values]
+    assert evaluate("abs(i)", i=values) == [None if v is None else in_int64(abs(v)) for v in values]
+
+
+@given(st.lists(st.tuples(INTEGERS, INTEGERS), min_size=1, max_size=6))
+def test_division_is_floating_point_and_null_by_zero(rows: list[tuple[Any, Any]]) -> None:
+    expected = [None if a is None or b is None or b == 0 else float(a) / float(b) for a, b in rows]
+    assert evaluate("i / j", i=[a for a, _ in rows], j=[b for _, b in rows]) == expected
+
+
+@given(st.lists(st.tuples(FLOATS, INTEGERS), min_size=1, max_size=6))
+def test_numbers_of_two_types_meet_as_floats(rows: list[tuple[Any, Any]]) -> None:
+    f, i = [a for a, _ in rows], [b for _, b in rows]
+    got = evaluate("f + i", f=f, i=i)
+    expected = [None if a is None or b is None else a + float(b) for a, b in rows]
+    assert all(map(alike, got, expected))
+    assert evaluate("f < i", f=f, i=i) == [None if a is None or b is None else a < float(b) for a, b in rows]
+
+
+def test_division_by_a_float_zero_is_null_too() -> None:
+    assert evaluate("1 / f", f=[0.0, -0.0, 2.0, None]) == [None, None, 0.5, None]
+    assert evaluate("f % 0", f=[1.0]) == [None]
+    assert evaluate("f % 2", f=[5.5, -5.5]) == [1.5, -1.5]
+    assert evaluate("1 / 0") if False else evaluate("1 / 0", i=[1]) == [None]
+
+
+COMPARISONS = {"=": operator.eq, "<>": operator.ne, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}  # fmt: skip
+
+
+@given(st.sampled_from(sorted(COMPARISONS)), st.lists(st.tuples(INTEGERS, INTEGERS), min_size=1, max_size=6))
+def test_comparing_with_null_is_unknown(sign: str, rows: list[tuple[Any, Any]]) -> None:
+    expected = [None if a is None or b is None else COMPARISONS[sign](a, b) for a, b in rows]
+    assert evaluate(f"i {sign} j", i=[a for a, _ in rows], j=[b for _, b in rows]) == expected
+
+
+def conjunction(a: bool | None, b: bool | None) -> bool | None:
+    return False if a is False or b is False else None if a is None or b is None else True
+
+
+def disjunction(a: bool | None, b: bool | None) -> bool | None:
+    return True if a or b else None if a is None or b is None else False
+
+
+@pytest.mark.parametrize("a", [True, False, None])
+@pytest.mark.parametrize("b", [True, False, None])
+def test_logic_has_three_values(a: bool | None, b: bool | None) -> None:
+    assert evaluate("b AND c", b=[a], c=[b]) == [conjunction(a, b)]
+    assert evaluate("b OR c", b=[a], c=[b]) == [disjunction(a, b)]
+    assert evaluate("NOT b", b=[a], c=[b]) == [None if a is None else not a]
+    assert evaluate("b = c", b=[a], c=[b]) == [None if a is None or b is None else a == b]
+
+
+def test_null_in_every_place() -> None:
+    assert evaluate("i = NULL", i=[1, None]) == [None, None]
+    assert evaluate("i IS NULL", i=[1, None]) == [False, True]
+    assert evaluate("i IS NOT NULL", i=[1, None]) == [True, False]
+    assert evaluate("f IS NULL", f=[math.nan, None]) == [False, True]
+    assert evaluate("NULL", i=[1, 2]) == [None, None]
+    assert evaluate("i + NULL", i=[1, 2]) == [None, None]
+    assert evaluate("abs(NULL)", i=[1]) == [None]
+
+
+@given(st.lists(INTEGERS, min_size=1, max_size=6))
+def test_between_and_in_and_their_negations(values: list[int | None]) -> None:
+    known = [v is not None for v in values]
+    assert evaluate("i BETWEEN -1 AND 3", i=values) == [
+        -1 <= v <= 3 if k else None for v, k in zip(values, known, strict=True)
+    ]  # type: ignore[operator]
+    assert evaluate("i NOT BETWEEN -1 AND 3", i=values) == [
+        not -1 <= v <= 3 if k else None for v, k in zip(values, known, strict=True)
+    ]  # type: ignore[operator]
+    assert evaluate("i IN (1, -2, 5)", i=values) == [
+        v in (1, -2, 5) if k else None for v, k in zip(values, known, strict=True)
+    ]
+    assert evaluate("i NOT IN (1, 2.5)", i=values) == [
+        float(v) not in (1, 2.5) if k else None for v, k in zip(values, known, strict=True)
+    ]  # type: ignore[arg-type]
+
+
+def test_between_with_a_null_end_may_still_be_false() -> None:
+    assert evaluate("i BETWEEN NULL AND 3", i=[1, 4, None]) == [None, False, None]
+    assert evaluate("s BETWEEN 'a' AND 'c'", s=["b", "d", None]) == [True, False, None]
+
+
+def test_in_takes_every_type() -> None:
+    assert evaluate("s IN ('a', 'it''s')", s=["a", "it's", "b", None]) == [True, True, False, None]
+    assert evaluate("b IN (true)", b=[True, False, None]) == [True, False, None]
+    assert evaluate("1 IN (1, 2)", i=[None]) == [True]
+
+
+def test_like() -> None:
+    texts = ["abc", "aXc", "ac", "a\nc", "", None, "a%c"]
+    assert evaluate("s LIKE 'a_c'", s=texts) == [True, True, False, True, False, None, True]
+    assert evaluate("s LIKE 'a%c'", s=texts) == [True, True, True, True, False, None, True]
+    assert evaluate("s NOT LIKE 'a%'", s=texts) == [False, False, False, False, True, None, False]
+    assert evaluate("s ILIKE 'A_C'", s=texts) == [True, True, False, True, False, None, True]
+    assert evaluate("s LIKE 'a.c'", s=["abc", "a.c"]) == [False, True], "no regular expression"
+
+
+def test_case_takes_the_first_branch_that_is_true() -> None:
+    text = "CASE WHEN i > 10 THEN 'big' WHEN i > 0 THEN 'small' ELSE 'none' END"
+    assert evaluate(text, i=[11, 5, -1, None]) == ["big", "small", "none", "none"]
+    assert evaluate("CASE WHEN i > 0 THEN 1 END", i=[1, 0, None]) == [1, None, None]
+    assert evaluate("CASE WHEN b THEN i ELSE f END", b=[True, False, None], i=[1, 1, 1], f=[0.5] * 3) == [1.0, 0.5, 0.5]
+    assert evaluate("CASE WHEN b THEN NULL ELSE i END", b=[True, False], i=[1, 2]) == [None, 2]
+
+
+def test_coalesce_and_nullif() -> None:
+    assert evaluate("coalesce(i, j, 0)", i=[1, None, None], j=[5, 2, None]) == [1, 2, 0]
+    assert evaluate("coalesce(i, 0.5)", i=[1, None]) == [1.0, 0.5]
+    assert evaluate("ifnull(s, '?')", s=["a", None]) == ["a", "?"]
+    assert evaluate("nullif(i, 0)", i=[0, 1, None]) == [None, 1, None]
+    assert evaluate("nullif(i, j)", i=[1, 1, None], j=[1, None, None]) == [None, 1, None]
+
+
+def test_number_functions() -> None:
+    assert evaluate("ceil(f)", f=[1.2, -1.2, None]) == [2.0, -1.0, None]
+    assert evaluate("floor(f)", f=[1.2, -1.2, None]) == [1.0, -2.0, None]
+    assert evaluate("round(f)", f=[0.4, 0.6, -0.6, None]) == [0.0, 1.0, -1.0, None]
+    assert evaluate("round(f, 1)", f=[1.26]) == [1.3]
+    assert evaluate("sqrt(i)", i=[9, None]) == [3.0, None]
+    assert math.isnan(evaluate("sqrt(i)", i=[-1])[0])
+    assert evaluate("ln(f)", f=[1.0, 0.0]) == [0.0, -math.inf]
+    assert evaluate("abs(f)", f=[-1.5]) == [1.5]
+
+
+def test_text_functions() -> None:
+    assert evaluate("lower(s)", s=["Ä", None]) == ["ä", None]
+    assert evaluate("upper(s)", s=["ä"]) == ["Ä"]
+    assert evaluate("trim(s)", s=["  a b "]) == ["a b"]
+    assert evaluate("length(s)", s=["日本", "", None]) == [2, 0, None]
+
+
+@given(st.lists(TEXTS | st.integers(LEAST - 2, GREATEST + 2).map(str), min_size=1, max_size=8))
+def test_a_text_that_is_no_number_casts_to_null(texts: list[str | None]) -> None:
+    def integer(text: str | None) -> int | None:
+        stripped = (text or "").strip()
+        digits = stripped.removeprefix("+") if stripped.startswith("+") else stripped.removeprefix("-")
+        return in_int64(int(stripped)) if digits.isascii() and digits.isdigit() else None
+
+    assert evaluate("CAST(s AS BIGINT)", s=texts) == [integer(t) for t in texts]
+
+
+def test_casts_between_all_types() -> None:
+    assert evaluate("CAST(s AS BIGINT)", s=["+007", " 12 ", "-0", "1.0", "", "9223372036854775808", "1e3"]) == [
+        7, 12, 0, None, None, None, None]  # fmt: skip
+    got = evaluate("CAST(s AS DOUBLE)", s=["1", "-.5e1", "+2.", "inf", "-Infinity", "NaN", "x", "1e999", "0x10", "1_0"])
+    expected = [1.0, -5.0, 2.0, math.inf, -math.inf, math.nan, None, math.inf, None, None]
+    assert all(map(alike, got, expected))
+    assert evaluate("CAST(s AS BOOLEAN)", s=["true", " FALSE", "1", "yes", None]) == [True, False, True, None, None]
+    assert evaluate("CAST(f AS BIGINT)", f=[1.9, -1.9, math.nan, math.inf, 1e19, 2.0**63, -(2.0**63)]) == [
+        1, -1, None, None, None, None, LEAST]  # fmt: skip
+    assert evaluate("CAST(i AS VARCHAR)", i=[1, None]) == ["1", None]
+    assert evaluate("CAST(b AS BIGINT)", b=[True, None]) == [1, None]
+    assert evaluate("CAST(i AS BOOLEAN)", i=[0, 2]) == [False, True]
+    assert evaluate("TRY_CAST(s AS BIGINT)", s=["x", "1"]) == [None, 1]
+    assert evaluate("i::DOUBLE", i=[GREATEST]) == [2.0**63]
+
+
+def test_constants_fill_the_batch_whatever_its_length() -> None:
+    bound = bind(parse_sql("1 + 1", ""), COLUMNS, "")
+    for rows in (0, 1, 3):
+        assert bound.array(batch_of(i=[1] * rows) if rows else batch_of(i=[1]).slice(1)).to_pylist() == [2] * rows
+
+
+REFUSED = {
+    "x > 1": "'x' is not accepted; unknown column; expected one of the columns i, j, f, s, b, c",
+    "t.i > 1": "'t.i' is not accepted; unknown column",
+    'i = "a"': "unknown column",
+    "i > 'a'": "'i > 'a'' .*these are int64 and string; expected operands of one type",
+    "b = 1": "bool and int64",
+    "s + 1": "'s' .*its type is string; expected a number",
+    "lower(i)": "'i' .*its type is int64; expected a string",
+    "i LIKE 'a'": "expected a string",
+    "s LIKE s": "LIKE with a string literal",
+    "s LIKE ANY ('a', 'b')": "LIKE with a string literal",
+    "i IN (1, NULL)": "IN with a list of literals",
+    "i IN (j)": "IN with a list of literals",
+    "i IN (-j)": "IN with a list of literals",
+    "i IN (SELECT 1)": "IN with a list of literals",
+    "i IN ()": "IN with a list of literals",
+    "i IS TRUE": "IS NULL or IS NOT NULL",
+    "CASE i WHEN 1 THEN 2 END": "CASE WHEN condition THEN",
+    "CASE WHEN i THEN 2 END": "a boolean expression",
+    "CASE WHEN b THEN 1 ELSE 'x' END": "int64 and string",
+    "coalesce(i, 'x')": "int64 and string",
+    "round(f, j)": r"round\(x\) or round\(x, 2\)",
+    "round(f, -1)": r"round\(x, 2\)",
+    "round(f, 1, 1)": "plain arguments",
+    "trim('x' FROM s)": "plain arguments",
+    "ltrim(s)": "plain arguments",
+    "ceil(f, 2)": "plain arguments",
+    "i BETWEEN SYMMETRIC 3 AND 1": "plain arguments",
+    "CAST(s AS BIGINT FORMAT 'x')": "plain arguments",
+    "CAST(i AS DECIMAL)": "a cast to BIGINT, DOUBLE, VARCHAR or BOOLEAN",
+    "count(*)": "not an expression known here",
+    "sha256(s)": "not an expression known here.*the functions abs, ceil",
+    "s || 'x'": "not an expression known here",
+    "99999999999999999999 > i": "an integer of 64 bits",
+    "i AND b": "a boolean expression",
+    "NOT i": "a boolean expression",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_cannot_be_bound_names_the_part_and_what_is_accepted(text: str) -> None:
+    with pytest.raises(InvalidQuery, match=REFUSED[text].replace("'' ", "' ")) as caught:
+        bind(parse_sql(text, "where"), COLUMNS, "where")
+    assert caught.value.field == "where" and caught.value.accepted
+
+
+@pytest.mark.parametrize(
+    "text", ["", "i >", "i > 1)", "SELECT 1", "DROP TABLE x; SELECT 1", "DELETE FROM x", "i; j", "'open"]
+)
+def test_what_is_no_expression_is_refused(text: str) -> None:
+    with pytest.raises(InvalidQuery, match="expression"):
+        bind(parse_sql(text, "where"), COLUMNS, "where")
+
+
+@pytest.mark.parametrize(
+    "text", ["+".join(["i"] * 5000), "(" * 500 + "i" + ")" * 500, " OR ".join(["b"] * (MAX_DEPTH + 1))]
+)
+def test_an_expression_that_is_too_deep_is_refused_and_not_a_crash(text: str) -> None:
+    with pytest.raises(InvalidQuery, match=f"at most {MAX_DEPTH} nested terms"):
+        parse_sql(text, "where")
+
+
+def test_a_condition_must_be_boolean() -> None:
+    assert bind_condition(parse_sql("i > 0", "where"), COLUMNS, "where").type == pa.bool_()
+    for text in ("i", "NULL", "'true'"):
+        with pytest.raises(InvalidQuery, match=r"where: .*a boolean expression|its type is"):
+            bind_condition(parse_sql(text, "where"), COLUMNS, "where")
+
+
+def test_columns_are_listed_once_in_order_of_appearance() -> None:
+    assert column_names(parse_sql("j > 0 AND i IN (1) OR upper(s) = 'x' AND j < 3", "")) == ["j", "i", "s"]
+
+
+@settings(max_examples=300)
+@given(st.text(max_size=25) | st.text("ijfsb()+-*/<>='\" ANDORSTNULL1.,", max_size=25))
+def test_any_text_is_bound_or_refused(text: str) -> None:
+    try:
+        bound = bind(parse_sql(text, "where"), COLUMNS, "where")
+    except InvalidQuery:
+        return
+    values = bound.array(
+        batch_of(i=[1, None], j=[0, 3], f=[math.nan, 1.0], s=["", "x"], b=[True, None], c=[False, True])
+    )
+    assert len(values) == 2 and values.type == bound.type
+
+
+ATOMS = st.sampled_from(["i", "j", "f", "1", "0.5", "NULL", "-3", "CAST(s AS BIGINT)", "length(s)"])
+NUMBERS = st.recursive(
+    ATOMS,
+    lambda inner: (
+        st.builds(lambda a, op, b: f"({a} {op} {b})", inner, st.sampled_from("+-*/%"), inner)
+        | st.builds(lambda a, b: f"coalesce({a}, {b})", inner, inner)
+        | st.builds(lambda a, b: f"CASE WHEN {a} > 0 THEN {b} ELSE 7 END", inner, inner)
+        | st.builds(lambda a: f"abs({a})", inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200)
+@given(NUMBERS)
+def test_the_canonical_text_means_the_same(text: str) -> None:
+    columns = {
+        "i": [1, None, GREATEST, -7],
+        "j": [0, 2, GREATEST, 3],
+        "f": [0.5, None, math.nan, -1e300],
+        "s": ["5", "x", None, ""],
+    }
+    canonical = parse_sql(text, "").sql()
+    assert parse_sql(canonical, "").sql() == canonical
+    assert all(map(alike, evaluate(text, **columns), evaluate(canonical, **columns)))

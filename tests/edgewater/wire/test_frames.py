@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import dataclasses
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgewater.errors import CorruptFrame
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.frames import (
+    FRAME_OVERHEAD_BYTES,
+    MAX_BODY_BYTES,
+    Frame,
+    FrameBody,
+    Partial,
+    QueryRef,
+    SliceClose,
+    Withheld,
+)
+
+QUERY = QueryRef("bytes_by_url", 3)
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+AMOUNT = st.floats(0, allow_infinity=True, allow_nan=False)
+WITHHELD = st.builds(Withheld, st.text(max_size=5), AMOUNT, AMOUNT, AMOUNT, AMOUNT, st.integers(0, 1 << 40))
+CLOSES = st.builds(
+    SliceClose, INT64, st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.lists(WITHHELD, max_size=3).map(tuple)
+)
+PARTIALS = st.builds(Partial, INT64, st.integers(0, 255), st.binary(max_size=200))
+BODIES = st.builds(
+    FrameBody,
+    INT64,
+    st.lists(PARTIALS, max_size=4).map(tuple),
+    st.lists(CLOSES, max_size=4).map(tuple),
+    since_ms=st.none() | INT64,
+)
+
+
+def over_the_wire(frame: Frame) -> Frame:
+    return Frame.from_wire(pb.Frame.FromString(frame.to_wire().SerializeToString()))
+
+
+@given(st.integers(0, (1 << 64) - 1), BODIES)
+def test_what_is_packed_is_unpacked_on_the_other_side(seq: int, body: FrameBody) -> None:
+    frame = Frame.pack(seq, QUERY, body)
+    arrived = over_the_wire(frame)
+    assert arrived == frame and arrived.unpack() == body
+    assert (arrived.seq, arrived.query) == (seq, QUERY)
+
+
+def test_a_start_of_zero_is_told_from_none() -> None:
+    for since in (None, 0, -1):
+        assert Frame.pack(1, QUERY, FrameBody(5, since_ms=since)).unpack().since_ms == since
+
+
+def test_a_body_is_compressed_only_where_that_makes_it_smaller() -> None:
+    dull = Frame.pack(1, QUERY, FrameBody(0, (Partial(0, 0, bytes(10_000)),)))
+    assert dull.compressed and len(dull.body) < 200 < dull.raw_bytes
+    tiny = Frame.pack(1, QUERY, FrameBody(7))
+    assert not tiny.compressed and tiny.raw_bytes == len(tiny.body)
+
+
+def test_the_same_body_is_the_same_bytes() -> None:
+    body = FrameBody(9, (Partial(1, 2, b"x" * 500),), (SliceClose(1, 2, 3),))
+    assert Frame.pack(4, QUERY, body) == Frame.pack(4, QUERY, body)
+
+
+@pytest.mark.parametrize("repeat", [1, 500])
+def test_any_flipped_bit_of_the_body_is_found(repeat: int) -> None:
+    frame = Frame.pack(12, QUERY, FrameBody(0, (Partial(0, 0, b"synopsis" * repeat),)))
+    for at in range(len(frame.body)):
+        damaged = frame.body[:at] + bytes([frame.body[at] ^ 1 << at % 8]) + frame.body[at + 1 :]
+        with pytest.raises(CorruptFrame, match=r"frame 12: CRC32C is 0x[0-9a-f]{8}, the frame says 0x"):
+            dataclasses.replace(frame, body=damaged).unpack()
+    with pytest.raises(CorruptFrame, match="CRC32C"):
+        dataclasses.replace(frame, body=frame.body[:-1]).check()
+
+
+@pytest.mark.parametrize("wrong", [-1, 1, 1000])
+def test_a_wrong_length_before_compression_is_found(wrong: int) -> None:
+    frame = Frame.pack(3, QUERY, FrameBody(0, (Partial(0, 0, bytes(5000)),)))
+    with pytest.raises(CorruptFrame, match="frame 3: the checksum holds but the body cannot be read"):
+        dataclasses.replace(frame, raw_bytes=frame.raw_bytes + wrong).unpack()
+
+
+def test_a_body_that_would_fill_the_memory_is_refused_before_it_is_unpacked() -> None:
+    frame = Frame.pack(3, QUERY, FrameBody(0, (Partial(0, 0, bytes(5000)),)))
+    with pytest.raises(CorruptFrame, match=f"at most {MAX_BODY_BYTES}"):
+        dataclasses.replace(frame, raw_bytes=MAX_BODY_BYTES + 1).unpack()
+
+
+@given(st.binary(max_size=60), st.booleans(), st.integers(0, 500))
+def test_foreign_bytes_under_a_valid_checksum_are_refused_or_a_body(body: bytes, compressed: bool, raw: int) -> None:
+    frame = Frame(1, QUERY, body, google_crc32c.value(body), compressed, raw)
+    try:
+        assert isinstance(frame.unpack(), FrameBody)
+    except CorruptFrame as error:
+        assert error.code == "corrupt-frame"
+
+
+def test_an_unknown_encoding_is_refused() -> None:
+    message = Frame.pack(6, QUERY, FrameBody(0)).to_wire()
+    for encoding in (pb.Frame.ENCODING_UNSPECIFIED, 99):
+        message.encoding = encoding  # type: ignore[assignment]
+        with pytest.raises(CorruptFrame, match=f"frame 6: encoding {encoding} is not PLAIN or ZSTD"):
+            Frame.from_wire(message)
+
+
+@given(BODIES)
+def test_wire_bytes_are_never_underestimated(body: FrameBody) -> None:
+    frame = Frame.pack((1 << 64) - 1, QueryRef("q" * 63, (1 << 64) - 1), body)
+    actual = pb.FromEdge(frame=frame.to_wire()).ByteSize()
+    assert actual <= frame.wire_bytes <= actual + FRAME_OVERHEAD_BYTES
