@@ -140,8 +140,11 @@ class _Binder:
         self._field = field
 
     def bind(self, node: exp.Expression) -> Bound:
-        for base, method in self._METHODS:
+        for base, method, clauses in self._METHODS:
             if isinstance(node, base):
+                # What the parser understands and the method would pass over, as in TRIM('x' FROM s).
+                if any(value for name, value in node.args.items() if name not in clauses):
+                    raise self._error(node, "the operator or function with its plain arguments only")
                 return method(self, node)
         raise self._error(
             node,
@@ -149,11 +152,6 @@ class _Binder:
             "and the functions abs, ceil, floor, round, sqrt, ln, lower, upper, trim, length, nullif",
             "not an expression known here",
         )
-
-    def _only(self, node: exp.Expression, *clauses: str) -> None:
-        """Refuses what the parser understands and the method would pass over, as in TRIM('x' FROM s)."""
-        if any(value for name, value in node.args.items() if name not in clauses):
-            raise self._error(node, "the function with its plain arguments only")
 
     def _error(self, node: exp.Expression, accepted: str, reason: str = "") -> InvalidQuery:
         return InvalidQuery(self._field, node.sql(), accepted, reason)
@@ -210,6 +208,8 @@ class _Binder:
         self._numeric(node.left)
         self._numeric(node.right)
         (left, right), common = self._alike([node.left, node.right], node)
+        if pa.types.is_null(common):
+            return self._null(exp.Null())
         kernel = _ARITHMETIC[type(node)]
         result = pa.float64() if isinstance(node, exp.Div) else common
         return Bound(result, lambda b: kernel(left.evaluate(b), right.evaluate(b)))
@@ -225,8 +225,11 @@ class _Binder:
         return Bound(pa.bool_(), lambda b: kernel(left.evaluate(b), right.evaluate(b)))
 
     def _not(self, node: exp.Not) -> Bound:
-        inner = bind_condition(node.this, self._columns, self._field)
-        return Bound(pa.bool_(), lambda b: pc.invert(inner.evaluate(b)))
+        return self._inverted(bind_condition(node.this, self._columns, self._field))
+
+    @staticmethod
+    def _inverted(condition: Bound) -> Bound:
+        return Bound(pa.bool_(), lambda b: pc.invert(condition.evaluate(b)))
 
     def _is(self, node: exp.Is) -> Bound:
         inner = self.bind(node.this)
@@ -249,7 +252,6 @@ class _Binder:
         return Bound(pa.bool_(), evaluate)
 
     def _between(self, node: exp.Between) -> Bound:
-        self._only(node, "this", "low", "high")
         (value, low, high), _ = self._alike([node.this, node.args["low"], node.args["high"]], node)
         return Bound(
             pa.bool_(),
@@ -263,10 +265,11 @@ class _Binder:
         if not (isinstance(node.right, exp.Literal) and node.right.is_string):
             raise self._error(node, "LIKE with a string literal as its pattern")
         pattern, folded = node.right.this, isinstance(node, exp.ILike)
-        return Bound(pa.bool_(), lambda b: pc.match_like(text.evaluate(b), pattern, ignore_case=folded))
+        matched = Bound(pa.bool_(), lambda b: pc.match_like(text.evaluate(b), pattern, ignore_case=folded))
+        # The parser of some releases puts NOT LIKE into one node, of others into two.
+        return self._inverted(matched) if node.args.get("negate") else matched
 
     def _numeric_function(self, node: exp.Expression) -> Bound:
-        self._only(node, "this")
         inner = self._numeric(node.this)
         kernel = _NUMERIC_FUNCTIONS[type(node)]
         keeps = isinstance(node, exp.Abs | exp.Neg)
@@ -274,7 +277,6 @@ class _Binder:
         return Bound(inner.type if keeps else pa.float64(), lambda b: kernel(source.evaluate(b)))
 
     def _round(self, node: exp.Round) -> Bound:
-        self._only(node, "this", "decimals")
         inner = _cast(self._numeric(node.this), pa.float64())
         decimals = node.args.get("decimals")
         if decimals is not None and not (isinstance(decimals, exp.Literal) and decimals.is_int):
@@ -283,7 +285,6 @@ class _Binder:
         return Bound(pa.float64(), lambda b: pc.round(inner.evaluate(b), digits))
 
     def _string_function(self, node: exp.Expression) -> Bound:
-        self._only(node, "this")
         inner = self._text(node.this)
         kernel, result = _STRING_FUNCTIONS[type(node)]
         return Bound(result, lambda b: kernel(inner.evaluate(b)))
@@ -321,34 +322,34 @@ class _Binder:
         return Bound(common, evaluate)
 
     def _cast_to(self, node: exp.Cast) -> Bound:
-        self._only(node, "this", "to", "safe")
         inner = self.bind(node.this)
         target = _CASTS.get(node.to.this)
         if target is None:
             raise self._error(node, "a cast to BIGINT, DOUBLE, VARCHAR or BOOLEAN")
         return _cast(inner, target)
 
-    _METHODS: tuple[tuple[Any, Callable[[Any, Any], Bound]], ...] = (
-        (exp.Column, _column),
-        (exp.Literal, _literal),
-        (exp.Boolean, _boolean),
-        (exp.Null, _null),
-        (exp.Paren, _paren),
-        (tuple(_ARITHMETIC), _arithmetic),
-        (tuple(_COMPARISON), _comparison),
-        (tuple(_LOGIC), _logic),
-        (exp.Not, _not),
-        (exp.Is, _is),
-        (exp.In, _in),
-        (exp.Between, _between),
-        ((exp.Like, exp.ILike), _like),
-        (tuple(_NUMERIC_FUNCTIONS), _numeric_function),
-        (exp.Round, _round),
-        (tuple(_STRING_FUNCTIONS), _string_function),
-        (exp.Coalesce, _coalesce),
-        (exp.Nullif, _nullif),
-        (exp.Case, _case),
-        (exp.Cast, _cast_to),
+    # Syntax, method, and the parts of the syntax that the method reads.
+    _METHODS: tuple[tuple[Any, Callable[[Any, Any], Bound], tuple[str, ...]], ...] = (
+        (exp.Column, _column, ("this", "table")),
+        (exp.Literal, _literal, ("this", "is_string")),
+        (exp.Boolean, _boolean, ("this",)),
+        (exp.Null, _null, ()),
+        (exp.Paren, _paren, ("this",)),
+        (tuple(_ARITHMETIC), _arithmetic, ("this", "expression")),
+        (tuple(_COMPARISON), _comparison, ("this", "expression")),
+        (tuple(_LOGIC), _logic, ("this", "expression")),
+        (exp.Not, _not, ("this",)),
+        (exp.Is, _is, ("this", "expression")),
+        (exp.In, _in, ("this", "expressions", "query", "unnest", "field")),
+        (exp.Between, _between, ("this", "low", "high")),
+        ((exp.Like, exp.ILike), _like, ("this", "expression", "negate")),
+        (tuple(_NUMERIC_FUNCTIONS), _numeric_function, ("this",)),
+        (exp.Round, _round, ("this", "decimals")),
+        (tuple(_STRING_FUNCTIONS), _string_function, ("this",)),
+        (exp.Coalesce, _coalesce, ("this", "expressions")),
+        (exp.Nullif, _nullif, ("this", "expression")),
+        (exp.Case, _case, ("this", "ifs", "default")),
+        (exp.Cast, _cast_to, ("this", "to", "safe")),
     )
 
 

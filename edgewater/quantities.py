@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import timedelta
 
 import durationpy
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from edgewater.errors import InvalidInput
+
+MAX_DURATION_MS = 36_525 * 86_400_000
+"""A century; durationpy itself computes in floats and is exact to the millisecond for twice as long."""
 
 DURATION_ACCEPTED = "a duration such as 500ms, 30s, 5m, 1h30m or 1d"
 SIZE_ACCEPTED = "a size such as 200, 64KiB or 1MB"
@@ -29,17 +33,19 @@ def duration_ms(value: object, field: str, error: type[InvalidInput] = InvalidIn
     if not isinstance(value, str):
         raise error(field, value, DURATION_ACCEPTED, "a duration needs a unit")
     try:
-        seconds = durationpy.from_str(value.strip()).total_seconds()
+        # In whole numbers: total_seconds() is a float.
+        millis, rest = divmod(durationpy.from_str(value.strip()), timedelta(milliseconds=1))
     except (durationpy.DurationError, OverflowError) as exc:
         raise error(field, value, DURATION_ACCEPTED) from exc
-    millis = round(seconds * 1000)
-    # A timedelta has microseconds: what is below comes out as nothing.
+    # A timedelta has microseconds: what is finer comes out as nothing.
     lost = millis == 0 and any(digit in value for digit in "123456789")
-    if lost or abs(millis - seconds * 1000) > 1e-6:
+    if millis > MAX_DURATION_MS:
+        raise error(field, value, f"at most {format_duration(MAX_DURATION_MS)}")
+    if rest or lost:
         raise error(field, value, "whole milliseconds")
     if millis < minimum_ms:
         raise error(field, value, f"at least {minimum_ms} ms")
-    return millis
+    return int(millis)
 
 
 def format_duration(millis: int) -> str:

@@ -60,6 +60,8 @@ class Measure:
         expression = positional.pop(0) if positional and function.argument != "none" else None
         if isinstance(expression, exp.Star):
             expression = None
+        if isinstance(expression, exp.Distinct):
+            raise InvalidQuery(at, text, f"distinct(expression) or {called}(expression)", "DISTINCT is for count only")
         if expression is None and function.argument == "required":
             raise InvalidQuery(at, text, f"{called}(expression)", "an argument is missing")
         parameters = function.read_parameters(

@@ -73,7 +73,6 @@ def create_app(
     app.add_middleware(Measured, metrics=services.metrics)
     problems.install(app)
     guarded = [Depends(_guard(config))] if config.token is not None else []
-    # Fixed paths such as /v1/live stand in routers of their own, so no {name} can hide them.
     for router in (queries.router, answers.router, live.router, edges.router, alarms.router):
         app.include_router(router, dependencies=guarded)
     app.include_router(health.router)

@@ -2,8 +2,8 @@
 
 The result store is the queue. A stream holds nothing but the id of the last answer it has sent; when its
 client has taken an event, it reads what is newer and sends the newest revision of each window among that.
-So a slow client costs no memory and is never behind by more than one read, and one that comes back with
-`Last-Event-ID` goes on where it was, at any API process.
+So a slow client costs no more memory than a fast one, and one that comes back with `Last-Event-ID` goes on
+where it was, at any API process.
 
 Events: ``answer`` (id: its answer_id), ``progress`` (at a fixed pace, also without data: silence is never
 ambiguous), ``gap`` (answers were passed over; the newest follow).
@@ -29,8 +29,10 @@ from center.catalog import RegisteredQuery
 from center.results import AnswerRecord, ResultStore
 from edgewater.errors import NotFound, StorageError
 
-MAX_BEHIND = 1_000
-"""Answers that a stream reads at once; a client further behind gets a `gap` and the newest."""
+PAGE = 100
+"""Answers that a stream reads at once, which bounds its memory."""
+MAX_PAGES = 10
+"""Full pages in a row after which a client is too far behind: it gets a `gap` and the newest."""
 POLL_S = 0.1
 
 log = logging.getLogger(__name__)
@@ -111,6 +113,7 @@ class Stream:
     asked: Asked = PLAIN
     after: int | None = None
     _sent: int = field(default=0, init=False)
+    _full_pages: int = field(default=0, init=False)
 
     async def events(self) -> AsyncIterator[ServerSentEvent]:
         """Begins with where things stand, for a client that is new; ends when the query is deleted."""
@@ -138,14 +141,17 @@ class Stream:
         return [_gap(self.after, newest, "the answers begin anew: the center has another store"), *self._latest(newest)]
 
     def _newer(self) -> list[ServerSentEvent]:
-        """What is newer than the client has: the newest revision of each window."""
+        """The next page of what is newer than the client has: the newest revision of each window in it."""
         # Read first: what is given after this has a greater id and is for the next time.
         newest = self.feed.results.last_answer_id()
         ref = self.query.ref if self.query else None
-        records = self.feed.results.answers_after(self._sent, MAX_BEHIND + 1, ref)
-        if len(records) > MAX_BEHIND:
-            return [_gap(self._sent, newest, f"more than {MAX_BEHIND} answers behind"), *self._latest(newest)]
-        self._sent = max([newest, *(r.answer_id for r in records)])
+        records = self.feed.results.answers_after(self._sent, PAGE, ref)
+        is_full = len(records) == PAGE
+        self._full_pages = self._full_pages + 1 if is_full else 0
+        if self._full_pages > MAX_PAGES:
+            self._full_pages = 0
+            return [_gap(self._sent, newest, f"more than {PAGE * MAX_PAGES} answers behind"), *self._latest(newest)]
+        self._sent = records[-1].answer_id if is_full else max([newest, *(r.answer_id for r in records)])
         return self._events_of(newest_revisions(records))
 
     def _latest(self, through: int) -> list[ServerSentEvent]:

@@ -164,10 +164,11 @@ def _quantiles(given: list[float], spec: QuerySpec) -> tuple[float, ...]:
 
 
 def _require_exact(confidence: float, spec: QuerySpec) -> None:
-    """Exact measures hold at any confidence; no other is asked for one by `center/answers.py` yet."""
+    """Exact measures hold at any confidence; `center/answers.py` gives the others at one of their own."""
+    given = Distinct().confidence
     for name, kinds in _answered(spec).items():
-        if Distinct in kinds:
-            raise InvalidRequest("confidence", confidence, "no confidence", f"{name} is given at its own")
+        if Distinct in kinds and confidence != given:
+            raise InvalidRequest("confidence", confidence, f"{given}, or none", f"{name} is given at {given}")
 
 
 def _answered(spec: QuerySpec) -> Mapping[str, tuple[type, ...]]:

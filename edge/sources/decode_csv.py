@@ -40,8 +40,8 @@ class CsvDialect:
 
     Attributes:
         delimiter: one character.
-        nulls: texts that mean "no value" in every column; none: "", NA, NULL, NaN and the like in
-            columns that are not text, and nothing in those that are.
+        nulls: texts that mean "no value" in every column. None given: an empty field in every column,
+            and NA, NULL, NaN and the like in those that are not text (NA may be Namibia).
     """
 
     delimiter: str = ","
@@ -89,7 +89,7 @@ class CsvCodec:
         pv = _pyarrow_csv()
         nulls = {"null_values": self._dialect.nulls, "strings_can_be_null": True} if self._dialect.nulls else {}
         try:
-            return pv.read_csv(
+            table = pv.read_csv(
                 pa.BufferReader(data),
                 read_options=pv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=self._header),
                 parse_options=pv.ParseOptions(delimiter=self._dialect.delimiter, invalid_row_handler=note),
@@ -103,6 +103,7 @@ class CsvCodec:
             )
         except pa.ArrowInvalid as exc:
             raise Undecodable(str(exc)) from exc
+        return table if self._dialect.nulls else _empty_texts_to_null(table)
 
     def _nothing(self) -> pa.Table:
         return pa.schema(list(self._textual.items())).empty_table()
@@ -155,6 +156,15 @@ class CsvCodec:
     def _ragged_message(self, fields: int) -> str:
         names = ", ".join(self._header)
         return f"{fields} fields; expected {len(self._header)}, in one line: {names}"
+
+
+def _empty_texts_to_null(table: pa.Table) -> pa.Table:
+    for at, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            empty = pc.equal(table.column(at), "")
+            if pc.any(empty).as_py():
+                table = table.set_column(at, field, pc.if_else(empty, None, table.column(at)))
+    return table
 
 
 def _rows(mask: pa.Array) -> list[int]:

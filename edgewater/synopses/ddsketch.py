@@ -358,11 +358,10 @@ class DDSketchStack(ArrayStack):
 
 
 class DDSketch(SingleSynopsis[DDSketchStack]):
-    """Quantiles, each within a relative error of `accuracy` of the true one.
+    """Quantiles, each within a relative error of `accuracy` (0.001 to 0.5) of the true one.
 
-    Args:
-        accuracy: 0.001 to 0.5. Only synopses of equal accuracy merge. A sketch that would need more than
-            `MAX_BINS` bins collapses, which about doubles its error: see `current_accuracy`.
+    Only synopses of equal accuracy merge. A sketch that would need more than `MAX_BINS` bins collapses,
+    which about doubles its error: see `current_accuracy`.
     """
 
     stack_type = DDSketchStack

@@ -10,7 +10,7 @@ import pyarrow as pa
 from edgewater.errors import CorruptSynopsis, InvalidRecord
 from edgewater.streams import COLUMN_TYPES, type_name
 from edgewater.synopses import codec
-from edgewater.synopses.base import Estimate, Properties, Question, Stack, arrow_values
+from edgewater.synopses.base import Estimate, Properties, Question, Questions, Stack, arrow_values
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 
@@ -33,7 +33,7 @@ class SingleSynopsis(Generic[S]):
     stack_type: type[S]
     kind: ClassVar[str]
     properties: ClassVar[Properties]
-    questions: ClassVar[tuple[type[Question], ...]]
+    questions: ClassVar[Questions]
     types: ClassVar[tuple[str, ...]]
 
     def __init__(self, stack: S) -> None:

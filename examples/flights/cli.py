@@ -38,7 +38,7 @@ def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Pat
     336,776 flights of 2013; the center answers four queries while they do. Exit status 0 only if every
     contract was kept.
     """
-    console = Console(stderr=as_json)
+    console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)
     began = time.monotonic()
     try:
         flights = data.load()

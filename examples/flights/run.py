@@ -24,6 +24,7 @@ from examples.flights.queries import SPECS
 READY_TIMEOUT_S = 90.0
 YEAR_S = 365 * 86_400
 STOP_TIMEOUT_S = 30.0
+EDGE_START_S = 6.0
 
 
 class DemoFailed(Exception):
@@ -57,6 +58,8 @@ class Demo:
     def start_center(self) -> None:
         """Starts the center and waits until it can answer."""
         shutil.rmtree(self.directory / "state", ignore_errors=True)
+        for log in self.directory.glob("*.log"):
+            log.unlink()
         (self.directory / "state").mkdir(parents=True)
         config = {
             "data_dir": str(self.directory / "state" / "center"),
@@ -64,6 +67,10 @@ class Demo:
             "api": {"listen": f"127.0.0.1:{self.api_port}"},
         }
         self._start("center", ["center", "run", "--config", self._write("center.yaml", config)])
+        self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Until the center says that nothing is missing."""
         self._until_ready("center", f"{self.url}/readyz")
 
     def register(self) -> None:
@@ -72,25 +79,29 @@ class Demo:
 
     def start_edges(self, files: dict[str, Path]) -> None:
         """Starts an edge per airport; all replay the year from the same moment on."""
-        begin = datetime.fromtimestamp(time.time() + 6, UTC)  # noqa: TID251
+        begin = datetime.fromtimestamp(time.time() + EDGE_START_S, UTC)  # noqa: TID251
         for airport in AIRPORTS:
-            config = self._edge_config(airport.lower(), files[airport], begin)
-            self._start(airport.lower(), ["edge", "run", self._write(f"{airport.lower()}.yaml", config)])
+            self.start_edge(airport.lower(), files[airport], "flights", YEAR_S / self.seconds, begin)
 
-    def _edge_config(self, edge: str, file: Path, begin: datetime) -> dict[str, Any]:
-        stream = {
-            "columns": COLUMNS,
-            "time": {"column": TIME, "unit": "ms"},
-            "replay": {"start": FIRST_DAY, "speed": YEAR_S / self.seconds, "at": begin.isoformat()},
-            "sources": [{"file": {"path": str(file), "format": "csv"}}],
-        }
-        return {
+    def start_edge(
+        self, edge: str, file: Path, stream: str, speed: float, begin: datetime, gateway_port: int | None = None
+    ) -> None:
+        """Starts an edge that replays `file`; an edge that ran before goes on where it was."""
+        config = {
             "edge": edge,
-            "center": {"address": f"127.0.0.1:{self.gateway_port}"},
+            "center": {"address": f"127.0.0.1:{gateway_port or self.gateway_port}"},
             "state_dir": str(self.directory / "state" / edge),
             "http": {"listen": f"127.0.0.1:{free_port()}"},
-            "streams": {"flights": stream},
+            "streams": {
+                stream: {
+                    "columns": COLUMNS,
+                    "time": {"column": TIME, "unit": "ms"},
+                    "replay": {"start": FIRST_DAY, "speed": speed, "at": begin.isoformat()},
+                    "sources": [{"file": {"path": str(file), "format": "csv"}}],
+                }
+            },
         }
+        self._start(edge, ["edge", "run", self._write(f"{edge}.yaml", config)])
 
     def _write(self, name: str, config: dict[str, Any]) -> str:
         path = self.directory / name
@@ -98,7 +109,7 @@ class Demo:
         return str(path)
 
     def _start(self, name: str, arguments: list[str]) -> None:
-        with (self.directory / f"{name}.log").open("wb") as log:
+        with (self.directory / f"{name}.log").open("ab") as log:
             command = [sys.executable, "-m", "edgewater", *arguments]
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 

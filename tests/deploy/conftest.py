@@ -65,7 +65,9 @@ def render(target: str) -> Rendered:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("kubectl is not installed")
-    done = subprocess.run([kubectl, "kustomize", str(ROOT / "k8s" / target)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [kubectl, "kustomize", str(ROOT / "k8s" / target)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return Rendered(target, tuple(yaml.safe_load_all(done.stdout)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from center.config import CenterConfig, is_loopback
 from center.processes import gateway_config, job_config
 from edge.config import EdgeConfig, load_config
 from edgewater.__main__ import main
+from edgewater.errors import InvalidConfig
 
 
 def center_environment(rendered: Any, part: str) -> dict[str, str]:
@@ -31,7 +33,9 @@ def loaded(rendered: Any, part: str, tmp_path: Path) -> CenterConfig:
 
 
 @pytest.mark.parametrize("part", ["gateway", "job", "api"])
-def test_the_center_accepts_the_config_map_with_the_containers_variables(rendered: Any, part: str, tmp_path: Path) -> None:
+def test_the_center_accepts_the_config_map_with_the_containers_variables(
+    rendered: Any, part: str, tmp_path: Path
+) -> None:
     if "edgewater-center" not in rendered.config_maps:
         return
     config = loaded(rendered, part, tmp_path)
@@ -87,7 +91,9 @@ def test_the_gateway_of_the_development_overlay_knows_its_edge(dev: Any, tmp_pat
 
 
 def secret(rendered: Any, name: str) -> dict[str, str]:
-    (found,) = [d["data"] for d in rendered.of("Secret") if re.fullmatch(name + r"-[0-9a-z]{10}", d["metadata"]["name"])]
+    (found,) = [
+        d["data"] for d in rendered.of("Secret") if re.fullmatch(name + r"-[0-9a-z]{10}", d["metadata"]["name"])
+    ]
     return dict(found)
 
 
@@ -119,7 +125,7 @@ def test_an_edge_takes_its_nodes_name_for_its_id_and_reads_the_token_that_is_mou
 
 
 def test_an_edge_on_a_node_says_which_variable_its_id_should_be_in(dev: Any, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="the environment variable EDGE to be set"):
+    with pytest.raises(InvalidConfig, match="the environment variable EDGE to be set"):
         edge_config(dev.config_maps["edgewater-edge"]["edge.yaml"], tmp_path)
 
 
@@ -133,7 +139,9 @@ def test_the_edges_memory_limit_holds_what_it_may_keep_pending(rendered: Any, tm
 def test_the_example_configurations_are_accepted(root: Path, tmp_path: Path) -> None:
     assert edge_config((root / "deploy" / "edge.yaml").read_text(), tmp_path).edge == "branch-1"
     tokens = {"EDGEWATER_CENTER__TOKENS__BRANCH_1": "secret"}
-    assert CenterConfig.load(root / "deploy" / "center.yaml", environment=tokens).edge_tokens() == {"branch_1": "secret"}
+    assert CenterConfig.load(root / "deploy" / "center.yaml", environment=tokens).edge_tokens() == {
+        "branch_1": "secret"
+    }
 
 
 def commands(root: Path, every_rendered: list[Any]) -> set[tuple[str, ...]]:
@@ -177,4 +185,4 @@ def test_every_command_that_is_deployed_exists_and_takes_its_arguments(every_ren
 
 
 def test_the_entry_point_that_images_start_is_installed() -> None:
-    assert shutil.which("edgewater", path=str(Path(__import__("sys").executable).parent))
+    assert shutil.which("edgewater", path=str(Path(sys.executable).parent))

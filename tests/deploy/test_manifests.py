@@ -78,7 +78,9 @@ def test_every_disruption_budget_selects_a_workload_that_has_spare_pods_or_lets_
 
 def test_parts_that_may_have_several_replicas_have_a_disruption_budget(rendered: Any) -> None:
     budgets = {d["metadata"]["name"] for d in rendered.of("PodDisruptionBudget")}
-    several = {d["metadata"]["name"] for d in rendered.of("Deployment") if d["spec"]["strategy"].get("type") != "Recreate"}
+    several = {
+        d["metadata"]["name"] for d in rendered.of("Deployment") if d["spec"]["strategy"].get("type") != "Recreate"
+    }
     assert several <= budgets
 
 
@@ -139,9 +141,7 @@ def test_the_secrets_of_the_development_overlay_have_the_keys_that_pods_read(dev
 
 
 def test_the_frame_log_can_be_mounted_by_many_pods_or_all_pods_run_on_one_node(every_rendered: list[Any]) -> None:
-    modes = {
-        r.target: d["spec"]["accessModes"] for r in every_rendered for d in r.of("PersistentVolumeClaim")
-    }
+    modes = {r.target: d["spec"]["accessModes"] for r in every_rendered for d in r.of("PersistentVolumeClaim")}
     assert modes == {"base": ["ReadWriteMany"], "overlays/prod": ["ReadWriteMany"], "overlays/dev": ["ReadWriteOnce"]}
 
 

@@ -167,7 +167,7 @@ def run(given: Any, api: ApiServer, env: dict[str, str], tmp: Path) -> dict[str,
             assert api.posted.wait(TIMEOUT_S), (tmp / "driver.log").read_text()[-4000:]
             container = api.pods[0]["spec"]["containers"][0]
             executor = subprocess.Popen(
-                [str(HERE.parents[1] / "deploy" / container["command"][0]), *container["args"]],
+                [str(HERE.parents[1] / "deploy" / container["command"][-1]), *container["args"]],
                 stdin=subprocess.DEVNULL, stdout=executor_log, stderr=executor_log,
                 env=executor_environment(api.pods[0], tmp / "scratch"), cwd=tmp,
             )  # fmt: skip

@@ -23,6 +23,9 @@ from center.results import AnswerRecord
 from edgewater.errors import InvalidRequest, NotFound
 
 MAX_LIMIT = 1_000
+CHUNK = 25
+PAGE_BYTES = 16 << 20
+"""Bytes of synopses after which a page ends before its `limit`; rendered they are some ten times larger."""
 CHANGING = "private, no-cache"
 """May be kept, but must be asked for again: If-None-Match makes that cheap."""
 IMMUTABLE = "private, max-age=31536000, immutable"
@@ -37,7 +40,9 @@ class RangeParams(QuestionParams):
 
     start: Annotated[Time | None, Field(description="Inclusive.")] = None
     end: Annotated[Time | None, Field(description="Exclusive.")] = None
-    limit: Annotated[int, Field(ge=1, le=MAX_LIMIT, description="Windows at once.")] = 100
+    limit: Annotated[
+        int, Field(ge=1, le=MAX_LIMIT, description="Windows at most; large answers make pages shorter.")
+    ] = 100
     cursor: Annotated[str | None, Field(max_length=18, description="`next_cursor` of the page before.")] = None
 
 
@@ -62,14 +67,14 @@ class RevisionParams(QuestionParams):
 def windows(name: str, params: Annotated[RangeParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of each window that starts in [start, end), ascending, page by page.
 
-    Every answer states its completeness; windows that no edge has closed yet have none.
+    Every answer states its completeness; a window that is not answered yet is not among them.
     """
     form = negotiate(request.headers.get("accept"))
     if params.start is not None and params.end is not None and params.end < params.start:
         raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
     query = center.catalog.query(name)
     asked = params.asked(query.spec)
-    records, cursor = center.results.windows(query.ref, params.start, params.end, params.limit, params.cursor)
+    records, cursor = _read_page(center, query, params)
     page = Page(_shown(params.start), _shown(params.end), params.limit, cursor)
     headers = {}
     if cursor is not None:
@@ -119,6 +124,20 @@ def window(
 def revisions(name: str, start: Time, center: Center) -> Revisions:
     query = center.catalog.query(name)
     return Revisions(query=name, window_start=rfc3339(start), revisions=_revisions(center, query, start))
+
+
+def _read_page(center: Services, query: RegisteredQuery, params: RangeParams) -> tuple[list[AnswerRecord], str | None]:
+    """At most `limit` answers and PAGE_BYTES of synopses, but at least one chunk; and the cursor for the rest."""
+    records: list[AnswerRecord] = []
+    cursor, held = params.cursor, 0
+    while len(records) < params.limit and held < PAGE_BYTES:
+        count = min(CHUNK, params.limit - len(records))
+        chunk, cursor = center.results.windows(query.ref, params.start, params.end, count, cursor)
+        records += chunk
+        held += sum(len(r.synopsis or b"") for r in chunk)
+        if cursor is None:
+            break
+    return records, cursor
 
 
 def _live(center: Services, name: str, version: int | None) -> RegisteredQuery:

@@ -105,8 +105,9 @@ class Desk:
             for b in bound.measures
         }
         part = GroupedAggregate({"carrier": pa.string()}, stacks)
-        values = {"miles": pa.array(np.full(rows, 100)), "delay": pa.array(np.full(rows, 2.5))}
-        part.update([carriers], {k: values.get(k) for k in stacks}, rows)
+        columns = {"distance": np.full(rows, 100), "dep_delay": np.arange(rows) * 1.0, "carrier": carriers}
+        read = {b.measure.name: b.measure.argument for b in bound.measures}
+        part.update([carriers], {k: pa.array(columns[c]) if c else None for k, c in read.items()}, rows)
         delta = MergedDelta(query.ref, start_ms, 0, part.to_bytes())
         through = start_ms + HOUR if closed else start_ms
         close = SliceClose(start_ms, rows, 0)

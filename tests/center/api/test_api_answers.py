@@ -265,6 +265,37 @@ def test_quantiles_are_asked_of_the_measures_that_answer_them_and_confidence_hol
     assert desk.get("/v1/queries/flights/latest?confidence=0.99").json()["confidence"] == 1
 
 
+def test_quantiles_are_given_at_the_ranks_that_are_asked_for(desk):
+    desk.connect("jfk")
+    query = desk.register(measures={"delay": "quantiles(dep_delay)", "delay_most": "max(dep_delay)"})
+    desk.report(query, "jfk", T0, {"UA": 101})
+    path = "/v1/queries/flights/latest"
+    assert set(desk.get(path).json()["data"][0]["delay"]["quantiles"]) == {"0.5", "0.9", "0.95", "0.99"}
+    asked = desk.get(f"{path}?quantile=0.25&quantile=0.5").json()["data"][0]
+    assert set(asked["delay"]["quantiles"]) == {"0.25", "0.5"}
+    assert asked["delay"]["quantiles"]["0.5"]["estimate"] == pytest.approx(50, rel=0.02)
+    csv = desk.get(f"{path}?quantile=0.5&measure=delay", headers={"Accept": "text/csv"}).text.splitlines()
+    assert csv[0].endswith('"carrier","delay_0.5","delay_0.5_lower","delay_0.5_upper"')
+
+
+def test_a_confidence_that_a_measure_is_not_given_at_is_refused_by_the_measures_name(desk):
+    desk.connect("jfk")
+    desk.register(measures={"carriers": "distinct(carrier)"})
+    refused = desk.get("/v1/queries/flights/windows?confidence=0.5")
+    assert refused.status_code == 422
+    assert "carriers is given at 0.95" in refused.json()["reason"]
+
+
+def test_a_page_of_large_answers_ends_early_and_the_next_one_goes_on(two_hours, monkeypatch):
+    desk, _ = two_hours
+    monkeypatch.setattr("center.api.routers.answers.PAGE_BYTES", 1)
+    monkeypatch.setattr("center.api.routers.answers.CHUNK", 1)
+    first = desk.get("/v1/queries/flights/windows?limit=100").json()
+    assert len(first["answers"]) == 1
+    second = desk.get(f"/v1/queries/flights/windows?limit=100&cursor={first['next_cursor']}").json()
+    assert (len(second["answers"]), second["next_cursor"]) == (1, None)
+
+
 def test_a_window_that_has_no_answer_is_not_found_by_its_time(two_hours):
     desk, _ = two_hours
     missing = desk.get(f"/v1/queries/flights/windows/{T0 + 9 * HOUR}")

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from center.answers import render
-from center.api.live import MAX_BEHIND, Changes, Stream, newest_revisions
+from center.api.live import Changes, Stream, newest_revisions
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000
@@ -115,17 +115,35 @@ def test_a_client_that_was_slow_gets_the_newest_revision_of_each_window_and_no_q
 
 def test_a_client_that_is_too_far_behind_is_told_of_the_gap_and_gets_the_newest(two_hours, monkeypatch):
     desk, query = two_hours
-    monkeypatch.setattr("center.api.live.MAX_BEHIND", 3)
-    assert MAX_BEHIND > 3
+    monkeypatch.setattr("center.api.live.PAGE", 2)
+    monkeypatch.setattr("center.api.live.MAX_PAGES", 1)
     stream = Stream(desk.app().state.services.feed, query, after=0)
     assert stream._begin() == []
     for _ in range(4):
         desk.report(query, "lga", T0 + HOUR, {"UA": 1}, closed=False)
+    assert [e.event for e in stream._newer()] == ["answer"]  # a page of two revisions of one window
     gap, answer = stream._newer()
     assert gap.event == "gap"
     assert json.loads(gap.data)["through"] == desk.results.last_answer_id()
     assert answer.id == str(desk.results.latest(query.ref).answer_id)
     assert stream._newer() == []
+
+
+def test_a_client_far_behind_reads_page_after_page_and_misses_no_window(two_hours, monkeypatch):
+    desk, query = two_hours
+    monkeypatch.setattr("center.api.live.PAGE", 2)
+    for hour in range(2, 6):
+        desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1})
+        desk.report(query, "lga", T0 + hour * HOUR, {"UA": 1})
+    with desk.served() as url:
+        request = {"headers": {"Last-Event-ID": "0"}}
+        with streaming(f"{url}/v1/queries/flights/live", **request) as events:
+            last: dict[str, int] = {}
+            while len(last) < 6 or last["2013-01-01T04:00:00Z"] < 2:
+                answer = events.next("answer")[2]
+                last[answer["window"]["start"]] = answer["revision"]
+    newest = desk.results.windows(query.ref, None, None, 99)[0]
+    assert list(last.values()) == [r.revision for r in newest]
 
 
 def test_one_stream_tells_of_all_queries_but_not_of_deleted_ones(two_hours):

@@ -30,9 +30,10 @@ def test_columns_are_found_by_the_header_in_any_order() -> None:
     ]
 
 
-def test_na_and_empty_are_null_but_in_text() -> None:
-    (row,) = decode(b"NA,1700000000000,,NA,,NaN").batch.to_pylist()
-    assert (row["late"], row["carrier"], row["delay"], row["distance"]) == (None, "NA", None, None)
+def test_an_empty_field_is_null_and_na_too_where_it_is_not_text() -> None:
+    first, second = decode(b'NA,1700000000000,,NA,,NaN\n,1700000000000,,"",,').batch.to_pylist()
+    assert (first["late"], first["carrier"], first["delay"], first["distance"]) == (None, "NA", None, None)
+    assert (second["late"], second["carrier"], second["delay"], second["distance"]) == (None, None, None, None)
 
 
 def test_nulls_that_are_configured_count_in_text_too() -> None:

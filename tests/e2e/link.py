@@ -1,0 +1,64 @@
+"""A link between edges and center that a test can cut: a TCP proxy on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+
+class Link:
+    """Forwards connections to a port until it is cut; while cut, bytes go nowhere and nothing is refused,
+    as behind a dead router. Healing it ends the connections that hung."""
+
+    def __init__(self, target_port: int) -> None:
+        self._target = target_port
+        self._open = threading.Event()
+        self._open.set()
+        self._connections: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._open.clear()
+
+    def heal(self) -> None:
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._connections.clear()
+        self._open.set()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.heal()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._connect, args=(near,), daemon=True).start()
+
+    def _connect(self, near: socket.socket) -> None:
+        self._connections.append(near)
+        self._open.wait()
+        try:
+            far = socket.create_connection(("127.0.0.1", self._target))
+        except OSError:
+            near.close()
+            return
+        self._connections.append(far)
+        for source, sink in ((near, far), (far, near)):
+            threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
+
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._open.wait()
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

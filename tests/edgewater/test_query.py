@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgewater.errors import InvalidQuery
+from edgewater.query import ErrorBudget, Measure, QuerySpec, StalenessBudget
+from edgewater.windows import Window
+
+COLUMNS = {"carrier": pa.string(), "bytes": pa.int64(), "delay": pa.float64(), "ok": pa.bool_()}
+
+
+def mapping(**changes: Any) -> dict[str, Any]:
+    given_ = {"name": "q", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
+    given_.update({k.rstrip("_"): v for k, v in changes.items()})
+    return {k: v for k, v in given_.items() if v is not ...}
+
+
+def spec(**changes: Any) -> QuerySpec:
+    return QuerySpec.from_mapping(mapping(**changes))
+
+
+def refused(field: str, reason: str, **changes: Any) -> None:
+    with pytest.raises(InvalidQuery, match=reason) as caught:
+        spec(**changes)
+    assert caught.value.field == field
+    assert caught.value.accepted, "says what would be right"
+
+
+YAML = """
+name: bytes_by_url
+from: downloads
+where: status < 400 AND url NOT LIKE '/internal/%'
+group_by: [provider, country, url]
+measures:
+  bytes: sum(bytes)
+  clients: distinct(client_ip, precision=12)
+  latency: quantiles(latency_ms)
+  largest: max(CASE WHEN ok THEN bytes END)
+  records: count()
+window: {sliding: 5m, every: 30s, offset: 10s}
+budget: {staleness: 2s}
+lateness: 10m
+edges: [lga, jfk, jfk]
+shards: 4
+"""
+
+
+def test_a_query_reads_as_a_user_writes_it() -> None:
+    query = QuerySpec.from_yaml(YAML)
+    assert (query.name, query.stream, query.group_by) == ("bytes_by_url", "downloads", ("provider", "country", "url"))
+    assert query.window == Window.sliding(300_000, 30_000, 10_000)
+    assert query.budget == StalenessBudget(2000) and query.lateness_ms == 600_000
+    assert query.edges == ("jfk", "lga") and query.shards == 4
+    assert [m.name for m in query.measures] == ["bytes", "clients", "latency", "largest", "records"]
+    assert query.measures[1].parameters == (("precision", 12),)
+    assert query.columns == [
+        "provider", "country", "url", "status", "bytes", "client_ip", "latency_ms", "ok"]  # fmt: skip
+
+
+def test_defaults() -> None:
+    query = spec()
+    assert (query.where, query.group_by, query.budget, query.lateness_ms, query.edges, query.shards) == (
+        None, (), None, 0, None, 1)  # fmt: skip
+    assert spec(group_by="carrier").group_by == ("carrier",)
+    assert spec(lateness=None, edges=None, budget=None, group_by=None, where=None) == query
+
+
+def test_the_canonical_mapping_is_read_back_and_says_no_more_than_needed() -> None:
+    query = QuerySpec.from_yaml(YAML)
+    canonical = query.to_mapping()
+    assert QuerySpec.from_mapping(canonical) == query
+    assert QuerySpec.from_mapping(canonical).to_mapping() == canonical
+    assert spec().to_mapping() == mapping()
+    budget = spec(measures={"b": "sum(bytes)"}, budget={"error": {"b": "1MB"}})
+    assert (
+        budget.to_mapping()["budget"] == {"error": {"b": 1e6}} and QuerySpec.from_mapping(budget.to_mapping()) == budget
+    )
+
+
+MEASURES = [
+    "count()",
+    "sum(bytes + 1)",
+    "avg(delay)",
+    "distinct(carrier, 9)",
+    "quantiles(delay, accuracy=0.05)",
+    "min(-delay)",
+    "max(abs(bytes))",
+    "count(DISTINCT carrier)",
+    "var_samp(bytes)",
+]
+
+
+@given(
+    st.lists(st.sampled_from(["carrier", "ok", "delay"]), unique=True),
+    st.lists(st.sampled_from(MEASURES), min_size=1, max_size=5),
+    st.none() | st.sampled_from(["bytes > 0", "carrier IN ('AA', 'it''s')", "NOT ok", "delay IS NOT NULL OR ok"]),
+    st.integers(0, 10**7),
+    st.integers(1, 256),
+)
+def test_any_spec_comes_back_from_its_mapping(
+    groups: list[str], measures: list[str], where: str | None, lateness: int, shards: int
+) -> None:
+    query = spec(group_by=groups or None, measures={f"m{i}": m for i, m in enumerate(measures)}, where=where,
+                 lateness=f"{lateness}ms", shards=shards)  # fmt: skip
+    again = QuerySpec.from_mapping(query.to_mapping())
+    assert again == query
+    query.bind(COLUMNS)
+
+
+# Reading
+
+
+@pytest.mark.parametrize("name", ["", "Q", "1q", "q-1", "a" * 64, "ä", None, 5, ["q"]])
+def test_names_are_identifiers(name: Any) -> None:
+    refused("name", "lower-case letters, digits and _", name=name)
+    refused("from", "lower-case letters", from_=name)
+    if isinstance(name, str):
+        refused(f"measures.{name}", "a measure's name", measures={name: "count()"})
+
+
+@pytest.mark.parametrize("key", ["name", "from", "measures", "window"])
+def test_missing_keys_are_named(key: str) -> None:
+    refused(key, "missing key", **{f"{key}_": ...})
+
+
+def test_unknown_keys_and_other_shapes_are_refused() -> None:
+    refused("groupby", "unknown key; expected one of the keys name, from", groupby=["a"])
+    for given_ in (None, [], "text", 5):
+        with pytest.raises(InvalidQuery, match="a mapping with the keys name, from"):
+            QuerySpec.from_mapping(given_)
+    with pytest.raises(InvalidQuery, match="YAML"):
+        QuerySpec.from_yaml("name: [unclosed")
+    with pytest.raises(InvalidQuery, match="a mapping"):
+        QuerySpec.from_yaml("")
+
+
+@pytest.mark.parametrize(
+    ("field", "changes", "reason"),
+    [
+        ("measures", {"measures": {}}, "at least one measure"),
+        ("measures", {"measures": ["count()"]}, "at least one measure"),
+        ("measures", {"measures": {f"m{i}": "count()" for i in range(33)}}, "at most 32"),
+        ("where", {"where": 5}, "a SQL condition"),
+        ("where", {"where": "status <"}, "a SQL expression"),
+        ("accuracy", {"accuracy": {"error": "5%"}}, "not available yet"),
+        ("lateness", {"lateness": 5}, "a duration needs a unit"),
+        ("lateness", {"lateness": "-5s"}, "at least 0 ms"),
+        ("shards", {"shards": 0}, "from 1 to 256"),
+        ("shards", {"shards": 257}, "from 1 to 256"),
+        ("shards", {"shards": True}, "from 1 to 256"),
+        ("shards", {"shards": "4"}, "from 1 to 256"),
+        ("edges", {"edges": []}, "a list of edge ids"),
+        ("edges", {"edges": "jfk"}, "a list of edge ids"),
+        ("edges", {"edges": ["jfk", 5]}, "a list of edge ids"),
+        ("group_by", {"group_by": 5}, "a list of column names"),
+        ("group_by", {"group_by": ["a", ""]}, "a list of column names"),
+        ("group_by", {"group_by": ["a", "a"]}, "each column once"),
+        ("group_by", {"group_by": [f"c{i}" for i in range(17)]}, "at most 16 columns"),
+        ("window.session", {"window": {"session": "30s"}}, "not available yet"),
+        ("budget", {"budget": {}}, "exactly one kind"),
+        ("budget", {"budget": {"staleness": "2s", "error": {"n": 1}}}, "exactly one kind"),
+        ("budget", {"budget": "2s"}, "a mapping"),
+        ("budget.bytes", {"budget": {"bytes": 5}}, "unknown key"),
+        ("budget.staleness", {"budget": {"staleness": "0s"}}, "at least 1 ms"),
+        ("budget.staleness", {"budget": {"staleness": 2}}, "needs a unit"),
+        ("budget.error", {"budget": {"error": 5}}, "an amount per measure"),
+        ("budget.error", {"budget": {"error": {}}}, "an amount per measure"),
+        ("budget.error.x", {"budget": {"error": {"x": 5}}}, "one of the measures n"),
+        ("budget.error.n", {"budget": {"error": {"n": "5%"}}}, "relative budgets are not available yet"),
+        ("budget.error.n", {"budget": {"error": {"n": -1}}}, "a size such as"),
+        ("budget.error.n", {"budget": {"error": {"n": -1.5}}}, "at least 0"),
+        ("budget.error.n", {"budget": {"error": {"n": float("nan")}}}, "at least 0"),
+        ("budget.error.n", {"budget": {"error": {"n": float("inf")}}}, "at least 0"),
+        ("budget.error.n", {"budget": {"error": {"n": True}}}, "a size such as"),
+        ("budget.error.n", {"budget": {"error": {"n": None}}}, "a size such as"),
+        ("measures.group", {"measures": {"group": "count()"}}, "the key of the group in an answer"),
+        ("measures.carrier", {"measures": {"carrier": "count()"}, "group_by": ["carrier"]}, "a column of group_by"),
+        ("measures.a_lower", {"measures": {"a": "count()", "a_lower": "count()"}}, "a column of the measure a"),
+        ("measures.a", {"measures": {"a_upper": "count()", "a": "count()"}}, "a column of the measure a_upper"),
+    ],
+)  # fmt: skip
+def test_a_bad_field_is_named_with_what_is_accepted(field: str, changes: dict[str, Any], reason: str) -> None:
+    refused(field, reason, **changes)
+
+
+def test_budgets_are_read_in_the_measures_unit() -> None:
+    measures = {"b": "sum(bytes)", "n": "count()", "top": "max(bytes)"}
+    query = spec(measures=measures, budget={"error": {"n": 10, "b": "1MB", "top": 0.5}})
+    assert query.budget == ErrorBudget((("b", 1e6), ("n", 10.0), ("top", 0.5)))
+    assert spec(budget={"error": {"n": 0}}).budget == ErrorBudget((("n", 0.0),))
+
+
+def test_an_error_budget_needs_an_error_function_of_every_measure() -> None:
+    measures = {"n": "count()", "q": "quantiles(delay)"}
+    refused("budget.error.q", "quantiles has no error function.*n", measures=measures, budget={"error": {"q": 1}})
+    refused("measures.q", "a query of its own", measures=measures, budget={"error": {"n": 1}})
+
+
+# Measures
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("count()", "count()"),
+        ("COUNT(*)", "count()"),
+        ("count(bytes)", "count(bytes)"),
+        ("count(DISTINCT carrier)", "distinct(carrier)"),
+        (" sum ( bytes ) ", "sum(bytes)"),
+        ("sum(bytes*8)", "sum(bytes * 8)"),
+        ("sum(CASE WHEN ok THEN 1 ELSE 0 END)", "sum(CASE WHEN ok THEN 1 ELSE 0 END)"),
+        ("avg(delay)", "mean(delay)"),
+        ("var_samp(delay)", "var(delay)"),
+        ("variance(delay)", "var(delay)"),
+        ("minimum(delay)", "min(delay)"),
+        ("max(-delay)", "max(-delay)"),
+        ("distinct(carrier)", "distinct(carrier)"),
+        ("Distinct (carrier, 14)", "distinct(carrier)"),
+        ("distinct(lower(carrier), precision=9)", "distinct(LOWER(carrier), precision=9)"),
+        ("quantiles(delay, 0.05)", "quantiles(delay, accuracy=0.05)"),
+        ('sum("weird col")', 'sum("weird col")'),
+    ],
+)
+def test_measures_have_one_canonical_text(text: str, canonical: str) -> None:
+    measure = Measure.parse("m", text)
+    assert measure.to_text() == canonical
+    assert Measure.parse("m", canonical) == measure
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (5, "functions: count, distinct, max"),
+        (None, "such as sum"),
+        ("", "No expression"),
+        ("bytes", "a function of an expression"),
+        ("sum", "a function of an expression"),
+        ("sum()", "sum"),
+        ("mean()", "an argument is missing"),
+        ("distinct()", "an argument is missing"),
+        ("median(bytes)", "unknown function median.*functions: count"),
+        ("sum(a) + 1", "a function of an expression"),
+        ("a AND b", "a function of an expression"),
+        ("CASE WHEN a THEN 1 END", "a function of an expression"),
+        ("CASE WHEN (a) THEN 1 END", "a function of an expression"),
+        ("CAST(a AS BIGINT)", "unknown function cast"),
+        ("sum(a) OVER ()", "a function of an expression"),
+        ("sum(a) FILTER (WHERE b)", "a function of an expression"),
+        ("sum(a", "a SQL expression"),
+        ("min(a, b)", "parameters that are literals"),
+        ("count(a, 3)", "too many parameters"),
+        ("distinct(a, precision=b)", "parameters that are literals"),
+        ("distinct(a, precision=3)", "a whole number from 4 to 18"),
+        ("distinct(a, width=3)", "unknown or repeated parameter"),
+        ("distinct(a, 12, precision=12)", "unknown or repeated parameter"),
+        ("quantiles(a, accuracy=0)", "a relative accuracy"),
+        ("quantiles(a, accuracy='1%')", "a relative accuracy"),
+        ("sum(DISTINCT a)", "DISTINCT is for count only"),
+        ("quantiles(DISTINCT a)", "DISTINCT is for count only"),
+        ("mean(a, b=1)", "mean with no parameters"),
+    ],
+)
+def test_a_bad_measure_says_what_would_be_right(text: Any, reason: str) -> None:
+    with pytest.raises(InvalidQuery, match=reason) as caught:
+        Measure.parse("m", text)
+    assert caught.value.field.startswith("measures.m") and caught.value.accepted
+
+
+@given(st.text(max_size=20) | st.text("sumcountdistinct()ab,=*1 ", max_size=20))
+def test_any_text_is_a_measure_or_refused(text: str) -> None:
+    try:
+        measure = Measure.parse("m", text)
+    except InvalidQuery:
+        return
+    assert Measure.parse("m", measure.to_text()) == measure
+
+
+# Binding
+
+
+def test_binding_compiles_against_the_columns_of_a_stream() -> None:
+    query = spec(where="bytes > 0", group_by=["carrier", "ok"], measures={"n": "count()", "kb": "sum(bytes / 1000)"})
+    bound = query.bind(COLUMNS)
+    assert bound.group_types == (pa.string(), pa.bool_()) and bound.spec is query
+    batch = pa.record_batch({"carrier": ["AA"], "bytes": [500], "delay": [0.5], "ok": [True]})
+    assert bound.where is not None and bound.where.array(batch).to_pylist() == [True]
+    count, kilobytes = bound.measures
+    assert count.argument is None
+    assert kilobytes.argument is not None and kilobytes.argument.array(batch).to_pylist() == [0.5]
+
+
+def test_event_time_is_a_column_of_every_stream() -> None:
+    query = spec(measures={"last": "max(event_time_ms)"}, group_by=["event_time_ms"])
+    assert query.bind({}).group_types == (pa.int64(),)
+
+
+@pytest.mark.parametrize(
+    ("field", "changes", "reason"),
+    [
+        ("group_by.1", {"group_by": ["carrier", "url"]}, "unknown column; expected one of the columns carrier, bytes"),
+        ("where", {"where": "url = 'x'"}, "unknown column"),
+        ("where", {"where": "bytes + 1"}, "a boolean expression"),
+        ("where", {"where": "carrier > 5"}, "int64 and string"),
+        ("measures.s", {"measures": {"s": "sum(carrier)"}}, "sum does not take this type; .*int64 or float64"),
+        ("measures.s", {"measures": {"s": "sum(ok)"}}, "'bool'"),
+        ("measures.q", {"measures": {"q": "quantiles(carrier)"}}, "quantiles does not take this type"),
+        ("measures.m", {"measures": {"m": "max(url)"}}, "unknown column"),
+        ("measures.m", {"measures": {"m": "mean(NULL)"}}, "'null'"),
+    ],
+)
+def test_what_does_not_fit_the_stream_is_refused(field: str, changes: dict[str, Any], reason: str) -> None:
+    query = spec(**changes)
+    with pytest.raises(InvalidQuery, match=reason) as caught:
+        query.bind(COLUMNS)
+    assert caught.value.field == field
+
+
+def test_every_type_counts_and_has_distinct_values() -> None:
+    for column in COLUMNS:
+        spec(measures={"n": f"count({column})", "d": f"distinct({column})"}).bind(COLUMNS)
+
+
+def test_errors_travel_between_processes() -> None:
+    try:
+        spec(name="Bad Name")
+    except InvalidQuery as error:
+        again = pickle.loads(pickle.dumps(error))
+        assert (again.field, again.value, again.accepted, str(again)) == (
+            "name",
+            "Bad Name",
+            error.accepted,
+            str(error),
+        )
+        assert again.code == "invalid-query"
