@@ -24,7 +24,7 @@ from center.spark.merging import MergeBatches, merge_key
 from center.spark.rows import ROW_DDL, Row, RowKind, control_body, from_table
 from center.spark.telemetry import JobMetrics
 from center.spark.writer import LedgerWriter
-from edgewater.errors import EdgewaterError, StorageError, SynopsisError
+from edgewater.errors import StorageError, SynopsisError
 from edgewater.streams import EdgeId
 
 logger = logging.getLogger(__name__)
@@ -222,7 +222,4 @@ class BatchProcessor:
             message = f"{what}: {row.payload.decode(errors='replace')}"
             logger.error("%s: %s", kind, message)
             self._metrics.passed_over.labels(kind).inc()
-            try:
-                self._catalog.add_alarm(kind, message, EdgeId(row.edge), self._now_ms())
-            except EdgewaterError as exc:
-                raise StorageError(f"an alarm could not be kept: {exc}") from exc
+            self._catalog.add_alarm(kind, message, EdgeId(row.edge), self._now_ms())

@@ -33,6 +33,7 @@ class ParquetReader:
         self._parquet: Any = None
         self._rows: Iterator[pa.RecordBatch] = iter(())
         self._rows_at = -1
+        self._kept: tuple[tuple[int, int, int], Decoded] | None = None
 
     def _open(self) -> Any:
         """The open file; raises pa.ArrowInvalid unless it is whole, InvalidRecord if it does not fit."""
@@ -94,15 +95,22 @@ class ParquetReader:
             return Piece(begin, end, Decoded(self._schema.empty(), (end.note,)), 0)
         offset = end.offset if end.row else begin.offset
         length = end.block if end.row else end.offset - begin.offset
-        try:
-            batch = self._batch_at(offset)
-        except (pa.ArrowInvalid, OSError) as exc:
-            raise StorageError(f"{end.file}: rows {offset} to {offset + length} cannot be read again: {exc}") from exc
-        if batch is None or batch.num_rows < length:
-            raise StorageError(f"{end.file}: rows {offset} to {offset + length} have been read and are gone")
-        decoded = convert(batch.slice(0, length), self._schema, end.arrival_ms)
-        taken = slice(begin.row, end.row or None)
-        return Piece(begin, end, Decoded(decoded.batch[taken], () if begin.row else decoded.rejected), batch.nbytes)
+        decoded = self._again(offset, length, end)
+        batch = decoded.batch[begin.row : end.row or None]
+        return Piece(begin, end, Decoded(batch, () if begin.row else decoded.rejected), batch.nbytes)
+
+    def _again(self, offset: int, length: int, judged: FilePosition) -> Decoded:
+        """The rows at `offset`; the last are kept, as a paced replay leaves many positions inside them."""
+        key = (offset, length, judged.arrival_ms)
+        if self._kept is None or self._kept[0] != key:
+            try:
+                batch = self._batch_at(offset)
+            except (pa.ArrowInvalid, OSError) as exc:
+                raise StorageError(f"{judged.file}: rows from {offset} on cannot be read again: {exc}") from exc
+            if batch is None or batch.num_rows < length:
+                raise StorageError(f"{judged.file}: rows {offset} to {offset + length} have been read and are gone")
+            self._kept = key, convert(batch.slice(0, length), self._schema, judged.arrival_ms)
+        return self._kept[1]
 
     def _report_damage(self, error: str) -> Piece:
         note = Rejection(

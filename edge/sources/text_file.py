@@ -41,6 +41,7 @@ class TextReader:
         if not position.ended:
             self._input.seek(position.offset)
         self._blocks = BlockReader(self._input)
+        self._kept: tuple[tuple[int, int, int], Decoded] | None = None
 
     def next(self, final: bool, arrival_ms: int) -> Piece | None:
         if self.position.ended:
@@ -80,7 +81,8 @@ class TextReader:
     def _finish_block(self) -> Piece:
         """The rest of a block that was left midway: the same bytes, judged at the same time."""
         start = self.position
-        rest = self._again(start.offset, start.block, start, start.arrival_ms)
+        rest = self._again(start.offset, start.block, start)
+        self._kept = None
         self.position = start.behind_block(start.block, start.arrival_ms)
         self._input.seek(self.position.offset)
         self._blocks = BlockReader(self._input)
@@ -92,26 +94,26 @@ class TextReader:
             return Piece(begin, end, Decoded(self._text.schema.empty(), (end.note,)), 0)
         offset = end.offset if end.row else begin.offset
         length = end.block if end.row else end.offset - begin.offset
-        decoded = self._again(offset, length, replace(begin, offset=offset), end.arrival_ms, end.header)
+        decoded = self._again(offset, length, end)
         taken = slice(begin.row, end.row or None)
         rejected = () if begin.row else decoded.rejected
         return Piece(begin, end, Decoded(decoded.batch[taken], rejected), length)
 
-    def _again(
-        self,
-        offset: int,
-        length: int,
-        position: FilePosition,
-        arrival_ms: int,
-        header: tuple[str, ...] | None = None,
-    ) -> Decoded:
-        self._input.seek(offset)
-        block = BlockReader(_Limited(self._input, length)).next(final=True)
-        if block is None or block.length != length:
-            raise StorageError(f"{position.file}: bytes {offset} to {offset + length} have been read and are gone")
-        if self._text.needs_header and position.header is None:
-            block, position = cut_header(block, self._text)[1], replace(position, header=header)
-        return self._decode(block, position, arrival_ms)
+    def _again(self, offset: int, length: int, judged: FilePosition) -> Decoded:
+        """The block at `offset`, with the header and the arrival time of `judged`.
+
+        The last one is kept: a paced replay leaves many positions inside one block.
+        """
+        key = (offset, length, judged.arrival_ms)
+        if self._kept is None or self._kept[0] != key:
+            self._input.seek(offset)
+            block = BlockReader(_Limited(self._input, length)).next(final=True)
+            if block is None or block.length != length:
+                raise StorageError(f"{judged.file}: bytes {offset} to {offset + length} have been read and are gone")
+            if offset == 0 and self._text.needs_header:
+                block = cut_header(block, self._text)[1]
+            self._kept = key, self._decode(block, replace(judged, offset=offset), judged.arrival_ms)
+        return self._kept[1]
 
     def _decode(self, block: Block, position: FilePosition, arrival_ms: int) -> Decoded:
         if block.too_long:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 
 
 class Link:
@@ -16,9 +17,15 @@ class Link:
         self._open = threading.Event()
         self._open.set()
         self._connections: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._run(self._accept)
+
+    def _run(self, target: Callable[..., None], *args: socket.socket) -> None:
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def cut(self) -> None:
         self._open.clear()
@@ -27,12 +34,15 @@ class Link:
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-        self._connections.clear()
         self._open.set()
 
     def close(self) -> None:
-        self._listener.close()
+        self._listener.shutdown(socket.SHUT_RDWR)
         self.heal()
+        for thread in self._threads:
+            thread.join(10)
+        for end in [self._listener, *self._connections]:
+            end.close()
 
     def _accept(self) -> None:
         while True:
@@ -40,7 +50,7 @@ class Link:
                 near, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._connect, args=(near,), daemon=True).start()
+            self._run(self._connect, near)
 
     def _connect(self, near: socket.socket) -> None:
         self._connections.append(near)
@@ -48,11 +58,11 @@ class Link:
         try:
             far = socket.create_connection(("127.0.0.1", self._target))
         except OSError:
-            near.close()
+            near.shutdown(socket.SHUT_RDWR)
             return
         self._connections.append(far)
         for source, sink in ((near, far), (far, near)):
-            threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
+            self._run(self._forward, source, sink)
 
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):

@@ -154,16 +154,30 @@ async def test_a_link_that_swallows_everything_is_noticed_and_replaced(tmp_path:
 
 @on_a_loop
 async def test_a_clean_stop_says_goodbye_and_hears_the_last_acknowledgements(tmp_path: Path) -> None:
-    async with gateway(tmp_path) as (port, catalog):
-        catalog.register(SPEC, 1)
+    script = ScriptedCenter()
+    async with script.serve() as port:
         agent = Agent()
         link = uplink(port, agent)
         async with running(link):
+            agent.make([frame(0), frame(1)])
+            await script.heard("frame", 2)
+            assert agent.acked == -1
+            assert link.connected
+        assert agent.acked == 1
+        assert script.messages[-1].HasField("goodbye")
+        assert not link.connected
+        assert agent.taking == 0
+
+
+@on_a_loop
+async def test_after_a_clean_stop_the_center_knows_that_the_edge_is_gone(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (port, catalog):
+        catalog.register(SPEC, 1)
+        agent = Agent()
+        async with running(uplink(port, agent)):
             agent.make(frame(n) for n in range(200))
             await agent.until(lambda: agent.acked >= 0)
         assert entries(catalog) == list(range(agent.acked + 1)), "what the center has, the agent knows of"
-        assert not link.connected
-        assert agent.taking == 0
         while catalog.edge("jfk").connected:
             await asyncio.sleep(0.005)
 

@@ -241,11 +241,11 @@ def entries(catalog: Catalog) -> list[int]:
 
 
 class ScriptedCenter:
-    """A center that welcomes, echoes heartbeats, and otherwise says what it is told to and nothing else."""
+    """A center that welcomes, echoes heartbeats, acknowledges at Goodbye, and otherwise says what it is told."""
 
     def __init__(self) -> None:
         self.messages: list[pb.FromEdge] = []
-        self._to_say: asyncio.Queue[pb.ToEdge] = asyncio.Queue()
+        self._to_say: asyncio.Queue[pb.ToEdge | None] = asyncio.Queue()
         self._changed = asyncio.Event()
 
     @property
@@ -270,8 +270,8 @@ class ScriptedCenter:
         await context.write(pb.ToEdge(welcome=pb.Welcome(protocol=1, max_frame_bytes=1 << 20, credit_bytes=1 << 20)))
         hearing = asyncio.create_task(self._hear(requests))
         try:
-            while True:
-                await context.write(await self._to_say.get())
+            while (message := await self._to_say.get()) is not None:
+                await context.write(message)
         finally:
             hearing.cancel()
 
@@ -281,6 +281,10 @@ class ScriptedCenter:
             self._changed.set()
             if message.HasField("heartbeat"):
                 self.say(pb.ToEdge(time_echo=pb.TimeEcho(edge_sent_at_ms=message.heartbeat.sent_at_ms)))
+            if message.HasField("goodbye"):
+                if self.frames:
+                    self.say(pb.ToEdge(ack=pb.Ack(through=self.frames[-1].seq)))
+                self._to_say.put_nowait(None)
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[int]:

@@ -1,0 +1,86 @@
+"""`python -m bench.first_light`: everything below, as a table and as bench/out/first_light.json."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.first_light import center_rates, edge_rates
+
+OUT = Path("bench/out")
+EDGE_VENV = Path("build/edge-venv")
+
+
+@click.command()
+@click.option("--only", type=click.Choice(["edge", "memory", "center"]), help="One part instead of all.")
+@click.option("--seconds", default=30.0, show_default=True, help="Length of the steady measurement.")
+def main(only: str | None, seconds: float) -> None:
+    """Measure one edge and one center on this machine."""
+    result: dict[str, Any] = {}
+    if only in (None, "edge"):
+        result["edge"] = _on_one_core()
+    if only in (None, "memory"):
+        result["memory"] = _memory()
+    if only in (None, "center"):
+        result["center"] = _center(seconds)
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "first_light.json").write_text(json.dumps(result, indent=2) + "\n")
+    click.echo(json.dumps(result, indent=2))
+
+
+def _on_one_core() -> dict[str, Any]:
+    """In a process of its own, held to one core."""
+    command = [sys.executable, "-c", "from bench.first_light.__main__ import edge_child; edge_child()"]
+    return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+
+def edge_child() -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    with tempfile.TemporaryDirectory() as directory:
+        print(json.dumps(edge_rates.measure(Path(directory))))
+
+
+def _memory() -> dict[str, Any]:
+    """In a virtual environment that has the edge and nothing else, as an edge would have it."""
+    python = EDGE_VENV / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(EDGE_VENV)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", "."], check=True)
+    program = (
+        "import pyarrow as pa; pa.set_memory_pool(pa.system_memory_pool());"
+        "import edge.agent; from bench.first_light.edge_rates import *;"
+        "import json; before = resident_mib();"
+        "print(json.dumps({'resident_idle_mib': before, **memory_at(100_000)}))"
+    )
+    done = subprocess.run([str(python), "-c", program], check=True, capture_output=True, text=True)
+    return dict(json.loads(done.stdout))
+
+
+def _center(seconds: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        demo, ready_s = center_rates.start(Path(directory))
+        try:
+            warm = asyncio.run(center_rates.steady(demo, 20, 10))
+            result = {
+                "ready_s": ready_s,
+                "first_seconds": warm,
+                "steady": asyncio.run(center_rates.steady(demo, 20, seconds)),
+                "flood_4kb": asyncio.run(center_rates.flood(demo, center_rates.GROUPS_4KB, 32, 1000)),
+                "flood_200kb": asyncio.run(center_rates.flood(demo, 10_000, 1, 400)),
+                "resident_mib": center_rates.resident(demo),
+            }
+        finally:
+            demo.stop()
+    return result
+
+
+if __name__ == "__main__":
+    main()

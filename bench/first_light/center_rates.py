@@ -1,0 +1,139 @@
+"""One center on this machine: ack to answer, highest rate held, start-up, resident memory.
+
+The center is the real one (`edgewater center run`); load comes through the real gateway; an answer
+counts when the REST API's live stream gives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+
+from bench.first_light.synthetic_edge import WINDOW_MS, SyntheticEdge, spec, synopsis
+from examples.flights.run import Demo
+
+QUERIES = 10
+GROUPS_4KB = 170
+FIRST_MS = 1_600_000_000_000
+
+
+def start(directory: Path) -> tuple[Demo, float]:
+    """A fresh center, and the seconds until it could answer."""
+    demo = Demo(directory, 1.0)
+    began = time.perf_counter()
+    demo.start_center()
+    return demo, time.perf_counter() - began
+
+
+async def steady(demo: Demo, partials_s: float, seconds: float) -> dict[str, Any]:
+    """Ack to answer at a steady rate, spread over `QUERIES` queries; a frame closes a window."""
+    names = [f"steady{i}" for i in range(QUERIES)]
+    async with _Load(demo, names) as load:
+        payload = synopsis(GROUPS_4KB, 0)
+        sent: dict[tuple[str, int], int] = {}
+        began = time.perf_counter()
+        for i in range(int(partials_s * seconds)):
+            await asyncio.sleep(max(0.0, began + i / partials_s - time.perf_counter()))
+            name, start_ms = names[i % QUERIES], FIRST_MS + (i // QUERIES) * WINDOW_MS
+            sent[(name, start_ms)] = load.edge.put(name, start_ms, [payload])
+        await load.wait_for(sent)
+        waits = np.array([load.answered_at[key] - load.edge.acked_at[seq] for key, seq in sent.items()]) * 1000
+    settled = waits[len(waits) // 5 :]
+    return {
+        "partials_s": partials_s,
+        "partial_bytes": len(payload),
+        "answers": len(waits),
+        "ack_to_answer_ms_p50": float(np.quantile(settled, 0.5)),
+        "ack_to_answer_ms_p95": float(np.quantile(settled, 0.95)),
+    }
+
+
+async def flood(demo: Demo, groups: int, partials_per_frame: int, frames: int) -> dict[str, Any]:
+    """The highest rate held: frames as fast as the center takes them, until all are answered."""
+    names = [f"flood{groups}x{i}" for i in range(QUERIES)]
+    async with _Load(demo, names) as load:
+        payloads = [synopsis(groups, seed) for seed in range(8)]
+        chosen = [payloads[i % 8] for i in range(partials_per_frame)]
+        began = time.perf_counter()
+        sent = {}
+        for i in range(frames):
+            name, start_ms = names[i % QUERIES], FIRST_MS + (i // QUERIES) * WINDOW_MS
+            sent[(name, start_ms)] = load.edge.put(name, start_ms, chosen)
+        await load.wait_for(sent)
+        took = max(load.answered_at[key] for key in sent) - began
+        acked = max(load.edge.acked_at.values()) - began
+    partials = frames * partials_per_frame
+    size = partials * len(payloads[0])
+    return {
+        "partial_bytes": len(payloads[0]),
+        "partials": partials,
+        "partials_s": partials / took,
+        "mb_s": size / took / 1e6,
+        "acked_partials_s": partials / acked,
+        "seconds": took,
+    }
+
+
+class _Load:
+    """A synthetic edge and a live stream of answers around a measurement."""
+
+    def __init__(self, demo: Demo, names: list[str]) -> None:
+        self.demo, self.names = demo, names
+        self.edge = SyntheticEdge(f"127.0.0.1:{demo.gateway_port}")
+        self.answered_at: dict[tuple[str, int], float] = {}
+
+    async def __aenter__(self) -> _Load:
+        for name in self.names:
+            self.demo.client.post("/v1/queries", json=spec(name)).raise_for_status()
+        self._tasks = [asyncio.create_task(self.edge.uplink.run()), asyncio.create_task(self._listen())]
+        await self.edge.configured.wait()
+        while not set(self.names) <= set(self.edge.queries):
+            await asyncio.sleep(0.05)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for name in self.names:
+            self.demo.client.delete(f"/v1/queries/{name}")
+
+    async def _listen(self) -> None:
+        async with (
+            httpx.AsyncClient(base_url=self.demo.url, timeout=None) as client,
+            client.stream("GET", "/v1/live") as stream,
+        ):
+            async for line in stream.aiter_lines():
+                if line.startswith("data:") and '"window"' in line:
+                    answer = json.loads(line[5:])
+                    start = round(_seconds(answer["window"]["start"]) * 1000)
+                    self.answered_at.setdefault((answer["query"], start), time.perf_counter())
+
+    async def wait_for(self, sent: dict[tuple[str, int], int]) -> None:
+        async with asyncio.timeout(300):
+            while not sent.keys() <= self.answered_at.keys():
+                await asyncio.sleep(0.02)
+
+
+def _seconds(text: str) -> float:
+    from datetime import datetime
+
+    return datetime.fromisoformat(text).timestamp()
+
+
+def resident(demo: Demo) -> dict[str, float]:
+    """MiB resident per process of the center, by what it is."""
+    result: dict[str, float] = {}
+    for process in psutil.Process(demo.processes["center"].pid).children(recursive=True):
+        command = " ".join(process.cmdline())
+        kind = "jvm" if "java" in command.split(" ")[0] else "python worker" if "pyspark.daemon" in command else ""
+        kind = kind or next((p for p in ("gateway", "job", "api") if f"center {p}" in command), "other")
+        result[kind] = max(result.get(kind, 0.0), process.memory_info().rss / 2**20)
+    return result

@@ -1,0 +1,109 @@
+"""An edge that ships prepared frames through the real uplink, and notes when each was acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from edge.clock import now_ms
+from edge.ports import QueryStatusReport
+from edge.uplink import LinkLimits, Uplink
+from edgewater.query import QuerySpec
+from edgewater.synopses.aggregates import CountStack, IntegerSumStack
+from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SliceClose
+
+EDGE = "load"
+STREAM = "load"
+WINDOW_MS = 1000
+
+
+def spec(name: str) -> dict[str, object]:
+    return {
+        "name": name,
+        "from": STREAM,
+        "group_by": ["key"],
+        "measures": {"n": "count()", "total": "sum(value)"},
+        "window": {"tumbling": "1s"},
+        "edges": [EDGE],
+    }
+
+
+def synopsis(groups: int, seed: int) -> bytes:
+    """The bytes of a partial with this many groups; about 4 KB at 170."""
+    rng = np.random.default_rng(seed)
+    aggregate = GroupedAggregate({"key": pa.string()}, {"n": CountStack(), "total": IntegerSumStack()})
+    keys = pa.array([f"key-{i:05d}" for i in rng.permutation(groups)])
+    values = pa.array(rng.integers(0, 1 << 40, groups))
+    aggregate.update([keys], {"n": None, "total": values}, groups)
+    return aggregate.to_bytes()
+
+
+class SyntheticEdge:
+    """Implements `Outbox` and `Listener`: frames are put into `queue`; `acked_at` fills as acks come."""
+
+    def __init__(self, address: str) -> None:
+        self.queue: asyncio.Queue[Frame] = asyncio.Queue()
+        self.acked_at: dict[int, float] = {}
+        self.configured = asyncio.Event()
+        self.queries: dict[str, QueryRef] = {}
+        self.next_seq = 1
+        self._unacked: dict[int, Frame] = {}
+        self.uplink = Uplink(
+            address, self, self, token=None, tls=None, limits=LinkLimits(), now_ms=now_ms, monotonic=time.monotonic
+        )
+
+    def put(self, query: str, slice_start_ms: int, synopses: Sequence[bytes]) -> int:
+        """Queues a frame that closes one window of a query; returns its seq."""
+        body = FrameBody(
+            slice_start_ms + WINDOW_MS,
+            tuple(Partial(slice_start_ms, 0, data) for data in synopses),
+            (SliceClose(slice_start_ms, len(synopses), 0),),
+        )
+        frame = Frame.pack(self.next_seq, self.queries[query], body)
+        self.next_seq += 1
+        self.queue.put_nowait(frame)
+        return frame.seq
+
+    def unacknowledged(self, after: int | None) -> Iterable[Frame]:
+        return [f for seq, f in sorted(self._unacked.items()) if after is None or seq > after]
+
+    async def take(self, capacity_bytes: int) -> Frame:
+        frame = await self.queue.get()
+        self._unacked[frame.seq] = frame
+        return frame
+
+    def on_welcome(self, acked_through: int | None) -> None:
+        self.on_ack(acked_through or 0)
+
+    def on_ack(self, through: int) -> None:
+        now = time.perf_counter()
+        for seq in [s for s in self._unacked if s <= through]:
+            del self._unacked[seq]
+            self.acked_at[seq] = now
+
+    def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
+        self.queries = {ref.name: ref for ref, _ in queries}
+        self.configured.set()
+        return [QueryStatusReport(ref, True) for ref, _ in queries]
+
+    def on_budget(self, query: QueryRef, shares: Mapping[str, float]) -> None:
+        return
+
+    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float) -> None:
+        return
+
+    def hello(self) -> pb.Hello:
+        columns = [pb.Stream.Column(name="key", type="string"), pb.Stream.Column(name="value", type="int64")]
+        return pb.Hello(
+            protocol_min=1, protocol_max=1, edge=EDGE, incarnation="bench",
+            streams=[pb.Stream(name=STREAM, columns=columns)], oldest_seq=1, next_seq=self.next_seq, sent_at_ms=now_ms(),
+        )  # fmt: skip
+
+    def heartbeat(self) -> pb.Heartbeat:
+        return pb.Heartbeat(sent_at_ms=now_ms())
