@@ -30,6 +30,7 @@ from edge.core import EdgeCore
 from edge.durable import DurableCore, Position, load_identity
 from edge.events import Ingested, SourceEnded, SourcesOpened, Tick
 from edge.link import LinkLimits
+from edge.memory import give_back
 from edge.session import Session
 from edge.sources.base import Chunk, Source
 from edge.sources.build import build_sources
@@ -37,7 +38,7 @@ from edge.sources.http import Busy, push_routes
 from edge.sources.replay import replay_clock
 from edge.streams import StreamSpec
 from edge.uplink import TlsFiles, Uplink
-from edgewater.errors import InvalidConfig, StorageError
+from edgewater.errors import InvalidConfig, InvalidInput, StorageError
 from edgewater.streams import StreamClock
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 MAX_UNSYNCED_BYTES = 8 << 20
 TICK_MIN_S = 0.2
 BACKPRESSURE_POLL_S = 0.05
+SOURCE_RETRY_S = 5.0
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class Agent:
     session: Session
     uplink: Uplink
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
+    failing: dict[str, str] = field(default_factory=dict)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set or a task fails; leaves a checkpoint behind.
@@ -114,7 +117,7 @@ class Agent:
             reasons.append("queries: none known yet; the center has not been reached since this state was created")
         if self.commit.failure is not None:
             reasons.append(f"journal: {self.commit.failure}")
-        return reasons
+        return reasons + [f"source {name}: {message}" for name, message in self.failing.items()]
 
     def busy(self) -> Busy | None:
         """Why a pushed request cannot be taken now, or None."""
@@ -151,7 +154,24 @@ class Agent:
         await asyncio.Event().wait()  # all that there was has been read; shipping and answering go on
 
     async def _read(self, source: Source) -> None:
+        """Reads a source to its end. One that cannot be read holds its stream's watermark back, so that
+        no answer takes it for finished; it is named in /readyz and tried again."""
+        while True:
+            try:
+                await self._read_on(source)
+                break
+            except (InvalidInput, OSError) as exc:
+                if source.name not in self.failing:
+                    log.error("source %s cannot be read: %s; again every %.0f s", source.name, exc, SOURCE_RETRY_S)
+                self.failing[source.name] = str(exc)
+                await asyncio.sleep(SOURCE_RETRY_S)
+        self.durable.handle(SourceEnded(source.stream, source.name))
+        self.session.changed.set()
+        log.info("source %s of stream %s has ended", source.name, source.stream)
+
+    async def _read_on(self, source: Source) -> None:
         async for chunk in source.chunks(self.durable.positions.get(source.name)):
+            self.failing.pop(source.name, None)
             self._count_rejected(source.stream, chunk)
             event = Ingested(source.stream, source.name, chunk.batch, now_ms())
             if source.replayable and chunk.end is not None:
@@ -160,9 +180,7 @@ class Agent:
                 self.durable.ingest_payload(event)
             self.session.changed.set()
             await self._hold_back()
-        self.durable.handle(SourceEnded(source.stream, source.name))
-        self.session.changed.set()
-        log.info("source %s of stream %s has ended", source.name, source.stream)
+        self.failing.pop(source.name, None)
 
     async def _hold_back(self) -> None:
         """Backpressure: a source reads on only when there is room for what it reads."""
@@ -191,6 +209,7 @@ class Agent:
             if self.durable.journal_bytes + self.durable.unsynced_bytes != written:
                 await self.commit.checkpoint()
                 written = self.durable.journal_bytes
+                give_back()
 
 
 def _listen(address: str) -> socket.socket:

@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import click
-import pyarrow as pa
 
 from edge import journal
 from edge.clock import now_ms
 from edge.durable import KIND_NAMES
+from edge.memory import use_system_allocator
 from edgewater.errors import EdgewaterError, InvalidInput
 
 EXIT_FAILED = 1
@@ -59,8 +59,7 @@ def run(config: Path, log_level: str) -> None:
     streams with an http source. State survives `kill -9` at any moment: start it again, and it goes on.
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # Arrow's own allocator keeps what a batch needed; malloc gives it back, and an edge stays small.
-    pa.set_memory_pool(pa.system_memory_pool())
+    use_system_allocator()
     from edge.agent import open_agent
     from edge.config import load_config
 

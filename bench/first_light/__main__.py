@@ -55,10 +55,10 @@ def _memory() -> dict[str, Any]:
         subprocess.run([sys.executable, "-m", "venv", str(EDGE_VENV)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "-q", "."], check=True)
     program = (
-        "import pyarrow as pa; pa.set_memory_pool(pa.system_memory_pool());"
-        "import edge.agent; from bench.first_light.edge_rates import *;"
-        "import json; before = resident_mib();"
-        "print(json.dumps({'resident_idle_mib': before, **memory_at(100_000)}))"
+        "from edge.memory import *; use_system_allocator();"
+        "import edge.agent, json; from bench.first_light.edge_rates import *; before = resident_mib();"
+        "at = memory_at(100_000); give_back();"
+        "print(json.dumps({'idle_mib': before, **at, 'given_back_mib': resident_mib()}))"
     )
     done = subprocess.run([str(python), "-c", program], check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))

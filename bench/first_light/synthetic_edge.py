@@ -102,7 +102,8 @@ class SyntheticEdge:
         columns = [pb.Stream.Column(name="key", type="string"), pb.Stream.Column(name="value", type="int64")]
         return pb.Hello(
             protocol_min=1, protocol_max=1, edge=EDGE, incarnation="bench",
-            streams=[pb.Stream(name=STREAM, columns=columns)], oldest_seq=1, next_seq=self.next_seq, sent_at_ms=now_ms(),
+            streams=[pb.Stream(name=STREAM, columns=columns)], oldest_seq=1,
+            next_seq=self.next_seq, sent_at_ms=now_ms(),
         )  # fmt: skip
 
     def heartbeat(self) -> pb.Heartbeat:

@@ -226,25 +226,42 @@ def test_while_the_center_is_away_the_edge_goes_on_and_then_ships(tmp_path: Path
     run(test, tmp_path)
 
 
+def test_a_file_that_lacks_a_column_stops_its_own_source_only_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "wrong.csv").write_text(f"carrier,at\nUA,{START_MS}\n")
+    (tmp_path / "good.ndjson").write_text(lines(range(100)))
+
+    async def test(center: Center) -> None:
+        sources = [{"file": {"path": str(tmp_path / name)}} for name in ("wrong.csv", "good.ndjson")]
+        agent = open_agent(config(tmp_path, center, sources))
+        async with running(agent) as task:
+            await until(lambda: bool(agent.failing), "the refusal", task)
+            await until(lambda: agent.durable.core.streams["flights"].records == 100, "the other source", task)
+            async with httpx.AsyncClient(base_url=f"http://{agent.config.http.listen}") as client:
+                (missing,) = (await client.get("/readyz")).json()["missing"]
+            assert "wrong.csv" in missing and "distance" in missing
+            assert not center.ended(), "a stream is not finished while one of its files cannot be read"
+
+    run(test, tmp_path)
+
+
 def test_before_any_query_is_known_a_push_is_turned_away_and_says_why(tmp_path: Path) -> None:
     async def test(center: Center) -> None:
         await center.stop()
         settings = config(tmp_path, center, [{"http": {}}])
         agent = open_agent(settings)
-        async with running(agent):
-            async with httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
+        async with running(agent), httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
 
-                async def ready() -> httpx.Response:
-                    while True:
-                        try:
-                            return await client.post("/v1/streams/flights", content=lines(range(3)), headers=NDJSON)
-                        except httpx.ConnectError:
-                            await asyncio.sleep(0.02)
+            async def ready() -> httpx.Response:
+                while True:
+                    try:
+                        return await client.post("/v1/streams/flights", content=lines(range(3)), headers=NDJSON)
+                    except httpx.ConnectError:
+                        await asyncio.sleep(0.02)
 
-                reply = await asyncio.wait_for(ready(), 20)
-                assert reply.status_code == 503
-                assert "Retry-After" in reply.headers
-                assert "queries" in reply.json()["detail"]
+            reply = await asyncio.wait_for(ready(), 20)
+            assert reply.status_code == 503
+            assert "Retry-After" in reply.headers
+            assert "queries" in reply.json()["detail"]
 
     run(test, tmp_path)
 

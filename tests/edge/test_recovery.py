@@ -114,7 +114,7 @@ def test_a_directory_without_a_sound_checkpoint_is_refused_rather_than_counted_t
     script(World(tmp_path, DATA, Center()), 25)
     for path in tmp_path.glob("checkpoint-*.ckpt"):
         path.write_bytes(b"\0" * 40)
-    with pytest.raises(StorageError, match="no checkpoint of .* is sound"):
+    with pytest.raises(StorageError, match=r"no checkpoint of .* is sound"):
         World(tmp_path, DATA, Center())
 
 
