@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, text, update
+from sqlalchemy import Connection, Row, insert, select, update
 
 from center import tables as t
+from center.database import connect, opening, reading, writing
 from center.edge_records import (
     AlarmRecord,
     EdgeRecord,
@@ -60,8 +61,6 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 MAX_QUERIES = 10_000
-_LOCK_ID = 0x45574341
-"""PostgreSQL's advisory lock under which the tables are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +84,22 @@ class Catalog:
         url: SQLAlchemy URL, ``sqlite:////path/to/catalog.db`` or ``postgresql+psycopg://…``.
 
     Raises:
+        InvalidConfig: not a URL of SQLite or PostgreSQL.
         StorageError: the database cannot be used, or belongs to a newer release. So does every method.
     """
 
     def __init__(self, url: str) -> None:
-        self._engine = t.connect(url)
-        with t.writing(self._engine) as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": _LOCK_ID})
-            t.metadata.create_all(connection)
+        self._engine = connect(url)
+        with opening(self._engine, t.metadata) as connection:
             rows = select(t.counters.c.name, t.counters.c.value)
             counters: dict[str, int] = dict(connection.execute(rows).all())
             for name, value in (("schema", SCHEMA_VERSION), ("catalog", 0)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
-        if counters.get("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
-            raise StorageError(
-                f"catalog of schema {counters['schema']}, this release reads up to {SCHEMA_VERSION}: upgrade it"
-            )
+            if counters.get("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
+                raise StorageError(
+                    f"catalog of schema {counters['schema']}, this release reads up to {SCHEMA_VERSION}: upgrade it"
+                )
 
     def close(self) -> None:
         self._engine.dispose()
@@ -117,7 +114,7 @@ class Catalog:
             InvalidQuery: it does not fit the stream as an edge serves it; names the edge.
         """
         mapping = spec.to_mapping()
-        with t.writing(self._engine) as connection:
+        with writing(self._engine) as connection:
             lock(connection)
             rows = connection.execute(select(t.queries).where(t.queries.c.name == spec.name)).all()
             for live in (_query_from_row(r) for r in rows if r.deleted_at_ms is None):
@@ -138,7 +135,7 @@ class Catalog:
 
     def delete(self, name: str, now_ms: int) -> None:
         """Ends the live query of that name. Frames it has stay until they are forgotten. Raises NotFound."""
-        with t.writing(self._engine) as connection:
+        with writing(self._engine) as connection:
             lock(connection)
             live = (t.queries.c.name == name) & t.queries.c.deleted_at_ms.is_(None)
             if connection.execute(update(t.queries).where(live).values(deleted_at_ms=now_ms)).rowcount == 0:
@@ -148,7 +145,7 @@ class Catalog:
     def query(self, name: str) -> RegisteredQuery:
         """The live query of that name. Raises NotFound."""
         live = select(t.queries).where(t.queries.c.name == name, t.queries.c.deleted_at_ms.is_(None))
-        with t.reading(self._engine) as connection:
+        with reading(self._engine) as connection:
             row = connection.execute(live).first()
         if row is None:
             raise NotFound(f"query {name} is not registered")
@@ -159,13 +156,13 @@ class Catalog:
         rows = select(t.queries).order_by(t.queries.c.name, t.queries.c.version)
         if not deleted:
             rows = rows.where(t.queries.c.deleted_at_ms.is_(None))
-        with t.reading(self._engine) as connection:
+        with reading(self._engine) as connection:
             return [_query_from_row(r) for r in connection.execute(rows)]
 
     def version(self) -> int:
         """A number that rises with whatever changes what an edge is asked or how a budget is shared:
         a query registered or deleted, an edge new, retired or with other streams. Cheap to poll."""
-        with t.reading(self._engine) as connection:
+        with reading(self._engine) as connection:
             return int(
                 connection.execute(select(t.counters.c.value).where(t.counters.c.name == "catalog")).scalar_one()
             )
@@ -197,9 +194,9 @@ class Catalog:
             ProtocolError: the center has more frames of this incarnation than the edge ever made: the
                 edge's state is a copy from the past. It raises an alarm too.
         """
-        with t.writing(self._engine) as connection:
+        with writing(self._engine) as connection:
             lock(connection)
-            first, awaited = incarnation_row(connection, edge, incarnation) or (oldest_seq, oldest_seq)
+            first, awaited = incarnation_row(connection, edge, incarnation, locked=True) or (oldest_seq, oldest_seq)
             behind = next_seq < awaited
             if behind:
                 message = (
@@ -220,8 +217,9 @@ class Catalog:
 
     def heartbeats(self, records: Iterable[HeartbeatRecord]) -> None:
         """Notes heartbeats of any number of edges in one transaction; unknown edges are passed over."""
-        with t.writing(self._engine) as connection:
-            for record in records:
+        with writing(self._engine) as connection:
+            # Sorted, or two gateways that each hold a row would wait for the other's.
+            for record in sorted(records, key=lambda r: r.edge):
                 connection.execute(update(t.edges).where(t.edges.c.edge == record.edge).values(**record.to_row()))
 
     def disconnected(self, edge: EdgeId, now_ms: int, session: str | None = None) -> None:
@@ -229,12 +227,12 @@ class Catalog:
         row = t.edges.c.edge == edge
         if session is not None:
             row &= t.edges.c.session == session
-        with t.writing(self._engine) as connection:
+        with writing(self._engine) as connection:
             connection.execute(update(t.edges).where(row).values(connected=False, last_seen_ms=now_ms))
 
     def retire(self, edge: EdgeId) -> None:
         """Declares an edge gone for good: answers no longer wait for it. Raises NotFound."""
-        with t.writing(self._engine) as connection:
+        with writing(self._engine) as connection:
             lock(connection)
             retired = update(t.edges).where(t.edges.c.edge == edge).values(retired=True)
             if connection.execute(retired).rowcount == 0:
@@ -243,12 +241,12 @@ class Catalog:
 
     def edges(self) -> list[EdgeRecord]:
         """All edges that ever said Hello, by id."""
-        with t.reading(self._engine) as connection:
+        with reading(self._engine) as connection:
             return edge_rows(connection)
 
     def edge(self, edge: EdgeId | str) -> EdgeRecord:
         """Raises NotFound."""
-        with t.reading(self._engine) as connection:
+        with reading(self._engine) as connection:
             found = edge_rows(connection, edge)
         if not found:
             raise NotFound(f"edge {edge} has never connected")
@@ -259,7 +257,7 @@ class Catalog:
         c = t.statuses.c
         row = (c.name == ref.name) & (c.version == ref.version) & (c.edge == edge)
         values: dict[str, Any] = {"accepted": accepted, "code": code[:64], "message": message[:4_000]}
-        with t.writing(self._engine) as connection:
+        with writing(self._engine) as connection:
             lock(connection)
             if connection.execute(update(t.statuses).where(row).values(**values)).rowcount == 0:
                 values |= {"name": ref.name, "version": ref.version, "edge": edge}
@@ -269,7 +267,7 @@ class Catalog:
         """What each edge has said of a query; an edge that has not is not in it."""
         c = t.statuses.c
         rows = select(t.statuses).where(c.name == ref.name, c.version == ref.version).order_by(c.edge)
-        with t.reading(self._engine) as connection:
+        with reading(self._engine) as connection:
             return {
                 EdgeId(r.edge): QueryStatusRecord(ref, EdgeId(r.edge), r.accepted, r.code, r.message)
                 for r in connection.execute(rows)
@@ -279,7 +277,7 @@ class Catalog:
 
     def acked_through(self, edge: EdgeId, incarnation: str) -> int | None:
         """The highest seq that is durable, all before it being so too; None if none is."""
-        with t.reading(self._engine) as connection:
+        with reading(self._engine) as connection:
             first, awaited = incarnation_row(connection, edge, incarnation) or (0, 0)
         return awaited - 1 if awaited > first else None
 
@@ -295,17 +293,17 @@ class Catalog:
         """
         if not frames:
             return []
-        with t.writing(self._engine) as connection:
+        with writing(self._engine) as connection:
             return index_frames(connection, frames)
 
     def positions(self) -> dict[str, int]:
         """Last position by query key, sorted: live queries, and deleted ones that still have frames."""
-        with t.reading(self._engine) as connection:
+        with reading(self._engine) as connection:
             return last_positions(connection)
 
     def frames(self, key: str, after: int, through: int) -> list[FrameEntry]:
         """A query's frames at positions ``after + 1 … through``, ascending."""
-        with t.reading(self._engine) as connection:
+        with reading(self._engine) as connection:
             return entries(connection, key, after, through)
 
     def forget_frames(self, through: Mapping[str, int]) -> list[str]:
@@ -315,21 +313,21 @@ class Catalog:
             The segments that nothing points to any more; remove them from the log. No frame will be
             indexed in them, even if a gateway still has one open.
         """
-        with t.writing(self._engine) as connection:
+        with writing(self._engine) as connection:
             return forget(connection, through)
 
     # Alarms
 
     def add_alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int) -> None:
         """Records something that must not happen; the same again is counted, not added."""
-        with t.writing(self._engine) as connection:
+        with writing(self._engine) as connection:
             lock(connection)
             _alarm(connection, kind, message, edge, now_ms)
 
     def alarms(self) -> list[AlarmRecord]:
         """All alarms, the latest first."""
         rows = select(t.alarms).order_by(t.alarms.c.last_at_ms.desc(), t.alarms.c.id.desc())
-        with t.reading(self._engine) as connection:
+        with reading(self._engine) as connection:
             return [
                 AlarmRecord(r.kind, EdgeId(r.edge), r.message, r.first_at_ms, r.last_at_ms, r.times)
                 for r in connection.execute(rows)

@@ -39,12 +39,13 @@ def edge_rows(connection: Connection, edge: str | None = None) -> list[EdgeRecor
     return [edge_from_row(r, incarnations.get(r.edge, 0)) for r in connection.execute(rows)]
 
 
-def incarnation_row(connection: Connection, edge: EdgeId, incarnation: str) -> tuple[int, int] | None:
-    """Its first seq, and the one that is awaited next."""
+def incarnation_row(
+    connection: Connection, edge: EdgeId, incarnation: str, *, locked: bool = False
+) -> tuple[int, int] | None:
+    """Its first seq, and the one that is awaited next; locked, none of its frames is indexed meanwhile."""
     c = t.incarnations.c
-    row = connection.execute(
-        select(c.first_seq, c.awaited_seq).where(c.edge == edge, c.incarnation == incarnation).with_for_update()
-    ).first()
+    progress = select(c.first_seq, c.awaited_seq).where(c.edge == edge, c.incarnation == incarnation)
+    row = connection.execute(progress.with_for_update() if locked else progress).first()
     return None if row is None else (int(row[0]), int(row[1]))
 
 

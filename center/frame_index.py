@@ -3,7 +3,9 @@
 Each function runs inside a transaction of the catalog. Two row locks keep it right with any number of
 gateways (on SQLite the transaction itself is the lock): the incarnation's row, so that a frame is judged
 against all that was acknowledged before it; and the query's row, so that its positions become visible
-in order and without gaps, whoever commits first. Both kinds are taken sorted, incarnations first.
+in order and without gaps, whoever commits first, and so that no frame is indexed in a segment that
+retention is giving up (a segment holds one query's frames). Both kinds are taken sorted, incarnations
+first.
 """
 
 from __future__ import annotations
@@ -111,10 +113,11 @@ class _Progress:
 
 def index_frames(connection: Connection, batch: Sequence[UnindexedFrame]) -> list[Indexed]:
     """Judges the frames of any number of edges in order and indexes the new ones."""
-    _check_segments(connection, batch)
     progress = _lock_incarnations(connection, batch)
     _load_checksums(connection, batch, progress)
     positions = _lock_positions(connection, {f.query for f in batch})
+    # Under the queries' locks, which `forget` takes too: before them, a segment might still be given up.
+    _check_segments(connection, batch)
     began_at = dict(positions)
     outcomes = []
     rows: list[dict[str, Any]] = []

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from sqlalchemy import BigInteger, Column, MetaData, String, Table, Text, delete, event, insert, select, update
-from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy import BigInteger, Column, MetaData, Table, delete, event, insert, select, update
 
-from center.tables import connect, reading, writing
+from center.database import Name, Prose, connect, opening, reading, writing
 from edgewater.errors import EdgewaterError
 
 Part = Literal["gateway", "job", "api"]
@@ -33,12 +32,12 @@ _metadata = MetaData()
 _heartbeats = Table(
     "heartbeats",
     _metadata,
-    Column("part", String(16), primary_key=True),
-    Column("instance", String(255), primary_key=True),
-    Column("address", String(255), nullable=False),
+    Column("part", Name(16), primary_key=True),
+    Column("instance", Name(255), primary_key=True),
+    Column("address", Name(255), nullable=False),
     Column("started_at_ms", BigInteger, nullable=False),
     Column("beat_at_ms", BigInteger, nullable=False),
-    Column("problem", Text, nullable=False),
+    Column("problem", Prose, nullable=False),
 )
 
 
@@ -79,13 +78,8 @@ class PartRegistry:
                 # A heartbeat that a power cut takes is no loss, and an fsync a second per part is a cost.
                 connection.execute("PRAGMA synchronous=NORMAL")
 
-        try:
-            with self._engine.begin() as connection:
-                _metadata.create_all(connection)
-        except (IntegrityError, OperationalError, ProgrammingError):
-            # Another part made the table at the same moment, or the database is out of reach: this tells.
-            with writing(self._engine) as connection:
-                _metadata.create_all(connection)
+        with opening(self._engine, _metadata):
+            pass  # the table is all there is
 
     def close(self) -> None:
         self._engine.dispose()

@@ -13,20 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, text, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from center import results_tables as t
 from center.catalog import query_key, query_of_key
+from center.database import connect, opening, reading, writing
 from center.ledger import Deleted, Emission, FrameFact, Ledger, LedgerEvent, Phase, Reported, Tick
 from center.ledger_state import pack_state
 from center.results_writing import Delta, add_deltas, add_shipped, set_consumed, write_answers, write_ledger
-from center.tables import connect, reading, writing
 from edgewater.errors import Conflict, InvalidRequest, NotFound, StorageError
 from edgewater.wire.frames import QueryRef
 
 SCHEMA_VERSION = 1
-_LOCK_ID = 0x45575253
-"""PostgreSQL's advisory lock under which the tables are made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +69,7 @@ class ResultStore:
         url: SQLAlchemy URL; the catalog's is fine.
 
     Raises:
+        InvalidConfig: not a URL of SQLite or PostgreSQL.
         StorageError: the database cannot be used, or belongs to a newer release. So does every method.
     """
 
@@ -78,18 +77,16 @@ class ResultStore:
         self._engine = connect(url)
         # The step that the ledger in memory stands at; None: unknown, to be loaded before it is used.
         self._step: int | None = None
-        with writing(self._engine) as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": _LOCK_ID})
-            t.metadata.create_all(connection)
+        with opening(self._engine, t.metadata) as connection:
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
             for name, value in (("schema", SCHEMA_VERSION), ("answer", 0), ("step", 0)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
-        if counters.get("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
-            raise StorageError(
-                f"result store of schema {counters['schema']}, this release reads up to {SCHEMA_VERSION}: upgrade it"
-            )
+            if counters.get("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
+                raise StorageError(
+                    f"result store of schema {counters['schema']}, this release reads up to {SCHEMA_VERSION}:"
+                    " upgrade it"
+                )
 
     def close(self) -> None:
         self._engine.dispose()

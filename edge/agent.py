@@ -260,7 +260,7 @@ def open_agent(config: EdgeConfig) -> Agent:
     durable = DurableCore(directory, make_core, reread, identity["incarnation"])
     durable.handle(SourcesOpened(tuple((s.stream, s.name) for s in sources)))
     commit = GroupCommit(durable)
-    session = Session(config.edge, config.labels, durable, commit, now_ms)
+    session = Session(config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth)
     uplink = Uplink(
         config.center.address,
         session,

@@ -95,6 +95,7 @@ class Link:
 
     def __init__(self) -> None:
         self._bandwidth = WindowedExtreme("max")
+        self._was_full = False
         self._rtt_s: float | None = None
         self._rtt_at_s = 0.0
         self._draining = False
@@ -121,6 +122,11 @@ class Link:
     def bandwidth_bytes_s(self) -> float:
         """Bytes per second delivered, at best, of late; 0 as long as nothing has been."""
         return self._bandwidth.value or 0.0
+
+    @property
+    def capacity_bytes_s(self) -> float:
+        """`bandwidth_bytes_s` once the link has been filled; before, 0: how much more it can carry is unknown."""
+        return self.bandwidth_bytes_s if self._was_full else 0.0
 
     @property
     def rtt_ms(self) -> float:
@@ -185,6 +191,7 @@ class Link:
         # A link that was not kept busy shows how much there was to send, not how much it can carry.
         if newest.link_was_full or rate > self.bandwidth_bytes_s:
             self._bandwidth.add(rate, now_s)
+        self._was_full |= newest.link_was_full
         self._delivered_at_s = now_s
 
     def _note_rtt(self, rtt_s: float, in_flight_bytes: int, now_s: float) -> None:

@@ -58,7 +58,7 @@ class Listener(Protocol):
         """This edge's shares of a query's error budget, by measure."""
 
     def on_link(self, bandwidth_bytes_s: float, rtt_ms: float) -> None:
-        """The link as measured anew; 0 for what is not known yet."""
+        """The link as measured anew; 0 for what is not known yet, as a link's bandwidth before it was full."""
 
     def hello(self) -> pb.Hello: ...
 

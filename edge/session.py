@@ -18,7 +18,7 @@ from edgewater.wire.frames import Frame, QueryRef
 log = logging.getLogger(__name__)
 
 PROTOCOL = 1
-INITIAL_BANDWIDTH_BYTES_S = 1e6
+ASSUMED_BANDWIDTH_BYTES_S = 1e6
 EMPTY_PULL_PAUSE_S = 0.05
 
 
@@ -26,11 +26,18 @@ class Session:
     """Implements `edge.ports.Outbox` and `edge.ports.Listener` over the durable core.
 
     Attributes:
+        bandwidth_bytes_s: what the link carries: measured, or assumed as long as it was never filled.
         changed: set whenever the core has moved, so that whoever waits looks again.
     """
 
     def __init__(
-        self, edge: str, labels: Mapping[str, str], durable: DurableCore, commit: GroupCommit, now_ms: Callable[[], int]
+        self,
+        edge: str,
+        labels: Mapping[str, str],
+        durable: DurableCore,
+        commit: GroupCommit,
+        now_ms: Callable[[], int],
+        cap_bytes_s: int | None = None,
     ) -> None:
         self._edge, self._labels = edge, dict(labels)
         self._durable, self._commit, self._now_ms = durable, commit, now_ms
@@ -39,7 +46,8 @@ class Session:
         if durable.core.configured:
             self.configured.set()
         self.rtt_ms = 0.0
-        self.bandwidth_bytes_s = INITIAL_BANDWIDTH_BYTES_S
+        self._cap_bytes_s = float(cap_bytes_s) if cap_bytes_s is not None else float("inf")
+        self.bandwidth_bytes_s = min(ASSUMED_BANDWIDTH_BYTES_S, self._cap_bytes_s)
         self._durable_seq = durable.core.next_seq - 1  # what recovery found is on disk
 
     def unacknowledged(self, after: int | None) -> Iterable[Frame]:
@@ -98,7 +106,7 @@ class Session:
 
     def on_link(self, bandwidth_bytes_s: float, rtt_ms: float) -> None:
         if bandwidth_bytes_s > 0:
-            self.bandwidth_bytes_s = bandwidth_bytes_s
+            self.bandwidth_bytes_s = min(bandwidth_bytes_s, self._cap_bytes_s)
         self.rtt_ms = rtt_ms
 
     def hello(self) -> pb.Hello:

@@ -257,7 +257,7 @@ class UplinkSession:
         link.acknowledged(through, self._monotonic())
         self.acknowledged = True
         self._listener.on_ack(through)
-        self._listener.on_link(link.bandwidth_bytes_s, link.rtt_ms)
+        self._listener.on_link(link.capacity_bytes_s, link.rtt_ms)
 
     def _on_echo(self, echo: pb.TimeEcho) -> None:
         sent_at_s = self._echoes.pop(echo.edge_sent_at_ms, None)
@@ -267,7 +267,7 @@ class UplinkSession:
         held_s = max(0, echo.center_replied_at_ms - echo.center_received_at_ms) / 1000
         link = self._pacing.link
         link.echoed(now_s - sent_at_s - held_s, now_s)
-        self._listener.on_link(link.bandwidth_bytes_s, link.rtt_ms)
+        self._listener.on_link(link.capacity_bytes_s, link.rtt_ms)
 
     async def _on_queries(self, message: pb.Queries) -> None:
         queries, reports = [], []

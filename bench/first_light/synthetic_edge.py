@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -53,6 +54,7 @@ class SyntheticEdge:
         self.configured = asyncio.Event()
         self.queries: dict[str, QueryRef] = {}
         self.next_seq = 1
+        self.incarnation = uuid.uuid4().hex
         self._unacked: dict[int, Frame] = {}
         self.uplink = Uplink(
             address, self, self, token=None, tls=None, limits=LinkLimits(), now_ms=now_ms, monotonic=time.monotonic
@@ -101,7 +103,7 @@ class SyntheticEdge:
     def hello(self) -> pb.Hello:
         columns = [pb.Stream.Column(name="key", type="string"), pb.Stream.Column(name="value", type="int64")]
         return pb.Hello(
-            protocol_min=1, protocol_max=1, edge=EDGE, incarnation="bench",
+            protocol_min=1, protocol_max=1, edge=EDGE, incarnation=self.incarnation,
             streams=[pb.Stream(name=STREAM, columns=columns)], oldest_seq=1,
             next_seq=self.next_seq, sent_at_ms=now_ms(),
         )  # fmt: skip

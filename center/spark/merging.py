@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from center.merge import merge_partials
 from center.spark.rows import Row, RowKind, from_table, to_batch
+from center.spark.workers import settle
 from edgewater.errors import SynopsisError
 
 
@@ -55,10 +56,6 @@ def _merge_one_by_one(parts: list[Row]) -> list[Row]:
     return refused if merged is None else [merged, *refused]
 
 
-def merging(consumed: Mapping[str, int]) -> MergeBatches:
-    return MergeBatches(dict(consumed))
-
-
 class MergeBatches:
     """`merge_rows` as `DataFrame.mapInArrow` wants it: all batches of a task in, one out."""
 
@@ -66,6 +63,7 @@ class MergeBatches:
         self._consumed = dict(consumed)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
         merged = merge_rows((row for batch in batches for row in from_table(batch)), self._consumed)
         if merged:
             yield to_batch(merged)

@@ -6,7 +6,8 @@ the result store alone, so rows at positions it has consumed are dropped before 
 Measured with PySpark 4.3 on two busy cores, 20 frames/s of a 3.3 KB partial over 10 queries, seconds
 per batch from DataFrame to driver: reading alone 0.08, `mapInArrow` 0.12–0.15, `groupBy().applyInArrow`
 0.26–0.38 (a shuffle, and a Python call per key). So each task merges what it has read, and the few keys
-that lie in two tasks (`source.divide` keeps them few) are merged once more here.
+that lie in two tasks (`source.divide` keeps them few) are merged once more here. From a frame's arrival
+until it counts, the store's transaction included: median 0.24 s, nine in ten within 0.35 s.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ from center.results import ResultStore
 from center.spark.admission import Admission, Limits, RoundRobin
 from center.spark.retention import Retention
 from center.spark.rows import ROW_DDL, Row, row_of_damage, rows_of_frame, to_batch
+from center.spark.workers import settle
 from edgewater.errors import CorruptFrame, StorageError
 
 FORMAT = "edgewater_frames"
@@ -192,6 +193,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return [FramePartition(part) for part in divide(frames, self._options.parallelism)]
 
     def read(self, partition: FramePartition) -> Iterator[pa.RecordBatch]:
+        settle()
         log = FrameLog(self._options.log_dir)
         rows: list[Row] = []
         pending_bytes = 0

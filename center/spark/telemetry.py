@@ -11,6 +11,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
+from edgewater.errors import InvalidConfig
+
 DELAY_BUCKETS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 
 
@@ -45,6 +47,9 @@ def serving(metrics: JobMetrics, problem: Callable[[], str], host: str, port: in
     """Serves while entered and gives the port (0 takes any that is free).
 
     ``/livez`` answers 503 with the reason while `problem` gives one.
+
+    Raises:
+        InvalidConfig: the address cannot be listened at.
     """
     show = make_wsgi_app(metrics.registry)
 
@@ -58,7 +63,11 @@ def serving(metrics: JobMetrics, problem: Callable[[], str], host: str, port: in
         start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
         return [(text or "ok").encode() + b"\n"]
 
-    with make_server(host, port, application, server_class=_Server, handler_class=_Handler) as server:
+    try:
+        bound = make_server(host, port, application, server_class=_Server, handler_class=_Handler)
+    except OSError as exc:
+        raise InvalidConfig("spark.metrics", f"{host}:{port}", "an address that is free", exc.strerror or "") from exc
+    with bound as server:
         thread = threading.Thread(target=server.serve_forever, name="job-http", daemon=True)
         thread.start()
         try:

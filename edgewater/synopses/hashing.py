@@ -62,6 +62,11 @@ def hash_values(values: Any, seed: int = DEFAULT_SEED) -> WordArray:
     return _finalise(words, _key(seed, tag))
 
 
+def finalised(words: WordArray, number: int) -> WordArray:
+    """Words mixed anew: an unrelated hash of the same values for each `number`. The input stays as it is."""
+    return _finalise(words, _mix(number * _GOLDEN & _MASK))
+
+
 def _hash_arrow(values: pa.Array, seed: int) -> WordArray:
     if values.null_count:
         raise InvalidRecord("values", f"{values.null_count} nulls", _ACCEPTED)

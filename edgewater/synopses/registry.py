@@ -123,4 +123,4 @@ def stack_from_message(message: SynopsisMessage) -> Stack:
     return kind.from_message(message)
 
 
-from edgewater.synopses import aggregates, ddsketch, hyperloglog  # noqa: E402, F401  (they register themselves)
+from edgewater.synopses import aggregates, count_min, ddsketch, fast_agms, hyperloglog  # noqa: E402, F401  (they register themselves)

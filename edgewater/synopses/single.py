@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 
-from edgewater.errors import CorruptSynopsis, InvalidRecord
+from edgewater.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
 from edgewater.streams import COLUMN_TYPES, type_name
 from edgewater.synopses import codec
 from edgewater.synopses.base import Estimate, Properties, Question, Questions, Stack, arrow_values
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 
+@runtime_checkable
 class FoldableStack(Stack, Protocol):
     """A stack that can be made smaller."""
 
     def fold(self, levels: int = 1) -> Self: ...
 
 
-S = TypeVar("S", bound=FoldableStack)
+S = TypeVar("S", bound=Stack)
 
 
 class SingleSynopsis(Generic[S]):
@@ -59,11 +60,15 @@ class SingleSynopsis(Generic[S]):
         """
         if weights is not None:
             raise InvalidRecord("weights", type(weights).__name__, "no weights", f"{self.kind} takes each value once")
-        array = self._widened(arrow_values(values))
-        if len(array):
-            columnar = array if pa.types.is_string(array.type) else array.to_numpy(zero_copy_only=False)
-            self._stack.update(np.zeros(len(array), np.int64), columnar)
-            self.records += len(array)
+        columnar = self._columnar(arrow_values(values))
+        if len(columnar):
+            self._stack.update(np.zeros(len(columnar), np.int64), columnar)
+            self.records += len(columnar)
+
+    def _columnar(self, values: pa.Array) -> Any:
+        """Values without nulls as the stack takes them. Raises InvalidRecord for another type."""
+        array = self._widened(values)
+        return array if pa.types.is_string(array.type) else array.to_numpy(zero_copy_only=False)
 
     def _widened(self, values: pa.Array) -> pa.Array:
         if pa.types.is_dictionary(values.type):
@@ -101,6 +106,8 @@ class SingleSynopsis(Generic[S]):
 
     def fold(self, level: int = 1) -> Self:
         """A smaller copy with a coarser bound, which still merges with unfolded ones. Raises InvalidRequest."""
+        if not isinstance(self._stack, FoldableStack):
+            raise InvalidRequest("level", level, "a synopsis that folds", f"{self.kind} does not")
         return self._with(self._stack.fold(level), self.records)
 
     def to_bytes(self) -> bytes:

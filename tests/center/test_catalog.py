@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -42,11 +41,6 @@ def spec(name: str = "miles", **changes: object) -> QuerySpec:
         "window": {"tumbling": "60s"},
     }
     return QuerySpec.from_mapping(mapping | changes)
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/center/catalog.db"
 
 
 @pytest.fixture
@@ -341,9 +335,9 @@ def test_a_catalog_of_a_newer_release_is_refused(url: str) -> None:
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sent=st.lists(st.lists(st.integers(0, 12), max_size=8), max_size=8))
 def test_whatever_is_re_sent_each_frame_is_indexed_once_and_in_order(
-    tmp_path_factory: pytest.TempPathFactory, sent: list[list[int]]
+    new_database: Callable[[], str], sent: list[list[int]]
 ) -> None:
-    catalog = Catalog(f"sqlite:///{tmp_path_factory.mktemp('c')}/c.db")
+    catalog = Catalog(new_database())
     ref = catalog.register(spec(), 1).ref
     hello(catalog)
     acknowledged: set[int] = set()

@@ -1,7 +1,7 @@
 """Liveness through the catalog's database."""
 
 import threading
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,29 +10,31 @@ from center.parts import FORGET_MS, FRESH_MS, Beating, Heartbeat, PartRegistry, 
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/catalog.db"
+def registry(url: str) -> Iterator[PartRegistry]:
+    registry = PartRegistry(url)
+    yield registry
+    registry.close()
 
 
 def beat(part: str, at: int, *, instance: str = "host:1", problem: str = "") -> Heartbeat:
     return Heartbeat(part, instance, "127.0.0.1:1", 0, at, problem)  # type: ignore[arg-type]
 
 
-def test_a_beat_replaces_the_one_before_of_the_same_process(url: str) -> None:
-    registry = PartRegistry(url)
+def test_a_beat_replaces_the_one_before_of_the_same_process(registry: PartRegistry) -> None:
     registry.beat(beat("gateway", 1000))
     registry.beat(beat("gateway", 2000))
     assert registry.parts() == [beat("gateway", 2000)]
 
 
-def test_two_processes_and_the_catalog_share_one_database(url: str) -> None:
-    Catalog(url)
-    PartRegistry(url).beat(beat("gateway", 1000))
-    assert PartRegistry(url).parts() == [beat("gateway", 1000)]
+def test_two_processes_and_the_catalog_share_one_database(url: str, registry: PartRegistry) -> None:
+    Catalog(url).close()
+    other = PartRegistry(url)
+    other.beat(beat("gateway", 1000))
+    other.close()
+    assert registry.parts() == [beat("gateway", 1000)]
 
 
-def test_a_process_that_signs_off_is_gone_and_the_dead_are_dropped_in_time(url: str) -> None:
-    registry = PartRegistry(url)
+def test_a_process_that_signs_off_is_gone_and_the_dead_are_dropped_in_time(registry: PartRegistry) -> None:
     registry.beat(beat("job", 1000))
     registry.leave("job", "host:1")
     assert registry.parts() == []
@@ -49,8 +51,7 @@ def test_a_part_is_ready_while_any_of_its_processes_beats_without_a_problem() ->
     assert part_status("job", beats, 10_000).reason == "has not started"
 
 
-def test_a_process_beats_from_its_start_and_signs_off_at_its_end(url: str) -> None:
-    registry = PartRegistry(url)
+def test_a_process_beats_from_its_start_and_signs_off_at_its_end(registry: PartRegistry) -> None:
     asked = threading.Semaphore(0)
 
     def problem() -> str:

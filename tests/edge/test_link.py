@@ -217,3 +217,14 @@ def test_a_days_bytes_are_spent_once_and_come_back_at_midnight() -> None:
     cap.spend(500, noon)
     assert cap.delay_s(noon) == DAY_MS / 2 / 1000
     assert cap.delay_s(noon + DAY_MS // 2) == 0
+
+
+def test_a_link_that_was_never_full_has_no_known_capacity() -> None:
+    link = begun()
+    link.sent(1, 1_000, 0.0)
+    link.acknowledged(1, 0.05)
+    assert link.bandwidth_bytes_s > 0
+    assert link.capacity_bytes_s == 0.0
+    pipe = Pipe(link, 10e6, 0.05)
+    pipe.run(5)
+    assert pipe.link.capacity_bytes_s == pipe.link.bandwidth_bytes_s > 5e6

@@ -73,7 +73,7 @@ def test_positions_that_retention_has_dropped_are_passed() -> None:
 
 
 @given(
-    frames=st.dictionaries(st.sampled_from("abcdef"), st.lists(st.integers(0, 300), max_size=30)),
+    frames=st.dictionaries(st.sampled_from("abcdef"), st.lists(st.integers(1, 300), max_size=30)),
     limits=st.builds(
         Limits,
         frames_per_query=st.integers(1, 20),

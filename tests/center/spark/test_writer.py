@@ -13,7 +13,7 @@ from center.spark.follower import CatalogFollower
 from center.spark.retention import Retention
 from center.spark.telemetry import JobMetrics, serving
 from center.spark.writer import DeadlineThread, LedgerWriter
-from edgewater.errors import StorageError
+from edgewater.errors import InvalidConfig, StorageError
 from edgewater.query import QuerySpec
 
 WITHIN_S = 20
@@ -124,6 +124,15 @@ def test_metrics_and_liveness_are_served() -> None:
                 urlopen(f"{base}{path}", timeout=WITHIN_S)
             assert caught.value.code == status
             caught.value.close()
+
+
+def test_a_taken_address_is_told_by_its_key() -> None:
+    with (
+        serving(JobMetrics(), str, "127.0.0.1", 0) as port,
+        pytest.raises(InvalidConfig, match=rf"spark.metrics.*{port}"),
+        serving(JobMetrics(), str, "127.0.0.1", port),
+    ):
+        pass
 
 
 def test_retention_drops_what_the_store_holds_and_nothing_else(world: Any, writer: LedgerWriter) -> None:

@@ -1,0 +1,35 @@
+"""The databases that the stores run on: what a test of theirs asserts holds on both."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from postgres import OLDEST, PostgresServer, find_binaries, serving
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One server for all tests."""
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip(f"no PostgreSQL {OLDEST} or newer on this machine (Debian: apt-get install postgresql)")
+    with serving(binaries) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """Makes an empty database and tells its URL; one after the other, if called again."""
+    if request.param == "postgresql":
+        server: PostgresServer = request.getfixturevalue("postgres")
+        return server.new_database
+    numbers = itertools.count(1)
+    return lambda: f"sqlite:///{tmp_path}/database-{next(numbers)}/center.db"
+
+
+@pytest.fixture
+def url(new_database: Callable[[], str]) -> str:
+    return new_database()

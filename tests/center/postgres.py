@@ -1,0 +1,134 @@
+"""A PostgreSQL server of the tests' own: on loopback, in a directory that goes away with it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+
+OLDEST = 15
+"""The first release whose databases may go by ICU's rules, which the tests want."""
+
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "shared_buffers": "16MB",
+    "autovacuum": "off",
+    "fsync": "off",  # The operating system survives these tests; a killed server reads its WAL from there.
+    # What an administrator may have set, and what the stores must not fall for:
+    "default_transaction_isolation": "serializable",
+    "synchronous_commit": "off",
+}
+
+
+def find_binaries() -> Path | None:
+    """The directory of the newest server programs on this machine; None: none, or too old."""
+    here = shutil.which("pg_ctl")
+    homes = [Path(here).resolve().parent] if here else []
+    homes += Path("/usr/lib/postgresql").glob("*/bin")
+    homes += Path("/usr").glob("pgsql-*/bin")
+    found = {_release(home): home for home in homes if (home / "initdb").exists() and (home / "pg_ctl").exists()}
+    newest = max(found, default=0)
+    return found[newest] if newest >= OLDEST else None
+
+
+def _release(home: Path) -> int:
+    said = subprocess.run([home / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+    number = re.search(r"\d+", said)
+    return int(number[0]) if number else 0
+
+
+class PostgresServer:
+    """Args:
+    binaries: as `find_binaries` found them.
+    directory: empty, and the account's.
+    account: whom the server runs as, since it refuses root; None: whoever runs the tests.
+    """
+
+    def __init__(self, binaries: Path, directory: Path, account: str | None) -> None:
+        self._binaries = binaries
+        self._directory = directory
+        self._account = account
+        self._numbers = itertools.count(1)
+        self._password = secrets.token_hex(16)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self._port: int = listener.getsockname()[1]
+        self._address = f"tests:{self._password}@127.0.0.1:{self._port}/postgres"
+        secret = directory / "password"
+        secret.touch(mode=0o600)
+        secret.write_text(self._password)
+        if account is not None:
+            shutil.chown(secret, account)
+        locale = ["--encoding=UTF8", "--locale=C", "--locale-provider=icu", "--icu-locale=en"]
+        login = ["--username=tests", f"--pwfile={secret}", "--auth=password"]
+        self._run("initdb", "--no-sync", *locale, *login)
+
+    def start(self) -> None:
+        """Starts the server, or starts it again, and waits until it can be asked."""
+        options = " ".join(f"-c {name}={value}" for name, value in {**SETTINGS, "port": self._port}.items())
+        self._run("pg_ctl", "start", "--wait", f"--log={self._directory}/log", f"--options={options}")
+
+    def kill(self) -> None:
+        """Ends every process of the server at once, without a checkpoint or a word to its clients."""
+        self._run("pg_ctl", "stop", "--mode=immediate")
+
+    def new_database(self) -> str:
+        """URL of what looks like an empty database: a schema, which costs a millisecond."""
+        name = f"test_{next(self._numbers)}"
+        with psycopg.connect(f"postgresql://{self._address}", autocommit=True) as connection:
+            connection.execute(f"CREATE SCHEMA {name}")  # type: ignore[call-overload]
+        return f"postgresql+psycopg://{self._address}?options={quote(f'-c search_path={name}')}"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        # Not captured by a pipe: the server would hold it open, and the call would never end.
+        with tempfile.TemporaryFile() as said:
+            done = subprocess.run(
+                [self._binaries / program, f"--pgdata={self._directory}/data", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                user=self._account,
+                group=None if self._account is None else pwd.getpwnam(self._account).pw_gid,
+                extra_groups=None if self._account is None else [],
+                cwd=self._directory,
+                env={**os.environ, "LC_ALL": "C"},
+                timeout=60,
+            )
+            said.seek(0)
+            assert done.returncode == 0, f"{program}: {said.read().decode(errors='replace')}"
+
+
+@contextmanager
+def serving(binaries: Path) -> Iterator[PostgresServer]:
+    """A running server."""
+    account = _unprivileged_account() if os.geteuid() == 0 else None
+    # Not below pytest's own directory, which the account of the server may not enter.
+    with tempfile.TemporaryDirectory(prefix="edgewater-postgres-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        if account is not None:
+            shutil.chown(directory, account)
+        server = PostgresServer(binaries, directory, account)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+def _unprivileged_account() -> str:
+    try:
+        return pwd.getpwnam("postgres").pw_name
+    except KeyError:
+        return "nobody"
