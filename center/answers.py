@@ -33,9 +33,12 @@ class Questions:
 
     Attributes:
         quantiles: ranks in [0, 1], asked of measures that are about quantiles.
+        groups: column and accepted values as texts (see `is_meant`); only groups that have one of them
+            in each column named. What is left out is never rendered.
     """
 
     quantiles: tuple[float, ...] = DEFAULT_QUANTILES
+    groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         accepted = f"1 to {MAX_QUANTILES} numbers from 0 to 1"
@@ -142,7 +145,7 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: Questions) -> Rows:
         groups = {name: pa.nulls(0) for name in spec.group_by}
         return Rows(groups, tuple(_no_values(m, questions) for m in spec.measures), 0)
     aggregate = GroupedAggregate.from_bytes(record.synopsis)
-    order = _sorted_groups(aggregate)
+    order = _asked_for(aggregate, _sorted_groups(aggregate), questions)
     groups = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True))
     withheld = record.quality["error"]["withheld"]
     values = tuple(_values(m, aggregate.measures[m.name], order, withheld, questions) for m in spec.measures)
@@ -157,6 +160,30 @@ def _sorted_groups(aggregate: GroupedAggregate) -> IntArray:
     by = [(name, "ascending") for name in aggregate.key_names]
     order: IntArray = pc.sort_indices(keys, sort_keys=by).to_numpy().astype(np.int64)
     return order
+
+
+def _asked_for(aggregate: GroupedAggregate, order: IntArray, questions: Questions) -> IntArray:
+    columns = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True)) if questions.groups else {}
+    keep = np.ones(len(order), bool)
+    for name, texts in questions.groups:
+        codes = columns[name].dictionary_encode(null_encoding="encode")
+        meant = np.array([any(is_meant(v, text) for text in texts) for v in codes.dictionary.to_pylist()], bool)
+        keep &= meant[np.asarray(codes.indices)] if len(meant) else keep
+    return order[keep]
+
+
+def is_meant(value: object, text: str) -> bool:
+    """Whether a group's value is what a text in a URL means by it."""
+    if isinstance(value, str):
+        return value == text
+    if value is None:
+        return text == "null"
+    if isinstance(value, bool):
+        return text == ("true" if value else "false")
+    try:
+        return float(text) == value if isinstance(value, float) else int(text) == value
+    except ValueError:
+        return False
 
 
 def _values(

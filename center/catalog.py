@@ -23,6 +23,7 @@ from center.edge_records import (
     QueryStatusRecord,
     StreamRecord,
     expected_edges,
+    require_one_shape,
 )
 from center.edge_rows import bump, count, describe, edge_rows, greet, incarnation_row, lock
 from center.frame_index import (
@@ -192,8 +193,10 @@ class Catalog:
 
         Raises:
             ProtocolError: the center has more frames of this incarnation than the edge ever made: the
-                edge's state is a copy from the past. It raises an alarm too.
+                edge's state is a copy from the past. It raises an alarm too. Or a column has another type
+                than at an edge that serves the same stream: their partials would not merge.
         """
+        require_one_shape(edge, streams, self.edges())
         with writing(self._engine) as connection:
             lock(connection)
             first, awaited = incarnation_row(connection, edge, incarnation, locked=True) or (oldest_seq, oldest_seq)

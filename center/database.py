@@ -212,4 +212,6 @@ def _refusals(engine: Engine) -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, engine.dialect.loaded_dbapi.Error) as exc:
-        raise StorageError(f"database {engine.url.render_as_string()}: {exc}") from exc
+        # Without the statement and its parameters: the message reaches logs and clients, those must not.
+        told = " ".join(str(getattr(exc, "orig", None) or exc).split())
+        raise StorageError(f"database {engine.url.render_as_string()}: {told}") from exc

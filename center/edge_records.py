@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import Row
 
+from edgewater.errors import ProtocolError
 from edgewater.query import QuerySpec
 from edgewater.streams import COLUMN_TYPES, EdgeId, StreamClock, type_name
 from edgewater.wire.frames import QueryRef
@@ -159,3 +160,22 @@ def edge_from_row(row: Row[Any], incarnations: int) -> EdgeRecord:
         retired=row.retired,
         incarnations=incarnations,
     )
+
+
+def require_one_shape(edge: EdgeId, streams: Iterable[StreamRecord], edges: Iterable[EdgeRecord]) -> None:
+    """A stream has one shape, whichever edge serves it; a column that only some have is no contradiction.
+
+    Raises:
+        ProtocolError: names the column, both types and both edges.
+    """
+    others = [other for other in edges if other.edge != edge and not other.retired]
+    for stream in streams:
+        for other in others:
+            known = other.stream(stream.name)
+            for column, given in stream.columns.items() if known is not None else ():
+                held = known.columns.get(column, given) if known is not None else given
+                if held != given:
+                    raise ProtocolError(
+                        f"Hello: column {stream.name}.{column} is {type_name(given)} at edge {edge} and"
+                        f" {type_name(held)} at edge {other.edge}; give it one type everywhere, or retire {other.edge}"
+                    )

@@ -30,8 +30,7 @@ def merge_partials(parts: Sequence[bytes]) -> bytes:
     first, *others = (GroupedAggregate.from_bytes(part) for part in parts)
     if not others:
         return parts[0]
-    for other in others:
-        first.merge(other)
+    first.merge_all(others)
     return first.to_bytes()
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,17 @@ def _center(seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         demo, ready_s = center_rates.start(Path(directory))
         try:
-            warm = asyncio.run(center_rates.steady(demo, 20, 10))
-            result = {
-                "ready_s": ready_s,
-                "first_seconds": warm,
-                "steady": asyncio.run(center_rates.steady(demo, 20, seconds)),
-                "flood_4kb": asyncio.run(center_rates.flood(demo, center_rates.GROUPS_4KB, 32, 1000)),
-                "flood_200kb": asyncio.run(center_rates.flood(demo, 10_000, 1, 400)),
-                "resident_mib": center_rates.resident(demo),
+            result: dict[str, Any] = {"ready_s": ready_s}
+            steps: dict[str, Callable[[], dict[str, Any]]] = {
+                "first_seconds": lambda: asyncio.run(center_rates.steady(demo, 20, 10)),
+                "steady": lambda: asyncio.run(center_rates.steady(demo, 20, seconds)),
+                "flood_4kb": lambda: asyncio.run(center_rates.flood(demo, center_rates.GROUPS_4KB, 32, 1000)),
+                "flood_200kb": lambda: asyncio.run(center_rates.flood(demo, 10_000, 1, 400)),
+                "resident_mib": lambda: dict(center_rates.resident(demo)),
             }
+            for name, step in steps.items():
+                result[name] = step()
+                click.echo(f"{name}: {result[name]}", err=True)
         finally:
             demo.stop()
     return result

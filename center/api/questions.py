@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field
 
-from center.answers import Questions
+from center.answers import DEFAULT_QUANTILES, Questions
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
 from edgewater.synopses.base import Distinct, Quantile
@@ -83,24 +82,17 @@ class Asked:
     @property
     def questions(self) -> Questions:
         """What is asked of the synopses."""
-        return Questions(quantiles=self.quantiles) if self.quantiles else Questions()
+        return Questions(self.quantiles or DEFAULT_QUANTILES, self.groups)
 
     def of_rendered(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """A rendered answer, with only the groups and measures asked for."""
-        rows = answer["data"]
-        for column, texts in self.groups:
-            rows = [r for r in rows if _is_any(r["group"][column], texts)]
-        if self.measures:
-            keep = ("group", *self.measures)
-            rows = [{k: r[k] for k in keep if k in r} for r in rows]
-        return {**answer, "data": rows}
+        """A rendered answer, with only the measures asked for."""
+        if not self.measures:
+            return answer
+        keep = ("group", *self.measures)
+        return {**answer, "data": [{k: r[k] for k in keep if k in r} for r in answer["data"]]}
 
     def of_table(self, table: pa.Table, spec: QuerySpec) -> pa.Table:
-        """An answer's table, with only the groups and measures asked for."""
-        for column, texts in self.groups if table.num_rows else ():
-            codes = table.column(column).combine_chunks().dictionary_encode(null_encoding="encode")
-            accepted = pa.array([_is_any(value, texts) for value in codes.dictionary.to_pylist()], pa.bool_())
-            table = table.filter(pc.take(accepted, codes.indices))
+        """An answer's table, with only the measures asked for."""
         if self.measures:
             # A measure's columns are its name and that name with a suffix behind `_`; the longest name
             # that fits owns a column, so that `delay` does not take the columns of `delay_max`.
@@ -116,24 +108,6 @@ PLAIN = Asked()
 def _owner(column: str, measures: list[str]) -> str | None:
     fitting = [m for m in measures if column == m or column.startswith(f"{m}_")]
     return max(fitting, key=len, default=None)
-
-
-def _is_any(value: object, texts: tuple[str, ...]) -> bool:
-    return any(_is(value, text) for text in texts)
-
-
-def _is(value: object, text: str) -> bool:
-    """Whether a group's value is what a text in a URL means by it."""
-    if isinstance(value, str):
-        return value == text
-    if value is None:
-        return text == "null"
-    if isinstance(value, bool):
-        return text == ("true" if value else "false")
-    try:
-        return float(text) == value if isinstance(value, float) else int(text) == value
-    except ValueError:
-        return False
 
 
 def _groups(given: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ...]], ...]:

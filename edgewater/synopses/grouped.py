@@ -102,28 +102,43 @@ class GroupedAggregate:
         return codes
 
     def merge(self, other: Self) -> IntArray:
-        """Merges `other` into this one; returns the codes here of its groups.
+        """Merges `other` into this one; returns the codes here of its groups. See `merge_all`."""
+        return self.merge_all([other])
+
+    def merge_all(self, others: Sequence[Self]) -> IntArray:
+        """Merges others into this one; returns the codes here of their groups, one after another.
+
+        Keys are looked up all together, so many parts cost little more than one.
 
         Raises:
             IncompatibleSynopses: other keys, measures or parameters of measures.
         """
+        for other in others:
+            self._require_mergeable(other)
+        columns = [other.rows() for other in others]
+        keys = [pa.concat_arrays([c[i] for c in columns]) for i in range(len(self._key_names))] if others else []
+        codes = self.encode(keys, sum(len(other) for other in others))
+        at = 0
+        for other in others:
+            mine = codes[at : at + len(other)]
+            at += len(other)
+            for name, stack in self._measures.items():
+                stack.merge(other._measures[name], mine)
+            self.records += other.records
+        return codes
+
+    def _require_mergeable(self, other: Self) -> None:
         codec.require_equal(self.kind, self.parameters, other.parameters)
         for name, stack in self._measures.items():
             theirs = other._measures[name]
             if theirs.kind != stack.kind:
                 raise IncompatibleSynopses(f"measure {name}: {stack.kind} and {theirs.kind} do not merge")
-        codes = self.encode(other.rows(), len(other))
-        for name, stack in self._measures.items():
-            stack.merge(other._measures[name], codes)
-        self.records += other.records
-        return codes
 
     def merge_many(self, others: Sequence[Self]) -> Self:
         """The union of this and all others as a new one."""
         result = self.take(np.arange(len(self)))
         result.records = self.records
-        for other in others:
-            result.merge(other)
+        result.merge_all(others)
         return result
 
     def rows(self, groups: IntArray | None = None) -> list[pa.Array]:
@@ -179,9 +194,10 @@ class GroupedAggregate:
         result = cls(keys, stacks)
         if any(len(c) != groups for c in columns) or any(len(s) != groups for s in stacks.values()):
             raise CorruptSynopsis(f"{cls.kind}: columns of unequal length for {groups} groups")
-        codes = result._table.encode(columns, groups)
-        if len(result) != groups or (codes != np.arange(groups)).any():
+        table = KeyTable.of_distinct(tuple(keys.values()), columns, groups)
+        if table is None:
             raise CorruptSynopsis(f"{cls.kind}: a group stands twice")
+        result._table = table
         result.records = message.records
         return result
 

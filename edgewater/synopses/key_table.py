@@ -8,6 +8,8 @@ group and column.
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -83,6 +85,7 @@ class KeyTable:
         self._pairs = [_Pairs() for _ in types[1:]]
         self._ids: list[list[IntArray]] = [[] for _ in types]
         self._length = 0
+        self._loaded: list[pa.Array] | None = None
 
     def __len__(self) -> int:
         return self._length
@@ -90,6 +93,7 @@ class KeyTable:
     @property
     def nbytes(self) -> int:
         columns: int = sum(c.values.nbytes for c in self._columns)
+        columns += sum(c.nbytes for c in self._loaded or [])
         ids = sum(part.nbytes for parts in self._ids for part in parts)
         return columns + ids + sum(p.nbytes for p in self._pairs)
 
@@ -103,19 +107,29 @@ class KeyTable:
         if not self.types:
             self._length = max(self._length, min(rows, 1))
             return np.zeros(rows, np.int64)
-        encoded = [_one_zero(c).dictionary_encode(null_encoding="encode") for c in columns]
-        combined = _codes(encoded[0])
-        for column in encoded[1:]:
-            combined = combined * max(len(column.dictionary), 1) + _codes(column)
-            if column is not encoded[-1]:
-                combined = _dense(combined)[0]
-        if len(encoded) == 1:
-            distinct_rows, inverse = None, combined
-            parts = [encoded[0].dictionary]
-        else:
-            inverse, distinct_rows = _dense(combined)
-            parts = [e.dictionary.take(e.indices.take(pa.array(distinct_rows))) for e in encoded]
+        self._index()
+        inverse, parts = _distinct(columns)
         return self._lookup(parts)[inverse]
+
+    @classmethod
+    def of_distinct(cls, types: tuple[pa.DataType, ...], columns: list[pa.Array], rows: int) -> Self | None:
+        """A table of rows that are distinct already, numbered as they come; None if two are equal.
+
+        Looking them up is left to the first `encode`: a table that is only merged into another, or only
+        read, never needs it.
+        """
+        if rows > 1 and (not columns or len(_distinct(columns)[1][0]) != rows):
+            return None
+        result = cls(types)
+        result._length = rows
+        if columns:
+            result._loaded = [_one_zero(column) for column in columns]
+        return result
+
+    def _index(self) -> None:
+        if self._loaded is not None:
+            columns, self._loaded, self._length = self._loaded, None, 0
+            self._lookup(columns)
 
     def _lookup(self, parts: list[pa.Array]) -> IntArray:
         """Codes of distinct key rows."""
@@ -135,6 +149,8 @@ class KeyTable:
 
     def rows(self, codes: IntArray | None = None) -> list[pa.Array]:
         """The key columns of these groups (all, if None), in the order of `codes`."""
+        if self._loaded is not None:
+            return self._loaded if codes is None else [column.take(pa.array(codes)) for column in self._loaded]
         result = []
         for column, parts in zip(self._columns, self._ids, strict=True):
             if len(parts) > 1:
@@ -146,6 +162,20 @@ class KeyTable:
 
 def _one_zero(column: pa.Array) -> pa.Array:
     return pc.add(column, 0.0) if pa.types.is_floating(column.type) else column  # -0.0 + 0.0 is 0.0
+
+
+def _distinct(columns: list[pa.Array]) -> tuple[IntArray, list[pa.Array]]:
+    """Per row the number of its key, and the key columns of the distinct keys, in order of appearance."""
+    encoded = [_one_zero(c).dictionary_encode(null_encoding="encode") for c in columns]
+    combined = _codes(encoded[0])
+    if len(encoded) == 1:
+        return combined, [encoded[0].dictionary]
+    for column in encoded[1:]:
+        combined = combined * max(len(column.dictionary), 1) + _codes(column)
+        if column is not encoded[-1]:
+            combined = _dense(combined)[0]
+    inverse, first = _dense(combined)
+    return inverse, [e.dictionary.take(e.indices.take(pa.array(first))) for e in encoded]
 
 
 def _codes(encoded: pa.DictionaryArray) -> IntArray:

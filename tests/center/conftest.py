@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from postgres import OLDEST, PostgresServer, find_binaries, serving
+from results_world import Job
+
+from center.catalog import Catalog
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +37,34 @@ def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[],
 @pytest.fixture
 def url(new_database: Callable[[], str]) -> str:
     return new_database()
+
+
+@pytest.fixture
+def open_catalog(url: str) -> Iterator[Callable[[], Catalog]]:
+    """Opens the test's catalog as one more process does."""
+    with ExitStack() as stack:
+
+        def open_catalog() -> Catalog:
+            catalog = Catalog(url)
+            stack.callback(catalog.close)
+            return catalog
+
+        yield open_catalog
+
+
+@pytest.fixture
+def catalog(open_catalog: Callable[[], Catalog]) -> Catalog:
+    return open_catalog()
+
+
+@pytest.fixture
+def open_job(url: str) -> Iterator[Callable[..., Job]]:
+    """Opens a job on the test's store, and another one as if it had been started again."""
+    with ExitStack() as stack:
+
+        def open_job(*edges: str, **query: object) -> Job:
+            job = Job(url, *edges, **query)
+            stack.callback(job.store.close)
+            return job
+
+        yield open_job

@@ -128,8 +128,8 @@ class Center:
 
 
 @asynccontextmanager
-async def center(path: Path, log: str = "log", **settings: Any) -> AsyncIterator[Center]:
-    catalog = WatchedCatalog(f"sqlite:///{path}/catalog.db")
+async def center(path: Path, log: str = "log", url: str | None = None, **settings: Any) -> AsyncIterator[Center]:
+    catalog = WatchedCatalog(url or f"sqlite:///{path}/catalog.db")
     catalog.loop = asyncio.get_running_loop()
     frame_log = WatchedLog(path / log)
     clock = [1_000_000]
@@ -140,6 +140,8 @@ async def center(path: Path, log: str = "log", **settings: Any) -> AsyncIterator
         yield Center(gateway, catalog, frame_log, port, clock)
     finally:
         await gateway.stop()
+        # A look at the catalog that was cancelled is still being taken, in its thread.
+        await eventually(lambda: not catalog._engine.pool.checkedout())
         catalog.close()
 
 

@@ -88,7 +88,7 @@ class PostgresServer:
         """URL of what looks like an empty database: a schema, which costs a millisecond."""
         name = f"test_{next(self._numbers)}"
         with psycopg.connect(f"postgresql://{self._address}", autocommit=True) as connection:
-            connection.execute(f"CREATE SCHEMA {name}")  # type: ignore[call-overload]
+            connection.execute(f"CREATE SCHEMA {name}")
         return f"postgresql+psycopg://{self._address}?options={quote(f'-c search_path={name}')}"
 
     def _run(self, program: str, *arguments: str) -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from catalog_world import FLIGHTS, JFK, LGA, frame, hello, spec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,73 +17,14 @@ from center.catalog import (
     HeartbeatRecord,
     Indexed,
     StreamRecord,
-    UnindexedFrame,
     expected_edges,
     query_key,
     query_of_key,
 )
 from center.log import Location
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
-from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId, StreamClock
 from edgewater.wire.frames import QueryRef
-
-FLIGHTS = StreamRecord("flights", {"carrier": pa.string(), "distance": pa.int64()}, LIVE)
-SOMEWHERE = Location("miles@1/w-1.frames", 0, 10)
-JFK, LGA = EdgeId("jfk"), EdgeId("lga")
-
-
-def spec(name: str = "miles", **changes: object) -> QuerySpec:
-    mapping = {
-        "name": name,
-        "from": "flights",
-        "group_by": ["carrier"],
-        "measures": {"miles": "sum(distance)", "flights": "count()"},
-        "window": {"tumbling": "60s"},
-    }
-    return QuerySpec.from_mapping(mapping | changes)
-
-
-@pytest.fixture
-def catalog(url: str) -> Iterator[Catalog]:
-    catalog = Catalog(url)
-    yield catalog
-    catalog.close()
-
-
-def hello(
-    catalog: Catalog,
-    edge: EdgeId = JFK,
-    incarnation: str = "i1",
-    *,
-    streams: tuple[StreamRecord, ...] = (FLIGHTS,),
-    oldest_seq: int = 0,
-    next_seq: int = 0,
-    now_ms: int = 1_000,
-    session: str = "s1",
-) -> int | None:
-    return catalog.hello(
-        edge,
-        incarnation,
-        labels={"city": "New York"},
-        streams=streams,
-        oldest_seq=oldest_seq,
-        next_seq=next_seq,
-        now_ms=now_ms,
-        session=session,
-    )
-
-
-def frame(
-    query: QueryRef,
-    seq: int,
-    *,
-    edge: EdgeId = JFK,
-    incarnation: str = "i1",
-    crc32c: int = 7,
-    location: Location | None = SOMEWHERE,
-) -> UnindexedFrame:
-    return UnindexedFrame(query, edge, incarnation, seq, crc32c, 100, 5_000, location)
 
 
 def test_a_registered_query_comes_back_as_it_was_given(catalog: Catalog) -> None:
@@ -379,3 +321,18 @@ def test_processes_that_open_a_new_catalog_at_once_agree(url: str) -> None:
     catalog = Catalog(url)
     assert [q.ref.name for q in catalog.queries()] == ["miles_0", "miles_1"]
     catalog.close()
+
+
+def test_a_column_has_one_type_at_all_edges_of_a_stream(catalog: Catalog) -> None:
+    def greet(edge: str, kind: pa.DataType) -> None:
+        stream = StreamRecord("flights", {"carrier": pa.string(), "distance": kind}, LIVE)
+        catalog.hello(EdgeId(edge), "i1", labels={}, streams=[stream], oldest_seq=1, next_seq=1, now_ms=1)
+
+    greet("jfk", pa.int64())
+    with pytest.raises(ProtocolError, match=r"flights\.distance is float64 at edge lga and int64 at edge jfk"):
+        greet("lga", pa.float64())
+    assert [e.edge for e in catalog.edges()] == ["jfk"]
+    greet("lga", pa.int64())
+    catalog.retire(EdgeId("jfk"))
+    catalog.retire(EdgeId("lga"))
+    greet("ewr", pa.float64())

@@ -240,8 +240,8 @@ def many(seqs: Iterable[int]) -> list[Frame]:
 
 
 @on_a_loop
-async def test_two_gateways_over_one_catalog_and_log_count_each_frame_once(tmp_path: Path) -> None:
-    async with center(tmp_path) as a, center(tmp_path) as b:
+async def test_two_gateways_over_one_catalog_and_log_count_each_frame_once(tmp_path: Path, url: str) -> None:
+    async with center(tmp_path, url=url) as a, center(tmp_path, url=url) as b:
         a.catalog.register(spec(), 1)
         async with RawEdge(a.port) as first, RawEdge(b.port) as second:
             await first.hello()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,107 +8,20 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import event, func, select
+from results_world import KEY, MINUTE, REF, Job, edge_record, registered, total
+from sqlalchemy import event
 
 from center import results_tables as t
-from center.catalog import Catalog, EdgeRecord, RegisteredQuery, StreamRecord
-from center.ledger import Deleted, EdgesChanged, Emission, FrameFact, Ledger, Phase, Registered, Reported
-from center.merge import merge_partials
-from center.results import MergedDelta, ResultStore
+from center.catalog import Catalog
+from center.ledger import Deleted, EdgesChanged, Ledger, Phase, Reported
+from center.results import ResultStore
 from center.results_writing import MAX_SIDE_BY_SIDE
 from edgewater.errors import Conflict, IncompatibleSynopses, InvalidRequest, NotFound, StorageError
-from edgewater.query import Measure, QuerySpec
-from edgewater.streams import LIVE, EdgeId
+from edgewater.query import Measure
 from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import QueryRef, SliceClose
-
-REF = QueryRef("q", 1)
-KEY = "q@1"
-MINUTE = 60_000
-
-
-def edge_record(name: str) -> EdgeRecord:
-    streams = (StreamRecord("events", {"x": pa.int64()}, LIVE),)
-    numbers: dict[str, Any] = {"backlog_bytes": 0, "bandwidth_bytes_s": 0.0, "rtt_ms": 0.0, "clock_offset_ms": 0.0}
-    return EdgeRecord(EdgeId(name), "i", {}, streams, 0, 0, True, {}, {}, {}, **numbers, retired=False, incarnations=1)
-
-
-def registered(ref: QueryRef = REF, **parts: object) -> Registered:
-    given = {"name": ref.name, "from": "events", "measures": {"s": "sum(x)"}, "window": {"tumbling": "1m"}, **parts}
-    return Registered(RegisteredQuery(ref, QuerySpec.from_mapping(given), 0, None))
-
-
-def partial(*values: int) -> bytes:
-    measure = Measure.parse("s", "sum(x)")
-    aggregate = GroupedAggregate({}, {"s": measure.function.make((), pa.int64())})
-    aggregate.update([], {"s": pa.array(values, pa.int64())}, len(values))
-    return aggregate.to_bytes()
-
-
-def total(synopsis: bytes | None) -> int | None:
-    return None if synopsis is None else int(GroupedAggregate.from_bytes(synopsis).query("s").value[0])
-
-
-class Job:
-    """What the Spark job does with the store: batches of frames become deltas and facts."""
-
-    def __init__(self, url: str, *edges: str, ref: QueryRef = REF, **query: object) -> None:
-        self.store = ResultStore(url)
-        self.ledger = Ledger()
-        self.ref = ref
-        self.position = 0
-        self.observed: dict[tuple[str, int], int] = {}
-        self.store.load_ledger(self.ledger)
-        self.store.tick(self.ledger, [EdgesChanged(tuple(map(edge_record, edges))), registered(ref, **query)], 0)
-
-    def frame(self, edge: str, through_ms: int, **slices: int) -> tuple[FrameFact, list[MergedDelta]]:
-        """A frame with one record of value v in minute n per ``mn=v``."""
-        self.position += 1
-        starts = {int(name[1:]) * MINUTE: value for name, value in slices.items()}
-        for start in starts:
-            self.observed[edge, start] = self.observed.get((edge, start), 0) + 1
-        closes = tuple(SliceClose(s, self.observed[edge, s], 0) for s in starts)
-        fact = FrameFact(self.ref, self.position, EdgeId(edge), through_ms, closes, tuple(starts), 100, 0)
-        return fact, [MergedDelta(self.ref, s, 0, partial(v)) for s, v in starts.items()]
-
-    def batch(self, *frames: tuple[FrameFact, list[MergedDelta]], now_ms: int = 0) -> list[Emission]:
-        facts = [fact for fact, _ in frames]
-        parts: dict[int, list[bytes]] = {}
-        for _, deltas in frames:
-            for delta in deltas:
-                parts.setdefault(delta.slice_start_ms, []).append(delta.synopsis)
-        merged = [MergedDelta(self.ref, start, 0, merge_partials(p)) for start, p in parts.items()]
-        return self.store.apply(
-            self.ledger, merged, facts, {f"{self.ref.name}@{self.ref.version}": facts[-1].position}, now_ms
-        )
-
-    def contents(self) -> dict[str, list[Any]]:
-        """All rows of all tables."""
-        with self.store._engine.connect() as connection:
-            return {
-                table.name: [tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key))]
-                for table in t.metadata.sorted_tables
-            }
-
-    def count(self, table: Any) -> int:
-        with self.store._engine.connect() as connection:
-            return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
-
+from edgewater.wire.frames import QueryRef
 
 OpenJob = Callable[..., Job]
-
-
-@pytest.fixture
-def open_job(url: str) -> Iterator[OpenJob]:
-    """Opens a job on the test's store, and another one as if it had been started again."""
-    with ExitStack() as stack:
-
-        def open_job(*edges: str, **query: object) -> Job:
-            job = Job(url, *edges, **query)
-            stack.callback(job.store.close)
-            return job
-
-        yield open_job
 
 
 @pytest.fixture

@@ -51,17 +51,19 @@ def synopsis(urls: list[str], sizes: list[int], measure: str = "bytes") -> bytes
 
 @dataclass
 class World:
-    """Catalog, frame log and result store in one directory, and what has been shipped into them."""
+    """Catalog, frame log and result store, and what has been shipped into them."""
 
     path: Path
     edges: tuple[EdgeId, ...] = (EdgeId("jfk"), EdgeId("lga"), EdgeId("ewr"))
     now: int = 1_000_000
     truth: Truth = field(default_factory=Counter)
     records: int = 0
+    database: str | None = None
+    """URL of the one that both stores share; None: SQLite, a file each."""
 
     def __post_init__(self) -> None:
-        self.catalog_url = f"sqlite:///{self.path}/catalog.db"
-        self.results_url = f"sqlite:///{self.path}/results.db"
+        self.catalog_url = self.database or f"sqlite:///{self.path}/catalog.db"
+        self.results_url = self.database or f"sqlite:///{self.path}/results.db"
         self.log_dir = self.path / "log"
         self.catalog = Catalog(self.catalog_url)
         self.store = ResultStore(self.results_url)
@@ -171,6 +173,14 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def shared_world(tmp_path: Path, url: str) -> Iterator[World]:
+    """Catalog and results in one database, of either kind."""
+    world = World(tmp_path, database=url)
     yield world
     world.close()
 

@@ -92,7 +92,8 @@ class Run:
         return self.metrics.registry.get_sample_value(f"edgewater_job_{name}_total", labels) or 0.0
 
 
-def test_final_answers_say_what_the_edges_saw(spark: Any, world: Any) -> None:
+def test_final_answers_say_what_the_edges_saw(spark: Any, shared_world: Any) -> None:
+    world = shared_world
     refs = world.register("a", "b")
     for window in range(4):
         for ref in refs:

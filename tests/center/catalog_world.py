@@ -1,0 +1,61 @@
+"""What a catalog is told in tests: a query, an edge's Hello, a frame that has arrived."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from center.catalog import Catalog, StreamRecord, UnindexedFrame
+from center.log import Location
+from edgewater.query import QuerySpec
+from edgewater.streams import LIVE, EdgeId
+from edgewater.wire.frames import QueryRef
+
+FLIGHTS = StreamRecord("flights", {"carrier": pa.string(), "distance": pa.int64()}, LIVE)
+SOMEWHERE = Location("miles@1/w-1.frames", 0, 10)
+JFK, LGA = EdgeId("jfk"), EdgeId("lga")
+
+
+def spec(name: str = "miles", **changes: object) -> QuerySpec:
+    mapping = {
+        "name": name,
+        "from": "flights",
+        "group_by": ["carrier"],
+        "measures": {"miles": "sum(distance)", "flights": "count()"},
+        "window": {"tumbling": "60s"},
+    }
+    return QuerySpec.from_mapping(mapping | changes)
+
+
+def hello(
+    catalog: Catalog,
+    edge: EdgeId = JFK,
+    incarnation: str = "i1",
+    *,
+    streams: tuple[StreamRecord, ...] = (FLIGHTS,),
+    oldest_seq: int = 0,
+    next_seq: int = 0,
+    now_ms: int = 1_000,
+    session: str = "s1",
+) -> int | None:
+    return catalog.hello(
+        edge,
+        incarnation,
+        labels={"city": "New York"},
+        streams=streams,
+        oldest_seq=oldest_seq,
+        next_seq=next_seq,
+        now_ms=now_ms,
+        session=session,
+    )
+
+
+def frame(
+    query: QueryRef,
+    seq: int,
+    *,
+    edge: EdgeId = JFK,
+    incarnation: str = "i1",
+    crc32c: int = 7,
+    location: Location | None = SOMEWHERE,
+) -> UnindexedFrame:
+    return UnindexedFrame(query, edge, incarnation, seq, crc32c, 100, 5_000, location)
