@@ -18,6 +18,10 @@ END_OF_TIME_MS = 1 << 62
 """Watermark of a stream that has ended."""
 
 MAX_SEQ = 1 << 62
+MIN_SPEED, MAX_SPEED = 1e-3, 1e9
+MAX_ORIGIN_MS = 1 << 53
+"""Bounds of a replay's clock, within which deadlines and staleness fit into 64 bits."""
+
 MAX_LABELS = 64
 MAX_STREAMS = 256
 MAX_COLUMNS = 1_024
@@ -79,8 +83,15 @@ def _stream(message: pb.Stream) -> StreamRecord:
     clock = LIVE
     if message.HasField("clock"):
         clock = StreamClock(message.clock.event_origin_ms, message.clock.wall_origin_ms, message.clock.speed)
-        if not (math.isfinite(clock.speed) and clock.speed > 0):
-            raise ProtocolError(f"Hello: stream {message.name} runs at speed {clock.speed}; expected more than 0")
+        if not MIN_SPEED <= clock.speed <= MAX_SPEED:
+            raise ProtocolError(
+                f"Hello: stream {message.name} runs at speed {clock.speed}; expected {MIN_SPEED:g} to {MAX_SPEED:g}"
+            )
+        for field, origin in (("event", clock.event_origin_ms), ("wall", clock.wall_origin_ms)):
+            if abs(origin) > MAX_ORIGIN_MS:
+                raise ProtocolError(
+                    f"Hello: stream {message.name}: {field}_origin_ms {origin}; expected at most {MAX_ORIGIN_MS}"
+                )
     columns = {plain_text(c.name): COLUMN_TYPES[c.type] for c in message.columns}
     return StreamRecord(message.name, columns, clock)
 
