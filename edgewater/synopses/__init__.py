@@ -4,6 +4,8 @@ from __future__ import annotations
 
 # First: it imports the modules that register functions, whichever of them a caller asks for.
 from edgewater.synopses import registry  # noqa: F401  # isort: skip
+from typing import Any
+
 from edgewater.errors import UnsupportedVersion
 from edgewater.synopses import codec
 from edgewater.synopses.base import (
@@ -22,34 +24,118 @@ from edgewater.synopses.base import (
     Synopsis,
     Variance,
 )
+from edgewater.synopses.bernoulli import BernoulliSample
+from edgewater.synopses.biased_reservoir import BiasedReservoir
+from edgewater.synopses.bloom import BloomFilter
+from edgewater.synopses.count_min import CountMin
+from edgewater.synopses.cuckoo import CountingCuckooFilter, CuckooFilter
 from edgewater.synopses.ddsketch import DDSketch
+from edgewater.synopses.equi_depth import EquiDepthHistogram
+from edgewater.synopses.equi_width import EquiWidthHistogram
+from edgewater.synopses.fast_agms import FastAgms
+from edgewater.synopses.fifo import FifoSample
 from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses.haar import HaarWavelet
 from edgewater.synopses.hyperloglog import HyperLogLog
+from edgewater.synopses.kll import Kll
+from edgewater.synopses.questions import (
+    Contains,
+    FalsePositiveRate,
+    Frequency,
+    IntersectionSize,
+    JoinSize,
+    Point,
+    Proportion,
+    Range,
+    RangeSum,
+    RankedItems,
+    Ranking,
+    SelfJoinSize,
+    Since,
+    SubsetCount,
+    TopItems,
+    UnionSize,
+)
+from edgewater.synopses.reservoir import ReservoirSample
+from edgewater.synopses.single import SingleSynopsis
+from edgewater.synopses.top_k import TopK
 
 __all__ = [
+    "AnySynopsis",
+    "BernoulliSample",
+    "BiasedReservoir",
+    "BloomFilter",
+    "Contains",
     "Count",
+    "CountMin",
+    "CountingCuckooFilter",
+    "CuckooFilter",
     "DDSketch",
     "Distinct",
+    "EquiDepthHistogram",
+    "EquiWidthHistogram",
     "Estimate",
     "Estimates",
+    "FalsePositiveRate",
+    "FastAgms",
+    "FifoSample",
+    "Frequency",
     "GroupedAggregate",
+    "HaarWavelet",
     "HyperLogLog",
+    "IntersectionSize",
+    "JoinSize",
+    "Kll",
     "Maximum",
     "Mean",
     "Minimum",
+    "Point",
     "Properties",
+    "Proportion",
     "Quantile",
     "Question",
+    "Range",
+    "RangeSum",
     "Rank",
+    "RankedItems",
+    "Ranking",
+    "ReservoirSample",
+    "SelfJoinSize",
+    "Since",
+    "SubsetCount",
     "Sum",
     "Synopsis",
+    "TopItems",
+    "TopK",
+    "UnionSize",
     "Variance",
     "from_bytes",
 ]
 
-AnySynopsis = GroupedAggregate | HyperLogLog | DDSketch
+AnySynopsis = GroupedAggregate | HaarWavelet | SingleSynopsis[Any]
 
-_TYPES: dict[str, type[AnySynopsis]] = {t.kind: t for t in (GroupedAggregate, HyperLogLog, DDSketch)}
+_TYPES: dict[str, type[AnySynopsis]] = {
+    t.kind: t
+    for t in (
+        GroupedAggregate,
+        HyperLogLog,
+        DDSketch,
+        CountMin,
+        FastAgms,
+        BloomFilter,
+        CuckooFilter,
+        CountingCuckooFilter,
+        TopK,
+        ReservoirSample,
+        BernoulliSample,
+        FifoSample,
+        BiasedReservoir,
+        EquiWidthHistogram,
+        EquiDepthHistogram,
+        Kll,
+        HaarWavelet,
+    )
+}
 
 
 def from_bytes(data: bytes) -> AnySynopsis:

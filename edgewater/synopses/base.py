@@ -89,7 +89,10 @@ class Estimates:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Base of all questions. Each synopsis says in `questions` which it answers."""
+    """Base of all questions. Each synopsis says in `questions` which it answers.
+
+    A `confidence` is that of the interval asked for; synopses with certain bounds pass it over.
+    """
 
 
 Questions = tuple[type[Question], ...]
@@ -100,15 +103,21 @@ Questions = tuple[type[Question], ...]
 class Count(Question):
     """How many values (records, or non-null values of the argument)?"""
 
+    confidence: float = 0.95
+
 
 @dataclass(frozen=True, slots=True)
 class Sum(Question):
     """The sum of the values."""
 
+    confidence: float = 0.95
+
 
 @dataclass(frozen=True, slots=True)
 class Mean(Question):
     """The arithmetic mean of the values."""
+
+    confidence: float = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +147,7 @@ class Quantile(Question):
     """The value at rank `q` in [0, 1]."""
 
     q: float
+    confidence: float = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +155,7 @@ class Rank(Question):
     """The fraction of values at most `x`."""
 
     x: float
+    confidence: float = 0.95
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ There is no conservative update: it tightens estimates, and loses merging and su
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -93,9 +93,7 @@ class CountMin(SingleCounters):
     properties: ClassVar[Properties] = CountMinStack.properties
     questions: ClassVar[Questions] = CountMinStack.questions
 
-    def __init__(
-        self, width: int = DEFAULT_WIDTH, depth: int = DEFAULT_DEPTH, *, seed: int = DEFAULT_SEED
-    ) -> None:
+    def __init__(self, width: int = DEFAULT_WIDTH, depth: int = DEFAULT_DEPTH, *, seed: int = DEFAULT_SEED) -> None:
         super().__init__(CountMinStack(1, width=width, depth=depth, seed=seed))
 
     @classmethod

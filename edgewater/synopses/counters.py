@@ -156,7 +156,7 @@ class CounterStack(ItemStack):
         result = self.take(np.arange(len(self)))
         result.level += levels
         # A column is the top bits of a hash: what folds together lies side by side.
-        result._counters = result._counters.reshape(len(self), self.depth, -1, 1 << levels).sum(axis=3)
+        result._counters = result._counters.reshape(len(self), self.depth, result.columns, 1 << levels).sum(axis=3)
         return result
 
     def take(self, groups: IntArray) -> Self:
@@ -249,4 +249,3 @@ class SingleCounters(SingleSynopsis[Any]):
         result._stack.invert(other._stack, np.zeros(1, np.int64))
         result.records = max(result.records - other.records, 0)
         return result
-

@@ -183,9 +183,7 @@ class FastAgms(SingleCounters):
     properties: ClassVar[Properties] = FastAgmsStack.properties
     questions: ClassVar[Questions] = FastAgmsStack.questions
 
-    def __init__(
-        self, width: int = DEFAULT_WIDTH, depth: int = DEFAULT_DEPTH, *, seed: int = DEFAULT_SEED
-    ) -> None:
+    def __init__(self, width: int = DEFAULT_WIDTH, depth: int = DEFAULT_DEPTH, *, seed: int = DEFAULT_SEED) -> None:
         super().__init__(FastAgmsStack(1, width=width, depth=depth, seed=seed))
 
     @classmethod

@@ -16,6 +16,7 @@ from edgewater.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
 from edgewater.streams import COLUMN_TYPES, type_name
 from edgewater.synopses import codec
 from edgewater.synopses.aggregates import ArrayStack
+from edgewater.synopses.base import FloatArray
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, finalised, hash_values
 
 ITEM_TYPES = ("string", "int64", "float64", "bool")
@@ -104,6 +105,14 @@ def item_of(item: Any, item_type: str) -> Any:
     if item_type == "int64" and number and math.isfinite(item) and item == int(item) and -(1 << 63) <= item < 1 << 63:
         return int(item)
     raise InvalidRequest("item", item, f"an item of type {item_type}, as the values are")
+
+
+def confidence_of(wrong: FloatArray) -> float:
+    """The confidence of the groups that say yes, each wrong with such a probability; 1, if there are none.
+
+    A yes is never certain, however full the filter, so it stays below 1.
+    """
+    return 1.0 - max(float(wrong.max()), 2.0**-53) if len(wrong) else 1.0
 
 
 def row_hashes(words: WordArray, row: int) -> WordArray:

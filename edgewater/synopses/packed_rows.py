@@ -16,8 +16,8 @@ from edgewater.synopses.cells import Cells, cell_keys, cells_of, groups_of
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 
 ARRAYS = 6
-_SPARSE_SHARE = 4
-"""A row with at most 1/4 of its cells in use is sparse: a cell in use costs a step and a value."""
+_SPARSE_SHARE = 2
+"""A row with at most 1/2 of its cells in use is sparse: a cell in use costs a step and a value."""
 
 
 def pack_rows(rows: npt.NDArray[Any]) -> list[ArrayMessage]:
@@ -25,7 +25,7 @@ def pack_rows(rows: npt.NDArray[Any]) -> list[ArrayMessage]:
     sparse = np.count_nonzero(rows, axis=1) * _SPARSE_SHARE <= rows.shape[1]
     which = np.flatnonzero(sparse)
     groups, cells = np.nonzero(rows[which])
-    held = Cells(np.add, rows.dtype)
+    held = Cells(np.maximum, rows.dtype)  # cells are distinct; add would widen small types
     held.replace(cell_keys(which[groups], cells.astype(np.int64)), rows[which[groups], cells])
     dense = np.flatnonzero(~sparse)
     return [codec.encode(array) for array in (*held.pack(len(rows)), dense, rows[dense])]
@@ -35,7 +35,7 @@ def unpack_rows(arrays: Iterable[ArrayMessage], cells: int, dtype: npt.DTypeLike
     """What `pack_rows` was given. Raises ValueError unless it can be that, and CorruptSynopsis."""
     *packed, dense, dense_rows = (codec.decode(a) for a in arrays)
     groups = len(packed[0])
-    held = Cells(np.add, dtype)
+    held = Cells(np.maximum, dtype)
     held.unpack(*packed)
     keys, values = held.settled()
     in_range = (cells_of(keys) < cells).all() and dense.dtype == np.int64 and not np.isin(dense, groups_of(keys)).any()

@@ -1,4 +1,4 @@
-"""Questions about single items and about two synopses together, beside those of `base.py`."""
+"""Questions about items, ranges, signals and two synopses together, beside those of `base.py`."""
 
 from __future__ import annotations
 
@@ -100,3 +100,52 @@ class Ranking(Protocol):
 
     def top(self, question: TopItems | None = None) -> RankedItems:
         """None: as many as the measure asked for. Raises InvalidRequest for more than it can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range(Question):
+    """How many values are in [lo, hi], both ends included?"""
+
+    lo: float
+    hi: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proportion(Question):
+    """Which part of the values is in [lo, hi], both ends included?"""
+
+    lo: float
+    hi: float
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class SubsetCount(Question):
+    """How many of the values that were sampled from are in [lo, hi], both ends included?"""
+
+    lo: float
+    hi: float
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Since(Question):
+    """A question about the values that came at `time_ms` or later: `Count`, `Sum` or `Mean`."""
+
+    time_ms: int
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
+class Point(Question):
+    """The value at an index of a signal, from 0."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSum(Question):
+    """The sum of a signal's values from index `first` to index `last`, both included."""
+
+    first: int
+    last: int

@@ -123,4 +123,20 @@ def stack_from_message(message: SynopsisMessage) -> Stack:
     return kind.from_message(message)
 
 
-from edgewater.synopses import aggregates, count_min, ddsketch, fast_agms, hyperloglog  # noqa: E402, F401  (they register themselves)
+from edgewater.synopses import (  # noqa: E402, F401  (they register themselves)
+    aggregates,
+    bernoulli,
+    biased_reservoir,
+    bloom,
+    count_min,
+    cuckoo,
+    ddsketch,
+    equi_depth,
+    equi_width,
+    fast_agms,
+    fifo,
+    hyperloglog,
+    kll,
+    reservoir,
+    top_k,
+)

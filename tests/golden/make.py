@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from edgewater.streams import COLUMN_TYPES
-from edgewater.synopses import DDSketch, GroupedAggregate, HyperLogLog
+from edgewater.synopses import (
+    BloomFilter,
+    CountingCuckooFilter,
+    CountMin,
+    CuckooFilter,
+    DDSketch,
+    FastAgms,
+    GroupedAggregate,
+    HyperLogLog,
+    TopK,
+)
 from edgewater.synopses.registry import function_named
 
 HERE = Path(__file__).parent / "v1"
@@ -40,6 +51,19 @@ def _ddsketch(values: np.ndarray, accuracy: float = 0.01, fold: int = 0) -> byte
     sketch = DDSketch(accuracy)
     sketch.update(values)
     return sketch.fold(fold).to_bytes()
+
+
+def _updated(synopsis: Any, *batches: Any, fold: int = 0, without: Any = None) -> bytes:
+    """The bytes of an empty synopsis after these batches, without some values, and folded."""
+    for batch in batches:
+        synopsis.update(batch)
+    if without is not None:
+        synopsis.decrement(without)
+    return (synopsis.fold(fold) if fold else synopsis).to_bytes()
+
+
+URLS = pa.array([f"/{'x' * (i % 19)}/{i * i % 31}" for i in range(600)] + ["", "ä", "日本"])
+HALVES = np.arange(400) % 37 / 2 - 4
 
 
 def _grouped(keys: dict[str, pa.Array], measures: dict[str, tuple[str, pa.Array | None]], rows: int) -> bytes:
@@ -92,6 +116,31 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     "ddsketch-odd": lambda: _ddsketch(np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 5e-324, 1e300, -1e-300])),
     "ddsketch-collapsed": lambda: _ddsketch(np.arange(1024, 262_144) / 1024, 0.001),
     "ddsketch-folded": lambda: _ddsketch(_integers(1000).astype(float), 0.05, 2),
+    "count_min-empty": lambda: _updated(CountMin()),
+    "count_min-sparse": lambda: _updated(CountMin(), _integers(200)),
+    "count_min-dense": lambda: _updated(CountMin(256, 4), _integers(9000), _integers(300)),
+    "count_min-strings": lambda: _updated(CountMin(64, 3), URLS),
+    "count_min-folded": lambda: _updated(CountMin(1024, 3), HALVES, fold=3),
+    "count_min-overdrawn": lambda: _updated(CountMin(64, 3), _integers(90), without=np.array([-5, -5])),
+    "fast_agms-empty": lambda: _updated(FastAgms()),
+    "fast_agms-integers": lambda: _updated(FastAgms(128, 5), _integers(5000)),
+    "fast_agms-strings": lambda: _updated(FastAgms(256, 3), URLS),
+    "fast_agms-folded": lambda: _updated(FastAgms(256, 3), HALVES, fold=2, without=HALVES[:9]),
+    "bloom-empty": lambda: _updated(BloomFilter()),
+    "bloom-sparse": lambda: _updated(BloomFilter.for_capacity(100_000, 0.01), _integers(50)),
+    "bloom-strings": lambda: _updated(BloomFilter.for_capacity(300, 0.02), URLS),
+    "bloom-folded": lambda: _updated(BloomFilter(4096 * 3, 4), HALVES, _integers(10).astype(float), fold=2),
+    "bloom-flags": lambda: _updated(BloomFilter(64, 9), np.array([True])),
+    "cuckoo-empty": lambda: _updated(CuckooFilter()),
+    "cuckoo-strings": lambda: _updated(CuckooFilter(256), URLS),
+    "cuckoo-overfull": lambda: _updated(CuckooFilter(16), _integers(100), _integers(120)),
+    "counting_cuckoo-integers": lambda: _updated(
+        CountingCuckooFilter(1024), _integers(2000), np.zeros(70_000, np.int64), without=_integers(500)
+    ),
+    "top_k-empty": lambda: _updated(TopK()),
+    "top_k-strings": lambda: _updated(TopK(10), URLS),
+    "top_k-full": lambda: _updated(TopK(3, 40), _integers(20_000) % 97 // 3, _integers(30_000) ** 2 % 211),
+    "top_k-folded": lambda: _updated(TopK(3, 64), HALVES, fold=2),
     "grouped-flights": _flights,
     "grouped-all-keys": _all_keys,
     "grouped-no-keys": lambda: _grouped({}, {"n": ("count", None), "q": ("quantiles", pa.array([1, 2, 3]))}, 3),

@@ -3,12 +3,25 @@ from pathlib import Path
 import pytest
 from make import HERE, SAMPLES
 
-from edgewater.synopses import Count, DDSketch, Distinct, GroupedAggregate, HyperLogLog, Quantile, from_bytes
+from edgewater.synopses import (
+    AnySynopsis,
+    Contains,
+    Count,
+    DDSketch,
+    Distinct,
+    Frequency,
+    GroupedAggregate,
+    HyperLogLog,
+    Quantile,
+    SelfJoinSize,
+    TopK,
+    from_bytes,
+)
 
 FILES = sorted(HERE.glob("*.bin"))
 
 
-def read(name: str) -> GroupedAggregate | HyperLogLog | DDSketch:
+def read(name: str) -> AnySynopsis:
     return from_bytes((HERE / f"{name}.bin").read_bytes())
 
 
@@ -36,3 +49,16 @@ def test_golden_answers_stand() -> None:
     assert collapsed.query(Count()).value == 261_120 and 0.001 < collapsed.current_accuracy < 0.0021
     assert collapsed.query(Quantile(0.5)).value == pytest.approx(128.5, rel=0.0021)
     assert len(flights) == 15 and flights.records == 200 == flights.query("n").value.sum()
+
+
+def test_golden_answers_about_items_stand() -> None:
+    urls = read("count_min-strings").query(Frequency("日本"))  # type: ignore[arg-type]
+    assert urls.lower <= 1 <= urls.upper
+    moment = read("fast_agms-integers").query(SelfJoinSize())  # type: ignore[arg-type]
+    assert moment.lower <= 5000 <= moment.upper
+    assert all(read(f"{kind}-strings").query(Contains("ä")).value == 1 for kind in ("bloom", "cuckoo"))  # type: ignore[arg-type]
+    assert read("cuckoo-overfull").overfull  # type: ignore[union-attr]
+    counted = read("counting_cuckoo-integers")
+    assert counted.query(Frequency(0)).value == 70_000 and counted.query(Count()).value == 71_500  # type: ignore[arg-type]
+    top = read("top_k-full")
+    assert isinstance(top, TopK) and len(top.top()) == 3 and top.query(Count()).value == 50_000

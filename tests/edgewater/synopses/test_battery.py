@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from battery import (
+    BOUNDED_STATE,
     SEED,
     Subject,
+    add,
     answers,
     assert_same,
     codes_for,
@@ -66,7 +68,6 @@ def test_the_order_of_values_makes_no_difference(subject: Subject, values: Any) 
     codes = codes_for(values, GROUPS)
     order = np.random.default_rng(SEED).permutation(len(values))
     shuffled = filled(subject, codes[order], pick(values, order), GROUPS)
-    assert not shuffled.properties.ordered
     assert_same(whole_of(subject, values), shuffled, scale_of(values))
 
 
@@ -74,14 +75,14 @@ def test_the_order_of_values_makes_no_difference(subject: Subject, values: Any) 
 def test_one_batch_and_many_give_the_same(subject: Subject, values: Any) -> None:
     codes, many = codes_for(values, GROUPS), filled_empty(subject)
     for at in np.array_split(np.arange(len(values)), 7):
-        many.update(codes[at], pick(values, at))
+        add(many, codes[at], pick(values, at))
     assert_same(whole_of(subject, values), many, scale_of(values))
 
 
 @each_case
 def test_merging_commutes(subject: Subject, values: Any) -> None:
     left, right = parts_of(subject, values, 2)
-    assert left.properties.commutative
+    assert left.properties.commutative == (left.kind not in BOUNDED_STATE)
     assert_same(merged(subject, [left, right], GROUPS), merged(subject, [right, left], GROUPS), scale_of(values))
 
 
@@ -125,6 +126,15 @@ def test_a_linear_state_adds_up_and_what_was_merged_can_be_taken_out(subject: Su
     if not properties.linear:
         return
     both = merged(subject, [left, right], GROUPS)
+    invert = getattr(both, "invert", None)
+    if invert is not None:
+        invert(right, np.arange(GROUPS))
+        assert to_bytes(both) == to_bytes(left)
+        both.decrement(codes_for(values, GROUPS)[:0], pick(values, np.zeros(0, np.int64)))  # type: ignore[attr-defined]
+        whole = whole_of(subject, values)
+        whole.decrement(codes_for(values, GROUPS), values)  # type: ignore[attr-defined]
+        assert to_bytes(whole) == to_bytes(filled_empty(subject))
+        return
     for a, b, ab in zip(*([codec.decode(x) for x in s.to_message().arrays] for s in (left, right, both)), strict=True):
         np.testing.assert_allclose(ab - b, a, rtol=1e-12, atol=1e-9)
 
@@ -175,9 +185,9 @@ def test_reset_groups_are_as_new_and_the_others_stay(subject: Subject, values: A
     at = np.flatnonzero(~np.isin(codes, [1, 3]))
     expected = filled_empty(subject)
     if len(at):
-        expected.update(codes[at], pick(values, at))
+        add(expected, codes[at], pick(values, at))
     assert_same(stack, expected, scale_of(values))
-    stack.update(codes, values)
+    add(stack, codes, values)
     alone = stack.take(np.array([1]))
     assert_same(alone, whole_of(subject, values).take(np.array([1])), scale_of(values))
 
@@ -303,7 +313,9 @@ def test_a_question_it_cannot_answer_is_refused_with_those_it_can(subject: Subje
     assert isinstance(stack.query(), type(stack.query(None)))
 
 
-@pytest.mark.parametrize(("name", "other"), [("distinct", {"precision": 9}), ("quantiles", {"accuracy": 0.02})])
+@pytest.mark.parametrize(
+    ("name", "other"), [("distinct", {"precision": 9}), ("quantiles", {"accuracy": 0.02}), ("kll", {"k": 9})]
+)
 def test_unequal_parameters_do_not_merge_and_both_are_named(name: str, other: dict[str, Any]) -> None:
     function = function_named(name)
     assert function is not None

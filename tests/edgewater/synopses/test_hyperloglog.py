@@ -194,7 +194,7 @@ def test_from_bytes_reads_only_what_it_should() -> None:
         from_bytes(b"GIF89a.." + data)
     message = codec.unseal(data)
     message.kind = "count"
-    with pytest.raises(UnsupportedVersion, match=r"'count'.*ddsketch, grouped_aggregate, hyperloglog"):
+    with pytest.raises(UnsupportedVersion, match=r"'count'.*ddsketch.*grouped_aggregate.*hyperloglog"):
         from_bytes(codec.seal(message))
     many = HyperLogLogStack(2).to_message()
     with pytest.raises(CorruptSynopsis, match="2 groups where one"):

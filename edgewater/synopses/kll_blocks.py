@@ -1,0 +1,49 @@
+"""Blocks of KLL's values, of many groups and levels, and which level has to be compacted."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from edgewater.synopses.base import FloatArray, IntArray
+
+_SHRINK = 2 / 3  # the capacity of a level, of that of the level above
+_LEAST = 8  # values in any level
+
+Levels = npt.NDArray[np.uint8]
+Block = tuple[IntArray, FloatArray, Levels]
+"""Group, value and level per row, sorted by group and value."""
+
+
+def sorted_block(blocks: list[Block]) -> Block:
+    """All rows of blocks in any order."""
+    groups, values, levels = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
+    if not groups.any():
+        if not levels.any():
+            return groups, np.sort(values), levels
+        order = np.argsort(values, kind="stable")
+    else:
+        order = np.lexsort((values, groups))
+    return groups[order], values[order], levels[order]
+
+
+def too_full(rows: Block, length: int, k: int) -> IntArray | None:
+    """Per group the lowest level to compact, or -1; None: no group has to be.
+
+    Args:
+        length: how many groups there are.
+        k: the room in a group's top level; each level below has 2/3 of that, and 8 at least.
+    """
+    groups, _, levels = rows
+    if not len(groups):
+        return None
+    tall = int(levels.max()) + 1
+    sizes = np.bincount(groups * tall + levels, minlength=length * tall).reshape(length, tall)
+    below = np.arange(tall)
+    top = np.max(np.where(sizes > 0, below, 0), axis=1)[:, None]
+    room = np.where(below <= top, np.maximum(np.ceil(k * _SHRINK ** (top - below)), _LEAST), 0)
+    over = sizes.sum(axis=1) > room.sum(axis=1)
+    if not over.any():
+        return None
+    # If the sizes are more than the rooms, one size is more than its room.
+    return np.where(over, np.argmax(sizes > room, axis=1), -1)
