@@ -33,6 +33,7 @@ from center.spark.processor import BatchProcessor
 from center.spark.session import SessionConfig, require_java, start_session
 from center.spark.source import FORMAT, FrameSource, SourceOptions
 from center.spark.telemetry import JobMetrics, serving
+from center.spark.warm_up import warm_up
 from center.spark.writer import DeadlineThread, LedgerWriter
 
 logger = logging.getLogger(__name__)
@@ -120,6 +121,8 @@ class Job:
             stack.callback(_stop_quietly, spark.stop)
             spark.dataSource.register(FrameSource)
             logger.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)
+            warm_up(spark, self._config.session.cores)
+            logger.info("its workers run after %.1f s", time.monotonic() - began_s)
             self._keep_streaming(spark, stop, began_s)
 
     def _keep_streaming(self, spark: Any, stop: threading.Event, began_s: float) -> None:

@@ -104,13 +104,15 @@ class BiasedReservoirStack(TimedStack):
         values = draw.numbers()
         present = 1 - newer[chosen] / self.capacity
         weights = 1 / present
-        count, summed, drawn = (self._summed(draw.groups, w) for w in (weights, weights * values, np.ones(len(values))))
+        count, summed, squares = (self._summed(draw.groups, w) for w in (weights, weights * values, weights * weights))
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             mean = summed / count
             off = values if total else values - mean[draw.groups]
             variance = self._summed(draw.groups, off * off * (1 - present) * weights * weights)
-            half = student_t(confidence, drawn - 1) * np.sqrt(variance) / (1.0 if total else count)
-            value = np.where(drawn > 0, summed if total else mean, np.nan)
+            # Few old records weigh much: as many degrees of freedom as equal weights would have (Kish).
+            freedom = np.where(count > 0, count * count / squares, 0.0) - 1
+            half = student_t(confidence, freedom) * np.sqrt(variance) / (1.0 if total else count)
+            value = np.where(count > 0, summed if total else mean, np.nan)
             lower, upper = around(value, half)
         return Estimates(value, lower, upper, confidence, self.kind)
 

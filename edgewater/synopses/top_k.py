@@ -94,7 +94,7 @@ class TopKStack(ItemStack):
     @property
     def counters(self) -> int:
         """Counters per group now: the capacity, halved per level."""
-        return int(self.capacity >> self.level)
+        return self.capacity >> self.level
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -104,7 +104,8 @@ class TopKStack(ItemStack):
     def nbytes(self) -> int:
         parts = [self._held, *self._runs]
         arrays = sum(p.groups.nbytes + p.words.nbytes + p.counts.nbytes for p in parts)
-        return super().nbytes + arrays + sum(p.items.nbytes for p in parts if p.items is not None)
+        items: int = sum(p.items.nbytes for p in parts if p.items is not None)
+        return super().nbytes + arrays + items
 
     def _empty(self) -> Self:
         return type(self)(k=self.k, capacity=self.capacity, level=self.level, seed=self.seed, item_type=self.item_type)
