@@ -17,14 +17,15 @@ $(PY):
 
 $(STAMP)%: $(PY) pyproject.toml
 	@echo "installing edgewater[$*] into $(VENV) …"
-	@$(PY) -m pip install -q -e '.[$*]'
+	@PYTHONWARNINGS=ignore $(PY) -m pip install -q -e '.[$*]'
 	@touch $@
 
 demo: $(STAMP)demo ## run everything on a year of New York flights: center, three edges, a table at the end
 	@$(VENV)/bin/edgewater demo $(ARGS)
 
-test: $(STAMP)dev ## all tests
-	@$(PY) -m pytest $(ARGS)
+test: $(STAMP)dev ## all tests: what needs no JVM and no processes on both cores, then the rest one by one
+	@$(PY) -m pytest -q -n 2 -m "not spark and not e2e" $(ARGS) || [ $$? -eq 5 ]
+	@$(PY) -m pytest -m "spark or e2e" $(ARGS) || [ $$? -eq 5 ]
 
 quick: $(STAMP)dev ## the fast tests: no JVM, no processes
 	@$(PY) -m pytest -q -n 2 -m "not spark and not e2e and not slow" $(ARGS)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from center.answers import DEFAULT_QUANTILES, Questions
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
-from edgewater.synopses.base import Distinct, Quantile
+from edgewater.synopses.base import Quantile
 
 MAX_VALUES = 100
 
@@ -139,10 +139,10 @@ def _quantiles(given: list[float], spec: QuerySpec) -> tuple[float, ...]:
 
 def _require_exact(confidence: float, spec: QuerySpec) -> None:
     """Exact measures hold at any confidence; `center/answers.py` gives the others at one of their own."""
-    given = Distinct().confidence
-    for name, kinds in _answered(spec).items():
-        if Distinct in kinds and confidence != given:
-            raise InvalidRequest("confidence", confidence, f"{given}, or none", f"{name} is given at {given}")
+    for measure in spec.measures:
+        given = measure.function.make(measure.parameters, None).query().confidence
+        if given < 1 and confidence != given:
+            raise InvalidRequest("confidence", confidence, f"{given}, or none", f"{measure.name} is given at {given}")
 
 
 def _answered(spec: QuerySpec) -> Mapping[str, tuple[type, ...]]:

@@ -56,9 +56,11 @@ class EquiWidthStack(ArrayStack):
                 raise InvalidRequest(name, end, "a finite number")
         self.bins = check_whole("bins", bins, 1, MAX_BINS)
         self.low, self.high = float(low), float(high)
-        self._finest = np.linspace(self.low, self.high, self.bins + 1) if low < high else np.zeros(0)
-        if not (np.diff(self._finest) > 0).all() or not len(self._finest):
-            raise InvalidRequest("high", high, f"a number so far above low={low} that {bins} bins have a width")
+        sound = low < high and math.isfinite(self.high - self.low)
+        self._finest = np.linspace(self.low, self.high, self.bins + 1) if sound else np.zeros(2)
+        if not (np.diff(self._finest) > 0).all():
+            accepted = f"a number so far above low={low} that {bins} bins have a width, which is finite"
+            raise InvalidRequest("high", high, accepted)
         super().__init__(groups)
         self.level = check_whole("level", level, 0, _halvings(bins))
         self._counts: IntArray = np.zeros((groups, self.columns + 3), np.int64)
@@ -133,8 +135,7 @@ class EquiWidthStack(ArrayStack):
         """The counter of each value: 0 below, 1 … columns for bins, then above, then NaN."""
         edges, columns = self.edges, self.columns
         with np.errstate(over="ignore", invalid="ignore"):
-            # Halves, so that a range as wide as float64 does not overflow.
-            guess = np.floor((values / 2 - self.low / 2) * (columns / (self.high / 2 - self.low / 2)))
+            guess = np.floor((values - self.low) * (columns / (self.high - self.low)))
             found = np.clip(np.where(np.isnan(guess), 0, guess), 0, columns - 1).astype(np.int64)
         found -= (values < edges[found]) & (found > 0)
         found += (values >= edges[found + 1]) & (found < columns - 1)

@@ -159,9 +159,9 @@ class HaarWavelet:
         lost = weights > 0
         lost[candidates] = False
         if lost.any():
-            self._energy += float(np.sum(weights[lost] ** 2))
-            levels = self._held.levels[lost]
-            np.maximum.at(self._missing, levels, np.abs(self._held.details[lost]) + self._off[levels])
+            levels, details = self._held.levels[lost], self._held.details[lost]
+            self._energy += float(np.sum(details * details * np.exp2(levels)))
+            np.maximum.at(self._missing, levels, np.abs(details) + self._off[levels])
         kept = self._held.at(candidates)
         self._held = kept.at(np.argsort(kept.keys()))
 

@@ -43,7 +43,7 @@ from edgewater.synopses.base import (
 from edgewater.synopses.hashing import DEFAULT_SEED, finalised
 from edgewater.synopses.intervals import normal_quantile
 from edgewater.synopses.items import check_share, check_whole
-from edgewater.synopses.kll_blocks import Block, Levels, sorted_block, too_full
+from edgewater.synopses.kll_blocks import MAX_LEVEL, Block, Levels, sorted_block, too_full
 from edgewater.synopses.registry import Function, Parameter, Parameters, register_function, register_kind
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
@@ -51,7 +51,6 @@ from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 DEFAULT_K = 200
 MIN_K, MAX_K = 8, 1 << 16
 K_ACCEPTED = f"a whole number from {MIN_K} to {MAX_K}"
-_MAX_LEVEL = 60
 _CHUNK = 1 << 15  # values that are sorted at a time: they fit the L2 cache
 
 
@@ -332,7 +331,7 @@ class KllStack(ArrayStack):
             raise ValueError(f"counts {counts.dtype}{counts.shape}")
         if values.shape != (int(counts.sum()),) or values.dtype != np.float64:
             raise ValueError(f"values {values.dtype}{values.shape}")
-        if levels.shape != values.shape or levels.dtype != np.uint8 or (levels > _MAX_LEVEL).any():
+        if levels.shape != values.shape or levels.dtype != np.uint8 or (levels > MAX_LEVEL).any():
             raise ValueError(f"levels {levels.dtype}{levels.shape}")
         groups = np.repeat(np.arange(len(self)), counts)
         weights = np.bincount(groups, 2.0**levels, len(self))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
 from edgewater.synopses.base import FloatArray, IntArray
 
-_SHRINK = 2 / 3  # the capacity of a level, of that of the level above
+MAX_LEVEL = 60
 _LEAST = 8  # values in any level
 
 Levels = npt.NDArray[np.uint8]
@@ -41,9 +43,15 @@ def too_full(rows: Block, length: int, k: int) -> IntArray | None:
     sizes = np.bincount(groups * tall + levels, minlength=length * tall).reshape(length, tall)
     below = np.arange(tall)
     top = np.max(np.where(sizes > 0, below, 0), axis=1)[:, None]
-    room = np.where(below <= top, np.maximum(np.ceil(k * _SHRINK ** (top - below)), _LEAST), 0)
+    room = np.where(below <= top, _rooms(k)[np.maximum(top - below, 0)], 0)
     over = sizes.sum(axis=1) > room.sum(axis=1)
     if not over.any():
         return None
     # If the sizes are more than the rooms, one size is more than its room.
     return np.where(over, np.argmax(sizes > room, axis=1), -1)
+
+
+@lru_cache(maxsize=64)
+def _rooms(k: int) -> IntArray:
+    """The room in the top level, the one below it, and so on: ⌈k·(2/3)^j⌉, in integers."""
+    return np.array([max(-(-k * 2**j // 3**j), _LEAST) for j in range(256)])

@@ -15,14 +15,22 @@ import pyarrow as pa
 
 from edgewater.streams import COLUMN_TYPES
 from edgewater.synopses import (
+    BernoulliSample,
+    BiasedReservoir,
     BloomFilter,
     CountingCuckooFilter,
     CountMin,
     CuckooFilter,
     DDSketch,
+    EquiDepthHistogram,
+    EquiWidthHistogram,
     FastAgms,
+    FifoSample,
     GroupedAggregate,
+    HaarWavelet,
     HyperLogLog,
+    Kll,
+    ReservoirSample,
     TopK,
 )
 from edgewater.synopses.registry import function_named
@@ -105,6 +113,26 @@ def _all_keys() -> bytes:
     return _grouped(keys, {"n": ("count", None)}, 4)
 
 
+ODD = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 5e-324, 1e300, -1e-300])
+
+
+def _timed(sample: Any) -> bytes:
+    sample.update(_integers(600), times=_integers(600) // 100)
+    return sample.to_bytes()
+
+
+def _merged(parts: list[Any], fold: int = 0) -> bytes:
+    for number, part in enumerate(parts):
+        part.update(_integers(1000) + number)
+    return parts[0].merge_many(parts[1:]).fold(fold).to_bytes()
+
+
+def _haar(values: np.ndarray, coefficients: int) -> HaarWavelet:
+    wavelet = HaarWavelet(coefficients)
+    wavelet.update(values)
+    return wavelet
+
+
 SAMPLES: dict[str, Callable[[], bytes]] = {
     "hyperloglog-empty": lambda: _hyperloglog(0, 14),
     "hyperloglog-sparse": lambda: _hyperloglog(500, 14),
@@ -141,6 +169,30 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     "top_k-strings": lambda: _updated(TopK(10), URLS),
     "top_k-full": lambda: _updated(TopK(3, 40), _integers(20_000) % 97 // 3, _integers(30_000) ** 2 % 211),
     "top_k-folded": lambda: _updated(TopK(3, 64), HALVES, fold=2),
+    "reservoir-empty": lambda: _updated(ReservoirSample()),
+    "reservoir-full": lambda: _updated(ReservoirSample(30, source=7), _integers(5000)),
+    "reservoir-strings": lambda: _updated(ReservoirSample(50), URLS),
+    "reservoir-merged": lambda: _merged([ReservoirSample(20, source=k) for k in range(3)], fold=1),
+    "bernoulli-sparse": lambda: _updated(BernoulliSample(0.01, source=7), _integers(5000)),
+    "bernoulli-halved": lambda: _updated(BernoulliSample(1.0, limit=40), _integers(5000), fold=1),
+    "fifo-timed": lambda: _timed(FifoSample(25, source=3)),
+    "fifo-merged": lambda: _merged([FifoSample(10, source=k) for k in range(3)]),
+    "biased_reservoir-timed": lambda: _timed(BiasedReservoir(32, source=3)),
+    "biased_reservoir-merged": lambda: _merged([BiasedReservoir(16, source=k) for k in range(3)], fold=1),
+    "equi_width-empty": lambda: _updated(EquiWidthHistogram(0, 1)),
+    "equi_width-outside": lambda: _updated(EquiWidthHistogram(-5, 9000.5, 64), _integers(3000), ODD),
+    "equi_width-folded": lambda: _updated(EquiWidthHistogram(0, 512, 256), HALVES, fold=4),
+    "equi_depth-integers": lambda: _updated(EquiDepthHistogram(7, accuracy=0.02), _integers(3000), ODD),
+    "kll-empty": lambda: _updated(Kll()),
+    "kll-few": lambda: _updated(Kll(64), HALVES[:40], ODD),
+    "kll-many": lambda: _updated(Kll(32, source=5), np.tile(_integers(10_000), 5), _integers(900)),
+    "kll-merged": lambda: _merged([Kll(16, source=k) for k in range(3)], fold=1),
+    "haar-empty": lambda: HaarWavelet().to_bytes(),
+    "haar-exact": lambda: _haar(np.repeat(_integers(9), 100), 200).to_bytes(),
+    "haar-thresholded": lambda: _haar(_integers(1001) % 16, 20).fold(1).to_bytes(),
+    "haar-summed": lambda: (
+        _haar(_integers(700) % 8, 10).merge_many([_haar(_integers(300) % 16, 10)]).append(HaarWavelet(10)).to_bytes()
+    ),
     "grouped-flights": _flights,
     "grouped-all-keys": _all_keys,
     "grouped-no-keys": lambda: _grouped({}, {"n": ("count", None), "q": ("quantiles", pa.array([1, 2, 3]))}, 3),

@@ -36,6 +36,8 @@ from edgewater.synopses import Question, codec
 from edgewater.synopses.base import Stack
 from edgewater.synopses.registry import function_named, stack_from_message
 
+pytestmark = pytest.mark.slow  # thousands of cases: `make quick` leaves them to `make test`
+
 GROUPS = 5
 SUBJECTS = subjects()
 CASES = [pytest.param(s, v, id=f"{s.name}-{n}") for s in SUBJECTS for n, v in zoo(s.type).items()]

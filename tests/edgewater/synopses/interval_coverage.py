@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 ALARM = 100_000
 
 
@@ -27,10 +29,8 @@ def least_hits(trials: int, confidence: float) -> int:
     return trials
 
 
-def zoo(rng, n: int) -> dict:
+def zoo(rng: np.random.Generator, n: int) -> dict[str, np.ndarray]:
     """Data sets of n values whose means and ranks samples estimate."""
-    import numpy as np
-
     ranks = np.arange(1, 2000)
     zipf = ranks**-1.1 / (ranks**-1.1).sum()
     return {
