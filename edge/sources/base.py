@@ -20,7 +20,7 @@ Position = dict[str, Any]
 
 MAX_EXAMPLE_CHARACTERS = 200
 MAX_CHUNK_ROWS = 65_536
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 22
 
 
 class Reason(StrEnum):

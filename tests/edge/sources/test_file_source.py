@@ -41,7 +41,7 @@ def test_no_matching_file_is_an_error_unless_files_are_waited_for(world: Any, re
 def test_a_large_file_comes_in_blocks_that_can_be_read_again(
     world: Any, read: Any, ndjson: Any, numbers: Any, suffix: str
 ) -> None:
-    plain = ndjson(0, 25_000).encode()
+    plain = ndjson(0, 100_000).encode()
     assert len(plain) > 2 * BLOCK_BYTES
     pack = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress,
             ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True)}[suffix]  # fmt: skip
@@ -49,7 +49,7 @@ def test_a_large_file_comes_in_blocks_that_can_be_read_again(
     source = world.source(f"a.ndjson{suffix}")
     chunks = read(source)
     assert len(chunks) > 2
-    assert numbers(chunks) == list(range(25_000))
+    assert numbers(chunks) == list(range(100_000))
     assert sum(chunk.nbytes for chunk in chunks) == len(plain)
     every_position_gives_the_same_batch(source, chunks)
 
