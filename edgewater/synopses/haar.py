@@ -3,7 +3,7 @@
 Gilbert et al., "Surfing Wavelets on Streams" (VLDB 2001): on a sequence that comes in order a finished
 coefficient never changes again, so keeping the B of largest orthonormal magnitude gives the best
 approximation in the L2 norm that B coefficients can give, in one pass. (Condor's, after Karras and
-Mamoulis, minimises the greatest error of a point.)
+Mamoulis, minimises the greatest error of a point: `haar_max`.)
 
 What is discarded is gone, so its effect is tracked: the L2 norm of the error, and per level how large
 an error a coefficient that is held or is not held can have. Every answer is within certain bounds.
@@ -22,7 +22,7 @@ import numpy as np
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses import codec
-from edgewater.synopses.base import Count, Estimate, FloatArray, Mean, Properties, Question, Questions, Sum
+from edgewater.synopses.base import Count, Estimate, FloatArray, IntArray, Mean, Properties, Question, Questions, Sum
 from edgewater.synopses.haar_blocks import (
     Coefficients,
     Frontline,
@@ -147,15 +147,9 @@ class HaarWavelet:
             self._threshold()
 
     def _threshold(self) -> None:
-        """Keeps the `capacity` coefficients of largest weight; of equal ones those with the lowest key."""
+        """Keeps at most `capacity` coefficients, and notes what is lost with the others."""
         weights = self._held.weights()
-        least = 0.0
-        if len(weights) > self.capacity:
-            least = -np.partition(-weights, self.capacity - 1)[self.capacity - 1]
-        candidates = np.flatnonzero((weights >= least) & (weights > 0))
-        if len(candidates) > self.capacity:
-            order = np.lexsort((self._held.keys()[candidates], -weights[candidates]))
-            candidates = candidates[order[: self.capacity]]
+        candidates = self._chosen(weights)
         lost = weights > 0
         lost[candidates] = False
         if lost.any():
@@ -164,6 +158,17 @@ class HaarWavelet:
             np.maximum.at(self._missing, levels, np.abs(details) + self._off[levels])
         kept = self._held.at(candidates)
         self._held = kept.at(np.argsort(kept.keys()))
+
+    def _chosen(self, weights: FloatArray) -> IntArray:
+        """The places of the coefficients of largest weight; of equal ones those with the lowest key."""
+        least = 0.0
+        if len(weights) > self.capacity:
+            least = -np.partition(-weights, self.capacity - 1)[self.capacity - 1]
+        candidates = np.flatnonzero((weights >= least) & (weights > 0))
+        if len(candidates) > self.capacity:
+            order = np.lexsort((self._held.keys()[candidates], -weights[candidates]))
+            candidates = candidates[order[: self.capacity]]
+        return candidates
 
     # Merging
 
@@ -307,8 +312,12 @@ class HaarWavelet:
         value = math.fsum([*terms, *parts.tolist()])
         # Rounding, of the transform and of this sum, so that bounds hold to the last digit.
         rounding = 4 * _EPSILON * _LEVELS * (math.fsum(map(abs, terms)) + float(np.abs(parts).sum()))
-        error = min(math.sqrt(end - first) * self.error, self._path_error(first, end)) + rounding
+        error = min(self._norm_error(end - first), self._path_error(first, end)) + rounding
         return Estimate(value, value - error, value + error, 1.0, self.kind)
+
+    def _norm_error(self, length: int) -> float:
+        """The error of a sum of this many values, by the norm."""
+        return math.sqrt(length) * self.error
 
     def _path_error(self, first: int, end: int) -> float:
         """The error of a range sum by coefficients: only those whose support an end of the range cuts count."""

@@ -26,11 +26,14 @@ from edgewater.synopses import (
     EquiWidthHistogram,
     FastAgms,
     FifoSample,
+    GeneralManager,
     GroupedAggregate,
     HaarWavelet,
     HyperLogLog,
     Kll,
+    MaxErrorWavelet,
     ReservoirSample,
+    SliceManager,
     TopK,
 )
 from edgewater.synopses.registry import function_named
@@ -133,6 +136,10 @@ def _haar(values: np.ndarray, coefficients: int) -> HaarWavelet:
     return wavelet
 
 
+def _slices(values: np.ndarray) -> SliceManager:
+    return SliceManager([(1000 * k, _haar(part, 20)) for k, part in enumerate(np.array_split(values, 3))])
+
+
 SAMPLES: dict[str, Callable[[], bytes]] = {
     "hyperloglog-empty": lambda: _hyperloglog(0, 14),
     "hyperloglog-sparse": lambda: _hyperloglog(500, 14),
@@ -177,6 +184,8 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     "bernoulli-halved": lambda: _updated(BernoulliSample(1.0, limit=40), _integers(5000), fold=1),
     "fifo-timed": lambda: _timed(FifoSample(25, source=3)),
     "fifo-merged": lambda: _merged([FifoSample(10, source=k) for k in range(3)]),
+    "fifo-quota": lambda: _merged([FifoSample(16, source=k, quota=4) for k in range(3)], fold=1),
+    "biased_reservoir-thinned": lambda: _timed(BiasedReservoir(32, source=3, p_in=0.25)),
     "biased_reservoir-timed": lambda: _timed(BiasedReservoir(32, source=3)),
     "biased_reservoir-merged": lambda: _merged([BiasedReservoir(16, source=k) for k in range(3)], fold=1),
     "equi_width-empty": lambda: _updated(EquiWidthHistogram(0, 1)),
@@ -193,6 +202,11 @@ SAMPLES: dict[str, Callable[[], bytes]] = {
     "haar-summed": lambda: (
         _haar(_integers(700) % 8, 10).merge_many([_haar(_integers(300) % 16, 10)]).append(HaarWavelet(10)).to_bytes()
     ),
+    "haar_max-thresholded": lambda: _updated(MaxErrorWavelet(20), _integers(700) % 16, _integers(301) % 32, fold=1),
+    "slice_manager-window": lambda: _slices(_integers(700) % 32).to_bytes(),
+    "general_manager-dealt": lambda: GeneralManager(
+        2, 3, [(p, _slices(_integers(120).reshape(-1, 3)[p::2].reshape(-1))) for p in (0, 1)]
+    ).to_bytes(),
     "grouped-flights": _flights,
     "grouped-all-keys": _all_keys,
     "grouped-no-keys": lambda: _grouped({}, {"n": ("count", None), "q": ("quantiles", pa.array([1, 2, 3]))}, 3),

@@ -1,0 +1,139 @@
+"""Windows over slices as merges, amortised O(1) merges per window of a sliding family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgewater.slicing.kernels import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The state of consecutive slices.
+
+    Attributes:
+        key: where the first of them begins on the axis of the window's family.
+        records, first_ms, last_ms: as in `WindowResult`.
+    """
+
+    key: int
+    state: Any
+    records: int
+    first_ms: int
+    last_ms: int
+
+
+def merged(kernel: Kernel, parts: Sequence[Partial]) -> Partial:
+    """A new partial; its state shares nothing with those of the parts."""
+    if kernel.in_order:
+        state: Any = kernel.managed([(p.key, p.state) for p in parts])
+    else:
+        state = kernel.merged([p.state for p in parts])
+    return Partial(
+        parts[0].key,
+        state,
+        sum(p.records for p in parts),
+        min(p.first_ms for p in parts),
+        max(p.last_ms for p in parts),
+    )
+
+
+class SlidingMerge:
+    """The merge of the slices in a window whose two ends only move forward.
+
+    Two stacks: slices come in at the back, where one running merge is kept; when the front is used up,
+    the back is turned over into merges of all its suffixes. A slice is merged three times altogether,
+    however many windows it is in, and the order of merging is that of the slices. (Subtracting what leaves
+    would need invertible synopses, a tree O(log n) merges per window.)
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all merges: a slice has changed, or one has come up between them."""
+        self._front: list[tuple[int, Partial]] = []  # (key of its first slice, merge of it and those after it)
+        self._back: list[Partial] = []
+        self._running: Partial | None = None
+        self.end: int | None = None
+
+    def slide(self, start: int, end: int, between: Callable[[int, int], Sequence[Partial]]) -> Partial | None:
+        """The merge of all slices with keys in [start, end), as a new state; None if there are none.
+
+        Args:
+            start, end: neither less than at the last call.
+            between: the slices with keys in a range, in order.
+        """
+        known = start if self.end is None else max(self.end, start)
+        self.end = end
+        while self._front and self._front[-1][0] < start:
+            self._front.pop()
+        if not self._front:
+            self._turn(start)
+        fresh = list(between(known, end))
+        if fresh:
+            self._back += fresh
+            self._running = merged(self._kernel, fresh if self._running is None else [self._running, *fresh])
+        parts = [self._front[-1][1]] if self._front else []
+        if self._running is not None:
+            parts.append(self._running)
+        return merged(self._kernel, parts) if parts else None
+
+    def _turn(self, start: int) -> None:
+        suffix: Partial | None = None
+        for part in reversed(self._back):
+            if part.key < start:
+                break
+            suffix = part if suffix is None else merged(self._kernel, [part, suffix])
+            self._front.append((part.key, suffix))
+        self._back, self._running = [], None
+
+
+class GridWindows:
+    """The windows of one grid: which are to be answered, and which were.
+
+    Args:
+        index: of the family in the slicer.
+    """
+
+    def __init__(self, index: int, size: int, every: int, kernel: Kernel) -> None:
+        self.index, self.size = index, size
+        self.pending: set[int] = set()  # starts of windows that need an answer, or a new one
+        self.answered: dict[int, int] = {}  # start -> revision
+        self._kernel = kernel
+        # A manager holds its slices as they are, and windows without overlap have no merge in common.
+        self._sliding = None if kernel.in_order or every >= size else SlidingMerge(kernel)
+
+    def touch(self, starts: range, key: int, *, new: bool) -> None:
+        """A slice over these windows has records that it had not; `new`: it was not there before."""
+        if new or (len(starts) and starts[0] in self.answered):
+            self.pending.update(starts)
+        if self._sliding is not None and self._sliding.end is not None and key < self._sliding.end:
+            self._sliding.clear()
+
+    def answer(
+        self, starts: Sequence[int], between: Callable[[int, int], Sequence[Partial]]
+    ) -> list[tuple[int, int, Partial]]:
+        """(start, revision, merge) of these windows, ascending; they are pending no longer."""
+        found = []
+        for start in starts:
+            if self._sliding is not None:
+                if self._sliding.end is not None and start + self.size < self._sliding.end:
+                    self._sliding.clear()
+                whole = self._sliding.slide(start, start + self.size, between)
+            else:
+                parts = between(start, start + self.size)
+                whole = merged(self._kernel, parts) if parts else None
+            self.pending.discard(start)
+            if whole is not None:
+                self.answered[start] = self.answered.get(start, 0) + 1
+                found.append((start, self.answered[start], whole))
+        return found
+
+    def forget(self, starts: Sequence[int]) -> None:
+        """These windows are final."""
+        for start in starts:
+            self.answered.pop(start, None)
