@@ -1,0 +1,89 @@
+"""`python -m bench.condor`: Condor's evaluation, as tables, bench/out/condor.json and plots.
+
+Every cell runs in a process of its own that is held to its cores before the JVM starts, so that "one core"
+means one core for the JVM and its Python workers together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench.condor import plots
+from bench.condor.cells import PARTS
+
+OUT = Path("bench/out")
+_CHILD = (
+    "import os, sys; cores = int(sys.argv[2]); os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]));"
+    "from bench.condor.cells import child; child(sys.argv[1], cores, sys.argv[3], int(sys.argv[4]), sys.argv[5])"
+)
+
+
+@click.command()
+@click.option("--only", type=click.Choice(list(PARTS)), multiple=True, help="These parts instead of all.")
+@click.option("--rows", default=10_000_000, show_default=True, help="Records of each data set.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), default=OUT / "condor.json", show_default=True)
+def main(only: tuple[str, ...], rows: int, json_path: Path) -> None:
+    """Measure synopses over Spark DataFrames on this machine."""
+    console = Console()
+    result: dict[str, Any] = {"rows": rows, "cores": os.cpu_count()}
+    with tempfile.TemporaryDirectory() as directory:
+        for part, (_, cores) in PARTS.items():
+            if only and part not in only:
+                continue
+            result[part] = {str(n): _cell(part, n, directory, rows) for n in cores}
+            _print(console, part, result[part])
+    json_path.parent.mkdir(parents=True, exist_ok=True)
+    json_path.write_text(json.dumps(result, indent=2) + "\n")
+    for path in plots.draw(result, json_path.parent):
+        console.print(f"wrote {path}")
+    console.print(f"wrote {json_path}")
+
+
+def _cell(part: str, cores: int, directory: str, rows: int) -> Any:
+    answer = Path(directory) / f"{part}-{cores}.json"
+    command = [sys.executable, "-c", _CHILD, part, str(cores), directory, str(rows), str(answer)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise click.ClickException(f"{part} on {cores} cores failed:\n{done.stderr[-4000:]}")
+    return json.loads(answer.read_text())
+
+
+def _print(console: Console, part: str, by_cores: dict[str, Any]) -> None:
+    flat = {cores: _flat(cells) for cores, cells in by_cores.items()}
+    table = Table(title=part)
+    table.add_column("")
+    for cores in flat:
+        table.add_column(f"{cores} core{'s' if cores != '1' else ''}", justify="right")
+    if len(flat) == 2:
+        table.add_column("ratio", justify="right")
+    for name in next(iter(flat.values())):
+        values = [cells[name] for cells in flat.values()]
+        ratio = [f"{values[1] / values[0]:.2f}"] if len(values) == 2 and values[0] else []
+        table.add_row(name, *(_shown(v) for v in values), *ratio)
+    console.print(table)
+
+
+def _flat(cells: Any, prefix: str = "") -> dict[str, float]:
+    if not isinstance(cells, dict):
+        return {prefix: cells}
+    return {
+        k: v for name, held in cells.items() for k, v in _flat(held, f"{prefix}, {name}" if prefix else name).items()
+    }
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+if __name__ == "__main__":
+    main()

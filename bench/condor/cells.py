@@ -1,0 +1,197 @@
+"""What is timed on Spark. Each function runs in a process of its own, held to so many cores."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.condor.data import ORIGIN_MS, ROWS_PER_SECOND, read_local, synthetic
+from center.batch import Strategy, build, evaluate
+from center.spark.session import SessionConfig, start_session
+from edgewater.synopses import (
+    BloomFilter,
+    CountMin,
+    DDSketch,
+    EquiWidthHistogram,
+    FastAgms,
+    FifoSample,
+    HaarWavelet,
+    HyperLogLog,
+    Kll,
+    ReservoirSample,
+)
+from edgewater.windows import Sliding, Tumbling
+
+REPEATS = 3
+SYNOPSES: dict[str, tuple[Callable[[], Any], str]] = {
+    "count-min": (lambda: CountMin(2048, 5), "key"),
+    "hyperloglog": (lambda: HyperLogLog(14), "key"),
+    "fast-agms": (lambda: FastAgms(1024, 5), "key"),
+    "bloom": (lambda: BloomFilter(1 << 13), "key"),
+    "equi-width": (lambda: EquiWidthHistogram(0, 1000, 100), "value"),
+    "ddsketch": (lambda: DDSketch(), "value"),
+    "kll": (lambda: Kll(), "value"),
+    "reservoir": (lambda: ReservoirSample(10_000), "value"),
+    "fifo": (lambda: FifoSample(10_000), "value"),
+    "haar": (lambda: HaarWavelet(1000), "value"),
+}
+CONCURRENT = (1, 2, 5, 10, 20, 50, 100)
+
+
+def session(cores: int, scratch: Path) -> Any:
+    settings = {"spark.sql.files.maxPartitionBytes": "8m", "spark.sql.files.openCostInBytes": "64k"}
+    return start_session(
+        SessionConfig(master=f"local[{cores}]", driver_memory="2g", scratch_dir=scratch, settings=settings)
+    )
+
+
+def seconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """The median of some runs, after one that warms workers and the JVM up."""
+    run()
+    taken = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+
+def consume(df: Any) -> None:
+    df.write.format("noop").mode("overwrite").save()
+
+
+def scaling(spark: Any, directory: Path, rows: int) -> dict[str, float]:
+    """Records/s per synopsis, tumbling windows of 5 s."""
+    df = spark.read.parquet(str(synthetic(directory, rows, zipf=True)))
+    result = {}
+    for name, (make, column) in SYNOPSES.items():
+        out = build(df, make(), of=column, time="ts", window=Tumbling("5s"))
+        result[name] = rows / seconds(lambda out=out: consume(out))
+    return result
+
+
+def concurrent(spark: Any, directory: Path, rows: int) -> dict[str, dict[str, float]]:
+    """Records/s as windows overlap: bucketing against slicing."""
+    df = spark.read.parquet(str(synthetic(directory, rows, zipf=False)))
+    every_ms = max(rows // ROWS_PER_SECOND * 1000 // 200, 1)
+    result: dict[str, dict[str, float]] = {}
+    for compute in ("bucketing", "slicing"):
+        strategy = Strategy("round_robin", compute, "merge")
+        result[compute] = {}
+        for windows in CONCURRENT:
+            window = Sliding(every_ms * windows, every_ms)
+            out = build(df, CountMin(256, 5), of="key", time="ts", window=window, strategy=strategy)
+            result[compute][str(windows)] = rows / seconds(lambda out=out: consume(out), 1)
+    return result
+
+
+def skew(spark: Any, directory: Path, rows: int) -> dict[str, float]:
+    """Records/s of count-min, global and stratified, uniform and Zipf."""
+    result = {}
+    for zipf in (False, True):
+        df = spark.read.parquet(str(synthetic(directory, rows, zipf=zipf)))
+        name = "zipf" if zipf else "uniform"
+        for label, strata, strategy in (
+            ("global", None, "auto"),
+            ("stratified", "key", "auto"),
+            ("stratified, round robin", "key", Strategy("round_robin", "bucketing", "merge")),
+        ):
+            synopsis = CountMin(64, 5)
+            out = build(
+                df, synopsis, of="key", time="ts", window=Tumbling("60s"), stratify_by=strata, strategy=strategy
+            )
+            result[f"{label}, {name}"] = rows / seconds(lambda out=out: consume(out), 1)
+    return result
+
+
+def disorder(spark: Any, directory: Path, rows: int) -> dict[str, dict[str, float]]:
+    """Records/s in order and with 10 % of the records up to 10 s back, by class of algebra."""
+    classes = {"commutative": "count-min", "by event time": "fifo", "order-based": "haar"}
+    result: dict[str, dict[str, float]] = {}
+    for label, share in (("in order", 0.0), ("10 % late", 0.1)):
+        df = spark.read.parquet(str(synthetic(directory, rows, zipf=True, late_share=share)))
+        for name, kind in classes.items():
+            make, column = SYNOPSES[kind]
+            out = build(df, make(), of=column, time="ts", window=Tumbling("20s"))
+            result.setdefault(name, {})[label] = rows / seconds(lambda out=out: consume(out), 1)
+    return result
+
+
+def evaluation(spark: Any, directory: Path, rows: int) -> dict[str, float]:
+    """Answers/s of the operators: count-min, 120 windows."""
+    df = spark.read.parquet(str(synthetic(directory, min(rows, 2_000_000), zipf=True)))
+    span_ms = min(rows, 2_000_000) * 1000 // ROWS_PER_SECOND
+    out = build(df, CountMin(2048, 5), of="key", time="ts", window=Tumbling(max(span_ms // 120, 1)))
+    out = out.cache()
+    out.count()
+    asked = max(rows // 20, 1000)
+    questions = spark.range(asked).selectExpr(
+        "to_json(named_struct('question', 'frequency', 'item', cast(rand(7) * 1000 as bigint))) as question",
+        f"{ORIGIN_MS} + cast(rand(8) * {span_ms} as bigint) as time",
+    )
+    questions = questions.repartition(4).cache()
+    questions.count()
+    result = {}
+    for mode in ("latest", "timestamped"):
+        answers = evaluate(out, questions, mode, last=None if mode == "latest" else 120)
+        result[mode] = asked / seconds(lambda answers=answers: consume(answers))
+    return result
+
+
+def cost(spark: Any, directory: Path, rows: int) -> dict[str, float]:
+    """Records/s on Spark and with one thread, without windows, over the same files."""
+    path = synthetic(directory, rows, zipf=True)
+    df = spark.read.parquet(str(path))
+    result = {}
+    for name, (make, column) in SYNOPSES.items():
+        out = build(df, make(), of=column, time="ts")
+        result[f"{name}, spark"] = rows / seconds(lambda out=out: consume(out))
+        result[f"{name}, one thread"] = rows / seconds(lambda m=make, c=column: _alone(path, m(), c))
+    return result
+
+
+def _alone(path: Path, synopsis: Any, column: str) -> bytes:
+    table = read_local(path)
+    synopsis.update(table[column], times=table["ts"].to_numpy())
+    return bytes(synopsis.to_bytes())
+
+
+def peers(spark: Any, directory: Path, rows: int) -> dict[str, dict[str, float]]:
+    """Seconds, bytes and relative error beside Spark's own sketches, on one DataFrame."""
+    from bench.condor.peers import compare
+
+    return compare(spark, synthetic(directory, rows, zipf=True), seconds)
+
+
+def accuracy(spark: Any, directory: Path, rows: int) -> dict[str, dict[str, float]]:
+    """The paper's table 2."""
+    from bench.condor.accuracy import table_2
+
+    return table_2(spark, directory, rows)
+
+
+PARTS: dict[str, tuple[Callable[[Any, Path, int], Any], tuple[int, ...]]] = {
+    "scaling": (scaling, (1, 2)),
+    "windows": (concurrent, (2,)),
+    "accuracy": (accuracy, (2,)),
+    "disorder": (disorder, (2,)),
+    "skew": (skew, (2,)),
+    "evaluation": (evaluation, (1, 2)),
+    "cost": (cost, (1, 2)),
+    "peers": (peers, (2,)),
+}
+"""Per part what measures it, and with how many cores."""
+
+
+def child(part: str, cores: int, directory: str, rows: int, answer: str) -> None:
+    """Runs in a process that is held to its cores already: JVM and workers inherit that."""
+    spark = session(cores, Path(directory) / "scratch")
+    try:
+        result = PARTS[part][0](spark, Path(directory), rows)
+    finally:
+        spark.stop()
+    Path(answer).write_text(json.dumps(result))

@@ -1,0 +1,82 @@
+"""What is summarised: synthetic keys as in the paper, and the taxi rides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+TAXI = Path(__file__).resolve().parents[3] / "shared/data/nyc_green_taxi_2022q1"
+ORIGIN_MS = 1_640_995_200_000
+ROWS_PER_SECOND = 10_000
+_FILES = 8
+
+
+def synthetic(directory: Path, rows: int, *, zipf: bool, late_share: float = 0.0, seed: int = 20_210_714) -> Path:
+    """`rows` records in files of equal size: ts (ms, ascending but for a share moved back by up to 10 s), key
+    (1 to 1000, uniform or Zipf 1.1), value (log-normal)."""
+    name = f"{'zipf' if zipf else 'uniform'}-{rows}-{late_share:g}"
+    path = directory / name
+    if path.exists():
+        return path
+    path.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    weights = 1 / np.arange(1, 1001) ** 1.1
+    cumulated = np.cumsum(weights / weights.sum())
+    for number in range(_FILES):
+        first, last = rows * number // _FILES, rows * (number + 1) // _FILES
+        n = last - first
+        ts = ORIGIN_MS + np.arange(first, last, dtype=np.int64) * 1000 // ROWS_PER_SECOND
+        if late_share:
+            late = rng.random(n) < late_share
+            ts[late] -= rng.integers(1, 10_000, int(late.sum()))
+        key = np.searchsorted(cumulated, rng.random(n)) + 1 if zipf else rng.integers(1, 1001, n)
+        table = pa.table({"ts": ts, "key": key.astype(np.int64), "value": rng.lognormal(3, 1, n)})
+        pq.write_table(table, path / f"{number:02}.parquet", row_group_size=1 << 18)
+    return path
+
+
+def taxi(directory: Path, rows: int) -> Path:
+    """At least `rows` rides: the real ones, and copies of them a quarter of a year later each.
+
+    A copy has the same zones and distances, so distinct counts stay and frequencies grow by whole factors.
+    """
+    path = directory / f"taxi-{rows}"
+    if path.exists():
+        return path
+    path.mkdir(parents=True)
+    columns = [
+        "lpep_pickup_datetime",
+        "PULocationID",
+        "DOLocationID",
+        "passenger_count",
+        "trip_distance",
+        "total_amount",
+    ]
+    files = sorted(TAXI.glob("green_tripdata_*.parquet"))
+    rides = pa.concat_tables([pq.read_table(f, columns=columns) for f in files]).combine_chunks()
+    ms = pc.divide(rides["lpep_pickup_datetime"].cast(pa.timestamp("us")).cast(pa.int64()), 1000)
+    route = pc.add(pc.multiply(rides["PULocationID"], 1000), rides["DOLocationID"])
+    quarter_ms = 90 * 86_400_000
+    for copy in range(max(-(-rows // len(rides)), 1)):
+        table = pa.table(
+            {
+                "ts": pc.add(ms, copy * quarter_ms),
+                "zone": rides["PULocationID"],
+                "route": route,
+                "passengers": rides["passenger_count"],
+                "distance": rides["trip_distance"],
+                "amount": rides["total_amount"],
+            }
+        )
+        pq.write_table(table, path / f"{copy:04}.parquet")
+    return path
+
+
+def read_local(path: Path) -> Any:
+    """All records as one Arrow table."""
+    return pq.read_table(path).combine_chunks()

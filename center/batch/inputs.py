@@ -1,0 +1,126 @@
+"""A user's DataFrame as the columns that a job reads, checked against the schema before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from center.batch.layout import RESULT_COLUMNS, SPARK_TYPES, Layout
+from center.batch.template import Template
+from edgewater.errors import InvalidRequest
+
+ColumnLike: TypeAlias = "str | Column"
+"""A column by name, or an expression."""
+_TYPE_OF = {
+    "tinyint": "int64",
+    "smallint": "int64",
+    "int": "int64",
+    "bigint": "int64",
+    "float": "float64",
+    "double": "float64",
+    "string": "string",
+    "boolean": "bool",
+}
+_TIMES = ("timestamp", "timestamp_ntz", "bigint")
+_TIMES_ACCEPTED = "timestamp, timestamp_ntz (read as UTC) or bigint (ms since the epoch)"
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a job reads.
+
+    Attributes:
+        records: strata `_s0`…, values `_v0`…, and the event time `_t` if there is one.
+        template: with the grouped aggregate's arguments filled in.
+    """
+
+    records: DataFrame
+    layout: Layout
+    template: Template
+
+
+def read_input(df: DataFrame, template: Template, of: Any, time: ColumnLike | None, stratify_by: Any) -> Input:
+    """Raises InvalidRequest that names the column, its type and what is accepted."""
+    strata = [_column(df, f"stratify_by[{i}]", given) for i, given in enumerate(_listed(stratify_by))]
+    for name, given, _ in strata:
+        _type_of("stratify_by", name, given, tuple(SPARK_TYPES))
+        if name in RESULT_COLUMNS:
+            raise InvalidRequest(
+                "stratify_by", name, f"another name than {', '.join(RESULT_COLUMNS)}", "it is a result"
+            )
+    if len({name for name, _, _ in strata}) < len(strata):
+        raise InvalidRequest("stratify_by", [name for name, _, _ in strata], "columns of different names")
+    template, values = _values(df, template, of)
+    layout = Layout(
+        strata=tuple((name, _TYPE_OF[given]) for name, given, _ in strata),
+        values=tuple(_TYPE_OF[given] for _, given, _ in values),
+        value_names=tuple(name for name, _, _ in values),
+    )
+    columns = [
+        column.cast(SPARK_TYPES[_TYPE_OF[given]]).alias(f"_{letter}{i}")
+        for letter, found in (("s", strata), ("v", values))
+        for i, (_, given, column) in enumerate(found)
+    ]
+    if time is not None:
+        name, given, column = _column(df, "time", time)
+        if given not in _TIMES:
+            raise InvalidRequest("time", f"column {name} of type {given}", _TIMES_ACCEPTED)
+        layout = replace(layout, time=name)
+        columns.append(column.alias("_t"))
+    return Input(df.select(*columns), layout, template)
+
+
+def _values(df: DataFrame, template: Template, of: Any) -> tuple[Template, list[tuple[str, str, Column]]]:
+    if not template.is_grouped:
+        if isinstance(of, Mapping) or of is None:
+            raise InvalidRequest("of", of, "a column of values")
+        found = _column(df, "of", of)
+        _type_of("of", found[0], found[1], template.types)
+        return template, [found]
+    names = [key for key, _ in template.keys]
+    if not isinstance(of, Mapping) or not set(names) <= set(of) or not set(of) <= {*names, *template.measures}:
+        accepted = f"a mapping from {', '.join([*names, *template.measures])} to columns; a count needs none"
+        raise InvalidRequest("of", of, accepted)
+    arguments = tuple(m for m in template.measures if m in of)
+    result = [_column(df, f"of.{name}", of[name]) for name in (*names, *arguments)]
+    for (key, wanted), (name, given, _) in zip(template.keys, result, strict=False):
+        _type_of(f"of.{key}", name, given, (wanted,))
+    for measure, (name, given, _) in zip(arguments, result[len(names) :], strict=True):
+        _type_of(f"of.{measure}", name, given, template.types)
+    return replace(template, arguments=arguments), result
+
+
+def _listed(given: Any) -> Sequence[Any]:
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str | Column) else tuple(given)
+
+
+def _column(df: DataFrame, field: str, given: Any) -> tuple[str, str, Column]:
+    """Name, Spark type and expression."""
+    if not isinstance(given, str | Column):
+        raise InvalidRequest(field, given, "the name of a column, or a Column")
+    # A name is a name: `a.b` and `a-b` too.
+    column = F.col(f"`{given.replace('`', '``')}`") if isinstance(given, str) and given in df.columns else given
+    try:
+        (described,) = df.select(column).schema.fields
+    except (AnalysisException, ValueError) as exc:
+        known = ", ".join(df.columns) or "none: the DataFrame has no columns"
+        raise InvalidRequest(field, str(given), f"one of the columns {known}", _first_line(exc)) from exc
+    return described.name, described.dataType.simpleString(), F.col(column) if isinstance(column, str) else column
+
+
+def _type_of(field: str, name: str, given: str, accepted: tuple[str, ...]) -> None:
+    if _TYPE_OF.get(given) not in accepted:
+        listed = " or ".join(sorted(spark for spark, ours in _TYPE_OF.items() if ours in accepted))
+        hint = "; cast it first" if given not in _TYPE_OF else ""
+        raise InvalidRequest(field, f"column {name} of type {given}", f"a column of type {listed}{hint}")
+
+
+def _first_line(exc: Exception) -> str:
+    return str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__

@@ -1,0 +1,84 @@
+"""The columns that travel between the phases of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from edgewater.streams import COLUMN_TYPES
+
+SPARK_TYPES = {"string": "string", "int64": "bigint", "float64": "double", "bool": "boolean"}
+"""Spark's name of each type of a stream's columns."""
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+RESULT_COLUMNS = ("window_start", "window_end", "synopsis", "records", "nulls", "revision", "late")
+"""What `build` gives, behind the strata."""
+
+_PARTIAL = {
+    "slice_start": "int64",
+    "block": "int64",
+    "part": "int64",
+    "first_ms": "int64",
+    "last_ms": "int64",
+    "records": "int64",
+    "nulls": "int64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a job's records are laid out: strata, then values, then the time and the number if there are any.
+
+    Attributes:
+        strata: name and type name of each column of `stratify_by`.
+        values: type names of the values (one, or a grouped aggregate's keys and arguments).
+        value_names: what the user called them, for messages.
+        time: the user's name for the time column; None: there is none.
+    """
+
+    strata: tuple[tuple[str, str], ...]
+    values: tuple[str, ...]
+    value_names: tuple[str, ...]
+    time: str | None = None
+    numbered: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The strata's names between the phases; a user's name may be one of ours."""
+        return tuple(f"_s{i}" for i in range(len(self.strata)))
+
+    @property
+    def stratum_types(self) -> tuple[pa.DataType, ...]:
+        return tuple(COLUMN_TYPES[t] for _, t in self.strata)
+
+    @property
+    def partial_schema(self) -> pa.Schema:
+        """Partials: strata, then a slice's bytes and counters; `event_time` moves a stream's watermark."""
+        fields = [pa.field(k, t) for k, t in zip(self.keys, self.stratum_types, strict=True)]
+        fields += [pa.field(n, COLUMN_TYPES[t]) for n, t in _PARTIAL.items()]
+        return pa.schema([*fields, pa.field("synopsis", pa.binary()), pa.field("event_time", TIMESTAMP)])
+
+    @property
+    def partial_ddl(self) -> str:
+        fields = [f"{k} {SPARK_TYPES[t]}" for k, (_, t) in zip(self.keys, self.strata, strict=True)]
+        fields += [f"{n} {SPARK_TYPES[t]}" for n, t in _PARTIAL.items()]
+        return ", ".join([*fields, "synopsis binary", "event_time timestamp"])
+
+    @property
+    def result_schema(self) -> pa.Schema:
+        fields = [pa.field(k, t) for k, t in zip(self.keys, self.stratum_types, strict=True)]
+        fields += [pa.field("window_start", TIMESTAMP), pa.field("window_end", TIMESTAMP)]
+        fields += [pa.field("synopsis", pa.binary())]
+        return pa.schema([*fields, *(pa.field(n, pa.int64()) for n in ("records", "nulls", "revision", "late"))])
+
+    @property
+    def result_ddl(self) -> str:
+        fields = [f"{k} {SPARK_TYPES[t]}" for k, (_, t) in zip(self.keys, self.strata, strict=True)]
+        fields += ["window_start timestamp", "window_end timestamp", "synopsis binary"]
+        return ", ".join([*fields, "records bigint", "nulls bigint", "revision bigint", "late bigint"])
+
+
+def timestamp(millis: int | None) -> int | None:
+    """ms as Arrow's and Spark's µs."""
+    return None if millis is None else millis * 1000

@@ -1,0 +1,260 @@
+"""The synopses of one task: one per slice and stratum. Pure: Arrow in, Arrow out, no Spark.
+
+A slice is one stacked array over its strata, updated by one call for all records of the slice, exactly as
+an edge does it. Kinds without a stack (a wavelet, a user's own) are objects, updated once per stratum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from center.batch.template import Template
+from edgewater.synopses import codec
+from edgewater.synopses.base import BoolArray, IntArray, Stack
+from edgewater.synopses.key_table import KeyTable
+from edgewater.synopses.sample_rows import SampleStack
+
+ROWS_BYTES = 64 << 20
+"""Partials are given on in batches of about so many bytes: Arrow's binary arrays end at 2 GiB."""
+
+_COUNTERS = ("records", "nulls", "first_ms", "last_ms")
+_EMPTY = (0, 0, np.iinfo(np.int64).max, np.iinfo(np.int64).min)
+
+
+class _Stacked:
+    """States of the strata of a slice as one stack."""
+
+    def __init__(self, stack: Stack, source: int) -> None:
+        self._stack = stack
+        self._samples = isinstance(stack, SampleStack)
+        if isinstance(stack, SampleStack):
+            stack.source = source
+
+    @property
+    def nbytes(self) -> int:
+        return self._stack.nbytes
+
+    def update(self, codes: IntArray, columns: Sequence[pa.Array], times: IntArray, ids: IntArray, groups: int) -> None:
+        (values,) = columns
+        self._stack.grow(groups)
+        if not len(values):
+            return
+        held = values if pa.types.is_string(values.type) else values.to_numpy(zero_copy_only=False)
+        if self._samples:
+            self._stack.update(codes, held, times=times, ids=ids)  # type: ignore[call-arg]
+        else:
+            self._stack.update(codes, held, times=times)
+
+    def to_bytes(self, group: int, records: int) -> bytes:
+        message = self._stack.take(np.array([group], np.int64)).to_message()
+        message.records = records
+        return codec.seal(message)
+
+
+class _Objects:
+    """States of the strata of a slice as one object each."""
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self._held: list[Any] = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(getattr(one, "nbytes", 0)) for one in self._held)
+
+    def update(self, codes: IntArray, columns: Sequence[pa.Array], times: IntArray, ids: IntArray, groups: int) -> None:
+        self._held += [self._template.fresh() for _ in range(groups - len(self._held))]
+        order = np.argsort(codes, kind="stable")
+        present, starts = np.unique(codes[order], return_index=True)
+        for group, index in zip(present.tolist(), np.split(order, starts[1:]), strict=True):
+            every = len(present) == 1
+            part = list(columns) if every else [c.take(pa.array(index)) for c in columns]
+            self._add(self._held[group], part, times if every else times[index])
+
+    def _add(self, held: Any, columns: list[pa.Array], times: IntArray) -> None:
+        if not self._template.is_grouped:
+            held.update(columns[0], times=times)
+            return
+        keys, values = columns[: len(self._template.keys)], columns[len(self._template.keys) :]
+        given = dict(zip(self._template.arguments, values, strict=True))
+        held.update(keys, {m: given.get(m) for m in self._template.measures}, len(times), times=times)
+
+    def to_bytes(self, group: int, records: int) -> bytes:
+        return bytes(self._held[group].to_bytes())
+
+
+class _Slice:
+    """One slice: its strata, their states, and what is counted beside them."""
+
+    def __init__(self, template: Template, strata: tuple[pa.DataType, ...], states: _Stacked | _Objects) -> None:
+        self._states = states
+        self._skips_nulls = not template.is_grouped
+        self._table = KeyTable(strata)
+        self._counters: dict[str, IntArray] = {name: np.zeros(0, np.int64) for name in _COUNTERS}
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def nbytes(self) -> int:
+        return self._states.nbytes + self._table.nbytes
+
+    def update(self, strata: list[pa.Array], columns: list[pa.Array], times: IntArray, ids: IntArray) -> None:
+        codes = self._table.encode(strata, len(times))
+        groups = len(self)
+        for name, empty in zip(_COUNTERS, _EMPTY, strict=True):
+            held = self._counters[name]
+            self._counters[name] = np.concatenate([held, np.full(groups - len(held), empty, np.int64)])
+        np.minimum.at(self._counters["first_ms"], codes, times)
+        np.maximum.at(self._counters["last_ms"], codes, times)
+        if self._skips_nulls and columns[0].null_count:
+            present = np.asarray(columns[0].is_valid())
+            self._counters["nulls"] += np.bincount(codes[~present], minlength=groups)
+            columns = [columns[0].drop_null()]
+            codes, times, ids = codes[present], times[present], ids[present]
+        self._counters["records"] += np.bincount(codes, minlength=groups)
+        self._states.update(codes, columns, times, ids, groups)
+
+    def rows(self, start: int) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+        columns = self._table.rows(None)
+        counters = {name: held.tolist() for name, held in self._counters.items()}
+        for group in range(len(self)):
+            row = {name: held[group] for name, held in counters.items()}
+            row |= {"slice_start": start, "synopsis": self._states.to_bytes(group, row["records"])}
+            yield [c[group].as_py() for c in columns], row
+
+
+class SliceStates:
+    """All slices of one task.
+
+    Args:
+        strata: types of the stratum columns.
+        source: number of this task, of its own among all tasks whose samples will be merged.
+    """
+
+    def __init__(self, template: Template, strata: Sequence[pa.DataType] = (), *, source: int = 0) -> None:
+        self._template = template
+        self._strata = tuple(strata)
+        self._source = source
+        self._empty = None if template.is_grouped else template.stack()
+        self._slices: dict[int, _Slice] = {}
+        self._next_id = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(held.nbytes for held in self._slices.values())
+
+    def number(self, rows: int) -> IntArray:
+        """Numbers for as many records, which no other record of the task has had."""
+        self._next_id += rows
+        return np.arange(self._next_id - rows, self._next_id)
+
+    def update(
+        self,
+        starts: IntArray,
+        strata: Sequence[pa.Array],
+        columns: Sequence[pa.Array],
+        times: IntArray,
+        ids: IntArray,
+    ) -> None:
+        """Adds records to the slices that begin at `starts`, one per record.
+
+        Args:
+            columns: the values, or a grouped aggregate's keys and arguments; nulls are counted and passed over.
+            times, ids: int64 event times in ms, and numbers from `number`.
+        """
+        if not len(starts):
+            return
+        if (starts == starts[0]).all():
+            self._slice(int(starts[0])).update(list(strata), list(columns), times, ids)
+            return
+        if (starts[1:] < starts[:-1]).any():
+            order = np.argsort(starts, kind="stable")
+            index = pa.array(order)
+            strata, columns = [c.take(index) for c in strata], [c.take(index) for c in columns]
+            starts, times, ids = starts[order], times[order], ids[order]
+        borders = np.flatnonzero(np.concatenate([[True], starts[1:] != starts[:-1], [True]])).tolist()
+        for begin, end in pairwise(borders):
+            part = slice(begin, end)
+            self._slice(int(starts[begin])).update(
+                [c[part] for c in strata], [c[part] for c in columns], times[part], ids[part]
+            )
+
+    def _slice(self, start: int) -> _Slice:
+        held = self._slices.get(start)
+        if held is None:
+            held = self._slices[start] = _Slice(self._template, self._strata, self._states())
+        return held
+
+    def _states(self) -> _Stacked | _Objects:
+        if self._empty is None:
+            return _Objects(self._template)
+        return _Stacked(self._empty.take(np.zeros(0, np.int64)), self._source)
+
+    def drain(self, rows: Sink) -> Iterator[pa.RecordBatch]:
+        """All states as rows, in the order of slices; nothing is left."""
+        slices, self._slices = self._slices, {}
+        for start in sorted(slices):
+            for key, row in slices.pop(start).rows(start):
+                rows.add(key, row)
+                if rows.nbytes >= ROWS_BYTES:
+                    yield rows.take()
+
+
+class Sink(Protocol):
+    """Where rows go: `Rows`, or something in front of it."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def add(self, key: list[Any], row: dict[str, Any]) -> None: ...
+
+    def take(self) -> pa.RecordBatch: ...
+
+
+class Rows:
+    """Rows of bytes and numbers on their way into record batches.
+
+    Args:
+        schema: strata first, then the columns by name; those of no row are null.
+    """
+
+    def __init__(self, schema: pa.Schema, strata: int) -> None:
+        self._schema = schema
+        self._strata = strata
+        self._keys: list[list[Any]] = []
+        self._rows: list[dict[str, Any]] = []
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, key: list[Any], row: dict[str, Any]) -> None:
+        self._keys.append(key)
+        self._rows.append(row)
+        self.nbytes += len(row.get("synopsis") or b"") + 100
+
+    def take(self) -> pa.RecordBatch:
+        """The rows so far, as one batch."""
+        names = self._schema.names
+        arrays = [pa.array([k[i] for k in self._keys], self._schema.field(i).type) for i in range(self._strata)]
+        arrays += [pa.array([r.get(n) for r in self._rows], self._schema.field(n).type) for n in names[self._strata :]]
+        self._keys, self._rows, self.nbytes = [], [], 0
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def pick(columns: Sequence[pa.Array], chosen: BoolArray) -> list[pa.Array]:
+    """The chosen rows of each column."""
+    mask = pa.array(chosen)
+    return [pc.filter(c, mask) for c in columns]
+
+
+def numbers(column: pa.Array) -> npt.NDArray[np.int64]:
+    return np.asarray(column, np.int64)

@@ -1,0 +1,144 @@
+"""How a job is divided, computed and merged: Condor's decision tree, read off the synopsis' algebra.
+
+Poepsel-Lemaitre et al., "In the Land of Data Streams where Synopses are Missing, One Framework to Bring
+Them All" (VLDB 2021), section 5 and figure 4. What is asked of the cluster:
+
+- divide. `round_robin`: Spark's own even splits of the input, or a repartition where `partitions` says how
+  many; each task summarises its part, and synopses travel instead of records. `stratified`: all records of
+  a stratum in one task, so that a task holds few synopses. `order_based`: records are numbered in event
+  time first. `centralised`: one task.
+- compute. `bucketing`: a record updates every window it lies in. `slicing`: it updates one slice, and
+  windows are merged from slices.
+- merge. `merge`: by the synopsis' own merge, as a tree of `depth` levels. `manager`: parts are registered
+  under their place in the order, and questions are forwarded to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from center.batch.windowing import Family, family_of
+from edgewater.errors import InvalidRequest
+from edgewater.synopses.base import Properties
+
+Divide = Literal["stratified", "round_robin", "order_based", "centralised"]
+Compute = Literal["bucketing", "slicing"]
+Merge = Literal["merge", "manager", "none"]
+
+_FIELDS = {"divide": get_args(Divide), "compute": get_args(Compute), "merge": get_args(Merge)}
+MAX_DEPTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How the three phases of a job are run.
+
+    Attributes:
+        partitions: tasks of the compute phase; None: as many as the input has (`round_robin`), or as Spark's
+            `spark.sql.shuffle.partitions` says.
+        depth: levels of the merge tree. 1: the task of a window merges all parts of it; more levels put
+            tasks in between, for inputs of thousands of partitions.
+        reason: why it was chosen; empty where a user chose.
+    """
+
+    divide: Divide
+    compute: Compute
+    merge: Merge
+    partitions: int | None = None
+    depth: int = 1
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        for name, accepted in _FIELDS.items():
+            if getattr(self, name) not in accepted:
+                raise InvalidRequest(f"strategy.{name}", getattr(self, name), f"one of {', '.join(accepted)}")
+        _check_whole("strategy.depth", self.depth, MAX_DEPTH)
+        if self.partitions is not None:
+            _check_whole("strategy.partitions", self.partitions, 1 << 20)
+
+    def explain(self) -> str:
+        """The choice in one line, and why."""
+        tasks = "" if self.partitions is None else f" over {self.partitions} partitions"
+        levels = f" in {self.depth} levels" if self.depth > 1 else ""
+        text = f"divide: {self.divide}{tasks}; compute: {self.compute}; merge: {self.merge}{levels}"
+        return f"{text} ({self.reason})" if self.reason else text
+
+
+def choose(properties: Properties, window: object, *, stratified: bool) -> Strategy:
+    """The strategy for a synopsis of this algebra. Raises InvalidRequest where there is none."""
+    family = family_of(window)
+    compute: Compute = "bucketing" if family in (Family.GLOBAL, Family.TUMBLING) else "slicing"
+    if properties.ordered and not properties.commutative:
+        why = "the synopsis goes by the order of values: parts are numbered and registered at a manager"
+        chosen = Strategy("order_based", compute, "manager", reason=why)
+    elif not properties.mergeable:
+        why = "the synopsis does not merge: one task sees every record, in every window it lies in"
+        chosen = Strategy("centralised", "bucketing", "none", reason=why)
+    elif family is Family.COUNT:
+        why = "the window goes by the number of records: they are numbered in event time"
+        chosen = Strategy("order_based", "slicing", "merge", reason=why)
+    elif stratified:
+        why = "one synopsis per stratum: each stratum's records go to one task"
+        chosen = Strategy("stratified", compute, "merge", reason=why)
+    else:
+        why = "the synopsis merges: every task summarises its part"
+        chosen = Strategy("round_robin", compute, "merge", reason=why)
+    check(chosen, properties, window, stratified=stratified)
+    return chosen
+
+
+def check(strategy: Strategy, properties: Properties, window: object, *, stratified: bool) -> None:
+    """Raises InvalidRequest, naming what is possible, unless the algebra allows the strategy."""
+    family = family_of(window)
+    by_order = properties.ordered and not properties.commutative
+    divides = _divides(properties, family, stratified)
+    if not divides:
+        raise InvalidRequest("window", window, "a time window or none", _why_no_window(by_order, family))
+    _require("divide", strategy.divide, divides, _why_divide(properties, family, stratified))
+    computes = ["bucketing", "slicing"]
+    why = ""
+    if not properties.mergeable and not by_order:
+        computes, why = ["bucketing"], "slices of a synopsis that does not merge make no window"
+    elif family in (Family.SESSION, Family.COUNT):
+        computes, why = ["slicing"], "such windows have no borders that are known before their records"
+    _require("compute", strategy.compute, computes, why)
+    merges, why = ["merge"], "the parts have to become one"
+    if by_order:
+        merges, why = ["manager"], "the order of values is lost in a merge"
+    elif not properties.mergeable:
+        merges, why = ["none"], "the synopsis does not merge"
+    _require("merge", strategy.merge, merges, why)
+
+
+def _divides(properties: Properties, family: Family, stratified: bool) -> list[str]:
+    if properties.ordered and not properties.commutative:
+        return ["order_based"] if family is not Family.SESSION else []
+    if family is Family.COUNT:
+        return ["order_based"] if properties.mergeable else []
+    if not properties.mergeable:
+        return ["centralised"] if family is not Family.SESSION else []
+    return ["round_robin", *(["stratified"] if stratified else []), "centralised"]
+
+
+def _why_divide(properties: Properties, family: Family, stratified: bool) -> str:
+    if family is Family.COUNT or (properties.ordered and not properties.commutative):
+        return "records have to be numbered"
+    if not properties.mergeable:
+        return "parts of a synopsis that does not merge make no whole"
+    return "" if stratified else "there are no strata: give stratify_by"
+
+
+def _why_no_window(by_order: bool, family: Family) -> str:
+    about = "goes by the order of values" if by_order else "does not merge"
+    return f"a synopsis that {about} cannot be built over {family.value} windows"
+
+
+def _require(name: str, given: str, accepted: list[str], why: str) -> None:
+    if given not in accepted:
+        raise InvalidRequest(f"strategy.{name}", given, " or ".join(accepted), why)
+
+
+def _check_whole(name: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise InvalidRequest(name, value, f"a whole number from 1 to {most}")

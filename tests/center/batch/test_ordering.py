@@ -1,0 +1,55 @@
+"""Wavelets on Spark: parts at a manager, asked as if they were one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from center.batch import Strategy, build, evaluate
+from edgewater.synopses import HaarWavelet, Point, RangeSum, from_bytes
+from edgewater.windows import CountWindow, Sliding, Tumbling
+
+pytestmark = pytest.mark.spark
+
+MANAGED = Strategy("order_based", "slicing", "manager", partitions=3)
+
+
+@pytest.mark.parametrize(
+    ("window", "strategy"),
+    [
+        (None, "auto"),
+        (Tumbling("10s"), MANAGED),
+        (Sliding("20s", "5s"), MANAGED),
+        (Sliding("20s", "5s"), Strategy("order_based", "bucketing", "manager", partitions=4)),
+        (CountWindow(1500), MANAGED),
+    ],
+    ids=["global", "tumbling", "sliding by slices", "sliding by windows", "count"],
+)
+def test_a_manager_answers_by_the_index_of_the_whole_window(
+    df: Any, records: pd.DataFrame, window: Any, strategy: Any
+) -> None:
+    rows = build(df, HaarWavelet(1 << 12), of="size", time="ts", window=window, strategy=strategy).collect()
+    ordered = records.sort_values(["ts", "size"])
+    assert rows
+    for number, row in enumerate(sorted(rows, key=lambda r: r.window_start)):
+        start, end = (int(t.timestamp() * 1000) for t in (row.window_start, row.window_end))
+        signal = ordered[(ordered.ts >= start) & (ordered.ts < end)]["size"].to_numpy()
+        if isinstance(window, CountWindow):
+            signal = ordered["size"].to_numpy()[number * 1500 : (number + 1) * 1500]
+        manager = from_bytes(bytes(row.synopsis))
+        assert manager.records == row.records == len(signal)
+        for first, last in ((0, len(signal) - 1), (7, len(signal) // 2), (len(signal) // 3, len(signal) // 3)):
+            answer = manager.query(RangeSum(first, last))
+            assert answer.lower <= signal[first : last + 1].sum() <= answer.upper
+        if window is not None and len(signal) < 1 << 12:
+            assert manager.query(Point(5)).value == pytest.approx(signal[5])  # every coefficient is held
+
+
+def test_a_manager_is_evaluated_as_any_other_synopsis(df: Any, records: pd.DataFrame) -> None:
+    out = build(df, HaarWavelet(1 << 15), of="size", time="ts", stratify_by="site", strategy=MANAGED)
+    answers = evaluate(out, '{"question": "range_sum", "first": 0, "last": 99}').collect()
+    for row in answers:
+        truth = records[records.site == row.site].sort_values(["ts", "size"])["size"].head(100).sum()
+        assert (row.error, row.estimate) == (None, pytest.approx(truth))
