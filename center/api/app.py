@@ -21,10 +21,11 @@ from center.api.metrics import ApiMetrics, CenterCollector, Measured
 from center.api.models import ProblemDetails
 from center.api.progress import Progress
 from center.api.rendering import Renderer
-from center.api.routers import alarms, answers, edges, health, live, queries
+from center.api.routers import alarms, answers, edges, evaluate, health, live, queries
 from center.api.state import Services
 from center.catalog import Catalog
 from center.config import ApiSection
+from center.decoded import Decoded
 from center.parts import PartRegistry
 from center.results import ResultStore
 from edgewater import __version__
@@ -35,7 +36,8 @@ Streaming questions about data that is born in many places, and answers that sta
 completeness and their age.
 
 1. `POST /v1/queries` registers a question.
-2. `GET /v1/queries/{name}/latest`, `…/windows`, `…/at` and `…/live` give answers, as JSON, CSV or Arrow.
+2. `GET /v1/queries/{name}/latest`, `…/windows`, `…/at` and `…/live` give answers, as JSON, CSV or Arrow;
+   `POST /v1/queries/{name}/evaluate` answers a stream of questions.
 3. Every answer to a window has a phase (`early`, `complete`, `final`) and a revision; a revision never changes.
 
 Times are RFC 3339 or unix ms on the way in, RFC 3339 on the way out; ranges include their start and exclude
@@ -73,7 +75,7 @@ def create_app(
     app.add_middleware(Measured, metrics=services.metrics)
     problems.install(app)
     guarded = [Depends(_guard(config))] if config.token is not None else []
-    for router in (queries.router, answers.router, live.router, edges.router, alarms.router):
+    for router in (queries.router, answers.router, evaluate.router, live.router, edges.router, alarms.router):
         app.include_router(router, dependencies=guarded)
     app.include_router(health.router)
     _describe_problems(app)
@@ -93,7 +95,7 @@ def _services(
     progress = Progress(catalog, now_ms)
     metrics.registry.register(CenterCollector(parts, results, progress, now_ms))
     feed = Feed(results, progress, renderer, Changes(results.last_answer_id), config.progress / 1000, monotonic)
-    return Services(catalog, results, parts, now_ms, renderer, progress, feed, metrics)
+    return Services(catalog, results, parts, now_ms, renderer, progress, feed, metrics, Decoded(config.cache))
 
 
 def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:

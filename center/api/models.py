@@ -6,12 +6,13 @@ hold the two together.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from center.answers import rfc3339
 from center.api.progress import EdgeState, edge_state, watermark
+from center.api.question_models import AnswerRow, Rfc3339, WindowRange
 from center.catalog import AlarmRecord, EdgeRecord, QueryStatusRecord, RegisteredQuery
 from edgewater.streams import type_name
 
@@ -50,8 +51,6 @@ EXAMPLE_ANSWER: dict[str, Any] = {
     },
     "contract": {"requested": {"staleness_ms": 2000}, "met": True, "violations": []},
 }
-
-Rfc3339 = Annotated[str, Field(examples=["2013-01-01T06:00:00Z"])]
 
 
 class ProblemDetails(BaseModel):
@@ -237,11 +236,6 @@ class AlarmList(BaseModel):
     alarms: list[Alarm] = Field(description="The latest first.")
 
 
-class WindowRange(BaseModel):
-    start: Rfc3339
-    end: Rfc3339
-
-
 class Answer(BaseModel):
     """An answer to one window. (query, window, revision) never changes."""
 
@@ -251,13 +245,15 @@ class Answer(BaseModel):
     window: WindowRange
     phase: Literal["early", "complete", "final"]
     revision: int = Field(ge=1)
-    data: list[dict[str, Any]] = Field(
-        description="A row per group: `group`, and per measure `estimate`, `lower`, `upper`, or `quantiles` of these."
-    )
+    data: list[AnswerRow] = Field(description="A row per group.")
     confidence: float = Field(
         description="Probability that a value lies in [lower, upper]; 1 for bounds that hold always."
     )
-    quality: dict[str, Any] = Field(description="Completeness, records, staleness, and the error by cause.")
+    quality: dict[str, Any] = Field(
+        description="Completeness, records, staleness, and the error by cause. Of a session window also `session`:"
+        " whether it was `cut` at its greatest length, and how many were (`cuts`). `merged_into`: the session is part"
+        " of the one that starts there; its window is empty, and it has no data."
+    )
     contract: dict[str, Any] = Field(description="What was asked, whether it is met, and if not, why.")
 
 

@@ -89,8 +89,18 @@ def problem_response(
         status: if it is not the code's own.
         extra: extension members of the problem.
     """
+    body = _body(code, detail, instance, status, extra)
+    text = json.dumps(body, default=repr, ensure_ascii=False)
+    if code == "unauthenticated":
+        headers = {**(headers or {}), "WWW-Authenticate": "Bearer"}
+    return Response(text, body["status"], headers, MEDIA_TYPE)
+
+
+def _body(
+    code: str, detail: str, instance: str, status: int | None = None, extra: Mapping[str, object] | None = None
+) -> dict[str, Any]:
     problem = PROBLEMS.get(code) or HTTP_PROBLEMS.get(code) or PROBLEMS["internal"]
-    body = {
+    return {
         "type": f"{TYPE_BASE}{code}",
         "title": problem.title,
         "status": status or problem.status,
@@ -98,10 +108,19 @@ def problem_response(
         "instance": instance,
         **(extra or {}),
     }
-    text = json.dumps(body, default=repr, ensure_ascii=False)
-    if code == "unauthenticated":
-        headers = {**(headers or {}), "WWW-Authenticate": "Bearer"}
-    return Response(text, body["status"], headers, MEDIA_TYPE)  # type: ignore[arg-type]
+
+
+def problem_of(exc: EdgewaterError, instance: str) -> dict[str, Any]:
+    """The problem that an error is, as JSON: what stands in a line of a stream whose status is out already."""
+    return _body(exc.code, exc.message, instance, extra=_members(exc))
+
+
+def _members(exc: EdgewaterError) -> dict[str, object]:
+    """The extension members of an error's problem."""
+    if not isinstance(exc, InvalidInput):
+        return {}
+    members: dict[str, object] = {"field": exc.field, "value": _shown(exc.value), "accepted": exc.accepted}
+    return {**members, "reason": exc.reason} if exc.reason else members
 
 
 def _shown(value: object) -> object:
@@ -122,12 +141,7 @@ def _shown(value: object) -> object:
 
 def _edgewater_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, EdgewaterError)
-    extra: dict[str, object] = {}
-    if isinstance(exc, InvalidInput):
-        extra = {"field": exc.field, "value": _shown(exc.value), "accepted": exc.accepted}
-        if exc.reason:
-            extra["reason"] = exc.reason
-    response = problem_response(exc.code, exc.message, instance=request.url.path, extra=extra)
+    response = problem_response(exc.code, exc.message, instance=request.url.path, extra=_members(exc))
     if response.status_code >= 500:
         log.error("%s %s: %s", request.method, request.url.path, exc.message)
     return response

@@ -7,19 +7,16 @@ that what was rendered for one reader serves the next.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
-from center.answers import DEFAULT_QUANTILES, Questions
+from center.measures import MAX_ASKED, Questions, require_possible
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
-from edgewater.synopses.base import Quantile
 
-MAX_VALUES = 100
+MAX_VALUES = MAX_ASKED
 
 
 class QuestionParams(BaseModel):
@@ -44,26 +41,73 @@ class QuestionParams(BaseModel):
         list[float],
         Field(
             max_length=MAX_VALUES,
-            description="Ranks in [0, 1], for measures that answer quantiles and none else; 0.5, 0.9, 0.95 and 0.99"
-            " if none is given.",
+            description="Ranks in [0, 1], of measures that answer quantiles; 0.5, 0.9, 0.95 and 0.99 of those made"
+            " for it, if nothing is asked.",
             examples=[[0.5, 0.99]],
         ),
     ] = []
+    item: Annotated[
+        list[str],
+        Field(
+            max_length=MAX_VALUES,
+            description="How often this item came (`count_min`, `top_k`, `fast_agms`, `counting_cuckoo`), or whether it"
+            " did (`bloom`, `cuckoo`). Read as the type of the measure's argument.",
+            examples=[["10.0.0.1"]],
+        ),
+    ] = []
+    contains: Annotated[
+        list[str],
+        Field(max_length=MAX_VALUES, description="Whether this item is there, of filters.", examples=[["10.0.0.1"]]),
+    ] = []
+    rank: Annotated[
+        list[float],
+        Field(max_length=MAX_VALUES, description="The share of values that are at most this one.", examples=[[250.0]]),
+    ] = []
+    x: Annotated[list[float], Field(max_length=MAX_VALUES, description="The same as `rank`.")] = []
+    range: Annotated[
+        list[str],
+        Field(
+            max_length=MAX_VALUES,
+            description="`lo:hi`: how many values are from lo to hi, both included, of histograms and samples. An end"
+            " may be left out.",
+            examples=[["0:100"]],
+        ),
+    ] = []
+    top: Annotated[
+        int | None,
+        Field(ge=1, description="Only so many of the most frequent items of a `top_k`.", examples=[10]),
+    ] = None
+    values: Annotated[
+        bool, Field(description="The values that a sample holds, instead of what it estimates.", examples=[True])
+    ] = False
     confidence: Annotated[
         float | None,
         Field(
             gt=0,
             lt=1,
-            description="Of intervals of measures that estimate with a probability. Exact measures hold at any.",
+            description="Of the intervals. Where a synopsis has one of its own that is lower, the request is refused;"
+            " exact measures hold at any.",
             examples=[0.95],
         ),
     ] = None
 
     def asked(self, spec: QuerySpec) -> Asked:
         """The parameters checked against a query. Raises InvalidRequest."""
-        if self.confidence is not None:
-            _require_exact(self.confidence, spec)
-        return Asked(_groups(self.group, spec), _measures(self.measure, spec), _quantiles(self.quantile, spec))
+        asked = Asked(
+            _groups(self.group, spec),
+            _measures(self.measure, spec),
+            tuple(dict.fromkeys(_ranks(self.quantile))),
+            tuple(dict.fromkeys(_numbers("rank", [*self.rank, *self.x]))),
+            tuple(dict.fromkeys(map(_range, self.range))),
+            tuple(dict.fromkeys(self.item)),
+            tuple(dict.fromkeys(self.contains)),
+            self.top,
+            self.values,
+            self.confidence,
+        )
+        named = [m for m in spec.measures if not asked.measures or m.name in asked.measures]
+        require_possible(asked.questions, {m.name: m.function.make(m.parameters, None) for m in named})
+        return asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,41 +117,39 @@ class Asked:
     Attributes:
         groups: column and accepted texts, sorted by column.
         measures: in the spec's order.
+
+    The others are those of `center.measures.Questions`.
     """
 
     groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
     measures: tuple[str, ...] = ()
     quantiles: tuple[float, ...] = ()
+    ranks: tuple[float, ...] = ()
+    ranges: tuple[tuple[float, float], ...] = ()
+    items: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()
+    top: int | None = None
+    values: bool = False
+    confidence: float | None = None
 
     @property
     def questions(self) -> Questions:
         """What is asked of the synopses."""
-        return Questions(self.quantiles or DEFAULT_QUANTILES, self.groups)
-
-    def of_rendered(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """A rendered answer, with only the measures asked for."""
-        if not self.measures:
-            return answer
-        keep = ("group", *self.measures)
-        return {**answer, "data": [{k: r[k] for k in keep if k in r} for r in answer["data"]]}
-
-    def of_table(self, table: pa.Table, spec: QuerySpec) -> pa.Table:
-        """An answer's table, with only the measures asked for."""
-        if self.measures:
-            # A measure's columns are its name and that name with a suffix behind `_`; the longest name
-            # that fits owns a column, so that `delay` does not take the columns of `delay_max`.
-            names = [m.name for m in spec.measures]
-            owners = {c: _owner(c, names) for c in table.column_names if c not in spec.group_by}
-            table = table.drop_columns([c for c, owner in owners.items() if owner and owner not in self.measures])
-        return table
+        return Questions(
+            self.quantiles or None,
+            self.groups,
+            self.ranks,
+            self.ranges,
+            self.items,
+            self.contains,
+            self.top,
+            self.values,
+            self.confidence,
+            self.measures,
+        )
 
 
 PLAIN = Asked()
-
-
-def _owner(column: str, measures: list[str]) -> str | None:
-    fitting = [m for m in measures if column == m or column.startswith(f"{m}_")]
-    return max(fitting, key=len, default=None)
 
 
 def _groups(given: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -129,22 +171,26 @@ def _measures(given: list[str], spec: QuerySpec) -> tuple[str, ...]:
     return tuple(name for name in names if name in given)
 
 
-def _quantiles(given: list[float], spec: QuerySpec) -> tuple[float, ...]:
+def _ranks(given: list[float]) -> list[float]:
     for q in given:
         if math.isnan(q) or not 0 <= q <= 1:
             raise InvalidRequest("quantile", q, "a rank from 0 to 1, such as 0.99")
-    asked_of = any(Quantile in kinds for kinds in _answered(spec).values())
-    return tuple(dict.fromkeys(given)) if asked_of else ()
+    return given
 
 
-def _require_exact(confidence: float, spec: QuerySpec) -> None:
-    """Exact measures hold at any confidence; `center/answers.py` gives the others at one of their own."""
-    for measure in spec.measures:
-        given = measure.function.make(measure.parameters, None).query().confidence
-        if given < 1 and confidence != given:
-            raise InvalidRequest("confidence", confidence, f"{given}, or none", f"{measure.name} is given at {given}")
+def _numbers(field: str, given: list[float]) -> list[float]:
+    for x in given:
+        if math.isnan(x):
+            raise InvalidRequest(field, x, "a number")
+    return given
 
 
-def _answered(spec: QuerySpec) -> Mapping[str, tuple[type, ...]]:
-    """Per measure the kinds of question that its synopsis answers."""
-    return {m.name: m.function.make(m.parameters, None).questions for m in spec.measures}
+def _range(text: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    try:
+        ends = float(low or -math.inf), float(high or math.inf)
+    except ValueError:
+        ends = math.nan, math.nan
+    if not colon or math.isnan(ends[0]) or math.isnan(ends[1]):
+        raise InvalidRequest("range", text, "lo:hi, such as 0:100, of which either may be left out")
+    return ends

@@ -22,6 +22,7 @@ from center.answers import render, rfc3339, to_table
 from center.api.negotiation import ARROW, CSV, JSON
 from center.api.questions import Asked
 from center.catalog import RegisteredQuery
+from center.cells import without_lists
 from center.results import AnswerRecord
 from edgewater import __version__
 
@@ -66,7 +67,7 @@ class Renderer:
         if held is not None:
             return held
         # Two threads may render the same at once: cheaper than making all wait for the slowest.
-        rendered = _json(asked.of_rendered(render(record, query.spec, asked.questions)))
+        rendered = _json(render(record, query.spec, asked.questions))
         with self._lock:
             if len(rendered) <= self._cache.maxsize:
                 self._cache[key] = rendered
@@ -87,14 +88,11 @@ class Renderer:
 
     def table(self, records: Sequence[AnswerRecord], query: RegisteredQuery, asked: Asked, form: str) -> bytes:
         """Answers as CSV or as an Arrow IPC stream; window, phase, revision and completeness in every row."""
-        tables = [
-            _with_quality(asked.of_table(to_table(r, query.spec, asked.questions), query.spec), r, form)
-            for r in records
-        ]
+        tables = [_with_quality(to_table(r, query.spec, asked.questions), r, form) for r in records]
         table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
         sink = BytesIO()
         if form == CSV:
-            pyarrow.csv.write_csv(table, sink)
+            pyarrow.csv.write_csv(without_lists(table), sink)
         else:
             assert form == ARROW
             answers = [json.loads(self.one(r, query, asked)) for r in records]

@@ -13,6 +13,7 @@ from center.api.metrics import ApiMetrics
 from center.api.progress import Progress
 from center.api.rendering import Renderer
 from center.catalog import Catalog
+from center.decoded import Decoded
 from center.parts import PartRegistry
 from center.results import ResultStore
 
@@ -33,6 +34,7 @@ class Services:
     progress: Progress
     feed: Feed
     metrics: ApiMetrics
+    decoded: Decoded
 
 
 def _services(request: Request) -> Services:

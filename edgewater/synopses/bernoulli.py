@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import pyarrow as pa
 
 from edgewater.errors import InvalidRequest
 from edgewater.synopses.base import (
@@ -26,7 +27,17 @@ from edgewater.synopses.base import (
 from edgewater.synopses.draw import QUESTIONS, Draw
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import check_whole
-from edgewater.synopses.registry import register_kind
+from edgewater.synopses.registry import (
+    ITEM_TYPES,
+    MAX_SAMPLE_SIZE,
+    REQUIRED,
+    Function,
+    Parameter,
+    Parameters,
+    item_type,
+    register_function,
+    register_kind,
+)
 from edgewater.synopses.sample_rows import Key, Rows, SampleStack, tags_of
 from edgewater.synopses.single_sample import SingleSample
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
@@ -158,4 +169,19 @@ class BernoulliSample(SingleSample[BernoulliStack]):
         return float(self._stack.rates()[0])
 
 
+def _make(parameters: Parameters, data_type: pa.DataType | None) -> BernoulliStack:
+    return BernoulliStack(**dict(parameters), item_type=item_type(data_type))
+
+
 register_kind(BernoulliStack)
+register_function(
+    Function(
+        "bernoulli",
+        _make,
+        types=ITEM_TYPES,
+        parameters={
+            "rate": Parameter.number(REQUIRED, _MIN_RATE, 1, f"a probability from {_MIN_RATE} to 1, such as 0.01"),
+            "limit": Parameter.whole(DEFAULT_LIMIT, 1, MAX_SAMPLE_SIZE),
+        },
+    )
+)

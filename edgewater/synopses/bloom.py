@@ -15,11 +15,13 @@ neither formula holds.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses import codec, packed_rows
@@ -44,7 +46,15 @@ from edgewater.synopses.items import (
     row_hashes,
 )
 from edgewater.synopses.questions import Contains, FalsePositiveRate, IntersectionSize, UnionSize
-from edgewater.synopses.registry import register_kind
+from edgewater.synopses.registry import (
+    ITEM_TYPES,
+    Function,
+    Parameter,
+    Parameters,
+    item_type,
+    register_function,
+    register_kind,
+)
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -52,6 +62,7 @@ Bits = npt.NDArray[np.uint8]
 
 MIN_BITS, MAX_BITS = 64, 1 << 31
 MAX_HASHES = 32
+DEFAULT_BITS, DEFAULT_HASHES = 1 << 20, 7
 OVERFULL = 0.5
 """The share of set bits that a filter has when it is at the capacity it was made for."""
 
@@ -319,7 +330,7 @@ class BloomFilter(SingleSynopsis[BloomStack]):
     questions: ClassVar[Questions] = BloomStack.questions
     types: ClassVar[tuple[str, ...]] = ("string", "int64", "float64", "bool")
 
-    def __init__(self, bits: int = 1 << 20, hashes: int = 7, *, seed: int = DEFAULT_SEED) -> None:
+    def __init__(self, bits: int = DEFAULT_BITS, hashes: int = DEFAULT_HASHES, *, seed: int = DEFAULT_SEED) -> None:
         super().__init__(BloomStack(1, bits=bits, hashes=hashes, seed=seed))
 
     @classmethod
@@ -356,4 +367,31 @@ def size_for(capacity: int, fpr: float) -> tuple[int, int]:
     return bits, min(max(round(bits / capacity * math.log(2)), 1), MAX_HASHES)
 
 
+def _read_bits(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value % 64 or not MIN_BITS <= value <= MAX_BITS:
+        raise ValueError(f"{value} bits")
+    return value
+
+
+def _make(parameters: Parameters, data_type: pa.DataType | None) -> BloomStack:
+    return BloomStack(**dict(parameters), item_type=item_type(data_type))
+
+
+def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
+    return dict(zip(("bits", "hashes"), size_for(goals["capacity"], goals["fpr"]), strict=True))
+
+
 register_kind(BloomStack)
+register_function(
+    Function(
+        "bloom",
+        _make,
+        types=ITEM_TYPES,
+        parameters={
+            "bits": Parameter(DEFAULT_BITS, _read_bits, f"a multiple of 64 from {MIN_BITS} to {MAX_BITS}"),
+            "hashes": Parameter.whole(DEFAULT_HASHES, 1, MAX_HASHES),
+        },
+        goals={"capacity": Parameter.whole(None, 1, 1 << 40), "fpr": Parameter.share(0.01)},
+        size_for=_size_for,
+    )
+)

@@ -11,9 +11,11 @@ There is no conservative update: it tightens estimates, and loses merging and su
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses.base import Count, Estimates, IntArray, Properties, Question, Questions
@@ -21,7 +23,15 @@ from edgewater.synopses.counters import MAX_DEPTH, MAX_WIDTH, MIN_WIDTH, Counter
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import check_share, row_hashes
 from edgewater.synopses.questions import Frequency
-from edgewater.synopses.registry import register_kind
+from edgewater.synopses.registry import (
+    ITEM_TYPES,
+    Function,
+    Parameter,
+    Parameters,
+    item_type,
+    register_function,
+    register_kind,
+)
 
 DEFAULT_WIDTH, DEFAULT_DEPTH = 65536, 5
 
@@ -108,4 +118,25 @@ class CountMin(SingleCounters):
         return cls(max(MIN_WIDTH, 1 << (math.ceil(needed) - 1).bit_length()), depth, seed=seed)
 
 
+def _make(parameters: Parameters, data_type: pa.DataType | None) -> CountMinStack:
+    return CountMinStack(**dict(parameters), item_type=item_type(data_type))
+
+
+def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
+    return CountMin.for_error(goals["epsilon"], goals["delta"])._stack.parameters
+
+
 register_kind(CountMinStack)
+register_function(
+    Function(
+        "count_min",
+        _make,
+        types=ITEM_TYPES,
+        parameters={
+            "width": Parameter.power_of_two(DEFAULT_WIDTH, MIN_WIDTH, MAX_WIDTH),
+            "depth": Parameter.whole(DEFAULT_DEPTH, 1, MAX_DEPTH),
+        },
+        goals={"epsilon": Parameter.share(None), "delta": Parameter.share(0.01)},
+        size_for=_size_for,
+    )
+)

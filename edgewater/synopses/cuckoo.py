@@ -13,10 +13,13 @@ filter that is given more than it was made for becomes slow and less accurate, a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import partial
 from statistics import NormalDist
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses import codec
@@ -36,11 +39,20 @@ from edgewater.synopses.cuckoo_table import FINGERPRINTS, SLOTS, CuckooTable
 from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.items import ItemStack, check_share, check_whole, confidence_of, read_item_type
 from edgewater.synopses.questions import Contains, FalsePositiveRate, Frequency
-from edgewater.synopses.registry import register_kind
+from edgewater.synopses.registry import (
+    ITEM_TYPES,
+    Function,
+    Parameter,
+    Parameters,
+    item_type,
+    register_function,
+    register_kind,
+)
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 MAX_BUCKETS = 1 << 24
+DEFAULT_BUCKETS = 1 << 15
 MAX_LOAD = 0.95
 """The share of slots up to which inserting finds a place in few rounds."""
 
@@ -323,7 +335,7 @@ class _SingleCuckoo(SingleSynopsis[Any]):
     types: ClassVar[tuple[str, ...]] = ("string", "int64", "float64", "bool")
     _stack: CuckooStack
 
-    def __init__(self, buckets: int = 1 << 15, *, seed: int = DEFAULT_SEED) -> None:
+    def __init__(self, buckets: int = DEFAULT_BUCKETS, *, seed: int = DEFAULT_SEED) -> None:
         super().__init__(self.stack_type(1, buckets=buckets, seed=seed))
 
     @classmethod
@@ -391,5 +403,23 @@ class CountingCuckooFilter(_SingleCuckoo):
         return result
 
 
+def _make(stack_type: type[CuckooStack], parameters: Parameters, data_type: pa.DataType | None) -> CuckooStack:
+    return stack_type(**dict(parameters), item_type=item_type(data_type))
+
+
+def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
+    return CuckooFilter.for_capacity(goals["capacity"])._stack.parameters
+
+
 for _stack_type in (CuckooStack, CountingCuckooStack):
     register_kind(_stack_type)
+    register_function(
+        Function(
+            _stack_type.kind,
+            partial(_make, _stack_type),
+            types=ITEM_TYPES,
+            parameters={"buckets": Parameter.power_of_two(DEFAULT_BUCKETS, 1, MAX_BUCKETS)},
+            goals={"capacity": Parameter.whole(None, 1, int(MAX_LOAD * SLOTS * MAX_BUCKETS))},
+            size_for=_size_for,
+        )
+    )

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses import codec
@@ -20,9 +21,9 @@ from edgewater.synopses.base import Estimate, Estimates, FloatArray, IntArray, P
 from edgewater.synopses.cells import cells_of, groups_of
 from edgewater.synopses.ddsketch import DEFAULT_ACCURACY, DDSketchStack
 from edgewater.synopses.items import check_whole
-from edgewater.synopses.log_bins import SignedBins
+from edgewater.synopses.log_bins import MAX_ACCURACY, MIN_ACCURACY, SignedBins
 from edgewater.synopses.questions import Range
-from edgewater.synopses.registry import register_kind
+from edgewater.synopses.registry import Function, Parameter, Parameters, register_function, register_kind
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -115,4 +116,21 @@ class EquiDepthHistogram(SingleSynopsis[EquiDepthStack]):
         return [estimates[0] for estimates in self._stack.boundaries()]
 
 
+_MOST_BUCKETS = 1000  # of a query's measure: a boundary costs a quantile each time it is asked for
+
+
+def _make(parameters: Parameters, _: pa.DataType | None) -> EquiDepthStack:
+    return EquiDepthStack(**dict(parameters))
+
+
 register_kind(EquiDepthStack)
+register_function(
+    Function(
+        "equi_depth",
+        _make,
+        parameters={
+            "buckets": Parameter.whole(DEFAULT_BUCKETS, 1, _MOST_BUCKETS),
+            "accuracy": Parameter.number(DEFAULT_ACCURACY, MIN_ACCURACY, MAX_ACCURACY),
+        },
+    )
+)

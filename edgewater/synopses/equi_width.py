@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses import codec, packed_rows
@@ -30,7 +31,7 @@ from edgewater.synopses.base import (
 )
 from edgewater.synopses.items import check_whole
 from edgewater.synopses.questions import Range
-from edgewater.synopses.registry import register_kind
+from edgewater.synopses.registry import REQUIRED, Function, Parameter, Parameters, register_function, register_kind
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -351,4 +352,26 @@ class EquiWidthHistogram(SingleSynopsis[EquiWidthStack]):
         return result
 
 
+def _make(parameters: Parameters, _: pa.DataType | None) -> EquiWidthStack:
+    given = dict(parameters)
+    try:
+        return EquiWidthStack(low=given["lo"], high=given["hi"], bins=given["buckets"])
+    except InvalidRequest as exc:
+        names = {"low": "lo", "high": "hi", "bins": "buckets"}
+        accepted = exc.accepted.replace("low=", "lo=").replace("bins", "buckets")
+        raise InvalidRequest(names.get(exc.field, exc.field), exc.value, accepted, exc.reason) from exc
+
+
 register_kind(EquiWidthStack)
+register_function(
+    Function(
+        "equi_width",
+        _make,
+        parameters={
+            "lo": Parameter.number(REQUIRED),
+            "hi": Parameter.number(REQUIRED),
+            "buckets": Parameter.whole(DEFAULT_BINS, 1, MAX_BINS),
+        },
+    ),
+    "histogram",
+)

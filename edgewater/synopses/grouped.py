@@ -16,7 +16,9 @@ from edgewater.streams import COLUMN_TYPES, type_name
 from edgewater.synopses import codec
 from edgewater.synopses.base import Estimates, IntArray, Properties, Question, Stack
 from edgewater.synopses.key_table import KeyTable
+from edgewater.synopses.kll import KllStack
 from edgewater.synopses.registry import stack_from_message
+from edgewater.synopses.sample_rows import SampleStack
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 
@@ -84,6 +86,7 @@ class GroupedAggregate:
         rows: int,
         *,
         times: IntArray | None = None,
+        ids: IntArray | None = None,
     ) -> IntArray:
         """Adds a batch of `rows` records.
 
@@ -91,15 +94,29 @@ class GroupedAggregate:
             keys: one Arrow array per key column.
             values: per measure its argument per record, or None for a measure without one. A null
                 argument leaves that measure of the record's group as it is.
+            ids: int64, the records' numbers within this aggregate's source (`set_source`), for samples.
+                None: samples number records as they come.
 
         Returns:
             The records' group codes, int64, shape (rows,).
         """
         codes = self.encode(keys, rows)
         for name, stack in self._measures.items():
-            _update(stack, codes, values[name], times)
+            _update(stack, codes, values[name], times, ids)
         self.records += rows
         return codes
+
+    @property
+    def samples(self) -> bool:
+        """Whether any measure is a sample, which needs `ids`."""
+        return any(isinstance(stack, SampleStack) for stack in self._measures.values())
+
+    def set_source(self, source: int) -> None:
+        """Says who numbers the records, from 0 to 2^64 - 1: no two aggregates that ever merge may share it,
+        unless they number the same records alike. To be called while the aggregate is empty."""
+        for stack in self._measures.values():
+            if isinstance(stack, SampleStack | KllStack):
+                stack.source = source
 
     def merge(self, other: Self) -> IntArray:
         """Merges `other` into this one; returns the codes here of its groups. See `merge_all`."""
@@ -113,10 +130,12 @@ class GroupedAggregate:
         Raises:
             IncompatibleSynopses: other keys, measures or parameters of measures.
         """
+        if not others:
+            return np.zeros(0, np.int64)
         for other in others:
             self._require_mergeable(other)
         columns = [other.rows() for other in others]
-        keys = [pa.concat_arrays([c[i] for c in columns]) for i in range(len(self._key_names))] if others else []
+        keys = [pa.concat_arrays([c[i] for c in columns]) for i in range(len(self._key_names))]
         codes = self.encode(keys, sum(len(other) for other in others))
         at = 0
         for other in others:
@@ -206,13 +225,17 @@ class GroupedAggregate:
         return cls.from_message(codec.unseal(data))
 
 
-def _update(stack: Stack, codes: IntArray, values: pa.Array | None, times: IntArray | None) -> None:
+def _update(
+    stack: Stack, codes: IntArray, values: pa.Array | None, times: IntArray | None, ids: IntArray | None
+) -> None:
     if values is not None and values.null_count:
         present = values.is_valid()
         mask = present.to_numpy(zero_copy_only=False)
         codes, values = codes[mask], values.filter(present)
-        times = times[mask] if times is not None else None
+        times, ids = (None if column is None else column[mask] for column in (times, ids))
     if values is not None and not pa.types.is_string(values.type):
-        stack.update(codes, values.to_numpy(zero_copy_only=False), times=times)
+        values = values.to_numpy(zero_copy_only=False)
+    if isinstance(stack, SampleStack):
+        stack.update(codes, values, times=times, ids=ids)
     else:
         stack.update(codes, values, times=times)

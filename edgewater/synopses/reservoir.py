@@ -13,6 +13,7 @@ question (`population`) and gets the narrower interval of N·mean.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -34,7 +35,16 @@ from edgewater.synopses.draw import QUESTIONS, Draw
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.intervals import normal_quantile
 from edgewater.synopses.items import check_share, check_whole
-from edgewater.synopses.registry import register_kind
+from edgewater.synopses.registry import (
+    ITEM_TYPES,
+    MAX_SAMPLE_SIZE,
+    Function,
+    Parameter,
+    Parameters,
+    item_type,
+    register_function,
+    register_kind,
+)
 from edgewater.synopses.sample_rows import Key, Rows, SampleStack, tags_of
 from edgewater.synopses.single_sample import SingleSample
 
@@ -129,6 +139,10 @@ class ReservoirStack(SampleStack):
     def items(self, group: int = 0) -> pa.Array:
         return super().items(group)[: self.capacity]
 
+    def sampled(self) -> tuple[IntArray, pa.Array]:
+        draw = self.draw()
+        return draw.groups, pa.array(draw.values)
+
 
 class ReservoirSample(SingleSample[ReservoirStack]):
     """A uniform sample of at most `size` records, drawn without replacement.
@@ -166,4 +180,23 @@ class ReservoirSample(SingleSample[ReservoirStack]):
         return self._stack.query(question, population=known)[0]
 
 
+def _make(parameters: Parameters, data_type: pa.DataType | None) -> ReservoirStack:
+    return ReservoirStack(**dict(parameters), item_type=item_type(data_type))
+
+
+def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
+    return ReservoirSample.for_error(goals["epsilon"])._stack.parameters
+
+
 register_kind(ReservoirStack)
+register_function(
+    Function(
+        "reservoir",
+        _make,
+        types=ITEM_TYPES,
+        parameters={"size": Parameter.whole(DEFAULT_SIZE, 1, MAX_SAMPLE_SIZE)},
+        goals={"epsilon": Parameter.share(None)},
+        size_for=_size_for,
+    ),
+    "sample",
+)

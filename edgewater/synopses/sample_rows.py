@@ -9,6 +9,7 @@ and not a sample.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -75,6 +76,15 @@ class Rows:
     def starts(self, groups: int) -> IntArray:
         """Where each of `groups` groups begins among sorted rows, and the end: shape (groups + 1,)."""
         return np.searchsorted(self.groups, np.arange(groups + 1))
+
+
+def source_of(*names: str) -> int:
+    """A `source` for what these names identify together, such as an edge and its incarnation: 64 bits of a hash.
+
+    The same everywhere and for ever; two of a thousand identities are given one number with probability 3e-14.
+    """
+    text = "\0".join(names).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def concatenated(parts: list[Rows]) -> Rows:
@@ -276,6 +286,11 @@ class SampleStack(ItemStack):
     def query(self, question: Question | None = None) -> Estimates:
         """The answer per group."""
         raise NotImplementedError
+
+    def sampled(self) -> tuple[IntArray, pa.Array]:
+        """The sampled values of all groups: int64 group per value, ascending, and the values."""
+        rows = self._settle()
+        return rows.groups, pa.array(rows.values)
 
     def items(self, group: int = 0) -> pa.Array:
         """The sampled values of one group, in the order of their keys."""

@@ -15,6 +15,7 @@ on the order of merges, so answers agree within their intervals only: it is not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -28,7 +29,15 @@ from edgewater.synopses.base import Count, Estimate, Estimates, IntArray, Proper
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import ItemStack, check_share, check_whole, read_item_type
 from edgewater.synopses.questions import Frequency, RankedItems, TopItems
-from edgewater.synopses.registry import register_kind
+from edgewater.synopses.registry import (
+    ITEM_TYPES,
+    Function,
+    Parameter,
+    Parameters,
+    item_type,
+    register_function,
+    register_kind,
+)
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -340,10 +349,39 @@ class TopK(SingleSynopsis[TopKStack]):
             raise InvalidRequest("epsilon", epsilon, f"at least {1 / MAX_CAPACITY:.2g}")
         return cls(k, max(capacity, k), seed=seed)
 
+    @property
+    def capacity(self) -> int:
+        """Counters it was made with."""
+        return self._stack.capacity
+
     def top(self, k: int | None = None) -> list[tuple[Any, Estimate]]:
         """The most frequent items and how often each came, by falling counter. Raises InvalidRequest."""
         ranked = self._stack.top(None if k is None else TopItems(k))
         return [(item, ranked.frequencies[i]) for i, item in enumerate(ranked.items.to_pylist())]
 
 
+_MOST_COUNTERS = 1 << 16  # of a query's measure: what a frame can carry
+
+
+def _make(parameters: Parameters, data_type: pa.DataType | None) -> TopKStack:
+    return TopKStack(**dict(parameters), item_type=item_type(data_type))
+
+
+def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"capacity": TopK.for_error(goals["epsilon"], goals.get("k", DEFAULT_K)).capacity}
+
+
 register_kind(TopKStack)
+register_function(
+    Function(
+        "top_k",
+        _make,
+        types=ITEM_TYPES,
+        parameters={
+            "k": Parameter.whole(DEFAULT_K, 1, _MOST_COUNTERS // COUNTERS_PER_ITEM),
+            "capacity": Parameter.whole(None, MIN_CAPACITY, _MOST_COUNTERS),
+        },
+        goals={"epsilon": Parameter.share(None)},
+        size_for=_size_for,
+    )
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pytest
@@ -258,10 +259,11 @@ def test_a_wrong_parameter_is_named_with_what_is_accepted(two_hours, asked, fiel
     assert said in problem["detail"]
 
 
-def test_quantiles_are_asked_of_the_measures_that_answer_them_and_confidence_holds_at_any_of_exact_ones(two_hours):
+def test_what_no_measure_can_answer_is_refused_and_confidence_holds_at_any_of_exact_ones(two_hours):
     desk, _ = two_hours
-    plain = desk.get("/v1/queries/flights/latest").json()
-    assert desk.get("/v1/queries/flights/latest?quantile=0.5&quantile=0.99").json() == plain
+    refused = desk.get("/v1/queries/flights/latest?quantile=0.5&quantile=0.99")
+    assert refused.status_code == 422 and refused.json()["field"] == "quantile"
+    assert "n: count; miles: count, sum" in refused.json()["accepted"]
     assert desk.get("/v1/queries/flights/latest?confidence=0.99").json()["confidence"] == 1
 
 
@@ -278,12 +280,23 @@ def test_quantiles_are_given_at_the_ranks_that_are_asked_for(desk):
     assert csv[0].endswith('"carrier","delay_0.5","delay_0.5_lower","delay_0.5_upper"')
 
 
-def test_a_confidence_that_a_measure_is_not_given_at_is_refused_by_the_measures_name(desk):
+def test_intervals_are_made_for_any_confidence_where_that_can_be_done_and_refused_by_name_where_not(desk):
     desk.connect("jfk")
-    desk.register(measures={"carriers": "distinct(carrier)"})
-    refused = desk.get("/v1/queries/flights/windows?confidence=0.5")
+    measures = {"delays": "distinct(dep_delay, precision=8)", "miles": "count_min(distance, width=64, depth=2)"}
+    desk.report(desk.register(measures=measures), "jfk", T0, {"UA": 3000})
+    path = "/v1/queries/flights/windows?measure=delays&confidence="
+    widths = []
+    for confidence in (0.5, 0.999):
+        (answer,) = desk.get(f"{path}{confidence}").json()["answers"]
+        assert answer["confidence"] == confidence
+        cell = answer["data"][0]["delays"]
+        widths.append(cell["upper"] - cell["lower"])
+    assert widths[0] < widths[1]
+    asked = "/v1/queries/flights/latest?measure=miles&item=100&confidence="
+    assert desk.get(f"{asked}0.8").json()["confidence"] == pytest.approx(1 - np.exp(-2))
+    refused = desk.get(f"{asked}0.9")
     assert refused.status_code == 422
-    assert "carriers is given at 0.95" in refused.json()["reason"]
+    assert "miles is given at 0.864665" in refused.json()["reason"]
 
 
 def test_a_page_of_large_answers_ends_early_and_the_next_one_goes_on(two_hours, monkeypatch):

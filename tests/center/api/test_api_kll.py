@@ -1,7 +1,8 @@
-"""A measure by `kll`: registered, merged over two edges, asked at any rank, refused at another confidence."""
+"""A measure by `kll`: registered, merged over two edges, asked at any rank and confidence."""
 
 import pytest
-from conftest import T0
+
+T0 = 1_356_998_400_000
 
 
 def test_ranks_of_a_kll_measure_are_answered_within_their_bounds(desk):
@@ -14,6 +15,8 @@ def test_ranks_of_a_kll_measure_are_answered_within_their_bounds(desk):
     assert set(row) == {"0.25", "0.5"} and answer["confidence"] == 0.95
     assert row["0.5"]["lower"] <= 1000 <= row["0.5"]["upper"]
     assert row["0.5"]["estimate"] == pytest.approx(1000, rel=0.1)
-    assert desk.get(f"{path}?confidence=0.95").status_code == 200
-    refused = desk.get(f"{path}?confidence=0.5")
-    assert refused.status_code == 422 and "delay is given at 0.95" in refused.json()["reason"]
+    narrow, wide = (
+        desk.get(f"{path}?quantile=0.5&confidence={c}").json()["data"][0]["delay"]["quantiles"]["0.5"]
+        for c in (0.5, 0.999)
+    )
+    assert wide["lower"] < narrow["lower"] <= narrow["upper"] < wide["upper"]

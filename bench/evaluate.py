@@ -1,0 +1,184 @@
+"""Questions per second that `POST …/evaluate` answers on one core, through the real ASGI application.
+
+    python -m bench.evaluate [--questions 10000] [--out evaluate.json]
+
+One process, one stream at a time, SQLite: lines are read, parsed, evaluated and written as NDJSON. What a
+network and an HTTP server add is left out (`httpx.ASGITransport`). Each case asks its questions of one window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import numpy as np
+import pyarrow as pa
+
+from center.api.app import create_app
+from center.catalog import Catalog, StreamRecord
+from center.config import ApiSection
+from center.ledger import EdgesChanged, FrameFact, Ledger, Registered
+from center.parts import PartRegistry
+from center.results import MergedDelta, ResultStore
+from edgewater.query import QuerySpec
+from edgewater.streams import LIVE, EdgeId
+from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.wire.frames import SliceClose
+
+HOUR = 3_600_000
+COLUMNS = {"url": pa.string(), "ip": pa.int64(), "ms": pa.float64()}
+RECORDS, GROUPS, ADDRESSES = 1_000_000, 5_000, 100_000
+QUERIES: dict[str, dict[str, Any]] = {
+    "all": {"measures": {"ips": "count_min(ip)", "ms": "kll(ms)", "dd": "quantiles(ms)", "seen": "bloom(ip)",
+                         "top": "top_k(ip, 20)", "some": "reservoir(ms, 1000)", "clients": "distinct(ip)"}},
+    "by_url": {"group_by": ["url"], "measures": {"clients": "distinct(ip, precision=10)", "n": "count()"}},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked, and how fast it was answered."""
+
+    name: str
+    questions: int
+    seconds: float
+    questions_s: float
+    bytes_out: int
+    errors: int
+
+
+def cases() -> dict[str, tuple[str, Callable[[int], dict[str, Any]]]]:
+    """By name the query that is asked, and its i-th question."""
+    latest = {"latest": 1}
+    return {
+        "frequency (count_min)": ("all", lambda i: {**latest, "measure": "ips", "question": "frequency", "item": i}),
+        "contains (bloom)": ("all", lambda i: {**latest, "measure": "seen", "question": "contains", "item": i}),
+        "quantile (ddsketch)": (
+            "all",
+            lambda i: {**latest, "measure": "dd", "question": "quantile", "q": (i % 1000) / 1000},
+        ),
+        "quantile (kll)": (
+            "all",
+            lambda i: {**latest, "measure": "ms", "question": "quantile", "q": (i % 1000) / 1000},
+        ),
+        "mean (reservoir)": ("all", lambda i: {**latest, "measure": "some", "question": "mean"}),
+        "top 20 (top_k)": ("all", lambda i: {**latest, "measure": "top", "question": "top"}),
+        "distinct (hll)": ("all", lambda i: {**latest, "measure": "clients", "question": "distinct"}),
+        "distinct of one group of 5,000": (
+            "by_url",
+            lambda i: {**latest, "measure": "clients", "question": "distinct", "group": {"url": f"/{i % GROUPS}"}},
+        ),
+        "distinct, all groups merged": (
+            "by_url",
+            lambda i: {**latest, "measure": "clients", "question": "distinct", "global": True},
+        ),
+    }
+
+
+class Desk:
+    """The center's stores with one answered window per query."""
+
+    def __init__(self, directory: Path) -> None:
+        url = f"sqlite:///{directory}/catalog.db"
+        self.catalog, self.parts = Catalog(url), PartRegistry(url)
+        self.results = ResultStore(f"sqlite:///{directory}/results.db")
+        self.app = create_app(
+            self.catalog, self.results, self.parts, ApiSection(), now_ms=lambda: time.time_ns() // 1_000_000
+        )
+        self.catalog.hello(
+            EdgeId("e"),
+            "e1",
+            labels={},
+            streams=[StreamRecord("web", COLUMNS, LIVE)],
+            oldest_seq=0,
+            next_seq=0,
+            now_ms=0,
+        )
+        ledger = Ledger()
+        for name, parts in QUERIES.items():
+            self._answer(
+                ledger, QuerySpec.from_mapping({"name": name, "from": "web", "window": {"tumbling": "1h"}, **parts})
+            )
+
+    def _answer(self, ledger: Ledger, spec: QuerySpec) -> None:
+        query = self.catalog.register(spec, 0)
+        self.results.tick(ledger, [EdgesChanged(tuple(self.catalog.edges())), Registered(query)], 0)
+        fact = FrameFact(query.ref, 1, EdgeId("e"), HOUR, (SliceClose(0, RECORDS, 0),), (0,), 500, 0, "e1")
+        delta = MergedDelta(query.ref, 0, 0, _aggregate(spec).to_bytes())
+        self.results.apply(ledger, [delta], [fact], {query.key: 1}, 0)
+
+    def close(self) -> None:
+        for store in (self.catalog, self.parts, self.results):
+            store.close()
+
+
+def _aggregate(spec: QuerySpec) -> GroupedAggregate:
+    rng = np.random.default_rng(1)
+    ip = rng.integers(0, ADDRESSES, RECORDS)
+    urls = pa.array([f"/{i}" for i in range(GROUPS)])
+    batch = pa.record_batch(
+        {
+            "url": urls.take(pa.array(rng.integers(0, GROUPS, RECORDS))),
+            "ip": pa.array(ip),
+            "ms": pa.array(rng.lognormal(3, 1, RECORDS)),
+        }
+    )
+    bound = spec.bind(COLUMNS)
+    stacks = {
+        m.measure.name: m.measure.function.make(m.measure.parameters, m.argument.type if m.argument else None)
+        for m in bound.measures
+    }
+    result = GroupedAggregate(dict(zip(spec.group_by, bound.group_types, strict=True)), stacks)
+    values = {m.measure.name: m.argument.array(batch) if m.argument else None for m in bound.measures}
+    result.update([batch.column(n) for n in spec.group_by], values, RECORDS)
+    return result
+
+
+async def _measure(desk: Desk, name: str, query: str, question: Callable[[int], dict[str, Any]], count: int) -> Case:
+    def body(lines: range) -> Iterator[bytes]:
+        for i in lines:
+            yield json.dumps({"id": i, **question(i)}).encode() + b"\n"
+
+    transport = httpx.ASGITransport(desk.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://center", timeout=None) as client:
+        path = f"/v1/queries/{query}/evaluate"
+        await client.post(path, content=b"".join(body(range(1))))  # decodes the window
+        asked = b"".join(body(range(count)))
+        began = time.perf_counter()
+        given = await client.post(path, content=asked)
+        seconds = time.perf_counter() - began
+    lines = given.content.splitlines()
+    assert len(lines) == count, f"{len(lines)} answers to {count} questions"
+    errors = sum('"error"' in line.decode() for line in lines)
+    return Case(name, count, seconds, count / seconds, len(given.content), errors)
+
+
+@click.command()
+@click.option("--questions", default=10_000, show_default=True)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Writes the figures as JSON.")
+def main(questions: int, out: Path | None) -> None:
+    """Measures questions per second of a stream of questions."""
+    with tempfile.TemporaryDirectory() as directory:
+        desk = Desk(Path(directory))
+        found = [asyncio.run(_measure(desk, name, *case, questions)) for name, case in cases().items()]
+        desk.close()
+    click.echo(f"{'question':34} {'questions/s':>12} {'µs each':>9} {'errors':>7}")
+    for case in found:
+        click.echo(f"{case.name:34} {case.questions_s:12,.0f} {1e6 / case.questions_s:9.1f} {case.errors:7}")
+    text = json.dumps([asdict(case) for case in found], indent=1)
+    if out is not None:
+        out.write_text(text + "\n")
+    else:
+        click.echo(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""A stream of questions about one query's windows, answered as they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from center.api.problems import HttpProblem
+from center.api.question_models import EvaluatedLine, QuestionLine
+from center.api.questioning import MAX_LINE_BYTES, NDJSON, READ_TYPES, Exchange, Questioning
+from center.api.responses import Responses, problems
+from center.api.state import Center
+from center.evaluate import Evaluator
+from center.stored_windows import StoredWindows
+
+EXAMPLE_QUESTIONS = """\
+{"id":1,"latest":1,"measure":"ips","question":"frequency","item":"10.0.0.1"}
+{"id":2,"at":"2013-01-01T06:30:00Z","measure":"delay","question":"quantile","q":0.99,"group":{"carrier":"UA"}}
+{"id":3,"latest":24,"measure":"clients","question":"distinct","global":true,"merge":true}
+"""
+EXAMPLE_ANSWERS = """\
+{"id":1,"query":"q","measure":"ips","question":"frequency","window":{…},"phase":"final","revision":2,"completeness":{…},\
+"estimate":41,"lower":38,"upper":41,"confidence":0.993,"basis":"count_min"}
+{"id":2,…}
+{"id":3,"error":{"type":"https://edgewater.dev/problems/invalid-request","status":422,"field":"measure",…}}
+"""
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": f"A question per line, each a `QuestionLine` of at most {MAX_LINE_BYTES} bytes.",
+        "content": {NDJSON: {"schema": QuestionLine.model_json_schema(by_alias=True), "example": EXAMPLE_QUESTIONS}},
+    }
+}
+_RESPONSES: Responses = {
+    200: {
+        "description": "Lines in the order of the questions, each an `EvaluatedLine`.",
+        "content": {NDJSON: {"schema": EvaluatedLine.model_json_schema(), "example": EXAMPLE_ANSWERS}},
+    },
+    **problems(404, 415),
+}
+
+router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
+
+
+@router.post(
+    "/evaluate", response_model=None, responses=_RESPONSES, openapi_extra=_BODY, summary="A stream of questions"
+)
+async def evaluate(name: str, request: Request, center: Center) -> Response:
+    """Answers lines while they come, in their order; a bad line is answered by a problem, and the others go on.
+
+    Which windows: `latest` n, those over a time (`at`), or the one that starts at `window`; one line each, or with
+    `merge` one for all. `group` chooses groups, `global` merges all of them; with neither, `data` has a row
+    for each group.
+    """
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given and given not in READ_TYPES:
+        accepted = ", ".join(READ_TYPES)
+        raise HttpProblem("unsupported-media-type", f"Content-Type: {given} is not one of {accepted}")
+    query = await run_in_threadpool(center.catalog.query, name)
+    windows = StoredWindows(center.results, query, center.decoded, center.catalog.query)
+    return Exchange(Questioning(windows, Evaluator(windows, center.decoded), request.url.path).answers)
