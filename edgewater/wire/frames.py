@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import google_crc32c
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from edgewater.errors import CorruptFrame
+from edgewater.wire import preset
 from edgewater.wire import uplink_pb2 as pb
 
 MAX_BODY_BYTES = 64 << 20
@@ -44,12 +46,19 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class SliceClose:
-    """An edge's statement about a slice. Counters are totals: a newer statement replaces an older."""
+    """An edge's statement about a slice. Counters are totals: a newer statement replaces an older.
+
+    Attributes:
+        first_ms, last_ms: event times of the first and the last of the observed records. Stated for
+            session windows only, and with every frame that carries records of the slice.
+    """
 
     slice_start_ms: int
     observed: int
     late: int
     withheld: tuple[Withheld, ...] = ()
+    first_ms: int | None = None
+    last_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,15 @@ class QueryRef:
     version: int
 
 
+class Encoding(IntEnum):
+    """How a frame's body is packed; the numbers are those of the wire."""
+
+    PLAIN = 1
+    ZSTD = 2
+    PRESET = 3
+    """Deflate over the dictionary of `edgewater/wire/preset.py`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A numbered frame as it travels: the body is encoded, and perhaps compressed.
@@ -87,17 +105,18 @@ class Frame:
     query: QueryRef
     body: bytes = field(repr=False)
     crc32c: int = 0
-    compressed: bool = False
+    encoding: Encoding = Encoding.PLAIN
     raw_bytes: int = 0
 
     @classmethod
     def pack(cls, seq: int, query: QueryRef, body: FrameBody) -> Frame:
         """Encodes and, where that makes it smaller, compresses a body."""
         plain = body_to_wire(body).SerializeToString(deterministic=True)
-        packed: bytes = pa.compress(plain, codec="zstd", asbytes=True)
-        smaller = len(packed) < len(plain)
-        shipped = packed if smaller else plain
-        return cls(seq, query, shipped, google_crc32c.value(shipped), smaller, len(plain))
+        packed = {Encoding.PLAIN: plain, Encoding.ZSTD: pa.compress(plain, codec="zstd", asbytes=True)}
+        if len(plain) <= preset.MAX_BODY_BYTES:
+            packed[Encoding.PRESET] = preset.deflate(plain)
+        encoding, shipped = min(packed.items(), key=lambda item: len(item[1]))
+        return cls(seq, query, shipped, google_crc32c.value(shipped), encoding, len(plain))
 
     def unpack(self) -> FrameBody:
         """The body. Raises CorruptFrame for a wrong checksum or a body that cannot be read."""
@@ -105,14 +124,19 @@ class Frame:
         if self.raw_bytes > MAX_BODY_BYTES:
             raise CorruptFrame(f"frame {self.seq}: a body of {self.raw_bytes} bytes, at most {MAX_BODY_BYTES}")
         try:
-            plain = (
-                pa.decompress(self.body, decompressed_size=self.raw_bytes, codec="zstd", asbytes=True)
-                if self.compressed
-                else self.body
-            )
-            return body_from_wire(pb.FrameBody.FromString(plain))
-        except (DecodeError, OSError, pa.ArrowInvalid) as exc:
+            return body_from_wire(pb.FrameBody.FromString(self._plain()))
+        except (DecodeError, OSError, ValueError) as exc:
             raise CorruptFrame(f"frame {self.seq}: the checksum holds but the body cannot be read: {exc}") from exc
+
+    def _plain(self) -> bytes:
+        match self.encoding:
+            case Encoding.PLAIN:
+                return self.body
+            case Encoding.ZSTD:
+                plain: bytes = pa.decompress(self.body, decompressed_size=self.raw_bytes, codec="zstd", asbytes=True)
+                return plain
+            case Encoding.PRESET:
+                return preset.inflate(self.body, self.raw_bytes)
 
     def check(self) -> None:
         """Raises CorruptFrame unless the checksum fits the body."""
@@ -129,7 +153,7 @@ class Frame:
         return pb.Frame(
             seq=self.seq,
             crc32c=self.crc32c,
-            encoding=pb.Frame.ZSTD if self.compressed else pb.Frame.PLAIN,
+            encoding=pb.Frame.Encoding.ValueType(self.encoding),
             body=self.body,
             query=self.query.name,
             query_version=self.query.version,
@@ -139,11 +163,13 @@ class Frame:
     @classmethod
     def from_wire(cls, message: pb.Frame) -> Frame:
         """Raises CorruptFrame for an unknown encoding. Does not check the body: see `check`."""
-        if message.encoding not in (pb.Frame.PLAIN, pb.Frame.ZSTD):
-            raise CorruptFrame(f"frame {message.seq}: encoding {message.encoding} is not PLAIN or ZSTD")
+        try:
+            encoding = Encoding(message.encoding)
+        except ValueError as exc:
+            known = ", ".join(e.name for e in Encoding)
+            raise CorruptFrame(f"frame {message.seq}: encoding {message.encoding} is none of {known}") from exc
         query = QueryRef(message.query, message.query_version)
-        compressed = message.encoding == pb.Frame.ZSTD
-        return cls(message.seq, query, message.body, message.crc32c, compressed, message.raw_bytes)
+        return cls(message.seq, query, message.body, message.crc32c, encoding, message.raw_bytes)
 
 
 def body_to_wire(body: FrameBody) -> pb.FrameBody:
@@ -182,6 +208,8 @@ def close_to_wire(close: SliceClose) -> pb.SliceClose:
             )
             for w in close.withheld
         ],
+        first_ms=close.first_ms,
+        last_ms=close.last_ms,
     )
 
 
@@ -194,4 +222,6 @@ def close_from_wire(message: pb.SliceClose) -> SliceClose:
             Withheld(w.measure, w.largest_above, w.largest_below, w.total_above, w.total_below, w.groups)
             for w in message.withheld
         ),
+        message.first_ms if message.HasField("first_ms") else None,
+        message.last_ms if message.HasField("last_ms") else None,
     )

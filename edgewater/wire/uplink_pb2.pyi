@@ -30,6 +30,7 @@ class FromEdge(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     QUERY_STATUS_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    BUDGET_REPORT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -40,6 +41,8 @@ class FromEdge(_message.Message):
     def query_status(self) -> Global___QueryStatus: ...
     @_builtins.property
     def goodbye(self) -> Global___Goodbye: ...
+    @_builtins.property
+    def budget_report(self) -> Global___BudgetReport: ...
     def __init__(
         self,
         *,
@@ -48,12 +51,13 @@ class FromEdge(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         query_status: Global___QueryStatus | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        budget_report: Global___BudgetReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "query_status", b"query_status"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "query_status", b"query_status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "query_status", b"query_status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_report", b"budget_report", "frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "query_status", b"query_status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "frame", "heartbeat", "query_status", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "frame", "heartbeat", "query_status", "goodbye", "budget_report"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -261,11 +265,15 @@ class Frame(_message.Message):
         ENCODING_UNSPECIFIED: Frame._Encoding.ValueType  # 0
         PLAIN: Frame._Encoding.ValueType  # 1
         ZSTD: Frame._Encoding.ValueType  # 2
+        PRESET: Frame._Encoding.ValueType  # 3
+        """Raw deflate over the dictionary edgewater/wire/preset_v1.bin, which never changes."""
 
     class Encoding(_Encoding, metaclass=_EncodingEnumTypeWrapper): ...
     ENCODING_UNSPECIFIED: Frame.Encoding.ValueType  # 0
     PLAIN: Frame.Encoding.ValueType  # 1
     ZSTD: Frame.Encoding.ValueType  # 2
+    PRESET: Frame.Encoding.ValueType  # 3
+    """Raw deflate over the dictionary edgewater/wire/preset_v1.bin, which never changes."""
 
     SEQ_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
@@ -379,11 +387,16 @@ class SliceClose(_message.Message):
     OBSERVED_FIELD_NUMBER: _builtins.int
     LATE_FIELD_NUMBER: _builtins.int
     WITHHELD_FIELD_NUMBER: _builtins.int
+    FIRST_MS_FIELD_NUMBER: _builtins.int
+    LAST_MS_FIELD_NUMBER: _builtins.int
     slice_start_ms: _builtins.int
     observed: _builtins.int
     """Records that fell into the slice and passed `where`."""
     late: _builtins.int
     """Of those, records that came after the slice had been closed."""
+    first_ms: _builtins.int
+    """Event times of the first and the last of these records; stated for session windows only."""
+    last_ms: _builtins.int
     @_builtins.property
     def withheld(self) -> _containers.RepeatedCompositeFieldContainer[Global___Withheld]:
         """Value that the edge has and did not send."""
@@ -395,12 +408,21 @@ class SliceClose(_message.Message):
         observed: _builtins.int = ...,
         late: _builtins.int = ...,
         withheld: _abc.Iterable[Global___Withheld] | None = ...,
+        first_ms: _builtins.int | None = ...,
+        last_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_first_ms", b"_first_ms", "_last_ms", b"_last_ms", "first_ms", b"first_ms", "last_ms", b"last_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["late", b"late", "observed", b"observed", "slice_start_ms", b"slice_start_ms", "withheld", b"withheld"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_first_ms", b"_first_ms", "_last_ms", b"_last_ms", "first_ms", b"first_ms", "last_ms", b"last_ms", "late", b"late", "observed", b"observed", "slice_start_ms", b"slice_start_ms", "withheld", b"withheld"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__first_ms: _TypeAlias = _typing.Literal["first_ms"]  # noqa: Y015
+    _WhichOneofArgType__first_ms: _TypeAlias = _typing.Literal["_first_ms", b"_first_ms"]  # noqa: Y015
+    _WhichOneofReturnType__last_ms: _TypeAlias = _typing.Literal["last_ms"]  # noqa: Y015
+    _WhichOneofArgType__last_ms: _TypeAlias = _typing.Literal["_last_ms", b"_last_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_ms) -> _WhichOneofReturnType__first_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_ms) -> _WhichOneofReturnType__last_ms | None: ...
 
 Global___SliceClose: _TypeAlias = SliceClose  # noqa: Y015
 
@@ -563,6 +585,93 @@ class QueryStatus(_message.Message):
 Global___QueryStatus: _TypeAlias = QueryStatus  # noqa: Y015
 
 @_typing.final
+class BudgetReport(_message.Message):
+    """The shares of a query's error budget that the edge applies, and what dividing the budget needs to know.
+    Said only of what stands in the edge's journal.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SharesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class DriftPerSEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    QUERY_VERSION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    UPDATE_BYTES_FIELD_NUMBER: _builtins.int
+    DRIFT_PER_S_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    query_version: _builtins.int
+    version: _builtins.int
+    """Of the last Budget taken in; 0: none."""
+    from_ms: _builtins.int
+    update_bytes: _builtins.float
+    """Bytes of one group's update, and how far each measure moves per second of event time, summed over groups."""
+    @_builtins.property
+    def shares(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Per measure, for slices that start at or after from_ms. Slices closed before keep what they had."""
+
+    @_builtins.property
+    def drift_per_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+        query_version: _builtins.int = ...,
+        version: _builtins.int = ...,
+        shares: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        from_ms: _builtins.int = ...,
+        update_bytes: _builtins.float = ...,
+        drift_per_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drift_per_s", b"drift_per_s", "from_ms", b"from_ms", "query", b"query", "query_version", b"query_version", "shares", b"shares", "update_bytes", b"update_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BudgetReport: _TypeAlias = BudgetReport  # noqa: Y015
+
+@_typing.final
 class Goodbye(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -712,7 +821,7 @@ Global___Query: _TypeAlias = Query  # noqa: Y015
 
 @_typing.final
 class Budget(_message.Message):
-    """This edge's shares of a query's error budget, replacing the earlier ones."""
+    """This edge's shares of a query's budget, replacing the earlier ones."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -739,20 +848,36 @@ class Budget(_message.Message):
     QUERY_FIELD_NUMBER: _builtins.int
     QUERY_VERSION_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    CENTER_MS_FIELD_NUMBER: _builtins.int
     query: _builtins.str
     query_version: _builtins.int
+    version: _builtins.int
+    """Rises with every change of the shares. The edge confirms it in a BudgetReport."""
+    from_ms: _builtins.int
+    """Slices that start before it must not get these shares; nor does one that is closed already."""
+    center_ms: _builtins.int
+    """Of a staleness budget: wall time from a frame's arrival at the center until its values can be
+    answered with, in most cases; 0: not known.
+    """
     @_builtins.property
-    def shares(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def shares(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Of an error budget: per measure and window."""
+
     def __init__(
         self,
         *,
         query: _builtins.str = ...,
         query_version: _builtins.int = ...,
         shares: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        version: _builtins.int = ...,
+        from_ms: _builtins.int = ...,
+        center_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["query", b"query", "query_version", b"query_version", "shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["center_ms", b"center_ms", "from_ms", b"from_ms", "query", b"query", "query_version", b"query_version", "shares", b"shares", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

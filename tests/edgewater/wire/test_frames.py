@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import google_crc32c
 import pytest
@@ -8,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import CorruptFrame
+from edgewater.wire import preset
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import (
     FRAME_OVERHEAD_BYTES,
     MAX_BODY_BYTES,
+    Encoding,
     Frame,
     FrameBody,
     Partial,
@@ -25,7 +28,13 @@ INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 AMOUNT = st.floats(0, allow_infinity=True, allow_nan=False)
 WITHHELD = st.builds(Withheld, st.text(max_size=5), AMOUNT, AMOUNT, AMOUNT, AMOUNT, st.integers(0, 1 << 40))
 CLOSES = st.builds(
-    SliceClose, INT64, st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.lists(WITHHELD, max_size=3).map(tuple)
+    SliceClose,
+    INT64,
+    st.integers(0, 1 << 40),
+    st.integers(0, 1 << 40),
+    st.lists(WITHHELD, max_size=3).map(tuple),
+    st.none() | INT64,
+    st.none() | INT64,
 )
 PARTIALS = st.builds(Partial, INT64, st.integers(0, 255), st.binary(max_size=200))
 BODIES = st.builds(
@@ -55,10 +64,30 @@ def test_a_start_of_zero_is_told_from_none() -> None:
 
 
 def test_a_body_is_compressed_only_where_that_makes_it_smaller() -> None:
-    dull = Frame.pack(1, QUERY, FrameBody(0, (Partial(0, 0, bytes(10_000)),)))
-    assert dull.compressed and len(dull.body) < 200 < dull.raw_bytes
+    large = Frame.pack(1, QUERY, FrameBody(0, (Partial(0, 0, bytes(100_000)),)))
+    assert large.encoding is Encoding.ZSTD and len(large.body) < 200 < large.raw_bytes
+    small = Frame.pack(1, QUERY, FrameBody(0, (Partial(0, 0, b"grouped_aggregate"),)))
+    assert small.encoding is Encoding.PRESET and len(small.body) < small.raw_bytes
     tiny = Frame.pack(1, QUERY, FrameBody(7))
-    assert not tiny.compressed and tiny.raw_bytes == len(tiny.body)
+    assert tiny.encoding is Encoding.PLAIN and tiny.raw_bytes == len(tiny.body)
+
+
+def test_the_preset_dictionary_never_changes() -> None:
+    """Frames in logs and journals are read with it; another dictionary is another encoding."""
+    dictionary = Path(preset.__file__).with_name("preset_v1.bin").read_bytes()
+    assert (len(dictionary), google_crc32c.value(dictionary)) == (7679, 3526003696)
+
+
+@given(st.binary(max_size=3000))
+def test_what_is_deflated_over_the_preset_comes_back(plain: bytes) -> None:
+    assert preset.inflate(preset.deflate(plain), len(plain)) == plain
+
+
+def test_a_deflate_stream_that_is_cut_or_followed_by_something_is_refused() -> None:
+    packed = preset.deflate(b"grouped_aggregate" * 40)
+    for wrong, length in ((packed[:-1], 680), (packed + b"x", 680), (packed, 679), (packed, 681), (b"\xff", 3)):
+        with pytest.raises(ValueError, match="deflate"):
+            preset.inflate(wrong, length)
 
 
 def test_the_same_body_is_the_same_bytes() -> None:
@@ -90,9 +119,9 @@ def test_a_body_that_would_fill_the_memory_is_refused_before_it_is_unpacked() ->
         dataclasses.replace(frame, raw_bytes=MAX_BODY_BYTES + 1).unpack()
 
 
-@given(st.binary(max_size=60), st.booleans(), st.integers(0, 500))
-def test_foreign_bytes_under_a_valid_checksum_are_refused_or_a_body(body: bytes, compressed: bool, raw: int) -> None:
-    frame = Frame(1, QUERY, body, google_crc32c.value(body), compressed, raw)
+@given(st.binary(max_size=60), st.sampled_from(Encoding), st.integers(0, 500))
+def test_foreign_bytes_under_a_valid_checksum_are_refused_or_a_body(body: bytes, encoding: Encoding, raw: int) -> None:
+    frame = Frame(1, QUERY, body, google_crc32c.value(body), encoding, raw)
     try:
         assert isinstance(frame.unpack(), FrameBody)
     except CorruptFrame as error:
@@ -103,7 +132,7 @@ def test_an_unknown_encoding_is_refused() -> None:
     message = Frame.pack(6, QUERY, FrameBody(0)).to_wire()
     for encoding in (pb.Frame.ENCODING_UNSPECIFIED, 99):
         message.encoding = encoding  # type: ignore[assignment]
-        with pytest.raises(CorruptFrame, match=f"frame 6: encoding {encoding} is not PLAIN or ZSTD"):
+        with pytest.raises(CorruptFrame, match=f"frame 6: encoding {encoding} is none of PLAIN, ZSTD, PRESET"):
             Frame.from_wire(message)
 
 
