@@ -7,6 +7,8 @@ guess.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -19,8 +21,8 @@ import pyarrow.csv
 from center.cells import Cell, Part, plain, without_lists
 from center.measures import DEFAULT_QUANTILES, PLAIN, Asker, Questions, widened
 from center.results import AnswerRecord
-from edgewater.query import QuerySpec
-from edgewater.synopses.base import IntArray
+from edgewater.query import Measure, QuerySpec
+from edgewater.synopses.base import Estimates, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
 
 __all__ = ["DEFAULT_QUANTILES", "PLAIN", "Questions", "is_meant", "render", "rfc3339", "to_csv", "to_table"]
@@ -128,15 +130,32 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: Questions) -> Rows:
         if not np.array_equal(order, np.arange(len(aggregate))):
             stacks = {name: stack.take(order) for name, stack in stacks.items()}
     withheld = record.quality["error"]["withheld"]
+    predictions = record.quality.get("prediction")
+
+    def widen(estimates: Estimates, measure: Measure) -> Estimates:
+        if predictions is not None:
+            return predicted(estimates, measure, predictions)
+        return widened(estimates, measure, withheld)
+
     values = tuple(
-        Values(
-            m.name,
-            tuple(Asker(m, stacks[m.name], questions, partial(widened, measure=m, withheld=withheld)).parts()),
-        )
+        Values(m.name, tuple(Asker(m, stacks[m.name], questions, partial(widen, measure=m)).parts()))
         for m in spec.measures
         if not questions.measures or m.name in questions.measures
     )
     return Rows(groups, values, len(order))
+
+
+def predicted(estimates: Estimates, measure: Measure, predictions: Mapping[str, Any]) -> Estimates:
+    """What the window comes to in place of what has come: the measure's own prediction; of other measures it is only
+    known that the truth is another, and their bounds are unknown."""
+    p = predictions.get(measure.name)
+    if p is None:
+        unknown = np.full(len(estimates), np.nan)
+        return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
+    value, lower, upper = (
+        np.full(len(estimates), math.nan if p[name] is None else p[name]) for name in ("estimate", "lower", "upper")
+    )
+    return Estimates(value, lower, upper, p["confidence"], estimates.basis)
 
 
 def sorted_groups(aggregate: GroupedAggregate) -> IntArray:

@@ -118,7 +118,7 @@ def question(
     for field in _FIELDS.get(name, ()):
         if field not in given:
             raise InvalidRequest(field, None, _ACCEPTED[field], f"a question for {name} needs it")
-        wanted[field] = _read_field(name, field, given[field], stack)
+        wanted[field] = _read_field(field, given[field], stack)
     if confidence is not None and "confidence" in kind.__dataclass_fields__:
         wanted["confidence"] = confidence
     return kind(**wanted)
@@ -135,22 +135,34 @@ _ACCEPTED = {
 }
 
 
-def _read_field(name: str, field: str, value: Any, stack: Stack) -> Any:
+def _read_field(field: str, value: Any, stack: Stack) -> Any:
     if field == "item":
         return typed_item(value, getattr(stack, "item_type", None), field)
     if field == "other":
         return value
     if field == "k":
-        most = getattr(stack, "k", None)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
-            accepted = f"a whole number from 1 to {most}" if most is not None else "a whole number from 1"
-            raise InvalidRequest(name, value, accepted, "the measure keeps no more" if most is not None else "")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        return _top_count(value, getattr(stack, "k", None))
+    number = _float(value)
+    if number is None or math.isnan(number) or (field == "q" and not 0 <= number <= 1):
         raise InvalidRequest(field, value, _ACCEPTED[field])
-    if field == "q" and not 0 <= value <= 1:
-        raise InvalidRequest(field, value, _ACCEPTED[field])
-    return float(value)
+    return number
+
+
+def _top_count(value: Any, most: int | None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+        accepted = f"a whole number from 1 to {most}" if most is not None else "a whole number from 1"
+        raise InvalidRequest("k", value, accepted, "so many does the measure keep" if most is not None else "")
+    return value
+
+
+def _float(value: Any) -> float | None:
+    """The number; None for what is none, or too large a whole number for a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def typed_item(value: Any, item_type: str | None, field: str = "item") -> Any:
@@ -192,6 +204,10 @@ def by_itself(stack: Stack, confidence: float | None) -> Question | None:
         if kind in stack.questions:
             return kind() if confidence is None else kind(confidence)
     if isinstance(stack, SampleStack) and stack.item_type == "string":
+        if Count not in stack.questions:
+            raise InvalidRequest(
+                "question", None, "values=true of an answer", f"a {stack.kind} of texts has no estimate"
+            )
         return Count()
     if Mean in stack.questions and isinstance(stack, SampleStack):
         return Mean() if confidence is None else Mean(confidence)

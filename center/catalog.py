@@ -7,6 +7,7 @@ and threads use at once. Every method is one transaction and blocks: call it off
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
+from center import share_rows
 from center import tables as t
 from center.database import connect, opening, reading, writing
 from center.edge_records import (
@@ -38,6 +40,7 @@ from center.frame_index import (
     query_key,
     query_of_key,
 )
+from center.share_rows import ChangeShares
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
@@ -59,6 +62,8 @@ __all__ = [
     "query_key",
     "query_of_key",
 ]
+
+logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 MAX_QUERIES = 10_000
@@ -94,7 +99,7 @@ class Catalog:
         with opening(self._engine, t.metadata) as connection:
             rows = select(t.counters.c.name, t.counters.c.value)
             counters: dict[str, int] = dict(connection.execute(rows).all())
-            for name, value in (("schema", SCHEMA_VERSION), ("catalog", 0)):
+            for name, value in (("schema", SCHEMA_VERSION), ("catalog", 0), ("shares", 0)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
             if counters.get("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
@@ -153,12 +158,17 @@ class Catalog:
         return _query_from_row(row)
 
     def queries(self, *, deleted: bool = False) -> list[RegisteredQuery]:
-        """The live queries, and the deleted ones too if asked; by name and version."""
+        """The live queries, and the deleted ones too if asked; by name and version.
+
+        One that this release cannot read (a function whose package is not installed here) is left out and
+        told in the log: the others must not wait for it.
+        """
         rows = select(t.queries).order_by(t.queries.c.name, t.queries.c.version)
         if not deleted:
             rows = rows.where(t.queries.c.deleted_at_ms.is_(None))
         with reading(self._engine) as connection:
-            return [_query_from_row(r) for r in connection.execute(rows)]
+            read = [_readable(row) for row in connection.execute(rows)]
+        return [query for query in read if query is not None]
 
     def version(self) -> int:
         """A number that rises with whatever changes what an edge is asked or how a budget is shared:
@@ -167,6 +177,43 @@ class Catalog:
             return int(
                 connection.execute(select(t.counters.c.value).where(t.counters.c.name == "catalog")).scalar_one()
             )
+
+    # Shares of budgets
+
+    def shares_version(self) -> int:
+        """A number that rises with every change of what edges are told of their budgets. Cheap to poll."""
+        with reading(self._engine) as connection:
+            return share_rows.version(connection)
+
+    def change_shares(self, ref: QueryRef, change: ChangeShares, now_ms: int) -> tuple[Any, bool]:
+        """Lets `change` alter a query's share book in one transaction; its result, and whether it was written."""
+        with writing(self._engine) as connection:
+            return share_rows.change(connection, ref, change, now_ms)
+
+    def share_books(self, after: int) -> dict[QueryRef, Any]:
+        """The books of which the words have changed since `shares_version` was `after`."""
+        with reading(self._engine) as connection:
+            return share_rows.books(connection, after)
+
+    def note_center_way(self, ref: QueryRef, center_ms: int, now_ms: int) -> None:
+        """How long the center takes, from a frame's arrival until its values are answered with."""
+        with writing(self._engine) as connection:
+            share_rows.note_center_way(connection, ref, center_ms, now_ms)
+
+    def center_ways(self) -> dict[QueryRef, int]:
+        """What `note_center_way` was told last, in ms."""
+        with reading(self._engine) as connection:
+            return share_rows.center_ways(connection)
+
+    def note_sampling_rates(self, ref: QueryRef, rates: Mapping[EdgeId, float]) -> None:
+        """By edge, the part of its records that the query's accuracy needs processed."""
+        with writing(self._engine) as connection:
+            share_rows.note_sampling_rates(connection, ref, rates)
+
+    def sampling_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
+        """What `note_sampling_rates` was told last."""
+        with reading(self._engine) as connection:
+            return share_rows.sampling_rates(connection)
 
     # Edges
 
@@ -337,8 +384,24 @@ class Catalog:
             ]
 
 
+def _readable(row: Row[Any]) -> RegisteredQuery | None:
+    try:
+        return _query_from_row(row)
+    except StorageError as exc:
+        _tell_once(exc.message)
+        return None
+
+
+@lru_cache(maxsize=MAX_QUERIES)
+def _tell_once(message: str) -> None:
+    logger.error("%s; it is left out until it can be read", message)
+
+
 def _query_from_row(row: Row[Any]) -> RegisteredQuery:
-    spec = _read_spec(json.dumps(row.spec))
+    try:
+        spec = _read_spec(json.dumps(row.spec))
+    except InvalidQuery as exc:
+        raise StorageError(f"query {row.name}@{row.version} in the catalog cannot be read here: {exc.message}") from exc
     return RegisteredQuery(QueryRef(row.name, row.version), spec, row.registered_at_ms, row.deleted_at_ms)
 
 

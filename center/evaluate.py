@@ -149,11 +149,11 @@ class Evaluator:
             if len(stack) == 1:
                 return stack, None
             return self.decoded.get((key, "all"), lambda: merged(stack)), None
-        codes = sorted_groups(aggregate) if group is None else _chosen(aggregate, group)
         if group is not None and len(group) == len(spec.group_by):
-            if not len(codes):
-                raise _no_group(group, found)
-            return self.decoded.get((key, int(codes[0])), lambda: stack.take(codes[:1])), None
+            # Looked for once per window and group: to find it is to read all keys.
+            named = repr(sorted(group.items()))
+            return self.decoded.get((key, named), lambda: _only(stack, aggregate, group, found)), None
+        codes = sorted_groups(aggregate) if group is None else _chosen(aggregate, group)
         rows = zip(*(c.to_pylist() for c in aggregate.rows(codes)), strict=True)
         groups = [{n: plain(v) for n, v in zip(aggregate.key_names, row, strict=True)} for row in rows]
         return stack.take(codes), groups
@@ -290,6 +290,14 @@ def _chosen(aggregate: GroupedAggregate, group: Mapping[str, Any]) -> Any:
         keep &= pc.fill_null(pc.equal(column, wanted), False).to_numpy(zero_copy_only=False)
     codes = np.flatnonzero(keep)
     return codes if len(codes) < 2 else sorted_groups(aggregate)[keep[sorted_groups(aggregate)]]
+
+
+def _only(stack: Stack, aggregate: GroupedAggregate, group: Mapping[str, Any], found: Sequence[WindowAnswer]) -> Stack:
+    """The one group with these values. Raises NotFound, InvalidRequest."""
+    codes = _chosen(aggregate, group)
+    if not len(codes):
+        raise _no_group(group, found)
+    return stack.take(codes[:1])
 
 
 def _no_group(group: Mapping[str, Any], found: Sequence[WindowAnswer]) -> NotFound:

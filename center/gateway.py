@@ -26,6 +26,7 @@ from center.hello import PROTOCOL, Greeting, read_hello
 from center.log import FrameLog
 from center.notes import Notes
 from center.plan import Plan
+from center.share_keeper import ShareKeeper
 from edgewater.errors import Conflict, EdgewaterError, InvalidConfig, ProtocolError, StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire import uplink_pb2 as pb
@@ -64,9 +65,11 @@ class Gateway:
         self._server: Any = None
         self._tasks: list[asyncio.Task[None]] = []
         self._plan = Plan(-1, ())
+        self._planning = asyncio.Lock()
         self._catalog_trouble: str | None = None
         self.metrics = GatewayMetrics()
         self._notes = Notes(catalog, self.metrics, config.heartbeat_ms / 1000)
+        self._keeper = ShareKeeper(catalog, self._notes, now_ms, config.shares)
         self._committer = Committer(
             catalog,
             log,
@@ -180,7 +183,7 @@ class Gateway:
         try:
             await context.write(self._welcome(session))
             await self._replan()
-            session.tell(self._plan.orders(session.edge))
+            session.tell(self._plan.orders(session.edge, self._keeper.budgets))
             if self._committer.stalled is not None:
                 session.outgoing.put(self._throttle())
             await session.run(requests, context.write)
@@ -219,6 +222,7 @@ class Gateway:
             acked_through,
             committer=self._committer,
             notes=self._notes,
+            keeper=self._keeper,
             now_ms=self._now_ms,
             max_frame_bytes=self._config.max_frame_bytes,
             credit_bytes=self._config.credit_bytes,
@@ -257,12 +261,16 @@ class Gateway:
                 self._catalog_trouble = str(exc)
 
     async def _replan(self) -> None:
-        """Reads the catalog anew if its version has risen, and tells every session what that means for it."""
-        plan = await asyncio.to_thread(self._read_plan, self._plan)
-        if plan.version > self._plan.version:
-            self._plan = plan
-            for session in self._sessions.values():
-                session.tell(plan.orders(session.edge))
+        """Reads the catalog anew if its version has risen, lets shares move, and tells every session what
+        that means for it."""
+        async with self._planning:
+            plan = await asyncio.to_thread(self._read_plan, self._plan)
+            newer = plan.version > self._plan.version
+            if newer:
+                self._plan = plan
+            if await self._keeper.turn(self._plan) or newer:
+                for session in self._sessions.values():
+                    session.tell(self._plan.orders(session.edge, self._keeper.budgets))
 
     def _read_plan(self, current: Plan) -> Plan:
         # The version first: what changes while the rest is read raises it again, and is seen next time.

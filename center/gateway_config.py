@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from center.config import TlsFiles
+from center.shares import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class GatewayConfig:
         heartbeat_ms: how often an edge's heartbeats are noted in the catalog, at most.
         retry_ms, retry_max_ms: wait before a commit that failed is tried again: first, and at most.
         hello_timeout_ms: a session that has not said Hello by then is ended.
+        shares: when error budgets are divided anew.
     """
 
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -35,3 +37,4 @@ class GatewayConfig:
     retry_ms: int = 100
     retry_max_ms: int = 5_000
     hello_timeout_ms: int = 10_000
+    shares: Policy = field(default_factory=Policy)

@@ -8,10 +8,12 @@ from typing import Any
 
 from center.catalog import Indexed, QueryStatusRecord
 from center.committer import Arrival, Committer
-from center.hello import MAX_SEQ, Greeting, plain_text, read_heartbeat
+from center.hello import MAX_SEQ, Greeting, plain_text, read_budget_report, read_heartbeat
 from center.log import StoredFrame
 from center.notes import Notes
 from center.plan import Orders
+from center.sampling import EdgeSampling
+from center.share_keeper import ShareKeeper
 from edgewater.errors import Conflict, EdgewaterError, ProtocolError
 from edgewater.query import NAME
 from edgewater.wire import uplink_pb2 as pb
@@ -64,6 +66,7 @@ class Session:
         *,
         committer: Committer,
         notes: Notes,
+        keeper: ShareKeeper,
         now_ms: Callable[[], int],
         max_frame_bytes: int,
         credit_bytes: int,
@@ -74,6 +77,7 @@ class Session:
         self.outgoing = Outgoing()
         self._committer = committer
         self._notes = notes
+        self._keeper = keeper
         self._now_ms = now_ms
         self._max_frame_bytes = max_frame_bytes
         self._credit_bytes = credit_bytes
@@ -87,6 +91,7 @@ class Session:
         self._drain = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._told: Orders | None = None
+        self._sampling = EdgeSampling()
 
     @property
     def acked_through(self) -> int | None:
@@ -164,6 +169,8 @@ class Session:
                 self._on_heartbeat(message.heartbeat)
             elif kind == "query_status":
                 self._on_status(message.query_status)
+            elif kind == "budget_report":
+                self._on_budget_report(message.budget_report)
             elif kind == "goodbye":
                 return
             elif kind == "hello":
@@ -220,9 +227,23 @@ class Session:
 
     def _on_heartbeat(self, message: pb.Heartbeat) -> None:
         now_ms = self._now_ms()
-        self._notes.heartbeat(read_heartbeat(self.edge, message, now_ms))
+        beat = read_heartbeat(self.edge, message, now_ms)
+        self._notes.heartbeat(beat)
+        orders = self._told.sampling if self._told is not None else ()
+        for word in self._sampling.on_heartbeat(
+            beat.backlog_bytes, beat.bandwidth_bytes_s, beat.clock_offset_ms, orders
+        ):
+            self.outgoing.put(pb.ToEdge(sampling=word), word.query, str(word.query_version))
         echo = pb.TimeEcho(edge_sent_at_ms=message.sent_at_ms, center_received_at_ms=now_ms)
         self.outgoing.put(pb.ToEdge(time_echo=echo))
+
+    def _on_budget_report(self, message: pb.BudgetReport) -> None:
+        ref, report = read_budget_report(self.edge, message)
+        self._keeper.reported(self.edge, ref, report)
+        for budget in self._told.budgets if self._told is not None else ():
+            if (budget.query, budget.query_version) == (ref.name, ref.version) and budget.version > report.version:
+                # It was told before it knew of the query.
+                self.outgoing.put(pb.ToEdge(budget=budget), budget.query, str(budget.query_version))
 
     def _on_status(self, message: pb.QueryStatus) -> None:
         if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:

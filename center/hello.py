@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from center.edge_records import HeartbeatRecord, StreamRecord
+from center.shares import Report
 from edgewater.errors import ProtocolError
-from edgewater.query import NAME
+from edgewater.query import MAX_MEASURES, NAME
 from edgewater.streams import COLUMN_TYPES, LIVE, EdgeId, StreamClock
 from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.frames import QueryRef
 
 PROTOCOL = 1
 END_OF_TIME_MS = 1 << 62
@@ -111,6 +113,22 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> Heartbea
         clock_offset_ms=message.sent_at_ms + rtt_ms / 2 - now_ms,
         seen_at_ms=now_ms,
     )
+
+
+def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef, Report]:
+    """Raises ProtocolError for what no edge can mean; a share that is merely wrong is for the book to flag."""
+    who = f"edge {edge}: a budget report"
+    if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
+        raise ProtocolError(f"{who} of {message.query!r:.100}, which is no query's name")
+    if message.version >= MAX_SEQ or abs(message.from_ms) > END_OF_TIME_MS:
+        raise ProtocolError(f"{who}: version {message.version} from {message.from_ms} on; expected less than {MAX_SEQ}")
+    for field in ("shares", "drift_per_s"):
+        if len(getattr(message, field)) > MAX_MEASURES:
+            raise ProtocolError(f"{who}: {len(getattr(message, field))} {field}, at most {MAX_MEASURES}")
+    report = Report(
+        message.version, dict(message.shares), message.from_ms, message.update_bytes, dict(message.drift_per_s)
+    )
+    return QueryRef(message.query, message.query_version), report
 
 
 def _drops(given: Mapping[str, int]) -> dict[str, int]:

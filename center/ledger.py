@@ -7,13 +7,16 @@ or not at all. The rules for one query are in `query_ledger.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from center.accuracy_ledger import AccuracyLedger
 from center.catalog import EdgeRecord, RegisteredQuery, query_key
+from center.grid_ledger import GridLedger
 from center.ledger_events import (
     END_OF_TIME_MS,
+    NEVER_MS,
     Deleted,
     EdgesChanged,
     Emission,
@@ -23,11 +26,13 @@ from center.ledger_events import (
     Reported,
     Tick,
 )
-from center.ledger_state import Head, PartKind, pack_state, unpack_state
+from center.ledger_state import Head, Part, PartKind, pack_state, unpack_state
 from center.quality import Phase, Quality
-from center.query_ledger import NEVER_MS, QueryLedger
+from center.query_ledger import QueryLedger
+from center.session_ledger import SessionLedger
 from edgewater.errors import NotFound, StorageError
 from edgewater.streams import EdgeId
+from edgewater.windows import Session
 from edgewater.wire.frames import QueryRef
 
 __all__ = [
@@ -125,6 +130,10 @@ class Ledger:
         """Records, so far, that came for a window of the query that was final already."""
         return self._query(ref).head.after_final
 
+    def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
+        """Of each query with an accuracy, by edge, the part of its records that has to be processed."""
+        return {ref: q.needed_rates() for ref, q in self._queries.items() if isinstance(q, AccuracyLedger)}
+
     def snapshot(self, ref: QueryRef) -> bytes:
         """All that is remembered of a query. Raises NotFound."""
         ledger = self._query(ref)
@@ -141,7 +150,7 @@ class Ledger:
         head, parts = unpack_state(state)
         if head.query.ref != ref:
             raise StorageError(f"the state of {query_key(head.query.ref)} where that of {query_key(ref)} was expected")
-        ledger = QueryLedger(head, parts, self._margin_ms)
+        ledger = _ledger_of(head, parts, self._margin_ms)
         if self._edges is not None:
             ledger.edges_changed(self._edges)
         self._queries[ref] = ledger
@@ -183,7 +192,7 @@ class Ledger:
         if query.ref in self._queries or self.is_deleted(query.ref):
             return
         head = Head(query, (), (), None, {}, {}, NEVER_MS, None, 0)
-        self._queries[query.ref] = QueryLedger(head, (), self._margin_ms)
+        self._queries[query.ref] = _ledger_of(head, (), self._margin_ms)
         self._touch(query.ref).edges_changed(self._edges or ())
 
     def _delete(self, ref: QueryRef) -> None:
@@ -255,6 +264,12 @@ class LedgerTransaction:
             if parts or ledger.head_changed():
                 changes.append(QueryChanges(ref, ledger.head.to_json(), tuple(parts)))
         return list({c.ref: c for c in changes}.values())
+
+
+def _ledger_of(head: Head, parts: Iterable[tuple[PartKind, int, Part]], margin_ms: int) -> QueryLedger:
+    spec = head.query.spec
+    kind = SessionLedger if isinstance(spec.window, Session) else AccuracyLedger if spec.accuracy else GridLedger
+    return kind(head, parts, margin_ms)
 
 
 def _standing(edges: tuple[EdgeRecord, ...]) -> list[tuple[object, ...]]:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from center.catalog import EdgeRecord, RegisteredQuery
 from center.quality import Phase, Quality
 from edgewater.streams import EdgeId
-from edgewater.wire.frames import QueryRef, SliceClose
+from edgewater.wire.frames import Arrivals, QueryRef, SliceClose
 
 END_OF_TIME_MS = 1 << 62
 """`through_ms` of a stream that has ended."""
+NEVER_MS = -END_OF_TIME_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class FrameFact:
         touched: the starts of the slices that the frame has partials of.
         incarnation: the edge's; counters of closes are totals per incarnation.
         since_ms: event time from which on the edge has all records of the query; None: it has all.
+        arrivals: of a query with an accuracy, where the frame has any.
     """
 
     query: QueryRef
@@ -34,6 +36,7 @@ class FrameFact:
     received_at_ms: int
     incarnation: str = ""
     since_ms: int | None = None
+    arrivals: Arrivals | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,11 @@ LedgerEvent = Registered | Deleted | EdgesChanged | Reported | Tick
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """The decision to answer a window now: all that an `AnswerRecord` stores but the data."""
+    """The decision to answer a window now: all that an `AnswerRecord` stores but the data.
+
+    Attributes:
+        slices_from_ms, slices_to_ms: the data are the merge of the slices that start in [from, to).
+    """
 
     query: QueryRef
     window_start_ms: int
@@ -86,3 +93,5 @@ class Emission:
     phase: Phase
     given_at_ms: int
     quality: Quality
+    slices_from_ms: int
+    slices_to_ms: int

@@ -13,7 +13,9 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from center.catalog import RegisteredQuery
+from center.ledger_events import NEVER_MS
 from center.quality import Phase, Totals
+from center.sessions import Extent, Run
 from edgewater.errors import StorageError, UnsupportedVersion
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId, StreamClock
@@ -24,7 +26,7 @@ STATE_VERSION = 1
 Origin = tuple[str, str]
 """(edge, incarnation): counters of a close are totals per incarnation."""
 
-PartKind = Literal["slice", "window", "sealed"]
+PartKind = Literal["slice", "window", "sealed", "accuracy"]
 T = TypeVar("T")
 
 
@@ -41,6 +43,8 @@ class Head:
         final_through_ms: windows that end at or before it are final. Never goes back.
         due_from_ms: start of the next window that may be due without any data; None: none is.
         after_final: records, so far, that came for a window that was final already.
+        sealed_before_ms: of sessions, slices that start before it are in final ones only. Never goes back.
+        sessions_cut: final sessions, so far, that their greatest length ended.
     """
 
     query: RegisteredQuery
@@ -52,6 +56,8 @@ class Head:
     final_through_ms: int
     due_from_ms: int | None
     after_final: int
+    sealed_before_ms: int = NEVER_MS
+    sessions_cut: int = 0
 
     def to_json(self) -> str:
         query = self.query
@@ -71,6 +77,8 @@ class Head:
                 "final_through_ms": self.final_through_ms,
                 "due_from_ms": self.due_from_ms,
                 "after_final": self.after_final,
+                "sealed_before_ms": self.sealed_before_ms,
+                "sessions_cut": self.sessions_cut,
             }
         )
 
@@ -90,6 +98,8 @@ class Head:
             given["final_through_ms"],
             given["due_from_ms"],
             given["after_final"],
+            given.get("sealed_before_ms", NEVER_MS),
+            given.get("sessions_cut", 0),
         )
 
     @property
@@ -110,6 +120,13 @@ class SliceState:
     has_data: bool
     totals: Totals
 
+    @property
+    def extent(self) -> Extent | None:
+        """Where the records of all edges begin and end; None: nobody has said so."""
+        firsts = [c.first_ms for c in self.closes.values() if c.first_ms is not None]
+        lasts = [c.last_ms for c in self.closes.values() if c.last_ms is not None]
+        return (min(firsts), max(lasts)) if firsts and lasts else None
+
     @classmethod
     def of(cls, closes: Mapping[Origin, SliceClose], has_data: bool, spec: QuerySpec) -> SliceState:
         totals = Totals.of_closes(closes.values(), spec)
@@ -117,7 +134,8 @@ class SliceState:
 
     def to_json(self) -> str:
         closes = [
-            [*origin, c.observed, c.late, [list(astuple(w)) for w in c.withheld]] for origin, c in self.closes.items()
+            [*origin, c.observed, c.late, [list(astuple(w)) for w in c.withheld], *_extent_of(c)]
+            for origin, c in self.closes.items()
         ]
         return _dump([self.has_data, closes])
 
@@ -125,8 +143,8 @@ class SliceState:
     def from_value(cls, start_ms: int, given: Any, spec: QuerySpec) -> SliceState:
         has_data, closes = given
         read = {
-            (edge, incarnation): SliceClose(start_ms, observed, late, tuple(Withheld(*w) for w in withheld))
-            for edge, incarnation, observed, late, withheld in closes
+            (edge, incarnation): SliceClose(start_ms, observed, late, tuple(Withheld(*w) for w in withheld), *extent)
+            for edge, incarnation, observed, late, withheld, *extent in closes
         }
         return cls.of(read, has_data, spec)
 
@@ -138,25 +156,36 @@ class WindowState:
     Attributes:
         revision: of its newest answer, 0 as long as there is none.
         phase: of its newest answer.
-        first_staleness_ms: of its first answer.
+        first_staleness_ms: of its first answer; of a session without one, that of the first session
+            it has taken in, if any.
+        run: of a session, what it is made of; None: it is merged into another.
+        merged_into: the start of that one.
     """
 
     has_data: bool
     revision: int = 0
     phase: Phase = Phase.EARLY
-    first_staleness_ms: int = 0
+    first_staleness_ms: int | None = None
+    run: Run | None = None
+    merged_into: int | None = None
 
     @property
     def is_answered(self) -> bool:
         return self.revision > 0
 
     def to_json(self) -> str:
-        return _dump([self.has_data, self.revision, self.phase, self.first_staleness_ms])
+        stated = [self.has_data, self.revision, self.phase, self.first_staleness_ms]
+        if self.run is None and self.merged_into is None:
+            return _dump(stated)
+        return _dump([*stated, self.run and astuple(self.run), self.merged_into])
 
     @classmethod
     def from_value(cls, given: Any) -> WindowState:
-        has_data, revision, phase, first_staleness_ms = given
-        return cls(has_data, revision, Phase(phase), first_staleness_ms)
+        has_data, revision, phase, first_staleness_ms, *session = given
+        run, merged_into = session or (None, None)
+        # An older release wrote 0 where there was no answer.
+        first = None if revision == 0 and not session else first_staleness_ms
+        return cls(has_data, revision, Phase(phase), first, run and Run(*run), merged_into)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +203,17 @@ class SealedSlice:
         return cls({(edge, incarnation): n for edge, incarnation, n in given})
 
 
-Part = SliceState | WindowState | SealedSlice
+@dataclass(frozen=True, slots=True)
+class BookNotes:
+    """What `AccuracyBook` noted in a transaction, or a snapshot of it, as JSON."""
+
+    text: str
+
+    def to_json(self) -> str:
+        return self.text
+
+
+Part = SliceState | WindowState | SealedSlice | BookNotes
 
 
 class Parts(Generic[T]):
@@ -253,7 +292,13 @@ def _part(kind: str, start_ms: int, value: Any, head: Head) -> Part:
         return WindowState.from_value(value)
     if kind == "sealed":
         return SealedSlice.from_value(value)
+    if kind == "accuracy":
+        return BookNotes(_dump(value))
     raise ValueError(f"part of unknown kind {kind!r}")
+
+
+def _extent_of(close: SliceClose) -> tuple[int, int] | tuple[()]:
+    return () if close.first_ms is None or close.last_ms is None else (close.first_ms, close.last_ms)
 
 
 def _dump(value: Any) -> str:

@@ -145,10 +145,17 @@ class Asker:
             case "values":
                 return self._values()
         texts = asked.items if parameter == "item" else asked.contains
-        return OfItems("items" if name == "frequency" else "contains", [self._item(name, text) for text in texts])
+        answers = [self._item(parameter, name, text) for text in texts]
+        return OfItems("items" if name == "frequency" else "contains", answers)
 
-    def _item(self, name: str, text: str) -> tuple[Any, Estimates]:
-        kind, estimates = self._named(name, item=text)
+    def _item(self, parameter: str, name: str, text: str) -> tuple[Any, Estimates]:
+        try:
+            kind, estimates = self._named(name, item=text)
+        except InvalidRequest as exc:
+            if exc.field != "item":
+                raise
+            reason = f"it is asked of {self.measure.name}: measure=… asks others alone"
+            raise InvalidRequest(parameter, text, exc.accepted, reason) from exc
         return getattr(kind, "item", text), estimates
 
     def _by_itself(self) -> list[Part]:
@@ -179,7 +186,10 @@ class Asker:
 
     def _top(self, k: int | None) -> Listed:
         assert isinstance(self.stack, Ranking)
-        ranked = self.stack.top(top_items(self.stack, k, self.measure.name))
+        try:
+            ranked = self.stack.top(top_items(self.stack, k, self.measure.name))
+        except InvalidRequest as exc:
+            raise InvalidRequest("top", k, exc.accepted, exc.reason) from exc
         require_confidence(ranked.frequencies, self.questions.confidence, self.measure.name)
         return Listed("top", ranked.groups, {"item": ranked.items}, self.widen(ranked.frequencies), True)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from center.prediction import Prediction
+from edgewater.accuracy import requested as asked
+from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.wire.frames import SliceClose
 
@@ -83,12 +86,75 @@ _ROUNDING = 1e-9
 """Relative: n shares of E/n need not add up to E in floating point."""
 
 
+STALENESS = "staleness-budget"
+"""Code of the violation that an answer came later than its budget."""
+
+ACCURACY = "accuracy"
+"""Code of the violation that an answer's interval is wider than the error asked for."""
+
+SAMPLED = "sampled: an edge or its link cannot keep up"
+NOT_SAMPLED = "not sampled: the measure is cheap, and edges and links keep up"
+
+
 @dataclass(frozen=True, slots=True)
 class Violation:
     """A promise of the contract that the answer does not keep. `code` is stable."""
 
     code: str
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionQuality:
+    """What an answer says of its session.
+
+    Attributes:
+        cut: it goes on behind its end, in the next session: it has reached its greatest length.
+        cuts: final sessions of the query, so far, of which that is true.
+        merged_into_ms: the start of the session that it is part of now. It has no data any more.
+    """
+
+    cut: bool
+    cuts: int
+    merged_into_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyQuality:
+    """What an answer to a query with an accuracy says besides.
+
+    Attributes:
+        of: the measure; `confidence`: that its interval holds the truth.
+        prediction: what the window comes to, where the data alone do not say it.
+        sampling: whether records were sampled, and why or why not.
+        waited_ms: event time from the window's end until arrivals were judged good enough.
+        coverage: of the query's windows that are final by now and were answered early, lately, the part whose
+            first interval holds the truth; None: there are none yet.
+        covered: of a final answer, whether that is true of this window.
+    """
+
+    of: str
+    confidence: float
+    prediction: Prediction | None
+    sampling: str
+    waited_ms: int | None
+    coverage: float | None
+    covered: bool | None
+
+    def to_mapping(self) -> dict[str, Any]:
+        p = self.prediction
+        stated: dict[str, Any] = {"of": self.of, "sampling": self.sampling, "waited_ms": self.waited_ms,
+                                  "coverage": self.coverage, "covered": self.covered}  # fmt: skip
+        if p is not None:
+            stated |= {"straggler_share": _finite(p.straggler_share), "silent": list(p.silent)}
+        return stated
+
+    def to_prediction(self) -> dict[str, Any]:
+        """By measure, the interval that takes the place of the data's."""
+        p = self.prediction
+        assert p is not None
+        numbers = {"estimate": p.estimate, "lower": p.lower, "upper": p.upper}
+        return {self.of: {**{n: _finite(v) for n, v in numbers.items()}, "confidence": self.confidence}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +169,8 @@ class Quality:
             final when they came.
         withheld: by measure, where an edge withholds anything.
         requested: the budget as asked; ``{"exact": true}`` without one.
+        session: of a session window.
+        accuracy: of a query with an accuracy.
     """
 
     expected: int
@@ -114,6 +182,8 @@ class Quality:
     withheld: Mapping[str, WithheldBound]
     requested: Mapping[str, Any]
     violations: tuple[Violation, ...] = ()
+    session: SessionQuality | None = None
+    accuracy: AccuracyQuality | None = None
 
     @property
     def reported(self) -> int:
@@ -125,7 +195,7 @@ class Quality:
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON as `promises.md` has it: completeness, records, staleness_ms, error, contract."""
-        return {
+        stated: dict[str, Any] = {
             "completeness": {
                 "ratio": self.reported / self.expected if self.expected else 0.0,
                 "expected": self.expected,
@@ -154,6 +224,19 @@ class Quality:
                 "violations": [{"code": v.code, "message": v.message} for v in self.violations],
             },
         }
+        if self.accuracy is not None:
+            stated["accuracy"] = self.accuracy.to_mapping()
+            predicted = self.accuracy.prediction
+            if predicted is not None:
+                stated["prediction"] = self.accuracy.to_prediction()
+                stated["records"] |= {"expected": round(predicted.expected), "sampled": round(predicted.sampled)}
+                parts = {"sampling": predicted.sampling, "straggler": predicted.straggler, "missing": predicted.missing}
+                stated["error"] |= {name: _finite(width) for name, width in parts.items()}
+        if self.session is not None:
+            stated["session"] = {"cut": self.session.cut, "cuts": self.session.cuts}
+            if self.session.merged_into_ms is not None:
+                stated["merged_into_ms"] = self.session.merged_into_ms
+        return stated
 
 
 def _finite(value: float) -> float | None:
@@ -182,9 +265,10 @@ def assess(
         requested: dict[str, Any] = {"staleness_ms": spec.budget.staleness_ms}
         violations = _too_stale(first_staleness_ms, spec.budget.staleness_ms)
     else:
-        limits = dict(spec.budget.limits) if isinstance(spec.budget, ErrorBudget) else {}
-        requested = {"error": limits} if isinstance(spec.budget, ErrorBudget) else {"exact": True}
-        violations = _incomplete(expected, missing) + _over_budget(withheld, limits)
+        budget = spec.budget or ErrorBudget(())
+        asked = {**dict(budget.limits), **{name: format_fraction(share) for name, share in budget.relative}}
+        requested = {"error": asked} if spec.budget else {"exact": True}
+        violations = _incomplete(expected, missing) + _over_budget(withheld, budget)
     return Quality(
         expected=expected,
         missing=missing,
@@ -198,11 +282,40 @@ def assess(
     )
 
 
+def judged(
+    quality: Quality,
+    spec: QuerySpec,
+    prediction: Prediction | None,
+    *,
+    early: bool,
+    covered: bool | None,
+    coverage: float | None,
+    slot_ms: int,
+) -> Quality:
+    """The quality of an answer under an accuracy, from what it is without one."""
+    accuracy = spec.accuracy
+    assert accuracy is not None
+    violations = [v for v in quality.violations if v.code == STALENESS]
+    if prediction is None and early:
+        violations.append(Violation(ACCURACY, "too little is known of arrivals to say how far the answer may be off"))
+    elif prediction is not None and not prediction.met:
+        violations.append(Violation(ACCURACY, prediction.reason))
+    requested = dict(asked(accuracy))
+    if isinstance(spec.budget, StalenessBudget):
+        requested["staleness_ms"] = spec.budget.staleness_ms
+    sampled = prediction is not None and prediction.sampled < prediction.arrived
+    waited = prediction.waited_slots * slot_ms if prediction is not None else None
+    stated = AccuracyQuality(
+        accuracy.of, accuracy.confidence, prediction, SAMPLED if sampled else NOT_SAMPLED, waited, coverage, covered
+    )
+    return replace(quality, requested=requested, violations=tuple(violations), accuracy=stated)
+
+
 def _too_stale(first_staleness_ms: int, budget_ms: int) -> list[Violation]:
     if first_staleness_ms <= budget_ms:
         return []
     message = f"the first answer stood {first_staleness_ms} ms after the window's end, the budget is {budget_ms} ms"
-    return [Violation("staleness-budget", message)]
+    return [Violation(STALENESS, message)]
 
 
 def _incomplete(expected: int, missing: tuple[str, ...]) -> list[Violation]:
@@ -216,10 +329,17 @@ def _incomplete(expected: int, missing: tuple[str, ...]) -> list[Violation]:
     ]
 
 
-def _over_budget(withheld: Mapping[str, WithheldBound], limits: Mapping[str, float]) -> list[Violation]:
-    """Measures whose withheld bound is above their limit; a measure without a limit is exact."""
+def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> list[Violation]:
+    """Measures whose withheld bound is above their limit; a measure without a limit is exact.
+
+    A relative limit is one of each group's own value. The bound is that of the worst group, of which the value is
+    not known here, so it cannot break a relative limit that the edges have kept.
+    """
+    limits, relative = dict(budget.limits), dict(budget.relative)
     violations = []
     for measure, bound in withheld.items():
+        if measure in relative:
+            continue
         worst, limit = max(bound.above, bound.below), limits.get(measure)
         if limit is None and worst > 0:
             violations.append(Violation("withheld", f"{measure}: edges withhold up to {worst:g} of a group"))

@@ -8,36 +8,36 @@ are answered ``early`` with what there is.
 Windows wait in heaps by start, and a frontier that moves pops those it has passed. So a batch costs
 what it touches and closes, however many windows are open. Entries of a heap are hints: the tables
 (`Parts`) are the truth, and a heap can be rebuilt from them at any time.
+
+Which windows there are is what kinds of windows differ in: `GridLedger` and `SessionLedger`. All that
+is asked here of windows is that they lie in event time as their starts do, the ends too.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from center.catalog import EdgeRecord, expected_edges
-from center.ledger_events import END_OF_TIME_MS, Emission, FrameFact
+from center.ledger_events import NEVER_MS, Emission, FrameFact
 from center.ledger_state import Head, Origin, Part, PartKind, Parts, SealedSlice, SliceState, WindowState
-from center.quality import Phase, Totals, assess
+from center.quality import Phase, Quality, Totals, assess
 from edgewater.query import StalenessBudget
 from edgewater.streams import EdgeId, StreamClock
 from edgewater.wire.frames import SliceClose
 
-NEVER_MS = -END_OF_TIME_MS
-MAX_OVERDUE_PER_TICK = 1000
-"""Windows without data that one Tick answers; the next deadline has passed then, and a Tick follows."""
 MAX_SEALED_STATEMENTS = 4096
 """Statements (slice, edge) that are kept of final windows, to tell what comes after."""
 
 
-class QueryLedger:
+class QueryLedger(ABC):
     """The rules for one query. Driven by `Ledger`, which sees to transactions."""
 
     def __init__(self, head: Head, parts: Iterable[tuple[PartKind, int, Part]], margin_ms: int) -> None:
         self._spec = head.query.spec
-        self._window = self._spec.window
         budget = self._spec.budget
         # How long after its end a window is due; None: whenever all edges have closed it.
         self._due_after_ms: int | None = None
@@ -51,7 +51,7 @@ class QueryLedger:
                 self._slices.put(start, part)
             elif isinstance(part, WindowState):
                 self._windows.put(start, part)
-            else:
+            elif isinstance(part, SealedSlice):
                 self._sealed.put(start, part)
         self._head_before: Head | None = None
         self._set_head(head)
@@ -88,13 +88,7 @@ class QueryLedger:
         Args:
             unlisted: edges among them that `edges_changed` has not told of yet.
         """
-        changed = self._note(facts, unlisted)
-        dirty: set[int] = set()
-        for start in changed:
-            dirty.update(w for w in self._window.windows_of_slice(start) if not self._is_final(self._window.end(w)))
-            if (state := self._slices.get(start)) and state.has_data:
-                self._open_windows(start)
-        return self._settle(dirty, now_ms)
+        return self._settle(self._windows_over(self._note(facts, unlisted)), now_ms)
 
     def settle(self, now_ms: int) -> list[Emission]:
         """Answers what time or `edges_changed` has made ripe."""
@@ -106,16 +100,12 @@ class QueryLedger:
             return None
         while self._awaiting_due and not self._is_unanswered(self._awaiting_due[0]):
             heappop(self._awaiting_due)
-        starts = self._awaiting_due[:1]
-        closed = max(self._closed_ms, self._head.final_through_ms)
-        if self._head.due_from_ms is not None and closed < END_OF_TIME_MS:
-            starts.append(max(self._head.due_from_ms, self._first_ending_after(closed)))
+        starts = [*self._awaiting_due[:1], *self._next_without_data()]
         return self._due_at(min(starts)) if starts else None
 
+    @abstractmethod
     def sealed_before(self) -> int:
         """Slices that start before it belong to final windows only: nothing is applied to them."""
-        final = self._head.final_through_ms
-        return NEVER_MS if final == NEVER_MS else self._first_ending_after(final)
 
     # Transactions: see `Parts`
 
@@ -150,6 +140,38 @@ class QueryLedger:
     def _tables(self) -> list[tuple[PartKind, Parts[Any]]]:
         return [("slice", self._slices), ("window", self._windows), ("sealed", self._sealed)]
 
+    # Which windows there are
+
+    @abstractmethod
+    def _windows_over(self, changed: Sequence[int]) -> set[int]:
+        """The windows, not final, that have to be answered anew since these slices have changed."""
+
+    @abstractmethod
+    def _end(self, start_ms: int) -> int: ...
+
+    @abstractmethod
+    def _reach(self, start_ms: int) -> tuple[int, int]:
+        """The event time [from, to) that an edge must have told all of, for the window to lack nothing of it."""
+
+    @abstractmethod
+    def _slices_of(self, start_ms: int) -> range:
+        """The starts of the slices that the window is made of."""
+
+    @abstractmethod
+    def _has_final_window(self, slice_start_ms: int) -> bool: ...
+
+    def _next_without_data(self) -> list[int]:
+        """The next window that is due although nothing is known of it, if there is one."""
+        return []
+
+    def _pop_overdue(self, now_ms: int) -> Sequence[int]:
+        """Windows of which nothing is known though their time has come."""
+        return ()
+
+    def _first_due_window(self, clock: StreamClock | None, first_seen_ms: int) -> int | None:
+        """The first window that is due with or without data."""
+        return None
+
     # Taking in
 
     def _note(self, facts: Iterable[FrameFact], unlisted: Iterable[EdgeId]) -> list[int]:
@@ -183,7 +205,7 @@ class QueryLedger:
 
     def _after_final(self, start_ms: int, closes: Mapping[Origin, SliceClose]) -> int:
         """The records that these statements add to a slice of which a window is final already."""
-        if not self._is_final(self._window.end(self._window.windows_of_slice(start_ms)[0])):
+        if not self._has_final_window(start_ms):
             return 0
         state, sealed = self._slices.get(start_ms), self._sealed.get(start_ms)
         known = {o: c.observed for o, c in state.closes.items()} if state else dict(sealed.observed) if sealed else {}
@@ -203,15 +225,6 @@ class QueryLedger:
             had_data = touched or (held is not None and held.has_data)
             self._slices.put(start_ms, SliceState.of({**known, **news}, had_data, self._spec))
         return True
-
-    def _open_windows(self, slice_start_ms: int) -> None:
-        for start in self._window.windows_of_slice(slice_start_ms):
-            state = self._windows.get(start)
-            if state is not None and not state.has_data:
-                self._windows.put(start, replace(state, has_data=True))
-            elif state is None and not self._is_final(self._window.end(start)):
-                self._windows.put(start, WindowState(has_data=True))
-                self._await_window(start)
 
     def _await_window(self, start_ms: int) -> None:
         heappush(self._awaiting_close, start_ms)
@@ -236,49 +249,58 @@ class QueryLedger:
 
     def _judge(self, start_ms: int, dirty: bool, due: bool, now_ms: int) -> Emission | None:
         """The answer to a window, if it is to get one now."""
-        end = self._window.end(start_ms)
         state = self._windows.get(start_ms)
         if state is None:
             if not due:
                 return None  # No data and no answer: a window that nobody has heard of.
             state = WindowState(has_data=False)
             self._await_window(start_ms)
-        phase = max(self._phase(end), state.phase, key=lambda p: p.rank)
+        phase = max(self._phase(start_ms), state.phase, key=lambda p: p.rank)
         if state.is_answered:
             if not dirty and phase is state.phase:
                 return None
         elif phase is Phase.EARLY and not due:
             return None
+        end, slices = self._end(start_ms), self._slices_of(start_ms)
         staleness = max(0, now_ms - self._head.running_clock.to_wall_ms(end))
-        first = state.first_staleness_ms if state.is_answered else staleness
+        first = staleness if state.first_staleness_ms is None else state.first_staleness_ms
+        quality = self._quality(start_ms, slices, staleness, first)
         if phase is Phase.FINAL:
-            self._windows.drop(start_ms)
+            self._retire(start_ms)
         else:
-            self._windows.put(start_ms, WindowState(state.has_data, state.revision + 1, phase, first))
-        slices = (self._slices.get(s) for s in self._window.slices_of_window(start_ms))
-        quality = assess(
+            answered = replace(state, revision=state.revision + 1, phase=phase, first_staleness_ms=first)
+            self._windows.put(start_ms, answered)
+        ref, revision = self._head.query.ref, state.revision + 1
+        return Emission(ref, start_ms, end, revision, phase, now_ms, quality, slices.start, slices.stop)
+
+    def _quality(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Quality:
+        states = (self._slices.get(s) for s in slices)
+        return assess(
             self._spec,
-            Totals.union((s.totals for s in slices if s is not None), self._spec),
+            Totals.union((s.totals for s in states if s is not None), self._spec),
             expected=len(self._head.expected),
             missing=tuple(e for e in self._head.expected if self._is_missing(e, start_ms)),
             after_final=self._head.after_final,
-            staleness_ms=staleness,
-            first_staleness_ms=first,
+            staleness_ms=staleness_ms,
+            first_staleness_ms=first_staleness_ms,
         )
-        return Emission(self._head.query.ref, start_ms, end, state.revision + 1, phase, now_ms, quality)
 
     def _is_missing(self, edge: EdgeId, start_ms: int) -> bool:
         """Whether a window lacks records of the edge: it has not closed it, or never had them all."""
-        end = self._window.end(start_ms)
+        begin, end = self._reach(start_ms)
         gap_from, gap_to = self._head.gaps.get(edge, (NEVER_MS, NEVER_MS))
-        return self._head.through_ms.get(edge, NEVER_MS) < end or max(start_ms, gap_from) < min(end, gap_to)
+        return self._head.through_ms.get(edge, NEVER_MS) < end or max(begin, gap_from) < min(end, gap_to)
+
+    def _retire(self, start_ms: int) -> None:
+        """A window has got its final answer."""
+        self._windows.drop(start_ms)
 
     def _pop_closed(self) -> set[int]:
         """Windows with data or an answer that the closed or the final frontier has passed."""
         passed = set()
-        while self._awaiting_close and self._window.end(self._awaiting_close[0]) <= self._closed_ms:
+        while self._awaiting_close and self._reach(self._awaiting_close[0])[1] <= self._closed_ms:
             passed.add(heappop(self._awaiting_close))
-        while self._awaiting_final and self._is_final(self._window.end(self._awaiting_final[0])):
+        while self._awaiting_final and self._is_final(self._reach(self._awaiting_final[0])[1]):
             passed.add(heappop(self._awaiting_final))
         return {start for start in passed if start in self._windows}
 
@@ -292,26 +314,6 @@ class QueryLedger:
             if self._is_unanswered(start):
                 due.add(start)
         return due.union(self._pop_overdue(now_ms))
-
-    def _pop_overdue(self, now_ms: int) -> list[int]:
-        """Windows of which nothing is known though their time has come: some edge has not closed them.
-
-        A window that all edges have closed without a record is known to be empty, and is no answer.
-        """
-        if self._head.due_from_ms is None:
-            return []
-        closed = max(self._closed_ms, self._head.final_through_ms)
-        # A stream that has ended is closed for ever, yet an edge may join it: never step past today.
-        today = self._head.running_clock.to_event_ms(now_ms - (self._due_after_ms or 0))
-        first = start = max(self._head.due_from_ms, self._first_ending_after(min(closed, today)))
-        overdue: list[int] = []
-        while len(overdue) < MAX_OVERDUE_PER_TICK and self._due_at(start) <= now_ms:
-            if start not in self._windows and self._window.end(start) > closed:
-                overdue.append(start)
-            start += self._window.every_ms
-        if start > first:
-            self._set_head(replace(self._head, due_from_ms=start))
-        return overdue
 
     # After the last answer
 
@@ -348,10 +350,11 @@ class QueryLedger:
             # reported are retired, and what the last of them closed stands.
             self._closed_ms = max((head.through_ms.get(e, NEVER_MS) for e in head.retired), default=NEVER_MS)
 
-    def _phase(self, end_ms: int) -> Phase:
-        if self._is_final(end_ms):
+    def _phase(self, start_ms: int) -> Phase:
+        closed_at_ms = self._reach(start_ms)[1]
+        if self._is_final(closed_at_ms):
             return Phase.FINAL
-        return Phase.COMPLETE if end_ms <= self._closed_ms else Phase.EARLY
+        return Phase.COMPLETE if closed_at_ms <= self._closed_ms else Phase.EARLY
 
     def _is_final(self, end_ms: int) -> bool:
         return end_ms <= self._head.final_through_ms
@@ -361,13 +364,7 @@ class QueryLedger:
         return state is not None and not state.is_answered
 
     def _due_at(self, start_ms: int) -> int:
-        return self._head.running_clock.to_wall_ms(self._window.end(start_ms)) + (self._due_after_ms or 0)
-
-    def _first_ending_after(self, time_ms: int) -> int:
-        """The start of the first window whose end lies after `time_ms`."""
-        window = self._window
-        steps = (time_ms - window.size_ms - window.offset_ms) // window.every_ms + 1
-        return window.offset_ms + steps * window.every_ms
+        return self._head.running_clock.to_wall_ms(self._end(start_ms)) + (self._due_after_ms or 0)
 
     def _choose_clock(self, serving: Sequence[EdgeRecord]) -> StreamClock | None:
         """The clock in use as long as any edge has it, so that a newcomer does not move deadlines."""
@@ -375,16 +372,6 @@ class QueryLedger:
         if not clocks or self._head.clock in clocks:
             return self._head.clock
         return clocks[0]
-
-    def _first_due_window(self, clock: StreamClock | None, first_seen_ms: int) -> int | None:
-        """The first window that is due with or without data: before the query was registered, an edge
-        was there or a replay began, there was nothing to be silent about."""
-        if self._due_after_ms is None or clock is None:
-            return None
-        begins = clock.to_event_ms(max(self._head.query.registered_at_ms, first_seen_ms))
-        if not clock.is_live:
-            begins = max(begins, clock.event_origin_ms)
-        return self._window.windows_of_slice(self._window.slice_start(begins))[0]
 
     def _rebuild_heaps(self) -> None:
         windows = list(self._windows.items())

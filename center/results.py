@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, case, delete, func, insert, select, update
 
 from center import results_tables as t
 from center.catalog import query_key, query_of_key
@@ -201,11 +201,20 @@ class ResultStore:
 
     # Read by anybody
 
+    # Lists leave out sessions that have become part of others: their windows are empty, and no data is
+    # theirs. By its start such a session is found: it says where its records are.
+
     def latest(self, ref: QueryRef) -> AnswerRecord | None:
         """The newest revision of the query's last window."""
-        rows = select(t.answers).where(t.answers.c.query == query_key(ref))
-        rows = rows.order_by(t.answers.c.window_start_ms.desc(), t.answers.c.revision.desc()).limit(1)
-        return next(iter(self._answers(rows)), None)
+        newest = _standing(ref).order_by(t.answers.c.window_start_ms.desc()).limit(1)
+        return next(iter(self._newest(ref, newest)), None)
+
+    def last(self, ref: QueryRef, count: int) -> int | None:
+        """The start of the first of the query's last `count` windows; None: none has an answer."""
+        newest = _standing(ref).order_by(t.answers.c.window_start_ms.desc()).limit(count).subquery()
+        with reading(self._engine) as connection:
+            start: int | None = connection.execute(select(func.min(newest.c.window_start_ms))).scalar_one()
+        return start
 
     def windows(
         self, ref: QueryRef, start_ms: int | None, end_ms: int | None, limit: int, cursor: str | None = None
@@ -222,15 +231,14 @@ class ResultStore:
             InvalidRequest: not a cursor.
         """
         starts = t.answers.c.window_start_ms
-        newest = select(starts, func.max(t.answers.c.revision).label("revision"))
-        newest = newest.where(t.answers.c.query == query_key(ref))
+        newest = _standing(ref)
         if start_ms is not None:
             newest = newest.where(starts >= start_ms)
         if end_ms is not None:
             newest = newest.where(starts < end_ms)
         if cursor is not None:
             newest = newest.where(starts > _read_cursor(cursor))
-        found = self._newest(ref, newest.group_by(starts).order_by(starts).limit(limit + 1))
+        found = self._newest(ref, newest.order_by(starts).limit(limit + 1))
         if len(found) <= limit:
             return found, None
         return found[:limit], str(found[limit - 1].window_start_ms)
@@ -238,12 +246,12 @@ class ResultStore:
     def at(self, ref: QueryRef, time_ms: int) -> list[AnswerRecord]:
         """The newest revision of each window that contains the event time, ascending."""
         starts, ends = t.answers.c.window_start_ms, t.answers.c.window_end_ms
-        mine = t.answers.c.query == query_key(ref)
-        # All windows of a query are of one size, which bounds where those over `time_ms` begin.
-        size = select(ends - starts).where(mine).limit(1).scalar_subquery()
-        newest = select(starts, func.max(t.answers.c.revision).label("revision"))
-        newest = newest.where(mine, starts <= time_ms, starts > time_ms - size)
-        return self._newest(ref, newest.group_by(starts))
+        begun = _standing(ref).where(starts <= time_ms)
+        # Windows of a query are of one size, or do not overlap. So the last one that has begun by then
+        # bounds where those over `time_ms` begin.
+        last = begun.with_only_columns(func.max(ends) - starts).order_by(starts.desc()).limit(1)
+        found = self._newest(ref, begun.where(starts > time_ms - last.scalar_subquery()))
+        return [r for r in found if r.window_end_ms > time_ms]
 
     def answer(self, ref: QueryRef, window_start_ms: int, revision: int) -> AnswerRecord:
         """Raises NotFound."""
@@ -297,6 +305,15 @@ class ResultStore:
     def _answers(self, rows: Any) -> list[AnswerRecord]:
         with reading(self._engine) as connection:
             return [_record(row) for row in connection.execute(rows)]
+
+
+def _standing(ref: QueryRef) -> Select[Any]:
+    """(window_start_ms, revision) of the newest answer of each window, but of those that are empty now."""
+    answers = t.answers.c
+    not_empty = case((answers.window_end_ms > answers.window_start_ms, answers.revision))
+    newest = select(answers.window_start_ms, func.max(answers.revision).label("revision"))
+    newest = newest.where(answers.query == query_key(ref)).group_by(answers.window_start_ms)
+    return newest.having(func.max(answers.revision) == func.max(not_empty))
 
 
 def _record(row: Row[Any]) -> AnswerRecord:

@@ -137,8 +137,8 @@ def _window(connection: Connection, emission: Emission) -> bytes | None:
     start = t.deltas.c.slice_start_ms
     rows = select(t.deltas.c.synopsis).where(
         t.deltas.c.query == query_key(emission.query),
-        start >= emission.window_start_ms,
-        start < emission.window_end_ms,
+        start >= emission.slices_from_ms,
+        start < emission.slices_to_ms,
     )
     parts = connection.execute(rows.order_by(start, t.deltas.c.shard, t.deltas.c.id)).scalars().all()
     return merge_partials(parts) if parts else None

@@ -74,34 +74,15 @@ class StoredWindows:
         return held
 
     def _last(self, count: int) -> list[WindowAnswer]:
-        """Goes back from the last window, each time over twice the time, until there are enough."""
-        newest = self._results.latest(self._query.ref)
-        if newest is None:
-            return []
-        found = [self._take(newest)]
-        until, span = newest.window_start_ms, max(newest.window_end_ms - newest.window_start_ms, 1) * count
-        first = None
-        while len(found) < count:
-            if first is None:
-                first = self._first_start()
-            if until <= first:
-                break
-            found = self._between(until - span, until) + found
-            until, span = until - span, span * 2
-        return found[-count:]
-
-    def _first_start(self) -> int:
-        oldest, _ = self._results.windows(self._query.ref, None, None, 1)
-        return oldest[0].window_start_ms
-
-    def _between(self, start_ms: int, end_ms: int) -> list[WindowAnswer]:
+        start = self._results.last(self._query.ref, count)
         found: list[WindowAnswer] = []
         cursor: str | None = None
-        while True:
-            page, cursor = self._results.windows(self._query.ref, start_ms, end_ms, PAGE, cursor)
+        while start is not None:
+            page, cursor = self._results.windows(self._query.ref, start, None, PAGE, cursor)
             found += map(self._take, page)
             if cursor is None:
-                return found
+                break
+        return found[-count:]  # a window may have been answered in between
 
     def _look(self, key: Hashable, read: Callable[[], Sequence[AnswerRecord]]) -> tuple[WindowAnswer, ...]:
         held = self._found.get(key)

@@ -99,6 +99,38 @@ Index("frames_by_segment", frames.c.segment)
 forgotten_segments = Table("forgotten_segments", metadata, Column("segment", Name(255), primary_key=True))
 """Segments given up for removal. A frame is never indexed in one, whoever still has it open."""
 
+shares = Table(
+    "shares",
+    metadata,
+    Column("name", Name(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("book", JSON, nullable=False),
+    Column("changed", BigInteger, nullable=False),
+    Column("written_at_ms", BigInteger, nullable=False),
+)
+"""One row per query under an error budget: its `ShareBook`. ``changed``: the counter ``shares`` when the
+words to edges changed last."""
+
+center_ways = Table(
+    "center_ways",
+    metadata,
+    Column("name", Name(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("center_ms", BigInteger, nullable=False),
+    Column("measured_at_ms", BigInteger, nullable=False),
+)
+"""How long the center takes from a frame's arrival until its values are answered with."""
+
+sampling_rates = Table(
+    "sampling_rates",
+    metadata,
+    Column("name", Name(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("rates", JSON, nullable=False),
+)
+"""By edge, the part of its records that a query with an accuracy needs processed. Whether an edge that keeps up
+is told to is another question."""
+
 alarms = Table(
     "alarms",
     metadata,

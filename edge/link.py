@@ -16,6 +16,7 @@ Pure: time is an argument, in seconds of a monotonic clock unless a name says ot
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,7 @@ PACING_SLACK_S = 0.002
 MIN_FRAME_BYTES = 8 << 10
 MAX_FRAME_BYTES = 256 << 10
 DAY_MS = 86_400_000
+DAILY_PIECES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,6 @@ class LinkLimits:
 
     Attributes:
         bandwidth_bytes_s: cap of wire bytes per second; None: none.
-        daily_bytes: cap of wire bytes per day (UTC); None: none.
         heartbeat_s: time between heartbeats.
         silence_s: a session on which nothing comes from the center for so long is given up. Twice as
             long after each session that ended so without an acknowledgement, so that a link on which
@@ -46,7 +47,6 @@ class LinkLimits:
     """
 
     bandwidth_bytes_s: int | None = None
-    daily_bytes: int | None = None
     heartbeat_s: float = 1.0
     silence_s: float = 5.0
     reconnect_max_s: float = 10.0
@@ -207,38 +207,41 @@ class Link:
 
 
 class TokenBucket:
-    """A cap of bytes per second, with bursts of up to one second's worth.
+    """A cap of bytes per second: over any time t at most ``rate × t`` bytes and one message are sent.
 
-    Sending takes the bucket below zero rather than wait for a whole frame's worth, so that frames larger
-    than the bucket pass; over any time t at most ``rate × (t + 1)`` bytes and one frame are sent.
+    A message may leave once those before it are paid for, whatever its own size, and what was not used is
+    not saved up.
     """
 
     def __init__(self, rate_bytes_s: int, now_s: float) -> None:
         self._rate = rate_bytes_s
-        self._level = float(rate_bytes_s)
-        self._at_s = now_s
+        self._paid_at_s = now_s
 
     def delay_s(self, now_s: float) -> float:
         """How long to wait before sending."""
-        self._fill(now_s)
-        return 0.0 if self._level > 0 else -self._level / self._rate + 1e-3
+        return max(0.0, self._paid_at_s - now_s)
 
     def spend(self, size: int, now_s: float) -> None:
-        self._fill(now_s)
-        self._level -= size
-
-    def _fill(self, now_s: float) -> None:
-        self._level = min(self._rate, self._level + (now_s - self._at_s) * self._rate)
-        self._at_s = now_s
+        self._paid_at_s = max(self._paid_at_s, now_s) + size / self._rate
 
 
 class DailyCap:
-    """A cap of bytes per UTC day, counted since this process began."""
+    """A cap of bytes per UTC day, which a restart does not forget.
 
-    def __init__(self, limit_bytes: int) -> None:
+    What is kept is a little more than what was sent: a piece is written down ahead, so that not every
+    message waits for the disk. After a crash the piece counts as sent.
+
+    Args:
+        kept: (day, bytes) as `keep` was told last, or None.
+        keep: writes (day, bytes) down; what it raises, `spend` raises before the bytes have left.
+    """
+
+    def __init__(self, limit_bytes: int, kept: tuple[int, int] | None, keep: Callable[[int, int], None]) -> None:
         self._limit = limit_bytes
-        self._day = -1
-        self._spent = 0
+        self._piece = max(1, limit_bytes // DAILY_PIECES)
+        self._keep = keep
+        self._day, self._spent = kept or (-1, 0)
+        self._kept = self._spent
 
     def delay_s(self, now_ms: int) -> float:
         """How long to wait before sending: until midnight, once the day's bytes are spent."""
@@ -246,9 +249,23 @@ class DailyCap:
         return 0.0 if self._spent < self._limit else (DAY_MS - now_ms % DAY_MS) / 1000
 
     def spend(self, size: int, now_ms: int) -> None:
+        """Counts bytes that are about to leave."""
         self._turn(now_ms)
+        if self._spent + size > self._kept:
+            kept = self._spent + size + self._piece
+            self._keep(self._day, kept)
+            self._kept = kept
         self._spent += size
 
+    def close(self) -> None:
+        """Writes down what was really sent."""
+        if self._kept > self._spent:
+            self._keep(self._day, self._spent)
+            self._kept = self._spent
+
     def _turn(self, now_ms: int) -> None:
-        if now_ms // DAY_MS != self._day:
-            self._day, self._spent = now_ms // DAY_MS, 0
+        day = now_ms // DAY_MS
+        # A clock that is set back over midnight must not give a day's bytes a second time. One that was
+        # wrong by more says nothing of what was sent when.
+        if day not in (self._day, self._day - 1):
+            self._day, self._spent, self._kept = day, 0, 0

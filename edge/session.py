@@ -7,10 +7,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from edge.commit import GroupCommit
+from edge.deadline import Way
+from edge.drift import DriftMeter
 from edge.durable import DurableCore
-from edge.events import END_OF_TIME_MS, Acked, BudgetSet, Configured, FrameBuilt, Pull, QueryRefused
-from edge.ports import QueryStatusReport
-from edgewater.query import QuerySpec
+from edge.events import END_OF_TIME_MS, Acked, BudgetSet, Configured, FrameBuilt, Pull, QueryRefused, SamplingSet
+from edge.pipeline import QueryPipeline
+from edge.ports import BudgetOrder, QueryStatusReport
+from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import LIVE, type_name
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef
@@ -20,6 +23,8 @@ log = logging.getLogger(__name__)
 PROTOCOL = 1
 ASSUMED_BANDWIDTH_BYTES_S = 1e6
 EMPTY_PULL_PAUSE_S = 0.05
+REPORT_EVERY_MS = 10_000
+"""How often shares are reported without news, so that the center learns how the load moves."""
 
 
 class Session:
@@ -46,6 +51,10 @@ class Session:
         if durable.core.configured:
             self.configured.set()
         self.rtt_ms = 0.0
+        self.in_flight_bytes = 0
+        self._center_ms: dict[QueryRef, int] = {}
+        self._reported_ms: dict[QueryRef, int] = {}
+        self._drifts: dict[QueryRef, DriftMeter] = {}
         self._cap_bytes_s = float(cap_bytes_s) if cap_bytes_s is not None else float("inf")
         self.bandwidth_bytes_s = min(ASSUMED_BANDWIDTH_BYTES_S, self._cap_bytes_s)
         self._durable_seq = durable.core.next_seq - 1  # what recovery found is on disk
@@ -61,7 +70,7 @@ class Session:
             due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s, now)
             if due is not None and due <= now:
                 open_between = self._durable.core.open_between(self.bandwidth_bytes_s, now)
-                effects = self._durable.handle(Pull(capacity_bytes, open_between))
+                effects = self._durable.handle(Pull(capacity_bytes, open_between, self.bandwidth_bytes_s, self.way_ms))
                 for effect in effects:
                     if isinstance(effect, FrameBuilt):
                         await self._commit.durable()
@@ -70,6 +79,12 @@ class Session:
                 await self._moved(EMPTY_PULL_PAUSE_S)
             else:
                 await self._moved(None if due is None else (due - now) / 1000)
+
+    @property
+    def way_ms(self) -> int:
+        """From a frame's leaving until it is answered with, by the slowest of the queries' ways."""
+        center_ms = max((self._center_ms.get(ref, 0) for ref in self._durable.core.queries), default=0)
+        return Way(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s, center_ms).ms
 
     async def _moved(self, timeout_s: float | None) -> None:
         self.changed.clear()
@@ -98,13 +113,49 @@ class Session:
             QueryStatusReport(ref, False, refused.code, refused.message) for ref, refused in core.refused.items()
         ]
 
-    def on_budget(self, query: QueryRef, shares: Mapping[str, float]) -> None:
-        pipeline = self._durable.core.queries.get(query)
-        if pipeline is not None and pipeline.shares != dict(shares):
-            self._durable.handle(BudgetSet(query, dict(shares)))
+    def on_budget(self, order: BudgetOrder) -> None:
+        pipeline = self._durable.core.queries.get(order.query)
+        if pipeline is None:
+            return
+        if order.version > pipeline.schedule.version or (order.version == 0 and order.shares != pipeline.shares):
+            self._durable.handle(BudgetSet(order.query, dict(order.shares), order.version, order.from_ms))
+            self.changed.set()
+        self._center_ms[order.query] = order.center_ms
+        # Heard before: the center does not know it, or it would not say it again.
+        self._reported_ms.pop(order.query, None)
+
+    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float) -> None:
+        if query in self._durable.core.queries:
+            self._durable.handle(SamplingSet(query, min(max(rate, 0.0), 1.0), clock_offset_ms))
             self.changed.set()
 
-    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float) -> None:
+    async def budget_reports(self, *, anew: bool) -> Sequence[pb.BudgetReport]:
+        now = self._now_ms()
+        queries = {r: p for r, p in self._durable.core.queries.items() if isinstance(p.spec.budget, ErrorBudget)}
+        due = [r for r in queries if anew or now - self._reported_ms.get(r, -REPORT_EVERY_MS) >= REPORT_EVERY_MS]
+        reports = [self._budget_report(queries[ref]) for ref in due]
+        self._reported_ms = {r: t for r, t in self._reported_ms.items() if r in queries} | dict.fromkeys(due, now)
+        self._drifts = {r: m for r, m in self._drifts.items() if r in queries}
+        if reports:
+            await self._commit.durable()
+        return reports
+
+    def _budget_report(self, pipeline: QueryPipeline) -> pb.BudgetReport:
+        meter = self._drifts.setdefault(pipeline.ref, DriftMeter(pipeline.spec.window.longest_ms))
+        meter.note(pipeline.drift, pipeline.progress.through_ms)
+        applied = pipeline.schedule.last
+        return pb.BudgetReport(
+            query=pipeline.ref.name,
+            query_version=pipeline.ref.version,
+            version=pipeline.schedule.version,
+            shares=applied.shares,
+            from_ms=applied.from_ms,
+            update_bytes=pipeline.progress.entry_bytes,
+            drift_per_s=meter.per_s,
+        )
+
+    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
+        self.in_flight_bytes = in_flight_bytes
         if bandwidth_bytes_s > 0:
             self.bandwidth_bytes_s = min(bandwidth_bytes_s, self._cap_bytes_s)
         self.rtt_ms = rtt_ms

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from edge.link import LinkLimits
+from edge.link import DailyCap, LinkLimits
 from edge.ports import Listener, Outbox, QueryStatusReport
 from edge.uplink_session import LinkDown, Pacing, Takes, UplinkSession
 from edgewater.errors import InvalidConfig
@@ -58,6 +58,7 @@ class Uplink:
         token: bearer token of this edge, if the center asks for one.
         tls: files for TLS; None: plain text, for loopback and trusted networks.
         now_ms: wall clock; `monotonic`: seconds that never go back.
+        daily: the cap of wire bytes per day, if there is one.
 
     Raises:
         InvalidConfig: TLS files that cannot be read.
@@ -74,6 +75,7 @@ class Uplink:
         limits: LinkLimits,
         now_ms: Callable[[], int],
         monotonic: Callable[[], float],
+        daily: DailyCap | None = None,
     ) -> None:
         self._address = address
         self._outbox = outbox
@@ -82,7 +84,7 @@ class Uplink:
         self._credentials = _credentials(tls) if tls is not None else None
         self._limits = limits
         self._monotonic = monotonic
-        self._pacing = Pacing(limits, now_ms, monotonic)
+        self._pacing = Pacing(limits, now_ms, monotonic, daily)
         self._takes = Takes(outbox)
         self._silence_s = limits.silence_s
         self.connected = False

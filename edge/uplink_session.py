@@ -12,14 +12,15 @@ from typing import Any
 import grpc
 
 from edge.link import DailyCap, Link, LinkLimits, TokenBucket
-from edge.ports import Listener, Outbox, QueryStatusReport
-from edgewater.errors import InvalidQuery, ProtocolError
+from edge.ports import BudgetOrder, Listener, Outbox, QueryStatusReport
+from edgewater.errors import InvalidQuery, ProtocolError, StorageError
 from edgewater.query import QuerySpec
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef
 
 MESSAGE_OVERHEAD_BYTES = 32
-"""Wire bytes of a message besides itself: gRPC's and HTTP/2's headers."""
+"""Wire bytes of a message besides itself: gRPC's header, HTTP/2's and TLS's of its first frame."""
+HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES = 16 << 10, 9
 
 _AIO: Any = grpc.aio  # its type stubs lack EOF
 logger = logging.getLogger(__name__)
@@ -32,23 +33,37 @@ class LinkDown(ProtocolError):
 class Pacing:
     """The link and the caps over all sessions: when a frame may leave, and how large it may be."""
 
-    def __init__(self, limits: LinkLimits, now_ms: Callable[[], int], monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        limits: LinkLimits,
+        now_ms: Callable[[], int],
+        monotonic: Callable[[], float],
+        daily: DailyCap | None = None,
+    ) -> None:
         self.link = Link()
         self._now_ms = now_ms
         self._monotonic = monotonic
         self._bucket = TokenBucket(limits.bandwidth_bytes_s, monotonic()) if limits.bandwidth_bytes_s else None
-        self._daily = DailyCap(limits.daily_bytes) if limits.daily_bytes else None
+        self._daily = daily
         self._throttled_until_s = 0.0
 
     def throttle(self, seconds: float) -> None:
         self._throttled_until_s = self._monotonic() + seconds
 
     def spend(self, size: int) -> None:
-        """Counts wire bytes of any message against the caps."""
+        """Counts a message of `size` bytes, which is about to leave, against the caps: with its envelope.
+
+        Raises:
+            LinkDown: the day's count cannot be written down, so nothing may leave.
+        """
+        wire_bytes = size + MESSAGE_OVERHEAD_BYTES + size // HTTP2_FRAME_BYTES * HTTP2_HEADER_BYTES
         if self._bucket is not None:
-            self._bucket.spend(size, self._monotonic())
+            self._bucket.spend(wire_bytes, self._monotonic())
         if self._daily is not None:
-            self._daily.spend(size, self._now_ms())
+            try:
+                self._daily.spend(wire_bytes, self._now_ms())
+            except StorageError as exc:
+                raise LinkDown(f"what is sent today cannot be counted: {exc}") from exc
 
     def delay_s(self) -> float:
         """How long nothing may be sent, by the center's word, a cap or the link's pace; 0: something may."""
@@ -117,6 +132,7 @@ class UplinkSession:
         self._writing = asyncio.Lock()
         self._closing = False
         self._moved = asyncio.Event()
+        self._budgets_moved = asyncio.Event()
         self._echoes: dict[int, float] = {}
         self._last_sent = -1
         self._max_frame_bytes = 0
@@ -148,7 +164,8 @@ class UplinkSession:
             LinkDown, AioRpcError: the session is over.
         """
         hear = asyncio.create_task(self._hear())
-        tasks = (hear, asyncio.create_task(self._send_frames()), asyncio.create_task(self._beat()))
+        loops = (self._send_frames(), self._beat(), self._report_budgets())
+        tasks = (hear, *(asyncio.create_task(loop) for loop in loops))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -175,11 +192,11 @@ class UplinkSession:
         async with self._writing:
             if self._closing:
                 raise LinkDown("the session is closing")
+            self._pacing.spend(message.ByteSize())
             try:
                 await self._call.write(message)
             except asyncio.InvalidStateError as exc:
                 raise LinkDown("the call is over") from exc
-        self._pacing.spend(message.ByteSize() + MESSAGE_OVERHEAD_BYTES)
 
     async def _read(self) -> pb.ToEdge:
         try:
@@ -207,7 +224,9 @@ class UplinkSession:
         if frame.seq != self._last_sent + 1:
             raise RuntimeError(f"the outbox gave frame {frame.seq} after {self._last_sent}: its frames are contiguous")
         self._last_sent = frame.seq
-        self._pacing.link.sent(frame.seq, frame.wire_bytes, self._monotonic())
+        link = self._pacing.link
+        link.sent(frame.seq, frame.wire_bytes, self._monotonic())
+        self._listener.on_link(link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes)
         await self._write(pb.FromEdge(frame=frame.to_wire()))
 
     async def _room(self) -> int:
@@ -231,6 +250,18 @@ class UplinkSession:
             await self._write(pb.FromEdge(heartbeat=beat))
             await asyncio.sleep(self._limits.heartbeat_s)
 
+    async def _report_budgets(self) -> None:
+        """Apart from heartbeats: a report waits for the disk, and a heartbeat must not."""
+        anew = True
+        while True:
+            self._budgets_moved.clear()
+            for report in await self._listener.budget_reports(anew=anew):
+                await self._write(pb.FromEdge(budget_report=report))
+            anew = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.heartbeat_s):
+                    await self._budgets_moved.wait()
+
     async def _hear(self) -> None:
         while True:
             message = await self._read()
@@ -240,8 +271,12 @@ class UplinkSession:
             elif kind == "queries":
                 await self._on_queries(message.queries)
             elif kind == "budget":
-                ref = QueryRef(message.budget.query, message.budget.query_version)
-                self._listener.on_budget(ref, dict(message.budget.shares))
+                self._on_budget(message.budget)
+            elif kind == "sampling":
+                word = message.sampling
+                self._listener.on_sampling(
+                    QueryRef(word.query, word.query_version), word.rate, word.clock_offset_ms
+                )
             elif kind == "credit":
                 self._pacing.link.credit(message.credit.bytes)
             elif kind == "throttle":
@@ -257,7 +292,12 @@ class UplinkSession:
         link.acknowledged(through, self._monotonic())
         self.acknowledged = True
         self._listener.on_ack(through)
-        self._listener.on_link(link.capacity_bytes_s, link.rtt_ms)
+        self._listener.on_link(link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes)
+
+    def _on_budget(self, given: pb.Budget) -> None:
+        ref = QueryRef(given.query, given.query_version)
+        self._listener.on_budget(BudgetOrder(ref, dict(given.shares), given.version, given.from_ms, given.center_ms))
+        self._budgets_moved.set()
 
     def _on_echo(self, echo: pb.TimeEcho) -> None:
         sent_at_s = self._echoes.pop(echo.edge_sent_at_ms, None)
@@ -267,7 +307,7 @@ class UplinkSession:
         held_s = max(0, echo.center_replied_at_ms - echo.center_received_at_ms) / 1000
         link = self._pacing.link
         link.echoed(now_s - sent_at_s - held_s, now_s)
-        self._listener.on_link(link.capacity_bytes_s, link.rtt_ms)
+        self._listener.on_link(link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes)
 
     async def _on_queries(self, message: pb.Queries) -> None:
         queries, reports = [], []
@@ -290,3 +330,4 @@ class UplinkSession:
                 message=report.message,
             )
             await self._write(pb.FromEdge(query_status=status))
+        self._budgets_moved.set()

@@ -45,7 +45,7 @@ CONCURRENT = (1, 2, 5, 10, 20, 50, 100)
 def session(cores: int, scratch: Path) -> Any:
     settings = {"spark.sql.files.maxPartitionBytes": "8m", "spark.sql.files.openCostInBytes": "64k"}
     return start_session(
-        SessionConfig(master=f"local[{cores}]", driver_memory="2g", scratch_dir=scratch, settings=settings)
+        SessionConfig(master=f"local[{cores}]", driver_memory="2g", scratch_dir=scratch, work="bulk", settings=settings)
     )
 
 

@@ -21,6 +21,7 @@ from edgewater.errors import EdgewaterError, InvalidInput
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_BASE = "https://edgewater.dev/problems/"
+FAULT = "a fault of the center; its log has the details"
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ def _http_problem(request: Request, exc: Exception) -> Response:
 
 def _fault(request: Request, exc: Exception) -> Response:
     log.exception("%s %s", request.method, request.url.path, exc_info=exc)
-    return problem_response("internal", "a fault of the center; its log has the details", instance=request.url.path)
+    return problem_response("internal", FAULT, instance=request.url.path)
 
 
 def install(app: FastAPI) -> None:

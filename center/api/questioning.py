@@ -19,7 +19,7 @@ from anyio.to_thread import run_sync
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from center.api.problems import problem_of
+from center.api.problems import FAULT, problem_of
 from center.api.times import parse_time
 from center.evaluate import Evaluator
 from center.evaluate_lines import Line, parse_json
@@ -122,6 +122,10 @@ class Questioning:
             yield from self.evaluator.answer(Line.from_mapping(given, parse_time))
         except EdgewaterError as exc:
             yield {"id": named, "error": problem_of(exc, self.path)}
+        except Exception:
+            # Ours to mend, but not to be paid for by the other lines, whose status 200 is out already.
+            log.exception("%s: %r", self.path, text)
+            yield {"id": named, "error": problem_of(EdgewaterError(FAULT), self.path)}
 
 
 class Exchange(Response):

@@ -98,7 +98,11 @@ def _values(df: DataFrame, template: Template, of: Any) -> tuple[Template, list[
 def _listed(given: Any) -> Sequence[Any]:
     if given is None:
         return ()
-    return (given,) if isinstance(given, str | Column) else tuple(given)
+    if isinstance(given, str | Column):
+        return (given,)
+    if not isinstance(given, Sequence):
+        raise InvalidRequest("stratify_by", given, "a column, or a list of columns")
+    return tuple(given)
 
 
 def _column(df: DataFrame, field: str, given: Any) -> tuple[str, str, Column]:
@@ -123,4 +127,4 @@ def _type_of(field: str, name: str, given: str, accepted: tuple[str, ...]) -> No
 
 
 def _first_line(exc: Exception) -> str:
-    return str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
+    return str(exc).strip().splitlines()[0].rstrip(".;") if str(exc).strip() else type(exc).__name__

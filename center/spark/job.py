@@ -98,7 +98,12 @@ class Job:
         follower = CatalogFollower(self._catalog)
         self._writer = LedgerWriter(ledger, self._store, follower, self.metrics, now_ms=config.clock)
         self.processor = BatchProcessor(
-            self._writer, self._catalog, self.metrics, now_ms=config.clock, monotonic=time.monotonic
+            self._writer,
+            self._catalog,
+            self.metrics,
+            now_ms=config.clock,
+            monotonic=time.monotonic,
+            margin_ms=config.margin_ms,
         )
         self._stopping = threading.Event()
         self._deadlines = DeadlineThread(self._writer, self.metrics, self._stopping)

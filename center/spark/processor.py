@@ -21,14 +21,21 @@ from typing import Any
 from center.catalog import Catalog, query_of_key
 from center.ledger import FrameFact
 from center.results import MergedDelta
+from center.sampling import rates_differ
 from center.spark.merging import MergeBatches, merge_key
 from center.spark.rows import ROW_DDL, Row, RowKind, control_body, from_table
 from center.spark.telemetry import JobMetrics
 from center.spark.writer import LedgerWriter
+from center.way import CenterWays
 from edgewater.errors import StorageError, SynopsisError
 from edgewater.streams import EdgeId
+from edgewater.wire.frames import QueryRef
 
 logger = logging.getLogger(__name__)
+
+
+RATES_EVERY_MS = 5_000
+"""How often it is looked at what part of its records an accuracy needs of each edge."""
 
 
 class BatchFailed(Exception):
@@ -114,6 +121,7 @@ def _fact(row: Row) -> FrameFact:
         received_at_ms=row.received_at_ms,
         incarnation=row.incarnation,
         since_ms=body.since_ms,
+        arrivals=body.arrivals,
     )
 
 
@@ -124,6 +132,7 @@ class BatchProcessor:
         writer: the one way to the ledger and the store, shared with the deadline thread.
         now_ms: wall clock, ms.
         monotonic: clock in seconds, for durations.
+        margin_ms: how long before a staleness budget runs out the early answer is given.
     """
 
     def __init__(
@@ -134,12 +143,16 @@ class BatchProcessor:
         *,
         now_ms: Callable[[], int],
         monotonic: Callable[[], float],
+        margin_ms: int = 0,
     ) -> None:
         self._writer = writer
         self._catalog = catalog
         self._metrics = metrics
         self._now_ms = now_ms
         self._monotonic = monotonic
+        self._ways = CenterWays(margin_ms)
+        self._rates: dict[QueryRef, dict[EdgeId, float]] = {}
+        self._rates_at_ms = 0
         self._stuck: dict[str, str] = {}
         self.failure: Exception | None = None
 
@@ -175,11 +188,43 @@ class BatchProcessor:
         now_ms = self._now_ms()
         for fact in batch.facts:
             self._metrics.frame_delay.observe(max(0, now_ms - fact.received_at_ms) / 1000)
+        self._note_ways(batch.facts, now_ms)
+        self._note_rates(now_ms)
         self._metrics.batches.inc()
         self._metrics.rows.inc(len(rows))
         self._metrics.frames.inc(len(batch.facts))
         self._metrics.last_batch.set(now_ms / 1000)
         return len(batch.facts)
+
+    def _note_ways(self, facts: Iterable[FrameFact], now_ms: int) -> None:
+        """Tells the edges, by way of the catalog, how long frames take here."""
+        delays: defaultdict[QueryRef, list[int]] = defaultdict(list)
+        for fact in facts:
+            delays[fact.query].append(now_ms - fact.received_at_ms)
+        for ref, each in delays.items():
+            self._ways.note(ref, each, now_ms)
+        for ref, way_ms in self._ways.news(now_ms).items():
+            try:
+                self._catalog.note_center_way(ref, way_ms, now_ms)
+            except StorageError as exc:  # The batch has been applied; this is for later ones.
+                self._ways.forget(ref)
+                logger.warning("how long frames of %s take is not written down: %s", ref.name, exc)
+
+    def _note_rates(self, now_ms: int) -> None:
+        """Tells the gateways, by way of the catalog, what part of its records an accuracy needs of each edge."""
+        if now_ms - self._rates_at_ms < RATES_EVERY_MS:
+            return
+        self._rates_at_ms = now_ms
+        for ref, rates in self._writer.needed_rates().items():
+            for edge, rate in rates.items():
+                self._metrics.needed_rate.labels(ref.name, edge).set(rate)
+            if not rates_differ(self._rates.get(ref, {}), rates):
+                continue
+            try:
+                self._catalog.note_sampling_rates(ref, rates)
+                self._rates[ref] = rates
+            except StorageError as exc:  # The batch has been applied; this is for edges that cannot keep up.
+                logger.warning("the sampling rates of %s are not written down: %s", ref.name, exc)
 
     def _apply(self, batch: Batch) -> None:
         try:

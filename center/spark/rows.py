@@ -7,7 +7,7 @@ has a row that says so, or the processor could not tell a gap from a frame that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import pyarrow as pa
@@ -68,7 +68,7 @@ class Row:
 def rows_of_frame(key: str, entry: FrameEntry, body: FrameBody) -> list[Row]:
     """The rows of a frame that was read: its control row first."""
     stubs = tuple(Partial(p.slice_start_ms, p.shard, b"") for p in body.partials)
-    control = body_to_wire(FrameBody(body.through_ms, stubs, body.closes, body.since_ms)).SerializeToString()
+    control = body_to_wire(replace(body, partials=stubs)).SerializeToString()
     origin = (str(entry.edge), entry.incarnation)
     partials = [
         Row(key, entry.position, RowKind.PARTIAL, *origin, p.slice_start_ms, p.shard, p.synopsis) for p in body.partials

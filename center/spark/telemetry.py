@@ -11,12 +11,28 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
+from center.ledger import Emission, Phase
 from edgewater.errors import InvalidConfig
 
+WAIT_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 DELAY_BUCKETS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 
 
 class JobMetrics:
+    def note_accuracy(self, emission: Emission) -> None:
+        """What an answer to a query with an accuracy says of its wait, its stragglers and its interval's record."""
+        said, query = emission.quality.accuracy, emission.query.name
+        if said is None:
+            return
+        if said.coverage is not None:
+            self.coverage.labels(query).set(said.coverage)
+        if said.covered is not None:
+            self.shadowed.labels(query, "yes" if said.covered else "no").inc()
+        if said.prediction is not None and emission.phase is Phase.EARLY:
+            self.straggler_share.labels(query).set(said.prediction.straggler_share)
+            if emission.revision == 1 and said.waited_ms is not None:
+                self.chosen_wait.labels(query).observe(said.waited_ms / 1000)
+
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         name = "edgewater_job"
@@ -24,6 +40,12 @@ class JobMetrics:
         self.rows = Counter(f"{name}_rows", "Rows that came out of merging.", registry=self.registry)
         self.frames = Counter(f"{name}_frames", "Frames applied.", registry=self.registry)
         self.answers = Counter(f"{name}_answers", "Answers given.", ["cause"], registry=self.registry)
+        self.missed = Counter(
+            f"{name}_missed_deadlines",
+            "Windows whose first answer stood later than the staleness budget.",
+            ["query"],
+            registry=self.registry,
+        )
         self.batch_seconds = Histogram(f"{name}_batch_seconds", "Merging and applying a batch.", registry=self.registry)
         self.frame_delay = Histogram(
             f"{name}_frame_delay_seconds",
@@ -39,6 +61,37 @@ class JobMetrics:
             f"{name}_passed_over", "Frames and partials that cannot be counted.", ["kind"], registry=self.registry
         )
         self.stuck = Gauge(f"{name}_stuck_queries", "Queries whose frames cannot be applied.", registry=self.registry)
+        self.coverage = Gauge(
+            f"{name}_interval_coverage_ratio",
+            "Of the query's last windows that are final and were answered early, the part whose first interval held.",
+            ["query"],
+            registry=self.registry,
+        )
+        self.shadowed = Counter(
+            f"{name}_shadowed_windows",
+            "Early answers that were compared with the final one, by whether their interval held it.",
+            ["query", "held"],
+            registry=self.registry,
+        )
+        self.chosen_wait = Histogram(
+            f"{name}_chosen_wait_seconds",
+            "Event time from a window's end until the arrivals that its first early answer is made of.",
+            ["query"],
+            buckets=WAIT_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.straggler_share = Gauge(
+            f"{name}_straggler_share",
+            "The part of the last early answer's records that had not come.",
+            ["query"],
+            registry=self.registry,
+        )
+        self.needed_rate = Gauge(
+            f"{name}_needed_sampling_rate",
+            "The part of an edge's records that the accuracy needs processed.",
+            ["query", "edge"],
+            registry=self.registry,
+        )
         self.failures = Counter(f"{name}_failures", "Failures that are tried again.", ["where"], registry=self.registry)
 
 

@@ -7,10 +7,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from center.ledger import Emission, FrameFact, Ledger, LedgerEvent
+from center.quality import STALENESS
 from center.results import MergedDelta, ResultStore
 from center.spark.follower import CatalogFollower
 from center.spark.telemetry import JobMetrics
 from edgewater.errors import StorageError
+from edgewater.streams import EdgeId
+from edgewater.wire.frames import QueryRef
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +59,7 @@ class LedgerWriter:
             # A query may have been registered, and its first frame come, since the catalog was looked at.
             self._follow(self._now_ms())
             emissions = self._store.apply(self._ledger, deltas, facts, through, self._now_ms())
-        self._metrics.answers.labels("report").inc(len(emissions))
+        self._count(emissions, "report")
         self._changed.set()
         return emissions
 
@@ -81,8 +84,21 @@ class LedgerWriter:
 
     def _tick(self, events: Sequence[LedgerEvent], now_ms: int) -> list[Emission]:
         emissions = self._store.tick(self._ledger, events, now_ms)
-        self._metrics.answers.labels("deadline").inc(len(emissions))
+        self._count(emissions, "deadline")
         return emissions
+
+    def _count(self, emissions: Sequence[Emission], cause: str) -> None:
+        self._metrics.answers.labels(cause).inc(len(emissions))
+        for emission in emissions:
+            self._metrics.note_accuracy(emission)
+            # Of a window's first answer only: later ones repeat what the contract says of it.
+            if emission.revision == 1 and any(v.code == STALENESS for v in emission.quality.violations):
+                self._metrics.missed.labels(emission.query.name).inc()
+
+    def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
+        """As `Ledger.needed_rates`."""
+        with self._lock:
+            return self._ledger.needed_rates()
 
     def wait(self, most_s: float = FOLLOW_EVERY_S) -> None:
         """Waits for the next deadline, at most so long; less if `apply` may have brought it forward."""

@@ -153,6 +153,7 @@ class RawEdge:
         metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
         self.call = uplink_pb2_grpc.UplinkStub(self._channel).Session(metadata=metadata)
         self.received: list[pb.ToEdge] = []
+        self.budget: pb.Budget | None = None
 
     async def __aenter__(self) -> RawEdge:
         return self
@@ -184,6 +185,14 @@ class RawEdge:
         for each in frames:
             await self.call.write(pb.FromEdge(frame=each.to_wire()))
 
+    async def report_budget(self, through_ms: int = -(1 << 62), shares: dict[str, float] | None = None) -> None:
+        """Says that the last Budget heard is applied, as an edge that has closed so far does."""
+        given = self.budget or pb.Budget(query="miles", query_version=1)
+        report = pb.BudgetReport(query=given.query, query_version=given.query_version, version=given.version)
+        report.shares.update(dict(given.shares) if shares is None else shares)
+        report.from_ms = max(given.from_ms, through_ms)
+        await self.call.write(pb.FromEdge(budget_report=report))
+
     async def until(self, kind: str, test: Callable[[Any], bool] = lambda _: True) -> pb.ToEdge:
         """The next message of a kind that passes the test."""
         while True:
@@ -191,6 +200,8 @@ class RawEdge:
             if message is grpc.aio.EOF:
                 raise AssertionError(f"the session ended before {kind}: {await self.call.code()}")
             self.received.append(message)
+            if message.HasField("budget"):
+                self.budget = message.budget
             if message.WhichOneof("message") == kind and test(getattr(message, kind)):
                 return message
 

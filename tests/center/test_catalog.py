@@ -17,6 +17,8 @@ from center.catalog import (
     HeartbeatRecord,
     Indexed,
     StreamRecord,
+    _read_spec,
+    _tell_once,
     expected_edges,
     query_key,
     query_of_key,
@@ -24,6 +26,7 @@ from center.catalog import (
 from center.log import Location
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
 from edgewater.streams import LIVE, EdgeId, StreamClock
+from edgewater.synopses import registry
 from edgewater.wire.frames import QueryRef
 
 
@@ -33,6 +36,22 @@ def test_a_registered_query_comes_back_as_it_was_given(catalog: Catalog) -> None
     assert catalog.query("miles") == registered
     assert catalog.queries() == [registered]
     assert registered.spec == spec()
+
+
+def test_a_query_that_cannot_be_read_here_costs_only_itself(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when the package that brought its function is not installed any more."""
+    well = catalog.register(spec("well"), 1)
+    catalog.register(spec("odd", measures={"miles": "max(distance)"}), 2)
+    _read_spec.cache_clear()
+    _tell_once.cache_clear()
+    monkeypatch.delitem(registry._FUNCTIONS, "max")
+
+    assert catalog.queries() == [well]
+    assert "query odd@1 in the catalog cannot be read here: measures.miles" in caplog.text
+    with pytest.raises(StorageError, match="unknown function max"):
+        catalog.query("odd")
 
 
 def test_the_same_query_registered_again_is_the_one_that_is_there(catalog: Catalog) -> None:

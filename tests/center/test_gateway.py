@@ -157,12 +157,103 @@ async def test_error_budgets_are_shared_by_the_edges_that_are_expected(tmp_path:
     async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
         c.catalog.register(spec(budget={"error": {"miles": 1000, "farthest": 80}}), 1)
         await edge.hello()
+        await edge.report_budget()
         assert dict((await edge.until("budget")).budget.shares) == {"miles": 1000, "farthest": 80}
+        await edge.report_budget(through_ms=60_000)
         await other.hello("lga")
-        for each in (edge, other):
-            assert dict((await each.until("budget")).budget.shares) == {"miles": 500, "farthest": 80}
+        await other.report_budget()
+        less = (await edge.until("budget")).budget
+        assert dict(less.shares) == {"miles": 500, "farthest": 80}
+        assert dict((await other.until("budget")).budget.shares) == {"farthest": 80}, "nothing has been given back yet"
+        await other.report_budget()
+        await edge.report_budget(through_ms=120_000)
+        more = (await other.until("budget")).budget
+        assert (dict(more.shares), more.from_ms) == ({"miles": 500, "farthest": 80}, 120_000)
         await asyncio.to_thread(c.catalog.retire, EdgeId("lga"))
-        assert dict((await edge.until("budget")).budget.shares) == {"miles": 1000, "farthest": 80}
+        all_of_it = (await edge.until("budget")).budget
+        assert dict(all_of_it.shares) == {"miles": 1000, "farthest": 80}
+        assert all_of_it.from_ms > c.clock[0], "not for slices that lga may have closed"
+
+
+@on_a_loop
+async def test_shares_survive_the_gateway_and_are_told_again(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
+        await edge.hello()
+        await edge.report_budget()
+        first = (await edge.until("budget")).budget
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        assert (await edge.until("budget")).budget == first
+
+
+@on_a_loop
+async def test_a_word_that_came_before_its_query_is_told_again(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
+        await edge.hello()
+        await edge.report_budget()
+        first = (await edge.until("budget")).budget
+        edge.budget = None
+        await edge.report_budget()
+        assert (await edge.until("budget")).budget == first
+
+
+@on_a_loop
+async def test_an_edge_with_a_share_it_was_not_given_is_cut_back_flagged_and_counted(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
+        c.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
+        for each, name in ((edge, "jfk"), (other, "lga")):
+            await each.hello(name)
+            await each.report_budget()
+        await edge.until("budget")
+        await edge.report_budget(shares={"miles": 5_000})
+        cut = (await edge.until("budget", lambda b: b.version > 1)).budget
+        assert cut.shares["miles"] <= 1000
+        await eventually(lambda: c.catalog.alarms())
+        (alarm,) = c.catalog.alarms()
+        assert (alarm.kind, alarm.edge) == ("share-not-given", JFK)
+        assert "5000" in alarm.message
+        assert c.gateway.metrics.alarms.labels("share-not-given")._value.get() == 1
+
+
+@on_a_loop
+async def test_two_gateways_divide_one_budget(tmp_path: Path) -> None:
+    async with (
+        center(tmp_path) as one,
+        center(tmp_path, "log2") as two,
+        RawEdge(one.port) as edge,
+        RawEdge(two.port) as other,
+    ):
+        one.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
+        await edge.hello()
+        await edge.report_budget()
+        await edge.until("budget")
+        await edge.report_budget(through_ms=60_000)
+        await other.hello("lga")
+        await other.report_budget()
+        await edge.until("budget", lambda b: b.shares["miles"] == 500)
+        await edge.report_budget(through_ms=60_000)
+        await other.until("budget", lambda b: b.shares["miles"] == 500 and b.from_ms == 60_000)
+
+
+@on_a_loop
+async def test_a_budget_report_that_no_edge_can_mean_ends_the_session(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        await edge.call.write(pb.FromEdge(budget_report=pb.BudgetReport(query="Not A Name")))
+        status, code, message = await edge.refusal()
+        assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol")
+        assert "Not A Name" in message
+
+
+@on_a_loop
+async def test_how_long_the_center_takes_is_told_under_a_staleness_budget(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(budget={"staleness": "2s"}), 1)
+        await edge.hello()
+        await asyncio.to_thread(c.catalog.note_center_way, MILES, 340, 5)
+        assert (await edge.until("budget")).budget.center_ms == 340
 
 
 @on_a_loop

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 
 from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
+from center.grid_ledger import MAX_OVERDUE_PER_TICK
 from center.ledger import (
     AT_ONCE_MS,
     END_OF_TIME_MS,
@@ -19,7 +20,7 @@ from center.ledger import (
     Reported,
     Tick,
 )
-from center.query_ledger import MAX_OVERDUE_PER_TICK, MAX_SEALED_STATEMENTS
+from center.query_ledger import MAX_SEALED_STATEMENTS
 from edgewater.errors import NotFound, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId, StreamClock

@@ -338,6 +338,12 @@ def test_a_range_of_windows_includes_its_start_and_excludes_its_end(open_job: Op
     assert [r.window_start_ms // MINUTE for r in records] == [1, 2]
 
 
+def test_the_last_windows_are_found_by_the_start_of_the_first_of_them(open_job: OpenJob) -> None:
+    store = four_windows(open_job).store
+    assert [store.last(REF, n) for n in (1, 2, 4, 1000)] == [3 * MINUTE, 2 * MINUTE, 0, 0]
+    assert store.last(QueryRef("none", 1), 3) is None
+
+
 def test_a_foreign_cursor_is_refused(job: Job) -> None:
     with pytest.raises(InvalidRequest, match="cursor"):
         job.store.windows(REF, None, None, 3, "x")

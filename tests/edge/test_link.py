@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import heapq
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from edge.link import (
     TokenBucket,
     WindowedExtreme,
 )
+from edge.spent import SpentFile
 
 CREDIT = 64 << 20
 FRAME = 32 << 10
@@ -197,26 +199,88 @@ def test_a_windowed_extreme_is_that_of_the_samples_in_the_window(steps: list[tup
 @given(
     rate=st.integers(100, 1_000_000),
     sizes=st.lists(st.integers(1, MAX_FRAME_BYTES), min_size=1, max_size=50),
+    pauses=st.lists(st.floats(0, 30), min_size=50, max_size=50),
 )
-def test_a_cap_holds_over_any_time_but_for_one_second_and_one_frame(rate: int, sizes: list[int]) -> None:
-    bucket, now, spent = TokenBucket(rate, 0.0), 0.0, 0
-    for size in sizes:
-        while (delay := bucket.delay_s(now)) > 0:
-            now += delay
+def test_over_any_time_a_cap_is_exceeded_by_one_frame_at_most(rate: int, sizes: list[int], pauses: list[float]) -> None:
+    bucket, now, sent = TokenBucket(rate, 0.0), 0.0, []
+    for size, pause in zip(sizes, pauses, strict=False):
+        now += pause
+        now += bucket.delay_s(now)
         bucket.spend(size, now)
-        spent += size
-        assert spent <= rate * (now + 1) + size + 1
-    assert now <= sum(sizes) / rate + 0.01 * len(sizes)
+        sent.append((now, size))
+    for i, (began, _) in enumerate(sent):
+        for j, (ended, size) in enumerate(sent[i:], i):
+            assert sum(s for _, s in sent[i:j]) <= rate * (ended - began) * (1 + 1e-9) + 1e-3, f"and one of {size}"
+    busy = sum(sizes[:-1]) / rate
+    assert now <= busy + sum(pauses[: len(sizes)]) + 1e-3, "no capacity is lost for want of a timer"
 
 
 def test_a_days_bytes_are_spent_once_and_come_back_at_midnight() -> None:
-    cap, noon = DailyCap(1_000), 20_000 * DAY_MS + DAY_MS // 2
+    cap, noon = DailyCap(1_000, None, lambda *_: None), 20_000 * DAY_MS + DAY_MS // 2
     assert cap.delay_s(noon) == 0
     cap.spend(999, noon)
     assert cap.delay_s(noon) == 0
     cap.spend(500, noon)
     assert cap.delay_s(noon) == DAY_MS / 2 / 1000
     assert cap.delay_s(noon + DAY_MS // 2) == 0
+
+
+class DiskRefuses(Exception):
+    pass
+
+
+@given(
+    limit=st.integers(1_000, 1_000_000),
+    sizes=st.lists(st.integers(1, 50_000), max_size=60),
+    trouble=st.lists(st.sampled_from(["", "", "", "crash", "stop", "disk", "midnight"]), min_size=60, max_size=60),
+)
+def test_a_daily_cap_holds_through_crashes_restarts_and_a_disk_that_refuses(
+    limit: int, sizes: list[int], trouble: list[str]
+) -> None:
+    kept: list[tuple[int, int]] = []
+    broken = False
+
+    def keep(day: int, spent: int) -> None:
+        if broken:
+            raise DiskRefuses
+        kept[:] = [(day, spent)]
+
+    def begin() -> DailyCap:
+        return DailyCap(limit, kept[0] if kept else None, keep)
+
+    cap, now, sent, restarts = begin(), 20_000 * DAY_MS, 0, 0
+    for size, what in zip(sizes, trouble, strict=False):
+        broken = what == "disk"
+        if what == "stop":
+            cap.close()
+        if what in ("crash", "stop"):
+            cap, restarts = begin(), restarts + (what == "crash")
+        if what == "midnight":
+            now, sent, restarts = now + DAY_MS, 0, 0
+        if cap.delay_s(now) == 0:
+            try:
+                cap.spend(size, now)
+            except DiskRefuses:
+                continue
+            sent += size
+            assert sent - size < limit, "one message over it at most"
+        elif not broken:
+            assert sent >= limit - restarts * (limit // 100 + 1), "a crash costs a hundredth of it at most"
+
+
+def test_a_clock_that_is_set_back_does_not_give_a_day_twice() -> None:
+    cap, noon = DailyCap(1_000, None, lambda *_: None), 20_000 * DAY_MS + DAY_MS // 2
+    cap.spend(1_000, noon)
+    assert cap.delay_s(noon - DAY_MS) > 0
+
+
+def test_what_is_spent_is_found_again_and_a_file_that_cannot_be_read_is_no_reason_to_stop(tmp_path: Path) -> None:
+    file = SpentFile(tmp_path)
+    assert file.load() is None
+    file.save(20_000, 12)
+    assert SpentFile(tmp_path).load() == (20_000, 12)
+    (tmp_path / "spent.json").write_text("{")
+    assert file.load() is None
 
 
 def test_a_link_that_was_never_full_has_no_known_capacity() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from center.gateway import Gateway
 from center.gateway_config import GatewayConfig
 from center.log import FrameLog
 from edge.link import LinkLimits
+from edge.ports import BudgetOrder
 from edge.uplink import QueryStatusReport, Uplink
 from edgewater.query import QuerySpec
 from edgewater.wire import uplink_pb2 as pb
@@ -69,6 +70,8 @@ class Agent:
         self.welcomes: list[int | None] = []
         self.queries: list[tuple[QueryRef, QuerySpec]] = []
         self.shares: dict[str, float] = {}
+        self.budget: BudgetOrder | None = None
+        self._reported: BudgetOrder | None = BudgetOrder(MILES, {}, -1)
         self.link = (0.0, 0.0)
         self.refuse = False
         self._made = asyncio.Event()
@@ -118,11 +121,25 @@ class Agent:
         self._heard.set()
         return [QueryStatusReport(ref, not self.refuse, "invalid-query" if self.refuse else "") for ref, _ in queries]
 
-    def on_budget(self, query: QueryRef, shares: Mapping[str, float]) -> None:
-        self.shares = dict(shares)
+    def on_budget(self, order: BudgetOrder) -> None:
+        self.budget, self.shares = order, dict(order.shares)
         self._heard.set()
 
-    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float) -> None:
+    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float) -> None:
+        self.sampling = (query, rate, clock_offset_ms)
+
+    async def budget_reports(self, *, anew: bool) -> Sequence[pb.BudgetReport]:
+        if not self.queries or not (anew or self.budget != self._reported):
+            return []
+        self._reported, given = self.budget, self.budget or BudgetOrder(MILES, {})
+        ref = self.queries[0][0]
+        report = pb.BudgetReport(
+            query=ref.name, query_version=ref.version, version=given.version, from_ms=given.from_ms
+        )
+        report.shares.update(given.shares)
+        return [report]
+
+    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
         self.link = (bandwidth_bytes_s, rtt_ms)
         self._heard.set()
 
@@ -160,6 +177,7 @@ class Proxy:
         self.passed = 0
         self.cut_after: int | None = None
         self.swallow = False
+        self.rate_bytes_s: float | None = None
         self.connections = 0
 
     async def __aenter__(self) -> Proxy:
@@ -188,7 +206,9 @@ class Proxy:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, count: bool) -> None:
         with suppress(OSError):
-            while data := await reader.read(1 << 16):
+            while data := await reader.read(1 << 16 if self.rate_bytes_s is None else 1 << 11):
+                if count and self.rate_bytes_s is not None:
+                    await asyncio.sleep(len(data) / self.rate_bytes_s)
                 if self.swallow:
                     continue
                 if count:

@@ -20,6 +20,7 @@ from center.catalog import expected_edges
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
+from edgewater.synopses.registry import require_fit
 
 MAX_SPEC_BYTES = 1 << 20
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
@@ -62,6 +63,7 @@ async def register(request: Request, center: Center) -> Response:
     A query that cannot work is refused with the field, its value and what would be accepted.
     """
     spec = QuerySpec.from_mapping(_read(await _body(request), request.headers.get("content-type", "")))
+    require_fit({m.name: (m.function, m.parameters) for m in spec.measures})
     return await run_in_threadpool(_register, center, spec)
 
 
@@ -84,16 +86,21 @@ def _read(body: bytes, content_type: str) -> object:
             {"Accept-Post": accepted},
         )
     try:
-        text = body.decode()
-        if media_type == "application/json":
-            return json.loads(text)
-        # An alias makes a small text a huge value; a query has no need of one.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise InvalidQuery("", text, "YAML without aliases (*name)")
-        return yaml.safe_load(text)
-    except (UnicodeDecodeError, json.JSONDecodeError, yaml.YAMLError, RecursionError) as exc:
+        given = _json_or_yaml(body.decode(), media_type)
+        repr(given)  # a number too long to be written could not be named when it is refused
+        return given
+    except (ValueError, yaml.YAMLError, RecursionError) as exc:
         shown, kind = body[:200].decode(errors="replace"), "JSON" if media_type == "application/json" else "YAML"
         raise InvalidQuery("", shown, f"a query as {kind}", str(exc).replace("\n", " ")) from exc
+
+
+def _json_or_yaml(text: str, media_type: str) -> object:
+    if media_type == "application/json":
+        return json.loads(text)
+    # An alias makes a small text a huge value; a query has no need of one.
+    if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+        raise InvalidQuery("", text, "YAML without aliases (*name)")
+    return yaml.safe_load(text)
 
 
 def _register(center: Services, spec: QuerySpec) -> Response:

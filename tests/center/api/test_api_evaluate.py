@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from center.api.questioning import MAX_LINE_BYTES, Lines, TooLong
+from center.evaluate import Evaluator
+from center.evaluate_lines import Line
 
 HOUR, T0 = 3_600_000, 1_356_998_400_000
 PATH = "/v1/queries/flights/evaluate"
@@ -133,7 +136,7 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     ({"latest": 1, "measure": "delays", "question": "quantile", "q": 2}, "q", "rank from 0 to 1"),
     ({"latest": 1, "measure": "miles", "question": "frequency", "item": "far"}, "item", "type int64"),
     ({"latest": 1, "measure": "miles", "question": "frequency", "item": [1]}, "item", "type int64"),
-    ({"latest": 1, "measure": "top", "question": "top", "k": 3}, "top", "from 1 to 2"),
+    ({"latest": 1, "measure": "top", "question": "top", "k": 3}, "k", "from 1 to 2"),
     ({"latest": 1, "measure": "n", "group": {"airport": "JFK"}}, "group.airport", "columns carrier"),
     ({"latest": 1, "measure": "n", "group": {"carrier": 5}}, "group.carrier", "type string"),
     ({"latest": 1, "measure": "n", "group": {"carrier": "UA"}, "global": True}, "group", "not both"),
@@ -253,3 +256,33 @@ def _scope() -> dict[str, Any]:
         "path": PATH, "raw_path": PATH.encode(), "query_string": b"", "root_path": "", "headers": [],
         "client": ("test", 1), "server": ("center", 80),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("question", "field"),
+    [
+        ({"measure": "miles", "question": "frequency", "item": 10**400}, "item"),
+        ({"measure": "delays", "question": "rank", "x": 10**400}, "x"),
+        ({"measure": "delays", "question": "quantile", "q": 10**400}, "q"),
+        ({"measure": "top", "question": "top", "k": 0}, "k"),
+    ],
+    ids=["item", "x", "q", "k"],
+)
+def test_a_number_that_cannot_be_meant_is_refused_by_its_field_and_the_next_line_is_answered(asked, question, field):
+    refused, answered = asked({"latest": 1, "global": True, **question}, {"latest": 1, "measure": "n", "global": True})
+    assert (refused["error"]["status"], refused["error"]["field"]) == (422, field)
+    assert answered["estimate"] == 15
+
+
+def test_a_fault_of_ours_costs_its_own_line_and_no_other(asked, monkeypatch, caplog):
+    answer = Evaluator.answer
+
+    def faulty(self: Evaluator, line: Line) -> Iterator[dict[str, Any]]:
+        assert line.id != "bad", "a fault"
+        return answer(self, line)
+
+    monkeypatch.setattr(Evaluator, "answer", faulty)
+    first, second = asked(*({"id": i, "latest": 1, "measure": "n", "global": True} for i in ("bad", "good")))
+    assert (first["id"], first["error"]["status"]) == ("bad", 500)
+    assert second["estimate"] == 15
+    assert "a fault" in caplog.text

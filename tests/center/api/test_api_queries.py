@@ -60,6 +60,14 @@ def test_a_query_that_cannot_work_is_refused_by_field_value_and_what_is_accepted
     assert problem["instance"] == "/v1/queries"
 
 
+def test_measures_that_together_fit_no_frame_are_refused_with_their_sizes(desk):
+    many = desk.ask(
+        "POST", "/v1/queries", json={**SPEC, "measures": {f"m{i}": "count_min(distance)" for i in range(4)}}
+    )
+    assert (many.status_code, many.json()["field"]) == (422, "measures")
+    assert "m0 1.2 MiB, m1 1.2 MiB" in many.json()["value"]
+
+
 def test_a_query_that_does_not_fit_a_known_stream_names_the_column(desk):
     desk.connect("jfk")
     refused = post(desk, {**SPEC, "group_by": ["airline"]})
@@ -76,6 +84,10 @@ def test_a_query_that_does_not_fit_a_known_stream_names_the_column(desk):
         (b"\xff", "application/yaml"),
         ("[" * 100_000, "application/json"),
         ("[" * 5_000, "application/yaml"),
+        ('{"shards": ' + "9" * 5_000 + "}", "application/json"),
+        ("shards: " + "9" * 5_000, "application/yaml"),
+        ("shards: 0x" + "f" * 6_000, "application/yaml"),
+        ("name: 2013-13-45", "application/yaml"),
         ("[]", "application/json"),
         ("", "application/yaml"),
     ],

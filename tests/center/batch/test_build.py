@@ -164,6 +164,7 @@ def test_a_quantile_of_timestamps_without_a_zone_is_the_same_in_any_session_zone
     [
         ({"of": "adress"}, "one of the columns ts, ip"),
         ({"of": "ip", "synopsis": DDSketch()}, "column ip of type string"),
+        ({"of": "ip", "stratify_by": 3}, "stratify_by: 3 .* a list of columns"),
         ({"of": "ip", "time": "latency"}, "column latency of type double"),
         ({"of": "ip", "window": Tumbling("1s")}, "a tumbling window goes by them"),
         ({"of": "ip", "time": "ts", "window": "5s"}, "window: '5s'"),

@@ -67,7 +67,7 @@ class World:
         self.log_dir = self.path / "log"
         self.catalog = Catalog(self.catalog_url)
         self.store = ResultStore(self.results_url)
-        self.log = FrameLog(self.log_dir, segment_bytes=20_000)
+        self.log = FrameLog(self.log_dir, segment_bytes=8_000)
         self._rng = np.random.default_rng(20_160_003)
         self._next_seq = dict.fromkeys(self.edges, 0)
         for edge in self.edges:

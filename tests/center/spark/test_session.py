@@ -60,6 +60,15 @@ def test_the_shuffle_is_as_wide_as_the_master(master: str, cores: int, local: bo
     assert ("spark.driver.bindAddress" in settings) == local
 
 
+def test_bulk_work_is_compiled_well_and_comes_in_large_batches() -> None:
+    bulk, micro = (spark_settings(SessionConfig(work=work)) for work in ("bulk", "micro_batches"))
+
+    assert "TieredStopAtLevel" in micro["spark.driver.extraJavaOptions"]
+    assert "TieredStopAtLevel" not in bulk["spark.driver.extraJavaOptions"]
+    rows = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    assert int(bulk[rows]) > int(micro[rows])
+
+
 def test_a_users_settings_win() -> None:
     config = SessionConfig(settings={"spark.ui.enabled": "true"})
 

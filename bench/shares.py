@@ -1,0 +1,193 @@
+"""What dividing an error budget by need saves over dividing it equally, at the same budget.
+
+Ten production `EdgeCore`s, a production `ShareBook`, no link: each edge ships what it must, once a second,
+and hears of its share within a second. Edges' record rates are Zipf-skewed, values lognormal, groups Zipf.
+Bytes are those of the frames, as compressed; the first windows, in which shares find their place, are left
+out for both. Error is that of the worst group of any window, as a share of E.
+
+    python -m bench.shares [--plot bench/out/shares.png]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from center.shares import Members, Policy, Report, Reported, ShareBook, Turn
+from edge.core import EdgeCore
+from edge.drift import DriftMeter
+from edge.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
+from edge.streams import StreamSpec
+from edgewater.query import QuerySpec
+from edgewater.streams import TIME_COLUMN, EdgeId
+from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.wire.frames import QueryRef
+
+REF = QueryRef("traffic", 1)
+EDGES, GROUPS, WINDOWS, WARM_UP = 10, 400, 16, 6
+WINDOW_MS = 10_000
+RECORDS = 60_000
+"""Records per window over all edges."""
+BUDGETS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+"""E as a share of a window's total."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    skew: float
+    budget: float
+    division: str
+    bytes: int
+    frames: int
+    worst_error: float
+
+
+class Trace:
+    """The same records for every run: per edge and second, group codes and values."""
+
+    def __init__(self, skew: float, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        rates = 1.0 / np.arange(1, EDGES + 1) ** skew
+        self.per_second = np.maximum(1, RECORDS * rates / rates.sum() / (WINDOW_MS / 1000)).astype(int)
+        popularity = 1.0 / np.arange(1, GROUPS + 1) ** 1.1
+        popularity /= popularity.sum()
+        seconds = WINDOWS * WINDOW_MS // 1000
+        self.batches = [
+            [
+                (rng.choice(GROUPS, n, p=popularity), np.rint(rng.lognormal(6.0, 1.5, n)).astype(np.int64))
+                for n in self.per_second
+            ]
+            for _ in range(seconds)
+        ]
+        self.truth = np.zeros((WINDOWS, GROUPS))
+        for second, row in enumerate(self.batches):
+            for keys, values in row:
+                np.add.at(self.truth[second * 1000 // WINDOW_MS], keys, values)
+        self.names = np.array([f"/page/{i:04d}" for i in range(GROUPS)])
+
+
+def run(trace: Trace, skew: float, budget: float, division: str) -> Row:
+    limit = budget * float(trace.truth.sum(axis=1).mean())
+    spec = QuerySpec.from_mapping(
+        {
+            "name": "traffic",
+            "from": "log",
+            "group_by": ["page"],
+            "measures": {"bytes": "sum(bytes)"},
+            "window": {"tumbling": f"{WINDOW_MS}ms"},
+            "budget": {"error": {"bytes": limit}},
+        }
+    )
+    ids = [EdgeId(f"edge-{i}") for i in range(EDGES)]
+    cores = {e: _core(spec) for e in ids}
+    meters = {e: DriftMeter(WINDOW_MS) for e in ids}
+    book = ShareBook({"bytes": limit}, {}, Policy(interval_ms=10_000))
+    book.handle(Members(frozenset(ids), {}))
+    if division == "equal":
+        for core in cores.values():
+            core.handle(BudgetSet(REF, {"bytes": limit / EDGES}, 1))
+    center = np.zeros((WINDOWS, GROUPS))
+    size = frames = 0
+    for second, row in enumerate(trace.batches):
+        for edge, (keys, values) in zip(ids, row, strict=True):
+            core = cores[edge]
+            core.handle(Ingested("log", "f", _batch(trace.names[keys], values, second * 1000), 0))
+            for body_bytes, found in _ship(core):
+                counted = second * 1000 // WINDOW_MS >= WARM_UP
+                size, frames = size + counted * body_bytes, frames + counted
+                for window, groups in found.items():
+                    for name, value in groups.items():
+                        center[window // WINDOW_MS, int(name[-4:])] += value
+            if division != "equal":
+                _report(book, edge, core, meters[edge], second * 1000)
+        if division != "equal":
+            book.handle(Turn((second + 1) * 1000, 1 << 50))
+            for edge, word in book.grants().items():
+                cores[edge].handle(BudgetSet(REF, word.shares, word.version, word.from_ms))
+    closed = slice(WARM_UP, WINDOWS - 1)
+    worst = float(np.abs(trace.truth[closed] - center[closed]).max() / limit)
+    assert worst <= 1.0, f"the budget is exceeded: {worst}"
+    return Row(skew, budget, division, size, frames, worst)
+
+
+def _core(spec: QuerySpec) -> EdgeCore:
+    core = EdgeCore({"log": StreamSpec({"page": pa.string(), "bytes": pa.int64()})})
+    core.handle(SourcesOpened((("log", "f"),)))
+    core.handle(Configured(((REF, spec),)))
+    return core
+
+
+def _batch(pages: np.ndarray, values: np.ndarray, begin_ms: int) -> pa.RecordBatch:
+    times = begin_ms + np.arange(len(values)) * 1000 // max(len(values), 1)
+    return pa.record_batch({"page": pa.array(pages, pa.string()), "bytes": values, TIME_COLUMN: times})
+
+
+def _ship(core: EdgeCore) -> list[tuple[int, dict[int, Mapping[str, float]]]]:
+    """What leaves now: bytes of each frame, and by slice what it adds to groups."""
+    shipped = []
+    while built := [e for e in core.handle(Pull(1 << 20)) if isinstance(e, FrameBuilt)]:
+        frame, found = built[0].frame, {}
+        for partial in frame.unpack().partials:
+            aggregate = GroupedAggregate.from_bytes(partial.synopsis)
+            sums = aggregate.query("bytes").value
+            found[partial.slice_start_ms] = dict(zip(aggregate.rows()[0].to_pylist(), sums.tolist(), strict=True))
+        shipped.append((frame.wire_bytes, found))
+        core.handle(Acked(frame.seq))
+    return shipped
+
+
+def _report(book: ShareBook, edge: EdgeId, core: EdgeCore, meter: DriftMeter, now_ms: int) -> None:
+    pipeline = core.queries[REF]
+    meter.note(pipeline.drift, pipeline.progress.through_ms)
+    last = pipeline.schedule.last
+    report = Report(
+        pipeline.schedule.version, last.shares, last.from_ms, pipeline.progress.entry_bytes, dict(meter.per_s)
+    )
+    assert book.handle(Reported(edge, report, now_ms + 1)) == []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--skew", type=float, nargs="*", default=[0.0, 1.0, 2.0])
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=Path("bench/out/shares.json"))
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    rows: list[Row] = []
+    print(f"{'skew':>5} {'E / total':>9} {'equal':>10} {'balanced':>10} {'saved':>7}   worst error / E")
+    for skew in args.skew:
+        trace = Trace(skew, args.seed)
+        for budget in BUDGETS:
+            equal, balanced = (run(trace, skew, budget, division) for division in ("equal", "balanced"))
+            rows += [equal, balanced]
+            saved = 1 - balanced.bytes / equal.bytes
+            errors = f"{equal.worst_error:.2f} {balanced.worst_error:.2f}"
+            print(f"{skew:5.1f} {budget:9.0e} {equal.bytes:10,} {balanced.bytes:10,} {saved:7.1%}   {errors}")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    if args.plot:
+        _plot(rows, args.plot)
+
+
+def _plot(rows: list[Row], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots()
+    for skew in sorted({row.skew for row in rows}):
+        by = {d: [r.bytes for r in rows if r.skew == skew and r.division == d] for d in ("equal", "balanced")}
+        ratio = [b / e for b, e in zip(by["balanced"], by["equal"], strict=True)]
+        axes.plot(BUDGETS, ratio, marker="o", label=f"rates ∝ rank^-{skew:g}")
+    axes.set(xscale="log", xlabel="E as a share of a window's total", ylabel="bytes, balanced / equal split")
+    axes.axhline(1.0, color="grey", linewidth=0.5)
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Edges and a center under a virtual clock: production cores, made delays, and a network that takes its time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from center.accuracy_ledger import AccuracyLedger
+from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
+from center.ledger import EdgesChanged, Emission, FrameFact, Ledger, Phase, Registered, Reported, Tick
+from edge.core import EdgeCore
+from edge.events import Acked, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
+from edge.streams import StreamSpec
+from edgewater.query import QuerySpec
+from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
+from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.wire.frames import Frame, QueryRef
+
+REF = QueryRef("q", 1)
+COLUMNS = {"x": pa.float64(), "ok": pa.bool_()}
+STEP_MS = 20
+WINDOW_MS = 1_000
+BEGIN_MS = 1_000_000
+DISORDER_MS = 2_000
+"""What the watermark waits for: windows are `complete` no sooner."""
+
+Delays = Callable[[np.random.Generator, FloatArray], FloatArray]
+
+
+def exponential(mean_ms: float) -> Delays:
+    return lambda rng, born: rng.exponential(mean_ms, len(born))
+
+
+def gamma(shape: float, mean_ms: float) -> Delays:
+    return lambda rng, born: rng.gamma(shape, mean_ms / shape, len(born))
+
+
+def spec(measures: dict[str, str] | None = None, **parts: object) -> QuerySpec:
+    accuracy = {"error": "5%", "confidence": "95%", "of": "total", "substream": "500ms"}
+    given = {
+        "name": "q", "from": "s", "measures": measures or {"total": "sum(x)"}, "window": {"tumbling": "1s"},
+        "accuracy": accuracy, "lateness": "1s",
+    }  # fmt: skip
+    return QuerySpec.from_mapping({**given, **parts})
+
+
+@dataclass(slots=True)
+class Site:
+    """An edge with the records that will come to it, by arrival.
+
+    Attributes:
+        ahead_ms: its clock less the true one; event times are true ones.
+        cut: the times [from, to) in which nothing it sends goes through.
+    """
+
+    name: str
+    core: EdgeCore
+    born: IntArray
+    arrival: IntArray
+    values: FloatArray
+    way_ms: int = 30
+    ahead_ms: int = 0
+    cut: tuple[int, int] = (0, 0)
+    at: int = 0
+
+    @classmethod
+    def make(
+        cls,
+        name: str,
+        seed: int,
+        seconds: float,
+        delays: Delays,
+        *,
+        rate: float = 600.0,
+        scale: float = 1.0,
+        **more: Any,
+    ) -> Site:
+        rng = np.random.default_rng([seed, 7])
+        born = np.sort(rng.uniform(0, seconds * 1000, int(rate * seconds)))
+        arrival = born + delays(rng, born)
+        order = np.argsort(arrival, kind="stable")
+        values = scale * rng.gamma(2.0, 5.0, len(born))
+        core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, DISORDER_MS, 3_000)}, source=seed + 1)
+        core.handle(SourcesOpened((("s", "f"),)))
+        return cls(
+            name, core, BEGIN_MS + born[order].astype(np.int64), BEGIN_MS + np.ceil(arrival[order]).astype(np.int64),
+            values[order], **more,
+        )  # fmt: skip
+
+    def turn(self, now_ms: int, ref: QueryRef) -> list[Frame]:
+        """What arrived by now is read, and what is due is sent."""
+        own_ms = now_ms + self.ahead_ms
+        to = int(np.searchsorted(self.arrival, now_ms, side="right"))
+        if to > self.at:
+            rows = slice(self.at, to)
+            batch = pa.record_batch(
+                {"x": self.values[rows], "ok": np.ones(to - self.at, bool), TIME_COLUMN: self.born[rows]}
+            )
+            self.core.handle(Ingested("s", "f", batch, own_ms))
+            self.at = to
+        frames: list[Frame] = []
+        while (due := self.core.next_pull_ms(1e9, own_ms)) is not None and due <= own_ms:
+            effects = self.core.handle(Pull(1 << 18, self.core.open_between(1e9, own_ms)))
+            built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
+            if not built:
+                break
+            frames += built
+        if frames:
+            self.core.handle(Acked(frames[-1].seq))
+        return frames
+
+
+def record_of(name: str) -> EdgeRecord:
+    return EdgeRecord(
+        edge=EdgeId(name), incarnation="i", labels={}, streams=(StreamRecord("s", COLUMNS, LIVE),), first_seen_ms=0,
+        last_seen_ms=0, connected=True, watermarks={}, records={}, drops={}, backlog_bytes=0, bandwidth_bytes_s=1e6,
+        rtt_ms=1.0, clock_offset_ms=0.0, retired=False, incarnations=1,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class World:
+    """Sites, a network and a ledger. `given`: every emission, in order."""
+
+    query: QuerySpec
+    sites: list[Site]
+    ledger: Ledger = field(default_factory=lambda: Ledger(margin_ms=50))
+    now_ms: int = BEGIN_MS
+    given: list[Emission] = field(default_factory=list)
+    sent: list[tuple[int, int, str, Frame]] = field(default_factory=list)
+    frames: int = 0
+    bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in self.sites)))
+        self.ledger.handle(Registered(RegisteredQuery(REF, self.query, BEGIN_MS - 1, None)))
+        for site in self.sites:
+            site.core.handle(Configured(((REF, self.query),)))
+
+    def run(self, seconds: float, each: Callable[[int], None] = lambda now: None) -> list[Emission]:
+        until = self.now_ms + round(seconds * 1000)
+        while self.now_ms < until:
+            self.now_ms += STEP_MS
+            for site in self.sites:
+                for frame in site.turn(self.now_ms, REF):
+                    leaves = site.cut[1] if site.cut[0] <= self.now_ms < site.cut[1] else self.now_ms
+                    self.frames += 1
+                    self.bytes += frame.wire_bytes
+                    self.sent.append((leaves + site.way_ms, self.frames, site.name, frame))
+            each(self.now_ms)
+            self._center()
+        return self.given
+
+    def _center(self) -> None:
+        arrived = sorted(s for s in self.sent if s[0] <= self.now_ms)
+        if arrived:
+            self.sent = [s for s in self.sent if s[0] > self.now_ms]
+            facts = tuple(self._fact(number, name, frame) for _, number, name, frame in arrived)
+            self.given += self.ledger.handle(Reported(facts, self.now_ms))
+        due = self.ledger.next_deadline()
+        if due is not None and due <= self.now_ms:
+            self.given += self.ledger.handle(Tick(self.now_ms))
+
+    def _fact(self, number: int, name: str, frame: Frame) -> FrameFact:
+        body = frame.unpack()
+        touched = tuple(sorted({p.slice_start_ms for p in body.partials}))
+        return FrameFact(
+            REF, number, EdgeId(name), body.through_ms, body.closes, touched, frame.wire_bytes, self.now_ms, "i",
+            body.since_ms, body.arrivals,
+        )  # fmt: skip
+
+    def restart(self) -> None:
+        """The job comes back with what it had written."""
+        state = self.ledger.snapshot(REF)
+        self.ledger = Ledger(margin_ms=50)
+        self.ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in self.sites)))
+        self.ledger.restore(REF, state)
+
+    def book(self) -> Any:
+        ledger = self.ledger._queries[REF]
+        assert isinstance(ledger, AccuracyLedger)
+        return ledger.book
+
+    def truth(self, start_ms: int, kind: str = "sum") -> float:
+        total = count = 0.0
+        for site in self.sites:
+            mine = (site.born >= start_ms) & (site.born < start_ms + WINDOW_MS)
+            total, count = total + float(site.values[mine].sum()), count + float(mine.sum())
+        return {"sum": total, "count": count, "mean": total / max(count, 1.0)}[kind]
+
+
+def first_answers(given: list[Emission], skip: int = 0) -> list[Emission]:
+    """Each window's first, without those of the first `skip` windows."""
+    firsts = sorted((e for e in given if e.revision == 1), key=lambda e: e.window_start_ms)
+    return firsts[skip:]
+
+
+def wait_ms(emission: Emission) -> int:
+    return emission.given_at_ms - emission.window_end_ms
+
+
+def phases(given: list[Emission], start_ms: int) -> list[Phase]:
+    return [e.phase for e in given if e.window_start_ms == start_ms]
+
+
+def without_times(emission: Emission) -> Emission:
+    return replace(emission, given_at_ms=0)
