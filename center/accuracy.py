@@ -1,7 +1,7 @@
 """What the center knows of the arrivals at the edges of one query, and what its windows come to. Pure.
 
-Edges tell of arrivals up to *points* (`edgewater.accuracy`). Time advances from point to point: to the last one that all
-edges which can be heard have told, so that the numbers of all of them are of the same moment. An edge that has told
+Edges tell of arrivals up to *points* (`edgewater.accuracy`). Time advances from point to point: to the last one that
+all edges which can be heard have told, so that the numbers of all of them are of the same moment. An edge that has told
 nothing for `patience` cannot be heard. It stands still, the watermark expects of it what it usually does, and when
 it speaks again it catches up.
 
@@ -21,14 +21,11 @@ from typing import Any
 import numpy as np
 
 from center.prediction import Prediction
+from center.seats import reseated
 from center.tallies import Tallies
 from edgewater.accuracy import Accuracy, Clockwork
-from edgewater.errors import InvalidQuery
 from edgewater.synopses.base import IntArray
-from edgewater.watermarks import state as saved
-from edgewater.watermarks.estimate import Sampled
 from edgewater.watermarks.monitor import SubstreamStatistics
-from edgewater.watermarks.target import check_relative
 from edgewater.watermarks.watermark import Answer, TopUp, Wait, Watermark
 
 PATIENCE_MS = 1_000
@@ -147,7 +144,8 @@ class AccuracyBook:
         end = self._end_slot(start_ms) - self._base
         verdict = self.mark.judge(end, sampled)
         if isinstance(verdict, Wait):
-            if zero := self._may_be_zero(sampled):  # no waiting makes the interval a part of nothing
+            # No waiting makes an interval a part of nothing.
+            if zero := self._tallies.may_be_zero(sampled, self.accuracy.of):
                 return self.predict(start_ms, zero)
             self.apply(["wait", start_ms, self._base + verdict.until])
             return None
@@ -206,28 +204,16 @@ class AccuracyBook:
         for table in (self._applied, self._reports, self._ahead, self._first):
             for edge in [e for e in table if e not in self.edges]:
                 del table[edge]
-        if self.mark is not None and self.edges:
+        if not self.edges:
+            self.mark = None
+        elif self.mark is not None:
             self._reseat([before.index(e) if e in before else None for e in self.edges])
 
     def _reseat(self, rows: Sequence[int | None]) -> None:
         """The watermark over other sources: row i is what was row `rows[i]`, or a new one."""
         assert self.mark is not None
-        numbers, old = saved.unpack(self.mark.to_state())
-        # Which axis counts the sources is read off a watermark that has one more of them.
-        _, wider = saved.unpack(self._fresh(self.mark.triangle.sources + 1).to_state())
-        _, new = saved.unpack(self._fresh(len(rows)).to_state())
-        into = [i for i, row in enumerate(rows) if row is not None]
-        out = [row for row in rows if row is not None]
-        for name, array in old.items():
-            differ = [axis for axis in range(array.ndim) if array.shape[axis] != wider[name].shape[axis]]
-            if name.startswith("calibration.") or not differ:
-                new[name] = array
-                continue
-            at: list[Any] = [slice(None)] * array.ndim
-            new[name] = new[name].copy()
-            new[name][(*at[: differ[0]], into)] = np.take(array, out, axis=differ[0])
         slot = self.slot
-        self.mark = Watermark.from_state(saved.pack(numbers, new))
+        self.mark = reseated(self.mark, rows, self._fresh)
         for edge, row in zip(self.edges, rows, strict=True):
             if row is None:
                 self._first[edge] = slot
@@ -261,7 +247,9 @@ class AccuracyBook:
 
     def _next_point(self, force: bool) -> tuple[int | None, list[str]]:
         """The slot to advance to, and the edges that have told of it."""
-        points = {e: frozenset(self._points(e)) for e in self.edges}
+        # A point that lies further ahead is of a clock that cannot be believed.
+        believed = self.clockwork.slot_at(self.now_ms + self.patience_ms)
+        points = {e: frozenset(p for p in self._points(e) if p <= believed) for e in self.edges}
         told = {e: max(p) for e, p in points.items() if p}
         if not told:
             return None, []
@@ -380,19 +368,6 @@ class AccuracyBook:
     def _end_slot(self, start_ms: int) -> int:
         return self.clockwork.slot_at(start_ms) + self.clockwork.window_slots
 
-    def _may_be_zero(self, sampled: Sampled) -> str:
-        """Why a relative error cannot be kept, where the values' mean may be zero; else empty."""
-        count = float(sampled.count.sum())
-        if self.accuracy.kind == "count" or count < 2:
-            return ""
-        mean = float(sampled.total.sum()) / count
-        deviation = math.sqrt(max(float(sampled.squares.sum()) / count - mean**2, 0.0))
-        try:
-            check_relative(mean, deviation, count, f"accuracy of {self.accuracy.of}")
-        except InvalidQuery as exc:
-            return exc.message
-        return ""
-
     # Snapshots
 
     def to_state(self) -> dict[str, Any]:
@@ -411,7 +386,7 @@ class AccuracyBook:
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Puts a new book into the state that `to_state` gave. Raises SynopsisError, KeyError, TypeError, ValueError."""
+        """Puts a new book into the state that `to_state` gave; raises what damaged JSON or bytes raise."""
         grid = self.clockwork.grid
         self.edges, self._base, self.now_ms = list(state["edges"]), state["base"], state["now_ms"]
         self._first, self._applied, self._ahead = dict(state["first"]), dict(state["applied"]), dict(state["ahead"])

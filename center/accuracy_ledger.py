@@ -4,8 +4,8 @@ The grid's rules stand: `complete`, `final` and a staleness budget's deadline ar
 is the early answer. Each report and each deadline brings `AccuracyBook` up to date and asks it of the windows
 that have ended and have no answer. An early answer is revised when it changes by a quarter of its interval.
 
-The book is kept as a log: the notes of each transaction are a part of the state, and now and then a snapshot takes their
-place. So a transaction writes what was new in it, and undoing one is reading the log again.
+The book is kept as a log: the notes of each transaction are a part of the state, and now and then a snapshot takes
+their place. So a transaction writes what was new in it, and undoing one is reading the log again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from edgewater.streams import EdgeId
 
 SNAPSHOT = -1
 """The number of the note that is the snapshot."""
+MAX_AHEAD_MS = 60_000
+"""Wall time by which an edge's clock may be ahead of the center's."""
 COMPACT_BYTES = 1 << 18
 """Of notes, at least, before a snapshot takes their place; and four times what it was last."""
 
@@ -104,7 +106,9 @@ class AccuracyLedger(GridLedger):
         self._book.expect(self._head.expected)
         for fact in facts:
             if fact.arrivals is not None:
-                self._book.report(fact.edge, fact.arrivals.through_ms, fact.arrivals.substreams)
+                # A clock that is far ahead must not carry the query's time away with it.
+                latest_ms = self._head.running_clock.to_event_ms(fact.received_at_ms + MAX_AHEAD_MS)
+                self._book.report(fact.edge, min(fact.arrivals.through_ms, latest_ms), fact.arrivals.substreams)
         return changed
 
     def deadline(self) -> int | None:

@@ -27,11 +27,7 @@ def merge_partials(parts: Sequence[bytes]) -> bytes:
     """
     if not parts:
         raise ValueError("nothing to merge: a merge needs at least one part")
-    first, *others = (GroupedAggregate.from_bytes(part) for part in parts)
-    if not others:
-        return parts[0]
-    first.merge_all(others)
-    return first.to_bytes()
+    return GroupedAggregate.merge_bytes(parts)
 
 
 def shape_of(part: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 WORTH_SAYING = 0.25
@@ -54,5 +54,5 @@ class Prediction:
     @classmethod
     def read(cls, values: Sequence[Any]) -> Prediction:
         """From `dataclasses.astuple`, by way of JSON."""
-        *rest, silent, waited = values
-        return cls(*rest, silent=tuple(silent), waited_slots=waited)
+        given = dict(zip((f.name for f in fields(cls)), values, strict=True))
+        return cls(**{**given, "silent": tuple(given["silent"])})

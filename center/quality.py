@@ -308,7 +308,9 @@ def judged(
     stated = AccuracyQuality(
         accuracy.of, accuracy.confidence, prediction, SAMPLED if sampled else NOT_SAMPLED, waited, coverage, covered
     )
-    return replace(quality, requested=requested, violations=tuple(violations), accuracy=stated)
+    # An open slice's counters come with its close: until then it is arrivals that tell how many records there are.
+    observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
+    return replace(quality, observed=observed, requested=requested, violations=tuple(violations), accuracy=stated)
 
 
 def _too_stale(first_staleness_ms: int, budget_ms: int) -> list[Violation]:

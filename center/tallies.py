@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from edgewater.accuracy import Clockwork
+from edgewater.errors import InvalidQuery
 from edgewater.synopses.base import FloatArray
 from edgewater.watermarks.estimate import Sampled
 from edgewater.watermarks.late_values import lag_groups
 from edgewater.watermarks.monitor import SubstreamStatistics
-from edgewater.watermarks.target import MeasureKind
+from edgewater.watermarks.target import MeasureKind, check_relative
 
 ByLag = tuple[FloatArray, FloatArray, FloatArray]
 """Count, Σv and Σv² of the processed records, each [edge, lag group]."""
@@ -62,6 +64,19 @@ class Tallies:
         if self._kind == "mean":
             return total / events if events else None
         return events if self._kind == "count" else total
+
+    def may_be_zero(self, sampled: Sampled, measure: str) -> str:
+        """Why a relative error cannot be kept, where the values' mean may be zero; else empty."""
+        count = float(sampled.count.sum())
+        if self._kind == "count" or count < 2:
+            return ""
+        mean = float(sampled.total.sum()) / count
+        deviation = math.sqrt(max(float(sampled.squares.sum()) / count - mean**2, 0.0))
+        try:
+            check_relative(mean, deviation, count, f"accuracy of {measure}")
+        except InvalidQuery as exc:
+            return exc.message
+        return ""
 
     def _index(self, start_ms: int) -> int:
         return self._clockwork.slot_at(start_ms) // self._clockwork.grid.substream_slots

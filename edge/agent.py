@@ -29,17 +29,19 @@ from edge.config import EdgeConfig, StreamConfig, TlsConfig
 from edge.core import EdgeCore
 from edge.durable import DurableCore, Position, load_identity
 from edge.events import Ingested, SourceEnded, SourcesOpened, Tick
-from edge.link import LinkLimits
+from edge.link import DailyCap, LinkLimits
 from edge.memory import give_back
 from edge.session import Session
 from edge.sources.base import Chunk, Source
 from edge.sources.build import build_sources
 from edge.sources.http import Busy, push_routes
 from edge.sources.replay import replay_clock
+from edge.spent import SpentFile
 from edge.streams import StreamSpec
 from edge.uplink import TlsFiles, Uplink
 from edgewater.errors import InvalidConfig, InvalidInput, StorageError
 from edgewater.streams import StreamClock
+from edgewater.synopses.sample_rows import source_of
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class Agent:
     commit: GroupCommit
     session: Session
     uplink: Uplink
+    daily: DailyCap | None = None
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
     failing: dict[str, str] = field(default_factory=dict)
 
@@ -84,6 +87,9 @@ class Agent:
             listening.close()
             await self.commit.checkpoint()
             self.durable.close()
+            if self.daily is not None:
+                with contextlib.suppress(StorageError):  # What was written down ahead counts, then.
+                    self.daily.close()
 
     async def _first_failure(self, tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]) -> None:
         waiting: set[asyncio.Task[None] | asyncio.Task[bool]] = {*tasks, stopping}
@@ -246,7 +252,8 @@ def open_agent(config: EdgeConfig) -> Agent:
             {
                 name: StreamSpec(stream.arrow_columns, clocks[name], stream.disorder_ms, stream.idle_ms)
                 for name, stream in config.streams.items()
-            }
+            },
+            source_of(config.edge, str(identity["incarnation"])),
         )
 
     def reread(name: str, start: Position | None, end: Position) -> pa.RecordBatch:
@@ -260,6 +267,7 @@ def open_agent(config: EdgeConfig) -> Agent:
     durable = DurableCore(directory, make_core, reread, identity["incarnation"])
     durable.handle(SourcesOpened(tuple((s.stream, s.name) for s in sources)))
     commit = GroupCommit(durable)
+    daily = _daily_cap(config, directory)
     session = Session(config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth)
     uplink = Uplink(
         config.center.address,
@@ -267,11 +275,19 @@ def open_agent(config: EdgeConfig) -> Agent:
         session,
         token=config.center.token.get_secret_value() if config.center.token else None,
         tls=_tls(config.center.tls),
-        limits=LinkLimits(config.center.bandwidth, config.center.daily),
+        limits=LinkLimits(config.center.bandwidth),
         now_ms=now_ms,
         monotonic=time.monotonic,
+        daily=daily,
     )
-    return Agent(config, durable, sources, commit, session, uplink)
+    return Agent(config, durable, sources, commit, session, uplink, daily)
+
+
+def _daily_cap(config: EdgeConfig, directory: Path) -> DailyCap | None:
+    if config.center.daily is None:
+        return None
+    file = SpentFile(directory)
+    return DailyCap(config.center.daily, file.load(), file.save)
 
 
 def _fresh_identity(config: EdgeConfig) -> dict[str, Any]:

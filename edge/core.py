@@ -9,11 +9,12 @@ the one that recovery replays, tests crash at every step and the simulator measu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import singledispatchmethod
 
 import pyarrow as pa
 
+from edge.accuracy import Observing
 from edge.events import (
     END_OF_TIME_MS,
     Acked,
@@ -27,20 +28,26 @@ from edge.events import (
     Pull,
     QueryAccepted,
     QueryRefused,
+    SamplingSet,
     SourceEnded,
     SourcesOpened,
     Tick,
 )
-from edge.pipeline import NEVER_MS, NOTHING_OPEN, QueryPipeline
+from edge.pipeline import NOTHING_OPEN, QueryPipeline
+from edge.slices import NEVER_MS, Carrier
 from edge.streams import StreamSpec, StreamState
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
+from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import Frame, QueryRef
 
 MAX_FRAME_BYTES = 256 * 1024
 """Bytes of partials that one frame carries, about, before compression."""
 
 DRAIN_SAFETY = 2.0
+REST_PART = 0.02
+"""After a pull that found nothing worth its bytes, the part of the slice's time left that the next one waits."""
+REST_MIN_MS = 20
 WORTH_SPREADING_MS = 20
 """What drains faster leaves when its slice closes: earlier would only be sent twice."""
 
@@ -50,13 +57,23 @@ class EdgeCore:
 
     Args:
         streams: what this edge serves, by name.
+        source: a number of this edge's own (`sample_rows.source_of` its id and incarnation). With the number
+            of a record in its stream it identifies the record, so that edges draw independent samples.
+        encode: a partial's bytes. The simulator has its own where bytes are not what is measured.
 
     Attributes:
         next_seq: the number of the next frame.
         unacked: frames that the center has not acknowledged, ascending.
     """
 
-    def __init__(self, streams: Mapping[str, StreamSpec]) -> None:
+    def __init__(
+        self,
+        streams: Mapping[str, StreamSpec],
+        source: int = 0,
+        encode: Callable[[GroupedAggregate], bytes] = GroupedAggregate.to_bytes,
+    ) -> None:
+        self.source = source
+        self._encode = encode
         self.streams = {name: StreamState(spec) for name, spec in streams.items()}
         self.queries: dict[QueryRef, QueryPipeline] = {}
         self.refused: dict[QueryRef, QueryRefused] = {}
@@ -64,6 +81,8 @@ class EdgeCore:
         self.next_seq = 1
         self.unacked: deque[Frame] = deque()
         self._touch = 0
+        # Event time. Not part of the state: it says when to ask, and an event says what was asked.
+        self._rest_until_ms: dict[str, int] = {}
         self._now_ms = 0
 
     def handle(self, event: Event) -> list[Effect]:
@@ -89,6 +108,9 @@ class EdgeCore:
         if stream is None:
             return self._refuse(ref, InvalidQuery("from", spec.stream, f"one of {', '.join(self.streams)}",
                                                   "this edge serves no such stream"))  # fmt: skip
+        if spec.accuracy is not None and stream.spec.clock is None:
+            return self._refuse(ref, InvalidQuery("accuracy", spec.accuracy.to_mapping(), "a stream with a clock",
+                                                  f"{spec.stream} is read as fast as it comes"))  # fmt: skip
         try:
             bound = spec.bind(stream.spec.columns)
         except InvalidQuery as exc:
@@ -99,7 +121,7 @@ class EdgeCore:
             if stream.newest_ms == NEVER_MS
             else spec.window.slice_start(stream.newest_ms) + spec.window.slice_ms
         )
-        self.queries[ref] = QueryPipeline(ref, bound, since)
+        self.queries[ref] = QueryPipeline(ref, bound, since, source=self.source, encode=self._encode)
         return QueryAccepted(ref)
 
     def _refuse(self, ref: QueryRef, error: InvalidQuery) -> Effect:
@@ -118,9 +140,11 @@ class EdgeCore:
         stream = self.streams[event.stream]
         watermark = stream.watermark_ms
         self._touch += 1
+        clock = stream.spec.clock
+        arrival_ms = clock.to_event_ms(event.arrival_ms) if clock is not None else NEVER_MS
         effects: list[Effect] = []
         for pipeline in self._reading(event.stream):
-            dropped = pipeline.ingest(event.batch, watermark, self._touch)
+            dropped = pipeline.ingest(event.batch, watermark, self._touch, stream.records, arrival_ms)
             effects += [Dropped(pipeline.ref, reason, count) for reason, count in dropped.items()]
         stream.advance(event.source, event.batch, event.arrival_ms)
         return effects
@@ -145,13 +169,24 @@ class EdgeCore:
                 min(event.capacity_bytes, MAX_FRAME_BYTES),
                 self.streams[stream].watermark_ms,
                 event.open_between.get(stream, NOTHING_OPEN),
+                self._carrier(stream, event),
             )
             if body is not None:
                 frame = Frame.pack(self.next_seq, pipeline.ref, body)
                 self.next_seq += 1
                 self.unacked.append(frame)
                 return [FrameBuilt(frame)]
+        for stream, (after_ms, _) in event.open_between.items():
+            ends = [p.spec.window.slice_start(after_ms) + p.spec.window.slice_ms for p in self._reading(stream)]
+            left_ms = max(min(ends, default=after_ms) - after_ms, 0)
+            self._rest_until_ms[stream] = after_ms + max(int(REST_PART * left_ms), REST_MIN_MS)
         return []
+
+    def _carrier(self, stream: str, event: Pull) -> Carrier:
+        """The link in the stream's event time, by which budgets and deadlines go."""
+        clock = self.streams[stream].spec.clock
+        speed = clock.speed if clock is not None else 1.0
+        return Carrier(event.bandwidth_bytes_s / 1000.0 / speed, event.way_ms * speed)
 
     def _most_urgent_first(self) -> list[QueryPipeline]:
         """Queries with the oldest news first, so that none starves behind one that is always busy."""
@@ -166,10 +201,17 @@ class EdgeCore:
     @_handle.register
     def _(self, event: BudgetSet) -> list[Effect]:
         pipeline = self.queries.get(event.query)
-        if pipeline is not None and dict(event.shares) != pipeline.shares:
-            pipeline.shares = dict(event.shares)
-            for held in pipeline.slices.values():
-                held.stated = False
+        if pipeline is not None:
+            pipeline.set_shares(event.version, event.shares, event.from_ms)
+        return []
+
+    @_handle.register
+    def _(self, event: SamplingSet) -> list[Effect]:
+        pipeline = self.queries.get(event.query)
+        if pipeline is not None and pipeline.monitor is not None:
+            clock = self.streams[pipeline.spec.stream].spec.clock
+            speed = clock.speed if clock is not None else 1.0
+            pipeline.monitor.observing = Observing(event.rate, round(event.clock_offset_ms * speed))
         return []
 
     def _reading(self, stream: str) -> list[QueryPipeline]:
@@ -182,23 +224,43 @@ class EdgeCore:
     def next_pull_ms(self, bandwidth_bytes_s: float, now_ms: int) -> int | None:
         """Wall time from which a `Pull` is worth its bytes; None: nothing to send.
 
-        Closed slices leave at once. Open ones are left to aggregate until draining them at this
-        bandwidth would take about as long as their window has left: earlier costs bytes for values
-        that will change again, later costs staleness.
+        Closed slices leave at once. Of open ones may leave what is worth it (`edge/cache/eviction.py`) once
+        there is so much to send that it would not drain in a moment; after a pull that found nothing
+        worth its bytes the next one waits a little.
         """
         earliest: int | None = None
         for name, stream in self.streams.items():
             watermark = stream.watermark_ms
             if any(p.has_news(watermark) or p.closed_bytes(watermark) for p in self._reading(name)):
                 return now_ms
+            told = self._next_point_ms(name, now_ms)
+            if told is not None:
+                earliest = told if earliest is None else min(earliest, told)
             drain_ms, first_end = self._drain(name, bandwidth_bytes_s, now_ms)
             if first_end is not None and stream.spec.clock is not None:
-                due = stream.spec.clock.to_wall_ms(first_end) - drain_ms
+                end = stream.spec.clock.to_wall_ms(first_end)
+                rest = stream.spec.clock.to_wall_ms(self._rest_until_ms.get(name, NEVER_MS))
+                due = min(max(now_ms, rest), end) if drain_ms else end
                 earliest = due if earliest is None else min(earliest, due)
         return earliest
 
+    def _next_point_ms(self, stream: str, now_ms: int) -> int | None:
+        """Wall time, from now on, at which a query with an accuracy tells of arrivals; None: there is none."""
+        clock, earliest = self.streams[stream].spec.clock, None
+        for monitor in (p.monitor for p in self._reading(stream)):
+            if monitor is None or clock is None:
+                continue
+            offset = monitor.observing.clock_offset_ms
+            due_ms = monitor.next_due_ms(clock.to_event_ms(now_ms) - offset) + offset
+            wall_ms = max(clock.to_wall_ms(due_ms), now_ms)
+            wall_ms += clock.to_event_ms(wall_ms) < due_ms  # a fast clock's rounding
+            earliest = wall_ms if earliest is None else min(earliest, wall_ms)
+        return earliest
+
     def open_between(self, bandwidth_bytes_s: float, now_ms: int) -> dict[str, tuple[int, int]]:
-        """What `Pull.open_between` should say now: the rule of `next_pull_ms`, per stream."""
+        """What `Pull.open_between` should say now, per stream: from now, in event time, until when what open slices
+        have to send would take to drain, twice over. How much of a slice's time left that is, is the pressure
+        under which its entries leave."""
         result = {}
         for name, stream in self.streams.items():
             if stream.spec.clock is not None:

@@ -24,6 +24,7 @@ import pyarrow as pa
 from edge import journal, state
 from edge.core import EdgeCore
 from edge.events import (
+    END_OF_TIME_MS,
     Acked,
     BudgetSet,
     Configured,
@@ -33,6 +34,7 @@ from edge.events import (
     FrameBuilt,
     Ingested,
     Pull,
+    SamplingSet,
     SourceEnded,
     SourcesOpened,
     Tick,
@@ -49,10 +51,11 @@ Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
 """(source, start, end) -> the batch that was read between two positions."""
 
 # Kinds of journal records. Numbers are never reused.
-CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, FRAME, ACKED, BUDGET = range(1, 11)
+CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, FRAME, ACKED, BUDGET, SAMPLING = range(1, 12)
 KIND_NAMES = {
     CONFIGURED: "configured", SOURCES_OPENED: "sources-opened", RANGE: "range", PAYLOAD: "payload",
     SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", FRAME: "frame", ACKED: "acked", BUDGET: "budget",
+    SAMPLING: "sampling",
 }  # fmt: skip
 
 
@@ -257,12 +260,16 @@ def _encode(event: Event) -> Record:
             return _json(SOURCE_ENDED, {"stream": stream, "source": source})
         case Tick(now_ms):
             return _json(TICK, {"now_ms": now_ms})
-        case Pull(capacity, open_between):
-            return _json(PULL, {"capacity": capacity, "open_between": dict(open_between)})
+        case Pull(capacity, open_between, bandwidth, way):
+            link = {"bandwidth_bytes_s": bandwidth, "way_ms": way}
+            return _json(PULL, {"capacity": capacity, "open_between": dict(open_between), **link})
         case Acked(through):
             return _json(ACKED, {"through": through})
-        case BudgetSet(ref, shares):
-            return _json(BUDGET, {"query": [ref.name, ref.version], "shares": dict(shares)})
+        case BudgetSet(ref, shares, version, from_ms):
+            word = {"shares": dict(shares), "version": version, "from_ms": from_ms}
+            return _json(BUDGET, {"query": [ref.name, ref.version], **word})
+        case SamplingSet(ref, rate, offset):
+            return _json(SAMPLING, {"query": [ref.name, ref.version], "rate": rate, "clock_offset_ms": offset})
         case Ingested():
             raise TypeError("ingest_range or ingest_payload journal a batch")
 
@@ -276,10 +283,16 @@ def _decode_plain(kind: int, given: dict[str, Any]) -> Event:
         SOURCE_ENDED: lambda: SourceEnded(given["stream"], given["source"]),
         TICK: lambda: Tick(given["now_ms"]),
         PULL: lambda: Pull(
-            given["capacity"], {s: (after, through) for s, (after, through) in given["open_between"].items()}
+            given["capacity"],
+            {s: (after, through) for s, (after, through) in given["open_between"].items()},
+            given.get("bandwidth_bytes_s", 0.0),
+            given.get("way_ms", 0),
         ),
         ACKED: lambda: Acked(given["through"]),
-        BUDGET: lambda: BudgetSet(QueryRef(*given["query"]), given["shares"]),
+        BUDGET: lambda: BudgetSet(
+            QueryRef(*given["query"]), given["shares"], given.get("version", 0), given.get("from_ms", -END_OF_TIME_MS)
+        ),
+        SAMPLING: lambda: SamplingSet(QueryRef(*given["query"]), given["rate"], given["clock_offset_ms"]),
     }
     return readers[kind]()
 

@@ -63,13 +63,19 @@ class Pull:
     """The link has room for about `capacity_bytes`: build the frame that is worth most now.
 
     Attributes:
-        open_between: per stream (from, through): slices that are still open may be drawn from if they
-            end behind `from`, at or before `through`. What leaves them early is spread over the window
-            instead of queueing at its end.
+        open_between: per stream, in event time: now, and when what open slices have to send would be drained
+            (`EdgeCore.open_between`). Slices still open may be drawn from if they end behind now, so that
+            what can leave early is spread over the window instead of queueing at its end.
+        bandwidth_bytes_s: what the link carries, as measured; 0: not known. Staleness budgets count the
+            sends that are left by it.
+        way_ms: wall time from a frame's leaving to its answer's standing at the center: a staleness budget
+            less this is the edge's own deadline.
     """
 
     capacity_bytes: int
     open_between: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    bandwidth_bytes_s: float = 0.0
+    way_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +87,34 @@ class Acked:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSet:
-    """This edge's shares of a query's error budget, per measure, in the measure's unit."""
+    """This edge's shares of a query's error budget, per measure, in the measure's unit.
+
+    Attributes:
+        version: a word not newer than the last one is passed over; 0: the center does not count them.
+        from_ms: slices that start earlier do not get these shares.
+    """
 
     query: QueryRef
     shares: Mapping[str, float]
+    version: int = 0
+    from_ms: int = -END_OF_TIME_MS
 
 
-Event = Configured | SourcesOpened | Ingested | SourceEnded | Tick | Pull | Acked | BudgetSet
+@dataclass(frozen=True, slots=True)
+class SamplingSet:
+    """How a query with an accuracy is observed from now on.
+
+    Attributes:
+        rate: probability with which a record is processed.
+        clock_offset_ms: wall time, this edge's clock less the center's.
+    """
+
+    query: QueryRef
+    rate: float
+    clock_offset_ms: float = 0.0
+
+
+Event = Configured | SourcesOpened | Ingested | SourceEnded | Tick | Pull | Acked | BudgetSet | SamplingSet
 
 
 @dataclass(frozen=True, slots=True)

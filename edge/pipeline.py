@@ -2,48 +2,42 @@
 
 A slice is open until the stream's watermark passes its end, then closed: its primary entries are
 drained, and a `SliceClose` says what was observed and what is withheld. It is kept, for late
-records, until the last window over it can no longer be revised, and then forgotten.
+records, until the last window over it can no longer be revised, and then forgotten. Of one that was
+sent in full only the counters are kept.
+
+Sessions are told from where a slice's records begin and end, by the center, which knows those of all
+edges. So for a session query each frame that carries records of a slice says so, open slices included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
-from edge.cache.budgets import primary
+from edge.accuracy import ArrivalMonitor
+from edge.cache.budgets import Limits
 from edge.cache.entries import SliceEntries
-from edge.cache.eviction import first_to_leave, least_recently_used
-from edge.events import END_OF_TIME_MS
+from edge.cache.history import GroupHistory
+from edge.cache.ranking import Choice, Ranking
+from edge.departures import Chance, choose, slots_left
+from edge.drift import drift_near
+from edge.shares import ShareSchedule
+from edge.slices import NEVER_MS, UNKNOWN_CARRIER, Carrier, Progress, Slice
+from edgewater.accuracy import clockwork
+from edgewater.algebra import LateRule, late_rule_of
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import TIME_COLUMN
-from edgewater.synopses.base import IntArray
+from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import FrameBody, Partial, QueryRef, SliceClose
+from edgewater.windows import Session
+from edgewater.wire.frames import Arrivals, FrameBody, Partial, QueryRef, SliceClose
 
-NEVER_MS = -END_OF_TIME_MS
 NOTHING_OPEN = (NEVER_MS, NEVER_MS)
-INITIAL_ENTRY_BYTES = 48.0
-
-
-@dataclass(slots=True)
-class Slice:
-    """A slice's entries and counters. `stated` is False while there is news for a `SliceClose`."""
-
-    entries: SliceEntries
-    observed: int = 0
-    late: int = 0
-    stated: bool = False
-
-
-@dataclass(slots=True)
-class Progress:
-    """What the edge has told the center about a query, besides partials."""
-
-    through_ms: int = NEVER_MS
-    entry_bytes: float = INITIAL_ENTRY_BYTES
+HALF_SPENT = 0.5
+"""With eager promotion, entries that have used up half of their limit count as what is to be sent."""
 
 
 @dataclass(slots=True)
@@ -52,15 +46,36 @@ class QueryPipeline:
 
     Attributes:
         since_ms: event time from which on this edge has all records; slices before it are skipped.
-        shares: this edge's shares of the error budget per measure and window.
+        schedule: this edge's shares of the error budget, per slice.
+        spent: the counters of slices that were sent in full.
+        drift: per measure, the sum of `drift_near` since this process began.
+        source: with a record's number in its stream, the identity of the record among those of all edges.
+        history: what closed slices tell about groups.
+        monitor: of a query with an accuracy, what has arrived and when.
+        encode: a partial's bytes. The simulator has its own where bytes are not what is measured.
     """
 
     ref: QueryRef
     bound: BoundQuery
     since_ms: int = NEVER_MS
-    shares: dict[str, float] = field(default_factory=dict)
+    schedule: ShareSchedule = field(default_factory=ShareSchedule)
     slices: dict[int, Slice] = field(default_factory=dict)
+    spent: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
+    source: int = 0
+    drift: dict[str, float] = field(default_factory=dict)
+    late_rule: LateRule = field(init=False)
+    history: GroupHistory = field(default_factory=GroupHistory)
+    monitor: ArrivalMonitor | None = None
+    encode: Callable[[GroupedAggregate], bytes] = GroupedAggregate.to_bytes
+
+    def __post_init__(self) -> None:
+        if self.bounded_measures and not self.history.measures:
+            self.history = GroupHistory(self.bounded_measures)
+        self.late_rule = late_rule_of(self.bound.spec)
+        clock = clockwork(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
+        if clock is not None and self.monitor is None:
+            self.monitor = ArrivalMonitor(clock, self.source)
 
     @property
     def spec(self) -> QuerySpec:
@@ -68,23 +83,35 @@ class QueryPipeline:
 
     @property
     def nbytes(self) -> int:
-        return sum(s.entries.nbytes for s in self.slices.values())
+        monitored = self.monitor.nbytes if self.monitor is not None else 0
+        return sum(s.entries.nbytes for s in self.slices.values()) + self.history.nbytes + monitored
 
     @property
     def bounded_measures(self) -> tuple[str, ...]:
-        """Every measure of a query under an error budget: all of them are reported as withheld."""
-        return tuple(m.name for m in self.spec.measures) if isinstance(self.spec.budget, ErrorBudget) else ()
+        """Every measure of a query under a budget: all of them are reported as withheld."""
+        kept_back = self.spec.budget is not None and self.spec.accuracy is None
+        return tuple(m.name for m in self.spec.measures) if kept_back else ()
 
-    def ingest(self, batch: pa.RecordBatch, watermark_ms: int, touch: int) -> dict[str, int]:
-        """Updates the slices with a batch; returns how many records were not counted, by reason."""
+    def ingest(
+        self, batch: pa.RecordBatch, watermark_ms: int, touch: int, first: int = 0, arrival_ms: int = NEVER_MS
+    ) -> dict[str, int]:
+        """Updates the slices with a batch; returns how many records were not counted, by reason.
+
+        Args:
+            first: the number in its stream of the batch's first record; the others follow.
+            arrival_ms: event time by the stream's clock at which it came.
+        """
+        ids = np.arange(first, first + batch.num_rows)
         if self.bound.where is not None:
-            batch = batch.filter(self.bound.where.array(batch))
+            mask = self.bound.where.array(batch)
+            batch, ids = batch.filter(mask), pa.array(ids).filter(mask).to_numpy()
         if batch.num_rows == 0:
             return {}
         dropped: dict[str, int] = {}
         times = batch.column(TIME_COLUMN).to_numpy()
         starts = self.spec.window.slice_starts(times)
-        distinct = np.unique(starts)
+        # Nearly every batch is of one slice, which costs less to see than to sort for.
+        distinct = starts[:1] if (starts == starts[0]).all() else np.unique(starts)
         for start in distinct.tolist():
             rows = None if len(distinct) == 1 else np.flatnonzero(starts == start)
             part = batch if rows is None else batch.take(pa.array(rows))
@@ -92,25 +119,65 @@ class QueryPipeline:
             if reason:
                 dropped[reason] = dropped.get(reason, 0) + part.num_rows
                 continue
-            self._update(start, part, times if rows is None else times[rows], watermark_ms, touch)
+            when, numbers = (times, ids) if rows is None else (times[rows], ids[rows])
+            if self.monitor is not None:
+                kept = self.monitor.sample(numbers)
+                came_ms = arrival_ms - self.monitor.observing.clock_offset_ms
+                self.monitor.observe(when, came_ms, self._observed(part), kept)
+                if kept is not None:
+                    self._update(start, part, when, numbers, watermark_ms, touch, kept)
+                    sampled_out = part.num_rows - int(kept.sum())
+                    dropped["sampled-out"] = dropped.get("sampled-out", 0) + sampled_out
+                    continue
+            self._update(start, part, when, numbers, watermark_ms, touch)
         return dropped
 
     def _refused(self, start: int, watermark_ms: int) -> str:
         if start < self.since_ms:
             return "before-query"
+        if self.late_rule is LateRule.FOLLOWS_WATERMARK and self._end(start) <= watermark_ms:
+            return "out-of-order"
         return "too-late" if self._final(start, watermark_ms) else ""
 
-    def _update(self, start: int, part: pa.RecordBatch, times: IntArray, watermark_ms: int, touch: int) -> None:
+    def _update(
+        self,
+        start: int,
+        part: pa.RecordBatch,
+        times: IntArray,
+        ids: IntArray,
+        watermark_ms: int,
+        touch: int,
+        kept: BoolArray | None = None,
+    ) -> None:
+        """Counts the records, and processes those that are `kept` (None: all)."""
         held = self.slices.get(start)
         if held is None:
-            held = self.slices[start] = Slice(self._entries())
-        keys = [part.column(name) for name in self.spec.group_by]
-        values = {m.measure.name: m.argument.array(part) if m.argument else None for m in self.bound.measures}
-        held.entries.update(keys, values, part.num_rows, times, touch)
+            held = self.slices[start] = Slice(self._entries(), *self.spent.pop(start, ()))
         held.observed += part.num_rows
+        held.first_ms, held.last_ms = min(held.first_ms, int(times.min())), max(held.last_ms, int(times.max()))
         if self._end(start) <= watermark_ms:
             held.late += part.num_rows
         held.stated = False
+        if kept is not None:
+            part, times, ids = part.filter(pa.array(kept)), times[kept], ids[kept]
+            if not part.num_rows:
+                return
+        keys = [part.column(name) for name in self.spec.group_by]
+        values = {m.measure.name: m.argument.array(part) if m.argument else None for m in self.bound.measures}
+        elapsed = self._elapsed(start, int(times.max()))
+        held.entries.update(keys, values, part.num_rows, times, touch, ids, elapsed)
+
+    def _observed(self, part: pa.RecordBatch) -> FloatArray | None:
+        """The values that the accuracy is about, NaN where there is none; None: it is about all records."""
+        assert self.spec.accuracy is not None
+        (argument,) = (m.argument for m in self.bound.measures if m.measure.name == self.spec.accuracy.of)
+        if argument is None:
+            return None
+        column = argument.array(part)
+        if self.spec.accuracy.kind == "count":
+            return np.where(column.is_valid().to_numpy(zero_copy_only=False), 1.0, np.nan)
+        values: FloatArray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return values
 
     def _entries(self) -> SliceEntries:
         keys = dict(zip(self.spec.group_by, self.bound.group_types, strict=True))
@@ -118,7 +185,9 @@ class QueryPipeline:
             m.measure.name: m.measure.function.make(m.measure.parameters, m.argument.type if m.argument else None)
             for m in self.bound.measures
         }
-        return SliceEntries(GroupedAggregate(keys, stacks), self.bounded_measures)
+        aggregate = GroupedAggregate(keys, stacks)
+        aggregate.set_source(self.source)
+        return SliceEntries(aggregate, self.bounded_measures)
 
     def _end(self, start: int) -> int:
         return start + self.spec.window.slice_ms
@@ -126,14 +195,31 @@ class QueryPipeline:
     def _final(self, start: int, watermark_ms: int) -> bool:
         return self.spec.window.last_window_end(start) + self.spec.lateness_ms <= watermark_ms
 
-    def slice_shares(self) -> dict[str, float]:
-        """Shares per slice: a window of k slices may hold back E in all, or E in each for extrema."""
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """Per measure and window, what slices to come may hold back."""
+        return self.schedule.last.shares
+
+    def set_shares(self, version: int, shares: Mapping[str, float], from_ms: int) -> None:
+        """Takes a word of the center in; closed slices keep the shares under which they were closed."""
+        if version == 0:  # of a center that does not count: for all slices, closed ones too
+            if dict(shares) != dict(self.shares):
+                self.schedule = ShareSchedule.always(shares)
+                for held in self.slices.values():
+                    held.stated, held.ranking = False, Ranking()
+            return
+        through = self.progress.through_ms
+        not_closed = NEVER_MS if through == NEVER_MS else self.spec.window.slice_start(through)
+        self.schedule = self.schedule.take(version, shares, from_ms, not_closed)
+
+    def slice_shares(self, start: int) -> dict[str, float]:
+        """A slice's shares: a window of k slices may hold back E in all, or E in each for extrema."""
         if not isinstance(self.spec.budget, ErrorBudget):
             return {}
         functions = {m.name: m.function for m in self.spec.measures}
-        k = self.spec.window.slices_per_window
+        k, shares = self.spec.window.slices_per_window, self.schedule.at(start)
         return {
-            name: self.shares.get(name, 0.0) / (k if functions[name].error == "sum" else 1)
+            name: shares.get(name, 0.0) / (k if functions[name].error == "sum" else 1)
             for name, _ in self.spec.budget.limits
         }
 
@@ -148,15 +234,27 @@ class QueryPipeline:
             after_ms: where the clock stands. A slice that should have closed by it waits for its
                 records; to send what it has now would be to send most groups twice.
         """
+        if self.monitor is not None:
+            return 0, None  # its points are its time
         after = watermark_ms if self.wants_news else max(watermark_ms, after_ms)
         sizes = [(end, size) for end, size in self._sizes() if end > after and size]
         return sum(size for _, size in sizes), min((end for end, _ in sizes), default=None)
 
+    def _limits(self, start: int) -> Limits:
+        relative = dict(self.spec.budget.relative) if isinstance(self.spec.budget, ErrorBudget) else {}
+        return Limits(self.slice_shares(start), relative)
+
+    def _elapsed(self, start: int, now_ms: int) -> float:
+        """The part of a slice that has passed, 0 to 1."""
+        return min(max((now_ms - start) / self.spec.window.slice_ms, 0.0), 1.0)
+
     def _sizes(self) -> Iterator[tuple[int, int]]:
-        shares = self.slice_shares()
+        margin = HALF_SPENT if self.spec.cache.eviction == "gain" else 1.0
         for start, held in self.slices.items():
-            groups = np.count_nonzero(primary(held.entries, shares))
-            yield self._end(start), int(groups * self.progress.entry_bytes)
+            if held.in_time and held.stated:
+                continue  # what a staleness budget has omitted stays here
+            waiting = held.count_waiting(self._limits(start), 1.0 if held.learnt else margin)
+            yield self._end(start), int(waiting * self.progress.entry_bytes)
 
     def has_news(self, watermark_ms: int) -> bool:
         """Is there something to tell the center about slices that the watermark has closed?"""
@@ -170,68 +268,118 @@ class QueryPipeline:
         return through_ms > NEVER_MS and border(through_ms) > border(self.progress.through_ms)
 
     def pull(
-        self, capacity_bytes: int, watermark_ms: int, open_between_ms: tuple[int, int] = NOTHING_OPEN
+        self,
+        capacity_bytes: int,
+        watermark_ms: int,
+        open_between_ms: tuple[int, int] = NOTHING_OPEN,
+        carrier: Carrier = UNKNOWN_CARRIER,
     ) -> FrameBody | None:
         """The body of the frame that is worth most: closed slices first, oldest first.
 
         Args:
             capacity_bytes: about how large the body may be before compression; at least one entry
                 leaves, so that a small capacity delays but never blocks.
-            open_between_ms: slices still open may be drawn from if they end behind the first and at or
-                before the second. A staleness budget lifts the first: late or not, it wants news.
+            open_between_ms: now, and when what open slices have to send would be drained; slices still open
+                may be drawn from if they end behind now. Under a staleness budget also if they do not: late
+                or not, it wants news.
+            carrier: the link, for staleness budgets.
         """
-        shares = self.slice_shares()
-        partials: list[Partial] = []
+        arrivals, partials = self._tell(open_between_ms[0], watermark_ms, capacity_bytes)
         closes: list[SliceClose] = []
-        through, room = watermark_ms, capacity_bytes
+        through, room, closing = watermark_ms, capacity_bytes, False
         for start in sorted(self.slices):
             held = self.slices[start]
             end = self._end(start)
-            if end > watermark_ms and not self._may_leave_early(end, open_between_ms):
-                continue
-            candidates = np.flatnonzero(primary(held.entries, shares))
-            if len(candidates) and room > 0:
-                count = max(1, int(room / self.progress.entry_bytes))
-                leaving = first_to_leave(held.entries, candidates, count, least_recently_used)
-                made = list(self._partials(start, held.entries, leaving))
+            if end > watermark_ms and (closing or not self._may_leave_early(end, open_between_ms)):
+                continue  # what an answer waits for does not wait for a frame to be filled
+            made: list[Partial] = []
+            chosen = self._choose(start, held, room, end <= watermark_ms, open_between_ms, carrier)
+            drained = chosen.drained
+            if len(chosen.groups):
+                made = [self._partial(start, held, chosen.groups)]
                 partials += made
                 room -= sum(len(p.synopsis) for p in made)
-                drained = len(leaving) == len(candidates)
-            else:
-                drained = not len(candidates)
+            if made and self._in_sessions and (end > watermark_ms or not drained):
+                closes.append(self._statement(start, held))
             if end > watermark_ms:
                 continue
             if not drained:
                 through = min(through, end - 1)
                 break
             if not held.stated:
-                closes.append(SliceClose(start, held.observed, held.late, held.entries.withheld()))
-                held.stated = True
+                closes.append(self._statement(start, held))
+                self._note_drift(start, held.entries)
+                held.stated = closing = True
                 if not self.bounded_measures:
-                    held.entries = self._entries()  # sent in full: only late records can need it again
+                    self.spent[start] = self.slices.pop(start).counters
         through = max(through, self.progress.through_ms)
-        if not partials and not closes and not self._crossed(through):
+        if not partials and not closes and arrivals is None and not self._crossed(through):
             return None
         self.progress.through_ms = through
         self._forget_final(watermark_ms)
         since = None if self.since_ms == NEVER_MS else self.since_ms
-        return FrameBody(through, tuple(partials), tuple(closes), since)
+        return FrameBody(through, tuple(partials), tuple(closes), since, arrivals)
+
+    def _tell(self, now_ms: int, watermark_ms: int, capacity_bytes: int) -> tuple[Arrivals | None, list[Partial]]:
+        """Of a query with an accuracy, what is due by the clock: statistics, and all of slices that have ended."""
+        if self.monitor is None or now_ms == NEVER_MS:
+            return None, []
+        now_ms -= self.monitor.observing.clock_offset_ms
+        arrivals = self.monitor.take(now_ms, capacity_bytes)
+        if arrivals is None:
+            return None, []
+        partials = []
+        for start in sorted(s for s in self.slices if watermark_ms < self._end(s) <= now_ms):
+            held = self.slices[start]
+            groups = np.flatnonzero(held.entries.has_pending)
+            if len(groups):
+                partials.append(self._partial(start, held, groups))
+        return arrivals, partials
+
+    def _choose(
+        self, start: int, held: Slice, room: int, closed: bool, open_between_ms: tuple[int, int], carrier: Carrier
+    ) -> Choice:
+        """What leaves a slice now, of at most about `room` bytes, but one entry if there is any room."""
+        entry_bytes, end = self.progress.entry_bytes, self._end(start)
+        count = max(1, int(room / entry_bytes)) if room > 0 else 0
+        slots = slots_left(self.spec, end, open_between_ms[0], carrier, entry_bytes)
+        chance = Chance(start, end, closed, open_between_ms, count)
+        return choose(held, self.spec, self.history, self._limits(start), chance, slots)
+
+    @property
+    def _in_sessions(self) -> bool:
+        return isinstance(self.spec.window, Session)
+
+    def _statement(self, start: int, held: Slice) -> SliceClose:
+        extent = (held.first_ms, held.last_ms) if self._in_sessions else (None, None)
+        return SliceClose(start, held.observed, held.late, held.entries.withheld(), *extent)
 
     def _may_leave_early(self, end: int, open_between_ms: tuple[int, int]) -> bool:
+        if self.monitor is not None:
+            return False
         after, through = open_between_ms
-        return end <= through and (end > after or self.wants_news)
+        return through > after if end > after else self.wants_news
 
     @property
     def wants_news(self) -> bool:
         """Is an answer given at its time, whatever has come by then?"""
         return isinstance(self.spec.budget, StalenessBudget)
 
-    def _partials(self, start: int, entries: SliceEntries, groups: IntArray) -> Iterator[Partial]:
-        taken = entries.send(groups)
-        data = taken.to_bytes()
+    def _partial(self, start: int, held: Slice, groups: IntArray) -> Partial:
+        self._note_drift(start, held.entries, groups)
+        held.count_out(self._limits(start), groups)
+        data = self.encode(held.entries.send(groups))
         # The estimate follows what entries really cost, so that frames come out near the capacity.
         self.progress.entry_bytes += 0.3 * (len(data) / len(groups) - self.progress.entry_bytes)
-        yield Partial(start, 0, data)
+        return Partial(start, 0, data)
+
+    def _note_drift(self, start: int, entries: SliceEntries, groups: IntArray | None = None) -> None:
+        """What leaves, or is kept back for good (None: all that is pending), tells how much a larger share
+        would save."""
+        for measure, share in self.slice_shares(start).items():
+            error = entries.accumulated_error(measure, groups)
+            amount = drift_near(error if groups is not None else error[entries.has_pending], share)
+            self.drift[measure] = self.drift.get(measure, 0.0) + amount
 
     def _forget_final(self, watermark_ms: int) -> None:
         done = [
@@ -239,3 +387,7 @@ class QueryPipeline:
         ]
         for start in done:
             del self.slices[start]
+        for start in [s for s in self.spent if self._final(s, watermark_ms)]:
+            del self.spent[start]
+        if done and self.slices:
+            self.schedule = self.schedule.without_before(min(self.slices))

@@ -24,6 +24,17 @@ class QueryStatusReport:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class BudgetOrder:
+    """This edge's part of a query's budget, as the center says it; fields as in the wire's Budget."""
+
+    query: QueryRef
+    shares: Mapping[str, float]
+    version: int = 0
+    from_ms: int = 0
+    center_ms: int = 0
+
+
 class Outbox(Protocol):
     """Where frames come from. Their seqs are contiguous over both methods."""
 
@@ -54,10 +65,17 @@ class Listener(Protocol):
     def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
         """The complete set of queries to answer; what is returned is told to the center."""
 
-    def on_budget(self, query: QueryRef, shares: Mapping[str, float]) -> None:
-        """This edge's shares of a query's error budget, by measure."""
+    def on_budget(self, order: BudgetOrder) -> None:
+        """This edge's shares of a query's error budget, or the center's part of a staleness budget."""
 
-    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float) -> None:
+    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float) -> None:
+        """How a query with an accuracy is to be observed."""
+
+    async def budget_reports(self, *, anew: bool) -> Sequence[pb.BudgetReport]:
+        """The shares that are applied, once they are durable: those of which there is news, or all of them
+        `anew`, because a session has begun."""
+
+    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
         """The link as measured anew; 0 for what is not known yet, as a link's bandwidth before it was full."""
 
     def hello(self) -> pb.Hello: ...

@@ -11,16 +11,23 @@ import json
 import struct
 from typing import Any
 
+import numpy as np
+
+from edge.accuracy import ArrivalMonitor
 from edge.cache.entries import SliceEntries
+from edge.cache.history import GroupHistory
+from edge.cache.ranking import Ranking
 from edge.core import EdgeCore
 from edge.events import QueryRefused
-from edge.pipeline import Progress, QueryPipeline, Slice
+from edge.pipeline import QueryPipeline
+from edge.shares import ShareSchedule
+from edge.slices import Progress, Slice
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef
 
-VERSION = 1
+VERSION = 3
 _LENGTH = struct.Struct("<I")
 
 
@@ -31,6 +38,7 @@ def snapshot(core: EdgeCore) -> bytes:
         "version": VERSION,
         "configured": core.configured,
         "next_seq": core.next_seq,
+        "source": core.source,
         "touch": core._touch,
         "now_ms": core._now_ms,
         "streams": {name: stream.snapshot() for name, stream in core.streams.items()},
@@ -58,6 +66,8 @@ def restore(core: EdgeCore, data: bytes) -> None:
     if document["version"] != VERSION:
         raise StorageError(f"a checkpoint of version {document['version']}; this release reads {VERSION}")
     core.configured = document["configured"]
+    # Records keep the identities they were given, also if the edge is renamed. (Absent: an older release.)
+    core.source = document.get("source", core.source)
     core.next_seq, core._touch, core._now_ms = document["next_seq"], document["touch"], document["now_ms"]
     for name, state in document["streams"].items():
         if name in core.streams:
@@ -93,14 +103,40 @@ def _query(pipeline: QueryPipeline, blobs: list[bytes]) -> dict[str, Any]:
         "version": pipeline.ref.version,
         "spec": pipeline.spec.to_mapping(),
         "since_ms": pipeline.since_ms,
-        "shares": pipeline.shares,
+        "shares": pipeline.schedule.to_json(),
         "through_ms": pipeline.progress.through_ms,
         "entry_bytes": pipeline.progress.entry_bytes,
         "slices": [
-            [start, held.observed, held.late, held.stated, [_blob(b, blobs) for b in held.entries.snapshot()]]
+            [
+                start,
+                *held.counters,
+                held.flags,
+                _ranking(held, blobs),
+                [_blob(b, blobs) for b in held.entries.snapshot()],
+            ]
             for start, held in sorted(pipeline.slices.items())
         ],
+        "history": _history(pipeline, blobs),
+        "spent": [[start, *counters] for start, counters in sorted(pipeline.spent.items())],
+        **_monitor(pipeline, blobs),
     }
+
+
+def _history(pipeline: QueryPipeline, blobs: list[bytes]) -> dict[str, Any]:
+    document, arrays = pipeline.history.snapshot()
+    return {**document, "blobs": [_blob(array, blobs) for array in arrays]}
+
+
+def _monitor(pipeline: QueryPipeline, blobs: list[bytes]) -> dict[str, Any]:
+    if pipeline.monitor is None:
+        return {}
+    document, arrays = pipeline.monitor.snapshot()
+    return {"monitor": {**document, "blobs": [_blob(array, blobs) for array in arrays]}}
+
+
+def _ranking(held: Slice, blobs: list[bytes]) -> list[Any]:
+    document, groups = held.ranking.snapshot()
+    return [*document, _blob(groups.astype("<i4").tobytes(), blobs)]
 
 
 def _restore_query(core: EdgeCore, state: dict[str, Any], blobs: list[bytes]) -> None:
@@ -109,9 +145,21 @@ def _restore_query(core: EdgeCore, state: dict[str, Any], blobs: list[bytes]) ->
     if stream is None:
         return
     ref = QueryRef(state["name"], state["version"])
-    pipeline = QueryPipeline(ref, spec.bind(stream.spec.columns), state["since_ms"], dict(state["shares"]))
+    schedule = ShareSchedule.from_json(state["shares"])
+    pipeline = QueryPipeline(ref, spec.bind(stream.spec.columns), state["since_ms"], schedule)
+    pipeline.source = core.source
+    if pipeline.monitor is not None and "monitor" in state:
+        pipeline.monitor = ArrivalMonitor(pipeline.monitor.clockwork, core.source)
+        pipeline.monitor.restore(state["monitor"], [blobs[n] for n in state["monitor"]["blobs"]])
     pipeline.progress = Progress(state["through_ms"], state["entry_bytes"])
-    for start, observed, late, stated, numbers in state["slices"]:
+    history = state["history"]
+    pipeline.history = GroupHistory.restore(history, [blobs[n] for n in history["blobs"]])
+    for start, *counters, flags, (*ranking, ranked), numbers in state["slices"]:
         entries = SliceEntries.restore([blobs[n] for n in numbers], pipeline.bounded_measures)
-        pipeline.slices[start] = Slice(entries, observed, late, stated)
+        # An older release kept no event times, and had no sessions that would ask for them.
+        pipeline.slices[start] = Slice(entries, *counters)
+        pipeline.slices[start].flags = flags
+        pipeline.slices[start].ranking = Ranking.restore(ranking, np.frombuffer(blobs[ranked], "<i4"))
+    for start, *counters in state.get("spent", ()):
+        pipeline.spent[start] = tuple(counters)
     core.queries[ref] = pipeline

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from edge.events import END_OF_TIME_MS
-from edge.pipeline import NEVER_MS
+from edge.slices import NEVER_MS
 from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
 
 

@@ -19,7 +19,12 @@ from edgewater.errors import EdgewaterError, InvalidInput
 
 GROUP = "edgewater.commands"
 OWN_PACKAGES = frozenset({"edgewater", "edge", "center", "examples", "sim"})
-DISTRIBUTIONS = {"center": "edgewater[center]", "demo": "edgewater[demo]"}
+DISTRIBUTIONS = {
+    "center": "edgewater[center]",
+    "demo": "edgewater[demo]",
+    "plan": "edgewater[sim]",
+    "simulate": "edgewater[sim]",
+}
 """What to install for a command; the others come with plain `edgewater`."""
 
 

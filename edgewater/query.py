@@ -15,12 +15,16 @@ import pyarrow as pa
 import yaml
 from sqlglot import exp
 
+from edgewater import algebra
+from edgewater.accuracy import Accuracy
+from edgewater.caching import CacheSpec, format_fraction
 from edgewater.errors import InvalidQuery
 from edgewater.expressions import Bound, bind, bind_condition, column_names, parse_sql
 from edgewater.quantities import duration_ms, format_duration, fraction, require_keys, size_bytes
 from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
+from edgewater.synopses import plugins
 from edgewater.synopses.registry import Function, Parameters, function_named, function_names
-from edgewater.windows import Window
+from edgewater.windows import SlicedWindow, Window
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 NAME_ACCEPTED = "lower-case letters, digits and _, starting with a letter, at most 63 characters"
@@ -54,7 +58,7 @@ class Measure:
         called, arguments = _call(text, at, accepted)
         function = function_named(called)
         if function is None:
-            raise InvalidQuery(at, text, accepted, f"unknown function {called}")
+            raise InvalidQuery(at, text, accepted, f"unknown function {called}: {plugins.INSTALLED.hint()}")
         positional = [a for a in arguments if not isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
         named = {a.this.name: a.expression for a in arguments if a not in positional}
         expression = positional.pop(0) if positional and function.argument != "none" else None
@@ -108,9 +112,16 @@ def _literal(node: exp.Expression, at: str, text: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class ErrorBudget:
-    """Absolute error per measure that the center's answer may have, over all edges together."""
+    """Error per measure that the center's answer may have, over all edges together.
+
+    Attributes:
+        limits: absolute, in the measure's unit; for a measure without an error function of its own in
+            records that are not in the answer (its record mass).
+        relative: as a fraction of the group's true value, or of 1 where that is smaller.
+    """
 
     limits: tuple[tuple[str, float], ...]
+    relative: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +165,12 @@ class QuerySpec:
     name: str
     stream: str
     measures: tuple[Measure, ...]
-    window: Window
+    window: SlicedWindow
     where: str | None = None
     group_by: tuple[str, ...] = ()
     budget: Budget = None
+    accuracy: Accuracy | None = None
+    cache: CacheSpec = field(default_factory=CacheSpec)
     lateness_ms: int = DEFAULT_LATENESS_MS
     edges: tuple[str, ...] | None = None
     shards: int = field(default=1)
@@ -179,7 +192,8 @@ class QuerySpec:
             InvalidQuery: names the field, its value and what is accepted.
         """
         keys = {"name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
-                "budget": False, "accuracy": False, "lateness": False, "edges": False, "shards": False}  # fmt: skip
+                "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
+                "shards": False}  # fmt: skip
         q = require_keys(given, "", keys, InvalidQuery)
         name = _name(q["name"], "name")
         stream = _name(q["from"], "from")
@@ -193,31 +207,30 @@ class QuerySpec:
             if not isinstance(where, str):
                 raise InvalidQuery("where", where, "a SQL condition, such as status < 400")
             where = parse_sql(where, "where").sql()
-        if q.get("accuracy") is not None:
-            raise InvalidQuery(
-                "accuracy",
-                q["accuracy"],
-                "a budget of error or staleness instead",
-                "sampling to an accuracy is not available yet",
-            )
         lateness = q.get("lateness")
         group_by = _group_by(q.get("group_by"))
         _check_names(measures, group_by)
         shards = q.get("shards", 1)
         if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= 256:
             raise InvalidQuery("shards", shards, "a whole number from 1 to 256")
-        return cls(
+        window = algebra.sliced(Window.from_mapping(q["window"]))
+        accuracy = Accuracy.parse(q.get("accuracy"), measures, window, group_by)
+        spec = cls(
             name=name,
             stream=stream,
             measures=measures,
-            window=Window.from_mapping(q["window"]),
+            window=window,
             where=where,
             group_by=group_by,
-            budget=_budget(q.get("budget"), measures),
+            budget=_budget(q.get("budget"), measures, accuracy),
+            accuracy=accuracy,
+            cache=CacheSpec.from_mapping(q.get("cache")),
             lateness_ms=DEFAULT_LATENESS_MS if lateness is None else duration_ms(lateness, "lateness", InvalidQuery),
             edges=_edges(q.get("edges")),
             shards=shards,
         )
+        algebra.check(spec)
+        return spec
 
     def to_mapping(self) -> dict[str, object]:
         """The canonical mapping: ``QuerySpec.from_mapping(spec.to_mapping()) == spec``."""
@@ -229,9 +242,14 @@ class QuerySpec:
         result["measures"] = {m.name: m.to_text() for m in self.measures}
         result["window"] = self.window.to_mapping()
         if isinstance(self.budget, ErrorBudget):
-            result["budget"] = {"error": dict(self.budget.limits)}
+            percentages = {name: format_fraction(share) for name, share in self.budget.relative}
+            result["budget"] = {"error": {**dict(self.budget.limits), **percentages}}
         elif isinstance(self.budget, StalenessBudget):
             result["budget"] = {"staleness": format_duration(self.budget.staleness_ms)}
+        if self.accuracy is not None:
+            result["accuracy"] = self.accuracy.to_mapping()
+        if self.cache != CacheSpec():
+            result["cache"] = self.cache.to_mapping()
         if self.lateness_ms:
             result["lateness"] = format_duration(self.lateness_ms)
         if self.edges is not None:
@@ -301,7 +319,7 @@ def _check_names(measures: tuple[Measure, ...], group_by: tuple[str, ...]) -> No
             taken[name] = f"a column of the measure {measure.name}"
 
 
-def _budget(given: object, measures: tuple[Measure, ...]) -> Budget:
+def _budget(given: object, measures: tuple[Measure, ...], accuracy: Accuracy | None) -> Budget:
     if given is None:
         return None
     accepted = "{error: {measure: amount}} or {staleness: 2s}"
@@ -310,38 +328,29 @@ def _budget(given: object, measures: tuple[Measure, ...]) -> Budget:
         raise InvalidQuery("budget", given, accepted, "exactly one kind of budget")
     if "staleness" in b:
         return StalenessBudget(duration_ms(b["staleness"], "budget.staleness", InvalidQuery, minimum_ms=1))
+    if accuracy is not None:
+        raise InvalidQuery("budget.error", b["error"], "an accuracy, an error budget, or an accuracy with a staleness "
+                           "budget", "what edges withhold would come on top of what the accuracy promises")  # fmt: skip
     if not isinstance(b["error"], Mapping) or not b["error"]:
         raise InvalidQuery("budget.error", b["error"], "an amount per measure, such as {bytes: 1MB}")
-    by_name = {m.name: m for m in measures}
-    bounded = [m.name for m in measures if m.function.error is not None]
-    limits = []
+    names = [m.name for m in measures]
+    limits, relative = [], []
     for name, amount in b["error"].items():
         at = f"budget.error.{name}"
-        if name not in by_name:
-            raise InvalidQuery(at, amount, f"one of the measures {', '.join(by_name)}", "unknown measure")
-        if by_name[name].function.error is None:
-            raise InvalidQuery(
-                at,
-                amount,
-                f"one of the measures {', '.join(bounded) or '(none here)'}",
-                f"{by_name[name].function.name} has no error function",
-            )
-        limits.append((str(name), _amount(amount, at)))
-    for measure in measures:
-        if measure.function.error is None:
-            raise InvalidQuery(
-                f"measures.{measure.name}",
-                measure.to_text(),
-                "measures with an error function beside an error budget: count, sum, min, max",
-                "put it into a query of its own",
-            )
-    return ErrorBudget(tuple(sorted(limits)))
+        if name not in names:
+            raise InvalidQuery(at, amount, f"one of the measures {', '.join(names)}", "unknown measure")
+        share = fraction(amount)
+        if share is None:
+            limits.append((str(name), _amount(amount, at)))
+        elif 0.0 <= share < 1.0:
+            relative.append((str(name), share))
+        else:
+            raise InvalidQuery(at, amount, "a percentage from 0% to below 100%")
+    return ErrorBudget(tuple(sorted(limits)), tuple(sorted(relative)))
 
 
 def _amount(value: object, at: str) -> float:
-    accepted = "an amount in the measure's own unit, at least 0, such as 1000 or 1MB"
-    if fraction(value) is not None:
-        raise InvalidQuery(at, value, accepted, "relative budgets are not available yet")
+    accepted = "an amount in the measure's own unit, at least 0, such as 1000 or 1MB, or a percentage such as 1%"
     if isinstance(value, float):
         if not 0 <= value < float("inf"):
             raise InvalidQuery(at, value, accepted)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 # First: it imports the modules that register functions, whichever of them a caller asks for.
 from edgewater.synopses import registry  # noqa: F401  # isort: skip
+from collections.abc import Sequence
 from typing import Any
 
 from edgewater.errors import UnsupportedVersion
-from edgewater.synopses import codec
+from edgewater.synopses import codec, merging, plugins
 from edgewater.synopses.base import (
     Count,
     Distinct,
@@ -36,8 +37,10 @@ from edgewater.synopses.fast_agms import FastAgms
 from edgewater.synopses.fifo import FifoSample
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.haar import HaarWavelet
+from edgewater.synopses.haar_max import MaxErrorWavelet
 from edgewater.synopses.hyperloglog import HyperLogLog
 from edgewater.synopses.kll import Kll
+from edgewater.synopses.manager import GeneralManager, SliceManager
 from edgewater.synopses.questions import (
     Contains,
     FalsePositiveRate,
@@ -80,12 +83,14 @@ __all__ = [
     "FastAgms",
     "FifoSample",
     "Frequency",
+    "GeneralManager",
     "GroupedAggregate",
     "HaarWavelet",
     "HyperLogLog",
     "IntersectionSize",
     "JoinSize",
     "Kll",
+    "MaxErrorWavelet",
     "Maximum",
     "Mean",
     "Minimum",
@@ -102,6 +107,7 @@ __all__ = [
     "ReservoirSample",
     "SelfJoinSize",
     "Since",
+    "SliceManager",
     "SubsetCount",
     "Sum",
     "Synopsis",
@@ -110,9 +116,10 @@ __all__ = [
     "UnionSize",
     "Variance",
     "from_bytes",
+    "merge_bytes",
 ]
 
-AnySynopsis = GroupedAggregate | HaarWavelet | SingleSynopsis[Any]
+AnySynopsis = GroupedAggregate | HaarWavelet | GeneralManager | SliceManager | SingleSynopsis[Any]
 
 _TYPES: dict[str, type[AnySynopsis]] = {
     t.kind: t
@@ -134,6 +141,9 @@ _TYPES: dict[str, type[AnySynopsis]] = {
         EquiDepthHistogram,
         Kll,
         HaarWavelet,
+        MaxErrorWavelet,
+        GeneralManager,
+        SliceManager,
     )
 }
 
@@ -146,8 +156,32 @@ def from_bytes(data: bytes) -> AnySynopsis:
         UnsupportedVersion: a kind or a version that this release does not read.
     """
     message = codec.unseal(data)
-    kind = _TYPES.get(message.kind)
+    return _type_of(message.kind).from_message(message)
+
+
+def merge_bytes(parts: Sequence[bytes]) -> bytes:
+    """The union of serialised synopses: what `from_bytes` of each, `merge_many` of all and `to_bytes` give, faster.
+
+    Dense sketches of one layout (HyperLogLog, count-min, Fast-AGMS) are merged as one array, without an object each.
+
+    Args:
+        parts: at least one; all of one kind, and of parameters that merge.
+
+    Raises:
+        CorruptSynopsis, UnsupportedVersion, IncompatibleSynopses: as those do, and names the part.
+    """
+    return merging.merged(parts, _type_of)
+
+
+def _type_of(name: str) -> type[AnySynopsis]:
+    """Raises UnsupportedVersion for a kind that is not read here."""
+    kind = _TYPES.get(name)
     if kind is None:
-        known = ", ".join(sorted(_TYPES))
-        raise UnsupportedVersion(f"synopsis kind {message.kind!r} is not one of those read here: {known}")
-    return kind.from_message(message)
+        plugins.INSTALLED.load()
+        kind = plugins.INSTALLED.singles.get(name)
+    if kind is None:
+        known = ", ".join(sorted({**_TYPES, **plugins.INSTALLED.singles}))
+        raise UnsupportedVersion(
+            f"synopsis kind {name!r} is not one of those read here: {known}; {plugins.INSTALLED.hint()}"
+        )
+    return kind

@@ -1,6 +1,6 @@
 """Exact aggregates of many groups: count, sum, min, max, mean, variance.
 
-Integer sums are int64 and exact; float sums are float64. Means and variances merge by the pairwise
+Integer sums are exact, also beyond int64; float sums are float64. Means and variances merge by the pairwise
 update of Chan, Golub and LeVeque (1979), which does not cancel as sums of squares do.
 """
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, InvalidRequest
-from edgewater.synopses import codec
+from edgewater.synopses import codec, wide_sums
 from edgewater.synopses.base import (
     Count,
     Estimates,
@@ -157,30 +157,62 @@ class SumStack(ArrayStack):
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._view("n")[codes] += other._view("n")
-        self._view("sum")[codes] += other._view("sum")
+        with np.errstate(invalid="ignore"):  # ∞ - ∞ is NaN, as it should be
+            self._view("sum")[codes] += other._view("sum")
+
+    def _total(self) -> FloatArray:
+        return np.asarray(self._view("sum"), np.float64)
 
     def query(self, question: Question | None = None) -> Estimates:
         self.check(question)
         if isinstance(question, Count):
             return Estimates.exact(self._view("n"))
-        return Estimates.exact(np.where(self._view("n") > 0, self._view("sum"), np.nan))
+        return Estimates.exact(np.where(self._view("n") > 0, self._total(), np.nan))
 
     def change(self, sent: FloatArray) -> FloatArray:
-        return np.asarray(self._view("sum"), np.float64)
+        return self._total()
 
     def advance(self, sent: FloatArray) -> FloatArray:
-        return np.asarray(sent + self._view("sum"))
+        return np.asarray(sent + self._total())
 
 
 class IntegerSumStack(SumStack):
+    """Exact sums of int64, in 128 bits.
+
+    Sums beyond int64 are rare: only a stack that has one writes version 2, which has the carries behind the sums.
+    """
+
     kind = "integer_sum"
-    arrays = {"n": ("<i8", 0), "sum": ("<i8", 0)}
+    version = 2
+    arrays = {"n": ("<i8", 0), "sum": ("<i8", 0), "carry": ("<i8", 0)}
 
     def _add(self, codes: IntArray, values: npt.NDArray[Any]) -> None:
-        # bincount sums in float64, which is exact below 2^53 only; two halves keep int64 exact.
-        low = np.bincount(codes, values & 0xFFFFFFFF, self._length).astype(np.int64)
-        high = np.bincount(codes, values >> 32, self._length).astype(np.int64)
-        self._view("sum")[:] += low + (high << 32)
+        wide_sums.add(*self._wide(), *wide_sums.summed(codes, values, self._length))
+
+    def _wide(self) -> wide_sums.Wide:
+        return self._view("sum"), self._view("carry")
+
+    def _total(self) -> FloatArray:
+        return wide_sums.as_float(*self._wide())
+
+    def merge(self, other: Self, codes: IntArray) -> None:
+        self._view("n")[codes] += other._view("n")
+        wide_sums.add(*self._wide(), *other._wide(), codes)
+
+    def to_message(self) -> SynopsisMessage:
+        message = super().to_message()
+        if not self._view("carry").any():
+            message.version = 1
+            del message.arrays[-1]
+        return message
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        codec.open_message(message, cls.kind, cls.version, 3 if message.version == 2 else 2)
+        result = cls()
+        carries = () if message.version == 2 else (codec.encode(np.zeros_like(codec.decode(message.arrays[1]))),)
+        result._load(SynopsisMessage(arrays=[*message.arrays, *carries]))
+        return result
 
 
 class FloatSumStack(SumStack):
@@ -188,7 +220,8 @@ class FloatSumStack(SumStack):
     arrays = {"n": ("<i8", 0), "sum": ("<f8", 0.0)}
 
     def _add(self, codes: IntArray, values: npt.NDArray[Any]) -> None:
-        self._view("sum")[:] += np.bincount(codes, values, self._length)
+        with np.errstate(invalid="ignore"):
+            self._view("sum")[:] += np.bincount(codes, values, self._length)
 
 
 class ExtremumStack(ArrayStack):
@@ -292,11 +325,13 @@ class MeanStack(ArrayStack):
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         self._view("n")[:] += np.bincount(codes, minlength=self._length)
-        self._view("sum")[:] += np.bincount(codes, values, self._length)
+        with np.errstate(invalid="ignore"):
+            self._view("sum")[:] += np.bincount(codes, values, self._length)
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._view("n")[codes] += other._view("n")
-        self._view("sum")[codes] += other._view("sum")
+        with np.errstate(invalid="ignore"):
+            self._view("sum")[codes] += other._view("sum")
 
     def query(self, question: Question | None = None) -> Estimates:
         self.check(question)

@@ -27,7 +27,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """The algebra of a synopsis. Every claim is checked by the battery in `tests/edgewater/synopses`.
+    """The algebra of a synopsis. Every claim is checked by the battery, `edgewater.synopses.testing`.
 
     Attributes:
         mergeable: two synopses of equal parameters merge into the one of their union.
@@ -37,6 +37,8 @@ class Properties:
         linear: the state is a linear function of the frequency vector.
         foldable: an edge may shrink it before shipping.
         ordered: the state depends on the order (or the event time) of values.
+        reproducible: the same batches in the same order give the same bytes. An edge that recovers by
+            replaying its journal needs it.
     """
 
     mergeable: bool = True
@@ -46,6 +48,7 @@ class Properties:
     linear: bool = False
     foldable: bool = False
     ordered: bool = False
+    reproducible: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,8 @@ class Stack(Protocol):
     def query(self, question: Question | None = None) -> Estimates:
         """The answer per group; None: the function's own question (`default`)."""
 
-    def to_message(self) -> SynopsisMessage: ...
+    def to_message(self) -> SynopsisMessage:
+        """The state, which stays as it is: a stack read from the message goes on as this one does."""
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
@@ -232,6 +236,16 @@ class Stack(Protocol):
     @property
     def nbytes(self) -> int:
         """Memory held by the arrays, in bytes."""
+
+
+class Condensing(Stack, Protocol):
+    """A stack in which values wait to be compacted, many together. When that happens decides later coins and
+    cuts, so only updates, merges and resets may bring it about: `to_message` has what waits as it is, and a
+    stack read from that goes on as this one does. What `take` gives has nothing that waits: it is for shipping.
+    """
+
+    def condense(self) -> None:
+        """Compacts all that waits."""
 
 
 @runtime_checkable

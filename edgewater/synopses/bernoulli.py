@@ -8,6 +8,7 @@ and not on their order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -120,6 +121,12 @@ class BernoulliStack(SampleStack):
             if not crowded.any():
                 return kept
             halved[crowded] = np.maximum(halved, self.level)[crowded] + 1
+
+    united = None  # type: ignore[assignment]  # rates are the samples' own, and halve one after the other
+
+    def merge_ones(self, others: Sequence[Self]) -> None:
+        for other in others:
+            self.merge(other, np.zeros(1, np.int64))
 
     def merge(self, other: Self, codes: IntArray) -> None:
         other._settle()

@@ -51,6 +51,14 @@ class Cells:
         """Whether the runs have outgrown the sorted part."""
         return self._pending > max(len(self._keys), _MIN_PENDING)
 
+    @property
+    def is_settled(self) -> bool:
+        return not self._runs
+
+    @property
+    def holds_any(self) -> bool:
+        return bool(len(self._keys) or self._runs)
+
     def add(self, keys: IntArray, values: npt.NDArray[Any]) -> None:
         """Adds cells in any order; the same cell may stand several times. The arrays are kept."""
         if len(keys):
@@ -78,6 +86,11 @@ class Cells:
         self._runs, self._pending = [], 0
         self.add(keys, values)
 
+    def hold(self, keys: IntArray, values: npt.NDArray[Any]) -> None:
+        """Forgets everything and takes over these cells, ascending and distinct, as they are."""
+        self._keys, self._values = keys, values
+        self._runs, self._pending = [], 0
+
     def starts(self, groups: int) -> IntArray:
         """Where each of `groups` groups begins in `settled`, and the end: shape (groups + 1,)."""
         return np.searchsorted(self.settled()[0], np.arange(groups + 1) << _CELL_BITS)
@@ -89,6 +102,8 @@ class Cells:
     def select(self, groups: IntArray, length: int) -> tuple[IntArray, npt.NDArray[Any]]:
         """The cells of ``groups[i]`` under group i, for each i. `length`: how many groups there are."""
         keys, values = self.settled()
+        if length == len(groups) == 1:
+            return keys, values  # of the one group that there is; settled arrays are never written to
         starts = self.starts(length)
         counts = np.diff(starts)[groups]
         ends = np.cumsum(counts)

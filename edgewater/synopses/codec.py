@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import google_crc32c
@@ -29,7 +29,9 @@ _NARROWER = {
     "i": ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4"),
     "u": ("|u1", "<u2", "<u4"),
 }
-_TYPES = frozenset({"|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8"})
+_TYPES = {t: np.dtype(t) for t in ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")}
+_EXACTLY = frozenset((s, t) for s in _TYPES for t in _TYPES if np.can_cast(s, t, "safe"))
+"""(stored, declared) types between which no value is lost."""
 
 
 def seal(message: SynopsisMessage) -> bytes:
@@ -78,12 +80,16 @@ def open_message(message: SynopsisMessage, kind: str, version: int, arrays: int,
         raise CorruptSynopsis(
             f"{kind}: {len(message.arrays)} arrays and {len(message.parts)} parts, expected {arrays} and {parts}"
         )
+    return _parameters(kind, message.parameters)
+
+
+def _parameters(kind: str, text: str) -> dict[str, Any]:
     try:
-        parameters = json.loads(message.parameters or "{}")
+        parameters = json.loads(text or "{}")
     except json.JSONDecodeError as exc:
-        raise CorruptSynopsis(f"{kind}: parameters are not JSON: {message.parameters!r}") from exc
+        raise CorruptSynopsis(f"{kind}: parameters are not JSON: {text!r}") from exc
     if not isinstance(parameters, dict):
-        raise CorruptSynopsis(f"{kind}: parameters are no mapping: {message.parameters!r}")
+        raise CorruptSynopsis(f"{kind}: parameters are no mapping: {text!r}")
     return parameters
 
 
@@ -129,12 +135,61 @@ def decode(message: ArrayMessage) -> npt.NDArray[Any]:
     if message.encoding != ArrayMessage.FIXED or message.type not in _TYPES or message.stored not in _TYPES:
         raise CorruptSynopsis(f"an array of type {message.type!r} stored as {message.stored!r} cannot be read")
     shape = tuple(message.shape)
-    stored = np.dtype(message.stored)
-    if not np.can_cast(stored, message.type, "safe"):
+    stored = _TYPES[message.stored]
+    if (message.stored, message.type) not in _EXACTLY:
         raise CorruptSynopsis(f"{message.stored} is no way to store {message.type} exactly")
     if math.prod(shape) * stored.itemsize != len(message.data):
         raise CorruptSynopsis(f"an array of shape {shape} has {len(message.data)} bytes of {message.stored}")
-    return np.frombuffer(message.data, stored).reshape(shape).astype(message.type)
+    return np.frombuffer(message.data, stored).reshape(shape).astype(_TYPES[message.type])
+
+
+def stacked(
+    messages: Sequence[SynopsisMessage],
+    groups: int,
+    *,
+    alike: Sequence[int] = (),
+    own: Sequence[int] = (),
+    rows: Sequence[int] = (),
+) -> SynopsisMessage:
+    """The message of a stack of many groups, from messages of one group each: their arrays one after the other.
+
+    Args:
+        messages: of one kind, version, parameters and seed.
+        groups: an array with one value per group.
+        alike: arrays of the stack and not of its groups, which must be equal.
+        own: such arrays that need not be; the first message's are taken.
+        rows: arrays that number groups.
+
+    Raises:
+        IncompatibleSynopses: those that must be alike are not, or a message is not of one group.
+    """
+    first = messages[0]
+    for message in messages:
+        if list(message.arrays[groups].shape) != [1] or any(message.arrays[i] != first.arrays[i] for i in alike):
+            raise IncompatibleSynopses(f"{first.kind}: levels differ, or there is more than one group")
+    result = header(first.kind, first.version, {}, seed=first.seed)
+    result.parameters = first.parameters
+    for number, column in enumerate(zip(*(message.arrays for message in messages), strict=True)):
+        if number in own or number in alike:
+            result.arrays.append(column[0])
+        elif number in rows:
+            result.arrays.append(encode(np.flatnonzero([array.shape[0] for array in column])))
+        else:
+            result.arrays.append(_joined(column))
+    return result
+
+
+def _joined(arrays: Sequence[ArrayMessage]) -> ArrayMessage:
+    first = arrays[0]
+    if first.encoding == ArrayMessage.UTF8 or any(array.valid for array in arrays):
+        return encode_keys(pa.concat_arrays([decode_keys(array) for array in arrays]))
+    shapes = {(a.encoding, a.type, a.stored, tuple(a.shape[1:])) for a in arrays if a.data}
+    if len(shapes) > 1:
+        return encode(np.concatenate([decode(array) for array in arrays]))
+    like = next((a for a in arrays if a.data), first)
+    shape = [sum(a.shape[0] for a in arrays), *like.shape[1:]]
+    data = b"".join([a.data for a in arrays])
+    return ArrayMessage(encoding=like.encoding, type=like.type, stored=like.stored, shape=shape, data=data)
 
 
 def encode_keys(values: pa.Array) -> ArrayMessage:

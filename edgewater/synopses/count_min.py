@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.errors import InvalidRequest
 from edgewater.synopses.base import Count, Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.counters import MAX_DEPTH, MAX_WIDTH, MIN_WIDTH, CounterStack, SingleCounters
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
@@ -83,10 +84,10 @@ class CountMinStack(CounterStack):
             basis = f"{self.kind}, of a group of which more was taken out than was in"
         return Estimates(value, np.minimum(lower, value), upper, 1 - math.exp(-self.depth), basis)
 
-    def _check_state(self) -> None:
+    def _check_counters(self, counters: npt.NDArray[Any], n: npt.NDArray[Any]) -> None:
         # Each value is in one counter of each row.
-        if (self._table().sum(axis=2) != self._view("n")[:, None]).any():
-            raise CorruptSynopsis(f"{self.kind}: the counters of a row do not add up to the number of values")
+        if (counters.sum(axis=2, dtype=np.int64) != n[:, None]).any():
+            raise ValueError("the counters of a row do not add up to the number of values")
 
 
 class CountMin(SingleCounters):

@@ -6,9 +6,11 @@ counter of each row. So states add, subtract, and fold by adding neighbouring co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
@@ -134,6 +136,37 @@ class CounterStack(ItemStack):
     def merge(self, other: Self, codes: IntArray) -> None:
         self._combine(other, codes, 1)
 
+    def merge_ones(self, others: Sequence[Self]) -> None:
+        """Merges stacks of one group into this one, which has one too."""
+        into = self._counters[0]
+        for other in others:
+            alike = (other.width, other.depth, other.level, other.seed, other.item_type)
+            if alike == (self.width, self.depth, self.level, self.seed, self.item_type):
+                np.add(into, other._counters[0], out=into)
+                self._state["n"][0] += other._state["n"][0]
+            else:
+                self.merge(other, np.zeros(1, np.int64))  # folds, or says what is wrong
+                into = self._counters[0]
+
+    @classmethod
+    def united(cls, messages: Sequence[SynopsisMessage]) -> Self:
+        """One group, from messages of one each (`merging.Uniting`)."""
+        many = cls.from_message(codec.stacked(messages, 1, alike=(0,), rows=(6,)))
+        result = many._empty()
+        result.grow(1)
+        result._state["n"][0] = many._view("n").sum()
+        many._table().sum(axis=0, out=result._counters[0])
+        return result
+
+    free_arrays: ClassVar[tuple[int, ...]] = (1, 7)
+
+    def absorb(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Adds the dense counters of many stacks of one group (`merging.Flat`)."""
+        n, counters = arrays[0].reshape(-1), arrays[1].reshape(len(arrays[0]), self.depth, self.columns)
+        self._check_counters(counters, n)
+        self._counters[0] += counters.sum(axis=0, dtype=np.int64)
+        self._state["n"][0] += n.sum(dtype=np.int64)
+
     def invert(self, other: Self, codes: IntArray) -> None:
         """Takes out what `merge` with the same arguments put in."""
         self._combine(other, codes, -1)
@@ -196,11 +229,14 @@ class CounterStack(ItemStack):
             raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
         result._state["n"], result._length = n, len(n)
         result._counters = rows.reshape(len(n), result.depth, result.columns)
-        result._check_state()
+        try:
+            result._check_counters(result._counters, n)
+        except ValueError as exc:
+            raise CorruptSynopsis(f"{cls.kind}: {exc}") from exc
         return result
 
-    def _check_state(self) -> None:
-        """Raises CorruptSynopsis unless decoded arrays are the state of this stack."""
+    def _check_counters(self, counters: npt.NDArray[Any], n: npt.NDArray[Any]) -> None:
+        """Raises ValueError unless counters, shape (groups, depth, columns), can be those of n values."""
 
 
 def _repeats(words: WordArray) -> bool:

@@ -35,6 +35,7 @@ from edgewater.synopses.base import (
     Questions,
     arrow_values,
 )
+from edgewater.synopses.cuckoo_stash import CuckooStash
 from edgewater.synopses.cuckoo_table import FINGERPRINTS, SLOTS, CuckooTable
 from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.items import ItemStack, check_share, check_whole, confidence_of, read_item_type
@@ -78,9 +79,7 @@ class CuckooStack(ItemStack):
             raise InvalidRequest("buckets", buckets, f"a power of two up to {MAX_BUCKETS}")
         super().__init__(groups, seed=seed, item_type=item_type)
         self._table = CuckooTable(groups, buckets)
-        # Copies of cells beyond the one in the table, and cells that found no place there. Keys ascend.
-        self._stash_keys: IntArray = np.zeros(0, np.int64)
-        self._stash_copies: IntArray = np.zeros(0, np.int64)
+        self._stash = CuckooStash()
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -88,7 +87,7 @@ class CuckooStack(ItemStack):
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + self._table.nbytes + self._stash_keys.nbytes + self._stash_copies.nbytes
+        return super().nbytes + self._table.nbytes + self._stash.nbytes
 
     @property
     def _span(self) -> int:
@@ -111,34 +110,17 @@ class CuckooStack(ItemStack):
 
     def _add(self, keys: IntArray, copies: IntArray) -> None:
         """Adds distinct cells, ascending."""
-        known = self._table.holds(keys) | (self._stashed(keys) > 0)
+        known = self._table.holds(keys) | (self._stash.holds(keys) > 0)
         if self.counts_copies:
             more = copies - ~known
-            self._stash(keys[more > 0], more[more > 0])
+            self._stash.add(keys[more > 0], more[more > 0])
         homeless = self._table.insert(keys[~known])
-        self._stash(np.sort(homeless), np.ones(len(homeless), np.int64))
-
-    def _stashed(self, keys: IntArray) -> IntArray:
-        """Copies in the stash, per cell."""
-        if not len(self._stash_keys):
-            return np.zeros(len(keys), np.int64)
-        at = np.minimum(np.searchsorted(self._stash_keys, keys), len(self._stash_keys) - 1)
-        return np.where(self._stash_keys[at] == keys, self._stash_copies[at], 0)
-
-    def _stash(self, keys: IntArray, copies: IntArray) -> None:
-        """Adds copies (or takes them out, if negative) of distinct cells."""
-        if len(keys):
-            self._stash_keys, self._stash_copies = _summed(
-                np.concatenate([self._stash_keys, keys]), np.concatenate([self._stash_copies, copies])
-            )
+        self._stash.add(homeless, np.ones(len(homeless), np.int64))
 
     def _contents(self) -> tuple[IntArray, IntArray]:
         """All cells, ascending and distinct, and their copies."""
         held = self._table.contents()
-        return _summed(
-            np.concatenate([held, self._stash_keys]),
-            np.concatenate([np.ones(len(held), np.int64), self._stash_copies]),
-        )
+        return self._stash.joined(held, np.ones(len(held), np.int64))
 
     # Merging
 
@@ -156,18 +138,12 @@ class CuckooStack(ItemStack):
     def take(self, groups: IntArray) -> Self:
         result = super().take(groups)
         result._table = self._table.take(groups)
-        starts, ends = (np.searchsorted(self._stash_keys, (groups + i) * self._span) for i in (0, 1))
-        counts = ends - starts
-        before = np.cumsum(counts) - counts
-        at = np.arange(int(counts.sum())) + np.repeat(starts - before, counts)
-        result._stash_keys = self._stash_keys[at] + np.repeat((np.arange(len(groups)) - groups) * self._span, counts)
-        result._stash_copies = self._stash_copies[at]
+        result._stash = self._stash.take(groups, self._span)
         return result
 
     def reset(self, groups: IntArray) -> None:
         self._table.reset(groups)
-        kept = ~np.isin(self._stash_keys // self._span, groups)
-        self._stash_keys, self._stash_copies = self._stash_keys[kept], self._stash_copies[kept]
+        self._stash.reset(groups, self._span)
 
     # Asking
 
@@ -199,11 +175,11 @@ class CuckooStack(ItemStack):
         if word is None:
             return np.zeros(len(self), np.int64)
         keys = self._table.keys(np.arange(len(self)), word)
-        return np.asarray(self._table.holds(keys) + self._stashed(keys))
+        return np.asarray(self._table.holds(keys) + self._stash.holds(keys))
 
     def _distinct(self) -> IntArray:
         """Different cells per group."""
-        homeless = self._stash_keys[~self._table.holds(self._stash_keys)]
+        homeless = self._stash.keys[~self._table.holds(self._stash.keys)]
         return self._table.sizes()[: len(self)] + np.bincount(homeless // self._span, minlength=len(self))
 
     def _count(self) -> IntArray:
@@ -311,24 +287,13 @@ class CountingCuckooStack(CuckooStack):
         self._remove(*self._translated(other, codes))
 
     def _remove(self, keys: IntArray, copies: IntArray) -> None:
-        in_table, in_stash = self._table.holds(keys), self._stashed(keys)
+        in_table, in_stash = self._table.holds(keys), self._stash.holds(keys)
         missing = int(np.maximum(copies - in_stash - in_table, 0).sum())
         if missing:
             raise InvalidRequest("values", f"{missing} values", "values that were added before", "they are not in it")
         from_stash = np.minimum(copies, in_stash)
-        self._stash(keys[from_stash > 0], -from_stash[from_stash > 0])
+        self._stash.add(keys[from_stash > 0], -from_stash[from_stash > 0])
         self._table.remove(keys[copies > from_stash])
-
-
-def _summed(keys: IntArray, copies: IntArray) -> tuple[IntArray, IntArray]:
-    """Distinct keys, ascending, with the sum of their copies, where that is not 0."""
-    if not len(keys):
-        return keys, copies
-    order = np.argsort(keys, kind="stable")
-    keys, copies = keys[order], copies[order]
-    first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-    total = np.add.reduceat(copies, first)
-    return keys[first][total != 0], total[total != 0]
 
 
 class _SingleCuckoo(SingleSynopsis[Any]):

@@ -13,6 +13,7 @@ has no rank; infinities do have one.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -209,6 +210,45 @@ class DDSketchStack(ArrayStack):
         if self._cells.is_due:
             self._settle()
 
+    def merge_ones(self, others: Sequence[Self]) -> None:
+        """Merges stacks of one group into this one, which has one too: all their bins in one sum."""
+        for other in others:
+            codec.require_equal(self.kind, self.parameters, other.parameters)
+        settled = [other._settle() for other in others]
+        levels = [int(other._state["level"][0]) for other in others]
+        self._raise_level(np.array([max([int(self._state["level"][0]), *levels])]))
+        level, (keys, counts) = int(self._state["level"][0]), self._settle()
+        cells = [
+            cells_of(theirs) if of == level else SignedBins.of(cells_of(theirs)).coarsened(level - of)
+            for (theirs, _), of in zip(settled, levels, strict=True)
+        ]
+        self._cells.hold(*_summed(np.concatenate([keys, *cells]), np.concatenate([counts, *(c for _, c in settled)])))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for name in ("nan", "below", "above", "sum"):
+                # One after the other: float64 sums come out as if they were merged so.
+                self._state[name][0] = np.cumsum([s._state[name][0] for s in (self, *others)])[-1]
+        for name, best in (("min", min), ("max", max)):
+            self._state[name][0] = best(s._state[name][0] for s in (self, *others))
+        self._settle()
+
+    @classmethod
+    def united(cls, messages: Sequence[SynopsisMessage]) -> Self:
+        """One group, from messages of one each (`merging.Uniting`)."""
+        many = cls.from_message(codec.stacked(messages, 0))
+        result = many._empty()
+        result.grow(1)
+        many._raise_level(np.full(len(many), many._view("level").max()))
+        keys, counts = many._settle()
+        result._state["level"][0] = many._view("level").max()
+        result._cells.hold(*_summed(cells_of(keys), counts))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for name in ("nan", "below", "above", "sum"):
+                result._state[name][0] = np.cumsum(many._view(name))[-1]
+        for name, best in (("min", np.min), ("max", np.max)):
+            result._state[name][0] = best(many._view(name))
+        result._settle()
+        return result
+
     def fold(self, levels: int = 1) -> Self:
         """A copy, collapsed further: half as many bins, twice the error (nearly) per level."""
         self._settle()
@@ -222,7 +262,10 @@ class DDSketchStack(ArrayStack):
     def take(self, groups: IntArray) -> Self:
         self._settle()
         result = super().take(groups)
-        result._cells.replace(*self._cells.select(groups, len(self)))
+        if len(self) == len(groups) == 1:
+            result._cells.hold(*self._cells.settled())
+        else:
+            result._cells.replace(*self._cells.select(groups, len(self)))
         return result
 
     def reset(self, groups: IntArray) -> None:
@@ -334,8 +377,7 @@ class DDSketchStack(ArrayStack):
         try:
             result = cls(accuracy=parameters["accuracy"])
             cells = [codec.decode(a) for a in message.arrays[-4:]]
-            del message.arrays[-4:]
-            result._load(message)
+            result._load(SynopsisMessage(arrays=message.arrays[:-4]))
             result._cells.unpack(*cells)
             result._check_state(len(cells[0]))
         except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
@@ -376,6 +418,23 @@ class DDSketch(SingleSynopsis[DDSketchStack]):
     @property
     def current_accuracy(self) -> float:
         return float(self._stack.accuracies()[0])
+
+
+def _summed(cells: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Distinct cells, ascending, and their counts."""
+    if not len(cells):
+        return cells, counts
+    least = int(cells.min())
+    span = int(cells.max()) - least + 1
+    if span > 4 * len(cells) + (1 << 16):  # far apart
+        distinct, at = np.unique(cells, return_inverse=True)
+        total = np.zeros(len(distinct), np.int64)
+        np.add.at(total, at, counts)
+        return distinct, total
+    total = np.zeros(span, np.int64)
+    np.add.at(total, cells - least, counts)
+    used = np.flatnonzero(total)
+    return used + least, total[used]
 
 
 def _is_accuracy(value: object) -> bool:

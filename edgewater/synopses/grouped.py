@@ -5,13 +5,13 @@ A query without ``group_by`` is one with no key columns and at most one group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, SynopsisError
 from edgewater.streams import COLUMN_TYPES, type_name
 from edgewater.synopses import codec
 from edgewater.synopses.base import Estimates, IntArray, Properties, Question, Stack
@@ -20,6 +20,10 @@ from edgewater.synopses.kll import KllStack
 from edgewater.synopses.registry import stack_from_message
 from edgewater.synopses.sample_rows import SampleStack
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+T = TypeVar("T")
+R = TypeVar("R")
+_NO_GROUPS = np.zeros(0, np.int64)
 
 
 class GroupedAggregate:
@@ -134,9 +138,7 @@ class GroupedAggregate:
             return np.zeros(0, np.int64)
         for other in others:
             self._require_mergeable(other)
-        columns = [other.rows() for other in others]
-        keys = [pa.concat_arrays([c[i] for c in columns]) for i in range(len(self._key_names))]
-        codes = self.encode(keys, sum(len(other) for other in others))
+        codes = self._codes_of(others)
         at = 0
         for other in others:
             mine = codes[at : at + len(other)]
@@ -144,7 +146,25 @@ class GroupedAggregate:
             for name, stack in self._measures.items():
                 stack.merge(other._measures[name], mine)
             self.records += other.records
+        for stack in self._measures.values():
+            condense = getattr(stack, "condense", None)
+            if condense is not None:
+                condense()
         return codes
+
+    def _codes_of(self, others: Sequence[Self]) -> IntArray:
+        """The codes here of all their groups; those with the keys of the one before share its look-up."""
+        runs: list[tuple[list[pa.Array], int]] = []
+        which = []
+        for other in others:
+            columns = other.rows()
+            if not runs or runs[-1][1] != len(other) or not all(map(pa.Array.equals, runs[-1][0], columns)):
+                runs.append((columns, len(other)))
+            which.append(len(runs) - 1)
+        keys = [pa.concat_arrays([columns[i] for columns, _ in runs]) for i in range(len(self._key_names))]
+        found = self.encode(keys, sum(groups for _, groups in runs))
+        codes = np.split(found, np.cumsum([groups for _, groups in runs])[:-1])
+        return np.concatenate([codes[run] for run in which])
 
     def _require_mergeable(self, other: Self) -> None:
         codec.require_equal(self.kind, self.parameters, other.parameters)
@@ -152,6 +172,9 @@ class GroupedAggregate:
             theirs = other._measures[name]
             if theirs.kind != stack.kind:
                 raise IncompatibleSynopses(f"measure {name}: {stack.kind} and {theirs.kind} do not merge")
+            if _alike(stack) != _alike(theirs):
+                # Before anything changes: stacks without groups merge, or say what is wrong.
+                stack.take(_NO_GROUPS).merge(theirs.take(_NO_GROUPS), _NO_GROUPS)
 
     def merge_many(self, others: Sequence[Self]) -> Self:
         """The union of this and all others as a new one."""
@@ -165,7 +188,7 @@ class GroupedAggregate:
         return self._table.rows(groups)
 
     def take(self, groups: IntArray) -> Self:
-        """A copy with these groups only, in this order. Its `records` are 0: set it if it is known."""
+        """A copy with these groups only, in this order, as it is shipped. Its `records` are 0: set it if known."""
         keys = dict(zip(self._key_names, self._table.types, strict=True))
         result = type(self)(keys, {name: stack.take(groups) for name, stack in self._measures.items()})
         result._table.encode(self.rows(groups), len(groups))
@@ -181,6 +204,8 @@ class GroupedAggregate:
         return self._measures[measure].query(question)
 
     def to_message(self) -> SynopsisMessage:
+        """The whole state: an aggregate read from it goes on as this one does. To ship groups `take` them, which
+        compacts what a state keeps only to be fast."""
         message = codec.header(self.kind, self.version, self.parameters, records=self.records)
         message.arrays.extend(codec.encode_keys(column) for column in self.rows())
         message.arrays.append(codec.encode(np.array([len(self)], np.int64)))
@@ -223,6 +248,31 @@ class GroupedAggregate:
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         return cls.from_message(codec.unseal(data))
+
+    @classmethod
+    def merge_bytes(cls, parts: Sequence[bytes]) -> bytes:
+        """The union of at least one part; a lone one comes back as it is, checked. Raises as `from_bytes` and
+        `merge_all` do, and names the part."""
+        first, *others = (named(number, len(parts), cls.from_bytes, part) for number, part in enumerate(parts))
+        if not others:
+            return parts[0]
+        for number, other in enumerate(others, 1):
+            named(number, len(parts), first._require_mergeable, other)
+        first.merge_all(others)
+        return first.to_bytes()
+
+
+def named(number: int, of: int, read: Callable[[T], R], part: T) -> R:
+    """Reads one of many parts; an error says which it was."""
+    try:
+        return read(part)
+    except SynopsisError as exc:
+        raise type(exc)(f"part {number + 1} of {of}: {exc}") from exc
+
+
+def _alike(stack: Stack) -> tuple[Any, ...]:
+    """What is equal only if two stacks of one kind merge."""
+    return tuple(getattr(stack, name, stack) for name in ("parameters", "seed", "item_type"))
 
 
 def _update(

@@ -67,6 +67,11 @@ def finalised(words: WordArray, number: int) -> WordArray:
     return _finalise(words, _mix(number * _GOLDEN & _MASK))
 
 
+def finalised_word(word: int, number: int) -> int:
+    """As `finalised`, of one word from 0 to 2^64 - 1: an array of one would cost ten times as much."""
+    return _mix((word + _mix(number * _GOLDEN & _MASK)) & _MASK)
+
+
 def _hash_arrow(values: pa.Array, seed: int) -> WordArray:
     if values.null_count:
         raise InvalidRecord("values", f"{values.null_count} nulls", _ACCEPTED)

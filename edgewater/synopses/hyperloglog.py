@@ -16,6 +16,7 @@ in, and with it the bytes, depend on what was added and not on the order.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any, ClassVar, Self
 
@@ -26,8 +27,9 @@ import pyarrow as pa
 from edgewater.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses import codec
 from edgewater.synopses.aggregates import ArrayStack
-from edgewater.synopses.base import Distinct, Estimates, FloatArray, IntArray, Properties, Question, Questions
+from edgewater.synopses.base import Distinct, Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.cells import Cells, cell_keys, cells_of, groups_of
+from edgewater.synopses.ertl import ertl_estimate
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, hash_values
 from edgewater.synopses.registry import Function, Parameter, Parameters, register_function, register_kind
 from edgewater.synopses.single import SingleSynopsis
@@ -42,6 +44,7 @@ STANDARD_ERROR = math.sqrt(3 * math.log(2) - 1)
 """Of the estimate, relative, times √m (Ertl 2017, eq. 25): 1.0389."""
 
 _DENSE_SHARE = 8
+_NO_ROWS = np.zeros(0, np.int64)
 _CHUNK = 1 << 15  # so that a chunk's temporaries stay in the L2 cache
 
 
@@ -112,10 +115,26 @@ class HyperLogLogStack(ArrayStack):
         if dense.any():
             self._raise_dense(rows[dense], index[dense], rho[dense])
             codes, index, rho = codes[~dense], index[~dense], rho[~dense]
+        if len(index) >= len(self) * (self.registers // _DENSE_SHARE):
+            codes, index, rho = self._distinct(codes, index, rho)
+            crowded = np.bincount(codes, minlength=len(self)) > self.registers // _DENSE_SHARE
+            if crowded.any():
+                self._make_dense(crowded)
+                moved = crowded[codes]
+                self._raise_dense(self._view("row")[codes[moved]], index[moved], rho[moved])
+                codes, index, rho = codes[~moved], index[~moved], rho[~moved]
         self._sparse.add(cell_keys(codes, index), rho)
         if self._sparse.is_due:
             self._settle()
         return None
+
+    def _distinct(self, codes: IntArray, index: IntArray, rho: Registers) -> tuple[IntArray, IntArray, Registers]:
+        """The registers that a batch uses, each once, by way of an array of all there are: the batch is as long as
+        a good part of that, and a sort of it would cost ten times as much."""
+        scratch = np.zeros(len(self) * self.registers, np.uint8)
+        np.maximum.at(scratch, index if len(self) == 1 else codes * self.registers + index, rho)
+        used = np.flatnonzero(scratch)
+        return used >> self.bits, used & (self.registers - 1), scratch[used]
 
     def _raise_dense(self, rows: IntArray, index: IntArray, rho: Registers) -> None:
         flat = self._dense.reshape(-1)
@@ -127,6 +146,8 @@ class HyperLogLogStack(ArrayStack):
 
     def _settle(self) -> tuple[IntArray, Registers]:
         """Settles the sparse cells and gives crowded groups a dense row; returns the sparse cells."""
+        if self._sparse.is_settled and not self._sparse.holds_any:
+            return self._sparse.settled()
         self._sparse.settled()
         used = self._sparse.counts(len(self))
         crowded = used > self.registers // _DENSE_SHARE
@@ -138,7 +159,7 @@ class HyperLogLogStack(ArrayStack):
         """Gives these groups (bool per group) a dense row, with what they have in sparse cells."""
         groups = np.flatnonzero(chosen)
         row = self._view("row")
-        free = np.setdiff1d(np.arange(len(self._dense)), row[row >= 0])
+        free = np.setdiff1d(np.arange(len(self._dense)), row[row >= 0]) if len(self._dense) else _NO_ROWS
         if len(free) < len(groups):
             rows = max(len(self._dense) + len(groups) - len(free), len(self._dense) * 3 // 2)
             wider = np.zeros((rows, self.registers), np.uint8)
@@ -146,6 +167,8 @@ class HyperLogLogStack(ArrayStack):
             free = np.concatenate([free, np.arange(len(self._dense), rows)])
             self._dense = wider
         row[groups] = free[: len(groups)]
+        if not self._sparse.holds_any:
+            return
         keys, rho = self._sparse.settled()
         moved = chosen[groups_of(keys)]
         keys, rho = keys[moved], rho[moved]
@@ -176,6 +199,58 @@ class HyperLogLogStack(ArrayStack):
         if self._sparse.is_due:
             self._settle()
 
+    def merge_ones(self, others: Sequence[Self]) -> None:
+        """Merges stacks of one group into this one, which has one too: one maximum over all their registers."""
+        mine = (self.precision, self.seed, self.level)
+        if any((o.precision, o.seed, o.level) != mine for o in others):
+            for other in others:
+                self.merge(other, np.zeros(1, np.int64))  # folds, or says what is wrong
+            return
+        dense = []
+        for other in others:
+            if other._sparse.holds_any:
+                self._sparse.add(*other._settle())
+            row = other._state["row"][0]
+            if row >= 0:
+                dense.append(other._dense[row])
+        if dense or self._state["row"][0] >= 0:
+            self._merge_dense(dense)
+        self._settle()
+
+    @classmethod
+    def united(cls, messages: Sequence[SynopsisMessage]) -> Self:
+        """One group, from messages of one each (`merging.Uniting`)."""
+        many = cls.from_message(codec.stacked(messages, 1, alike=(0,), rows=(5,)))
+        result = many._empty()
+        result.grow(1)
+        keys, rho = many._sparse.settled()
+        result._sparse.add(cells_of(keys), rho)
+        if len(many._dense):
+            result._merge_dense([many._dense.max(axis=0)])
+        result._settle()
+        return result
+
+    free_arrays: ClassVar[tuple[int, ...]] = (6,)
+
+    def absorb(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Merges the dense rows of many stacks of one group (`merging.Flat`)."""
+        greatest = arrays[0].reshape(-1, self.registers).max(axis=0)
+        if (greatest > 65 - self.bits).any():
+            raise ValueError("registers out of range")
+        self._merge_dense([greatest])
+
+    def _merge_dense(self, rows: Sequence[Registers]) -> None:
+        """Merges registers into the one group that there is."""
+        if self._state["row"][0] < 0:
+            self._make_dense(np.ones(1, bool))
+        held = self._dense[self._state["row"][0]]
+        if self._sparse.holds_any:  # what has come since goes where its registers are now
+            keys, rho = self._sparse.settled()
+            np.maximum.at(held, cells_of(keys), rho)
+            self._sparse.drop(np.ones(1, bool))
+        for row in rows:
+            np.maximum(held, row, out=held)
+
     def fold(self, levels: int = 1) -> Self:
         """A copy with 2^levels times fewer registers: what would stand there had it been built so."""
         if levels < 0 or self.bits - levels < MIN_PRECISION:
@@ -202,7 +277,12 @@ class HyperLogLogStack(ArrayStack):
     def take(self, groups: IntArray) -> Self:
         self._settle()
         result = super().take(groups)
-        result._sparse.replace(*self._sparse.select(groups, len(self)))
+        if len(self) == len(groups) == 1 and not self._sparse.holds_any:
+            result._dense = self._dense[self._view("row")] if self._view("row")[0] >= 0 else self._dense[:0]
+            result._state["row"][result._state["row"] >= 0] = 0
+            return result
+        if self._sparse.holds_any:
+            result._sparse.replace(*self._sparse.select(groups, len(self)))
         dense = np.flatnonzero(result._view("row") >= 0)
         result._dense = self._dense[result._view("row")[dense]]
         result._view("row")[dense] = np.arange(len(dense))
@@ -231,7 +311,7 @@ class HyperLogLogStack(ArrayStack):
         if not 0 < confidence < 1:
             raise InvalidRequest("confidence", confidence, "a number between 0 and 1, such as 0.95")
         histograms = self._histograms()
-        value = _estimate(histograms, self.registers)
+        value = ertl_estimate(histograms, self.registers)
         used = self.registers - histograms[:, 0]
         root = math.sqrt(self.registers)
         deviation = NormalDist().inv_cdf((1 + confidence) / 2) * STANDARD_ERROR / root
@@ -292,45 +372,6 @@ class HyperLogLogStack(ArrayStack):
         )
         if not sound:
             raise ValueError("registers out of range or out of order")
-
-
-def _estimate(histograms: IntArray, registers: int) -> FloatArray:
-    """Ertl 2017, algorithm 6, for many register histograms at once."""
-    m = float(registers)
-    z = m * _tau(1 - histograms[:, -1] / m)
-    for held in range(histograms.shape[1] - 2, 0, -1):
-        z = 0.5 * (z + histograms[:, held])
-    z = z + m * _sigma(histograms[:, 0] / m)
-    with np.errstate(divide="ignore"):
-        result: FloatArray = m * m / (2 * math.log(2)) / z
-    return result
-
-
-def _sigma(x: FloatArray) -> FloatArray:
-    """x + Σ x^(2^k) 2^(k-1), k ≥ 1; infinite at 1, where no register is in use."""
-    power, factor, total = x, 1.0, x
-    full = x == 1
-    while True:
-        power = np.where(full, 0, power * power)
-        following = total + power * factor
-        factor *= 2
-        if (following == total).all():
-            return np.where(full, np.inf, total)
-        total = following
-
-
-def _tau(x: FloatArray) -> FloatArray:
-    """(1 - x - Σ (1 - x^(2^-k))² 2^-k) / 3, k ≥ 1; zero at 0 and 1."""
-    inside = (x > 0) & (x < 1)
-    root, factor = np.where(inside, x, 1.0), 1.0
-    total = 1 - root
-    while True:
-        root = np.sqrt(root)
-        factor *= 0.5
-        following = total - (1 - root) ** 2 * factor
-        if (following == total).all():
-            return np.where(inside, total / 3, 0.0)
-        total = following
 
 
 class HyperLogLog(SingleSynopsis[HyperLogLogStack]):

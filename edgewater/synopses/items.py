@@ -6,7 +6,6 @@ it: 1, 1.0 and "1" hash differently, so a question or a batch of another type wo
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -102,7 +101,8 @@ def item_of(item: Any, item_type: str) -> Any:
         return item
     if item_type == "float64" and number and (isinstance(item, float) or abs(item) <= 1 << 53):
         return float(item)
-    if item_type == "int64" and number and math.isfinite(item) and item == int(item) and -(1 << 63) <= item < 1 << 63:
+    # Bounds first: they hold of neither infinity nor NaN, nor of a whole number too large to be a float.
+    if item_type == "int64" and number and -(1 << 63) <= item < 1 << 63 and item == int(item):
         return int(item)
     raise InvalidRequest("item", item, f"an item of type {item_type}, as the values are")
 

@@ -8,6 +8,7 @@ group and column.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Self
 
 import numpy as np
@@ -22,7 +23,7 @@ class _Column:
     """The distinct values of one key column, numbered in order of first appearance."""
 
     def __init__(self, data_type: pa.DataType) -> None:
-        self.values: pa.Array = pa.array([], data_type)
+        self.values: pa.Array = _nothing(data_type)
 
     def encode(self, values: pa.Array) -> IntArray:
         """Ids of distinct values, new ones added."""
@@ -35,6 +36,12 @@ class _Column:
             numbers[numbers < 0] = np.arange(first, first + len(fresh))
             return numbers
         return np.asarray(ids, np.int64)
+
+
+@cache
+def _nothing(data_type: pa.DataType) -> pa.Array:
+    """Arrays are immutable, and making one from a list costs more than reading a partial's arrays."""
+    return pa.array([], data_type)
 
 
 class _Pairs:

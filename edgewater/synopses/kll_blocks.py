@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -17,9 +18,17 @@ Block = tuple[IntArray, FloatArray, Levels]
 """Group, value and level per row, sorted by group and value."""
 
 
+def concatenated(blocks: list[Block]) -> Block:
+    """All rows, as they come."""
+    if len(blocks) == 1:
+        return blocks[0]
+    groups, values, levels = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
+    return groups, values, levels
+
+
 def sorted_block(blocks: list[Block]) -> Block:
     """All rows of blocks in any order."""
-    groups, values, levels = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
+    groups, values, levels = concatenated(blocks)
     if not groups.any():
         if not levels.any():
             return groups, np.sort(values), levels
@@ -27,6 +36,32 @@ def sorted_block(blocks: list[Block]) -> Block:
     else:
         order = np.lexsort((values, groups))
     return groups[order], values[order], levels[order]
+
+
+def halved(blocks: list[Block], room: int, coin: Callable[[FloatArray, int], int]) -> Block:
+    """Blocks of one group as one, in which levels of more than `room` values were compacted: sorts, no masks.
+
+    Args:
+        coin: gives 0 or 1 for the values of a level that is compacted.
+    """
+    _, held, levels = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
+    borders = np.cumsum(np.bincount(levels, minlength=1))[:-1]
+    waiting = np.split(held[np.argsort(levels, kind="stable")], borders)
+    level, behind = 0, []
+    while level < len(waiting):
+        values = waiting[level]
+        if len(values) > room:
+            values = np.sort(values)
+            pairs = len(values) & ~1
+            rising = values[coin(values, level) : pairs : 2]
+            waiting[level + 1 : level + 2] = [np.concatenate([*waiting[level + 1 : level + 2], rising])]
+            values = values[pairs:]
+        behind.append(values)
+        level += 1
+    levels = np.repeat(np.arange(len(behind), dtype=np.uint8), [len(values) for values in behind])
+    held = np.concatenate(behind)
+    order = np.argsort(held, kind="stable")
+    return np.zeros(len(held), np.int64), held[order], levels[order]
 
 
 def too_full(rows: Block, length: int, k: int) -> IntArray | None:

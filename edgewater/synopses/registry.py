@@ -27,6 +27,8 @@ MAX_STATE_BYTES = 3 << 20
 """Memory of one group of a measure of fixed size: an entry must fit a frame."""
 MAX_SAMPLE_SIZE = 1 << 16
 """Records of a group's sample, for the same reason."""
+MAX_ENTRY_BYTES = (4 << 20) - (128 << 10)
+"""What all measures of one group may take together: a center's default `max_frame`, less room for the rest."""
 
 
 class Required:
@@ -183,6 +185,20 @@ class Function:
             text = ", ".join(f"{n}={v}" for n, v in parameters)
             raise InvalidQuery(at, text, f"parameters of at most {MAX_STATE_BYTES >> 20} MiB per group", shown)
 
+    def entry_bytes(self, parameters: Parameters) -> int:
+        """About the most that one group's state takes in a frame.
+
+        Counters are written in 32 bits or fewer: an edge's slice has fewer than 2^32 records.
+        """
+        stack = self.make(parameters, None)
+        empty = stack.nbytes
+        stack.grow(1)
+        given = dict(parameters)
+        # Of a sampled number its keys and its value; a text takes more, which nobody knows before it is there.
+        record = 8 * (1 + len(getattr(stack, "key_types", ())))
+        records = int(given.get("size", given.get("limit", 0)))
+        return (stack.nbytes - empty) // (2 if stack.properties.linear else 1) + records * record
+
     def check_argument(self, data_type: pa.DataType | None, at: str) -> None:
         """Raises InvalidQuery unless the function takes an argument of this type."""
         if data_type is not None and type_name(data_type) not in self.types:
@@ -192,6 +208,23 @@ class Function:
                 f"an argument of type {' or '.join(self.types)}",
                 f"{self.name} does not take this type",
             )
+
+
+def require_fit(measures: Mapping[str, tuple[Function, Parameters]]) -> None:
+    """Raises InvalidQuery, with the size of each, unless one group of all measures together fits a frame.
+
+    For new queries: one that is registered is served however large it is.
+    """
+    sizes = {name: function.entry_bytes(parameters) for name, (function, parameters) in measures.items()}
+    if sum(sizes.values()) > MAX_ENTRY_BYTES:
+        largest = sorted(sizes.items(), key=lambda one: -one[1])
+        shown = ", ".join(f"{name} {size / (1 << 20):.1f} MiB" for name, size in largest[:8])
+        raise InvalidQuery(
+            "measures",
+            shown,
+            f"measures of at most {MAX_ENTRY_BYTES / (1 << 20):.1f} MiB together, or some in another query",
+            "a group's entry must fit a frame",
+        )
 
 
 def _read(parameter: Parameter, value: Any, at: str) -> Any:

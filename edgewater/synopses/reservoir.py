@@ -115,6 +115,13 @@ class ReservoirStack(SampleStack):
         limits = self._limits if len(self) == 1 else self._limits[rows.groups]
         return np.asarray(rows.keys[0] <= limits)
 
+    def _expect(self, many: Self) -> None:
+        tags, wanted = many._settle().keys[0], 2 * (self.capacity + 1)
+        if len(tags) > wanted:
+            limit = np.partition(tags, wanted)[wanted]
+            if len(np.unique(tags[tags <= limit])) > self.capacity:  # records that came twice count once
+                self._limits[:] = limit
+
     def query(self, question: Question | None = None, *, population: FloatArray | None = None) -> Estimates:
         """The answer per group; without a question, the mean.
 

@@ -10,6 +10,7 @@ and not a sample.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -72,6 +73,15 @@ class Rows:
         for key in self.keys:
             same &= key[1:] == key[:-1]
         return np.concatenate([[False], same])[: len(self)]
+
+    def ascend(self) -> bool:
+        """Whether they are sorted by group and key, each distinct."""
+        same = np.ones(max(len(self) - 1, 0), bool)
+        for column in (self.groups, *self.keys):
+            if (same & (column[1:] < column[:-1])).any():
+                return False
+            same &= column[1:] == column[:-1]
+        return not same.any()
 
     def starts(self, groups: int) -> IntArray:
         """Where each of `groups` groups begins among sorted rows, and the end: shape (groups + 1,)."""
@@ -246,6 +256,40 @@ class SampleStack(ItemStack):
         self._next = max(self._next, other._next)
         self._settle()
 
+    def merge_ones(self, others: Sequence[Self]) -> None:
+        """Merges stacks of one group into this one, which has one too: which rows stay is decided once."""
+        for other in others:
+            known = self.item_type is not None
+            self._require_mergeable(other)
+            if not known:
+                self._held = self._no_rows()
+            rows = other._settle()
+            if other.level > self.level:
+                self._fold_to(other.level)
+            self._add(rows)
+            self._next = max(self._next, other._next)
+        self._settle()
+
+    @classmethod
+    def united(cls, messages: Sequence[SynopsisMessage]) -> Self:
+        """One group, from messages of one each (`merging.Uniting`)."""
+        metas = [codec.decode(message.arrays[0]) for message in messages]
+        if len({int(meta[0]) for meta in metas}) > 1:
+            raise IncompatibleSynopses(f"{cls.kind}: levels differ")
+        many = cls.from_message(codec.stacked(messages, 2 + len(cls.arrays), own=(0, 1)))
+        result = many._empty()
+        result.level = many.level
+        result.grow(1)
+        result._next = max(int(meta[1]) for meta in metas)
+        result._expect(many)
+        rows = many._settle()
+        result._add(Rows(np.zeros(len(rows), np.int64), rows.keys, rows.values))
+        result._settle()
+        return result
+
+    def _expect(self, many: Self) -> None:
+        """Takes notice of what will be merged into this empty stack, so as to tell what is promising."""
+
     def fold(self, levels: int = 1) -> Self:
         """A copy of about 2^levels times fewer rows: what would stand there had it been built so."""
         if not 0 <= levels <= self._most_levels():
@@ -356,8 +400,7 @@ class SampleStack(ItemStack):
 
     def _check_rows(self, rows: Rows) -> None:
         """Raises ValueError unless decoded rows are such as `_settle` gives."""
-        order = np.lexsort((*rows.keys[::-1], rows.groups))
         kept = self._kept(rows)
         count = int(kept.sum()) if kept.dtype == np.bool_ else len(kept)
-        if (order != np.arange(len(rows))).any() or rows.repeats().any() or count != len(rows):
+        if not rows.ascend() or count != len(rows):
             raise ValueError("rows out of order, or more than there is room for")

@@ -77,6 +77,7 @@ class TopKStack(ItemStack):
     """
 
     kind: ClassVar[str] = "top_k"
+    version: ClassVar[int] = 2
     properties: ClassVar[Properties] = Properties(commutative=False, foldable=True)
     questions: ClassVar[Questions] = (Count, Frequency)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"n": ("<i8", 0), "error": ("<i8", 0)}
@@ -147,9 +148,13 @@ class TopKStack(ItemStack):
         self._runs.append(run)
         self._unpruned += len(run)
         if self._unpruned > max(self.counters * len(self), _MIN_PENDING):
-            self._held, lost = self._pruned()
-            self._view("error")[:] += lost
-            self._unpruned = 0
+            self.condense()
+
+    def condense(self) -> None:
+        """Prunes. A step of the sequence of updates: what comes later depends on it."""
+        self._held, lost = self._pruned()
+        self._view("error")[:] += lost
+        self._unpruned = 0
 
     def _combined(self) -> _Counters:
         """All counters, each item once per group."""
@@ -192,6 +197,7 @@ class TopKStack(ItemStack):
             other = other.fold(self.level - other.level)
         elif other.level > self.level:
             self.level = other.level
+            self.condense()
         theirs, lost = other._pruned()
         n, error = other._view("n"), other._view("error") + lost
         self._view("n")[codes] += n
@@ -205,18 +211,20 @@ class TopKStack(ItemStack):
             raise InvalidRequest("level", levels, f"0 to {most}", f"{self.kind} with {self.counters} counters left")
         result = self.take(np.arange(len(self)))
         result.level += levels
+        result.condense()
         return result
 
     def take(self, groups: IntArray) -> Self:
+        """A copy of these groups, in this order, pruned."""
         result = super().take(groups)
-        held = self._combined()
+        held, lost = self._pruned()
+        result._view("error")[:] += lost[groups]
         starts, ends = (np.searchsorted(held.groups, groups, side) for side in ("left", "right"))
         counts = ends - starts
         before = np.cumsum(counts) - counts
         at = np.arange(int(counts.sum())) + np.repeat(starts - before, counts)
         result._held = held.rows(at)
         result._held.groups = np.repeat(np.arange(len(groups)), counts)
-        result._unpruned = self._unpruned
         return result
 
     def reset(self, groups: IntArray) -> None:
@@ -259,18 +267,22 @@ class TopKStack(ItemStack):
     # Bytes
 
     def to_message(self) -> SynopsisMessage:
+        """Version 1 is of a pruned stack; version 2 has what waits to be pruned, for it decides what comes later."""
         message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
-        held, lost = self._pruned()
+        held = self._combined()
         sizes = np.bincount(held.groups, minlength=len(self))
-        arrays = (np.array([self.level]), self._view("n"), self._view("error") + lost, sizes, held.counts)
+        arrays = [np.array([self.level]), self._view("n"), self._view("error"), sizes, held.counts]
         message.arrays.extend(codec.encode(array) for array in arrays)
-        items = held.items if len(held) else pa.array([], pa.int64())
-        message.arrays.append(codec.encode_keys(items))
+        message.arrays.append(codec.encode_keys(held.items if len(held) else pa.array([], pa.int64())))
+        message.version = 1
+        if self._unpruned:
+            message.version = 2
+            message.arrays.append(codec.encode(np.array([self._unpruned])))
         return message
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters = codec.open_message(message, cls.kind, cls.version, 6)
+        parameters = codec.open_message(message, cls.kind, cls.version, 7 if message.version == 2 else 6)
         item_type = read_item_type(parameters, cls.kind)
         level, n, error, sizes, counts = (codec.decode(a) for a in message.arrays[:5])
         items = codec.decode_keys(message.arrays[5])
@@ -288,6 +300,8 @@ class TopKStack(ItemStack):
             if not len(n) == len(error) == len(sizes) or not len(items) == len(counts) == sizes.sum():
                 raise ValueError(f"{len(counts)} counters and {len(items)} items for {len(n)} groups")
             result._state, result._length = {"n": n, "error": error}, len(n)
+            if message.version == 2:
+                (result._unpruned,) = _waiting(codec.decode(message.arrays[6])).tolist()
             result._set_counters(np.repeat(np.arange(len(n)), sizes), counts, items)
         except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
             raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
@@ -305,12 +319,18 @@ class TopKStack(ItemStack):
         sound = (
             (counts > 0).all()
             and (words[1:] > words[:-1])[same_group].all()
-            and np.bincount(groups).max() <= self.counters
+            and (self._unpruned or np.bincount(groups).max() <= self.counters)
             and (totals <= self._view("n")).all()
         )
         if not sound:
             raise ValueError("counters out of range or out of order")
         self._held = _Counters(groups, words, counts, items)
+
+
+def _waiting(unpruned: IntArray) -> IntArray:
+    if unpruned.shape != (1,) or unpruned.dtype != np.int64 or unpruned[0] < 1:
+        raise ValueError(f"{unpruned.tolist()[:5]} counters that wait to be pruned")
+    return unpruned
 
 
 def _arrow(values: Any) -> pa.Array:

@@ -62,6 +62,19 @@ class SliceClose:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Statistics of the records that arrived at an edge, of a query with an accuracy.
+
+    Attributes:
+        through_ms: event time, by the stream's clock: all that had arrived before is told of.
+        substreams: `SubstreamStatistics.to_state()`, one per sub-stream with news; they add up.
+    """
+
+    through_ms: int
+    substreams: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class FrameBody:
     """Partials and closes of one query.
 
@@ -69,12 +82,14 @@ class FrameBody:
         through_ms: all that the edge had for slices ending at or before this event time is in this
             frame or an earlier one, or stated as withheld. Never goes back.
         since_ms: event time from which on the edge has all records; None: it has all.
+        arrivals: of a query with an accuracy, where there is news.
     """
 
     through_ms: int
     partials: tuple[Partial, ...] = ()
     closes: tuple[SliceClose, ...] = ()
     since_ms: int | None = None
+    arrivals: Arrivals | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +195,7 @@ def body_to_wire(body: FrameBody) -> pb.FrameBody:
         closes=[close_to_wire(c) for c in body.closes],
         through_ms=body.through_ms,
         since_ms=body.since_ms,
+        arrivals=None if body.arrivals is None else arrivals_to_wire(body.arrivals),
     )
 
 
@@ -189,7 +205,16 @@ def body_from_wire(message: pb.FrameBody) -> FrameBody:
         tuple(Partial(p.slice_start_ms, p.shard, p.synopsis) for p in message.partials),
         tuple(close_from_wire(c) for c in message.closes),
         message.since_ms if message.HasField("since_ms") else None,
+        arrivals_from_wire(message.arrivals) if message.HasField("arrivals") else None,
     )
+
+
+def arrivals_to_wire(arrivals: Arrivals) -> pb.Arrivals:
+    return pb.Arrivals(through_ms=arrivals.through_ms, substreams=arrivals.substreams)
+
+
+def arrivals_from_wire(message: pb.Arrivals) -> Arrivals:
+    return Arrivals(message.through_ms, tuple(message.substreams))
 
 
 def close_to_wire(close: SliceClose) -> pb.SliceClose:

@@ -4,34 +4,37 @@
 # source: edgewater/wire/synopsis.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "edgewater/wire/synopsis.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'edgewater/wire/synopsis.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1d\x65\x64gewater/wire/synopsis.proto\x12\x0c\x65\x64gewater.v1"\xa8\x01\n\x08Synopsis\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\x0f\n\x07records\x18\x05 \x01(\x04\x12#\n\x06\x61rrays\x18\x06 \x03(\x0b\x32\x13.edgewater.v1.Array\x12%\n\x05parts\x18\x07 \x03(\x0b\x32\x16.edgewater.v1.Synopsis"\xe2\x01\n\x05\x41rray\x12.\n\x08\x65ncoding\x18\x01 \x01(\x0e\x32\x1c.edgewater.v1.Array.Encoding\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0e\n\x06stored\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12$\n\x07lengths\x18\x06 \x01(\x0b\x32\x13.edgewater.v1.Array\x12\r\n\x05valid\x18\x07 \x01(\x0c"9\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\t\n\x05\x46IXED\x10\x01\x12\x08\n\x04UTF8\x10\x02\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x65\x64gewater/wire/synopsis.proto\x12\x0c\x65\x64gewater.v1\"\xa8\x01\n\x08Synopsis\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0c\n\x04seed\x18\x04 \x01(\x06\x12\x0f\n\x07records\x18\x05 \x01(\x04\x12#\n\x06\x61rrays\x18\x06 \x03(\x0b\x32\x13.edgewater.v1.Array\x12%\n\x05parts\x18\x07 \x03(\x0b\x32\x16.edgewater.v1.Synopsis\"\xe2\x01\n\x05\x41rray\x12.\n\x08\x65ncoding\x18\x01 \x01(\x0e\x32\x1c.edgewater.v1.Array.Encoding\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0e\n\x06stored\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12$\n\x07lengths\x18\x06 \x01(\x0b\x32\x13.edgewater.v1.Array\x12\r\n\x05valid\x18\x07 \x01(\x0c\"9\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\t\n\x05\x46IXED\x10\x01\x12\x08\n\x04UTF8\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "edgewater.wire.synopsis_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edgewater.wire.synopsis_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_SYNOPSIS"]._serialized_start = 48
-    _globals["_SYNOPSIS"]._serialized_end = 216
-    _globals["_ARRAY"]._serialized_start = 219
-    _globals["_ARRAY"]._serialized_end = 445
-    _globals["_ARRAY_ENCODING"]._serialized_start = 388
-    _globals["_ARRAY_ENCODING"]._serialized_end = 445
+  DESCRIPTOR._loaded_options = None
+  _globals['_SYNOPSIS']._serialized_start=48
+  _globals['_SYNOPSIS']._serialized_end=216
+  _globals['_ARRAY']._serialized_start=219
+  _globals['_ARRAY']._serialized_end=445
+  _globals['_ARRAY_ENCODING']._serialized_start=388
+  _globals['_ARRAY_ENCODING']._serialized_end=445
 # @@protoc_insertion_point(module_scope)

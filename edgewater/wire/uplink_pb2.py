@@ -4,100 +4,107 @@
 # source: edgewater/wire/uplink.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "edgewater/wire/uplink.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'edgewater/wire/uplink.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1b\x65\x64gewater/wire/uplink.proto\x12\x0c\x65\x64gewater.v1"\xa1\x02\n\x08\x46romEdge\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.edgewater.v1.HelloH\x00\x12$\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x13.edgewater.v1.FrameH\x00\x12,\n\theartbeat\x18\x03 \x01(\x0b\x32\x17.edgewater.v1.HeartbeatH\x00\x12\x31\n\x0cquery_status\x18\x04 \x01(\x0b\x32\x19.edgewater.v1.QueryStatusH\x00\x12(\n\x07goodbye\x18\x05 \x01(\x0b\x32\x15.edgewater.v1.GoodbyeH\x00\x12\x33\n\rbudget_report\x18\x06 \x01(\x0b\x32\x1a.edgewater.v1.BudgetReportH\x00\x42\t\n\x07message"\xb2\x02\n\x06ToEdge\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.edgewater.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.edgewater.v1.AckH\x00\x12&\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x14.edgewater.v1.CreditH\x00\x12(\n\x07queries\x18\x04 \x01(\x0b\x32\x15.edgewater.v1.QueriesH\x00\x12&\n\x06\x62udget\x18\x05 \x01(\x0b\x32\x14.edgewater.v1.BudgetH\x00\x12*\n\x08throttle\x18\x06 \x01(\x0b\x32\x16.edgewater.v1.ThrottleH\x00\x12+\n\ttime_echo\x18\x07 \x01(\x0b\x32\x16.edgewater.v1.TimeEchoH\x00\x42\t\n\x07message"\x97\x02\n\x05Hello\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\x0c\n\x04\x65\x64ge\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12/\n\x06labels\x18\x05 \x03(\x0b\x32\x1f.edgewater.v1.Hello.LabelsEntry\x12%\n\x07streams\x18\x06 \x03(\x0b\x32\x14.edgewater.v1.Stream\x12\x12\n\noldest_seq\x18\x07 \x01(\x04\x12\x10\n\x08next_seq\x18\x08 \x01(\x04\x12\x12\n\nsent_at_ms\x18\t \x01(\x03\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01"\xde\x01\n\x06Stream\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x07\x63olumns\x18\x02 \x03(\x0b\x32\x1b.edgewater.v1.Stream.Column\x12)\n\x05\x63lock\x18\x03 \x01(\x0b\x32\x1a.edgewater.v1.Stream.Clock\x1a$\n\x06\x43olumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x1aG\n\x05\x43lock\x12\x17\n\x0f\x65vent_origin_ms\x18\x01 \x01(\x03\x12\x16\n\x0ewall_origin_ms\x18\x02 \x01(\x03\x12\r\n\x05speed\x18\x03 \x01(\x01"\xe2\x01\n\x05\x46rame\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x07\x12.\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x1c.edgewater.v1.Frame.Encoding\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\r\n\x05query\x18\x05 \x01(\t\x12\x15\n\rquery_version\x18\x06 \x01(\x04\x12\x11\n\traw_bytes\x18\x07 \x01(\x04"E\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\t\n\x05PLAIN\x10\x01\x12\x08\n\x04ZSTD\x10\x02\x12\n\n\x06PRESET\x10\x03"\x96\x01\n\tFrameBody\x12\'\n\x08partials\x18\x01 \x03(\x0b\x32\x15.edgewater.v1.Partial\x12(\n\x06\x63loses\x18\x02 \x03(\x0b\x32\x18.edgewater.v1.SliceClose\x12\x12\n\nthrough_ms\x18\x03 \x01(\x03\x12\x15\n\x08since_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x0b\n\t_since_ms"B\n\x07Partial\x12\x16\n\x0eslice_start_ms\x18\x01 \x01(\x03\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x10\n\x08synopsis\x18\x03 \x01(\x0c"\xb4\x01\n\nSliceClose\x12\x16\n\x0eslice_start_ms\x18\x01 \x01(\x03\x12\x10\n\x08observed\x18\x02 \x01(\x04\x12\x0c\n\x04late\x18\x03 \x01(\x04\x12(\n\x08withheld\x18\x04 \x03(\x0b\x32\x16.edgewater.v1.Withheld\x12\x15\n\x08\x66irst_ms\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x07last_ms\x18\x06 \x01(\x03H\x01\x88\x01\x01\x42\x0b\n\t_first_msB\n\n\x08_last_ms"\x83\x01\n\x08Withheld\x12\x0f\n\x07measure\x18\x01 \x01(\t\x12\x15\n\rlargest_above\x18\x02 \x01(\x01\x12\x15\n\rlargest_below\x18\x03 \x01(\x01\x12\x13\n\x0btotal_above\x18\x04 \x01(\x01\x12\x13\n\x0btotal_below\x18\x05 \x01(\x01\x12\x0e\n\x06groups\x18\x06 \x01(\x04"\xf1\x01\n\tHeartbeat\x12-\n\x07streams\x18\x01 \x03(\x0b\x32\x1c.edgewater.v1.StreamProgress\x12\x15\n\rbacklog_bytes\x18\x02 \x01(\x04\x12\x19\n\x11\x62\x61ndwidth_bytes_s\x18\x03 \x01(\x01\x12\x0e\n\x06rtt_ms\x18\x04 \x01(\x01\x12\x31\n\x05\x64rops\x18\x05 \x03(\x0b\x32".edgewater.v1.Heartbeat.DropsEntry\x12\x12\n\nsent_at_ms\x18\x06 \x01(\x03\x1a,\n\nDropsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01"V\n\x0eStreamProgress\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x14\n\x0cwatermark_ms\x18\x02 \x01(\x03\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\x12\x0f\n\x07records\x18\x04 \x01(\x04"d\n\x0bQueryStatus\x12\r\n\x05query\x18\x01 \x01(\t\x12\x15\n\rquery_version\x18\x02 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t"\xc5\x02\n\x0c\x42udgetReport\x12\r\n\x05query\x18\x01 \x01(\t\x12\x15\n\rquery_version\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x36\n\x06shares\x18\x04 \x03(\x0b\x32&.edgewater.v1.BudgetReport.SharesEntry\x12\x0f\n\x07\x66rom_ms\x18\x05 \x01(\x03\x12\x14\n\x0cupdate_bytes\x18\x06 \x01(\x01\x12>\n\x0b\x64rift_per_s\x18\x07 \x03(\x0b\x32).edgewater.v1.BudgetReport.DriftPerSEntry\x1a-\n\x0bSharesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x30\n\x0e\x44riftPerSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t"\x8c\x01\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tany_acked\x18\x02 \x01(\x08\x12\x15\n\racked_through\x18\x03 \x01(\x04\x12\x17\n\x0fmax_frame_bytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x63redit_bytes\x18\x05 \x01(\x04\x12\x16\n\x0ereceived_at_ms\x18\x06 \x01(\x03"\x16\n\x03\x41\x63k\x12\x0f\n\x07through\x18\x01 \x01(\x04"\x17\n\x06\x43redit\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04"@\n\x07Queries\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12$\n\x07queries\x18\x02 \x03(\x0b\x32\x13.edgewater.v1.Query"4\n\x05Query\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04spec\x18\x03 \x01(\t"\xc4\x01\n\x06\x42udget\x12\r\n\x05query\x18\x01 \x01(\t\x12\x15\n\rquery_version\x18\x02 \x01(\x04\x12\x30\n\x06shares\x18\x03 \x03(\x0b\x32 .edgewater.v1.Budget.SharesEntry\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0f\n\x07\x66rom_ms\x18\x05 \x01(\x03\x12\x11\n\tcenter_ms\x18\x06 \x01(\r\x1a-\n\x0bSharesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01""\n\x08Throttle\x12\x16\n\x0eretry_after_ms\x18\x01 \x01(\r"`\n\x08TimeEcho\x12\x17\n\x0f\x65\x64ge_sent_at_ms\x18\x01 \x01(\x03\x12\x1d\n\x15\x63\x65nter_received_at_ms\x18\x02 \x01(\x03\x12\x1c\n\x14\x63\x65nter_replied_at_ms\x18\x03 \x01(\x03\x32\x45\n\x06Uplink\x12;\n\x07Session\x12\x16.edgewater.v1.FromEdge\x1a\x14.edgewater.v1.ToEdge(\x01\x30\x01\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x65\x64gewater/wire/uplink.proto\x12\x0c\x65\x64gewater.v1\"\xa1\x02\n\x08\x46romEdge\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.edgewater.v1.HelloH\x00\x12$\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x13.edgewater.v1.FrameH\x00\x12,\n\theartbeat\x18\x03 \x01(\x0b\x32\x17.edgewater.v1.HeartbeatH\x00\x12\x31\n\x0cquery_status\x18\x04 \x01(\x0b\x32\x19.edgewater.v1.QueryStatusH\x00\x12(\n\x07goodbye\x18\x05 \x01(\x0b\x32\x15.edgewater.v1.GoodbyeH\x00\x12\x33\n\rbudget_report\x18\x06 \x01(\x0b\x32\x1a.edgewater.v1.BudgetReportH\x00\x42\t\n\x07message\"\xde\x02\n\x06ToEdge\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.edgewater.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.edgewater.v1.AckH\x00\x12&\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x14.edgewater.v1.CreditH\x00\x12(\n\x07queries\x18\x04 \x01(\x0b\x32\x15.edgewater.v1.QueriesH\x00\x12&\n\x06\x62udget\x18\x05 \x01(\x0b\x32\x14.edgewater.v1.BudgetH\x00\x12*\n\x08throttle\x18\x06 \x01(\x0b\x32\x16.edgewater.v1.ThrottleH\x00\x12+\n\ttime_echo\x18\x07 \x01(\x0b\x32\x16.edgewater.v1.TimeEchoH\x00\x12*\n\x08sampling\x18\x08 \x01(\x0b\x32\x16.edgewater.v1.SamplingH\x00\x42\t\n\x07message\"\x97\x02\n\x05Hello\x12\x14\n\x0cprotocol_min\x18\x01 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x02 \x01(\r\x12\x0c\n\x04\x65\x64ge\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12/\n\x06labels\x18\x05 \x03(\x0b\x32\x1f.edgewater.v1.Hello.LabelsEntry\x12%\n\x07streams\x18\x06 \x03(\x0b\x32\x14.edgewater.v1.Stream\x12\x12\n\noldest_seq\x18\x07 \x01(\x04\x12\x10\n\x08next_seq\x18\x08 \x01(\x04\x12\x12\n\nsent_at_ms\x18\t \x01(\x03\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xde\x01\n\x06Stream\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x07\x63olumns\x18\x02 \x03(\x0b\x32\x1b.edgewater.v1.Stream.Column\x12)\n\x05\x63lock\x18\x03 \x01(\x0b\x32\x1a.edgewater.v1.Stream.Clock\x1a$\n\x06\x43olumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x1aG\n\x05\x43lock\x12\x17\n\x0f\x65vent_origin_ms\x18\x01 \x01(\x03\x12\x16\n\x0ewall_origin_ms\x18\x02 \x01(\x03\x12\r\n\x05speed\x18\x03 \x01(\x01\"\xe2\x01\n\x05\x46rame\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x07\x12.\n\x08\x65ncoding\x18\x03 \x01(\x0e\x32\x1c.edgewater.v1.Frame.Encoding\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\r\n\x05query\x18\x05 \x01(\t\x12\x15\n\rquery_version\x18\x06 \x01(\x04\x12\x11\n\traw_bytes\x18\x07 \x01(\x04\"E\n\x08\x45ncoding\x12\x18\n\x14\x45NCODING_UNSPECIFIED\x10\x00\x12\t\n\x05PLAIN\x10\x01\x12\x08\n\x04ZSTD\x10\x02\x12\n\n\x06PRESET\x10\x03\"\xd2\x01\n\tFrameBody\x12\'\n\x08partials\x18\x01 \x03(\x0b\x32\x15.edgewater.v1.Partial\x12(\n\x06\x63loses\x18\x02 \x03(\x0b\x32\x18.edgewater.v1.SliceClose\x12\x12\n\nthrough_ms\x18\x03 \x01(\x03\x12\x15\n\x08since_ms\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12-\n\x08\x61rrivals\x18\x05 \x01(\x0b\x32\x16.edgewater.v1.ArrivalsH\x01\x88\x01\x01\x42\x0b\n\t_since_msB\x0b\n\t_arrivals\"2\n\x08\x41rrivals\x12\x12\n\nthrough_ms\x18\x01 \x01(\x03\x12\x12\n\nsubstreams\x18\x02 \x03(\x0c\"B\n\x07Partial\x12\x16\n\x0eslice_start_ms\x18\x01 \x01(\x03\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x10\n\x08synopsis\x18\x03 \x01(\x0c\"\xb4\x01\n\nSliceClose\x12\x16\n\x0eslice_start_ms\x18\x01 \x01(\x03\x12\x10\n\x08observed\x18\x02 \x01(\x04\x12\x0c\n\x04late\x18\x03 \x01(\x04\x12(\n\x08withheld\x18\x04 \x03(\x0b\x32\x16.edgewater.v1.Withheld\x12\x15\n\x08\x66irst_ms\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x07last_ms\x18\x06 \x01(\x03H\x01\x88\x01\x01\x42\x0b\n\t_first_msB\n\n\x08_last_ms\"\x83\x01\n\x08Withheld\x12\x0f\n\x07measure\x18\x01 \x01(\t\x12\x15\n\rlargest_above\x18\x02 \x01(\x01\x12\x15\n\rlargest_below\x18\x03 \x01(\x01\x12\x13\n\x0btotal_above\x18\x04 \x01(\x01\x12\x13\n\x0btotal_below\x18\x05 \x01(\x01\x12\x0e\n\x06groups\x18\x06 \x01(\x04\"\xf1\x01\n\tHeartbeat\x12-\n\x07streams\x18\x01 \x03(\x0b\x32\x1c.edgewater.v1.StreamProgress\x12\x15\n\rbacklog_bytes\x18\x02 \x01(\x04\x12\x19\n\x11\x62\x61ndwidth_bytes_s\x18\x03 \x01(\x01\x12\x0e\n\x06rtt_ms\x18\x04 \x01(\x01\x12\x31\n\x05\x64rops\x18\x05 \x03(\x0b\x32\".edgewater.v1.Heartbeat.DropsEntry\x12\x12\n\nsent_at_ms\x18\x06 \x01(\x03\x1a,\n\nDropsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"V\n\x0eStreamProgress\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x14\n\x0cwatermark_ms\x18\x02 \x01(\x03\x12\r\n\x05\x65nded\x18\x03 \x01(\x08\x12\x0f\n\x07records\x18\x04 \x01(\x04\"d\n\x0bQueryStatus\x12\r\n\x05query\x18\x01 \x01(\t\x12\x15\n\rquery_version\x18\x02 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x08\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\"\xc5\x02\n\x0c\x42udgetReport\x12\r\n\x05query\x18\x01 \x01(\t\x12\x15\n\rquery_version\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x36\n\x06shares\x18\x04 \x03(\x0b\x32&.edgewater.v1.BudgetReport.SharesEntry\x12\x0f\n\x07\x66rom_ms\x18\x05 \x01(\x03\x12\x14\n\x0cupdate_bytes\x18\x06 \x01(\x01\x12>\n\x0b\x64rift_per_s\x18\x07 \x03(\x0b\x32).edgewater.v1.BudgetReport.DriftPerSEntry\x1a-\n\x0bSharesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x30\n\x0e\x44riftPerSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x8c\x01\n\x07Welcome\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tany_acked\x18\x02 \x01(\x08\x12\x15\n\racked_through\x18\x03 \x01(\x04\x12\x17\n\x0fmax_frame_bytes\x18\x04 \x01(\x04\x12\x14\n\x0c\x63redit_bytes\x18\x05 \x01(\x04\x12\x16\n\x0ereceived_at_ms\x18\x06 \x01(\x03\"\x16\n\x03\x41\x63k\x12\x0f\n\x07through\x18\x01 \x01(\x04\"\x17\n\x06\x43redit\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04\"@\n\x07Queries\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12$\n\x07queries\x18\x02 \x03(\x0b\x32\x13.edgewater.v1.Query\"4\n\x05Query\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04spec\x18\x03 \x01(\t\"\xc4\x01\n\x06\x42udget\x12\r\n\x05query\x18\x01 \x01(\t\x12\x15\n\rquery_version\x18\x02 \x01(\x04\x12\x30\n\x06shares\x18\x03 \x03(\x0b\x32 .edgewater.v1.Budget.SharesEntry\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0f\n\x07\x66rom_ms\x18\x05 \x01(\x03\x12\x11\n\tcenter_ms\x18\x06 \x01(\r\x1a-\n\x0bSharesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\"\n\x08Throttle\x12\x16\n\x0eretry_after_ms\x18\x01 \x01(\r\"`\n\x08TimeEcho\x12\x17\n\x0f\x65\x64ge_sent_at_ms\x18\x01 \x01(\x03\x12\x1d\n\x15\x63\x65nter_received_at_ms\x18\x02 \x01(\x03\x12\x1c\n\x14\x63\x65nter_replied_at_ms\x18\x03 \x01(\x03\"W\n\x08Sampling\x12\r\n\x05query\x18\x01 \x01(\t\x12\x15\n\rquery_version\x18\x02 \x01(\x04\x12\x0c\n\x04rate\x18\x03 \x01(\x01\x12\x17\n\x0f\x63lock_offset_ms\x18\x04 \x01(\x01\x32\x45\n\x06Uplink\x12;\n\x07Session\x12\x16.edgewater.v1.FromEdge\x1a\x14.edgewater.v1.ToEdge(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "edgewater.wire.uplink_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'edgewater.wire.uplink_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_HELLO_LABELSENTRY"]._loaded_options = None
-    _globals["_HELLO_LABELSENTRY"]._serialized_options = b"8\001"
-    _globals["_HEARTBEAT_DROPSENTRY"]._loaded_options = None
-    _globals["_HEARTBEAT_DROPSENTRY"]._serialized_options = b"8\001"
-    _globals["_BUDGETREPORT_SHARESENTRY"]._loaded_options = None
-    _globals["_BUDGETREPORT_SHARESENTRY"]._serialized_options = b"8\001"
-    _globals["_BUDGETREPORT_DRIFTPERSENTRY"]._loaded_options = None
-    _globals["_BUDGETREPORT_DRIFTPERSENTRY"]._serialized_options = b"8\001"
-    _globals["_BUDGET_SHARESENTRY"]._loaded_options = None
-    _globals["_BUDGET_SHARESENTRY"]._serialized_options = b"8\001"
-    _globals["_FROMEDGE"]._serialized_start = 46
-    _globals["_FROMEDGE"]._serialized_end = 335
-    _globals["_TOEDGE"]._serialized_start = 338
-    _globals["_TOEDGE"]._serialized_end = 644
-    _globals["_HELLO"]._serialized_start = 647
-    _globals["_HELLO"]._serialized_end = 926
-    _globals["_HELLO_LABELSENTRY"]._serialized_start = 881
-    _globals["_HELLO_LABELSENTRY"]._serialized_end = 926
-    _globals["_STREAM"]._serialized_start = 929
-    _globals["_STREAM"]._serialized_end = 1151
-    _globals["_STREAM_COLUMN"]._serialized_start = 1042
-    _globals["_STREAM_COLUMN"]._serialized_end = 1078
-    _globals["_STREAM_CLOCK"]._serialized_start = 1080
-    _globals["_STREAM_CLOCK"]._serialized_end = 1151
-    _globals["_FRAME"]._serialized_start = 1154
-    _globals["_FRAME"]._serialized_end = 1380
-    _globals["_FRAME_ENCODING"]._serialized_start = 1311
-    _globals["_FRAME_ENCODING"]._serialized_end = 1380
-    _globals["_FRAMEBODY"]._serialized_start = 1383
-    _globals["_FRAMEBODY"]._serialized_end = 1533
-    _globals["_PARTIAL"]._serialized_start = 1535
-    _globals["_PARTIAL"]._serialized_end = 1601
-    _globals["_SLICECLOSE"]._serialized_start = 1604
-    _globals["_SLICECLOSE"]._serialized_end = 1784
-    _globals["_WITHHELD"]._serialized_start = 1787
-    _globals["_WITHHELD"]._serialized_end = 1918
-    _globals["_HEARTBEAT"]._serialized_start = 1921
-    _globals["_HEARTBEAT"]._serialized_end = 2162
-    _globals["_HEARTBEAT_DROPSENTRY"]._serialized_start = 2118
-    _globals["_HEARTBEAT_DROPSENTRY"]._serialized_end = 2162
-    _globals["_STREAMPROGRESS"]._serialized_start = 2164
-    _globals["_STREAMPROGRESS"]._serialized_end = 2250
-    _globals["_QUERYSTATUS"]._serialized_start = 2252
-    _globals["_QUERYSTATUS"]._serialized_end = 2352
-    _globals["_BUDGETREPORT"]._serialized_start = 2355
-    _globals["_BUDGETREPORT"]._serialized_end = 2680
-    _globals["_BUDGETREPORT_SHARESENTRY"]._serialized_start = 2585
-    _globals["_BUDGETREPORT_SHARESENTRY"]._serialized_end = 2630
-    _globals["_BUDGETREPORT_DRIFTPERSENTRY"]._serialized_start = 2632
-    _globals["_BUDGETREPORT_DRIFTPERSENTRY"]._serialized_end = 2680
-    _globals["_GOODBYE"]._serialized_start = 2682
-    _globals["_GOODBYE"]._serialized_end = 2707
-    _globals["_WELCOME"]._serialized_start = 2710
-    _globals["_WELCOME"]._serialized_end = 2850
-    _globals["_ACK"]._serialized_start = 2852
-    _globals["_ACK"]._serialized_end = 2874
-    _globals["_CREDIT"]._serialized_start = 2876
-    _globals["_CREDIT"]._serialized_end = 2899
-    _globals["_QUERIES"]._serialized_start = 2901
-    _globals["_QUERIES"]._serialized_end = 2965
-    _globals["_QUERY"]._serialized_start = 2967
-    _globals["_QUERY"]._serialized_end = 3019
-    _globals["_BUDGET"]._serialized_start = 3022
-    _globals["_BUDGET"]._serialized_end = 3218
-    _globals["_BUDGET_SHARESENTRY"]._serialized_start = 2585
-    _globals["_BUDGET_SHARESENTRY"]._serialized_end = 2630
-    _globals["_THROTTLE"]._serialized_start = 3220
-    _globals["_THROTTLE"]._serialized_end = 3254
-    _globals["_TIMEECHO"]._serialized_start = 3256
-    _globals["_TIMEECHO"]._serialized_end = 3352
-    _globals["_UPLINK"]._serialized_start = 3354
-    _globals["_UPLINK"]._serialized_end = 3423
+  DESCRIPTOR._loaded_options = None
+  _globals['_HELLO_LABELSENTRY']._loaded_options = None
+  _globals['_HELLO_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_HEARTBEAT_DROPSENTRY']._loaded_options = None
+  _globals['_HEARTBEAT_DROPSENTRY']._serialized_options = b'8\001'
+  _globals['_BUDGETREPORT_SHARESENTRY']._loaded_options = None
+  _globals['_BUDGETREPORT_SHARESENTRY']._serialized_options = b'8\001'
+  _globals['_BUDGETREPORT_DRIFTPERSENTRY']._loaded_options = None
+  _globals['_BUDGETREPORT_DRIFTPERSENTRY']._serialized_options = b'8\001'
+  _globals['_BUDGET_SHARESENTRY']._loaded_options = None
+  _globals['_BUDGET_SHARESENTRY']._serialized_options = b'8\001'
+  _globals['_FROMEDGE']._serialized_start=46
+  _globals['_FROMEDGE']._serialized_end=335
+  _globals['_TOEDGE']._serialized_start=338
+  _globals['_TOEDGE']._serialized_end=688
+  _globals['_HELLO']._serialized_start=691
+  _globals['_HELLO']._serialized_end=970
+  _globals['_HELLO_LABELSENTRY']._serialized_start=925
+  _globals['_HELLO_LABELSENTRY']._serialized_end=970
+  _globals['_STREAM']._serialized_start=973
+  _globals['_STREAM']._serialized_end=1195
+  _globals['_STREAM_COLUMN']._serialized_start=1086
+  _globals['_STREAM_COLUMN']._serialized_end=1122
+  _globals['_STREAM_CLOCK']._serialized_start=1124
+  _globals['_STREAM_CLOCK']._serialized_end=1195
+  _globals['_FRAME']._serialized_start=1198
+  _globals['_FRAME']._serialized_end=1424
+  _globals['_FRAME_ENCODING']._serialized_start=1355
+  _globals['_FRAME_ENCODING']._serialized_end=1424
+  _globals['_FRAMEBODY']._serialized_start=1427
+  _globals['_FRAMEBODY']._serialized_end=1637
+  _globals['_ARRIVALS']._serialized_start=1639
+  _globals['_ARRIVALS']._serialized_end=1689
+  _globals['_PARTIAL']._serialized_start=1691
+  _globals['_PARTIAL']._serialized_end=1757
+  _globals['_SLICECLOSE']._serialized_start=1760
+  _globals['_SLICECLOSE']._serialized_end=1940
+  _globals['_WITHHELD']._serialized_start=1943
+  _globals['_WITHHELD']._serialized_end=2074
+  _globals['_HEARTBEAT']._serialized_start=2077
+  _globals['_HEARTBEAT']._serialized_end=2318
+  _globals['_HEARTBEAT_DROPSENTRY']._serialized_start=2274
+  _globals['_HEARTBEAT_DROPSENTRY']._serialized_end=2318
+  _globals['_STREAMPROGRESS']._serialized_start=2320
+  _globals['_STREAMPROGRESS']._serialized_end=2406
+  _globals['_QUERYSTATUS']._serialized_start=2408
+  _globals['_QUERYSTATUS']._serialized_end=2508
+  _globals['_BUDGETREPORT']._serialized_start=2511
+  _globals['_BUDGETREPORT']._serialized_end=2836
+  _globals['_BUDGETREPORT_SHARESENTRY']._serialized_start=2741
+  _globals['_BUDGETREPORT_SHARESENTRY']._serialized_end=2786
+  _globals['_BUDGETREPORT_DRIFTPERSENTRY']._serialized_start=2788
+  _globals['_BUDGETREPORT_DRIFTPERSENTRY']._serialized_end=2836
+  _globals['_GOODBYE']._serialized_start=2838
+  _globals['_GOODBYE']._serialized_end=2863
+  _globals['_WELCOME']._serialized_start=2866
+  _globals['_WELCOME']._serialized_end=3006
+  _globals['_ACK']._serialized_start=3008
+  _globals['_ACK']._serialized_end=3030
+  _globals['_CREDIT']._serialized_start=3032
+  _globals['_CREDIT']._serialized_end=3055
+  _globals['_QUERIES']._serialized_start=3057
+  _globals['_QUERIES']._serialized_end=3121
+  _globals['_QUERY']._serialized_start=3123
+  _globals['_QUERY']._serialized_end=3175
+  _globals['_BUDGET']._serialized_start=3178
+  _globals['_BUDGET']._serialized_end=3374
+  _globals['_BUDGET_SHARESENTRY']._serialized_start=2741
+  _globals['_BUDGET_SHARESENTRY']._serialized_end=2786
+  _globals['_THROTTLE']._serialized_start=3376
+  _globals['_THROTTLE']._serialized_end=3410
+  _globals['_TIMEECHO']._serialized_start=3412
+  _globals['_TIMEECHO']._serialized_end=3508
+  _globals['_SAMPLING']._serialized_start=3510
+  _globals['_SAMPLING']._serialized_end=3597
+  _globals['_UPLINK']._serialized_start=3599
+  _globals['_UPLINK']._serialized_end=3668
 # @@protoc_insertion_point(module_scope)

@@ -74,6 +74,7 @@ class ToEdge(_message.Message):
     BUDGET_FIELD_NUMBER: _builtins.int
     THROTTLE_FIELD_NUMBER: _builtins.int
     TIME_ECHO_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -88,6 +89,8 @@ class ToEdge(_message.Message):
     def throttle(self) -> Global___Throttle: ...
     @_builtins.property
     def time_echo(self) -> Global___TimeEcho: ...
+    @_builtins.property
+    def sampling(self) -> Global___Sampling: ...
     def __init__(
         self,
         *,
@@ -98,12 +101,13 @@ class ToEdge(_message.Message):
         budget: Global___Budget | None = ...,
         throttle: Global___Throttle | None = ...,
         time_echo: Global___TimeEcho | None = ...,
+        sampling: Global___Sampling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "message", b"message", "queries", b"queries", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "message", b"message", "queries", b"queries", "sampling", b"sampling", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "message", b"message", "queries", b"queries", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "message", b"message", "queries", b"queries", "sampling", b"sampling", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "ack", "credit", "queries", "budget", "throttle", "time_echo"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "ack", "credit", "queries", "budget", "throttle", "time_echo", "sampling"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -319,6 +323,7 @@ class FrameBody(_message.Message):
     CLOSES_FIELD_NUMBER: _builtins.int
     THROUGH_MS_FIELD_NUMBER: _builtins.int
     SINCE_MS_FIELD_NUMBER: _builtins.int
+    ARRIVALS_FIELD_NUMBER: _builtins.int
     through_ms: _builtins.int
     """All that this edge had for slices that end at or before this event time has been shipped, in
     this frame or an earlier one, or is stated as withheld in a SliceClose. Never goes back.
@@ -331,6 +336,10 @@ class FrameBody(_message.Message):
     def partials(self) -> _containers.RepeatedCompositeFieldContainer[Global___Partial]: ...
     @_builtins.property
     def closes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SliceClose]: ...
+    @_builtins.property
+    def arrivals(self) -> Global___Arrivals:
+        """Of a query with an accuracy: what has arrived here, of which event times and when."""
+
     def __init__(
         self,
         *,
@@ -338,16 +347,52 @@ class FrameBody(_message.Message):
         closes: _abc.Iterable[Global___SliceClose] | None = ...,
         through_ms: _builtins.int = ...,
         since_ms: _builtins.int | None = ...,
+        arrivals: Global___Arrivals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_since_ms", b"_since_ms", "since_ms", b"since_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "since_ms", b"since_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_since_ms", b"_since_ms", "closes", b"closes", "partials", b"partials", "since_ms", b"since_ms", "through_ms", b"through_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "closes", b"closes", "partials", b"partials", "since_ms", b"since_ms", "through_ms", b"through_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__arrivals: _TypeAlias = _typing.Literal["arrivals"]  # noqa: Y015
+    _WhichOneofArgType__arrivals: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals"]  # noqa: Y015
     _WhichOneofReturnType__since_ms: _TypeAlias = _typing.Literal["since_ms"]  # noqa: Y015
     _WhichOneofArgType__since_ms: _TypeAlias = _typing.Literal["_since_ms", b"_since_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__arrivals) -> _WhichOneofReturnType__arrivals | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__since_ms) -> _WhichOneofReturnType__since_ms | None: ...
 
 Global___FrameBody: _TypeAlias = FrameBody  # noqa: Y015
+
+@_typing.final
+class Arrivals(_message.Message):
+    """Statistics of the records that arrived at an edge, for the decision when a window may be answered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THROUGH_MS_FIELD_NUMBER: _builtins.int
+    SUBSTREAMS_FIELD_NUMBER: _builtins.int
+    through_ms: _builtins.int
+    """All that had arrived before this time is told of, in this frame or an earlier one. Event time, by the
+    stream's clock, as corrected by the offset of Sampling.
+    """
+    @_builtins.property
+    def substreams(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """SubstreamStatistics, one per sub-stream that has news. They add up."""
+
+    def __init__(
+        self,
+        *,
+        through_ms: _builtins.int = ...,
+        substreams: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["substreams", b"substreams", "through_ms", b"through_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Arrivals: _TypeAlias = Arrivals  # noqa: Y015
 
 @_typing.final
 class Partial(_message.Message):
@@ -926,3 +971,35 @@ class TimeEcho(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TimeEcho: _TypeAlias = TimeEcho  # noqa: Y015
+
+@_typing.final
+class Sampling(_message.Message):
+    """How an edge is to observe a query with an accuracy. A newer word replaces an older one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    QUERY_VERSION_FIELD_NUMBER: _builtins.int
+    RATE_FIELD_NUMBER: _builtins.int
+    CLOCK_OFFSET_MS_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    query_version: _builtins.int
+    rate: _builtins.float
+    """Probability with which a record is processed; all are counted."""
+    clock_offset_ms: _builtins.float
+    """The edge's clock less the center's, as the session has measured it."""
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+        query_version: _builtins.int = ...,
+        rate: _builtins.float = ...,
+        clock_offset_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_ms", b"clock_offset_ms", "query", b"query", "query_version", b"query_version", "rate", b"rate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Sampling: _TypeAlias = Sampling  # noqa: Y015

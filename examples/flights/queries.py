@@ -51,6 +51,9 @@ SPECS: list[dict[str, Any]] = [
     },
 ]
 
+QUESTIONS: dict[str, dict[str, Any]] = {"delay_quantiles": {"quantile": list(QUANTILES)}}
+"""What is asked of a query's answers beyond what they say by themselves, as parameters of the URL."""
+
 Group = tuple[Any, ...]
 Truth = Mapping[int, Mapping[Group, Mapping[str, float | None]]]
 """Window start (ms) -> group -> value name -> exact value; None: there is none, as of a mean of nothing."""

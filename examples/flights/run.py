@@ -19,9 +19,9 @@ import httpx
 import yaml
 
 from examples.flights.data import AIRPORTS, COLUMNS, FIRST_DAY, TIME
-from examples.flights.queries import SPECS
+from examples.flights.queries import QUESTIONS, SPECS
 
-READY_TIMEOUT_S = 90.0
+READY_TIMEOUT_S = 180.0
 YEAR_S = 365 * 86_400
 STOP_TIMEOUT_S = 30.0
 EDGE_START_S = 6.0
@@ -144,7 +144,7 @@ class Demo:
         """The newest revision of every window, in order of time."""
         cursor = None
         while True:
-            given: dict[str, Any] = {"limit": 200, "quantile": [0.5, 0.9, 0.99]}
+            given: dict[str, Any] = {"limit": 200, **QUESTIONS.get(name, {})}
             if cursor:
                 given["cursor"] = cursor
             page = self.client.get(f"/v1/queries/{name}/windows", params=given).raise_for_status().json()

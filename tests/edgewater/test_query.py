@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgewater.errors import InvalidQuery
 from edgewater.query import ErrorBudget, Measure, QuerySpec, StalenessBudget
-from edgewater.windows import Window
+from edgewater.windows import Sliding
 
 COLUMNS = {"carrier": pa.string(), "bytes": pa.int64(), "delay": pa.float64(), "ok": pa.bool_()}
 
@@ -54,7 +54,7 @@ shards: 4
 def test_a_query_reads_as_a_user_writes_it() -> None:
     query = QuerySpec.from_yaml(YAML)
     assert (query.name, query.stream, query.group_by) == ("bytes_by_url", "downloads", ("provider", "country", "url"))
-    assert query.window == Window.sliding(300_000, 30_000, 10_000)
+    assert query.window == Sliding("5m", "30s", "10s")
     assert query.budget == StalenessBudget(2000) and query.lateness_ms == 600_000
     assert query.edges == ("jfk", "lga") and query.shards == 4
     assert [m.name for m in query.measures] == ["bytes", "clients", "latency", "largest", "records"]
@@ -148,7 +148,6 @@ def test_unknown_keys_and_other_shapes_are_refused() -> None:
         ("measures", {"measures": {f"m{i}": "count()" for i in range(33)}}, "at most 32"),
         ("where", {"where": 5}, "a SQL condition"),
         ("where", {"where": "status <"}, "a SQL expression"),
-        ("accuracy", {"accuracy": {"error": "5%"}}, "not available yet"),
         ("lateness", {"lateness": 5}, "a duration needs a unit"),
         ("lateness", {"lateness": "-5s"}, "at least 0 ms"),
         ("shards", {"shards": 0}, "from 1 to 256"),
@@ -162,7 +161,7 @@ def test_unknown_keys_and_other_shapes_are_refused() -> None:
         ("group_by", {"group_by": ["a", ""]}, "a list of column names"),
         ("group_by", {"group_by": ["a", "a"]}, "each column once"),
         ("group_by", {"group_by": [f"c{i}" for i in range(17)]}, "at most 16 columns"),
-        ("window.session", {"window": {"session": "30s"}}, "not available yet"),
+        ("window.count", {"window": {"count": 1000}}, "no common order.*center.batch.build"),
         ("budget", {"budget": {}}, "exactly one kind"),
         ("budget", {"budget": {"staleness": "2s", "error": {"n": 1}}}, "exactly one kind"),
         ("budget", {"budget": "2s"}, "a mapping"),
@@ -172,7 +171,7 @@ def test_unknown_keys_and_other_shapes_are_refused() -> None:
         ("budget.error", {"budget": {"error": 5}}, "an amount per measure"),
         ("budget.error", {"budget": {"error": {}}}, "an amount per measure"),
         ("budget.error.x", {"budget": {"error": {"x": 5}}}, "one of the measures n"),
-        ("budget.error.n", {"budget": {"error": {"n": "5%"}}}, "relative budgets are not available yet"),
+        ("budget.error.n", {"budget": {"error": {"n": "-5%"}}}, "a percentage from 0% to below 100%"),
         ("budget.error.n", {"budget": {"error": {"n": -1}}}, "a size such as"),
         ("budget.error.n", {"budget": {"error": {"n": -1.5}}}, "at least 0"),
         ("budget.error.n", {"budget": {"error": {"n": float("nan")}}}, "at least 0"),
@@ -196,10 +195,10 @@ def test_budgets_are_read_in_the_measures_unit() -> None:
     assert spec(budget={"error": {"n": 0}}).budget == ErrorBudget((("n", 0.0),))
 
 
-def test_an_error_budget_needs_an_error_function_of_every_measure() -> None:
+def test_a_budget_on_a_measure_without_an_error_function_counts_records_and_a_percentage_is_relative() -> None:
     measures = {"n": "count()", "q": "quantiles(delay)"}
-    refused("budget.error.q", "quantiles has no error function.*n", measures=measures, budget={"error": {"q": 1}})
-    refused("measures.q", "a query of its own", measures=measures, budget={"error": {"n": 1}})
+    query = spec(measures=measures, budget={"error": {"q": 10, "n": "5%"}})
+    assert query.budget == ErrorBudget((("q", 10.0),), (("n", 0.05),))
 
 
 # Measures
@@ -236,7 +235,7 @@ def test_measures_have_one_canonical_text(text: str, canonical: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (5, "functions: count, distinct, kll, max"),
+        (5, "functions: .*count, .*distinct, .*kll, max"),
         (None, "such as sum"),
         ("", "No expression"),
         ("bytes", "a function of an expression"),
@@ -244,7 +243,7 @@ def test_measures_have_one_canonical_text(text: str, canonical: str) -> None:
         ("sum()", "sum"),
         ("mean()", "an argument is missing"),
         ("distinct()", "an argument is missing"),
-        ("median(bytes)", "unknown function median.*functions: count"),
+        ("median(bytes)", "unknown function median.*functions: .*count"),
         ("sum(a) + 1", "a function of an expression"),
         ("a AND b", "a function of an expression"),
         ("CASE WHEN a THEN 1 END", "a function of an expression"),

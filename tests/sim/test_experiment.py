@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from center.merge import merge_partials
@@ -10,10 +11,12 @@ from edge.events import BudgetSet
 from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
+from edgewater.synopses.aggregates import CountStack
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import FrameBody
 from sim import edges as edges_module
 from sim.center import MergingCenter
+from sim.edges import TicketOffice
 from sim.experiment import Policy, run
 from sim.link import LinkModel, Wire
 from sim.trace import Trace, zipf
@@ -82,7 +85,7 @@ def test_without_a_budget_the_center_has_the_truth() -> None:
 
 
 @pytest.mark.parametrize("sizing", SIZINGS)
-@pytest.mark.parametrize("estimate", ["acc", "explicit"])
+@pytest.mark.parametrize("estimate", ["acc", pytest.param("explicit", marks=pytest.mark.slow)])
 def test_under_a_staleness_budget_the_deadline_is_kept_and_what_is_omitted_is_stated(
     sizing: str, estimate: str
 ) -> None:
@@ -104,8 +107,8 @@ def test_the_fast_center_equals_the_merge_of_production() -> None:
 
     class Recording(MergingCenter):
         def receive(self, edge: int, body: FrameBody, parts: Any, arrival_ms: float) -> None:
-            for partial in body.partials:
-                frames.setdefault(partial.slice_start_ms, []).append(partial.synopsis)
+            for start, part in parts:
+                frames.setdefault(start, []).append(part.to_bytes())
             super().receive(edge, body, parts, arrival_ms)
 
         def outcome(self, *given: Any) -> Any:
@@ -120,6 +123,17 @@ def test_the_fast_center_equals_the_merge_of_production() -> None:
         patch.setattr(edges_module, "MergingCenter", Recording)
         run(TRACE, query(error={"v": 100_000.0}), link(SLOW), edges=3)
     assert len(frames) == 3
+
+
+def test_a_ticket_costs_what_its_updates_cost_and_is_good_for_the_partial_once() -> None:
+    office = TicketOffice(32.0)
+    part = GroupedAggregate({"key": pa.int64()}, {"v": CountStack()})
+    part.update([pa.array([1, 2, 3])], {"v": None}, 3)
+    data = office.encode(part)
+    assert len(data) == 3 * 32
+    assert office.decode(data) is part
+    with pytest.raises(KeyError):
+        office.decode(data)
 
 
 def test_no_policy_is_faster_than_the_optimum_and_the_default_is_faster_than_batching() -> None:

@@ -29,7 +29,7 @@ def found(held: CuckooFilter | CountingCuckooFilter, values: np.ndarray) -> np.n
     """`Contains` for many values at once."""
     stack = held._stack
     keys = stack._table.keys(0, stack._hash(values))
-    return stack._table.holds(keys) | (stack._stashed(keys) > 0)
+    return stack._table.holds(keys) | (stack._stash.holds(keys) > 0)
 
 
 def different(n: int, seed: int = SEED) -> np.ndarray:
@@ -85,7 +85,7 @@ def test_nothing_is_missed_however_full_it_is(kind: type, load: float) -> None:
     assert found(held, values).all()
     assert held.overfull == (load > 0.95)
     stack = held._stack
-    stashed = int((~stack._table.holds(stack._stash_keys)).sum())
+    stashed = int((~stack._table.holds(stack._stash.keys)).sum())
     assert int(stack._table.sizes()[0]) + stashed == len(stack._contents()[0])
     if load <= 0.95:
         assert stashed == 0, "all have a place in the table"

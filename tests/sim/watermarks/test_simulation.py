@@ -112,6 +112,17 @@ def test_the_command_prints_what_the_issue_names():
     assert names <= row.keys()
 
 
+def test_several_runs_print_a_list_of_json_objects():
+    rows = json.loads(command("--windows", "2", "--measure", "count,sum", "--json").stdout)
+    assert [row["measure"] for row in rows] == ["count", "sum"]
+
+
+def test_help_explains_what_is_printed():
+    text = command("--help").output
+    for word in ("coverage", "oracle", "Examples", "both excluded"):
+        assert word in text
+
+
 def test_the_command_compares_all_algorithms_and_plots(tmp_path):
     plot = tmp_path / "p.png"
     result = command("--windows", "2", "--algorithm", "all", "--plot", str(plot))
@@ -124,6 +135,7 @@ def test_the_command_compares_all_algorithms_and_plots(tmp_path):
 @pytest.mark.parametrize(
     ("option", "value"),
     [("--delays", "XX"), ("--scenario", "storm"), ("--confidence", "1"), ("--error", "0"), ("--algorithm", "magic"),
+     ("--measure", "median"), ("--confidence", "0"), ("--confidence", "120%"),
      ("--values", "no/such/file"), ("--window", "3"), ("--substream", "700ms"), ("--event-cost", "fast"),
      ("--plot", "x.doc")],
 )  # fmt: skip

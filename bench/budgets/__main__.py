@@ -1,0 +1,60 @@
+"""`python -m bench.budgets [--quick] [--only PART]`: what budgets cost, as tables and plots in bench/out/.
+
+Zipf 1.1 (lognormal values, 100,000 records a window) and RStudio's CRAN downloads by package, version and
+country (bytes, windows of 6 h). The 95th percentile over 25 windows, behind two to warm up.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import click
+
+from bench.budgets.cells import PARTS, WARM_UP, Cell, cells, measure, policies_of, settings_of
+from bench.budgets.plots import draw
+from bench.budgets.tables import Row, markdown
+
+OUT = Path("bench/out")
+
+
+@click.command()
+@click.option("--only", type=click.Choice(PARTS), multiple=True, help="All, if none is named.")
+@click.option("--quick", is_flag=True, help="Few budgets, and 6 windows instead of 25.")
+@click.option("--trace", "traces", multiple=True, type=click.Choice(["zipf", "cran"]), default=["zipf", "cran"])
+@click.option("--windows", type=click.IntRange(1), help="Windows that count.  [default: 25]")
+@click.option("--seed", default=1, show_default=True, help="Of the Zipf trace.")
+@click.option("--processes", default=2, show_default=True)
+def main(
+    only: tuple[str, ...], quick: bool, traces: tuple[str, ...], windows: int | None, seed: int, processes: int
+) -> None:
+    """Measure what budgets cost, and how near the default policy is to the optimum."""
+    parts = only or PARTS
+    wanted = cells(parts, traces, WARM_UP + (windows or (6 if quick else 25)), seed, quick=quick)
+    found: dict[Cell, Row] = {}
+    OUT.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(processes) as pool, click.progressbar(length=len(wanted)) as bar:
+        for cell, row in zip(wanted, pool.map(measure, wanted), strict=True):
+            found[cell] = row
+            bar.update(1)
+            # As they come, so that a run that is cut short has not been for nothing.
+            (OUT / "budgets.json").write_text(json.dumps(list(found.values())) + "\n")
+    for part in parts:
+        rows = _rows(part, traces, found)
+        text = markdown(rows)
+        (OUT / f"budgets-{part}.md").write_text(text)
+        click.echo(f"\n## {part}\n{text}")
+        for path in draw(part, rows, OUT):
+            click.echo(path)
+
+
+def _rows(part: str, traces: tuple[str, ...], found: dict[Cell, Row]) -> list[Row]:
+    """The rows that a figure shows."""
+    settings = [s for trace in traces for s in settings_of(part, trace)]
+    shown = {s: policies_of(part, s) for s in settings}
+    return [row for s in settings for cell, row in found.items() if cell.setting == s and cell.policy in shown[s]]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What is run: one cell of the benchmark is a policy under a budget on a trace and a link."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bench.budgets.workload import work
+from edgewater.caching import CacheSpec
+from sim.experiment import Policy, run
+from sim.link import LinkModel
+from sim.truth import truth_per_window
+
+BANDWIDTHS = {"low": 1.0, "medium": 3.0, "high": 10.0}
+"""Times half of the updates that exact results need at the optimum, which is one per group and window."""
+BUDGETS = {"error": (0.0, 1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3), "staleness": (0.003, 0.01, 0.03, 0.1, 0.3)}
+QUICK = {"error": (0.0, 3e-5, 1e-4), "staleness": (0.01, 0.03)}
+WARM_UP = 2
+"""Windows left out at the beginning: history has nothing to say of the first."""
+UPDATE_BYTES = 32.0
+DEFAULT = Policy("caching")
+OPTIMAL = Policy("optimal")
+BASELINES = (Policy("streaming"), Policy("batching"), Policy("random"))
+EVICTIONS = tuple(Policy("caching", CacheSpec(e)) for e in ("lru", "spe", "mae", "rate"))
+SIZINGS = tuple(
+    Policy("caching", CacheSpec("lru", s, e))
+    for s in ("prev_window", "linear", "pure_pess")
+    for e in ("acc", "explicit")
+)
+PAPER = {"error": EVICTIONS[0], "staleness": SIZINGS[0]}
+"""What TR 16-003 settles on: LRU; LRU, PrevWindow and Acc."""
+PARTS = ("fig3", "fig4", "fig5", "policies", "comparison", "frontier")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What policies are compared under."""
+
+    trace: str
+    aggregate: str
+    bandwidth: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run: everything that a process of its own needs to know."""
+
+    setting: Setting
+    budget: float
+    policy: Policy
+    windows: int
+    seed: int
+
+    @property
+    def label(self) -> str:
+        cache = self.policy.cache
+        if self.policy.name != "caching":
+            return self.policy.name
+        if self.setting.kind == "error":
+            return cache.eviction
+        return f"{cache.eviction}/{cache.sizing}/{cache.estimate}" if cache.sizing != "target" else cache.eviction
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """One row of the table: staleness in windows, error as a share of the largest value of any group."""
+    setting, began = cell.setting, time.process_time()
+    given = work(setting.trace, cell.windows, cell.seed)
+    truth = truth_per_window(given.trace, given.query(setting.aggregate), "value")
+    groups = float(np.mean([np.isfinite(w).sum() for w in truth.values()]))
+    largest = max(float(np.nanmax(np.abs(w), initial=0.0)) for w in truth.values())
+    slots = BANDWIDTHS[setting.bandwidth] * groups / 2.0
+    link = LinkModel(slots * UPDATE_BYTES / (given.window_ms / 1000.0), bytes_per_update=UPDATE_BYTES)
+    asked = cell.budget * largest if setting.kind == "error" else cell.budget
+    out = run(given.trace, given.query(setting.aggregate, setting.kind, asked), link, cell.policy)
+    return {
+        "trace": setting.trace, "aggregate": setting.aggregate, "bandwidth": setting.bandwidth, "kind": setting.kind,
+        "budget": cell.budget, "label": cell.label, "windows": cell.windows, "seed": cell.seed,
+        "staleness_p95": out.staleness_p95(WARM_UP), "error_p95": out.error_p95(WARM_UP),
+        "staleness": out.staleness.tolist(), "error": out.relative_error.tolist(),
+        "updates_per_window": out.updates / len(truth), "groups_per_window": groups, "slot": 1.0 / slots,
+        "cpu_s_per_window": (time.process_time() - began) / len(truth),
+    }  # fmt: skip
+
+
+def policies_of(part: str, setting: Setting) -> Sequence[Policy]:
+    """Those that a figure shows."""
+    match part:
+        case "fig3":
+            return (OPTIMAL,)
+        case "fig4" | "fig5":
+            return (DEFAULT,)
+        case "frontier":
+            return OPTIMAL, DEFAULT
+        case "policies":
+            return OPTIMAL, DEFAULT, *(EVICTIONS if setting.kind == "error" else SIZINGS)
+        case _:
+            return OPTIMAL, *BASELINES, PAPER[setting.kind], DEFAULT
+
+
+def settings_of(part: str, trace: str) -> Iterator[Setting]:
+    """Figures 8 to 10 are of sums at low bandwidth; 11 and 13 of all aggregates there, 12 and 14 of sums elsewhere."""
+    kinds = {"fig3": ("error",), "fig4": ("error",), "fig5": ("staleness",)}.get(part, ("error", "staleness"))
+    for kind in kinds:
+        for bandwidth in ("low",) if part == "policies" else BANDWIDTHS:
+            aggregates = ("sum", "max", "count") if part == "comparison" and bandwidth == "low" else ("sum",)
+            for aggregate in aggregates:
+                yield Setting(trace, aggregate, bandwidth, kind)
+
+
+def cells(parts: Sequence[str], traces: Sequence[str], windows: int, seed: int, *, quick: bool) -> list[Cell]:
+    """All runs that these figures need, each once."""
+    wanted: dict[Cell, None] = {}
+    for part in parts:
+        for trace in traces:
+            for setting in settings_of(part, trace):
+                for budget in (QUICK if quick else BUDGETS)[setting.kind]:
+                    for policy in policies_of(part, setting):
+                        wanted[Cell(setting, budget, policy, windows, seed)] = None
+    return list(wanted)

@@ -1,0 +1,47 @@
+"""Tables: per budget the 95th percentile of every policy, and of the default its distance from the optimum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Row = dict[str, Any]
+NEARLY_NOTHING = 1e-3
+"""Below it a ratio of stalenesses (in windows) says nothing; then the additive gap counts."""
+
+
+def figure_of(kind: str) -> str:
+    """What a budget of this kind leaves to be minimised."""
+    return "staleness_p95" if kind == "error" else "error_p95"
+
+
+def by_setting(rows: Sequence[Row]) -> dict[tuple[str, str, str, str], list[Row]]:
+    grouped: dict[tuple[str, str, str, str], list[Row]] = {}
+    for row in rows:
+        grouped.setdefault((row["trace"], row["aggregate"], row["bandwidth"], row["kind"]), []).append(row)
+    return grouped
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Updates per window in brackets."""
+    return "\n".join(line for key, here in by_setting(rows).items() for line in _table(key, here)) + "\n"
+
+
+def _table(key: tuple[str, ...], rows: Sequence[Row]) -> list[str]:
+    names = list(dict.fromkeys(r["label"] for r in rows))
+    figure = figure_of(key[-1])
+    lines = ["", f"**{', '.join(key)} budget: {figure}, {rows[0]['windows']} windows**", ""]
+    lines += [f"| budget | {' | '.join(names)} | gain / optimal | gap |", "|" + "---|" * (len(names) + 3)]
+    for budget in dict.fromkeys(r["budget"] for r in rows):
+        by = {r["label"]: r for r in rows if r["budget"] == budget}
+        shown = [f"{by[n][figure]:.3g} ({by[n]['updates_per_window']:.0f})" if n in by else "" for n in names]
+        lines.append(f"| {budget:g} | {' | '.join(shown)} | {' | '.join(_distance(by, figure))} |")
+    return lines
+
+
+def _distance(by: dict[str, Row], figure: str) -> tuple[str, str]:
+    if "optimal" not in by or "gain" not in by:
+        return "", ""
+    best, ours = by["optimal"][figure], by["gain"][figure]
+    tiny = best <= 0.0 or (figure == "staleness_p95" and best < NEARLY_NOTHING)
+    return "–" if tiny else f"{ours / best:.2f}", f"{ours - best:.2g}"

@@ -1,0 +1,50 @@
+"""The traces, and the queries that are asked of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgewater.query import QuerySpec
+from sim.trace import Trace, cran, zipf
+
+CRAN = Path("../shared/data/cran_downloads_bench_week")
+CRAN_WINDOW_MS = 6 * 3_600_000
+ZIPF_WINDOW_MS = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A trace, and the column whose values are measured."""
+
+    trace: Trace
+    column: str
+    window_ms: int
+
+    def query(self, aggregate: str, kind: str = "", budget: float = 0.0) -> QuerySpec:
+        """Args: budget: in the measure's unit, or in windows; `kind`: error, staleness, or none."""
+        measure = "count()" if aggregate == "count" else f"{aggregate}({self.column})"
+        given: dict[str, Any] = {
+            "name": "budgets", "from": "trace", "group_by": list(self.trace.keys), "measures": {"value": measure},
+            "window": {"tumbling": f"{self.window_ms}ms"},
+        }  # fmt: skip
+        if kind == "error":
+            given["budget"] = {"error": {"value": float(budget)}}
+        elif kind == "staleness":
+            given["budget"] = {"staleness": f"{max(round(budget * self.window_ms), 1)}ms"}
+        return QuerySpec.from_mapping(given)
+
+
+@cache
+def work(name: str, windows: int, seed: int) -> Work:
+    """A trace by name, made or read once per process. `seed`: of the Zipf trace."""
+    if name == "zipf":
+        return Work(zipf(windows, ZIPF_WINDOW_MS, seed=seed), "value", ZIPF_WINDOW_MS)
+    whole = cran(CRAN)
+    first = whole.times_ms[0] // CRAN_WINDOW_MS * CRAN_WINDOW_MS
+    kept = np.flatnonzero(whole.times_ms < first + windows * CRAN_WINDOW_MS)
+    return Work(whole.rows(kept), "size", CRAN_WINDOW_MS)

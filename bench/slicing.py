@@ -1,0 +1,90 @@
+"""`python -m bench.slicing`: what concurrent windows cost when they share slices, against one window.
+
+A stream of 20,000 records a second; windows of 100 s, 1 to 100 of them open at any time. Slicing updates one slice per
+record however many windows there are (goal: at most 1.5 times the time of a single window); bucketing, which updates
+each window by itself, is measured on a part of the stream for comparison.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from bench.synopses.speed import best
+from edgewater.slicing import Bucketing, Slicer, Sliding
+from edgewater.synopses import CountMin, DDSketch, HyperLogLog
+
+OUT = Path("bench/out")
+RATE, SIZE_MS, BATCH = 20_000, 100_000, 1 << 16
+CONCURRENT = (1, 10, 100)
+GOAL = 1.5
+SYNOPSES: dict[str, Callable[[], Any]] = {
+    "count-min 5x1024": lambda: CountMin(1024, 5),
+    "hyperloglog 2^12": lambda: HyperLogLog(12),
+    "ddsketch 1 %": lambda: DDSketch(),
+}
+
+
+def stream(seconds: int) -> tuple[np.ndarray, np.ndarray]:
+    """Zipf values and their event times, in order."""
+    rng = np.random.default_rng(0)
+    n = RATE * seconds
+    return rng.zipf(1.1, n) % 100_000, np.sort(rng.integers(0, seconds * 1000, n))
+
+
+def answered(slicer: Any, values: np.ndarray, times: np.ndarray) -> int:
+    """Windows that are answered on the way."""
+    windows = 0
+    for at in range(0, len(values), BATCH):
+        slicer.update(values[at : at + BATCH], times[at : at + BATCH])
+        windows += len(slicer.advance("", int(times[min(at + BATCH, len(times)) - 1])))
+    return windows + len(slicer.finish())
+
+
+def cells(seconds: int, repeats: int) -> list[dict[str, Any]]:
+    values, times = stream(seconds)
+    part = len(values) // 20
+    rows = []
+    for name, make in SYNOPSES.items():
+        took: dict[int, float] = {k: float("inf") for k in CONCURRENT}
+        for _ in range(repeats):  # alternating: all see the same machine
+            for k in CONCURRENT:
+                slicer = Slicer(make, [Sliding(SIZE_MS, SIZE_MS // k)])
+                took[k] = min(took[k], best(lambda s=slicer: answered(s, values, times), 1))  # type: ignore[misc]
+        for k in CONCURRENT:
+            bucketing = Bucketing(make, [Sliding(SIZE_MS, SIZE_MS // k)])
+            slow = best(lambda b=bucketing: answered(b, values[:part], times[:part]), 1)  # type: ignore[misc]
+            rows.append(
+                {
+                    "synopsis": name,
+                    "windows": k,
+                    "slicing_m_per_s": round(len(values) / took[k] / 1e6, 2),
+                    "times_a_single_window": round(took[k] / took[1], 2),
+                    "goal": GOAL,
+                    "bucketing_m_per_s": round(part / slow / 1e6, 3),
+                }
+            )
+    return rows
+
+
+@click.command()
+@click.option("--seconds", default=300, show_default=True, help="Length of the stream, in event time.")
+@click.option("--repeats", default=3, show_default=True)
+@click.option("--json", "path", type=click.Path(path_type=Path), default=OUT / "slicing.json", show_default=True)
+def main(seconds: int, repeats: int, path: Path) -> None:
+    """Measure windows over shared slices on this machine."""
+    rows = cells(seconds, repeats)
+    for row in rows:
+        missed = " !" if row["times_a_single_window"] > GOAL else ""
+        click.echo("  ".join(f"{name} {value}" for name, value in row.items()) + missed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""`python -m bench.synopses`: tables, bench/out/synopses.json and plots."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.synopses.characterize import characterize
+from bench.synopses.errors import errors
+from bench.synopses.speed import merging, throughput
+
+OUT = Path("bench/out")
+IMAGES = Path("docs/explanation/images")
+PARTS = ("throughput", "merge", "error", "characterize")
+
+
+@click.command()
+@click.option("--only", type=click.Choice(PARTS), help="One part instead of all.")
+@click.option("--json", "path", type=click.Path(path_type=Path), default=OUT / "synopses.json", show_default=True)
+@click.option("--trials", default=200, show_default=True, help="Per point of a characterisation.")
+@click.option("--largest", default=100_000, show_default=True, help="The largest n of a characterisation.")
+@click.option("--images", type=click.Path(path_type=Path), default=IMAGES, show_default=True)
+def main(only: str | None, path: Path, trials: int, largest: int, images: Path) -> None:
+    """Measure synopses against Apache DataSketches and ddsketch on this machine."""
+    result: dict[str, Any] = json.loads(path.read_text()) if only and path.exists() else {}
+    if only in (None, "throughput"):
+        result["throughput"] = [*throughput(1), *throughput(2)]
+    if only in (None, "merge"):
+        result["merge"] = merging()
+    if only in (None, "error"):
+        result["error"] = errors()
+    for name in ("throughput", "merge", "error"):
+        if name in result and only in (None, name):
+            click.echo(f"\n{name}\n{table(result[name])}")
+    if only in (None, "characterize"):
+        result["characterize"] = characterize(trials, largest, images)
+        click.echo(f"plots in {images}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    if {"throughput", "merge"} & result.keys():
+        plot(result, path.with_suffix(".svg"))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows as text; a ratio that misses its goal has a mark."""
+    names = list(rows[0])
+    cells = [["" if row[n] is None else str(row[n]) + _mark(row, n) for n in names] for row in rows]
+    widths = [max(len(c) for c in column) for column in zip(names, *cells, strict=True)]
+    return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in [names, *cells])
+
+
+def _mark(row: dict[str, Any], name: str) -> str:
+    if name == "ratio":
+        # Of speeds more is better, of errors less.
+        missed = row["ratio"] > row["goal_ratio"] if "error" in row else row["ratio"] < row["goal_ratio"]
+        return " !" if missed else ""
+    goal = row.get("goal_m_per_s") if name == "ours_m_per_s" else None
+    return " !" if goal and row[name] < goal else ""
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Ratios to the peer, with their goals."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = [(f"update {r['synopsis']}, {r['cores']} core(s)", r) for r in result.get("throughput", [])]
+    rows += [(f"merge 1,000 {r['of']}: {r['synopsis']}", r) for r in result.get("merge", [])]
+    rows = [(label, r) for label, r in rows if r["ratio"] is not None][::-1]
+    figure, axis = plt.subplots(figsize=(9, 0.32 * len(rows) + 1.2), layout="constrained")
+    colors = ["C0" if r["ratio"] >= r["goal_ratio"] else "C3" for _, r in rows]
+    axis.barh([label for label, _ in rows], [r["ratio"] for _, r in rows], color=colors)
+    axis.plot([r["goal_ratio"] for _, r in rows], range(len(rows)), "k|", ms=12, label="goal")
+    axis.set_xscale("log")
+    axis.set_xlabel("times as fast as the peer")
+    axis.legend()
+    figure.savefig(path)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The pairs that are compared: ours, and the library's sketch of the same guarantee and size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import datasketches
+import ddsketch
+import numpy as np
+from ddsketch.pb import ddsketch_pb2
+from ddsketch.pb.proto import DDSketchProto
+
+from edgewater.synopses import BloomFilter, CountMin, DDSketch, HyperLogLog, Kll, ReservoirSample
+
+ALPHA, PRECISION, K, SAMPLE, DEPTH = 0.01, 12, 200, 1024, 5
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """A library's sketch.
+
+    Attributes:
+        add: puts values in by its fastest way: an array, or one call per item.
+        takes_arrays: whether that is an array.
+        merge: all of many into a new one.
+        dump, load: to bytes and back, by its own fastest form.
+    """
+
+    library: str
+    make: Callable[[], Any]
+    add: Callable[[Any, np.ndarray], None]
+    takes_arrays: bool
+    merge: Callable[[list[Any]], Any]
+    dump: Callable[[Any], bytes]
+    load: Callable[[bytes], Any]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Ours and theirs; `goal_per_s`: what ours shall do on one core, updates per second."""
+
+    name: str
+    ours: Callable[[], Any]
+    theirs: Theirs | None
+    values: Callable[[np.random.Generator, int], np.ndarray]
+    goal_per_s: float | None = None
+
+
+def keys(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.integers(0, 1 << 40, n)
+
+
+def zipf(rng: np.random.Generator, n: int) -> np.ndarray:
+    ranks = np.arange(1, 100_001)
+    weights = ranks**-1.1
+    return rng.choice(ranks, n, p=weights / weights.sum())
+
+
+def latencies(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.lognormal(3, 1, n)
+
+
+def one_by_one(method: str) -> Callable[[Any, np.ndarray], None]:
+    def add(sketch: Any, values: np.ndarray) -> None:
+        put = getattr(sketch, method)
+        for value in values.tolist():
+            put(value)
+
+    return add
+
+
+def an_array(sketch: Any, values: np.ndarray) -> None:
+    sketch.update(values)
+
+
+def into_a_new(make: Callable[[], Any]) -> Callable[[list[Any]], Any]:
+    def merge(parts: list[Any]) -> Any:
+        whole = make()
+        for part in parts:
+            whole.merge(part)
+        return whole
+
+    return merge
+
+
+def into_a_union(parts: list[Any]) -> Any:
+    union = datasketches.hll_union(PRECISION)
+    for part in parts:
+        union.update(part)
+    union.get_estimate()
+    return union
+
+
+def into_a_var_opt_union(parts: list[Any]) -> Any:
+    union = datasketches.var_opt_union(SAMPLE)
+    for part in parts:
+        union.update(part)
+    return union.get_result()
+
+
+def _dump_dd(sketch: Any) -> bytes:
+    proto: Any = DDSketchProto
+    return bytes(proto.to_proto(sketch).SerializeToString())
+
+
+def _load_dd(data: bytes) -> Any:
+    proto, message = DDSketchProto, ddsketch_pb2.DDSketch()  # type: Any, Any
+    message.ParseFromString(data)
+    return proto.from_proto(message)
+
+
+_DOUBLES = datasketches.PyDoublesSerDe()
+
+
+def _hll() -> Any:
+    return datasketches.hll_sketch(PRECISION, datasketches.HLL_8)
+
+
+def _count_min(width: int) -> Any:
+    return datasketches.count_min_sketch(DEPTH, width)
+
+
+def _kll() -> Any:
+    return datasketches.kll_doubles_sketch(K)
+
+
+def _dd() -> Any:
+    return ddsketch.DDSketch(ALPHA)
+
+
+def _count_min_pair(width: int, values: Callable[[np.random.Generator, int], np.ndarray], name: str) -> Pair:
+    def make() -> Any:
+        return _count_min(width)
+
+    kind = datasketches.count_min_sketch
+    theirs = Theirs(
+        "datasketches", make, one_by_one("update"), False, into_a_new(make), kind.serialize, kind.deserialize
+    )
+    return Pair(name, lambda: CountMin(width, DEPTH), theirs, values, 12e6 if width == 65536 else None)
+
+
+PAIRS = (
+    Pair("hll 2^12", lambda: HyperLogLog(PRECISION),
+         Theirs("datasketches", _hll, one_by_one("update"), False, into_a_union,
+                datasketches.hll_sketch.serialize_compact, datasketches.hll_sketch.deserialize), keys, 25e6),
+    _count_min_pair(65536, zipf, "count-min 5x65536, Zipf"),
+    _count_min_pair(65536, keys, "count-min 5x65536, all different"),
+    _count_min_pair(1024, zipf, "count-min 5x1024, Zipf"),
+    Pair("kll k=200", lambda: Kll(K),
+         Theirs("datasketches", _kll, an_array, True, into_a_new(_kll),
+                datasketches.kll_doubles_sketch.serialize, datasketches.kll_doubles_sketch.deserialize), latencies),
+    Pair("kll k=200, per item", lambda: Kll(K),
+         Theirs("datasketches", _kll, one_by_one("update"), False, into_a_new(_kll),
+                datasketches.kll_doubles_sketch.serialize, datasketches.kll_doubles_sketch.deserialize), latencies),
+    Pair("ddsketch 1 %", lambda: DDSketch(ALPHA),
+         Theirs("ddsketch", _dd, one_by_one("add"), False, into_a_new(_dd), _dump_dd, _load_dd), latencies, 40e6),
+    Pair("reservoir 1024", lambda: ReservoirSample(SAMPLE),
+         Theirs("datasketches var_opt", lambda: datasketches.var_opt_sketch(SAMPLE), one_by_one("update"), False,
+                into_a_var_opt_union, lambda s: s.serialize(_DOUBLES),
+                lambda b: datasketches.var_opt_sketch.deserialize(b, _DOUBLES)), latencies),
+    Pair("bloom 1 % of 1 M", lambda: BloomFilter.for_capacity(1_000_000, 0.01), None, keys),
+)  # fmt: skip
+"""The Python bindings of datasketches 5.2 have no Bloom filter: ours has no peer."""

@@ -1,0 +1,119 @@
+"""Updates per second, and merging many: ours against theirs on the same arrays, in one run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+
+from bench.synopses.peers import PAIRS, Pair
+from edgewater.synopses import merge_bytes
+
+N, N_ONE_BY_ONE = 1 << 21, 1 << 18
+PARTS, PART = 1000, 2000
+REPEATS = 5
+
+
+def best(run: Callable[[], object], repeats: int = REPEATS) -> float:
+    """Seconds of the fastest of several runs: what the machine can do when nobody else is at it."""
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def throughput(cores: int) -> list[dict[str, Any]]:
+    """Rows per pair: million updates per second, over `cores` processes of one core each."""
+    allowed = sorted(os.sched_getaffinity(0))
+    if len(allowed) < cores:
+        return []
+    rows = []
+    for index, pair in enumerate(PAIRS):
+        # Spawned: a fork would share what the parent has warmed up.
+        with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+            rates = list(pool.map(_rates, [(index, core) for core in allowed[:cores]]))
+        ours, theirs = (sum(r[i] for r in rates) / 1e6 for i in (0, 1))
+        rows.append(_row(pair, cores, ours, theirs))
+    return rows
+
+
+def _row(pair: Pair, cores: int, ours: float, theirs: float) -> dict[str, Any]:
+    return {
+        "synopsis": pair.name,
+        "cores": cores,
+        "ours_m_per_s": round(ours, 2),
+        "theirs_m_per_s": round(theirs, 2) if pair.theirs else None,
+        "peer": pair.theirs.library if pair.theirs else None,
+        "ratio": round(ours / theirs, 2) if pair.theirs else None,
+        "goal_ratio": (1.0 if pair.theirs.takes_arrays else 5.0) if pair.theirs else None,
+        "goal_m_per_s": pair.goal_per_s / 1e6 if pair.goal_per_s and cores == 1 else None,
+    }
+
+
+def _rates(given: tuple[int, int]) -> tuple[float, float]:
+    """Updates per second of ours and theirs on one core; alternating, so that both see the same machine."""
+    index, core = given
+    os.sched_setaffinity(0, {core})
+    pair = PAIRS[index]
+    rng = np.random.default_rng(core)
+    values = pair.values(rng, N)
+    few = values if pair.theirs and pair.theirs.takes_arrays else values[:N_ONE_BY_ONE]
+    ours, theirs = [], []
+    for _ in range(REPEATS):
+        ours.append(best(lambda: pair.ours().update(values), 1))
+        if pair.theirs is not None:
+            peer = pair.theirs
+            theirs.append(best(lambda peer=peer: peer.add(peer.make(), few), 1))  # type: ignore[misc]
+    return N / min(ours), len(few) / min(theirs) if theirs else 0.0
+
+
+def merging() -> list[dict[str, Any]]:
+    """Rows per pair: milliseconds to merge 1,000 sketches of 2,000 values each, objects in memory, and from the bytes
+    of each. Reading ours checks a CRC32C, and every array of what is not dense; the peers check neither."""
+    rows = []
+    for pair in PAIRS:
+        if pair.theirs is None or pair.name in ("kll k=200, per item", "count-min 5x65536, Zipf",
+                                                "count-min 5x65536, all different"):  # fmt: skip
+            continue  # the same sketch again, or gigabytes of counters
+        rng = np.random.default_rng(1)
+        parts = [pair.values(rng, PART) for _ in range(PARTS)]
+        mine, theirs = [], []
+        for values in parts:
+            mine.append(pair.ours())
+            # Their records are different ones: a sample has to be told.
+            if hasattr(mine[-1]._stack, "source"):
+                mine[-1]._stack.source = len(mine)
+            mine[-1].update(values)
+            mine[-1].to_bytes()
+            theirs.append(pair.theirs.make())
+            pair.theirs.add(theirs[-1], values)
+        ours_s = best(lambda m=mine: m[0].merge_many(m[1:]).query())  # type: ignore[misc]
+        theirs_s = best(lambda p=pair.theirs, t=theirs: p.merge(t))  # type: ignore[misc]
+        rows.append(_merge_row(pair, "objects", ours_s, theirs_s))
+        sealed, dumped = [m.to_bytes() for m in mine], [pair.theirs.dump(t) for t in theirs]
+        ours_s = best(lambda s=sealed: merge_bytes(s))  # type: ignore[misc]
+        theirs_s = best(lambda p=pair.theirs, d=dumped: p.merge([p.load(data) for data in d]), 3)  # type: ignore[misc]
+        sizes = {"ours_bytes": sum(map(len, sealed)) // PARTS, "theirs_bytes": sum(map(len, dumped)) // PARTS}
+        rows.append(_merge_row(pair, "bytes", ours_s, theirs_s) | sizes)
+    return rows
+
+
+def _merge_row(pair: Pair, of: str, ours_s: float, theirs_s: float) -> dict[str, Any]:
+    return {
+        "synopsis": pair.name,
+        "of": of,
+        "ours_ms": round(ours_s * 1e3, 2),
+        "theirs_ms": round(theirs_s * 1e3, 2),
+        "peer": pair.theirs.library if pair.theirs else None,
+        "ratio": round(theirs_s / ours_s, 2),
+        "goal_ratio": 5.0,
+        "ours_bytes": None,
+        "theirs_bytes": None,
+    }

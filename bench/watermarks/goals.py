@@ -1,0 +1,37 @@
+"""The issue's goals, checked against the rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def least_coverage(confidence: float, trials: int) -> float:
+    """The lower end of the binomial 99 % band around `confidence`."""
+    return confidence - 2.576 * math.sqrt(confidence * (1 - confidence) / trials)
+
+
+def check_goals(result: dict[str, Any]) -> list[str]:
+    """A sentence per goal and row that is not reached."""
+    missed = []
+    for name in ("goals", "robustness", "recorded"):
+        for row in result.get(name, []):
+            what = " ".join(str(row.get(k)) for k in ("scenario", "delays", "measure", "values", "groups", "scope"))
+            if row["coverage"] < least_coverage(row.get("confidence", 0.95), row["windows"]):
+                missed.append(f"coverage {row['coverage']:.3f}: {what}")
+            if row["oracle_rate"] and row["sampling_rate"] > 1.1 * row["oracle_rate"]:
+                missed.append(f"rate {row['sampling_rate'] / row['oracle_rate']:.2f} of the oracle's: {what}")
+    return missed + _against_rivals(result.get("rivals", []))
+
+
+def _against_rivals(rows: list[dict[str, Any]]) -> list[str]:
+    missed = []
+    latency = {(r["algorithm"], r["values"], r["delays"], r["rate"]): r["latency_ms_mean"] for r in rows}
+    for (algorithm, *key), ours in latency.items():
+        if algorithm != "edgewater" or key[1] not in ("EC", "EG"):
+            continue
+        for rival, share in (("k-slack", 0.02), ("aq-k-slack", 0.1)):
+            theirs = latency.get((rival, *key))
+            if theirs and ours > share * theirs:
+                missed.append(f"latency {ours:.1f} ms is {ours / theirs:.1%} of {rival}'s: {key}")
+    return missed

@@ -1,0 +1,164 @@
+"""What an edge notes of every record of a query with an accuracy, and when it tells the center.
+
+Statistics are complete up to a *point* (`edgewater.accuracy.Clockwork`), and it is points that are told, by the
+stream's clock and not by its watermark: a window's end is one, and what has come by then leaves at once.
+Stragglers follow at the points after it. Without news a point is told all the same: "nothing has come" is what
+silence does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgewater.accuracy import Clockwork
+from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.watermarks.monitor import SubstreamMonitor, SubstreamStatistics
+from edgewater.watermarks.sampler import BernoulliSampler
+from edgewater.wire.frames import Arrivals
+
+UNTOLD = -(1 << 62)
+READY_BYTES = 600
+"""What the statistics of a sub-stream occupy at least while they wait for the link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observing:
+    """How the center wants a query observed.
+
+    Attributes:
+        rate: probability with which a record is processed.
+        clock_offset_ms: wall time, this edge's clock less the center's.
+    """
+
+    rate: float = 1.0
+    clock_offset_ms: int = 0
+
+
+class ArrivalMonitor:
+    """One query's statistics at one edge. Times are event time by the stream's clock, corrected by the offset.
+
+    Args:
+        source: this edge's number, by which it draws its own sample.
+    """
+
+    def __init__(self, clockwork: Clockwork, source: int) -> None:
+        self.clockwork = clockwork
+        self.observing = Observing()
+        self._monitor = SubstreamMonitor(clockwork.grid)
+        self._sampler = BernoulliSampler(source)
+        self._ready: dict[int, SubstreamStatistics] = {}
+        self._complete = UNTOLD  # the point up to which `_ready` is complete
+        self._told = UNTOLD
+        self._last_arrival_ms = UNTOLD
+
+    @property
+    def nbytes(self) -> int:
+        return sum(READY_BYTES + 16 * len(s.cells) for s in self._ready.values())
+
+    def observe(self, times_ms: IntArray, arrival_ms: int, values: FloatArray | None, kept: BoolArray | None) -> None:
+        """Records that count in the query, which arrived at once.
+
+        Args:
+            values: of all of them, float64, NaN where there is none; None for a count.
+            kept: those that are processed; None: all.
+        """
+        arrival_ms = self._not_back(arrival_ms)
+        self._complete_through(self._point(arrival_ms))
+        origin = self.clockwork.origin_ms
+        born = times_ms - origin
+        if values is None:
+            self._monitor.observe(born, arrival_ms - origin)
+            return
+        # A record without a value is none of a sum's or a mean's: it is not counted, or it would be taken
+        # for one that was not sampled.
+        sound = np.isfinite(values)
+        if not sound.all():
+            born, values, kept = born[sound], values[sound], None if kept is None else kept[sound]
+        positions = np.arange(len(born)) if kept is None else np.flatnonzero(kept)
+        self._monitor.observe(born, arrival_ms - origin, values[positions], positions)
+
+    def sample(self, ids: IntArray) -> BoolArray | None:
+        """Which of the records, by number in their stream (ascending), are to be processed; None: all."""
+        if self.observing.rate >= 1.0 or not len(ids):
+            return None
+        first = int(ids[0])
+        chosen = np.zeros(int(ids[-1]) - first + 1, bool)
+        chosen[self._sampler.keep(first, len(chosen), self.observing.rate)] = True
+        return np.asarray(chosen[ids - first])
+
+    def due(self, now_ms: int) -> bool:
+        """Is there a point that the clock has passed and the center has not been told?"""
+        return self._point(now_ms) > self._told
+
+    def next_due_ms(self, now_ms: int) -> int:
+        """Event time of the next point to tell: now, or in the future."""
+        if self.due(now_ms):
+            return now_ms
+        return self.clockwork.starts_at(self.clockwork.point_after(self.clockwork.slot_at(now_ms)))
+
+    def take(self, now_ms: int, capacity_bytes: int) -> Arrivals | None:
+        """What is told of the last point that the clock has passed; None: nothing is due.
+
+        Of more than the capacity the rest stays for the next frame, and the point is told with the last of it.
+        """
+        point = max(self._point(self._not_back(now_ms)), self._complete)
+        self._complete_through(point)
+        if point <= self._told:
+            return None
+        substreams: list[bytes] = []
+        room = capacity_bytes
+        for index in sorted(self._ready):
+            if substreams and room <= 0:
+                break
+            substreams.append(self._ready.pop(index).to_state())
+            room -= len(substreams[-1])
+        if self._ready:
+            told = self._told
+        else:
+            told = self._told = point
+        # Before anything was told there is no time to name but one before everything.
+        through_ms = self.clockwork.starts_at(told) if told != UNTOLD else UNTOLD
+        return Arrivals(through_ms, tuple(substreams))
+
+    def _point(self, time_ms: int) -> int:
+        return self.clockwork.point_before(self.clockwork.slot_at(time_ms))
+
+    def _not_back(self, time_ms: int) -> int:
+        """A clock that steps back stands still: what was told of a point is not taken back."""
+        at_least = self._last_arrival_ms
+        if self._complete != UNTOLD:
+            at_least = max(at_least, self.clockwork.starts_at(self._complete))
+        self._last_arrival_ms = max(time_ms, at_least)
+        return self._last_arrival_ms
+
+    def _complete_through(self, point: int) -> None:
+        if point <= self._complete:
+            return
+        for statistics in self._monitor.take():
+            held = self._ready.get(statistics.index)
+            if held is None:
+                self._ready[statistics.index] = statistics
+            else:
+                held.merge(statistics)
+        self._complete = point
+
+    def snapshot(self) -> tuple[dict[str, Any], list[bytes]]:
+        document = {
+            "complete": self._complete, "told": self._told, "last_arrival_ms": self._last_arrival_ms,
+            "rate": self.observing.rate, "clock_offset_ms": self.observing.clock_offset_ms,
+        }  # fmt: skip
+        return document, [self._monitor.to_state(), *(self._ready[i].to_state() for i in sorted(self._ready))]
+
+    def restore(self, document: Mapping[str, Any], blobs: Sequence[bytes]) -> None:
+        """What `snapshot` gave."""
+        grid = self.clockwork.grid
+        self._complete, self._told = document["complete"], document["told"]
+        self._last_arrival_ms = document["last_arrival_ms"]
+        self.observing = Observing(document["rate"], document["clock_offset_ms"])
+        self._monitor = SubstreamMonitor.from_state(blobs[0], grid)
+        ready = [SubstreamStatistics.from_state(blob, grid) for blob in blobs[1:]]
+        self._ready = {statistics.index: statistics for statistics in ready}

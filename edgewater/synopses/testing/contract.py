@@ -1,0 +1,146 @@
+"""Laws that hold for every stack once: bytes, damage, refusals, folding, subtraction, emptiness."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+
+from edgewater.errors import CorruptSynopsis, InvalidRequest, SynopsisError, UnsupportedVersion
+from edgewater.synopses import codec
+from edgewater.synopses.base import Question
+from edgewater.synopses.registry import stack_from_message
+from edgewater.synopses.testing.subject import GROUPS, Subject, codes_for, merged, pick, refused, to_bytes
+from edgewater.synopses.testing.zoo import SEED
+
+
+def a_linear_state_adds_up_and_what_was_merged_can_be_taken_out(subject: Subject) -> None:
+    sets = subject.zoo()
+    values = sets[list(sets)[0 if subject.of == "bool" or len(sets) == 1 else 1]]
+    left, right = subject.parts(values, 2)
+    properties = left.properties
+    assert properties.invertible or not properties.linear, "a linear state is invertible by subtraction"
+    if not properties.linear:
+        return
+    both = merged(subject, [left, right])
+    invert = getattr(both, "invert", None)
+    if invert is not None:
+        invert(right, np.arange(GROUPS))
+        assert to_bytes(both) == to_bytes(left)
+        both.decrement(codes_for(values, GROUPS)[:0], pick(values, np.zeros(0, np.int64)))  # type: ignore[attr-defined]
+        whole = subject.whole(values)
+        whole.decrement(codes_for(values, GROUPS), values)  # type: ignore[attr-defined]
+        assert to_bytes(whole) == to_bytes(subject.empty())
+        return
+    for a, b, ab in zip(*([codec.decode(x) for x in s.to_message().arrays] for s in (left, right, both)), strict=True):
+        np.testing.assert_allclose(ab - b, a, rtol=1e-12, atol=1e-9)
+
+
+def an_empty_stack_answers_merges_and_travels(subject: Subject) -> None:
+    for groups in (0, 1, 3):
+        stack = subject.make()
+        stack.grow(groups)
+        stack.update(np.zeros(0, np.int64), pick(subject.few(), np.zeros(0, np.int64)))
+        stack.merge(stack.take(np.arange(groups)), np.arange(groups))
+        assert len(stack) == groups and stack.nbytes >= 0
+        assert all(given.shape == (3, groups) for given in subject.answers(stack).values())
+        assert to_bytes(subject.read(to_bytes(stack))) == to_bytes(stack)
+
+
+def folding_is_as_claimed(subject: Subject) -> None:
+    values = subject.many()
+    stack = subject.whole(values)
+    fold = getattr(stack, "fold", None)
+    assert (fold is not None) == stack.properties.foldable
+    if fold is None or not subject.folds:
+        return
+    before = to_bytes(stack)
+    folded = fold(1)
+    assert to_bytes(stack) == before
+    assert len(to_bytes(folded)) <= len(before)
+    assert to_bytes(subject.read(to_bytes(folded))) == to_bytes(folded)
+    assert to_bytes(fold(0)) == to_bytes(stack.take(np.arange(GROUPS))), "not folding is a copy, as it is shipped"
+    # Folding first or merging first is the same, and either side may be the folded one.
+    left, right = subject.parts(values, 2)
+    expected = merged(subject, [left, right]).fold(1)  # type: ignore[attr-defined]
+    for pair in ([left.fold(1), right], [left, right.fold(1)], [right.fold(1), left.fold(1)]):  # type: ignore[attr-defined]
+        subject.assert_same(merged(subject, pair), expected, values)
+
+
+def any_truncation_and_any_flipped_bit_is_corrupt(subject: Subject) -> None:
+    data = to_bytes(subject.whole(subject.few()))
+    for length in range(len(data)):
+        with refused(CorruptSynopsis):
+            subject.read(data[:length])
+    for at in range(len(data)):
+        with refused(CorruptSynopsis):
+            subject.read(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+
+
+def damage_under_a_valid_checksum_is_refused_or_harmless(subject: Subject) -> None:
+    """A sender's bug, not a line's: whatever stands in the message, only errors of our tree come out."""
+    rng = np.random.default_rng(SEED)
+    message = subject.whole(subject.many()).to_message()
+    for _ in range(200):
+        damaged = type(message)()
+        damaged.CopyFrom(message)
+        array = damaged.arrays[int(rng.integers(len(damaged.arrays)))]
+        data = bytearray(array.data)
+        if data and rng.random() < 0.8:
+            data[int(rng.integers(len(data)))] = int(rng.integers(256))
+            array.data = bytes(data)
+        elif rng.random() < 0.5:
+            array.type = str(rng.choice(["<f8", "|u1", "<i8", "|b1", "<u8", "|S9"]))
+        else:
+            array.shape[:] = [int(rng.integers(5))]
+        with np.errstate(all="ignore"), suppress(SynopsisError):
+            subject.answers(subject.from_message(damaged))
+
+
+def a_newer_version_and_an_unknown_kind_are_unsupported(subject: Subject) -> None:
+    stack = subject.whole(subject.few())
+    message = stack.to_message()
+    # A kind writes the oldest version that holds its state, and reads up to its newest.
+    message.version = getattr(stack, "version", message.version) + 1
+    with refused(UnsupportedVersion, message.kind, str(message.version)):
+        subject.from_message(message)
+    message.kind = "not_a_kind"
+    with refused(UnsupportedVersion, "'not_a_kind' is not known", "hyperloglog", "may be missing"):
+        stack_from_message(message)
+
+
+def missing_arrays_and_parameters_are_corrupt(subject: Subject) -> None:
+    stack = subject.whole(subject.few())
+    message = stack.to_message()
+    del message.arrays[-1]
+    with refused(CorruptSynopsis, "arrays"):
+        subject.from_message(message)
+    for parameters in ("{", "[]", '{"precision": "x", "accuracy": []}', '{"precision": 99, "accuracy": 7}'):
+        message = stack.to_message()
+        if message.parameters == "{}" and parameters.startswith('{"'):
+            continue
+        message.parameters = parameters
+        with refused(CorruptSynopsis):
+            subject.from_message(message)
+
+
+def a_question_it_cannot_answer_is_refused_with_those_it_can(subject: Subject) -> None:
+    class Unheard(Question):
+        pass
+
+    stack = subject.whole(subject.few())
+    with refused(InvalidRequest, stack.questions[0].__name__):
+        stack.query(Unheard())
+    assert isinstance(stack.query(), type(stack.query(None)))
+
+
+LAWS = (
+    a_linear_state_adds_up_and_what_was_merged_can_be_taken_out,
+    an_empty_stack_answers_merges_and_travels,
+    folding_is_as_claimed,
+    any_truncation_and_any_flipped_bit_is_corrupt,
+    damage_under_a_valid_checksum_is_refused_or_harmless,
+    a_newer_version_and_an_unknown_kind_are_unsupported,
+    missing_arrays_and_parameters_are_corrupt,
+    a_question_it_cannot_answer_is_refused_with_those_it_can,
+)

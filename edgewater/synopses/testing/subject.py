@@ -1,0 +1,181 @@
+"""What is tested, and what stands for equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from edgewater.synopses import codec
+from edgewater.synopses.base import IntArray, Question, Stack
+from edgewater.synopses.hashing import hash_values
+from edgewater.synopses.registry import is_kind, stack_from_message
+from edgewater.synopses.sample_rows import SampleStack
+from edgewater.synopses.testing.zoo import ABOUT_ITEMS, ABOUT_TWO, ITEMS, QUESTIONS, SEED, zoo
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+GROUPS = 5
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A stack to be tested.
+
+    Attributes:
+        name: for the report.
+        make: builds an empty stack; each call a new one, all of equal parameters.
+        of: type of the values it is given: "string", "int64", "float64" or "bool".
+        equal: how alike two stacks of the same values are. "bytes": to the bit. "rounding": their answers
+            differ by what float64 sums do. "bounds": order and merges change answers within their bounds,
+            so that the intervals of the same question have to meet; such a stack is not commutative.
+        values: name -> data set, for a stack that does not take all of the type's values; None: the `zoo`.
+        questions: kind of question -> questions, for kinds that the house does not have.
+        folds: whether it can be folded at least once, if it is foldable at all.
+    """
+
+    name: str
+    make: Callable[[], Stack]
+    of: str
+    equal: Literal["bytes", "rounding", "bounds"] = "bytes"
+    values: Mapping[str, Any] | None = None
+    questions: Mapping[type[Question], tuple[Question, ...]] = field(default_factory=dict)
+    folds: bool = True
+
+    def zoo(self) -> dict[str, Any]:
+        """Data sets by name; the first has one value, the last is larger."""
+        return dict(self.values) if self.values is not None else zoo(self.of)
+
+    def few(self) -> Any:
+        return next(iter(self.zoo().values()))
+
+    def many(self) -> Any:
+        return list(self.zoo().values())[-1]
+
+    def empty(self, groups: int = GROUPS) -> Stack:
+        stack = self.make()
+        stack.grow(groups)
+        return stack
+
+    def whole(self, values: Any) -> Stack:
+        """All values, in one batch, in `GROUPS` groups."""
+        return filled(self, codes_for(values, GROUPS), values, GROUPS)
+
+    def parts(self, values: Any, parts: int) -> list[Stack]:
+        """The same values in several stacks."""
+        codes = codes_for(values, GROUPS)
+        cut = np.random.default_rng(SEED + 1).integers(0, parts, len(values))
+        return [
+            filled(self, codes[cut == k], pick(values, np.flatnonzero(cut == k)), GROUPS)
+            if (cut == k).any()
+            else self.empty()
+            for k in range(parts)
+        ]
+
+    def answers(self, stack: Stack) -> dict[str, npt.NDArray[Any]]:
+        """Every question that it says it answers -> value, lower, upper: shape (3, groups)."""
+        result = {}
+        for kind in stack.questions:
+            for question in self._questions_of(kind, stack):
+                given = stack.query(question)
+                name = kind.__name__ if kind in ABOUT_TWO else repr(question)
+                result[name] = np.stack([given.value, given.lower, given.upper])
+        return result
+
+    def _questions_of(self, kind: type[Question], stack: Any) -> tuple[Question, ...]:
+        if kind in self.questions:
+            return self.questions[kind]
+        if kind in ABOUT_ITEMS:
+            return tuple(ABOUT_ITEMS[kind](item) for item in ITEMS[self.of])
+        if kind in ABOUT_TWO:
+            return (ABOUT_TWO[kind](stack),)
+        assert kind in QUESTIONS, f"say in Subject(questions=...) how {kind.__name__} is asked"
+        return QUESTIONS[kind]
+
+    def read(self, data: bytes) -> Stack:
+        """Back from bytes: as the registry does it, or the class itself while it is not registered."""
+        return self.from_message(codec.unseal(data))
+
+    def from_message(self, message: SynopsisMessage) -> Stack:
+        own = type(self.make())
+        return own.from_message(message) if not is_kind(own.kind) else stack_from_message(message)
+
+    def assert_same(self, left: Stack, right: Stack, values: Any = ()) -> None:
+        """Fails unless the two are as alike as `equal` says; `values`: all that went in."""
+        assert len(left) == len(right), f"{len(left)} groups and {len(right)}"
+        if self.equal == "bytes":
+            assert to_bytes(left) == to_bytes(right), (
+                f"other bytes; answers {self.answers(left)}, {self.answers(right)}"
+            )
+            return
+        mine, theirs = self.answers(left), self.answers(right)
+        assert mine.keys() == theirs.keys()
+        scale = _scale_of(values)
+        for name, given in mine.items():
+            if self.equal == "bounds":
+                apart = np.maximum(given[1], theirs[name][1]) > np.minimum(given[2], theirs[name][2])
+                assert not apart.any(), f"{name}: intervals {given[1:]} and {theirs[name][1:]} do not meet"
+                continue
+            # Squared deviations cancel from squares of the values; all else from the values.
+            slack = 1e-12 * (scale * scale if name.startswith("Variance") else scale)
+            np.testing.assert_allclose(given, theirs[name], rtol=1e-9, atol=slack, err_msg=name)
+
+
+def codes_for(values: Any, groups: int, seed: int = SEED) -> IntArray:
+    return np.random.default_rng(seed).integers(0, groups, len(values))
+
+
+def filled(subject: Subject, codes: IntArray, values: Any, groups: int) -> Stack:
+    stack = subject.empty(groups)
+    add(stack, codes, values)
+    return stack
+
+
+def add(stack: Stack, codes: IntArray, values: Any) -> None:
+    """Updates a stack. Samples are told which record is which, or the order of arrival would decide."""
+    if isinstance(stack, SampleStack):
+        ids = (hash_values(values) >> np.uint64(1)).astype(np.int64)
+        stack.update(codes, values, times=ids // 2**40, ids=ids)
+    else:
+        stack.update(codes, values)
+
+
+def pick(values: Any, at: IntArray) -> Any:
+    return values.take(pa.array(at)) if isinstance(values, pa.Array) else values[at]
+
+
+def merged(subject: Subject, parts: list[Stack]) -> Stack:
+    """All parts into an empty stack, one after the other."""
+    stack = subject.empty()
+    for part in parts:
+        stack.merge(part, np.arange(len(part)))
+    return stack
+
+
+def to_bytes(stack: Stack) -> bytes:
+    return codec.seal(stack.to_message())
+
+
+@contextmanager
+def refused(error: type[Exception], *named: str) -> Iterator[None]:
+    """Fails unless this error comes, and its message has these words."""
+    try:
+        yield
+    except error as exc:
+        for word in named:
+            assert word in str(exc), f"{error.__name__} does not name {word!r}: {exc}"
+        return
+    raise AssertionError(f"no {error.__name__}")
+
+
+def _scale_of(values: Any) -> float:
+    """The sum of the absolute values."""
+    if isinstance(values, pa.Array) or not len(values):
+        return 0.0
+    with np.errstate(over="ignore"):
+        finite = np.abs(values[np.isfinite(values)].astype(np.float64))
+        return float(min(finite.sum(), 1e150))

@@ -1,0 +1,1 @@
+"""When a window is answered from a sample, without its stragglers, and what that answer may promise (Aion)."""

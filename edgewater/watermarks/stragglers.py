@@ -1,0 +1,229 @@
+"""How many events of a window are still out, per source, and how well that is known.
+
+What arrived, divided by the chance of having arrived (Horvitz and Thompson), never a size from history:
+history's N̂ covers 12–63 % of windows whose rate drifts (corrections.md, Aion 5). Slots too young to say
+anything by themselves take the rate of the slots just before them, to the degree that the past showed
+neighbouring slots to be alike (credibility; Bornhuetter and Ferguson's estimator is the limit).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.watermarks.state import Arrays, restore
+from edgewater.watermarks.triangle import LONG, SHORT, ArrivalTriangle
+
+INFORMATIVE_SLOTS = 15.0
+"""The rate is read off as many slots as hold the arrivals of this many complete ones."""
+
+DISPERSION_SUBSTREAMS = 50.0
+USUAL_SUBSTREAMS = 20.0
+_NEIGHBOURS = 15
+BALLAST_SLOTS = 0.25
+"""How many complete slots' worth of arrivals the usual rate counts: next to nothing, unless there is nothing else."""
+
+LEAST_EVENTS = 30
+_LEAST_SHARE = 1e-3
+_STATE = {"dispersion": "dispersion", "unrest": "unrest", "usual": "usual", "weight": "_weight"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stragglers:
+    """Events still out, per source; float64 arrays of shape (sources,) unless said otherwise.
+
+    Attributes:
+        arrived: events of the window so far.
+        expected: of those to come.
+        deviation: standard error of `expected` by the model; `calibration.py` says what it is worth.
+        by_lag: `expected` by the lag at which they will come, (sources, lags).
+        rate: events per slot at the window's end.
+        known: enough has come of every source to speak of a rate. Nothing arrived yet is not "nothing is coming".
+        drift: standard errors by which the two memories disagree, over all sources.
+        alarm: how many standard errors delays or rates are away from what they were, the worst source's.
+    """
+
+    arrived: FloatArray
+    expected: FloatArray
+    deviation: FloatArray
+    by_lag: FloatArray
+    rate: FloatArray
+    known: bool
+    drift: float
+    alarm: float
+
+
+class StragglerModel:
+    """Reads a triangle. Its own state is how unevenly each source's events come."""
+
+    def __init__(self, triangle: ArrivalTriangle) -> None:
+        self.triangle = triangle
+        self.dispersion: FloatArray = np.ones(triangle.sources)
+        """Variance of a slot's events around its neighbours' mean, in units of that mean; 1: Poisson."""
+        self.unrest: FloatArray = np.zeros(triangle.sources)
+        """Mean squared relative distance of a sub-stream's events from the usual."""
+        self.usual: FloatArray = np.zeros(triangle.sources)
+        """Events per slot, over the last `USUAL_SUBSTREAMS` or so: what a silent source is taken to go on with."""
+        self._weight: FloatArray = np.zeros(triangle.sources)
+
+    def on_substream(self) -> None:
+        """To be called at the end of each sub-stream: learns how even arrivals are."""
+        triangle, slots = self.triangle, self.triangle.grid.substream_slots
+        if triangle.grid.lags < 2 * slots + 2 * _NEIGHBOURS + 2:
+            return  # Grid.of makes no such grid
+        share = triangle.distributions()[LONG]
+        mature = np.minimum((share < 0.9).sum(axis=1), triangle.grid.lags - 2 * slots - 2 * _NEIGHBOURS - 2)
+        learn = (triangle.age > mature + 2 * slots + 2 * _NEIGHBOURS) & (triangle.behind == 0) & (mature >= 0)
+        if not learn.any():
+            return
+        at = np.maximum(mature, 0)[:, None] + np.arange(2 * slots + 2 * _NEIGHBOURS)
+        count = np.take_along_axis(triangle.seen, at, axis=1)
+        count = count / np.maximum(np.take_along_axis(share, at, axis=1), 0.5)
+        # A straggler is predicted from slots some way before its own, so those are what it is compared with.
+        sums = np.concatenate([np.zeros((len(count), 1)), np.cumsum(count, axis=1)], axis=1)
+        half = _NEIGHBOURS // 2
+        before = (sums[:, half + _NEIGHBOURS : half + _NEIGHBOURS + slots] - sums[:, half : half + slots]) / _NEIGHBOURS
+        gap = (count[:, :slots] - before) ** 2
+        expected = np.maximum(before, 1.0) * (1 + 1 / _NEIGHBOURS)
+        pace = 1 / np.minimum(self._weight + 1, DISPERSION_SUBSTREAMS)
+        self.dispersion = np.where(
+            learn,
+            self.dispersion + pace * ((gap.sum(axis=1) / expected.sum(axis=1)) - self.dispersion),
+            self.dispersion,
+        )
+        rate = sums[:, slots] / slots
+        change = np.where(self._weight > 0, (rate / np.maximum(self.usual, 1e-9) - 1) ** 2, 0.0)
+        self.unrest = np.where(learn, self.unrest + pace * (change - self.unrest), self.unrest)
+        pace = 1 / np.minimum(self._weight + 1, USUAL_SUBSTREAMS)
+        self.usual = np.where(learn, self.usual + pace * (rate - self.usual), self.usual)
+        self._weight += learn
+
+    def to_state(self) -> Arrays:
+        """Its own, without the triangle's."""
+        return {name: getattr(self, attribute).copy() for name, attribute in _STATE.items()}
+
+    def restore(self, arrays: Arrays) -> None:
+        """Raises CorruptSynopsis."""
+        restore(self, arrays, _STATE)
+
+    def predict(self, first_lag: int, slots: int, *, lags_wanted: bool = True) -> Stragglers:
+        """The stragglers of a window of `slots` slots whose last slot is now `first_lag` slots old.
+
+        `first_lag` counts from 0: at the window's end, its last slot is 0 old. `by_lag` only if `lags_wanted`.
+        """
+        triangle = self.triangle
+        first_lag = min(first_lag, triangle.grid.lags - 1)
+        behind = triangle.behind
+        shares = triangle.distributions()
+        noise = triangle.imprecision()
+        if not behind.any():
+            return self._predict(first_lag, slots, triangle.seen, shares, noise, triangle.age, lags_wanted)
+        # A source that stands still is, to the others, `behind` slots younger: nothing has come of the slots since.
+        lags = triangle.grid.lags
+        at = np.arange(lags) - behind[:, None]
+        clipped, unknown = np.maximum(at, 0), at < 0
+        seen = np.where(unknown, 0.0, np.take_along_axis(triangle.seen, clipped, axis=1))
+        shifted = np.where(unknown, 0.0, np.take_along_axis(shares, np.broadcast_to(clipped, shares.shape), axis=2))
+        shaken = np.where(unknown, 0.0, np.take_along_axis(noise, np.broadcast_to(clipped, noise.shape), axis=2))
+        return self._predict(first_lag, slots, seen, shifted, shaken, triangle.age + behind, lags_wanted)
+
+    def _predict(
+        self,
+        first_lag: int,
+        slots: int,
+        seen: FloatArray,
+        shares: FloatArray,
+        noise: FloatArray,
+        age: IntArray,
+        lags_wanted: bool,
+    ) -> Stragglers:
+        lags = self.triangle.grid.lags
+        last = min(first_lag + slots, lags)
+        born = np.arange(first_lag, lags) < age[:, None]
+        pace = _pace(seen[:, first_lag:], shares[:, :, first_lag:] * born)
+        learnt = self._weight > 0
+        silent = self.triangle.behind > 0
+        ballast = np.where(learnt, BALLAST_SLOTS, 0.0)
+        rate = (pace.events + ballast * self.usual) / np.maximum(pace.worth + ballast, _LEAST_SHARE)
+        rate = np.where(silent & learnt, self.usual, rate)
+        leaning = np.where(silent, 1.0, ballast / np.maximum(pace.worth[LONG] + ballast, _LEAST_SHARE))
+        known = learnt | ((pace.events[LONG] >= LEAST_EVENTS) & (pace.worth[LONG] >= 1)) | (age >= lags)
+        window = slice(first_lag, last)
+        share, arrived = shares[:, :, window], seen[:, window]
+        alive = born[:, : last - first_lag]
+        credence = rate / np.maximum(self.dispersion - 1, 1e-9)  # slots' worth of Poisson noise: k = λ/(φ - 1)
+        per_slot = rate[..., None] * (credence[..., None] + arrived) / (credence + 1e-12)[..., None]
+        per_slot /= 1 + rate[..., None] / (credence + 1e-12)[..., None] * share
+        out = per_slot * (1 - share) * alive
+        expected = out.sum(axis=2)
+        wobble = np.sqrt(noise[:, :, window]) * share * per_slot * alive
+        inexact = wobble.sum(axis=2) ** 2
+        gap = np.abs(expected[SHORT] - expected[LONG])
+        trust = gap**2 / (gap**2 + inexact[SHORT] + 1e-9)  # in the short memory
+        mixed = trust * expected[SHORT] + (1 - trust) * expected[LONG]
+        variance = (
+            mixed * np.clip(self.dispersion, 0.3, None)
+            + mixed**2 * (1 / np.maximum(pace.events[LONG], 1.0) + leaning**2 * self.unrest)
+            + trust * inexact[SHORT]
+            + (1 - trust) * inexact[LONG]
+            + trust * (1 - trust) * gap**2
+        )
+        drift = np.abs((expected[SHORT] - expected[LONG]).sum()) / np.sqrt(inexact.sum() + 1.0)
+        by_lag = _by_lag(per_slot, shares, alive, first_lag, trust) if lags_wanted else np.zeros((len(seen), 0))
+        return Stragglers(
+            arrived=arrived.sum(axis=1),
+            expected=mixed,
+            deviation=np.sqrt(variance),
+            by_lag=by_lag,
+            rate=trust * rate[SHORT] + (1 - trust) * rate[LONG],
+            known=bool(known.all()),
+            drift=float(drift),
+            alarm=float(max(drift, pace.jump)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """Arrivals of the youngest slots, [memory, source], and how many complete slots they are worth.
+
+    `jump`: from the slots before to those, over all sources, in standard errors of even arrivals.
+    """
+
+    events: FloatArray
+    worth: FloatArray
+    jump: float
+
+
+def _pace(seen: FloatArray, share: FloatArray) -> _Pace:
+    further = 2 * int(INFORMATIVE_SLOTS)
+    for width in (4 * further, seen.shape[1]):  # most of the time a few slots are enough
+        informed = np.cumsum(share[..., :width], axis=2)
+        last = informed.shape[2] - 1
+        stop = (informed < INFORMATIVE_SLOTS).sum(axis=2)
+        if (stop + further <= last).all():
+            break
+    stop = np.minimum(stop, last)
+    count = np.cumsum(seen[:, :width], axis=1)
+    memory, source = np.ogrid[: stop.shape[0], : stop.shape[1]]
+    beyond = np.minimum(stop + further, last)
+    events, worth = count[source, stop], informed[memory, source, stop]
+    before = count[source, beyond] - events
+    worth_before = np.maximum(informed[memory, source, beyond] - worth, _LEAST_SHARE)
+    safe = np.maximum(worth, _LEAST_SHARE)
+    rate, old = (events / safe)[LONG], (before / worth_before)[LONG]
+    noise = rate / safe[LONG] + old / worth_before[LONG]
+    return _Pace(events, worth, float(np.abs((rate - old).sum()) / np.sqrt(noise.sum() + 1e-9)))
+
+
+def _by_lag(
+    per_slot: FloatArray, shares: FloatArray, alive: BoolArray, first_lag: int, trust: FloatArray
+) -> FloatArray:
+    """Stragglers by lag: those of lag l come from the slots younger than l."""
+    jumps = np.diff(shares, axis=2, prepend=0.0)
+    younger = np.zeros_like(jumps)
+    width = per_slot.shape[2]
+    younger[:, :, first_lag + 1 : first_lag + 1 + width] = (per_slot * alive)[:, :, : younger.shape[2] - first_lag - 1]
+    weighted = np.cumsum(younger, axis=2) * jumps
+    return np.asarray(trust[:, None] * weighted[SHORT] + (1 - trust)[:, None] * weighted[LONG])

@@ -1,0 +1,85 @@
+"""The baselines of `edgewater.watermarks.baselines` on a workload, one window after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgewater.errors import InvalidConfig
+from edgewater.watermarks.baselines import (
+    AionMinus,
+    AionPrinted,
+    AqKSlack,
+    Baseline,
+    Default,
+    FixedWatermark,
+    KSlack,
+    WindowArrivals,
+)
+from edgewater.watermarks.target import MeasureKind, Target
+from sim.watermarks.engine import Outcome, Progress, Silence, queue_end_ms, truth_of
+from sim.watermarks.workload import Workload
+
+RIVALS = ("default", "k-slack", "aq-k-slack", "aion", "aion-minus", "fixed")
+
+
+def rival(name: str, target: Target, measure: MeasureKind, substream_ms: float, fixed_ms: float) -> Baseline:
+    match name:
+        case "default":
+            return Default(target, measure)
+        case "k-slack":
+            return KSlack(target, measure)
+        case "aq-k-slack":
+            return AqKSlack(target, measure)
+        case "aion":
+            return AionPrinted(target, measure, substream_ms)
+        case "aion-minus":
+            return AionMinus(target, measure)
+        case "fixed":
+            return FixedWatermark(target, measure, fixed_ms)
+    raise InvalidConfig("--algorithm", name, f"edgewater, {', '.join(RIVALS)} or all")
+
+
+def run_rival(
+    workload: Workload, name: str, target: Target, measure: MeasureKind, event_cost_ms: float, *,
+    substream_ms: float, fixed_ms: float, silence: Silence | None = None, progress: Progress = lambda done: None,
+) -> list[Outcome]:  # fmt: skip
+    results = []
+    algorithm = rival(name, target, measure, substream_ms, fixed_ms)
+    for index in range(workload.windows):
+        if index and workload.forgets_before(index):
+            algorithm = rival(name, target, measure, substream_ms, fixed_ms)
+        events = workload.window(index)
+        arrival = events.arrival_ms
+        if silence and silence.first <= index < silence.last:
+            back = silence.last * workload.window_ms
+            arrival = np.where(events.source == silence.source, np.maximum(arrival, back), arrival)
+        end = (index + 1.0) * workload.window_ms
+        closing = algorithm.close(
+            WindowArrivals(
+                end - workload.window_ms,
+                end,
+                events.born_ms,
+                arrival,
+                events.value,
+                events.group,
+                workload.groups,
+                events.mark,
+            )
+        )
+        ready = queue_end_ms(arrival[closing.processed], event_cost_ms, closing.fire_ms)
+        nothing = np.full(workload.groups, np.nan)
+        results.append(
+            Outcome(
+                closing.estimate,
+                truth_of(events, measure, workload.groups),
+                nothing,
+                nothing,
+                max(ready, closing.fire_ms) - end,
+                int(closing.processed.sum()),
+                int((~closing.arrived).sum()),
+                len(events),
+                True,
+            )
+        )
+        progress(index + 1)
+    return results

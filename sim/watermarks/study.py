@@ -1,0 +1,94 @@
+"""One run of the watermark harness: what was asked, what came out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgewater.errors import InvalidConfig
+from edgewater.watermarks.grid import Grid
+from edgewater.watermarks.target import MeasureKind, Target
+from sim.watermarks.engine import Engine, Outcome, Progress, Silence
+from sim.watermarks.rivals import run_rival
+from sim.watermarks.summary import oracle_rate, summarise
+from sim.watermarks.values import Values
+from sim.watermarks.workload import MadeWorkload, Shape, Workload
+
+HORIZON_WINDOWS = 2.56
+"""Delays are told apart up to this many windows; longer ones are lumped together."""
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """The inputs of a run, as they appear in its output."""
+
+    algorithm: str = "edgewater"
+    delays: str = "EG"
+    scenario: str = "stationary"
+    measure: MeasureKind = "mean"
+    values: str = "nyt"
+    rate: float = 5000.0
+    windows: int = 400
+    window_ms: int = 3000
+    substream_ms: int = 600
+    slot_ms: int | None = None
+    error: float = 0.05
+    confidence: float = 0.95
+    groups: int = 1
+    scope: Any = "each"
+    edges: int = 5
+    silent_edge: bool = False
+    event_cost_ms: float = 0.02
+    fixed_ms: float = 1000.0
+    latest_ms: int | None = None
+    seed: int = 1
+
+    @property
+    def target(self) -> Target:
+        return Target(self.error, self.confidence, self.groups, self.scope)
+
+    @property
+    def silence(self) -> Silence | None:
+        if not self.silent_edge:
+            return None
+        if self.edges < 2 or self.windows < 10:
+            raise InvalidConfig("--silent-edge", (self.edges, self.windows), "at least 2 edges and 10 windows")
+        first = self.windows * 45 // 100
+        return Silence(self.edges // 2, first, first + max(1, self.windows // 10))
+
+    def workload(self) -> tuple[Workload, Values]:
+        values = Values.named(self.values, _ROOT)
+        shape = Shape(
+            self.delays, self.scenario, self.rate, self.edges, self.groups, self.window_ms, self.windows, self.seed
+        )
+        return MadeWorkload(shape, values), values
+
+
+def run_study(study: Study, progress: Progress = lambda done: None) -> tuple[dict[str, Any], list[Outcome]]:
+    """Runs it. The row holds the inputs, the summary and the oracle's rate; the outcomes come window by window."""
+    workload, values = study.workload()
+    outcomes = run_workload(study, workload, progress)
+    again, _ = study.workload()
+    row = asdict(study) | {"values_used": values.source} | summarise(outcomes, study.target)
+    row["oracle_rate"] = oracle_rate(again, study.measure, study.target, study.windows)
+    return row, outcomes
+
+
+def run_workload(study: Study, workload: Workload, progress: Progress = lambda done: None) -> list[Outcome]:
+    """The study's algorithm on a workload of any origin."""
+    if study.algorithm != "edgewater":
+        return run_rival(
+            workload, study.algorithm, study.target, study.measure, study.event_cost_ms,
+            substream_ms=study.substream_ms, fixed_ms=study.fixed_ms, silence=study.silence, progress=progress,
+        )  # fmt: skip
+    grid = Grid.of(
+        workload.window_ms, study.substream_ms, int(workload.window_ms * HORIZON_WINDOWS), slot_ms=study.slot_ms
+    )
+    latest = None if study.latest_ms is None else -(-study.latest_ms // grid.slot_ms)
+    engine = Engine(
+        workload, grid, study.target, study.measure, study.event_cost_ms, silence=study.silence, latest_slots=latest
+    )
+    return engine.run(progress)

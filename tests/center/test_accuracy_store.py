@@ -1,0 +1,137 @@
+"""Early answers in the result store and as a reader gets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from center.answers import render, to_table
+from center.catalog import RegisteredQuery
+from center.ledger import EdgesChanged, Ledger, Phase, Registered
+from center.merge import merge_partials
+from center.results import MergedDelta, ResultStore
+from edgewater.wire.frames import Frame
+from tests.center.accuracy_world import BEGIN_MS, REF, Site, World, exponential, record_of, spec
+
+KEY = "q@1"
+
+
+class Stored(World):
+    """A world whose center writes all it does into a store."""
+
+    def open(self, path: Path) -> None:
+        self.store = ResultStore(f"sqlite:///{path}/results.db")
+
+    def _center(self) -> None:
+        arrived = sorted((s for s in self.sent if s[0] <= self.now_ms), key=lambda s: s[1])
+        if arrived:
+            self.sent = [s for s in self.sent if s[0] > self.now_ms]
+            # Positions are given in the order of arrival.
+            facts = []
+            for _, _, name, frame in arrived:
+                self.position = getattr(self, "position", 0) + 1
+                facts.append(self._fact(self.position, name, frame))
+            deltas = self._merged([frame for *_, frame in arrived])
+            self.given += self.store.apply(self.ledger, deltas, facts, {KEY: self.position}, self.now_ms)
+        due = self.ledger.next_deadline()
+        if due is not None and due <= self.now_ms:
+            self.given += self.store.tick(self.ledger, [], self.now_ms)
+
+    def _merged(self, frames: list[Frame]) -> list[MergedDelta]:
+        parts: dict[int, list[bytes]] = {}
+        for frame in frames:
+            for partial in frame.unpack().partials:
+                parts.setdefault(partial.slice_start_ms, []).append(partial.synopsis)
+        return [MergedDelta(REF, start, 0, merge_partials(each)) for start, each in sorted(parts.items())]
+
+    def crash(self, path: Path) -> None:
+        """The job dies; another reads what was written."""
+        self.store.close()
+        self.open(path)
+        self.ledger = Ledger(margin_ms=50)
+        self.store.load_ledger(self.ledger)
+        self.store.tick(self.ledger, [EdgesChanged(tuple(record_of(s.name) for s in self.sites))], self.now_ms)
+
+
+def stored(path: Path) -> Stored:
+    path.mkdir(exist_ok=True)
+    query = spec({"total": "sum(x)", "n": "count()"})
+    world = Stored(
+        query, [Site.make(f"e{i}", i, 9, exponential(80.0), rate=300.0) for i in range(2)], Ledger(margin_ms=50)
+    )
+    world.open(path)
+    world.ledger = Ledger(margin_ms=50)
+    events = [
+        EdgesChanged(tuple(record_of(s.name) for s in world.sites)),
+        Registered(RegisteredQuery(REF, query, BEGIN_MS - 1, None)),
+    ]
+    world.store.tick(world.ledger, events, BEGIN_MS)
+    return world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    world = stored(tmp_path_factory.mktemp("store"))
+    world.run(8)
+    return world
+
+
+def shown(world: Stored, window: int, revision: int) -> dict[str, Any]:
+    return render(world.store.answer(REF, BEGIN_MS + window * 1_000, revision), world.query)
+
+
+def test_an_early_answers_number_is_the_predicted_one_with_its_interval_and_causes(world: Stored) -> None:
+    answer = shown(world, 4, 1)
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+    assert (answer["phase"], answer["confidence"]) == ("early", 0.95)
+    (row,) = answer["data"]
+    cell, truth = row["total"], world.truth(BEGIN_MS + 4_000)
+    assert cell["lower"] < cell["estimate"] < cell["upper"]
+    assert abs(cell["estimate"] - truth) / truth < 0.05
+    assert row["n"]["estimate"] > 0 and row["n"]["lower"] is None, "of the others the stragglers are not known"
+    assert answer["contract"] == {
+        "requested": {"error": 0.05, "confidence": 0.95, "of": "total"}, "met": True, "violations": [],
+    }  # fmt: skip
+    quality = answer["quality"]
+    assert set(quality["error"]) == {"sketch", "sampling", "straggler", "withheld", "missing"}
+    assert quality["error"]["straggler"] > 0 and quality["error"]["missing"] == 0
+    half = (quality["error"]["sampling"] ** 2 + quality["error"]["straggler"] ** 2) ** 0.5
+    assert cell["upper"] - cell["estimate"] == pytest.approx(half)
+    assert quality["records"]["observed"] < quality["records"]["expected"]
+    assert quality["records"]["sampled"] == quality["records"]["observed"]
+    accuracy = quality["accuracy"]
+    assert set(accuracy) == {"of", "sampling", "waited_ms", "coverage", "covered", "straggler_share", "silent"}
+    assert 0 < accuracy["straggler_share"] < 0.3 and accuracy["silent"] == []
+    assert accuracy["sampling"].startswith("not sampled")
+
+
+def test_the_same_answer_as_a_table_has_the_predicted_numbers(world: Stored) -> None:
+    record = world.store.answer(REF, BEGIN_MS + 4_000, 1)
+    cell = shown(world, 4, 1)["data"][0]["total"]
+    row = to_table(record, world.query).to_pylist()[0]
+    assert [row["total"], row["total_lower"], row["total_upper"]] == [cell["estimate"], cell["lower"], cell["upper"]]
+    assert row["n_lower"] is None
+
+
+def test_the_final_answer_is_the_data_and_says_whether_the_early_one_held(world: Stored) -> None:
+    last = max(world.store.revisions(REF, BEGIN_MS + 3_000))
+    answer = shown(world, 3, last)
+    assert answer["phase"] == "final"
+    cell, truth = answer["data"][0]["total"], world.truth(BEGIN_MS + 3_000)
+    assert cell["estimate"] == cell["lower"] == cell["upper"] == pytest.approx(truth)
+    assert "prediction" not in answer["quality"]
+    assert answer["quality"]["accuracy"]["covered"] is True
+
+
+def test_a_job_that_crashes_and_reads_its_store_gives_the_answers_of_one_that_does_not(
+    world: Stored, tmp_path: Path
+) -> None:
+    cut = stored(tmp_path)
+    for _ in range(8):
+        cut.run(1.0)
+        cut.crash(tmp_path)
+    assert cut.given == world.given
+    assert [e.phase for e in cut.given].count(Phase.FINAL) >= 3

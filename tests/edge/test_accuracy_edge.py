@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from edge.accuracy import ArrivalMonitor, Observing
+from edge.core import EdgeCore
+from edge.durable import DurableCore
+from edge.events import Configured, FrameBuilt, Ingested, Pull, QueryRefused, SamplingSet, SourcesOpened
+from edge.state import restore, snapshot
+from edge.streams import StreamSpec
+from edgewater.accuracy import clockwork
+from edgewater.query import QuerySpec
+from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
+from edgewater.synopses.base import Sum
+from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.watermarks.monitor import SubstreamStatistics
+from edgewater.wire.frames import Arrivals, FrameBody, QueryRef, body_from_wire, body_to_wire
+
+REF = QueryRef("q", 1)
+COLUMNS = {"x": pa.float64()}
+SPEC = QuerySpec.from_mapping(
+    {
+        "name": "q",
+        "from": "s",
+        "measures": {"total": "sum(x)"},
+        "window": {"tumbling": "1s"},
+        "accuracy": {"error": "5%", "substream": "500ms"},
+        "lateness": "5s",
+    }
+)
+CLOCK = clockwork(SPEC.window, SPEC.accuracy, SPEC.lateness_ms)
+
+
+def core(clock: StreamClock | None = LIVE, spec: QuerySpec = SPEC) -> EdgeCore:
+    result = EdgeCore({"s": StreamSpec(COLUMNS, clock, 10_000)}, source=3)
+    result.handle(SourcesOpened((("s", "f"),)))
+    result.handle(Configured(((REF, spec),)))
+    return result
+
+
+def come(edge: EdgeCore, arrival_ms: int, *records: tuple[int, float | None]) -> None:
+    times = np.array([t for t, _ in records], np.int64)
+    batch = pa.record_batch({"x": pa.array([x for _, x in records], pa.float64()), TIME_COLUMN: times})
+    edge.handle(Ingested("s", "f", batch, arrival_ms))
+
+
+def pull(edge: EdgeCore, now_ms: int, capacity: int = 1 << 16) -> FrameBody | None:
+    for effect in edge.handle(Pull(capacity, edge.open_between(1e9, now_ms))):
+        if isinstance(effect, FrameBuilt):
+            return effect.frame.unpack()
+    return None
+
+
+def told(body: FrameBody | None) -> list[SubstreamStatistics]:
+    assert body is not None and body.arrivals is not None and CLOCK is not None
+    return [SubstreamStatistics.from_state(s, CLOCK.grid) for s in body.arrivals.substreams]
+
+
+def test_at_a_windows_end_all_that_has_come_leaves_though_the_watermark_is_behind() -> None:
+    edge = core()
+    come(edge, 600, (100, 1.0), (550, 2.0))
+    come(edge, 990, (900, 4.0), (700, 8.0))
+    assert edge.next_pull_ms(1e9, 700) == 700, "the end of a sub-stream is told"
+    pull(edge, 700)
+    assert edge.next_pull_ms(1e9, 700) == 1_000
+    body = pull(edge, 1_000)
+    assert body is not None and body.arrivals is not None
+    assert body.arrivals.through_ms == 1_000
+    assert sum(s.events for s in told(body)) == 4
+    (partial,) = body.partials
+    assert partial.slice_start_ms == 0
+    assert body.through_ms < 0, "nothing is promised of the slice"
+    total = GroupedAggregate.from_bytes(partial.synopsis).measures["total"].query(Sum())
+    assert total.value.tolist() == [15.0]
+
+
+def test_stragglers_follow_at_the_points_behind_the_end_and_each_record_is_told_once() -> None:
+    edge = core()
+    come(edge, 990, (900, 4.0))
+    bodies = [pull(edge, 1_000)]
+    come(edge, 1_010, (950, 2.0), (980, 3.0))
+    now, due = 1_000, edge.next_pull_ms(1e9, 1_000)
+    assert due is not None
+    while due is not None and due < 1_600:
+        now = max(now + 1, due)
+        bodies.append(pull(edge, now))
+        due = edge.next_pull_ms(1e9, now)
+    assert sum(s.events for body in bodies if body for s in told(body)) == 3
+    points = [body.arrivals.through_ms for body in bodies if body and body.arrivals]
+    assert points == sorted(set(points)) and points[0] == 1_000 and 1_500 in points
+
+
+def test_a_point_is_told_also_when_nothing_has_come() -> None:
+    edge = core()
+    come(edge, 100, (50, 1.0))
+    for now in (500, 1_000, 1_500):
+        body = pull(edge, now)
+        assert body is not None and body.arrivals is not None and body.arrivals.through_ms == now
+    assert pull(edge, 1_510) is None
+
+
+def test_what_does_not_fit_a_frame_follows_and_the_point_is_told_with_the_last() -> None:
+    edge = core()
+    come(edge, 4_900, *[(t, 1.0) for t in range(0, 4_900, 10)])
+    first = pull(edge, 5_000, 10)
+    assert first is not None and first.arrivals is not None
+    assert first.arrivals.through_ms < 5_000 and len(first.arrivals.substreams) == 1
+    total = sum(s.events for s in told(first))
+    while (body := pull(edge, 5_000, 10)) is not None and body.arrivals is not None:
+        total += sum(s.events for s in told(body))
+        through = body.arrivals.through_ms
+    assert total == 490 and through == 5_000
+
+
+def test_records_without_a_value_are_no_part_of_a_sums_arrivals() -> None:
+    edge = core()
+    come(edge, 400, (100, 1.0), (200, None), (300, float("nan")))
+    (statistics,) = told(pull(edge, 500))
+    assert statistics.events == 1
+
+
+def test_a_count_of_a_column_counts_the_records_that_have_it() -> None:
+    spec = {**SPEC.to_mapping(), "measures": {"total": "count(x)"}}
+    edge = core(spec=QuerySpec.from_mapping(spec))
+    come(edge, 400, (100, 1.0), (200, None), (300, float("nan")))
+    (statistics,) = told(pull(edge, 500))
+    assert statistics.events == 2
+
+
+def test_a_clock_that_steps_back_takes_nothing_back() -> None:
+    edge = core()
+    come(edge, 990, (900, 4.0))
+    pull(edge, 1_000)
+    come(edge, 300, (250, 1.0))
+    assert pull(edge, 400) is None
+    body = pull(edge, 1_500)
+    assert body is not None and body.arrivals is not None and body.arrivals.through_ms == 1_500
+    assert sum(s.events for s in told(body)) == 1
+
+
+def test_a_stream_without_a_clock_is_refused() -> None:
+    edge = EdgeCore({"s": StreamSpec(COLUMNS, None)}, source=3)
+    (effect,) = edge.handle(Configured(((REF, SPEC),)))
+    assert isinstance(effect, QueryRefused) and "a stream with a clock" in effect.message
+
+
+def test_on_a_faster_clock_points_follow_the_clock() -> None:
+    edge = core(StreamClock(0, 0, 1_000.0))
+    come(edge, 1, (900, 4.0))
+    assert edge.next_pull_ms(1e9, 1) is not None
+    body = pull(edge, 1)
+    assert body is not None and body.arrivals is not None and body.arrivals.through_ms == 1_000
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_a_sample_is_drawn_at_the_rate_and_what_is_left_out_is_counted(rate: float) -> None:
+    edge = core()
+    edge.handle(SamplingSet(REF, rate))
+    times = np.arange(0, 1_000, dtype=np.int64)
+    batch = pa.record_batch({"x": pa.array(np.ones(1_000)), TIME_COLUMN: times})
+    dropped = [e for e in edge.handle(Ingested("s", "f", batch, 995)) if hasattr(e, "reason")]
+    statistics = told(pull(edge, 1_000))
+    kept = sum(s.late[0].sum() for s in statistics if s.late.size)
+    assert sum(s.events for s in statistics) == 1_000
+    # Marks are hashes of fixed identities; 0.3 ± 5 standard errors.
+    assert abs(kept - 1_000 * rate) <= 5 * np.sqrt(1_000 * rate * (1 - rate)) + 1e-9
+    assert sum(e.count for e in dropped) == 1_000 - kept
+
+
+def test_a_snapshot_of_the_monitor_goes_on_as_the_one_that_was_not_interrupted() -> None:
+    edges = [core(), core()]
+    for edge in edges:
+        edge.handle(SamplingSet(REF, 0.5, 30.0))
+        come(edge, 990, *[(t, float(t)) for t in range(0, 990, 7)])
+    again = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 10_000)}, source=3)
+    restore(again, snapshot(edges[1]))
+    monitor = next(iter(again.queries.values())).monitor
+    assert monitor is not None and monitor.observing == Observing(0.5, 30)
+    for edge in (edges[0], again):
+        come(edge, 1_100, (800, 3.0), (1_050, 2.0))
+    assert pull(edges[0], 1_540) == pull(again, 1_540)
+
+
+def test_the_word_on_sampling_is_journaled(tmp_path: Path) -> None:
+    def durable() -> DurableCore:
+        def make() -> EdgeCore:
+            return EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 10_000)}, source=3)
+
+        return DurableCore(tmp_path, make, lambda *_: pytest.fail("nothing is replayable"), "i")
+
+    first = durable()
+    first.handle(Configured(((REF, SPEC),)))
+    first.handle(SamplingSet(REF, 0.25, -12.0))
+    first.sync()
+    first.close()
+    second = durable()
+    monitor = second.core.queries[REF].monitor
+    assert monitor is not None and monitor.observing == Observing(0.25, -12)
+    second.close()
+
+
+def test_arrivals_survive_the_wire() -> None:
+    for arrivals in (None, Arrivals(5), Arrivals(-(1 << 62), (b"a", b"bc"))):
+        body = FrameBody(7, arrivals=arrivals)
+        assert body_from_wire(body_to_wire(body)) == body
+
+
+def test_a_monitor_without_records_is_due_once_per_point() -> None:
+    assert CLOCK is not None
+    monitor = ArrivalMonitor(CLOCK, 1)
+    assert monitor.due(10)
+    assert monitor.take(10, 100) is not None
+    assert not monitor.due(19) and monitor.next_due_ms(10) == 20 and monitor.due(20)

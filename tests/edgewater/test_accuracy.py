@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgewater.accuracy import POINTS_AFTER_END, Clockwork, clockwork
+from edgewater.errors import InvalidQuery
+from edgewater.query import QuerySpec
+
+WELL = {"error": "5%", "confidence": "95%"}
+
+
+def spec(**changes: object) -> QuerySpec:
+    given = {"name": "q", "from": "s", "measures": {"b": "sum(x)"}, "window": {"tumbling": "3s"}, "accuracy": WELL}
+    return QuerySpec.from_mapping({**given, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"accuracy": {"error": "0.5%", "confidence": "99.9%", "substream": "200ms"}},
+        {"accuracy": {"error": "5%", "of": "n"}, "measures": {"n": "count()", "b": "sum(x)"}},
+        {"measures": {"m": "avg(x)"}, "window": {"sliding": "5m", "every": "30s", "offset": "7s"}},
+        {"budget": {"staleness": "2s"}},
+    ],
+)
+def test_a_spec_reads_its_own_canonical_form(changes: dict[str, Any]) -> None:
+    once = spec(**changes)
+    assert QuerySpec.from_mapping(once.to_mapping()) == once
+    assert once.accuracy is not None
+
+
+@pytest.mark.parametrize(
+    ("field", "changes", "reason"),
+    [
+        ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": "100%"}}, "between 0 and 1"),
+        ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": "0%"}}, "between 0 and 1"),
+        ("accuracy.confidence", {"accuracy": {"error": "5%", "confidence": 0.95}}, "a percentage"),
+        ("accuracy.error", {"accuracy": {"error": "0%"}}, "between 0 and 1"),
+        ("accuracy.error", {"accuracy": {"error": "100%"}}, "between 0 and 1"),
+        ("accuracy.error", {"accuracy": {"error": "1MB"}}, "a percentage"),
+        ("accuracy.error", {"accuracy": {"confidence": "95%"}}, "missing key"),
+        ("accuracy.sample", {"accuracy": {**WELL, "sample": 1}}, "unknown key"),
+        ("accuracy.of", {"measures": {"b": "sum(x)", "n": "count()"}}, "there are several"),
+        ("accuracy.of", {"accuracy": {**WELL, "of": "c"}}, "unknown measure"),
+        ("accuracy.of", {"measures": {"q": "quantiles(x)"}}, "budget of staleness"),
+        ("accuracy.substream", {"accuracy": {**WELL, "substream": "700ms"}}, "a divisor of 3s"),
+        ("accuracy", {"window": {"session": "30s"}}, "tumbling or sliding"),
+        ("accuracy", {"group_by": ["k"]}, "promises nothing of any"),
+        ("accuracy.groups", {"accuracy": {**WELL, "groups": "each"}}, "known beforehand"),
+        ("budget.error", {"budget": {"error": {"b": 5}}}, "an accuracy with a staleness budget"),
+    ],
+)
+def test_what_cannot_be_promised_is_refused_with_what_can(field: str, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidQuery, match=reason) as caught:
+        spec(**changes)
+    assert caught.value.field == field
+
+
+windows = st.sampled_from(
+    [{"tumbling": "3s"}, {"tumbling": "1s", "offset": "300ms"}, {"sliding": "6s", "every": "2s"}, {"tumbling": "7ms"}]
+)
+
+
+def clock_of(window: dict[str, str]) -> Clockwork:
+    query = spec(window=window)
+    clock = clockwork(query.window, query.accuracy, query.lateness_ms)
+    assert clock is not None
+    return clock
+
+
+@given(windows, st.integers(-10_000, 10_000))
+def test_points_come_one_after_the_other_and_each_window_ends_on_one(window: dict[str, str], slot: int) -> None:
+    clock = clock_of(window)
+    before, after = clock.point_before(slot), clock.point_after(slot)
+    assert before <= slot < after
+    assert clock.point_before(after) == after
+    assert clock.point_before(after - 1) == before
+    end = (slot // clock.every_slots) * clock.every_slots + clock.window_slots
+    assert clock.point_before(end) == end
+    for offset in POINTS_AFTER_END:
+        if offset < clock.grid.substream_slots:
+            assert clock.point_before(end + offset) == end + offset
+
+
+def test_without_an_accuracy_there_is_no_clockwork() -> None:
+    query = spec(accuracy=None)
+    assert clockwork(query.window, query.accuracy, 0) is None
+
+
+@pytest.mark.parametrize("size", ["100ms", "1s", "3s", "10s", "1m", "1h", "1d"])
+def test_sub_streams_divide_the_window_and_their_lags_stay_few(size: str) -> None:
+    clock = clock_of({"tumbling": size})
+    assert clock.window_slots % clock.grid.substream_slots == 0
+    assert clock.window_slots * clock.grid.slot_ms == spec(window={"tumbling": size}).window.longest_ms
+    assert 4 <= clock.window_slots // clock.grid.substream_slots <= 30
+    assert clock.grid.lags <= 1024
