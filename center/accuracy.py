@@ -15,14 +15,14 @@ import base64
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 
 from center.prediction import Prediction
 from center.seats import reseated
-from center.tallies import Tallies
+from center.tallies import Report, Tallies
 from edgewater.accuracy import Accuracy, Clockwork
 from edgewater.synopses.base import IntArray
 from edgewater.watermarks.monitor import SubstreamStatistics
@@ -36,14 +36,6 @@ RECORD = 400
 """Windows over which coverage is measured."""
 
 Note = list[Any]
-
-
-@dataclass(slots=True)
-class Report:
-    """What one frame of an edge tells, of arrivals up to a point."""
-
-    point: int
-    substreams: list[SubstreamStatistics]
 
 
 class AccuracyBook:

@@ -245,6 +245,9 @@ def widened(estimates: Estimates, measure: Measure, withheld: Mapping[str, Any])
         above = math.inf if bound["above"] is None else bound["above"]
         below = math.inf if bound["below"] is None else bound["below"]
         lower, upper = estimates.lower - below, estimates.upper + above
+        if measure.function.name == "max":
+            # A greatest value that was never sent is stated as it is, from 0 up, whatever others have sent.
+            upper = np.maximum(upper, above) if above else upper
     else:
         # Records are missing from it, and no bound says how far they would move it.
         lower = upper = np.full(len(estimates), np.nan)

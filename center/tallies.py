@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,14 @@ from edgewater.watermarks.target import MeasureKind, check_relative
 
 ByLag = tuple[FloatArray, FloatArray, FloatArray]
 """Count, Σv and Σv² of the processed records, each [edge, lag group]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one frame of an edge tells, of arrivals up to a point."""
+
+    point: int
+    substreams: list[SubstreamStatistics]
 
 
 class Tallies:

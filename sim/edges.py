@@ -201,6 +201,7 @@ def simulate(
         following = runs[number].step(now, center)
         if now < last_ms or not (center.complete(number) or runs[number].quiet):
             heapq.heappush(agenda, (following, number))
-    return center.outcome(
-        truth, query.window.slice_ms, sum(r.updates for r in runs), sum(r.wire.sent_bytes for r in runs)
-    )
+    updates, per_update = sum(r.updates for r in runs), link.bytes_per_update
+    # Not a sum of many roundings where a product is exact.
+    sent_bytes = sum(r.wire.sent_bytes for r in runs) if per_update is None else updates * per_update
+    return center.outcome(truth, query.window.slice_ms, updates, sent_bytes)

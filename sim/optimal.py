@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 
 Aggregate = Literal["sum", "count", "max", "min"]
 ROUNDING = 1e-9
@@ -56,6 +56,12 @@ class WindowTrace:
         error[error <= ROUNDING * np.abs(total)] = 0.0
         return order, error, np.abs(total)
 
+    def must_be_sent(self, initial: FloatArray, budget: float) -> BoolArray:
+        """Which groups may not stay at the center's logical zero under an error budget: those beyond it, and
+        extrema that say nothing of other edges' (`ExtremumStack.change`)."""
+        unbounded = np.ones(len(initial), bool) if self.aggregate == "min" else np.zeros(len(initial), bool)
+        return unbounded | (initial > budget * (1 + ROUNDING))
+
 
 def _running_extreme(values: FloatArray, first: IntArray, sizes: IntArray, aggregate: str) -> FloatArray:
     """Running maxima (minima) inside each group: a scan that doubles its reach, exact for any values."""
@@ -78,7 +84,7 @@ def releases(window: WindowTrace, budget: float) -> tuple[IntArray, FloatArray]:
     groups = window.groups[order]
     if not len(order):
         return np.zeros(0, np.int64), np.zeros(0)
-    within = (error <= budget * (1 + ROUNDING)) & (initial > budget * (1 + ROUNDING))
+    within = (error <= budget * (1 + ROUNDING)) & window.must_be_sent(initial, budget)
     release = np.full(window.count, np.inf)
     np.minimum.at(release, groups[within], window.times_ms[order][within])
     chosen = np.flatnonzero(np.isfinite(release))

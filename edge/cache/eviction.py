@@ -121,7 +121,7 @@ def _rooms(view: View, groups: IntArray, coming: Forecast, measure: str) -> tupl
     limit = view.limits.of(measure, np.abs(now) + coming.mean(measure))
     pending = np.abs(view.entries.accumulated_error(measure, groups))
     if view.coarse:
-        limit = np.maximum(limit, pending / view.coarse)
+        limit = np.maximum(limit, np.where(np.isfinite(pending), pending, 0.0) / view.coarse)
     return limit, limit - pending
 
 

@@ -59,7 +59,10 @@ def accumulated(entries: SliceEntries, history: GroupHistory, groups: IntArray) 
     """`acc`: the accumulated error stands for the initial prefix error. The largest over the measures."""
     result = np.zeros(len(groups))
     for measure, scale in scales(entries, history).items():
-        result = np.maximum(result, np.abs(entries.accumulated_error(measure)[groups]) / scale)
+        errors = np.abs(entries.accumulated_error(measure, groups))
+        # An extremum that was never sent has no bound; how much it matters is told by its size.
+        errors = np.where(np.isfinite(errors), errors, np.abs(entries.total(measure, groups)))
+        result = np.maximum(result, errors / scale)
     return result
 
 

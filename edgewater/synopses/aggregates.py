@@ -6,6 +6,7 @@ update of Chan, Golub and LeVeque (1979), which does not cancel as sums of squar
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 from edgewater.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses import codec, wide_sums
 from edgewater.synopses.base import (
+    BoolArray,
     Count,
     Estimates,
     FloatArray,
@@ -253,7 +255,16 @@ class ExtremumStack(ArrayStack):
         return np.where(self._view("n"), combined, sent)
 
     def change(self, sent: FloatArray) -> FloatArray:
-        return self.advance(sent) - sent
+        """Infinite where nothing was sent and another edge may have sent what is no bound for it: any least
+        value, and a greatest one below 0. So these are always sent once. A greatest value from 0 up is
+        bounded by itself, as long as no edge's greatest value of the group is below 0."""
+        change = self.advance(sent) - sent
+        unbounded = (sent == 0.0) & self._view("n") & self._unbounded(self._view("best"))
+        return np.where(unbounded, math.copysign(np.inf, -self.arrays["best"][1]), change)
+
+    @staticmethod
+    def _unbounded(best: FloatArray) -> BoolArray:
+        raise NotImplementedError
 
 
 class MinStack(ExtremumStack):
@@ -262,12 +273,20 @@ class MinStack(ExtremumStack):
     questions: ClassVar[Questions] = (Minimum,)
     arrays = {"n": ("|b1", False), "best": ("<f8", np.inf)}
 
+    @staticmethod
+    def _unbounded(best: FloatArray) -> BoolArray:
+        return np.ones(len(best), bool)
+
 
 class MaxStack(ExtremumStack):
     kind = "max"
     better = np.maximum
     questions: ClassVar[Questions] = (Maximum,)
     arrays = {"n": ("|b1", False), "best": ("<f8", -np.inf)}
+
+    @staticmethod
+    def _unbounded(best: FloatArray) -> BoolArray:
+        return best < 0.0
 
 
 class MomentsStack(ArrayStack):

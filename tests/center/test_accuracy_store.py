@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from center.answers import render, to_table
-from center.catalog import RegisteredQuery
+from center.catalog import FrameEntry, RegisteredQuery
 from center.ledger import EdgesChanged, Ledger, Phase, Registered
 from center.merge import merge_partials
 from center.results import MergedDelta, ResultStore
-from edgewater.wire.frames import Frame
+from center.spark.processor import digest
+from center.spark.rows import RowKind, rows_of_frame
+from center.spark.telemetry import JobMetrics
+from edgewater.streams import EdgeId
+from edgewater.wire.frames import Arrivals, Frame, FrameBody, Partial
 from tests.center.accuracy_world import BEGIN_MS, REF, Site, World, exponential, record_of, spec
 
 KEY = "q@1"
@@ -135,3 +139,31 @@ def test_a_job_that_crashes_and_reads_its_store_gives_the_answers_of_one_that_do
         cut.crash(tmp_path)
     assert cut.given == world.given
     assert [e.phase for e in cut.given].count(Phase.FINAL) >= 3
+
+
+def test_the_jobs_metrics_say_what_intervals_and_waits_have_been(world: Stored) -> None:
+    metrics = JobMetrics()
+    for emission in world.given:
+        metrics.note_accuracy(emission)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"edgewater_job_{name}", {"query": "q", **labels})
+
+    finals = [e.quality.accuracy for e in world.given if e.phase is Phase.FINAL]
+    covered = [said.covered for said in finals if said is not None and said.covered is not None]
+    assert value("shadowed_windows_total", held="yes") == sum(covered) > 0
+    coverage = value("interval_coverage_ratio")
+    assert coverage is not None and 0 < coverage <= 1
+    first_early = [e for e in world.given if e.revision == 1 and e.phase is Phase.EARLY]
+    assert value("chosen_wait_seconds_count") == len(first_early)
+    share = value("straggler_share")
+    assert share is not None and 0 <= share < 0.3
+
+
+def test_arrivals_pass_through_spark_with_the_frames_control_row() -> None:
+    body = FrameBody(7, (Partial(0, 0, b"synopsis"),), arrivals=Arrivals(5, (b"a", b"bc")))
+    entry = FrameEntry(REF, 1, EdgeId("e"), "i", 1, 0, "segment", 0, 9, 9, BEGIN_MS)
+    control, partial = rows_of_frame(KEY, entry, body)
+    assert (control.kind, partial.payload) == (RowKind.CONTROL, b"synopsis")
+    batch = digest([control])
+    assert [fact.arrivals for fact in batch.facts] == [body.arrivals]

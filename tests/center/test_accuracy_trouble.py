@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from center import accuracy_ledger
 from center.ledger import EdgesChanged, Ledger, Phase
+from center.ledger_state import pack_state
 from edge.core import EdgeCore
 from edge.events import Configured, SamplingSet
 from edge.state import restore, snapshot
@@ -111,8 +114,12 @@ def test_a_transaction_that_fails_leaves_the_book_as_it_was() -> None:
     assert torn.given == whole.given
 
 
-def test_the_state_written_per_transaction_restores_the_book() -> None:
+@pytest.mark.parametrize("compact_bytes", [1 << 18, 30_000], ids=["notes", "snapshot"])
+def test_the_state_written_per_transaction_restores_the_book(
+    compact_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What `changes` says is written, and nothing else, is enough to go on from."""
+    monkeypatch.setattr(accuracy_ledger, "COMPACT_BYTES", compact_bytes)
     whole, other = (World(spec(), sites(2)) for _ in range(2))
     whole.run(9)
     heads: dict[str, str] = {}
@@ -134,10 +141,9 @@ def test_the_state_written_per_transaction_restores_the_book() -> None:
 
     other.ledger.handle = written  # type: ignore[method-assign]
     other.run(5)
-    from center.ledger_state import pack_state
-
     ledger = Ledger(margin_ms=50)
     ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in other.sites)))
+    assert (("accuracy", accuracy_ledger.SNAPSHOT) in parts) == (compact_bytes < 1 << 18)
     head = heads.get("q") or other.ledger._queries[REF].head.to_json()
     ledger.restore(REF, pack_state(head, ((k, s, t) for (k, s), t in sorted(parts.items()))))
     other.ledger = ledger

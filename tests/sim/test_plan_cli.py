@@ -158,7 +158,7 @@ def test_count_max_and_min_are_planned_too(trace: Path) -> None:
     flags = [f for f in FLAGS if f not in ("--value", "amount")]
     found = rows(trace, *flags, "--budget", "5%", "--policy", "optimal")
     assert found[0]["aggregate"] == "count"
-    for aggregate, edges in (("max", 2), ("min", 1)):
+    for aggregate, edges in (("max", 2), ("min", 1), ("min", 3)):
         (caching,) = rows(trace, *FLAGS, "--aggregate", aggregate, "--budget", "5%", "--edges", edges)
         assert caching["aggregate"] == aggregate
         assert caching["error_p95"] <= 0.05 * (1 + 1e-9)
