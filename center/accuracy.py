@@ -151,7 +151,7 @@ class AccuracyBook:
         mark, sampled = self.mark, self._tallies.sampled(start_ms, self.edges)
         end = self._end_slot(start_ms)
         offset = max(self.slot - end, 0)
-        stragglers, model = mark._model(offset, sampled)
+        stragglers, model = mark.window_model(offset, sampled)
         estimate = float(model.estimate[0])
         straggler = float(model.straggler_width[0])
         sampling = float(model.sampling_width(sampled.count, mark.quantile)[0])

@@ -274,9 +274,7 @@ class UplinkSession:
                 self._on_budget(message.budget)
             elif kind == "sampling":
                 word = message.sampling
-                self._listener.on_sampling(
-                    QueryRef(word.query, word.query_version), word.rate, word.clock_offset_ms
-                )
+                self._listener.on_sampling(QueryRef(word.query, word.query_version), word.rate, word.clock_offset_ms)
             elif kind == "credit":
                 self._pacing.link.credit(message.credit.bytes)
             elif kind == "throttle":

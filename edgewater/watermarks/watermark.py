@@ -179,7 +179,7 @@ class Watermark:
         offset = self.slot - end_slot
         if offset < 0:
             return Wait(end_slot)
-        stragglers, model = self._model(offset, sampled)
+        stragglers, model = self.window_model(offset, sampled)
         estimate = model.estimate
         allowed = self.target.error * np.abs(estimate)
         sampling = model.sampling_width(sampled.count, self.quantile)
@@ -251,7 +251,8 @@ class Watermark:
         result.calibration = Calibration.from_state(state.part("calibration", arrays))
         return result
 
-    def _model(self, offset: int, sampled: Sampled) -> tuple[Stragglers, WindowModel]:
+    def window_model(self, offset: int, sampled: Sampled) -> tuple[Stragglers, WindowModel]:
+        """What is expected of a window `offset` slots after its end: its stragglers, and what its values may be."""
         stragglers = self.model.predict(offset, self.window_slots)
         if self.measure == "count":
             even = np.ones(self.triangle.sources)
