@@ -24,7 +24,7 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
     """Makes an empty database and tells its URL; one after the other, if called again."""
     if request.param == "postgresql":

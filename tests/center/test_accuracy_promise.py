@@ -26,6 +26,8 @@ from tests.center.accuracy_world import (
     wait_ms,
 )
 
+pytestmark = pytest.mark.slow
+
 WINDOWS = 200
 ERROR = 0.05
 

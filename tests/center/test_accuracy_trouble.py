@@ -28,6 +28,8 @@ from tests.center.accuracy_world import (
     wait_ms,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def sites(count: int = 3, seconds: float = 20, **more: object) -> list[Site]:
     return [Site.make(f"e{i}", i, seconds, exponential(80.0), rate=300.0, **more) for i in range(count)]

@@ -23,6 +23,8 @@ from edgewater.streams import TIME_COLUMN, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import QueryRef
 
+pytestmark = pytest.mark.slow
+
 REF = QueryRef("q", 1)
 E_SUM, E_MAX = 400.0, 30.0
 EDGES = ("a", "b", "c")

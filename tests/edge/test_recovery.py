@@ -11,6 +11,8 @@ from recovery_world import BUDGETED, EXACT, SHARE, Center, World, flights, truth
 from edge.durable import DurableCore
 from edgewater.errors import StorageError
 
+pytestmark = pytest.mark.slow
+
 DATA = flights(300, seed=1)
 
 

@@ -16,6 +16,8 @@ from edge.events import Configured, SourcesOpened
 from edgewater.query import QuerySpec
 from edgewater.wire.frames import QueryRef
 
+pytestmark = pytest.mark.slow
+
 DATA = flights(600, seed=3)
 QUERIES = tuple(
     (

@@ -31,6 +31,8 @@ from edgewater.errors import InvalidConfig
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire import uplink_pb2_grpc
 
+pytestmark = pytest.mark.slow
+
 
 @on_a_loop
 async def test_frames_reach_the_center_and_are_acknowledged_in_order(tmp_path: Path) -> None:

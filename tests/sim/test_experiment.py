@@ -21,6 +21,8 @@ from sim.experiment import Policy, run
 from sim.link import LinkModel, Wire
 from sim.trace import Trace, zipf
 
+pytestmark = pytest.mark.slow
+
 WINDOW_MS = 10_000
 TRACE = zipf(3, WINDOW_MS, records=3000, groups=400, seed=4)
 FAST, SLOW = 600.0, 12.0

@@ -21,6 +21,8 @@ from sim.plan_grid import cache_specs
 from sim.plan_times import event_times
 from sim.plan_trace import complete_windows
 
+pytestmark = pytest.mark.slow
+
 GOLDEN_KEYS = [
     "policy", "eviction", "estimate", "sizing", "aggregate", "edges", "bandwidth_bytes_s", "budget_kind", "budget",
     "windows", "staleness_p95", "error_p95", "bytes",

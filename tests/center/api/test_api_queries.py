@@ -75,6 +75,7 @@ def test_a_query_that_does_not_fit_a_known_stream_names_the_column(desk):
     assert refused.json()["value"] == "airline"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "content_type"),
     [

@@ -19,6 +19,8 @@ from edgewater.synopses.base import FloatArray
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import FrameBody, QueryRef
 
+pytestmark = pytest.mark.slow
+
 REF, GROUPS, EDGES, ERROR = QueryRef("q", 1), 40, 3, 600.0
 SLICE_MS = 1000
 

@@ -9,6 +9,8 @@ import pytest
 from edge.sources.base import BLOCK_BYTES, MAX_CHUNK_ROWS
 from edgewater.errors import InvalidConfig, InvalidRecord, StorageError
 
+pytestmark = pytest.mark.slow
+
 
 def every_position_gives_the_same_batch(source: Any, chunks: list[Any]) -> None:
     for chunk in chunks:

@@ -40,6 +40,8 @@ from edgewater.synopses import (
 )
 from edgewater.synopses.registry import function_named
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = (
     Tumbling(10),
     Tumbling(7, 3),

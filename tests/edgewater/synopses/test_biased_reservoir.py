@@ -7,6 +7,8 @@ from edgewater.synopses import BiasedReservoir, Count, Mean, Minimum, Quantile, 
 from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.sample_rows import tags_of
 
+pytestmark = pytest.mark.slow
+
 SEED = 13
 
 

@@ -21,6 +21,8 @@ from edgewater.synopses.cuckoo import CountingCuckooStack, CuckooStack
 from edgewater.synopses.cuckoo_table import SLOTS, CuckooTable
 from edgewater.synopses.hashing import hash_values
 
+pytestmark = pytest.mark.slow
+
 SEED = 14
 each_kind = pytest.mark.parametrize("kind", [CuckooFilter, CountingCuckooFilter])
 

@@ -18,6 +18,8 @@ from edgewater.synopses import Count, Distinct, GroupedAggregate, Quantile, code
 from edgewater.synopses.key_table import KeyTable
 from edgewater.synopses.registry import function_named
 
+pytestmark = pytest.mark.slow
+
 KEY_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "string": st.sampled_from(["", "a", "b", "ä", "日本", "a\0", "x" * 40]) | st.text(max_size=3),
     "int64": st.integers(-2, 2) | st.sampled_from([-(1 << 63), (1 << 63) - 1, 0]),

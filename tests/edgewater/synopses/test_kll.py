@@ -10,6 +10,8 @@ from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidReque
 from edgewater.synopses import Count, Distinct, Kll, Maximum, Minimum, Quantile, Rank, Synopsis, codec, from_bytes
 from edgewater.synopses.kll import KllStack
 
+pytestmark = pytest.mark.slow
+
 SEED = 16
 
 

@@ -23,6 +23,8 @@ from edgewater.synopses import (
 from edgewater.synopses.bernoulli import BernoulliStack
 from edgewater.synopses.reservoir import ReservoirStack
 
+pytestmark = pytest.mark.slow
+
 SEED = 11
 N = 12_000
 

@@ -13,6 +13,8 @@ from edgewater.watermarks.state import KIND, VERSION
 from edgewater.watermarks.target import MEASURES, Target
 from edgewater.watermarks.watermark import Answer, TopUp, Watermark
 
+pytestmark = pytest.mark.slow
+
 GRID = Grid(slot_ms=20, substream_slots=5, lags=90)
 SLOTS = 20
 

@@ -14,6 +14,8 @@ from sim.watermarks.study import Study, run_study
 from sim.watermarks.values import Values
 from sim.watermarks.workload import DELAYS, SCENARIOS, MadeWorkload, Shape
 
+pytestmark = pytest.mark.slow
+
 LEAST = 69 / 80
 
 
