@@ -23,9 +23,9 @@ from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
 from center.api.progress import Progress
-from center.api.questions import PLAIN, Asked
 from center.api.rendering import Renderer
 from center.catalog import RegisteredQuery
+from center.measures import PLAIN, Questions
 from center.results import AnswerRecord, ResultStore
 from edgewater.errors import NotFound, StorageError
 
@@ -110,7 +110,7 @@ class Stream:
 
     feed: Feed
     query: RegisteredQuery | None = None
-    asked: Asked = PLAIN
+    asked: Questions = PLAIN
     after: int | None = None
     _sent: int = field(default=0, init=False)
     _full_pages: int = field(default=0, init=False)

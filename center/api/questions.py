@@ -7,7 +7,6 @@ that what was rendered for one reader serves the next.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -91,65 +90,23 @@ class QuestionParams(BaseModel):
         ),
     ] = None
 
-    def asked(self, spec: QuerySpec) -> Asked:
-        """The parameters checked against a query. Raises InvalidRequest."""
-        asked = Asked(
-            _groups(self.group, spec),
-            _measures(self.measure, spec),
-            tuple(dict.fromkeys(_ranks(self.quantile))),
-            tuple(dict.fromkeys(_numbers("rank", [*self.rank, *self.x]))),
-            tuple(dict.fromkeys(map(_range, self.range))),
-            tuple(dict.fromkeys(self.item)),
-            tuple(dict.fromkeys(self.contains)),
-            self.top,
-            self.values,
-            self.confidence,
+    def asked(self, spec: QuerySpec) -> Questions:
+        """The parameters checked against a query; what is repeated stands once. Raises InvalidRequest."""
+        asked = Questions(
+            groups=_groups(self.group, spec),
+            measures=_measures(self.measure, spec),
+            quantiles=tuple(dict.fromkeys(_ranks(self.quantile))) or None,
+            ranks=tuple(dict.fromkeys(_numbers("rank", [*self.rank, *self.x]))),
+            ranges=tuple(dict.fromkeys(map(_range, self.range))),
+            items=tuple(dict.fromkeys(self.item)),
+            contains=tuple(dict.fromkeys(self.contains)),
+            top=self.top,
+            values=self.values,
+            confidence=self.confidence,
         )
         named = [m for m in spec.measures if not asked.measures or m.name in asked.measures]
-        require_possible(asked.questions, {m.name: m.function.make(m.parameters, None) for m in named})
+        require_possible(asked, {m.name: m.function.make(m.parameters, None) for m in named})
         return asked
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Questions that a query can answer. Empty means: no restriction, the defaults.
-
-    Attributes:
-        groups: column and accepted texts, sorted by column.
-        measures: in the spec's order.
-
-    The others are those of `center.measures.Questions`.
-    """
-
-    groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    measures: tuple[str, ...] = ()
-    quantiles: tuple[float, ...] = ()
-    ranks: tuple[float, ...] = ()
-    ranges: tuple[tuple[float, float], ...] = ()
-    items: tuple[str, ...] = ()
-    contains: tuple[str, ...] = ()
-    top: int | None = None
-    values: bool = False
-    confidence: float | None = None
-
-    @property
-    def questions(self) -> Questions:
-        """What is asked of the synopses."""
-        return Questions(
-            self.quantiles or None,
-            self.groups,
-            self.ranks,
-            self.ranges,
-            self.items,
-            self.contains,
-            self.top,
-            self.values,
-            self.confidence,
-            self.measures,
-        )
-
-
-PLAIN = Asked()
 
 
 def _groups(given: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ...]], ...]:

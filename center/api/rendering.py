@@ -20,9 +20,9 @@ from cachetools import LRUCache
 
 from center.answers import render, rfc3339, to_table
 from center.api.negotiation import ARROW, CSV, JSON
-from center.api.questions import Asked
 from center.catalog import RegisteredQuery
 from center.cells import without_lists
+from center.measures import Questions
 from center.results import AnswerRecord
 from edgewater import __version__
 
@@ -58,7 +58,7 @@ class Renderer:
         self._lock = threading.Lock()
         self._on_lookup = on_lookup
 
-    def one(self, record: AnswerRecord, query: RegisteredQuery, asked: Asked) -> bytes:
+    def one(self, record: AnswerRecord, query: RegisteredQuery, asked: Questions) -> bytes:
         """One answer as JSON without line breaks, as `promises.md` has it."""
         key = (record.query, record.window_start_ms, record.revision, asked)
         with self._lock:
@@ -67,14 +67,14 @@ class Renderer:
         if held is not None:
             return held
         # Two threads may render the same at once: cheaper than making all wait for the slowest.
-        rendered = _json(render(record, query.spec, asked.questions))
+        rendered = _json(render(record, query.spec, asked))
         with self._lock:
             if len(rendered) <= self._cache.maxsize:
                 self._cache[key] = rendered
         return rendered
 
     def many(
-        self, records: Sequence[AnswerRecord], query: RegisteredQuery, asked: Asked, page: Page | None, form: str
+        self, records: Sequence[AnswerRecord], query: RegisteredQuery, asked: Questions, page: Page | None, form: str
     ) -> bytes:
         """Several answers of one query in one of `negotiation.ANSWER_FORMS`."""
         if form == JSON:
@@ -86,9 +86,9 @@ class Renderer:
             return _json(head)[:-1] + b',"answers":[' + answers + b"]}"
         return self.table(records, query, asked, form)
 
-    def table(self, records: Sequence[AnswerRecord], query: RegisteredQuery, asked: Asked, form: str) -> bytes:
+    def table(self, records: Sequence[AnswerRecord], query: RegisteredQuery, asked: Questions, form: str) -> bytes:
         """Answers as CSV or as an Arrow IPC stream; window, phase, revision and completeness in every row."""
-        tables = [_with_quality(to_table(r, query.spec, asked.questions), r, form) for r in records]
+        tables = [_with_quality(to_table(r, query.spec, asked), r, form) for r in records]
         table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
         sink = BytesIO()
         if form == CSV:
@@ -125,7 +125,7 @@ def _time(millis: int, form: str) -> pa.Scalar:
 
 
 def entity_tag(
-    query: RegisteredQuery, records: Sequence[AnswerRecord], asked: Asked, page: Page | None, form: str
+    query: RegisteredQuery, records: Sequence[AnswerRecord], asked: Questions, page: Page | None, form: str
 ) -> str:
     """A strong entity tag: other bytes, other tag. Rendering belongs to the release, so that is in it."""
     identity = (

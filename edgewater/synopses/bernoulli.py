@@ -163,9 +163,6 @@ class BernoulliSample(SingleSample[BernoulliStack]):
     """
 
     stack_type = BernoulliStack
-    kind: ClassVar[str] = BernoulliStack.kind
-    properties: ClassVar[Properties] = BernoulliStack.properties
-    questions: ClassVar[Questions] = BernoulliStack.questions
 
     def __init__(self, rate: float, *, limit: int = DEFAULT_LIMIT, source: int = 0, seed: int = DEFAULT_SEED) -> None:
         super().__init__(BernoulliStack(1, rate=rate, limit=limit, source=source, seed=seed))

@@ -168,9 +168,6 @@ class BiasedReservoir(SingleSample[BiasedReservoirStack]):
     """
 
     stack_type = BiasedReservoirStack
-    kind: ClassVar[str] = BiasedReservoirStack.kind
-    properties: ClassVar[Properties] = BiasedReservoirStack.properties
-    questions: ClassVar[Questions] = BiasedReservoirStack.questions
 
     def __init__(
         self, size: int = DEFAULT_SIZE, *, source: int = 0, seed: int = DEFAULT_SEED, p_in: float = 1.0

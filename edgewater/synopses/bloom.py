@@ -325,9 +325,6 @@ class BloomFilter(SingleSynopsis[BloomStack]):
     """
 
     stack_type = BloomStack
-    kind: ClassVar[str] = BloomStack.kind
-    properties: ClassVar[Properties] = BloomStack.properties
-    questions: ClassVar[Questions] = BloomStack.questions
     types: ClassVar[tuple[str, ...]] = ("string", "int64", "float64", "bool")
 
     def __init__(self, bits: int = DEFAULT_BITS, hashes: int = DEFAULT_HASHES, *, seed: int = DEFAULT_SEED) -> None:

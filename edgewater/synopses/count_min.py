@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edgewater.errors import InvalidRequest
-from edgewater.synopses.base import Count, Estimates, IntArray, Properties, Question, Questions
+from edgewater.synopses.base import Count, Estimates, IntArray, Question, Questions
 from edgewater.synopses.counters import MAX_DEPTH, MAX_WIDTH, MIN_WIDTH, CounterStack, SingleCounters
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import check_share, row_hashes
@@ -100,9 +100,6 @@ class CountMin(SingleCounters):
     """
 
     stack_type = CountMinStack
-    kind: ClassVar[str] = CountMinStack.kind
-    properties: ClassVar[Properties] = CountMinStack.properties
-    questions: ClassVar[Questions] = CountMinStack.questions
 
     def __init__(self, width: int = DEFAULT_WIDTH, depth: int = DEFAULT_DEPTH, *, seed: int = DEFAULT_SEED) -> None:
         super().__init__(CountMinStack(1, width=width, depth=depth, seed=seed))

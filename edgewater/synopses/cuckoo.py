@@ -328,9 +328,6 @@ class CuckooFilter(_SingleCuckoo):
     """
 
     stack_type = CuckooStack
-    kind: ClassVar[str] = CuckooStack.kind
-    properties: ClassVar[Properties] = CuckooStack.properties
-    questions: ClassVar[Questions] = CuckooStack.questions
 
 
 class CountingCuckooFilter(_SingleCuckoo):
@@ -342,9 +339,6 @@ class CountingCuckooFilter(_SingleCuckoo):
     """
 
     stack_type = CountingCuckooStack
-    kind: ClassVar[str] = CountingCuckooStack.kind
-    properties: ClassVar[Properties] = CountingCuckooStack.properties
-    questions: ClassVar[Questions] = CountingCuckooStack.questions
     _stack: CountingCuckooStack
 
     def decrement(self, values: Any) -> None:

@@ -407,9 +407,6 @@ class DDSketch(SingleSynopsis[DDSketchStack]):
     """
 
     stack_type = DDSketchStack
-    kind: ClassVar[str] = DDSketchStack.kind
-    properties: ClassVar[Properties] = DDSketchStack.properties
-    questions: ClassVar[Questions] = DDSketchStack.questions
     types: ClassVar[tuple[str, ...]] = ("int64", "float64")
 
     def __init__(self, accuracy: float = DEFAULT_ACCURACY) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses import codec
-from edgewater.synopses.base import Estimate, Estimates, FloatArray, IntArray, Properties, Quantile, Question, Questions
+from edgewater.synopses.base import Estimate, Estimates, FloatArray, IntArray, Quantile, Question, Questions
 from edgewater.synopses.cells import cells_of, groups_of
 from edgewater.synopses.ddsketch import DEFAULT_ACCURACY, DDSketchStack
 from edgewater.synopses.items import check_whole
@@ -103,9 +103,6 @@ class EquiDepthHistogram(SingleSynopsis[EquiDepthStack]):
     """
 
     stack_type = EquiDepthStack
-    kind: ClassVar[str] = EquiDepthStack.kind
-    properties: ClassVar[Properties] = EquiDepthStack.properties
-    questions: ClassVar[Questions] = EquiDepthStack.questions
     types: ClassVar[tuple[str, ...]] = ("int64", "float64")
 
     def __init__(self, buckets: int = DEFAULT_BUCKETS, *, accuracy: float = DEFAULT_ACCURACY) -> None:

@@ -292,9 +292,6 @@ class EquiWidthHistogram(SingleSynopsis[EquiWidthStack]):
     """
 
     stack_type = EquiWidthStack
-    kind: ClassVar[str] = EquiWidthStack.kind
-    properties: ClassVar[Properties] = EquiWidthStack.properties
-    questions: ClassVar[Questions] = EquiWidthStack.questions
     types: ClassVar[tuple[str, ...]] = ("int64", "float64")
 
     def __init__(self, low: float, high: float, bins: int = DEFAULT_BINS) -> None:

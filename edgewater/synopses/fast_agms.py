@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.errors import InvalidRequest
-from edgewater.synopses.base import Count, Estimates, FloatArray, IntArray, Properties, Question, Questions
+from edgewater.synopses.base import Count, Estimates, FloatArray, IntArray, Question, Questions
 from edgewater.synopses.counters import MAX_DEPTH, MAX_WIDTH, MIN_WIDTH, CounterStack, SingleCounters
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, hash_values
 from edgewater.synopses.items import check_share
@@ -189,9 +189,6 @@ class FastAgms(SingleCounters):
     """
 
     stack_type = FastAgmsStack
-    kind: ClassVar[str] = FastAgmsStack.kind
-    properties: ClassVar[Properties] = FastAgmsStack.properties
-    questions: ClassVar[Questions] = FastAgmsStack.questions
 
     def __init__(self, width: int = DEFAULT_WIDTH, depth: int = DEFAULT_DEPTH, *, seed: int = DEFAULT_SEED) -> None:
         super().__init__(FastAgmsStack(1, width=width, depth=depth, seed=seed))

@@ -174,9 +174,6 @@ class FifoSample(SingleSample[FifoStack]):
     """
 
     stack_type = FifoStack
-    kind: ClassVar[str] = FifoStack.kind
-    properties: ClassVar[Properties] = FifoStack.properties
-    questions: ClassVar[Questions] = FifoStack.questions
 
     def __init__(self, size: int = DEFAULT_SIZE, *, source: int = 0, quota: int | None = None) -> None:
         super().__init__(FifoStack(1, size=size, source=source, seed=DEFAULT_SEED, quota=quota))

@@ -383,9 +383,6 @@ class HyperLogLog(SingleSynopsis[HyperLogLogStack]):
     """
 
     stack_type = HyperLogLogStack
-    kind: ClassVar[str] = HyperLogLogStack.kind
-    properties: ClassVar[Properties] = HyperLogLogStack.properties
-    questions: ClassVar[Questions] = HyperLogLogStack.questions
     types: ClassVar[tuple[str, ...]] = ("string", "int64", "float64", "bool")
 
     def __init__(self, precision: int = DEFAULT_PRECISION, *, seed: int = DEFAULT_SEED) -> None:

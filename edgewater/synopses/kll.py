@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Self
 import pyarrow as pa
 
 from edgewater.errors import InvalidRequest
-from edgewater.synopses.base import Properties, Questions
 from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.items import check_share
 from edgewater.synopses.kll_stack import DEFAULT_K, MAX_K, MIN_K, KllStack
@@ -30,9 +29,6 @@ class Kll(SingleSynopsis[KllStack]):
     """
 
     stack_type = KllStack
-    kind: ClassVar[str] = KllStack.kind
-    properties: ClassVar[Properties] = KllStack.properties
-    questions: ClassVar[Questions] = KllStack.questions
     types: ClassVar[tuple[str, ...]] = ("int64", "float64")
 
     def __init__(self, k: int = DEFAULT_K, *, source: int = 0, seed: int = DEFAULT_SEED) -> None:

@@ -161,9 +161,6 @@ class ReservoirSample(SingleSample[ReservoirStack]):
     """
 
     stack_type = ReservoirStack
-    kind: ClassVar[str] = ReservoirStack.kind
-    properties: ClassVar[Properties] = ReservoirStack.properties
-    questions: ClassVar[Questions] = ReservoirStack.questions
 
     def __init__(self, size: int = DEFAULT_SIZE, *, source: int = 0, seed: int = DEFAULT_SEED) -> None:
         super().__init__(ReservoirStack(1, size=size, source=source, seed=seed))

@@ -244,6 +244,19 @@ class SampleStack(ItemStack):
     # Merging
 
     def merge(self, other: Self, codes: IntArray) -> None:
+        rows = self._rows_of(other)
+        if len(rows):
+            self._runs.append(Rows(codes[rows.groups], rows.keys, rows.values))
+        self._settle()
+
+    def merge_ones(self, others: Sequence[Self]) -> None:
+        """Merges stacks of one group into this one, which has one too: which rows stay is decided once."""
+        for other in others:
+            self._add(self._rows_of(other))
+        self._settle()
+
+    def _rows_of(self, other: Self) -> Rows:
+        """The rows of a part that is to be merged; this stack then has its type, its level and its count."""
         known = self.item_type is not None
         self._require_mergeable(other)
         if not known:
@@ -251,24 +264,8 @@ class SampleStack(ItemStack):
         rows = other._settle()
         if other.level > self.level:
             self._fold_to(other.level)
-        if len(rows):
-            self._runs.append(Rows(codes[rows.groups], rows.keys, rows.values))
         self._next = max(self._next, other._next)
-        self._settle()
-
-    def merge_ones(self, others: Sequence[Self]) -> None:
-        """Merges stacks of one group into this one, which has one too: which rows stay is decided once."""
-        for other in others:
-            known = self.item_type is not None
-            self._require_mergeable(other)
-            if not known:
-                self._held = self._no_rows()
-            rows = other._settle()
-            if other.level > self.level:
-                self._fold_to(other.level)
-            self._add(rows)
-            self._next = max(self._next, other._next)
-        self._settle()
+        return rows
 
     @classmethod
     def united(cls, messages: Sequence[SynopsisMessage]) -> Self:

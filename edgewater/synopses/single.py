@@ -44,7 +44,8 @@ def shipped(stack: S) -> S:
 
 
 class SingleSynopsis(Generic[S]):
-    """A `Synopsis` over a stack of length 1. Subclasses state `stack_type`, `types` and the contract's constants.
+    """A `Synopsis` over a stack of length 1. Subclasses state `stack_type` and `types`; the contract's other
+    constants are the stack's.
 
     Attributes:
         records: values added so far, merged ones included, nulls not.
@@ -55,6 +56,13 @@ class SingleSynopsis(Generic[S]):
     properties: ClassVar[Properties]
     questions: ClassVar[Questions]
     types: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        stack = cls.__dict__.get("stack_type")  # None: a base of others
+        for name in ("kind", "properties", "questions"):
+            if stack is not None and name not in cls.__dict__:
+                setattr(cls, name, getattr(stack, name))
 
     def __init__(self, stack: S) -> None:
         self._stack = stack

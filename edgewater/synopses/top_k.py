@@ -353,9 +353,6 @@ class TopK(SingleSynopsis[TopKStack]):
     """
 
     stack_type = TopKStack
-    kind: ClassVar[str] = TopKStack.kind
-    properties: ClassVar[Properties] = TopKStack.properties
-    questions: ClassVar[Questions] = TopKStack.questions
     types: ClassVar[tuple[str, ...]] = ("string", "int64", "float64", "bool")
 
     def __init__(self, k: int = DEFAULT_K, capacity: int | None = None, *, seed: int = DEFAULT_SEED) -> None:

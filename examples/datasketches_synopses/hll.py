@@ -101,9 +101,6 @@ class DataSketchesHll(SingleSynopsis[HllStack]):
     """How many different values: one HLL sketch of the library."""
 
     stack_type = HllStack
-    kind: ClassVar[str] = HllStack.kind
-    properties: ClassVar[Properties] = HllStack.properties
-    questions: ClassVar[Questions] = HllStack.questions
     types: ClassVar[tuple[str, ...]] = ITEM_TYPES
 
     def __init__(self, lg_k: int = DEFAULT_LG_K) -> None:

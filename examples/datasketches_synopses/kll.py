@@ -93,9 +93,6 @@ class DataSketchesKll(SingleSynopsis[KllStack]):
     """Quantiles within a rank: one KLL sketch of the library."""
 
     stack_type = KllStack
-    kind: ClassVar[str] = KllStack.kind
-    properties: ClassVar[Properties] = KllStack.properties
-    questions: ClassVar[Questions] = KllStack.questions
     types: ClassVar[tuple[str, ...]] = ("int64", "float64")
 
     def __init__(self, k: int = DEFAULT_K) -> None:

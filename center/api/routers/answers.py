@@ -12,13 +12,14 @@ from starlette.responses import Response
 from center.answers import rfc3339
 from center.api.models import Answer, AnswerList, AnswerPage, Revisions
 from center.api.negotiation import JSON, matches, negotiate
-from center.api.questions import Asked, QuestionParams
+from center.api.questions import QuestionParams
 from center.api.rendering import Page, entity_tag
 from center.api.responses import answers as answer_responses
 from center.api.responses import problems
 from center.api.state import Center, Services
 from center.api.times import Time
 from center.catalog import RegisteredQuery
+from center.measures import Questions
 from center.results import AnswerRecord
 from edgewater.errors import InvalidRequest, NotFound
 
@@ -159,7 +160,7 @@ def _respond(
     center: Services,
     query: RegisteredQuery,
     records: Sequence[AnswerRecord],
-    asked: Asked,
+    asked: Questions,
     form: str,
     *,
     page: Page | None = None,

@@ -147,7 +147,7 @@ def test_another_media_type_is_refused_and_the_right_ones_named(agent: Agent) ->
         (b"", NDJSON, "the body is empty"),
         (b"not arrow", ARROW, "an Arrow IPC stream"),
         (b"not gzip", {**NDJSON, "content-encoding": "gzip"}, "gzip data, as Content-Encoding says"),
-        (gzip.compress(b"{}" * 99)[:-5], {**NDJSON, "content-encoding": "gzip"}, "the data is cut off"),
+        (gzip.compress(b"{}" * 99, mtime=0)[:-5], {**NDJSON, "content-encoding": "gzip"}, "the data is cut off"),
         (b"x", {**NDJSON, "content-encoding": "br"}, "expected gzip or identity"),
     ],
 )
