@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from center.ledger_events import END_OF_TIME_MS, NEVER_MS
 from center.ledger_state import WindowState
 from center.query_ledger import QueryLedger
-from edgewater.streams import StreamClock
+from edgewater.streams import END_OF_TIME_MS, NEVER_MS, StreamClock
 from edgewater.windows import Sliding
 
 MAX_OVERDUE_PER_TICK = 1000

@@ -11,13 +11,11 @@ from center.edge_records import HeartbeatRecord, StreamRecord
 from center.shares import Report
 from edgewater.errors import ProtocolError
 from edgewater.query import MAX_MEASURES, NAME
-from edgewater.streams import COLUMN_TYPES, LIVE, EdgeId, StreamClock
+from edgewater.streams import COLUMN_TYPES, END_OF_TIME_MS, LIVE, EdgeId, StreamClock
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import QueryRef
 
 PROTOCOL = 1
-END_OF_TIME_MS = 1 << 62
-"""Watermark of a stream that has ended."""
 
 MAX_SEQ = 1 << 62
 MIN_SPEED, MAX_SPEED = 1e-3, 1e9

@@ -15,8 +15,6 @@ from center.accuracy_ledger import AccuracyLedger
 from center.catalog import EdgeRecord, RegisteredQuery, query_key
 from center.grid_ledger import GridLedger
 from center.ledger_events import (
-    END_OF_TIME_MS,
-    NEVER_MS,
     Deleted,
     EdgesChanged,
     Emission,
@@ -31,13 +29,12 @@ from center.quality import Phase, Quality
 from center.query_ledger import QueryLedger
 from center.session_ledger import SessionLedger
 from edgewater.errors import NotFound, StorageError
-from edgewater.streams import EdgeId
+from edgewater.streams import NEVER_MS, EdgeId
 from edgewater.windows import Session
 from edgewater.wire.frames import QueryRef
 
 __all__ = [
     "AT_ONCE_MS",
-    "END_OF_TIME_MS",
     "Deleted",
     "EdgesChanged",
     "Emission",

@@ -10,10 +10,6 @@ from center.quality import Phase, Quality
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import Arrivals, QueryRef, SliceClose
 
-END_OF_TIME_MS = 1 << 62
-"""`through_ms` of a stream that has ended."""
-NEVER_MS = -END_OF_TIME_MS
-
 
 @dataclass(frozen=True, slots=True)
 class FrameFact:

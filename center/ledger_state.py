@@ -13,12 +13,11 @@ from dataclasses import asdict, astuple, dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from center.catalog import RegisteredQuery
-from center.ledger_events import NEVER_MS
 from center.quality import Phase, Totals
 from center.sessions import Extent, Run
 from edgewater.errors import StorageError, UnsupportedVersion
 from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId, StreamClock
+from edgewater.streams import LIVE, NEVER_MS, EdgeId, StreamClock
 from edgewater.wire.frames import QueryRef, SliceClose, Withheld
 
 STATE_VERSION = 1

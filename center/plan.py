@@ -10,13 +10,12 @@ from center.catalog import EdgeRecord, RegisteredQuery, expected_edges
 from center.sampling import SamplingOrder
 from center.shares import Grant, Members
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.streams import LIVE, EdgeId, StreamClock
+from edgewater.streams import END_OF_TIME_MS, LIVE, EdgeId, StreamClock
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import QueryRef
 
 CLOCKS_AGREE_MS = 10_000
 """Wall time by which an edge's clock may be ahead of the center's."""
-END_OF_TIME_MS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)

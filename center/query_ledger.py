@@ -22,11 +22,11 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from center.catalog import EdgeRecord, expected_edges
-from center.ledger_events import NEVER_MS, Emission, FrameFact
+from center.ledger_events import Emission, FrameFact
 from center.ledger_state import Head, Origin, Part, PartKind, Parts, SealedSlice, SliceState, WindowState
 from center.quality import Phase, Quality, Totals, assess
 from edgewater.query import StalenessBudget
-from edgewater.streams import EdgeId, StreamClock
+from edgewater.streams import NEVER_MS, EdgeId, StreamClock
 from edgewater.wire.frames import SliceClose
 
 MAX_SEALED_STATEMENTS = 4096

@@ -18,11 +18,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from center.ledger_events import NEVER_MS, Emission
+from center.ledger_events import Emission
 from center.ledger_state import Origin, WindowState
 from center.quality import Quality, SessionQuality, Totals, assess
 from center.query_ledger import QueryLedger
 from center.sessions import Extent, Run, run_around, sessions_of
+from edgewater.streams import END_OF_TIME_MS, NEVER_MS
 from edgewater.windows import Session
 from edgewater.wire.frames import SliceClose
 
@@ -68,7 +69,7 @@ class SessionLedger(QueryLedger):
                 continue
             heir = next(r for r in drawn.values() if r.from_ms <= self._window.slice_start(start) < r.to_ms)
             self._windows.put(start, replace(state, run=None, merged_into=heir.start_ms))
-            heirs[heir.start_ms] = min(state.first_staleness_ms or 0, heirs.get(heir.start_ms, 1 << 62))
+            heirs[heir.start_ms] = min(state.first_staleness_ms or 0, heirs.get(heir.start_ms, END_OF_TIME_MS))
             dirty.add(start)
         for start, session in drawn.items():
             state = self._windows.get(start)

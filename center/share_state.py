@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-NEVER_MS = -(1 << 62)
+from edgewater.streams import NEVER_MS
+
 MAX_STEPS = 8
 
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 from functools import singledispatchmethod
 from typing import Any
 
-from center.share_state import NEVER_MS, NOTHING, Grant, Holding
-from edgewater.streams import EdgeId
+from center.share_state import NOTHING, Grant, Holding
+from edgewater.streams import NEVER_MS, EdgeId
 
 __all__ = ["Flagged", "Grant", "Members", "Policy", "Report", "Reported", "ShareBook", "Turn"]
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from edge.accuracy import Observing
 from edge.events import (
-    END_OF_TIME_MS,
     Acked,
     BudgetSet,
     Configured,
@@ -34,10 +33,11 @@ from edge.events import (
     Tick,
 )
 from edge.pipeline import NOTHING_OPEN, QueryPipeline
-from edge.slices import NEVER_MS, Carrier
+from edge.slices import Carrier
 from edge.streams import StreamSpec, StreamState
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
+from edgewater.streams import END_OF_TIME_MS, NEVER_MS
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import Frame, QueryRef
 

@@ -11,8 +11,9 @@ from edge.cache.budgets import Limits
 from edge.cache.history import GroupHistory
 from edge.cache.ranking import NOTHING, Choice
 from edge.cache.sizing import Slots
-from edge.slices import NEVER_MS, Carrier, Slice
+from edge.slices import Carrier, Slice
 from edgewater.query import QuerySpec, StalenessBudget
+from edgewater.streams import NEVER_MS
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edge.events import END_OF_TIME_MS
+from edgewater.streams import END_OF_TIME_MS
 from edgewater.synopses.base import FloatArray
 
 MEMORY_WINDOWS = 5

@@ -24,7 +24,6 @@ import pyarrow as pa
 from edge import journal, state
 from edge.core import EdgeCore
 from edge.events import (
-    END_OF_TIME_MS,
     Acked,
     BudgetSet,
     Configured,
@@ -42,6 +41,7 @@ from edge.events import (
 from edge.journal import Record, Segment
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
+from edgewater.streams import END_OF_TIME_MS
 from edgewater.wire.frames import QueryRef
 
 log = logging.getLogger(__name__)

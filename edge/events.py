@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from edgewater.query import QuerySpec
+from edgewater.streams import END_OF_TIME_MS
 from edgewater.wire.frames import Frame, QueryRef
-
-END_OF_TIME_MS = 1 << 62
-"""Watermark of a source that has ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,11 @@ from edge.cache.ranking import Choice, Ranking
 from edge.departures import Chance, choose, slots_left
 from edge.drift import drift_near
 from edge.shares import ShareSchedule
-from edge.slices import NEVER_MS, UNKNOWN_CARRIER, Carrier, Progress, Slice
+from edge.slices import UNKNOWN_CARRIER, Carrier, Progress, Slice
 from edgewater.accuracy import clockwork
 from edgewater.algebra import LateRule, late_rule_of
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.streams import TIME_COLUMN
+from edgewater.streams import NEVER_MS, TIME_COLUMN
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.windows import Session

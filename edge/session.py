@@ -10,11 +10,11 @@ from edge.commit import GroupCommit
 from edge.deadline import Way
 from edge.drift import DriftMeter
 from edge.durable import DurableCore
-from edge.events import END_OF_TIME_MS, Acked, BudgetSet, Configured, FrameBuilt, Pull, QueryRefused, SamplingSet
+from edge.events import Acked, BudgetSet, Configured, FrameBuilt, Pull, QueryRefused, SamplingSet
 from edge.pipeline import QueryPipeline
 from edge.ports import BudgetOrder, QueryStatusReport
 from edgewater.query import ErrorBudget, QuerySpec
-from edgewater.streams import LIVE, type_name
+from edgewater.streams import END_OF_TIME_MS, LIVE, type_name
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef
 

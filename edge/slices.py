@@ -10,10 +10,9 @@ import numpy as np
 from edge.cache.budgets import Limits, primary
 from edge.cache.entries import SliceEntries
 from edge.cache.ranking import Ranking
-from edge.events import END_OF_TIME_MS
+from edgewater.streams import END_OF_TIME_MS, NEVER_MS
 from edgewater.synopses.base import IntArray
 
-NEVER_MS = -END_OF_TIME_MS
 INITIAL_ENTRY_BYTES = 48.0
 
 

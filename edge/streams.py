@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from edge.events import END_OF_TIME_MS
-from edge.slices import NEVER_MS
-from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
+from edgewater.streams import END_OF_TIME_MS, LIVE, NEVER_MS, TIME_COLUMN, StreamClock
 
 
 @dataclass(frozen=True, slots=True)

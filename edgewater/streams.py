@@ -12,6 +12,11 @@ Seq = NewType("Seq", int)
 EventMillis = NewType("EventMillis", int)
 """Event time: int64 milliseconds since the epoch, UTC."""
 
+END_OF_TIME_MS = 1 << 62
+"""Later than every event: where a stream stands that has ended."""
+NEVER_MS = -END_OF_TIME_MS
+"""Earlier than every event: where a stream stands of which nothing is known."""
+
 TIME_COLUMN = "event_time_ms"
 """Name of the int64 column that every decoded batch carries besides the user's columns."""
 

@@ -26,8 +26,8 @@ from bench.wire import workload
 from center.catalog import Catalog
 from center.config import CenterConfig
 from center.frame_index import query_key
-from edge.events import END_OF_TIME_MS
 from edgewater.query import QuerySpec
+from edgewater.streams import END_OF_TIME_MS
 from examples.flights.run import free_port
 
 OUT = Path("bench/out")

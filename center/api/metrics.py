@@ -11,10 +11,10 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from center.api.progress import Progress, edge_state
-from center.ledger import END_OF_TIME_MS
 from center.parts import PARTS, PartRegistry, part_status
 from center.results import ResultStore
 from edgewater.errors import StorageError
+from edgewater.streams import END_OF_TIME_MS
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 

@@ -11,9 +11,8 @@ from cachetools import TTLCache
 
 from center.answers import rfc3339
 from center.catalog import Catalog, EdgeRecord, RegisteredQuery, expected_edges
-from center.ledger import END_OF_TIME_MS
 from edgewater.errors import NotFound
-from edgewater.streams import EdgeId
+from edgewater.streams import END_OF_TIME_MS, EdgeId
 
 FRESH_S = 0.5
 """How old a view of the catalog may be that many streams share."""

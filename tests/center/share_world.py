@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from center.shares import Flagged, Grant, Members, Policy, Report, Reported, ShareBook, Turn
-from edge.shares import NEVER_MS, ShareSchedule
-from edgewater.streams import EdgeId
+from edge.shares import ShareSchedule
+from edgewater.streams import NEVER_MS, EdgeId
 
 SLICE_MS = 1_000
 EAGER = Policy(gain=1.02, interval_ms=0)

@@ -15,12 +15,11 @@ from sqlalchemy import event
 
 from center.catalog import Catalog, HeartbeatRecord, Indexed, UnindexedFrame
 from center.database import connect, reading, writing
-from center.ledger import END_OF_TIME_MS
 from center.log import Location
 from center.parts import PartRegistry
 from center.results import ResultStore
 from edgewater.errors import InvalidConfig, NotFound, StorageError
-from edgewater.streams import EdgeId
+from edgewater.streams import END_OF_TIME_MS, EdgeId
 
 MOST = (1 << 63) - 1
 OpenCatalog = Callable[[], Catalog]

@@ -9,7 +9,6 @@ from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.grid_ledger import MAX_OVERDUE_PER_TICK
 from center.ledger import (
     AT_ONCE_MS,
-    END_OF_TIME_MS,
     Deleted,
     EdgesChanged,
     Emission,
@@ -23,7 +22,7 @@ from center.ledger import (
 from center.query_ledger import MAX_SEALED_STATEMENTS
 from edgewater.errors import NotFound, StorageError
 from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId, StreamClock
+from edgewater.streams import END_OF_TIME_MS, LIVE, EdgeId, StreamClock
 from edgewater.wire.frames import QueryRef, SliceClose, Withheld
 
 REF = QueryRef("q", 1)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import (
-    END_OF_TIME_MS,
     EdgesChanged,
     Emission,
     FrameFact,
@@ -23,7 +22,7 @@ from center.ledger import (
     Tick,
 )
 from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId, StreamClock
+from edgewater.streams import END_OF_TIME_MS, LIVE, EdgeId, StreamClock
 from edgewater.wire.frames import QueryRef, SliceClose, Withheld
 
 REF = QueryRef("q", 1)

@@ -22,9 +22,9 @@ from center.log import FrameLog
 from edge.agent import Agent, open_agent
 from edge.clock import now_ms
 from edge.config import parse_config
-from edge.events import END_OF_TIME_MS
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
+from edgewater.streams import END_OF_TIME_MS
 from edgewater.wire.frames import FrameBody
 
 DAY_MS = 86_400_000

@@ -16,11 +16,11 @@ from edge.drift import DriftMeter
 from edge.durable import _decode_plain, _encode
 from edge.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
 from edge.journal import Record
-from edge.shares import MAX_STEPS, NEVER_MS, ShareSchedule
+from edge.shares import MAX_STEPS, ShareSchedule
 from edge.state import restore, snapshot
 from edge.streams import StreamSpec
 from edgewater.query import QuerySpec
-from edgewater.streams import TIME_COLUMN
+from edgewater.streams import NEVER_MS, TIME_COLUMN
 from edgewater.wire.frames import FrameBody, QueryRef
 
 REF = QueryRef("q", 1)

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 from center.catalog import Catalog, StreamRecord, UnindexedFrame, query_key
-from center.ledger import END_OF_TIME_MS, Phase
+from center.ledger import Phase
 from center.log import FrameLog, StoredFrame
 from center.results import ResultStore
 from center.spark.session import SessionConfig, start_session
 from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, EdgeId
+from edgewater.streams import END_OF_TIME_MS, LIVE, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SliceClose
 

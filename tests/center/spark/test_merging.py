@@ -6,11 +6,10 @@ import pyarrow as pa
 import pytest
 
 from center.catalog import FrameEntry
-from center.ledger import END_OF_TIME_MS
 from center.spark.merging import MergeBatches, merge_rows
 from center.spark.processor import digest, gaps
 from center.spark.rows import ROW_SCHEMA, Row, RowKind, from_table, row_of_damage, rows_of_frame, to_batch
-from edgewater.streams import EdgeId
+from edgewater.streams import END_OF_TIME_MS, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import FrameBody, Partial, QueryRef, SliceClose
 
