@@ -159,6 +159,8 @@ class WindowState:
             it has taken in, if any.
         run: of a session, what it is made of; None: it is merged into another.
         merged_into: the start of that one.
+        lacks: its newest answer says ``complete``, since an earlier one was, but some edge has not
+            closed it as it is now. It is answered again when all have.
     """
 
     has_data: bool
@@ -167,6 +169,7 @@ class WindowState:
     first_staleness_ms: int | None = None
     run: Run | None = None
     merged_into: int | None = None
+    lacks: bool = False
 
     @property
     def is_answered(self) -> bool:
@@ -174,17 +177,17 @@ class WindowState:
 
     def to_json(self) -> str:
         stated = [self.has_data, self.revision, self.phase, self.first_staleness_ms]
-        if self.run is None and self.merged_into is None:
+        if self.run is None and self.merged_into is None and not self.lacks:
             return _dump(stated)
-        return _dump([*stated, self.run and astuple(self.run), self.merged_into])
+        return _dump([*stated, self.run and astuple(self.run), self.merged_into, self.lacks])
 
     @classmethod
     def from_value(cls, given: Any) -> WindowState:
-        has_data, revision, phase, first_staleness_ms, *session = given
-        run, merged_into = session or (None, None)
+        has_data, revision, phase, first_staleness_ms, *more = given
+        run, merged_into, lacks = (*more, *(None, None, False)[len(more) :])
         # An older release wrote 0 where there was no answer.
-        first = None if revision == 0 and not session else first_staleness_ms
-        return cls(has_data, revision, Phase(phase), first, run and Run(*run), merged_into)
+        first = None if revision == 0 and not more else first_staleness_ms
+        return cls(has_data, revision, Phase(phase), first, run and Run(*run), merged_into, lacks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,9 +255,12 @@ class QueryLedger(ABC):
                 return None  # No data and no answer: a window that nobody has heard of.
             state = WindowState(has_data=False)
             self._await_window(start_ms)
-        phase = max(self._phase(start_ms), state.phase, key=lambda p: p.rank)
+        reached = self._phase(start_ms)
+        phase = max(reached, state.phase, key=lambda p: p.rank)
+        # What was complete may come to lack an edge: one that joined, or that a session has grown past.
+        lacks = phase is Phase.COMPLETE and reached is Phase.EARLY
         if state.is_answered:
-            if not dirty and phase is state.phase:
+            if not dirty and phase is state.phase and (lacks or not state.lacks):
                 return None
         elif phase is Phase.EARLY and not due:
             return None
@@ -268,8 +271,11 @@ class QueryLedger(ABC):
         if phase is Phase.FINAL:
             self._retire(start_ms)
         else:
-            answered = replace(state, revision=state.revision + 1, phase=phase, first_staleness_ms=first)
+            revision = state.revision + 1
+            answered = replace(state, revision=revision, phase=phase, first_staleness_ms=first, lacks=lacks)
             self._windows.put(start_ms, answered)
+            if lacks and not state.lacks:
+                heappush(self._awaiting_close, start_ms)
         ref, revision = self._head.query.ref, state.revision + 1
         return Emission(ref, start_ms, end, revision, phase, now_ms, quality, slices.start, slices.stop)
 
@@ -375,7 +381,7 @@ class QueryLedger(ABC):
 
     def _rebuild_heaps(self) -> None:
         windows = list(self._windows.items())
-        self._awaiting_close = [start for start, w in windows if w.phase is Phase.EARLY]
+        self._awaiting_close = [start for start, w in windows if w.phase is Phase.EARLY or w.lacks]
         self._awaiting_final = [start for start, _ in windows]
         self._awaiting_due = [start for start, w in windows if not w.is_answered and self._due_after_ms is not None]
         self._open_slices = list(self._slices)

@@ -341,6 +341,22 @@ def test_an_edge_that_joins_after_complete_does_not_take_the_phase_back() -> Non
     assert [v.code for v in answer.quality.violations] == ["missing-edges"]
 
 
+def test_a_complete_window_that_lacks_a_newcomer_is_answered_again_when_that_has_closed_it() -> None:
+    center = Center("a", lateness="1h")
+    (whole,) = center.says("a", MINUTE, close(0, 5))
+    assert whole.phase is Phase.COMPLETE and whole.quality.missing == ()
+    center.joins("b")
+    (lacking,) = center.says("b", 0, touched=(0,))
+    assert lacking.phase is Phase.COMPLETE and lacking.quality.missing == ("b",)
+    restored = Ledger(margin_ms=MARGIN_MS)
+    restored.restore(REF, center.ledger.snapshot(REF))
+    restored.handle(EdgesChanged(tuple(center.edges.values())))
+    for ledger in (center.ledger, restored):
+        (again,) = ledger.handle(Reported((center.fact("b", MINUTE),), 0))
+        assert (again.revision, again.phase, again.quality.missing) == (3, Phase.COMPLETE, ())
+        assert ledger.handle(Tick(0)) == []
+
+
 def test_an_edge_that_reports_before_the_catalogs_list_names_it_is_waited_for() -> None:
     center = Center("a")
     center.says("b", 30_000, close(0, 1))

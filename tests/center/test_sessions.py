@@ -85,6 +85,18 @@ def test_a_session_is_answered_when_every_edge_has_closed_what_could_lengthen_it
     assert stated["session"] == {"cut": False, "cuts": 0} and "merged_into_ms" not in stated
 
 
+def test_a_complete_session_that_late_records_lengthen_is_answered_again_when_all_edges_have_closed_it() -> None:
+    c = center("a", "b", lateness="1h")
+    c.says("a", 3000, lone(500))
+    (whole,) = c.says("b", 3000, lone(700))
+    assert whole.phase is Phase.COMPLETE and whole.quality.missing == ()
+    bridged = c.says("b", 4200, lone(1500), lone(2300), lone(3100))
+    assert [(e.phase, e.quality.missing) for e in bridged] == [(Phase.COMPLETE, ("a", "b"))]
+    c.says("b", 6000)
+    (again,) = c.says("a", 6000)
+    assert (again.window_start_ms, again.phase, again.quality.missing) == (500, Phase.COMPLETE, ())
+
+
 def test_records_of_different_edges_are_one_session() -> None:
     c = center("a", "b")
     c.says("a", 9000, lone(500), lone(2100))
