@@ -184,10 +184,10 @@ class WindowState:
     @classmethod
     def from_value(cls, given: Any) -> WindowState:
         has_data, revision, phase, first_staleness_ms, *more = given
-        run, merged_into, lacks = (*more, *(None, None, False)[len(more) :])
+        run, merged_into, *lacks = more or (None, None)
         # An older release wrote 0 where there was no answer.
         first = None if revision == 0 and not more else first_staleness_ms
-        return cls(has_data, revision, Phase(phase), first, run and Run(*run), merged_into, lacks)
+        return cls(has_data, revision, Phase(phase), first, run and Run(*run), merged_into, lacks == [True])
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,8 @@ MAX_UNSYNCED_BYTES = 8 << 20
 TICK_MIN_S = 0.2
 BACKPRESSURE_POLL_S = 0.05
 SOURCE_RETRY_S = 5.0
+HELD_BACK_MS = 500
+"""A wait for room that is longer counts: meanwhile records may have piled up in the source."""
 
 
 @dataclass(slots=True)
@@ -154,6 +156,7 @@ class Agent:
     async def _read_all(self) -> None:
         # Before the first queries are known there is nobody to count a record for.
         await self.session.configured.wait()
+        self._reads_on(*self.sources)
         async with asyncio.TaskGroup() as group:
             for source in self.sources:
                 group.create_task(self._read(source))
@@ -185,16 +188,23 @@ class Agent:
             elif chunk.batch.num_rows:
                 self.durable.ingest_payload(event)
             self.session.changed.set()
-            await self._hold_back()
+            await self._hold_back(source)
         self.failing.pop(source.name, None)
 
-    async def _hold_back(self) -> None:
+    def _reads_on(self, *sources: Source) -> None:
+        """What lies in these sources came while they were not read: the idle rule begins anew for them."""
+        self.durable.handle(Tick(now_ms(), tuple(source.name for source in sources)))
+
+    async def _hold_back(self, source: Source) -> None:
         """Backpressure: a source reads on only when there is room for what it reads."""
+        since_ms = now_ms()
         if self.durable.unsynced_bytes > MAX_UNSYNCED_BYTES or self.commit.failure is not None:
             await self.commit.durable()
         while self._full():
             await asyncio.sleep(BACKPRESSURE_POLL_S)
         await asyncio.sleep(0)
+        if now_ms() - since_ms >= HELD_BACK_MS:
+            self._reads_on(source)
 
     async def _tick(self) -> None:
         while True:
@@ -202,17 +212,23 @@ class Agent:
             now = now_ms()
             if deadline is not None and deadline <= now:
                 before = {n: s.watermark_ms for n, s in self.durable.core.streams.items()}
-                self.durable.handle(Tick(now))
+                self.durable.handle(Tick(now, self._unread()))
                 if before != {n: s.watermark_ms for n, s in self.durable.core.streams.items()}:
                     self.session.changed.set()
             await asyncio.sleep(max(TICK_MIN_S, ((deadline or now) - now) / 1000))
+
+    def _unread(self) -> tuple[str, ...]:
+        """Sources that are not read now, so that nothing of theirs says that they are quiet."""
+        if not self.session.configured.is_set() or self.commit.failure is not None or self._full():
+            return tuple(source.name for source in self.sources)
+        return tuple(self.failing)
 
     async def _checkpoint(self) -> None:
         interval_s = self.config.limits.checkpoint_ms / 1000
         written = -1
         while True:
             await asyncio.sleep(interval_s)
-            if self.durable.journal_bytes + self.durable.unsynced_bytes != written:
+            if self.durable.journal_bytes != written:
                 await self.commit.checkpoint()
                 written = self.durable.journal_bytes
                 give_back()

@@ -62,10 +62,12 @@ def run(config: Path, log_level: str) -> None:
     use_system_allocator()
     from edge.agent import open_agent
     from edge.config import load_config
+    from edge.durable import sole_user
 
     try:
-        agent = open_agent(load_config(config))
-        asyncio.run(_until_signalled(agent.run))
+        given = load_config(config)
+        with sole_user(Path(given.state_dir)):
+            asyncio.run(_until_signalled(open_agent(given).run))
     except EdgewaterError as exc:
         _fail(exc)
 

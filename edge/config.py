@@ -28,17 +28,22 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from edge.config_errors import invalid_config, load_yaml
+from edge.config_errors import invalid_config
 from edge.sources.decode_csv import CsvDialect
 from edge.sources.decoders import EXTENSIONS, Format
 from edge.sources.inputs import CODECS
 from edge.sources.schema import DAY_MS, YEAR_2000_MS, EventTime, RecordSchema, TimeUnit
 from edgewater.errors import InvalidConfig, InvalidInput
+from edgewater.plain_yaml import load_yaml
 from edgewater.quantities import duration_ms, size_bytes
 from edgewater.query import NAME, NAME_ACCEPTED
 from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
 
 IDLE_MS = 10_000
+MIN_BANDWIDTH = 1 << 10
+"""Bytes per second: heartbeats alone take about a hundred."""
+MAX_PUSH_BYTES = 12 << 20
+"""An Arrow body may grow 16-fold, and a record of the journal ends at 256 MiB."""
 _TIME_ACCEPTED = "an ISO 8601 time such as 2013-01-01T00:00:00Z"
 
 
@@ -114,8 +119,8 @@ class CenterConfig(Model):
     address: Address = "127.0.0.1:7400"
     token: SecretStr | None = None
     tls: TlsConfig | None = None
-    bandwidth: Size | None = None
-    daily: Size | None = None
+    bandwidth: Size | None = Field(default=None, ge=MIN_BANDWIDTH)
+    daily: Size | None = Field(default=None, gt=0)
 
     @field_validator("token", mode="before")
     @classmethod
@@ -160,9 +165,9 @@ class LimitsConfig(Model):
         checkpoint_ms: time between two checkpoints of the state.
     """
 
-    max_pending_bytes: Size = 64 << 20
-    max_push_bytes: Size = 8 << 20
-    checkpoint_ms: Duration = Field(default=5000, alias="checkpoint")
+    max_pending_bytes: Size = Field(default=64 << 20, ge=1 << 20)
+    max_push_bytes: Size = Field(default=8 << 20, ge=1, le=MAX_PUSH_BYTES)
+    checkpoint_ms: Duration = Field(default=5000, alias="checkpoint", ge=100)
 
 
 class TimeConfig(Model):
@@ -203,7 +208,7 @@ class ReplayConfig(Model):
 class CsvConfig(Model):
     """How CSV is written; see `CsvDialect`. `header` names the columns of files without a header line."""
 
-    delimiter: str = Field(default=",", min_length=1, max_length=1)
+    delimiter: str = Field(default=",", pattern=r"^[\t !#-~]$")
     nulls: list[str] = []
     header: list[str] | None = None
 
@@ -362,6 +367,7 @@ def load_config(path: str | Path, environ: Mapping[str, str] = os.environ) -> Ed
     except (OSError, UnicodeDecodeError) as exc:
         raise InvalidConfig("", str(path), "a readable YAML file in UTF-8", str(exc)) from exc
     try:
-        return parse_config(load_yaml(text), environ)
+        given = load_yaml(text)
     except yaml.YAMLError as exc:
         raise InvalidConfig("", str(path), "YAML", " ".join(str(exc).split())) from exc
+    return parse_config(given, environ)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable
 from typing import Any, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from edgewater.errors import InvalidConfig
@@ -73,22 +71,3 @@ def _model_or_container(kind: Any) -> Any:
     if get_origin(kind) in (dict, list) or isinstance(kind, type):
         return kind
     return next((inner for inner in get_args(kind) if inner is not type(None)), None)
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """A second entry under the same key would silently replace the first."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value} is there twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def load_yaml(text: str) -> object:
-    """Plain YAML with unique keys. Raises yaml.YAMLError."""
-    return yaml.load(text, _UniqueKeys)

@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import singledispatchmethod
 
-import pyarrow as pa
-
 from edge.accuracy import Observing
 from edge.events import (
     Acked,
@@ -35,7 +33,7 @@ from edge.events import (
 from edge.pipeline import NOTHING_OPEN, QueryPipeline
 from edge.slices import Carrier
 from edge.streams import StreamSpec, StreamState
-from edgewater.errors import InvalidQuery
+from edgewater.errors import InvalidQuery, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import END_OF_TIME_MS, NEVER_MS
 from edgewater.synopses.grouped import GroupedAggregate
@@ -131,13 +129,25 @@ class EdgeCore:
     @_handle.register
     def _(self, event: SourcesOpened) -> list[Effect]:
         for stream, source in event.sources:
-            self.streams[stream].open(source)
+            self._stream(stream, source)
+        for name, state in self.streams.items():
+            state.open_only(source for stream, source in event.sources if stream == name)
+        # Why a query was refused may have gone with the configuration before.
+        self.refused.clear()
         return []
+
+    def _stream(self, name: str, source: str) -> StreamState:
+        if name not in self.streams:
+            raise StorageError(
+                f"the journal has records of source {source} of stream {name}, which the configuration no longer "
+                "names; put it back until the edge has run once more"
+            )
+        return self.streams[name]
 
     @_handle.register
     def _(self, event: Ingested) -> list[Effect]:
         self._now_ms = max(self._now_ms, event.arrival_ms)
-        stream = self.streams[event.stream]
+        stream = self._stream(event.stream, event.source)
         watermark = stream.watermark_ms
         self._touch += 1
         clock = stream.spec.clock
@@ -151,14 +161,14 @@ class EdgeCore:
 
     @_handle.register
     def _(self, event: SourceEnded) -> list[Effect]:
-        self.streams[event.stream].end(event.source)
+        self._stream(event.stream, event.source).end(event.source)
         return []
 
     @_handle.register
     def _(self, event: Tick) -> list[Effect]:
         self._now_ms = max(self._now_ms, event.now_ms)
         for stream in self.streams.values():
-            stream.tick(self._now_ms)
+            stream.tick(self._now_ms, event.unread)
         return []
 
     @_handle.register
@@ -293,8 +303,3 @@ class EdgeCore:
 
     def stream_ended(self, name: str) -> bool:
         return self.streams[name].watermark_ms >= END_OF_TIME_MS
-
-
-def empty_batch(columns: Mapping[str, pa.DataType]) -> pa.RecordBatch:
-    """A batch of no records, with the stream's columns."""
-    return pa.RecordBatch.from_pydict({n: [] for n in columns}, pa.schema(list(columns.items())))

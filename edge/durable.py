@@ -11,10 +11,12 @@ Files in the state directory: ``identity.json``; ``checkpoint-N.ckpt``, the stat
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +62,45 @@ KIND_NAMES = {
 
 
 def load_identity(directory: Path, fresh: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What stays the same for as long as a state directory lives; `fresh` makes it for a new one."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """What stays the same for as long as a state directory lives; `fresh` makes it for a new one.
+
+    Raises:
+        StorageError: the directory cannot be used, or what is in it is damaged.
+    """
     path = directory / "identity.json"
-    if not path.exists():
-        journal.write_durably(path, json.dumps(fresh()).encode())
-    identity: dict[str, Any] = json.loads(path.read_text())
-    return identity
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            journal.write_durably(path, json.dumps(fresh()).encode())
+        identity = json.loads(path.read_text())
+        if not isinstance(identity.get("incarnation"), str):
+            raise ValueError("it names no incarnation")
+    except OSError as exc:
+        raise StorageError(f"state_dir {directory} cannot be used: {exc.strerror or exc}") from exc
+    except (ValueError, AttributeError) as exc:
+        raise StorageError(
+            f"{path} is damaged ({exc}). Restore it from a copy, or remove {directory} to begin anew: what its "
+            "sources delivered before is then counted again"
+        ) from exc
+    return dict(identity)
+
+
+@contextlib.contextmanager
+def sole_user(directory: Path) -> Iterator[None]:
+    """Holds the state directory's lock, so that two edges never share a journal. Raises StorageError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / "edge.lock").open("a")
+    except OSError as exc:
+        raise StorageError(f"state_dir {directory} cannot be used: {exc.strerror or exc}") from exc
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise StorageError(
+                f"state_dir {directory} is in use by another `edgewater edge run`; give each edge its own"
+            ) from exc
+        yield
 
 
 class DurableCore:
@@ -141,11 +175,16 @@ class DurableCore:
         body = json.dumps(document).encode()
         data = len(body).to_bytes(4, "little") + body + state.snapshot(self.core)
         number = self._number + 1
-        journal.write_durably(
-            self.directory / f"checkpoint-{number}.ckpt", google_crc32c.value(data).to_bytes(4, "little") + data
-        )
+        path = self.directory / f"checkpoint-{number}.ckpt"
+        try:
+            journal.write_durably(path, google_crc32c.value(data).to_bytes(4, "little") + data)
+            segment = self._open(number)
+        except StorageError:
+            # It may be there all the same, and would hide what the journal in force takes in from here on.
+            path.unlink(missing_ok=True)
+            raise
         self._segment.close()
-        self._segment, self._number = self._open(number), number
+        self._segment, self._number = segment, number
         for path, old in self._files():
             if old < number - 1:  # one generation is kept, in case the new checkpoint goes bad on disk
                 path.unlink(missing_ok=True)
@@ -188,11 +227,11 @@ class DurableCore:
         return found.records
 
     def _restore_checkpoint(self, numbers: list[int]) -> int:
-        """The number of the newest sound checkpoint, restored; 0 where there never was one.
+        """The number of the newest sound checkpoint, restored; 0 where the journal begins with the state.
 
         Raises:
-            StorageError: there are checkpoints, and none is sound. Starting over would count the
-                sources' records a second time, so that is for an operator to decide.
+            StorageError: there are checkpoints, none is sound, and the first journal is gone. Starting over
+                would count the sources' records a second time, so that is for an operator to decide.
         """
         for number in reversed(numbers):
             data = (self.directory / f"checkpoint-{number}.ckpt").read_bytes()
@@ -205,7 +244,7 @@ class DurableCore:
             self.positions, self.drops = document["positions"], document["drops"]
             state.restore(self.core, data[8 + length :])
             return number
-        if numbers:
+        if numbers and not (self.directory / "journal-0.log").exists():
             raise StorageError(
                 f"{self.directory}: no checkpoint of {numbers} is sound. Restore the directory from a copy, or "
                 "remove it to begin anew: what its sources delivered before is then counted again"
@@ -258,8 +297,8 @@ def _encode(event: Event) -> Record:
             return _json(SOURCES_OPENED, {"sources": sources})
         case SourceEnded(stream, source):
             return _json(SOURCE_ENDED, {"stream": stream, "source": source})
-        case Tick(now_ms):
-            return _json(TICK, {"now_ms": now_ms})
+        case Tick(now_ms, unread):
+            return _json(TICK, {"now_ms": now_ms, **({"unread": unread} if unread else {})})
         case Pull(capacity, open_between, bandwidth, way):
             link = {"bandwidth_bytes_s": bandwidth, "way_ms": way}
             return _json(PULL, {"capacity": capacity, "open_between": dict(open_between), **link})
@@ -281,7 +320,7 @@ def _decode_plain(kind: int, given: dict[str, Any]) -> Event:
         ),
         SOURCES_OPENED: lambda: SourcesOpened(tuple((s, n) for s, n in given["sources"])),
         SOURCE_ENDED: lambda: SourceEnded(given["stream"], given["source"]),
-        TICK: lambda: Tick(given["now_ms"]),
+        TICK: lambda: Tick(given["now_ms"], tuple(given.get("unread", ()))),
         PULL: lambda: Pull(
             given["capacity"],
             {s: (after, through) for s, (after, through) in given["open_between"].items()},

@@ -25,7 +25,7 @@ class Configured:
 
 @dataclass(frozen=True, slots=True)
 class SourcesOpened:
-    """The sources that feed each stream: a stream's watermark waits for all of its own."""
+    """The sources that feed each stream from now on: a stream's watermark waits for all of its own."""
 
     sources: tuple[tuple[str, str], ...]
     """(stream, source) pairs."""
@@ -51,9 +51,14 @@ class SourceEnded:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. Called when `next_deadline` says so; harmless at any other time."""
+    """Time has passed. Called when `next_deadline` says so; harmless at any other time.
+
+    Attributes:
+        unread: names of sources that could not be read until now, and so are not known to be quiet.
+    """
 
     now_ms: int
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,19 +92,25 @@ class Segment:
 
     Raises:
         StorageError: from `sync`, if the disk refuses; what was appended stays in memory and the
-            next `sync` tries again, from the last byte that is known to be durable.
+            next `sync` tries again, from the last byte that is known to be durable. Also from opening.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._buffer = bytearray()
-        fresh = not path.exists() or path.stat().st_size < len(MAGIC)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._durable = 0 if fresh else path.stat().st_size
+        try:
+            fresh = not path.exists() or path.stat().st_size < len(MAGIC)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._durable = 0 if fresh else path.stat().st_size
+        except OSError as exc:
+            raise StorageError(f"the journal {path} cannot be opened: {exc.strerror}") from exc
         if fresh:
             self._buffer += MAGIC
 
     def append(self, record: Record) -> None:
+        """Raises StorageError for a record that reading would take for damage."""
+        if len(record.payload) > MAX_RECORD_BYTES:
+            raise StorageError(f"a record of {len(record.payload)} bytes; the journal takes {MAX_RECORD_BYTES}")
         self._buffer += encode(record)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ class StreamSpec:
         columns: name -> Arrow type of a record's columns.
         clock: how event time runs against wall time; None: as fast as records come, without a clock.
         disorder_ms: how far behind the newest event time records may come and still be punctual.
-        idle_ms: without records for this long (wall), the watermark follows the clock; None: never.
+        idle_ms: a source that has given nothing for this long (wall) follows the clock; None: never.
     """
 
     columns: Mapping[str, pa.DataType]
@@ -36,16 +36,19 @@ class StreamState:
         self.records = 0
         self.newest_ms = NEVER_MS
         self._sources: dict[str, int] = {}
+        # Wall time since which a source may have been silent. Absent: nobody has looked yet.
+        self._quiet_since_ms: dict[str, int] = {}
         self._watermark_ms = NEVER_MS
-        self._last_arrival_ms: int | None = None
 
     @property
     def watermark_ms(self) -> int:
         """Event time before which no more records are expected."""
         return self._watermark_ms
 
-    def open(self, source: str) -> None:
-        self._sources.setdefault(source, NEVER_MS)
+    def open_only(self, sources: Iterable[str]) -> None:
+        """These are the sources from now on. What came while nobody read them is no silence of theirs."""
+        self._sources = {source: self._sources.get(source, NEVER_MS) for source in sources}
+        self._quiet_since_ms.clear()
         self._settle()
 
     def advance(self, source: str, batch: pa.RecordBatch, arrival_ms: int) -> None:
@@ -56,36 +59,39 @@ class StreamState:
             held = self._sources.get(source, NEVER_MS)
             self._sources[source] = max(held, newest - self.spec.disorder_ms)
             self.records += batch.num_rows
-        self._last_arrival_ms = max(self._last_arrival_ms or 0, arrival_ms)
+        self._quiet_since_ms[source] = max(self._quiet_since_ms.get(source, 0), arrival_ms)
         self._settle()
 
     def end(self, source: str) -> None:
         self._sources[source] = END_OF_TIME_MS
         self._settle()
 
-    def tick(self, now_ms: int) -> None:
-        """The idle rule: a quiet stream's watermark follows its clock."""
-        if self._last_arrival_ms is None:
-            self._last_arrival_ms = now_ms
-        due = self._idle_from()
-        if due is None or self.spec.clock is None or now_ms < due:
+    def tick(self, now_ms: int, unread: Collection[str] = ()) -> None:
+        """The idle rule: a quiet source's watermark follows the stream's clock.
+
+        Args:
+            unread: sources that could not be read until now. Of them nothing is known, so none is quiet.
+        """
+        clock, idle_ms = self.spec.clock, self.spec.idle_ms
+        if clock is None or idle_ms is None:
             return
-        follows = self.spec.clock.to_event_ms(now_ms - (self.spec.idle_ms or 0)) - self.spec.disorder_ms
-        self._sources = {s: max(held, follows) for s, held in self._sources.items()}
+        follows = clock.to_event_ms(now_ms - idle_ms) - self.spec.disorder_ms
+        for source in self._running():
+            since_ms = now_ms if source in unread else self._quiet_since_ms.get(source, now_ms)
+            self._quiet_since_ms[source] = since_ms
+            if now_ms >= since_ms + idle_ms:
+                self._sources[source] = max(self._sources[source], follows)
         self._settle()
 
-    def _idle_from(self) -> int | None:
-        if self.spec.idle_ms is None or self.spec.clock is None or self._last_arrival_ms is None:
-            return None
-        if not self._sources or self._watermark_ms >= END_OF_TIME_MS:
-            return None
-        return self._last_arrival_ms + self.spec.idle_ms
-
     def next_deadline(self) -> int | None:
-        """Wall time at which a tick may move the watermark."""
-        if self._last_arrival_ms is None and self.spec.idle_ms is not None:
-            return 0
-        return self._idle_from()
+        """Wall time at which a tick may move the watermark, or has to look at a source first."""
+        if self.spec.idle_ms is None or self.spec.clock is None:
+            return None
+        known = self._quiet_since_ms
+        return min((known[s] + self.spec.idle_ms if s in known else 0 for s in self._running()), default=None)
+
+    def _running(self) -> list[str]:
+        return [source for source, held in self._sources.items() if held < END_OF_TIME_MS]
 
     def _settle(self) -> None:
         if self._sources:
@@ -97,15 +103,16 @@ class StreamState:
             "newest_ms": self.newest_ms,
             "sources": self._sources,
             "watermark_ms": self._watermark_ms,
-            "last_arrival_ms": self._last_arrival_ms,
+            "quiet_since_ms": self._quiet_since_ms,
         }
 
     def restore(self, state: Mapping[str, object]) -> None:
-        sources = state["sources"]
-        last = state["last_arrival_ms"]
-        assert isinstance(sources, dict)
+        sources, quiet = state["sources"], state.get("quiet_since_ms", {})
+        assert isinstance(sources, dict) and isinstance(quiet, dict)
         self.records = int(str(state["records"]))
         self.newest_ms = int(str(state["newest_ms"]))
         self._sources = {str(k): int(v) for k, v in sources.items()}
         self._watermark_ms = int(str(state["watermark_ms"]))
-        self._last_arrival_ms = None if last is None else int(str(last))
+        self._quiet_since_ms = {str(k): int(v) for k, v in quiet.items()}
+        if (last := state.get("last_arrival_ms")) is not None:  # an older release knew it per stream
+            self._quiet_since_ms = dict.fromkeys(self._sources, int(str(last)))

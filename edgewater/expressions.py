@@ -25,6 +25,7 @@ Evaluate = Callable[[pa.RecordBatch], Value]
 
 NUMERIC = ("int64", "float64")
 MAX_DEPTH = 100
+MAX_DECIMALS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,12 @@ class _Binder:
         scalar = pa.scalar(None)
         return Bound(pa.null(), lambda _: scalar)
 
+    @staticmethod
+    def _unknown() -> Bound:
+        """What comparing NULL with NULL gives."""
+        scalar = pa.scalar(None, pa.bool_())
+        return Bound(pa.bool_(), lambda _: scalar)
+
     def _paren(self, node: exp.Expression) -> Bound:
         return self.bind(node.this)
 
@@ -215,7 +222,9 @@ class _Binder:
         return Bound(result, lambda b: kernel(left.evaluate(b), right.evaluate(b)))
 
     def _comparison(self, node: exp.Binary) -> Bound:
-        (left, right), _ = self._alike([node.left, node.right], node)
+        (left, right), common = self._alike([node.left, node.right], node)
+        if pa.types.is_null(common):
+            return self._unknown()
         kernel = _COMPARISON[type(node)]
         return Bound(pa.bool_(), lambda b: kernel(left.evaluate(b), right.evaluate(b)))
 
@@ -252,7 +261,9 @@ class _Binder:
         return Bound(pa.bool_(), evaluate)
 
     def _between(self, node: exp.Between) -> Bound:
-        (value, low, high), _ = self._alike([node.this, node.args["low"], node.args["high"]], node)
+        (value, low, high), common = self._alike([node.this, node.args["low"], node.args["high"]], node)
+        if pa.types.is_null(common):
+            return self._unknown()
         return Bound(
             pa.bool_(),
             lambda b: pc.and_kleene(
@@ -282,7 +293,17 @@ class _Binder:
         if decimals is not None and not (isinstance(decimals, exp.Literal) and decimals.is_int):
             raise self._error(node, "round(x) or round(x, 2)")
         digits = int(decimals.this) if decimals is not None else 0
-        return Bound(pa.float64(), lambda b: pc.round(inner.evaluate(b), digits))
+        if digits > MAX_DECIMALS:
+            raise self._error(node, f"at most {MAX_DECIMALS} decimals")
+        # Beyond it a float has no such decimals, and the kernel takes what it would scale it to for an overflow.
+        whole_from = 2.0**52 / 10.0**digits
+
+        def evaluate(batch: pa.RecordBatch) -> Value:
+            value = inner.evaluate(batch)
+            has_decimals = pc.less(pc.abs(value), whole_from)
+            return pc.if_else(has_decimals, pc.round(pc.if_else(has_decimals, value, 0.0), digits), value)
+
+        return Bound(pa.float64(), evaluate)
 
     def _string_function(self, node: exp.Expression) -> Bound:
         inner = self._text(node.this)
@@ -295,6 +316,8 @@ class _Binder:
 
     def _nullif(self, node: exp.Nullif) -> Bound:
         (value, other), common = self._alike([node.this, node.expression], node)
+        if pa.types.is_null(common):
+            return self._null(exp.Null())
         null = pa.scalar(None, common)
 
         def evaluate(batch: pa.RecordBatch) -> Value:

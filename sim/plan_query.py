@@ -102,10 +102,11 @@ def _from_file(path: Path, asked: Asked) -> QuerySpec:
     window = query.window
     if asked.window is not None:
         window = Tumbling(duration_ms(asked.window, "--window", InvalidConfig, minimum_ms=1))
-    # What does not matter to one replay of all edges: how late records may be, who is expected, shards.
+    # What does not matter to one replay of all edges: how late records may be, who is expected, shards; and
+    # an accuracy, which is about what has not arrived.
     return replace(
         query, measures=(judged, *[m for m in measures if m.name != judged.name]), group_by=keys, window=window,
-        lateness_ms=0, edges=None, shards=1,
+        lateness_ms=0, edges=None, shards=1, accuracy=None,
     )  # fmt: skip
 
 

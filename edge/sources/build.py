@@ -11,6 +11,7 @@ from edge.sources.decoders import TextFormat
 from edge.sources.file import FileSource, parquet_opener, text_opener
 from edge.sources.file_reader import OpenReader
 from edge.sources.http import HttpSource, http_source_name
+from edge.sources.inputs import codec_of
 from edge.sources.replay import PacedSource
 from edge.sources.schema import RecordSchema
 from edge.sources.stdin import StdinSource
@@ -55,7 +56,8 @@ def build_source(
         name = f"{stream}:file:{file.path}"
         opener = file_opener(file, schema)
         return FileSource(
-            name, stream, file.path, schema, opener, now_ms=now_ms, follow=file.follow, sleep=sleep
+            name, stream, file.path, schema, opener, now_ms=now_ms, follow=file.follow, sleep=sleep,
+            whole=lambda path: file.format == "parquet" or codec_of(path, file.compression) is not None,
         )  # fmt: skip
     if given.stdin is not None:
         text = text_format(given.stdin.format, given.stdin.csv, schema)

@@ -18,6 +18,7 @@ from edge.sources.event_time import cast_or_null, decoded
 from edge.sources.schema import RecordSchema
 from edgewater.errors import InvalidRecord
 from edgewater.streams import type_name
+from edgewater.synopses.base import BoolArray
 
 
 def needed_columns(schema: RecordSchema) -> list[str]:
@@ -37,7 +38,7 @@ def check_schema(given: pa.Schema, schema: RecordSchema, where: str) -> None:
     numeric = pa.types.is_integer(actual) or pa.types.is_floating(actual)
     if pa.types.is_timestamp(actual) or pa.types.is_date(actual):
         return
-    if not (_is_text(actual) if time.unit == "iso8601" else numeric):
+    if not (is_text(actual) if time.unit == "iso8601" else numeric):
         accepted = "text or timestamps" if time.unit == "iso8601" else "numbers or timestamps"
         raise InvalidRecord(f"{where}: column {time.column}", str(actual), f"{accepted} for time.unit {time.unit}")
 
@@ -51,7 +52,12 @@ def convert(batch: pa.RecordBatch, schema: RecordSchema, arrival_ms: int) -> Dec
         given = batch.column(name)
         if pa.types.is_dictionary(given.type):
             given = given.dictionary_decode()
-        declared = schema.columns.get(name, pa.string() if _is_text(given.type) else given.type)
+        if is_text(given.type) and not _is_sound(given):
+            bad = _broken_text(given) & keep
+            keep &= ~bad
+            rejections.add(Reason.WRONG_TYPE, name, f"{name}: text that is not UTF-8", int(bad.sum()))
+            given = pc.if_else(pa.array(bad), pa.scalar(None, given.type), given)
+        declared = schema.columns.get(name, pa.string() if is_text(given.type) else given.type)
         columns[name] = _widen(given, declared)
         lost = columns[name].null_count - given.null_count
         if lost:
@@ -67,18 +73,39 @@ def convert(batch: pa.RecordBatch, schema: RecordSchema, arrival_ms: int) -> Dec
     return decoded(table, schema, arrival_ms, rejections)
 
 
+def _is_sound(column: pa.Array) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _broken_text(column: pa.Array) -> BoolArray:
+    """Which texts are not UTF-8. Value by value: a file that has any is rare."""
+
+    def broken(value: bytes | None) -> bool:
+        try:
+            return value is not None and value.decode() is None
+        except UnicodeDecodeError:
+            return True
+
+    wide = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+    return np.array([broken(value) for value in column.cast(wide).to_pylist()], np.bool_)
+
+
 def _decoded_type(given: pa.DataType) -> pa.DataType:
     return given.value_type if pa.types.is_dictionary(given) else given
 
 
-def _is_text(given: pa.DataType) -> bool:
+def is_text(given: pa.DataType) -> bool:
     return bool(pa.types.is_string(given) or pa.types.is_large_string(given) or given == pa.string_view())
 
 
 def _widens(actual: pa.DataType, declared: pa.DataType) -> bool:
     types = pa.types
     if types.is_string(declared):
-        return _is_text(actual)
+        return is_text(actual)
     if types.is_boolean(declared):
         return bool(types.is_boolean(actual))
     if types.is_integer(declared):

@@ -49,9 +49,12 @@ class CsvDialect:
 
 
 def read_header(line: bytes, dialect: CsvDialect) -> tuple[str, ...]:
-    """The column names of a header line."""
+    """The column names of a header line. Raises InvalidRecord: it cannot be read as CSV."""
     text = line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").rstrip("\r\n")
-    names = next(csv.reader([text], delimiter=dialect.delimiter), [])
+    try:
+        names = next(csv.reader([text], delimiter=dialect.delimiter), [])
+    except csv.Error as exc:
+        raise InvalidRecord("header", text[:80], "a line of column names that ends in a line feed", str(exc)) from exc
     return tuple(name.strip() for name in names)
 
 

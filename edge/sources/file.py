@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from edge.sources.base import Chunk, Position, split_rows
 from edge.sources.decoders import TextFormat
 from edge.sources.file_reader import FileReader, OpenReader, Piece, gone, statement
-from edge.sources.follow import Followed
+from edge.sources.follow import Followed, whole_by_name
 from edge.sources.inputs import codec_of
 from edge.sources.locate import locate, matching_files
 from edge.sources.parquet_file import ParquetReader
@@ -41,6 +41,7 @@ class FileSource:
         pattern: a path, or a pattern with ``*``, ``?`` and ``**``.
         open_reader: how a matching file is read.
         follow: go on for ever with lines that are appended and files that appear.
+        whole: whether the file at a path can only be read once it is complete.
         now_ms: the wall clock, for arrival times.
         sleep: waits between two looks at followed files.
     """
@@ -57,6 +58,7 @@ class FileSource:
         *,
         now_ms: Callable[[], int],
         follow: bool = False,
+        whole: Callable[[str], bool] = whole_by_name,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         poll_s: float = POLL_S,
     ) -> None:
@@ -66,6 +68,7 @@ class FileSource:
         self._schema = schema
         self._open = open_reader
         self._follow = follow
+        self._whole = whole
         self._now_ms = now_ms
         self._sleep = sleep
         self._poll_s = poll_s
@@ -103,7 +106,7 @@ class FileSource:
             reader.close()
 
     async def _follow_files(self, at: FilePosition | None) -> AsyncIterator[Chunk]:
-        followed = Followed(self._pattern, self._open, self._schema)
+        followed = Followed(self._pattern, self._open, self._schema, self._whole)
         try:
             for change in await asyncio.to_thread(followed.resume, at):
                 for chunk in self._chunks(change):

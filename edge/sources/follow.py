@@ -8,13 +8,14 @@ beginning. A file of the same inode that is shorter than what has been read of i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge.sources.base import Decoded, Reason, Rejection
 from edge.sources.file_reader import FileReader, OpenReader, Piece, gone
 from edge.sources.inputs import CODECS
-from edge.sources.locate import inode_of, locate, matching_files
+from edge.sources.locate import has_head, inode_of, locate, matching_files
 from edge.sources.position import FilePosition
 from edge.sources.schema import RecordSchema
 from edgewater.errors import InvalidConfig
@@ -23,6 +24,10 @@ MAX_FOLLOWED_FILES = 1000
 MAX_PIECES_PER_VISIT = 16
 LEAVING_QUIET_MS = 500
 """A writer may hold on to a renamed file for a moment; its end is its end when it was quiet for so long."""
+
+
+Stamp = tuple[int, int]
+"""A file's size and time of change."""
 
 
 @dataclass(slots=True)
@@ -35,6 +40,8 @@ class FollowedFile:
         leaving: it has been renamed out of the pattern or deleted.
         quiet_since_ms: since when no visit has found anything (wall); None: the last one did.
         visited: pieces taken in this round.
+        stamp: of a file that has ended: what told it from a changed one. None: not known.
+        damaged: it could not be read, and nothing was given of it.
     """
 
     position: FilePosition
@@ -42,17 +49,22 @@ class FollowedFile:
     leaving: bool = False
     quiet_since_ms: int | None = None
     visited: int = 0
+    stamp: Stamp | None = None
+    damaged: bool = False
 
 
 class Followed:
     """All files of one pattern. Blocking; one thread at a time."""
 
-    def __init__(self, pattern: str, open_reader: OpenReader, schema: RecordSchema) -> None:
+    def __init__(
+        self, pattern: str, open_reader: OpenReader, schema: RecordSchema, whole: Callable[[str], bool]
+    ) -> None:
         self._pattern = pattern
         self._open = open_reader
         self._schema = schema
+        self._whole = whole
         self._files: dict[int, FollowedFile] = {}
-        self._settling: dict[int, tuple[int, int]] = {}
+        self._settling: dict[int, Stamp] = {}
 
     def resume(self, at: FilePosition | None) -> list[Piece]:
         """Opens the files of a position; says which are gone or have been cut."""
@@ -61,7 +73,7 @@ class Followed:
             path = locate(position, by_content=False)
             if position.ended:
                 if path is not None:
-                    self._files[position.inode] = FollowedFile(position, None)
+                    self._files[position.inode] = FollowedFile(position, None, stamp=_stamp(path))
             elif path is not None:
                 self._files[position.inode] = FollowedFile(position, self._open(path, position))
             elif inode_of(position.file) == position.inode:
@@ -84,8 +96,9 @@ class Followed:
         for inode, file in list(self._files.items()):
             file.visited = 0
             file.leaving = inode not in listed
-            if file.leaving and file.reader is None:
-                del self._files[inode]
+            if file.reader is None:
+                if file.leaving or self._is_another(file, listed[inode]):
+                    del self._files[inode]
             elif file.reader is not None and file.reader.has_shrunk():
                 file.reader.close()
                 pieces.append(self._among_others(self._begin_again(file.position)))
@@ -93,6 +106,15 @@ class Followed:
             if inode not in self._files:
                 self._begin(inode, path)
         return pieces
+
+    def _is_another(self, ended: FollowedFile, path: str) -> bool:
+        """Whether what is there now has to be read: an inode is given away again, and a file that
+        could not be read may since have been written to its end."""
+        stamp = _stamp(path)
+        if stamp == ended.stamp:
+            return False
+        ended.stamp = stamp
+        return ended.damaged or not has_head(path, ended.position.head)
 
     def _begin(self, inode: int, path: str) -> None:
         try:
@@ -104,10 +126,12 @@ class Followed:
 
     def _is_settled(self, inode: int, path: str) -> bool:
         """Whether a new file may be opened: one that is only readable as a whole has to stand still first."""
-        if not _is_whole(path):
+        if not self._whole(path):
             return True
-        stat = Path(path).stat()
-        seen, self._settling[inode] = self._settling.get(inode), (stat.st_size, stat.st_mtime_ns)
+        stamp = _stamp(path)
+        if stamp is None:
+            return False
+        seen, self._settling[inode] = self._settling.get(inode), stamp
         if seen != self._settling[inode]:
             return False
         del self._settling[inode]
@@ -138,7 +162,7 @@ class Followed:
         """
         if file.reader is None or file.visited >= MAX_PIECES_PER_VISIT:
             return None
-        whole = _is_whole(file.position.file)
+        whole = self._whole(file.position.file)
         quiet_ms = 0 if file.quiet_since_ms is None else now_ms - file.quiet_since_ms
         final = whole or (file.leaving and quiet_ms >= LEAVING_QUIET_MS)
         piece = file.reader.next(final, now_ms)
@@ -146,6 +170,7 @@ class Followed:
             file.quiet_since_ms = None
             file.visited += 1
             if piece.end.ended:
+                file.damaged = piece.end.offset == 0
                 self._close(file)
         elif final:
             piece = self._end(file)
@@ -165,6 +190,7 @@ class Followed:
         assert file.reader is not None
         file.reader.close()
         file.reader = None
+        file.stamp = _stamp(file.position.file)
 
     def _among_others(self, piece: Piece) -> Piece:
         others = tuple(replace(f.position, note=None) for i, f in self._files.items() if i != piece.end.inode)
@@ -176,6 +202,14 @@ class Followed:
                 file.reader.close()
 
 
-def _is_whole(path: str) -> bool:
-    """Whether a file can only be read once it is complete."""
+def _stamp(path: str) -> Stamp | None:
+    try:
+        stat = Path(path).stat()
+    except OSError:
+        return None
+    return stat.st_size, stat.st_mtime_ns
+
+
+def whole_by_name(path: str) -> bool:
+    """Whether a file can only be read once it is complete, as far as its name tells."""
     return Path(path).suffix in CODECS or path.endswith(".parquet")

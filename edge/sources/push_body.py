@@ -6,9 +6,10 @@ import io
 import zlib
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from edge.sources.base import Decoded
-from edge.sources.decode_columnar import check_schema, concat, convert
+from edge.sources.decode_columnar import check_schema, concat, convert, is_text
 from edge.sources.decoders import TextFormat
 from edge.sources.line_stream import LineStream
 from edge.sources.schema import RecordSchema
@@ -77,6 +78,14 @@ def _gunzip(body: bytes, limit_bytes: int) -> bytes:
     return result
 
 
+def _expanded_bytes(column: pa.Array) -> int:
+    """What a dictionary's texts take once each record has its own."""
+    if not pa.types.is_dictionary(column.type) or not is_text(column.type.value_type):
+        return 0
+    lengths = pc.binary_length(column.dictionary.cast(pa.large_string()))
+    return pc.sum(pc.take(lengths, column.indices)).as_py() or 0
+
+
 def _decode_arrow(body: bytes, schema: RecordSchema, arrival_ms: int, limit_bytes: int, where: str) -> Decoded:
     parts, size = [], 0
     try:
@@ -84,7 +93,7 @@ def _decode_arrow(body: bytes, schema: RecordSchema, arrival_ms: int, limit_byte
             check_schema(reader.schema, schema, where)
             for batch in reader:
                 batch.validate(full=True)  # offsets and UTF-8: the body is anybody's
-                size += batch.nbytes
+                size += batch.nbytes + sum(_expanded_bytes(column) for column in batch.columns)
                 if size > _ARROW_EXPANSION * limit_bytes:
                     raise BodyTooLarge
                 parts.append(convert(batch, schema, arrival_ms))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from edgewater.slicing.counts import CountSlices
 from edgewater.slicing.slicer import Grids, Slicer
 from edgewater.slicing.time_slices import TimeSlices
+from edgewater.windows import Session
 
 
 class Bucketing(Slicer):
@@ -15,7 +16,7 @@ class Bucketing(Slicer):
     """
 
     def _stores(
-        self, grids: Grids, sessions: list[tuple[int, int]], counts: Grids
+        self, grids: Grids, sessions: list[tuple[int, Session]], counts: Grids
     ) -> tuple[list[TimeSlices], list[CountSlices]]:
         late = self.lateness_ms
         time = [TimeSlices(self._kernel, [(i, part)], [], late) for i, grid in grids for part in grid.buckets()]

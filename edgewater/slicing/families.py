@@ -1,8 +1,7 @@
 """Families of windows, and the edges at which they cut a stream into slices.
 
 Time windows and sessions are measured in ms of event time, count windows in ranks: the number of
-records before one, in the order of (event time, arrival). A session's `max_ms` is not applied here: it bounds what
-an edge and the center must keep open, and a slicer's sessions end where nothing happens for their gap.
+records before one, in the order of (event time, arrival).
 """
 
 from __future__ import annotations
@@ -81,18 +80,22 @@ def grid_of(family: Sliding | CountWindow | SlidingCount) -> Grid:
 
 
 class Edges:
-    """The cells between all starts and ends of several grids: no window begins or ends inside a cell."""
+    """The cells between all starts and ends of several grids: no window begins or ends inside a cell.
 
-    def __init__(self, grids: Sequence[Grid]) -> None:
+    Args:
+        gaps: of sessions, each of which cuts at its multiples: no session begins or ends between two records of a
+            cell.
+    """
+
+    def __init__(self, grids: Sequence[Grid], gaps: Sequence[int] = ()) -> None:
         self.grids = tuple(grids)
         sequences = {(g.every, at % g.every) for g in grids for at in (g.offset, g.offset + g.size)}
+        sequences |= {(gap, 0) for gap in gaps}
         self._every = np.array([s[0] for s in sorted(sequences)], np.int64)
         self._offset = np.array([s[1] for s in sorted(sequences)], np.int64)
 
     def cell(self, at: int) -> tuple[int, int]:
-        """[start, end) of the cell around `at`; endless if there is no grid."""
-        if not len(self._every):
-            return -2 * MAX_TIME_MS, 2 * MAX_TIME_MS
+        """[start, end) of the cell around `at`."""
         if len(self._every) == 1:
             every, offset = int(self._every[0]), int(self._offset[0])
             start = (at - offset) // every * every + offset

@@ -19,6 +19,7 @@ class WindowResult:
         first_ms, last_ms: event times of its first and its last record.
         replaces: (start, end) of windows answered before that this one is now instead of: sessions that a
             late record has joined or moved. They exist no more.
+        cut: a session that its greatest length ends; the next one goes on where it does.
     """
 
     window_index: int
@@ -30,6 +31,7 @@ class WindowResult:
     first_ms: int
     last_ms: int
     replaces: tuple[tuple[int, int], ...] = ()
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ class Slicer:
     A record behind the watermark goes to its slice, and windows over it that were answered get a new revision
     with the next `advance`; only those. A window is final when the watermark has passed its end by
     `lateness_ms` (a count window: its last record), and a record of which all windows are final is dropped and
-    counted. Sessions which a late record joins become one, whose answer says which it replaces.
+    counted. Sessions which a late record joins become one, whose answer says which it replaces. What would be longer
+    than a family's greatest length is cut, where the center cuts it too.
 
     What a synopsis' algebra forbids is refused here: order-based ones (a Haar wavelet) take no lateness, since
     their slices only grow behind; their windows are `SliceManager`s.
@@ -79,7 +80,7 @@ class Slicer:
         self._waiting = Waiting()  # of order-based synopses
         self._number = 0
         grids: Grids = [(i, grid_of(f)) for i, f in enumerate(self.windows) if isinstance(f, Sliding)]
-        sessions = [(i, f.gap_ms) for i, f in enumerate(self.windows) if isinstance(f, Session)]
+        sessions = [(i, f) for i, f in enumerate(self.windows) if isinstance(f, Session)]
         counts: Grids = [
             (i, grid_of(f)) for i, f in enumerate(self.windows) if isinstance(f, CountWindow | SlidingCount)
         ]
@@ -87,7 +88,7 @@ class Slicer:
         self._time, self._count = self._stores(grids, sessions, counts)
 
     def _stores(
-        self, grids: Grids, sessions: list[tuple[int, int]], counts: Grids
+        self, grids: Grids, sessions: list[tuple[int, Session]], counts: Grids
     ) -> tuple[list[TimeSlices], list[CountSlices]]:
         """The slices that records are put in: here one store for all that share them."""
         time = [TimeSlices(self._kernel, grids, sessions, self.lateness_ms)] if grids or sessions else []

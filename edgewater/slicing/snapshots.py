@@ -18,14 +18,14 @@ from edgewater.errors import Conflict, StorageError
 from edgewater.slicing.counts import CountSlice, CountSlices
 from edgewater.slicing.merging import GridWindows
 from edgewater.slicing.rows import Rows, Waiting
-from edgewater.slicing.sessions import OpenSession
+from edgewater.slicing.sessions import OpenRun
 from edgewater.slicing.time_slices import Slice, TimeSlices
 
 if TYPE_CHECKING:
     from edgewater.slicing.slicer import Slicer
 
 MAGIC = b"EWSN"
-VERSION = 1
+VERSION = 2
 _HEADER = struct.Struct("<4sI")
 _LENGTH = struct.Struct("<Q")
 
@@ -147,7 +147,8 @@ def _time(store: TimeSlices, blobs: list[bytes]) -> dict[str, Any]:
     return {
         "windows": [_windows(w) for w in store.windows],
         "sessions": [
-            [[s.first, s.last, s.revision, s.pending, s.answered] for s in sessions.open] for sessions in store.sessions
+            [sessions.sealed, [[r.first, r.last, sorted(r.changed), sorted(r.answered.items())] for r in sessions.open]]
+            for sessions in store.sessions
         ],
         "slices": [
             [s.start, s.end, s.first, s.last, s.live, s.records, _blob(s.state.to_bytes(), blobs)] for s in store.slices
@@ -158,13 +159,13 @@ def _time(store: TimeSlices, blobs: list[bytes]) -> dict[str, Any]:
 def _put_back_time(store: TimeSlices, given: dict[str, Any], blobs: list[bytes]) -> None:
     for windows, held in zip(store.windows, given["windows"], strict=True):
         _put_back_windows(windows, held)
-    for sessions, rows in zip(store.sessions, given["sessions"], strict=True):
-        sessions.open = [_session(*row) for row in rows]
+    for sessions, (sealed, rows) in zip(store.sessions, given["sessions"], strict=True):
+        sessions.sealed, sessions.open = sealed, [_run(*row) for row in rows]
     store.slices = [_slice(store, blobs, *row) for row in given["slices"]]
 
 
-def _session(first: int, last: int, revision: int, pending: bool, answered: list[list[int]]) -> OpenSession:
-    return OpenSession(first, last, revision, pending, [(start, end) for start, end in answered])
+def _run(first: int, last: int, changed: list[int], answered: list[tuple[list[int], int]]) -> OpenRun:
+    return OpenRun(first, last, set(changed), {(start, end): revision for (start, end), revision in answered})
 
 
 def _slice(

@@ -1,9 +1,9 @@
 """Slices by event time, shared by all time windows and sessions of a stream.
 
-A slice is the records of one cell of the grid (`Edges`) that belong together for sessions: a run in which
-each follows the one before by less than the smallest gap. Under new records runs only ever grow and grow
-together, so no slice is ever split, nothing but states is kept, and a late record costs one update (and a
-merge where it joins two runs).
+A slice is the records of one cell of the grid (`Edges`). Cells are no wider than the smallest gap between sessions,
+so that those of one cell are in one session, and wherever one of greatest length is cut, there is a border (a late
+record may move the cuts, so borders have to be everywhere on the grid of the gap). No slice is ever split, nothing
+but states is kept, and a late record costs one update.
 
 A session that is final must not grow any more, but its slices may still be open to other windows. So a slice
 knows for which families of sessions it lives, and takes only records that live for the same ones.
@@ -27,6 +27,7 @@ from edgewater.slicing.results import WindowResult
 from edgewater.slicing.rows import Rows
 from edgewater.slicing.sessions import SessionWindows
 from edgewater.synopses.base import IntArray
+from edgewater.windows import Session
 
 
 @dataclass(slots=True, eq=False)
@@ -58,17 +59,21 @@ class TimeSlices:
 
     Args:
         grids: (index of the family, grid) of windows with known borders.
-        sessions: (index of the family, gap in ms).
+        sessions: (index of the family, family).
     """
 
     def __init__(
-        self, kernel: Kernel, grids: Sequence[tuple[int, Grid]], sessions: Sequence[tuple[int, int]], lateness_ms: int
+        self,
+        kernel: Kernel,
+        grids: Sequence[tuple[int, Grid]],
+        sessions: Sequence[tuple[int, Session]],
+        lateness_ms: int,
     ) -> None:
         self.kernel, self._lateness = kernel, lateness_ms
-        self._edges = Edges([grid for _, grid in grids])
+        self._edges = Edges([grid for _, grid in grids], [family.gap_ms for _, family in sessions])
         self.windows = [GridWindows(index, grid.size, grid.every, kernel) for index, grid in grids]
-        self.sessions = [SessionWindows(index, gap) for index, gap in sessions]
-        self._gap = min((gap for _, gap in sessions), default=0)
+        self.sessions = [SessionWindows(index, family) for index, family in sessions]
+        self._gap = min((family.gap_ms for _, family in sessions), default=0)
         self.slices: list[Slice] = []  # by event time of the first record
 
     def add(self, rows: Rows, watermark: int) -> dict[int, int]:
@@ -79,7 +84,7 @@ class TimeSlices:
         """
         if not len(rows):
             return {}
-        runs = self._runs(rows.times, self._gap) if self._gap else [0, len(rows)]
+        runs = self._alike(rows.times)
         live, dropped = self._judged(rows.times, runs[:-1], watermark - self._lateness)
         at = 0
         for stop, mask in zip(runs[1:], live, strict=True):
@@ -90,6 +95,13 @@ class TimeSlices:
                 at = inside
         return dropped
 
+    def _alike(self, times: IntArray) -> list[int]:
+        """Where rows begin that are all in one session of each family, or in none; and the end of the last."""
+        if not self._gap:
+            return [0, len(times)]
+        sealed = np.searchsorted(times, [windows.sealed for windows in self.sessions])
+        return sorted({*self._runs(times, self._gap), *sealed.tolist()})
+
     @staticmethod
     def _runs(times: IntArray, gap: int) -> list[int]:
         """Where runs without a pause of `gap` begin, and the end of the last."""
@@ -99,9 +111,9 @@ class TimeSlices:
         """Per run for which families of sessions it lives; per family how many rows it drops."""
         live, dropped = np.zeros(len(times), np.int64), {}
         for bit, windows in enumerate(self.sessions):
-            borders = self._runs(times, windows.gap)
-            dropped[windows.index] = 0
-            for a, b in pairwise(borders):
+            sealed = dropped[windows.index] = int(np.searchsorted(times, windows.sealed))
+            borders = self._runs(times[sealed:], windows.gap) if sealed < len(times) else []
+            for a, b in pairwise(sealed + at for at in borders):
                 if windows.takes(int(times[a]), int(times[b - 1]), open_ends):
                     live[a:b] |= 1 << bit
                 else:
@@ -109,27 +121,25 @@ class TimeSlices:
         return live[runs].tolist(), dropped
 
     def _add_piece(self, rows: Rows, start: int, end: int, live: int, watermark: int) -> None:
-        """Adds rows of one cell and one run."""
+        """Adds rows of one cell, in the same families' sessions."""
         first, last = int(rows.times[0]), int(rows.times[-1])
         open_ends = watermark - self._lateness
         until = self._edges.needed_until(start)
         if not live and (until is None or until <= open_ends):
             return
-        joined = self._joined(start, end, first, last, live)
-        if len(joined) == 1 and joined[0].first <= first:
-            held = joined[0]
+        at = self._place(start, end, live)
+        if at is None:
+            held = Slice(start, end, first, last, live, len(rows), self.kernel.built(rows))
+            insort(self.slices, held, key=_first)
+        else:
+            held = self.slices[at]
             self.kernel.add(held.state, rows)
             held.last, held.records = max(held.last, last), held.records + len(rows)
-        else:
-            held = Slice(start, end, first, last, live, len(rows), self.kernel.built(rows))
-            for one in joined:
-                self.slices.remove(one)
-                held.first, held.last = min(held.first, one.first), max(held.last, one.last)
-                held.records += one.records
-            if joined:
-                held.state = self.kernel.merged([*(one.state for one in joined), held.state])
-            insort(self.slices, held, key=_first)
-        self._touch(held, first, last, open_ends, new=not joined)
+            if first < held.first:
+                del self.slices[at]
+                held.first = first
+                insort(self.slices, held, key=_first)
+        self._touch(held, first, last, open_ends, new=at is None)
 
     def _touch(self, held: Slice, first: int, last: int, open_ends: int, *, new: bool) -> None:
         for windows, grid in zip(self.windows, self._edges.grids, strict=True):
@@ -141,18 +151,14 @@ class TimeSlices:
             if held.live >> bit & 1:
                 sessions.touch(first, last)
 
-    def _joined(self, start: int, end: int, first: int, last: int, live: int) -> list[Slice]:
-        """The slices of a cell that records from `first` to `last` belong to, by event time."""
-        at = bisect_left(self.slices, min(end, last + self._gap) if live else end, key=_first)
-        found = []
+    def _place(self, start: int, end: int, live: int) -> int | None:
+        """Where the slice of a cell is that records of these sessions belong to."""
+        at = bisect_left(self.slices, end, key=_first)
         while at and self.slices[at - 1].first >= start:
             at -= 1
-            one = self.slices[at]
-            if one.live == live:
-                if live and one.last <= first - self._gap:
-                    break  # those of the same families do not overlap: the rest are further away
-                found.append(one)
-        return found[::-1]
+            if self.slices[at].live == live:
+                return at
+        return None
 
     def between(self, start: int, end: int) -> list[Partial]:
         """Slices whose first record is in [start, end)."""
@@ -181,8 +187,9 @@ class TimeSlices:
         for windows in self.windows:
             windows.forget([start for start in windows.answered if start + windows.size <= open_ends])
         for bit, sessions in enumerate(self.sessions):
-            for first, last in sessions.forget(open_ends):
-                for one in self._alive(bit, first, last):
+            alive = partial(self._alive, bit)
+            for first, last in sessions.forget(open_ends, alive):
+                for one in alive(first, last):
                     one.live &= ~(1 << bit)
         gone = 0
         for one in self.slices:

@@ -24,7 +24,13 @@ SETTLE_TIMEOUT_S = 60.0
 
 
 @click.command()
-@click.option("--seconds", default=70.0, show_default=True, help="Wall time in which the year 2013 goes by.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1),
+    default=70.0,
+    show_default=True,
+    help="Wall time in which the year 2013 goes by.",
+)
 @click.option("--stay", is_flag=True, help="Keep everything running afterwards, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
 @click.option("--report", type=click.Path(path_type=Path), default=Path("demo-report.json"), show_default=True)
@@ -46,6 +52,7 @@ def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Pat
     except OSError as exc:
         raise click.ClickException(str(exc)) from exc
     run = Demo(directory.absolute(), seconds, port)
+    reports: list[QueryReport] = []
     try:
         console.print(f"starting the center (Spark takes a few seconds); logs are in {directory}")
         run.start_center()
@@ -66,7 +73,8 @@ def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Pat
         raise click.ClickException(str(exc)) from exc
     except KeyboardInterrupt:
         console.print("stopping")
-        sys.exit(130 if not stay else 0)
+        if not reports:
+            sys.exit(130)
     finally:
         run.stop()
     sys.exit(0 if all(r.contract_met for r in reports) else 1)

@@ -56,7 +56,13 @@ class Demo:
         return f"http://127.0.0.1:{self.api_port}"
 
     def start_center(self) -> None:
-        """Starts the center and waits until it can answer."""
+        """Starts the center and waits until it can answer.
+
+        Raises:
+            DemoFailed: the directory has a state that no demo has left there.
+        """
+        if (self.directory / "state").exists() and not (self.directory / "center.yaml").exists():
+            raise DemoFailed(f"{self.directory}: its `state` is none of a demo; name another --directory")
         shutil.rmtree(self.directory / "state", ignore_errors=True)
         for log in self.directory.glob("*.log"):
             log.unlink()

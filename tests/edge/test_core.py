@@ -26,6 +26,7 @@ from edge.events import (
     Tick,
 )
 from edge.streams import StreamSpec
+from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, StreamClock
 from edgewater.synopses.grouped import GroupedAggregate
@@ -127,7 +128,7 @@ def test_a_quiet_slice_still_moves_the_progress() -> None:
 
 def test_a_stream_waits_for_the_slowest_of_its_sources() -> None:
     core = make_core()
-    core.handle(SourcesOpened((("flights", "second"),)))
+    core.handle(SourcesOpened((("flights", "file"), ("flights", "second"))))
     ingest(core, ("UA", 500, 1_000), ("UA", 500, 50_000))
     assert pull_all(core) == []
     core.handle(SourceEnded("flights", "second"))
@@ -152,6 +153,55 @@ def test_an_idle_stream_follows_its_clock() -> None:
     assert core.next_deadline() == 105_000
     core.handle(Tick(130_000))
     assert core.streams["flights"].watermark_ms == 125_000
+
+
+IDLE = StreamSpec(COLUMNS, idle_ms=5_000)
+
+
+def test_a_quiet_source_does_not_hold_back_a_busy_one() -> None:
+    core = make_core(IDLE)
+    core.handle(SourcesOpened((("flights", "file"), ("flights", "quiet"))))
+    for now_ms in range(100_000, 120_000, 1_000):
+        ingest(core, ("UA", 500, now_ms), arrival_ms=now_ms)
+        core.handle(Tick(now_ms))
+    assert core.streams["flights"].watermark_ms == 119_000 - 5_000
+
+
+def test_what_waits_in_a_source_that_was_not_read_is_not_late() -> None:
+    core = make_core(IDLE)
+    ingest(core, ("UA", 500, 100_000), arrival_ms=100_000)
+    core.handle(SourcesOpened((("flights", "file"),)))  # it was down for a while
+    core.handle(Tick(200_000))
+    assert core.streams["flights"].watermark_ms == 100_000
+    core.handle(Tick(206_000, unread=("file",)))
+    assert core.streams["flights"].watermark_ms == 100_000
+    assert core.next_deadline() == 211_000
+    core.handle(Tick(211_000))
+    assert core.streams["flights"].watermark_ms == 206_000
+
+
+def test_a_source_that_is_no_longer_configured_holds_nothing_back() -> None:
+    core = make_core()
+    ingest(core, ("UA", 500, 1_000))
+    core.handle(SourcesOpened((("flights", "moved"),)))
+    ingest(core, ("UA", 500, 50_000), source="moved")
+    assert core.streams["flights"].watermark_ms == 50_000
+
+
+def test_a_journal_of_a_stream_that_is_gone_says_so() -> None:
+    core = make_core()
+    with pytest.raises(StorageError, match="stream weather, which the configuration no longer names"):
+        core.handle(SourcesOpened((("weather", "file"),)))
+
+
+def test_a_refusal_goes_with_the_configuration_that_was_its_cause() -> None:
+    wide = (("q", 1), {**EXACT.to_mapping(), "name": "q", "group_by": ["tail"]})
+    query = (QueryRef(*wide[0]), QuerySpec.from_mapping(wide[1]))
+    core = make_core(queries=(query,))
+    assert list(core.refused) == [query[0]]
+    core.streams["flights"].spec = StreamSpec({**COLUMNS, "tail": pa.string()})
+    core.handle(SourcesOpened((("flights", "file"),)))
+    assert core.handle(Configured((query,))) == [QueryAccepted(query[0])]
 
 
 def test_a_watermark_never_goes_back() -> None:

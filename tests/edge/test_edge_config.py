@@ -158,3 +158,37 @@ def test_a_file_that_is_not_plain_yaml_is_refused(tmp_path: Path, text: str, say
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"none\.yaml.*expected a readable YAML file"):
         load_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("edge: {{ name }}", "a template that was not filled in"),
+        ("edge: a\nmin_time: 2013-02-30", "YAML"),
+        ("a: " + "[" * 3000, "YAML"),
+    ],
+)
+def test_a_file_that_yaml_stumbles_over_is_refused_in_words(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "edge.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidConfig, match=says):
+        load_config(path)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"checkpoint": "0s"}, {"max_pending_bytes": 0}, {"max_push_bytes": 0}, {"max_push_bytes": "1GiB"}]
+)
+def test_a_limit_with_which_nothing_would_go_is_refused(limits: dict[str, object]) -> None:
+    with pytest.raises(InvalidConfig, match=rf"limits\.{next(iter(limits))}"):
+        parse_config(given(limits=limits))
+
+
+def test_a_bandwidth_below_the_heartbeats_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match=r"center\.bandwidth"):
+        parse_config(given(center={"bandwidth": 0}))
+
+
+@pytest.mark.parametrize("delimiter", ["é", "→", '"', "\n", "\0", ""])
+def test_a_delimiter_is_one_plain_character(delimiter: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"delimiter"):
+        parse_config(in_stream(sources=[{"file": {"path": "a.csv", "csv": {"delimiter": delimiter}}}]))

@@ -353,3 +353,27 @@ def test_the_canonical_text_means_the_same(text: str) -> None:
     canonical = parse_sql(text, "").sql()
     assert parse_sql(canonical, "").sql() == canonical
     assert all(map(alike, evaluate(text, **columns), evaluate(canonical, **columns)))
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "expected"),
+    [
+        ("round(f, 2)", 1e308, 1e308),
+        ("round(f, 2)", -2.345, -2.35),
+        ("round(f, 15)", 0.1234567890123456, 0.123456789012346),
+        ("round(f)", math.inf, math.inf),
+        ("round(f, 2)", None, None),
+        ("NULL = NULL", 1.0, None),
+        ("NULL <> NULL", 1.0, None),
+        ("NULL BETWEEN NULL AND NULL", 1.0, None),
+        ("nullif(NULL, NULL)", 1.0, None),
+    ],
+)
+def test_no_value_fails_a_batch(text: str, value: float | None, expected: float | None) -> None:
+    (result,) = evaluate(text, f=[value])
+    assert result == (pytest.approx(expected) if expected is not None else None)
+
+
+def test_more_decimals_than_a_float_has_are_refused() -> None:
+    with pytest.raises(InvalidQuery, match="at most 15 decimals"):
+        bind(parse_sql("round(f, 16)", "m"), {"f": pa.float64()}, "m")

@@ -306,3 +306,13 @@ def test_every_choice_of_caching_that_differs_is_tried_once() -> None:
     assert [(s.sizing, s.estimate) for s in bound if s.eviction == "lru"] == [
         ("target", "acc"), ("linear", "acc"), ("linear", "explicit"),
     ]  # fmt: skip
+
+
+def test_a_first_record_without_a_value_does_not_crash_the_reader(tmp_path: Path) -> None:
+    data = columns()
+    data["amount"][0] = None
+    path = tmp_path / "trace.ndjson"
+    path.write_text(
+        "".join(json.dumps(dict(zip(data, row, strict=True))) + "\n" for row in zip(*data.values(), strict=True))
+    )
+    assert rows(path, *FLAGS, "--budget", "5%")

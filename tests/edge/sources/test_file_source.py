@@ -271,3 +271,28 @@ def test_a_copy_put_back_is_the_same_file(world: Any, read: Any, ndjson: Any, nu
     held.close()
     assert numbers([first, *rest]) == list(range(12_000))
     assert world.source("*.ndjson").reread(first.start, first.end).batch.equals(first.batch)
+
+
+def test_a_parquet_record_whose_text_is_not_utf8_is_refused_and_the_others_read(
+    world: Any, read: Any, numbers: Any
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    raw = pa.array([b"AA", b"\xff\xfe", None, b"BB"], pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 4, raw.buffers())
+    world.folder.mkdir(exist_ok=True)
+    table = pa.table(
+        {"t": [world.now_ms] * 4, "carrier": text, "distance": [0, 1, 2, 3], "delay": [0.0] * 4, "late": [False] * 4}
+    )
+    pq.write_table(table, world.folder / "a.parquet")
+    chunks = read(world.source("*.parquet"))
+    assert numbers(chunks) == [0, 2, 3]
+    ((rejected,),) = [chunk.rejected for chunk in chunks]
+    assert (rejected.reason, rejected.count) == ("wrong-type", 1)
+
+
+def test_a_csv_header_that_cannot_be_read_is_an_error_that_says_so(world: Any, read: Any) -> None:
+    world.write("a.csv", "t,carrier\r1,AA\r")
+    with pytest.raises(InvalidRecord, match="header"):
+        read(world.source("a.csv"))

@@ -220,3 +220,35 @@ def test_too_many_files_are_refused(world: Any, read: Any, monkeypatch: pytest.M
     world.write("b.log", "")
     with pytest.raises(InvalidConfig, match="2 files match; expected a pattern that matches at most 1 files"):
         read(world.source("*.log", follow=True, format="ndjson"))
+
+
+def test_another_file_in_the_place_of_one_that_has_ended_is_read(world: Any, ndjson: Any, numbers: Any) -> None:
+    first = world.write("a.ndjson.gz", gzip.compress(ndjson(0, 2).encode()))
+
+    def replaced() -> None:  # what an inode that is given away again looks like
+        first.write_bytes(gzip.compress(ndjson(5, 9).encode()))
+        first.rename(world.folder / "b.ndjson.gz")
+
+    nothing = [lambda: None] * 3
+    chunks = follow_through(world, "*.ndjson.gz", *nothing, replaced, *nothing, format="ndjson")
+    assert numbers(chunks) == [0, 1, 5, 6, 7, 8]
+
+
+def test_a_whole_file_is_known_by_its_format_and_not_by_its_name(world: Any, ndjson: Any, numbers: Any) -> None:
+    packed = gzip.compress(ndjson(0, 100).encode())
+    written = world.write("data.part", packed[:60])
+    steps = [lambda: written.write_bytes(packed), *[lambda: None] * 4]
+    chunks = follow_through(world, "*.part", *steps, format="ndjson", compression="gzip")
+    assert numbers(chunks) == list(range(100))
+    assert reasons(chunks) == []
+
+
+def test_a_file_that_could_not_be_read_is_read_once_it_is_whole(world: Any, ndjson: Any, numbers: Any) -> None:
+    packed = gzip.compress(ndjson(0, 5).encode())
+    slow = world.write("a.ndjson.gz", packed[:4])  # its writer pauses longer than the source waits
+    nothing = [lambda: None] * 4
+    chunks = follow_through(
+        world, "*.gz", *nothing, lambda: slow.write_bytes(packed), *nothing, format="ndjson"
+    )  # fmt: skip
+    assert numbers(chunks) == [0, 1, 2, 3, 4]
+    assert len(reasons(chunks)) == 1

@@ -224,3 +224,22 @@ def test_bodies_that_wait_are_bounded(arrival_ms: int, ndjson: Any) -> None:
 
     asyncio.run(run())
     assert json.loads(agent.push(body).text)["accepted"] == 8
+
+
+def test_a_dictionary_that_would_expand_beyond_the_limit_is_refused(arrival_ms: int) -> None:
+    agent = Agent(arrival_ms, max_push_bytes=10_000)
+    rows = 1_000
+    carrier = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int8()), pa.array(["x" * 1_000]))
+    batch = pa.record_batch(
+        {
+            "t": pa.array([arrival_ms] * rows), "carrier": carrier, "distance": pa.array([1] * rows),
+            "delay": pa.array([0.5] * rows), "late": pa.array([False] * rows),
+        }
+    )  # fmt: skip
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    body = sink.getvalue().to_pybytes()
+    assert len(body) < 10_000
+    problem(agent.push(body, ARROW), 413, "too-large")
+    assert agent.taken == []
