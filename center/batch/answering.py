@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from center.asking import NAMES, question
+from center.asking import NAMES, question, read_confidence
 from center.batch.compute import millis_of
 from center.batch.layout import TIMESTAMP
 from center.spark.workers import settle
@@ -69,11 +69,12 @@ def question_of(text: str) -> Asked:
     accepted = 'a JSON object such as {"question": "frequency", "item": "10.0.0.1"}'
     try:
         given = json.loads(text)
-    except ValueError as exc:
+        json.dumps(given, ensure_ascii=False).encode()  # an item with half of a surrogate pair has no hash
+    except (ValueError, RecursionError) as exc:
         raise InvalidRequest("question", text, accepted, str(exc)) from exc
     if not isinstance(given, dict) or not isinstance(given.get("question"), str):
         raise InvalidRequest("question", given, accepted)
-    name, confidence = given.pop("question"), given.pop("confidence", None)
+    name, confidence = given.pop("question"), read_confidence(given.pop("confidence", None))
     return Asked(name, given, confidence)
 
 
@@ -88,7 +89,7 @@ def question_named(name: Any, arguments: Sequence[Any]) -> Asked:
     # SQL's 0.99 is a decimal.
     plain = [float(a) if isinstance(a, Decimal) else a for a in arguments]
     given = dict(zip(names, plain, strict=False))
-    return Asked(name, given, given.pop("confidence", None))
+    return Asked(name, given, read_confidence(given.pop("confidence", None)))
 
 
 def estimate_of(synopsis: Any, asked: Asked | Question) -> dict[str, Any]:

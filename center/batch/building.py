@@ -43,7 +43,8 @@ def build(
         of: the column of values, by name or as a `Column`; for a grouped aggregate a mapping from the names of
             its keys and measures to columns. Null values are counted (`nulls`) and passed over.
         time: event time, as a timestamp or as ms in a bigint. Not needed for one synopsis over everything.
-        window: from `edgewater.windows`; None: one synopsis over everything.
+        window: from `edgewater.windows`, or `edgewater.slicing.SlidingCount`; None: one synopsis over everything.
+            Count windows begin at each `every`-th record, and the last ones may not be full.
         stratify_by: columns; a synopsis for each of their combinations. Null is a stratum of its own.
         strategy: "auto" reads it off the synopsis' algebra and the window; `plan` says what that is.
         lateness: of a streaming DataFrame, such as "10 minutes": how long after the end of a window records

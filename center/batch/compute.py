@@ -16,6 +16,7 @@ from center.batch.template import Template
 from center.batch.windowing import Family, family_of, grid_of
 from center.spark.workers import settle
 from edgewater.errors import InvalidRecord
+from edgewater.slicing import SlidingCount
 from edgewater.streams import COLUMN_TYPES
 from edgewater.synopses.base import BoolArray, IntArray
 from edgewater.synopses.hashing import finalised
@@ -57,15 +58,21 @@ class Job:
     @property
     def slides(self) -> bool:
         """Whether windows have to be put together from slices."""
-        return self.family is Family.SLIDING and not self.by_windows
+        return not self.by_windows and (self.family is Family.SLIDING or isinstance(self.window, SlidingCount))
+
+    @property
+    def grid(self) -> Sliding:
+        """Of windows that slide: in event time, or in numbers of records."""
+        grid = grid_of(self.window)
+        assert isinstance(grid, Sliding)
+        return grid
 
     @property
     def block_ms(self) -> int:
         """Windows that start within one block are put together by one task; their slices overlap those of the
         next by one window, so a block is several windows wide."""
-        window = self.window
-        assert isinstance(window, Sliding)
-        return window.every_ms * max(64, 8 * -(-window.size_ms // window.every_ms))
+        grid = self.grid
+        return grid.every_ms * max(64, 8 * -(-grid.size_ms // grid.every_ms))
 
     def blocks_of(self, start: int) -> Iterable[int]:
         """The blocks (or in a stream the windows) that a slice is part of."""
@@ -73,11 +80,10 @@ class Job:
             return (0,)
         if not self.slides:
             return (start,)
-        assert isinstance(self.window, Sliding)
-        window_starts = self.window.windows_of_slice(start)
+        window_starts = self.grid.windows_of_slice(start)
         if self.streaming:
             return window_starts
-        first, last = ((w - self.window.offset_ms) // self.block_ms for w in (window_starts[0], window_starts[-1]))
+        first, last = ((w - self.grid.offset_ms) // self.block_ms for w in (window_starts[0], window_starts[-1]))
         return range(first, last + 1)
 
 

@@ -24,6 +24,9 @@ from edgewater.windows import Session, Sliding
 Partial = tuple[tuple[Any, ...], dict[str, Any], "Piece"]
 """A row of the compute phase: stratum, columns, and what they are as a piece."""
 
+_NAN = float("nan")
+_NUMBERS = ("slice_start", "first_ms", "last_ms", "records", "nulls")
+
 FAN_IN = 64
 """Parts that are decoded at a time: a merge needs all its parts in memory."""
 
@@ -36,6 +39,7 @@ class Piece:
         data: its bytes; None if it only exists as `held`.
         held: itself, decoded; None if it only exists as `data`.
         start: of its first slice.
+        cut: a session that its greatest length ends.
     """
 
     start: int
@@ -45,6 +49,7 @@ class Piece:
     nulls: int
     data: bytes | None = None
     held: Any = None
+    cut: bool = False
 
     def synopsis(self) -> Any:
         return from_bytes(self.data) if self.held is None and self.data is not None else self.held
@@ -148,9 +153,9 @@ def sessions(slices: Iterable[Piece], window: Session) -> Iterator[Piece]:
     """The sessions of one stratum, ascending. Slices are ascending, one per slice of the window's grid."""
     run: list[Piece] = []
     for piece in slices:
-        goes_on = run and piece.first_ms - run[-1].last_ms < window.gap_ms
+        goes_on = bool(run) and piece.first_ms - run[-1].last_ms < window.gap_ms
         if run and not (goes_on and piece.start < run[0].start + window.slices_per_window * window.gap_ms):
-            yield union(run)
+            yield replace(union(run), cut=goes_on)
             run = []
         run.append(piece)
     if run:
@@ -171,12 +176,12 @@ class Untimed:
                 yield row
 
     def row(self) -> dict[str, Any]:
-        """A result without a window."""
-        return {"records": self.records, "nulls": 0, "revision": 1, "late": 0}
+        """A partial, or a result, without a window."""
+        return {"records": self.records, "nulls": 0, "part": 0, "revision": 1, "late": 0}
 
 
-class Combine:
-    """A level of the merge tree: the parts of one slice as one."""
+class Level:
+    """A level of the merge tree as `DataFrame.mapInArrow` wants it: sorted partials in, merged rows out."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -184,50 +189,56 @@ class Combine:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
         strata = len(self._job.layout.strata)
-        rows = Rows(self._job.layout.partial_schema, strata)
+        rows = Rows(self._schema, strata)
         untimed = Untimed()
-        timed = untimed.without(_rows(batches, strata))
-        for (key, block, start), parts in groupby(timed, lambda r: (r[0], r[1]["block"], r[2].start)):
-            part, piece = _combined(parts)
-            row = {"slice_start": start, "block": block, "part": part, "first_ms": piece.first_ms}
-            row |= {"last_ms": piece.last_ms, "records": piece.records, "nulls": piece.nulls}
-            rows.add(list(key), row | {"synopsis": piece.to_bytes()})
+        for key, row in self._merged(untimed.without(_rows(batches, strata))):
+            rows.add(list(key), row)
             if rows.nbytes > ROWS_BYTES:
                 yield rows.take()
-        if untimed.records:
-            rows.add([None] * strata, {"records": untimed.records, "nulls": 0, "part": 0})
-        if len(rows):
-            yield rows.take()
-
-
-def _combined(parts: Iterable[Partial]) -> tuple[int, Piece]:
-    listed = list(parts)
-    return listed[0][1]["part"], union(piece for _, _, piece in listed)
-
-
-class Finish:
-    """The last level: windows, as `build` gives them."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settle()
-        strata = len(self._job.layout.strata)
-        rows = Rows(self._job.layout.result_schema, strata)
-        untimed = Untimed()
-        timed = untimed.without(_rows(batches, strata))
-        for (key, block), parts in groupby(timed, lambda r: (r[0], r[1]["block"])):
-            pieces = (piece for _, _, piece in parts)
-            slices = (union(same) for _, same in groupby(pieces, lambda p: p.start))
-            for start, end, piece in self._windows(block, slices):
-                rows.add(list(key), result_row(start, end, piece))
-                if rows.nbytes > ROWS_BYTES:
-                    yield rows.take()
         if untimed.records:
             rows.add([None] * strata, untimed.row())
         if len(rows):
             yield rows.take()
+
+    @property
+    def _schema(self) -> pa.Schema:
+        """Of what comes out."""
+        raise NotImplementedError
+
+    def _merged(self, parts: Iterator[Partial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """(stratum, columns) of what comes out."""
+        raise NotImplementedError
+
+
+class Combine(Level):
+    """The parts of one slice as one, which goes on to the next level."""
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return self._job.layout.partial_schema
+
+    def _merged(self, parts: Iterator[Partial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        for (key, block, start), same in groupby(parts, lambda r: (r[0], r[1]["block"], r[2].start)):
+            listed = list(same)
+            piece = union(piece for _, _, piece in listed)
+            row = {"slice_start": start, "block": block, "part": listed[0][1]["part"], "first_ms": piece.first_ms}
+            row |= {"last_ms": piece.last_ms, "records": piece.records, "nulls": piece.nulls}
+            yield key, row | {"synopsis": piece.to_bytes()}
+
+
+class Finish(Level):
+    """The last level: windows, as `build` gives them."""
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return self._job.layout.result_schema
+
+    def _merged(self, parts: Iterator[Partial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        for (key, block), same in groupby(parts, lambda r: (r[0], r[1]["block"])):
+            pieces = (piece for _, _, piece in same)
+            slices = (union(alike) for _, alike in groupby(pieces, lambda p: p.start))
+            for start, end, piece in self._windows(block, slices):
+                yield key, result_row(start, end, piece)
 
     def _windows(self, block: int, slices: Iterator[Piece]) -> Iterator[tuple[int | None, int | None, Piece]]:
         job, window = self._job, self._job.window
@@ -235,10 +246,12 @@ class Finish:
             for piece in sessions(slices, window):
                 yield *bounds_of(job, piece), piece
         elif job.slides:
-            assert isinstance(window, Sliding)
-            first = window.offset_ms + block * job.block_ms
-            for start, piece in sliding(slices, window, first, first + job.block_ms):
-                yield start, start + window.size_ms, piece
+            first = job.grid.offset_ms + block * job.block_ms
+            for start, piece in sliding(slices, job.grid, first, first + job.block_ms):
+                if isinstance(window, Sliding):
+                    yield start, start + window.size_ms, piece
+                elif start >= 0:  # windows of records begin at the first one
+                    yield *bounds_of(job, piece), piece
         else:
             for piece in slices:
                 yield *bounds_of(job, piece), piece
@@ -249,8 +262,10 @@ def bounds_of(job: Job, piece: Piece) -> tuple[int | None, int | None]:
     match job.window:
         case Sliding(size_ms=size):
             return piece.start, piece.start + size
-        case Session(gap_ms=gap):
-            return piece.first_ms, piece.last_ms + gap
+        case Session() as session:
+            # Where it is cut the next one begins, as at the center (`center.sessions`).
+            border = session.slice_start(piece.last_ms) + session.gap_ms
+            return piece.first_ms, border if piece.cut else piece.last_ms + session.gap_ms
     return (None, None) if job.layout.time is None else (piece.first_ms, piece.last_ms + 1)
 
 
@@ -273,9 +288,15 @@ def _rows(batches: Iterator[pa.RecordBatch], strata: int) -> Iterator[Partial]:
         for row in zip(*columns, strict=True):
             held = dict(zip(names, row[strata:], strict=True))
             # A row without a slice counts records without a time.
-            yield row[:strata], held, piece_of(held) if held["slice_start"] is not None else _NOTHING
+            piece = piece_of(held) if held["slice_start"] is not None else _NOTHING
+            yield stratum_of(row[:strata]), held, piece
+
+
+def stratum_of(values: Iterable[Any]) -> tuple[Any, ...]:
+    """A stratum as a key: equal to itself also where values are NaN, which Spark takes for one group."""
+    return tuple(_NAN if value != value else value for value in values)
 
 
 def piece_of(row: dict[str, Any]) -> Piece:
-    counted = {n: int(row[n]) for n in ("first_ms", "last_ms", "records", "nulls")}
-    return Piece(int(row["slice_start"]), **counted, data=row["synopsis"])
+    start, first_ms, last_ms, records, nulls = (int(row[n]) for n in _NUMBERS)
+    return Piece(start, first_ms, last_ms, records, nulls, row["synopsis"])

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from center.batch.compute import Job, millis_of
 from center.batch.inputs import Input
 from center.batch.layout import timestamp
+from center.batch.merging import stratum_of
 from center.batch.slice_states import ROWS_BYTES, Rows, numbers
 from center.batch.strategy import Strategy
 from center.batch.windowing import Family, grid_of
@@ -30,7 +31,7 @@ from center.spark.workers import settle
 from edgewater.errors import InvalidRecord
 from edgewater.synopses import from_bytes
 from edgewater.synopses.manager import GeneralManager, SliceManager
-from edgewater.windows import CountWindow, Sliding
+from edgewater.windows import Sliding
 
 
 def build_ordered(given: Input, job: Job, chosen: Strategy) -> DataFrame:
@@ -61,10 +62,9 @@ def _sliced(given: Input, job: Job, keys: list[Column]) -> DataFrame:
     if grid is None:
         return records.withColumn("_slice", F.lit(0).cast("bigint"))
     if job.family is Family.COUNT:
-        assert isinstance(window, CountWindow)
         order = Over.partitionBy(*keys).orderBy(F.col("_t").asc_nulls_last(), F.col("_v0"))
         number = (F.row_number().over(order) - 1).cast("bigint")
-        return records.withColumn("_slice", number - F.pmod(number, F.lit(window.count)))
+        return records.withColumn("_slice", number - F.pmod(number, F.lit(grid.slice_ms)))
     millis = _millis(records)
     if not job.by_windows or not isinstance(window, Sliding) or window.is_tumbling:
         start = millis - F.pmod(millis - F.lit(grid.origin_ms), F.lit(grid.slice_ms))
@@ -103,7 +103,7 @@ class _Parts:
                 present = times.is_valid()
                 *keys, slices, parts, numbered, times, values = (c.filter(present) for c in batch.columns)
             for begin, end in _runs([*keys, slices, parts]):
-                place = tuple(c[begin].as_py() for c in (*keys, slices, parts))
+                place = stratum_of(c[begin].as_py() for c in (*keys, slices, parts))
                 if place != at:
                     if open_part is not None:
                         self._close(rows, at, open_part)
@@ -177,7 +177,8 @@ class _Register:
         strata = len(self._job.layout.strata)
         rows = Rows(self._job.layout.result_schema, strata)
         listed = (row for batch in batches for row in batch.to_pylist())
-        for (*key, block), held in groupby(listed, lambda r: [*(r[k] for k in self._job.layout.keys), r["block"]]):
+        keys = (*self._job.layout.keys, "block")
+        for (*key, block), held in groupby(listed, lambda r: stratum_of(r[k] for k in keys)):
             for result in self._windows(block, list(held)):
                 rows.add(key, {"nulls": 0, "revision": 1, "late": 0} | result)
                 if rows.nbytes > ROWS_BYTES:
@@ -191,7 +192,6 @@ class _Register:
             yield {"records": untimed}
         held = [r for r in held if r["slice_start"] is not None]
         decoded = [from_bytes(r["synopsis"]) for r in held]
-        window = self._job.window
         if not held:
             return
         if not self._job.slides:
@@ -200,14 +200,17 @@ class _Register:
                 start, end = self._bounds([r for r, _ in listed])
                 yield self._result(start, end, listed)
             return
-        assert isinstance(window, Sliding)
         assert block is not None
-        first = window.offset_ms + block * self._job.block_ms
-        starts = {w for r in held for w in window.windows_of_slice(r["slice_start"])}
+        grid, counted = self._job.grid, self._job.family is Family.COUNT
+        first = grid.offset_ms + block * self._job.block_ms
+        starts = {w for r in held for w in grid.windows_of_slice(r["slice_start"])}
         for start in sorted(w for w in starts if first <= w < first + self._job.block_ms):
-            end = start + window.size_ms
+            end = start + grid.size_ms
             inside = [p for p in zip(held, decoded, strict=True) if start <= p[0]["slice_start"] < end]
-            yield self._result(start, end, inside)
+            if not counted:
+                yield self._result(start, end, inside)
+            elif start >= 0:  # windows of records begin at the first one
+                yield self._result(*self._bounds([r for r, _ in inside]), inside)
 
     def _bounds(self, rows: list[dict[str, Any]]) -> tuple[int, int]:
         start = rows[0]["slice_start"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 
 from edgewater.errors import InvalidRequest
+from edgewater.slicing import SlidingCount
 from edgewater.windows import CountWindow, Session, SlicedWindow, Sliding, Tumbling
 
-ACCEPTED = 'None, Tumbling("60s"), Sliding("20s", "5s"), Session("30s") or CountWindow(1000)'
+ACCEPTED = 'None, Tumbling("60s"), Sliding("20s", "5s"), Session("30s"), CountWindow(1000) or SlidingCount(1000, 100)'
 
 
 class Family(StrEnum):
@@ -29,7 +30,7 @@ def family_of(window: object) -> Family:
             return Family.TUMBLING if window.is_tumbling else Family.SLIDING
         case Session():
             return Family.SESSION
-        case CountWindow():
+        case CountWindow() | SlidingCount():
             return Family.COUNT
     raise InvalidRequest("window", window, ACCEPTED)
 
@@ -38,4 +39,6 @@ def grid_of(window: object) -> SlicedWindow | None:
     """The slices of a window: in event time, or for a count window in numbers of records."""
     if isinstance(window, CountWindow):
         return Tumbling(window.count)
+    if isinstance(window, SlidingCount):
+        return Sliding(window.count, window.every)
     return window if isinstance(window, SlicedWindow) else None

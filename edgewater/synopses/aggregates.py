@@ -7,6 +7,7 @@ update of Chan, Golub and LeVeque (1979), which does not cancel as sums of squar
 from __future__ import annotations
 
 import math
+from copy import copy
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -84,6 +85,13 @@ class ArrayStack:
         result = self._empty()
         result._length = len(groups)
         result._state = {name: self._view(name)[groups] for name in self.arrays}
+        return result
+
+    def _copied(self) -> Self:
+        """A copy of the one group that there is: `take` without its checks. Arrays that are not in `arrays`, and all
+        else that changes, are shared, and for the caller to copy."""
+        result = copy(self)
+        result._state = {name: held.copy() for name, held in self._state.items()}
         return result
 
     def _empty(self) -> Self:

@@ -122,7 +122,7 @@ class BernoulliStack(SampleStack):
                 return kept
             halved[crowded] = np.maximum(halved, self.level)[crowded] + 1
 
-    united = None  # type: ignore[assignment]  # rates are the samples' own, and halve one after the other
+    unite = None  # type: ignore[assignment]  # rates are the samples' own, and halve one after the other
 
     def merge_ones(self, others: Sequence[Self]) -> None:
         for other in others:

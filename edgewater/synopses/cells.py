@@ -7,6 +7,7 @@ O(n log n) altogether, and not O(n · batches).
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,13 @@ class Cells:
         self._values: npt.NDArray[Any] = np.zeros(0, dtype)
         self._runs: list[tuple[IntArray, npt.NDArray[Any]]] = []
         self._pending = 0
+
+    def copied(self) -> Cells:
+        """A copy of settled cells; their arrays, which are never written to, are shared."""
+        result = copy(self)
+        result._keys, result._values = self.settled()
+        result._runs = []
+        return result
 
     @property
     def nbytes(self) -> int:

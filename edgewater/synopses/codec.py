@@ -132,15 +132,21 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def decode(message: ArrayMessage) -> npt.NDArray[Any]:
     """The array that `encode` was given: same dtype, shape and bits. Raises CorruptSynopsis."""
-    if message.encoding != ArrayMessage.FIXED or message.type not in _TYPES or message.stored not in _TYPES:
-        raise CorruptSynopsis(f"an array of type {message.type!r} stored as {message.stored!r} cannot be read")
-    shape = tuple(message.shape)
-    stored = _TYPES[message.stored]
-    if (message.stored, message.type) not in _EXACTLY:
-        raise CorruptSynopsis(f"{message.stored} is no way to store {message.type} exactly")
+    if message.encoding != ArrayMessage.FIXED:
+        raise CorruptSynopsis(f"an array of type {message.type!r} has another encoding than numbers")
+    require_exact(message.type, message.stored)
+    shape, stored = tuple(message.shape), _TYPES[message.stored]
     if math.prod(shape) * stored.itemsize != len(message.data):
         raise CorruptSynopsis(f"an array of shape {shape} has {len(message.data)} bytes of {message.stored}")
     return np.frombuffer(message.data, stored).reshape(shape).astype(_TYPES[message.type])
+
+
+def require_exact(declared: str, stored: str) -> None:
+    """Raises CorruptSynopsis unless these are types, and `stored` gives back every value of `declared`."""
+    if declared not in _TYPES or stored not in _TYPES:
+        raise CorruptSynopsis(f"an array of type {declared!r} stored as {stored!r} cannot be read")
+    if (stored, declared) not in _EXACTLY:
+        raise CorruptSynopsis(f"{stored} is no way to store {declared} exactly")
 
 
 def stacked(
@@ -175,11 +181,12 @@ def stacked(
         elif number in rows:
             result.arrays.append(encode(np.flatnonzero([array.shape[0] for array in column])))
         else:
-            result.arrays.append(_joined(column))
+            result.arrays.append(joined(column))
     return result
 
 
-def _joined(arrays: Sequence[ArrayMessage]) -> ArrayMessage:
+def joined(arrays: Sequence[ArrayMessage]) -> ArrayMessage:
+    """Arrays of one type, one after the other."""
     first = arrays[0]
     if first.encoding == ArrayMessage.UTF8 or any(array.valid for array in arrays):
         return encode_keys(pa.concat_arrays([decode_keys(array) for array in arrays]))

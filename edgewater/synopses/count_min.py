@@ -11,28 +11,25 @@ There is no conservative update: it tightens estimates, and loses merging and su
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from edgewater.errors import InvalidRequest
 from edgewater.synopses.base import Count, Estimates, IntArray, Question, Questions
-from edgewater.synopses.counters import MAX_DEPTH, MAX_WIDTH, MIN_WIDTH, CounterStack, SingleCounters
+from edgewater.synopses.counters import (
+    MAX_DEPTH,
+    MAX_WIDTH,
+    MIN_WIDTH,
+    CounterStack,
+    SingleCounters,
+    exact_sum,
+    register_counters,
+)
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import check_share, row_hashes
 from edgewater.synopses.questions import Frequency
-from edgewater.synopses.registry import (
-    ITEM_TYPES,
-    Function,
-    Parameter,
-    Parameters,
-    item_type,
-    register_function,
-    register_kind,
-)
 
 DEFAULT_WIDTH, DEFAULT_DEPTH = 65536, 5
 
@@ -86,7 +83,7 @@ class CountMinStack(CounterStack):
 
     def _check_counters(self, counters: npt.NDArray[Any], n: npt.NDArray[Any]) -> None:
         # Each value is in one counter of each row.
-        if (counters.sum(axis=2, dtype=np.int64) != n[:, None]).any():
+        if (exact_sum(counters, 2) != n[:, None]).any():
             raise ValueError("the counters of a row do not add up to the number of values")
 
 
@@ -116,25 +113,4 @@ class CountMin(SingleCounters):
         return cls(max(MIN_WIDTH, 1 << (math.ceil(needed) - 1).bit_length()), depth, seed=seed)
 
 
-def _make(parameters: Parameters, data_type: pa.DataType | None) -> CountMinStack:
-    return CountMinStack(**dict(parameters), item_type=item_type(data_type))
-
-
-def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
-    return CountMin.for_error(goals["epsilon"], goals["delta"])._stack.parameters
-
-
-register_kind(CountMinStack)
-register_function(
-    Function(
-        "count_min",
-        _make,
-        types=ITEM_TYPES,
-        parameters={
-            "width": Parameter.power_of_two(DEFAULT_WIDTH, MIN_WIDTH, MAX_WIDTH),
-            "depth": Parameter.whole(DEFAULT_DEPTH, 1, MAX_DEPTH),
-        },
-        goals={"epsilon": Parameter.share(None), "delta": Parameter.share(0.01)},
-        size_for=_size_for,
-    )
-)
+register_counters(CountMin, DEFAULT_WIDTH, DEFAULT_DEPTH, delta=0.01)

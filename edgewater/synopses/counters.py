@@ -6,18 +6,20 @@ counter of each row. So states add, subtract, and fold by adding neighbouring co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from edgewater.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses import codec, packed_rows
-from edgewater.synopses.base import IntArray, Properties, arrow_values
+from edgewater.synopses.base import Estimates, IntArray, Properties, Question, arrow_values
+from edgewater.synopses.columns import Many
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import CHUNK, ItemStack, check_whole, check_width, read_item_type
+from edgewater.synopses.registry import Function, Parameter, Parameters, item_type, register_function, register_kind
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -25,6 +27,7 @@ MIN_WIDTH, MAX_WIDTH = 16, 1 << 24
 MAX_DEPTH = 32
 
 _SAMPLE = 512
+_REPEATING = 1 << 16  # values that are sorted at a time where many are the same: the more, the fewer are different
 
 
 class CounterStack(ItemStack):
@@ -96,16 +99,21 @@ class CounterStack(ItemStack):
             weights: int64, how often each value came (default 1); negative: how often it is taken out.
         """
         self._learn(values)
-        for at in range(0, len(values), self.chunk):
-            part = slice(at, at + self.chunk)
-            words = self._hash(values[part])
-            if weights is not None:
-                self._add(codes[part], words, weights[part])
-            elif len(self) == 1 and _repeats(words):
-                words, counts = np.unique(words, return_counts=True)
-                self._add(codes[: len(words)], words, counts)
-            else:
-                self._add(codes[part], words, None)
+        at = 0
+        while at < len(values):
+            repeats = weights is None and len(self) == 1 and self._repeats(values, at)
+            part = slice(at, at + (_REPEATING if repeats else self.chunk))
+            words, amounts = self._hash(values[part]), None if weights is None else weights[part]
+            if repeats:
+                words, amounts = _counted(words)
+            self._add(codes[at : at + len(words)], words, amounts)
+            at = part.stop
+
+    def _repeats(self, values: Any, at: int) -> bool:
+        """Whether distinct values should be found first: a sample shows that many come several times."""
+        if len(values) - at < 2 * _SAMPLE:
+            return False
+        return len(_counted(self._hash(values[at : at + _SAMPLE]))[0]) <= _SAMPLE * 0.6
 
     def decrement(self, codes: IntArray, values: Any) -> None:
         """Takes out values that were added before."""
@@ -117,18 +125,23 @@ class CounterStack(ItemStack):
             self._view("n")[0] += len(words) if weights is None else weights.sum()
         else:
             np.add.at(self._view("n"), codes, 1 if weights is None else weights)
-        flat = self._counters.reshape(-1)
-        base = 0 if single else codes * (self.depth * self.columns)
+        flat, starts = self._counters.reshape(-1), 0 if single else codes * (self.depth * self.columns)
         for row in range(self.depth):
             columns, signs = self._row(words, row)
             amount: Any = 1 if weights is None else weights
             if signs is not None:
                 amount = signs if weights is None else signs * weights
             # Whole numbers all the way: bincount with weights would sum float64, exact below 2^53 only.
-            np.add.at(flat, columns + (base + row * self.columns), amount)
+            if single:
+                np.add.at(self._counters[0, row], columns, amount)
+            else:
+                np.add.at(flat, columns + (starts + row * self.columns), amount)
 
     def _row(self, words: WordArray, row: int) -> tuple[IntArray, IntArray | None]:
         """Per word its column in this row, and its sign there (None: all plus)."""
+        raise NotImplementedError
+
+    def query(self, question: Question | None = None) -> Estimates:
         raise NotImplementedError
 
     # Merging
@@ -148,15 +161,13 @@ class CounterStack(ItemStack):
                 self.merge(other, np.zeros(1, np.int64))  # folds, or says what is wrong
                 into = self._counters[0]
 
-    @classmethod
-    def united(cls, messages: Sequence[SynopsisMessage]) -> Self:
-        """One group, from messages of one each (`merging.Uniting`)."""
-        many = cls.from_message(codec.stacked(messages, 1, alike=(0,), rows=(6,)))
-        result = many._empty()
-        result.grow(1)
-        result._state["n"][0] = many._view("n").sum()
-        many._table().sum(axis=0, out=result._counters[0])
-        return result
+    def unite(self, many: Many) -> None:
+        """Merges messages of one group each (`merging.Uniting`)."""
+        stack = self.from_message(many.stacked(1, alike=(0,), rows=(6,)))
+        if stack.level != self.level:
+            raise IncompatibleSynopses(f"{self.kind}: levels {self.level} and {stack.level}")
+        self._state["n"][0] += stack._view("n").sum()
+        self._counters[0] += stack._table().sum(axis=0)
 
     free_arrays: ClassVar[tuple[int, ...]] = (1, 7)
 
@@ -164,7 +175,7 @@ class CounterStack(ItemStack):
         """Adds the dense counters of many stacks of one group (`merging.Flat`)."""
         n, counters = arrays[0].reshape(-1), arrays[1].reshape(len(arrays[0]), self.depth, self.columns)
         self._check_counters(counters, n)
-        self._counters[0] += counters.sum(axis=0, dtype=np.int64)
+        self._counters[0] += exact_sum(counters, 0)
         self._state["n"][0] += n.sum(dtype=np.int64)
 
     def invert(self, other: Self, codes: IntArray) -> None:
@@ -193,6 +204,10 @@ class CounterStack(ItemStack):
         return result
 
     def take(self, groups: IntArray) -> Self:
+        if len(self) == len(groups) == 1:
+            result = self._copied()
+            result._counters = self._counters[:1].copy()
+            return result
         result = super().take(groups)
         result._counters = self._table()[groups]
         return result
@@ -239,9 +254,20 @@ class CounterStack(ItemStack):
         """Raises ValueError unless counters, shape (groups, depth, columns), can be those of n values."""
 
 
-def _repeats(words: WordArray) -> bool:
-    """Whether distinct words should be found first: a sample shows that many come several times."""
-    return len(words) >= 2 * _SAMPLE and len(np.unique(words[:_SAMPLE], return_counts=True)[0]) <= _SAMPLE * 0.6
+def exact_sum(counters: npt.NDArray[Any], axis: int) -> IntArray:
+    """The int64 sum along an axis, added up in the narrowest type that holds it whatever the counters are: the
+    narrower, the more of them NumPy adds at once."""
+    limits = np.iinfo(counters.dtype)
+    most = counters.shape[axis] * max(int(limits.max), -int(limits.min))
+    fitting = next((t for t in (np.int16, np.int32) if most <= np.iinfo(t).max), np.int64)
+    return np.asarray(counters.sum(axis=axis, dtype=fitting), np.int64)
+
+
+def _counted(words: WordArray) -> tuple[WordArray, IntArray]:
+    """Each different word and how often it comes. The words are sorted in place."""
+    words.sort()
+    borders = np.flatnonzero(np.concatenate([[True], words[1:] != words[:-1], [True]]))
+    return words[borders[:-1]], np.diff(borders)
 
 
 class SingleCounters(SingleSynopsis[Any]):
@@ -285,3 +311,35 @@ class SingleCounters(SingleSynopsis[Any]):
         result._stack.invert(other._stack, np.zeros(1, np.int64))
         result.records = max(result.records - other.records, 0)
         return result
+
+
+def register_counters(single: type[Any], width: int, depth: int, delta: float) -> None:
+    """Makes a kind of counters known to queries and readable.
+
+    Args:
+        single: what a user holds of it, which is sized by `for_error(epsilon, delta)`.
+        width, depth, delta: what holds where a query does not say it.
+    """
+    stack: type[CounterStack] = single.stack_type
+
+    def make(parameters: Parameters, data_type: pa.DataType | None) -> CounterStack:
+        return stack(**dict(parameters), item_type=item_type(data_type))
+
+    def size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
+        parameters: Mapping[str, Any] = single.for_error(goals["epsilon"], goals["delta"])._stack.parameters
+        return parameters
+
+    register_kind(stack)
+    register_function(
+        Function(
+            stack.kind,
+            make,
+            types=single.types,
+            parameters={
+                "width": Parameter.power_of_two(width, MIN_WIDTH, MAX_WIDTH),
+                "depth": Parameter.whole(depth, 1, MAX_DEPTH),
+            },
+            goals={"epsilon": Parameter.share(None), "delta": Parameter.share(delta)},
+            size_for=size_for,
+        )
+    )

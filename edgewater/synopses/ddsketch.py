@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -39,6 +41,7 @@ from edgewater.synopses.base import (
     Sum,
 )
 from edgewater.synopses.cells import Cells, cell_keys, cells_of, groups_of
+from edgewater.synopses.columns import Many
 from edgewater.synopses.log_bins import (
     MAX_ACCURACY,
     MIN_ACCURACY,
@@ -59,6 +62,7 @@ MAX_BINS = 2048
 """Bins in use per group; at 1 % they cover values over 17 orders of magnitude before the first collapse."""
 
 _MAX_LEVEL = 20  # everything of one sign is in two bins by then
+_UNITED = (("nan", add), ("below", add), ("above", add), ("sum", add), ("min", min), ("max", max))
 _CHUNK = 1 << 15  # so that a chunk's temporaries stay in the L2 cache
 
 
@@ -214,40 +218,38 @@ class DDSketchStack(ArrayStack):
         """Merges stacks of one group into this one, which has one too: all their bins in one sum."""
         for other in others:
             codec.require_equal(self.kind, self.parameters, other.parameters)
-        settled = [other._settle() for other in others]
-        levels = [int(other._state["level"][0]) for other in others]
-        self._raise_level(np.array([max([int(self._state["level"][0]), *levels])]))
-        level, (keys, counts) = int(self._state["level"][0]), self._settle()
-        cells = [
-            cells_of(theirs) if of == level else SignedBins.of(cells_of(theirs)).coarsened(level - of)
-            for (theirs, _), of in zip(settled, levels, strict=True)
-        ]
-        self._cells.hold(*_summed(np.concatenate([keys, *cells]), np.concatenate([counts, *(c for _, c in settled)])))
-        with np.errstate(over="ignore", invalid="ignore"):
-            for name in ("nan", "below", "above", "sum"):
-                # One after the other: float64 sums come out as if they were merged so.
-                self._state[name][0] = np.cumsum([s._state[name][0] for s in (self, *others)])[-1]
-        for name, best in (("min", min), ("max", max)):
-            self._state[name][0] = best(s._state[name][0] for s in (self, *others))
+        if not others:
+            return
+        stacks = (self, *others)
+        settled = [stack._settle() for stack in stacks]
+        levels = [stack._state["level"].item(0) for stack in stacks]
+        level = max(levels)
+        # A group of one: keys are cells.
+        if min(levels) == level:
+            self._cells.hold(*_summed_runs(settled))
+        else:
+            cells = [SignedBins.of(keys).coarsened(level - of) for (keys, _), of in zip(settled, levels, strict=True)]
+            self._cells.hold(*_summed(np.concatenate(cells), np.concatenate([counts for _, counts in settled])))
+        self._state["level"][0] = level
+        for name, united in _UNITED:
+            # Sums one after the other: float64 comes out as if they were merged so.
+            self._state[name][0] = reduce(united, [stack._state[name].item(0) for stack in stacks])
         self._settle()
 
-    @classmethod
-    def united(cls, messages: Sequence[SynopsisMessage]) -> Self:
-        """One group, from messages of one each (`merging.Uniting`)."""
-        many = cls.from_message(codec.stacked(messages, 0))
-        result = many._empty()
-        result.grow(1)
-        many._raise_level(np.full(len(many), many._view("level").max()))
-        keys, counts = many._settle()
-        result._state["level"][0] = many._view("level").max()
-        result._cells.hold(*_summed(cells_of(keys), counts))
+    def unite(self, many: Many) -> None:
+        """Merges messages of one group each (`merging.Uniting`)."""
+        stack = self.from_message(many.stacked(0))
+        level = np.maximum(self._view("level"), stack._view("level").max())
+        self._raise_level(level)
+        stack._raise_level(np.repeat(level, len(stack)))
+        keys, counts = (np.concatenate(both) for both in zip(self._settle(), stack._settle(), strict=True))
+        self._cells.hold(*_summed(cells_of(keys), counts))
         with np.errstate(over="ignore", invalid="ignore"):
             for name in ("nan", "below", "above", "sum"):
-                result._state[name][0] = np.cumsum(many._view(name))[-1]
+                self._state[name][0] = np.cumsum(np.append(self._view(name), stack._view(name)))[-1]
         for name, best in (("min", np.min), ("max", np.max)):
-            result._state[name][0] = best(many._view(name))
-        result._settle()
-        return result
+            self._state[name][0] = best(np.append(self._view(name), stack._view(name)))
+        self._settle()
 
     def fold(self, levels: int = 1) -> Self:
         """A copy, collapsed further: half as many bins, twice the error (nearly) per level."""
@@ -261,11 +263,12 @@ class DDSketchStack(ArrayStack):
 
     def take(self, groups: IntArray) -> Self:
         self._settle()
-        result = super().take(groups)
         if len(self) == len(groups) == 1:
-            result._cells.hold(*self._cells.settled())
-        else:
-            result._cells.replace(*self._cells.select(groups, len(self)))
+            result = self._copied()
+            result._cells = self._cells.copied()
+            return result
+        result = super().take(groups)
+        result._cells.replace(*self._cells.select(groups, len(self)))
         return result
 
     def reset(self, groups: IntArray) -> None:
@@ -417,6 +420,28 @@ class DDSketch(SingleSynopsis[DDSketchStack]):
         return float(self._stack.accuracies()[0])
 
 
+def _summed_runs(runs: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
+    """Distinct cells, ascending, and their counts, of runs of distinct and ascending cells each.
+
+    Sketches of one stream soon use the same cells, or fewer: those are added where they stand.
+    """
+    cells, total = max(runs, key=lambda run: len(run[0]))
+    total, others, first = total.copy(), [], True
+    for run, counts in runs:
+        if run is cells and first:
+            first = False
+        elif len(run) == len(cells) and (run == cells).all():
+            total += counts
+        elif len(run) and run[-1] <= cells[-1] and (cells[at := np.searchsorted(cells, run)] == run).all():
+            total[at] += counts
+        else:
+            others.append((run, counts))
+    if not others:
+        return cells, total
+    others.append((cells, total))
+    return _summed(np.concatenate([cells for cells, _ in others]), np.concatenate([counts for _, counts in others]))
+
+
 def _summed(cells: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
     """Distinct cells, ascending, and their counts."""
     if not len(cells):
@@ -424,10 +449,10 @@ def _summed(cells: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
     least = int(cells.min())
     span = int(cells.max()) - least + 1
     if span > 4 * len(cells) + (1 << 16):  # far apart
-        distinct, at = np.unique(cells, return_inverse=True)
-        total = np.zeros(len(distinct), np.int64)
-        np.add.at(total, at, counts)
-        return distinct, total
+        order = np.argsort(cells, kind="stable")  # stable: merges the sorted runs that they are
+        cells = cells[order]
+        first = np.flatnonzero(np.concatenate([[True], cells[1:] != cells[:-1]]))
+        return cells[first], np.add.reduceat(counts[order], first)
     total = np.zeros(span, np.int64)
     np.add.at(total, cells - least, counts)
     used = np.flatnonzero(total)

@@ -16,27 +16,16 @@ the data, and the intervals are about twice as wide as those of a normal approxi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import pyarrow as pa
 
 from edgewater.errors import InvalidRequest
 from edgewater.synopses.base import Count, Estimates, FloatArray, IntArray, Question, Questions
-from edgewater.synopses.counters import MAX_DEPTH, MAX_WIDTH, MIN_WIDTH, CounterStack, SingleCounters
+from edgewater.synopses.counters import MAX_DEPTH, MAX_WIDTH, MIN_WIDTH, CounterStack, SingleCounters, register_counters
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, hash_values
 from edgewater.synopses.items import check_share
 from edgewater.synopses.questions import Frequency, JoinSize, SelfJoinSize
-from edgewater.synopses.registry import (
-    ITEM_TYPES,
-    Function,
-    Parameter,
-    Parameters,
-    item_type,
-    register_function,
-    register_kind,
-)
 
 DEFAULT_WIDTH, DEFAULT_DEPTH = 1024, 5
 
@@ -215,25 +204,4 @@ class FastAgms(SingleCounters):
         return cls(width_of, depth, seed=seed)
 
 
-def _make(parameters: Parameters, data_type: pa.DataType | None) -> FastAgmsStack:
-    return FastAgmsStack(**dict(parameters), item_type=item_type(data_type))
-
-
-def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
-    return FastAgms.for_error(goals["epsilon"], goals["delta"])._stack.parameters
-
-
-register_kind(FastAgmsStack)
-register_function(
-    Function(
-        "fast_agms",
-        _make,
-        types=ITEM_TYPES,
-        parameters={
-            "width": Parameter.power_of_two(DEFAULT_WIDTH, MIN_WIDTH, MAX_WIDTH),
-            "depth": Parameter.whole(DEFAULT_DEPTH, 1, MAX_DEPTH),
-        },
-        goals={"epsilon": Parameter.share(None), "delta": Parameter.share(0.05)},
-        size_for=_size_for,
-    )
-)
+register_counters(FastAgms, DEFAULT_WIDTH, DEFAULT_DEPTH, delta=0.05)

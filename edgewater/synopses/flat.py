@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.synopses.base import BoolArray, IntArray
+from edgewater.synopses.base import BoolArray
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 HEADER_BYTES = 8  # magic and checksum (`codec`)
@@ -31,15 +31,17 @@ class Layout:
     Attributes:
         records: of the varint that is the number of records; empty if that is 0.
         arrays: (where, stored type, shape) of each array.
+        fixed: what is the same in all parts: all but the checksum, the number of records and the free arrays.
     """
 
     length: int
     records: slice
     arrays: tuple[tuple[slice, np.dtype[Any], tuple[int, ...]], ...]
+    fixed: tuple[slice, ...]
 
     @classmethod
-    def of(cls, part: bytes, message: SynopsisMessage) -> Layout:
-        """The layout of sealed bytes that were read as `message`."""
+    def of(cls, part: bytes, message: SynopsisMessage, free: Sequence[int]) -> Layout:
+        """The layout of sealed bytes that were read as `message`; `free`: numbers of the arrays that differ."""
         records, found = slice(0, 0), []
         for field, where in _fields(part, HEADER_BYTES, len(part)):
             if field == _RECORDS:
@@ -51,20 +53,19 @@ class Layout:
             (where, np.dtype(array.stored), tuple(array.shape))
             for where, array in zip(found, message.arrays, strict=True)
         )
-        return cls(len(part), records, arrays)
+        varying = (_CHECKSUM, records, *(arrays[number][0] for number in free))
+        borders = sorted([0, len(part), *(end for where in varying for end in (where.start, where.stop))])
+        fixed = tuple(slice(begin, end) for begin, end in zip(borders[0::2], borders[1::2], strict=True) if begin < end)
+        return cls(len(part), records, arrays, fixed)
 
-    def like(self, rows: npt.NDArray[np.uint8], first: npt.NDArray[np.uint8], free: Sequence[int]) -> BoolArray:
-        """Which of the parts `rows`, shape (parts, length), differ from `first` in nothing but the checksum, the
-        number of records and the arrays `free`."""
-        fixed = np.ones(self.length, bool)
-        for where in (_CHECKSUM, self.records, *(self.arrays[i][0] for i in free)):
-            fixed[where] = False
-        same = np.ones(len(rows), bool)
-        for begin, end in _runs(fixed):
-            same &= (rows[:, begin:end] == first[begin:end]).all(axis=1)
+    def alike(self, rows: npt.NDArray[np.uint8], first: npt.NDArray[np.uint8]) -> BoolArray:
+        """Which of the parts `rows`, shape (parts, length), are the same as `first` where parts of this layout are."""
+        records = self.records
         # The same number of bytes in the varint, or what is behind it would have moved.
-        same &= ((rows[:, self.records] & 128) == (first[self.records] & 128)).all(axis=1)
-        return same
+        same = [rows[:, records] & 128 == first[records] & 128, *(rows[:, at] == first[at] for at in self.fixed)]
+        if all(bool(one.all()) for one in same):  # most often, and a reduction per row takes long
+            return np.ones(len(rows), bool)
+        return np.asarray(np.logical_and.reduce([one.all(axis=1) for one in same]))
 
     def total_records(self, rows: npt.NDArray[np.uint8]) -> int:
         digits = (rows[:, self.records] & 127).sum(axis=0, dtype=np.int64).tolist()
@@ -82,13 +83,8 @@ class Layout:
 
 
 def checksums_hold(parts: Sequence[bytes], rows: npt.NDArray[np.uint8]) -> BoolArray:
-    actual = np.fromiter((google_crc32c.value(part[HEADER_BYTES:]) for part in parts), np.uint32, len(parts))
+    actual = np.array([google_crc32c.value(part[HEADER_BYTES:]) for part in parts], np.uint32)
     return np.asarray(np.ascontiguousarray(rows[:, _CHECKSUM]).view("<u4")[:, 0] == actual)
-
-
-def _runs(mask: BoolArray) -> IntArray:
-    """(begin, end) of each run of true values."""
-    return np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]))).reshape(-1, 2)
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, slice]]:

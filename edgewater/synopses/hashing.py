@@ -13,6 +13,7 @@ The hash is not keyed against an adversary: who knows the seed can build collisi
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -64,12 +65,12 @@ def hash_values(values: Any, seed: int = DEFAULT_SEED) -> WordArray:
 
 def finalised(words: WordArray, number: int) -> WordArray:
     """Words mixed anew: an unrelated hash of the same values for each `number`. The input stays as it is."""
-    return _finalise(words, _mix(number * _GOLDEN & _MASK))
+    return _finalise(words, _number_key(number))
 
 
 def finalised_word(word: int, number: int) -> int:
     """As `finalised`, of one word from 0 to 2^64 - 1: an array of one would cost ten times as much."""
-    return _mix((word + _mix(number * _GOLDEN & _MASK)) & _MASK)
+    return _mix((word + _number_key(number)) & _MASK)
 
 
 def _hash_arrow(values: pa.Array, seed: int) -> WordArray:
@@ -113,6 +114,11 @@ def _mix(word: int) -> int:
     word = ((word ^ word >> 30) * _FIRST) & _MASK
     word = ((word ^ word >> 27) * _SECOND) & _MASK
     return word ^ word >> 31
+
+
+@lru_cache(maxsize=1 << 10)
+def _number_key(number: int) -> int:
+    return _mix(number * _GOLDEN & _MASK)
 
 
 def _key(seed: int, tag: str) -> int:

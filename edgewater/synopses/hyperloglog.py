@@ -24,11 +24,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import codec
 from edgewater.synopses.aggregates import ArrayStack
 from edgewater.synopses.base import Distinct, Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.cells import Cells, cell_keys, cells_of, groups_of
+from edgewater.synopses.columns import Many
 from edgewater.synopses.ertl import ertl_estimate
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, hash_values
 from edgewater.synopses.registry import Function, Parameter, Parameters, register_function, register_kind
@@ -115,6 +116,8 @@ class HyperLogLogStack(ArrayStack):
         if dense.any():
             self._raise_dense(rows[dense], index[dense], rho[dense])
             codes, index, rho = codes[~dense], index[~dense], rho[~dense]
+        if len(self) == 1 and len(index) >= self.registers // 2 and not self._sparse.holds_any:
+            return self._begin_dense(index, rho)
         if len(index) >= len(self) * (self.registers // _DENSE_SHARE):
             codes, index, rho = self._distinct(codes, index, rho)
             crowded = np.bincount(codes, minlength=len(self)) > self.registers // _DENSE_SHARE
@@ -127,6 +130,16 @@ class HyperLogLogStack(ArrayStack):
         if self._sparse.is_due:
             self._settle()
         return None
+
+    def _begin_dense(self, index: IntArray, rho: Registers) -> None:
+        """Adds a batch that will most likely need a dense row to the one group that there is, which is empty."""
+        row = np.zeros((1, self.registers), np.uint8)
+        np.maximum.at(row[0], index, rho)
+        if np.count_nonzero(row) > self.registers // _DENSE_SHARE:
+            self._dense, self._state["row"][0] = row, 0
+        else:
+            used = np.flatnonzero(row)
+            self._sparse.add(used, row[0, used])
 
     def _distinct(self, codes: IntArray, index: IntArray, rho: Registers) -> tuple[IntArray, IntArray, Registers]:
         """The registers that a batch uses, each once, by way of an array of all there are: the batch is as long as
@@ -217,18 +230,16 @@ class HyperLogLogStack(ArrayStack):
             self._merge_dense(dense)
         self._settle()
 
-    @classmethod
-    def united(cls, messages: Sequence[SynopsisMessage]) -> Self:
-        """One group, from messages of one each (`merging.Uniting`)."""
-        many = cls.from_message(codec.stacked(messages, 1, alike=(0,), rows=(5,)))
-        result = many._empty()
-        result.grow(1)
-        keys, rho = many._sparse.settled()
-        result._sparse.add(cells_of(keys), rho)
-        if len(many._dense):
-            result._merge_dense([many._dense.max(axis=0)])
-        result._settle()
-        return result
+    def unite(self, many: Many) -> None:
+        """Merges messages of one group each (`merging.Uniting`)."""
+        stack = self.from_message(many.stacked(1, alike=(0,), rows=(5,)))
+        if stack.level != self.level:
+            raise IncompatibleSynopses(f"{self.kind}: levels {self.level} and {stack.level}")
+        keys, rho = stack._sparse.settled()
+        self._sparse.add(cells_of(keys), rho)
+        if len(stack._dense) or self._state["row"][0] >= 0:
+            self._merge_dense([stack._dense.max(axis=0, initial=0)])
+        self._settle()
 
     free_arrays: ClassVar[tuple[int, ...]] = (6,)
 
@@ -276,11 +287,14 @@ class HyperLogLogStack(ArrayStack):
 
     def take(self, groups: IntArray) -> Self:
         self._settle()
-        result = super().take(groups)
-        if len(self) == len(groups) == 1 and not self._sparse.holds_any:
-            result._dense = self._dense[self._view("row")] if self._view("row")[0] >= 0 else self._dense[:0]
-            result._state["row"][result._state["row"] >= 0] = 0
+        if len(self) == len(groups) == 1:
+            result = self._copied()
+            result._sparse = self._sparse.copied()
+            row = int(self._state["row"][0])
+            result._dense = self._dense[row : row + 1].copy() if row >= 0 else self._dense[:0]
+            result._state["row"][0] = min(row, 0)
             return result
+        result = super().take(groups)
         if self._sparse.holds_any:
             result._sparse.replace(*self._sparse.select(groups, len(self)))
         dense = np.flatnonzero(result._view("row") >= 0)

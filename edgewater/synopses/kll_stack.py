@@ -11,6 +11,9 @@ A batch is sorted and compacted as one block, over all groups at once: rows stay
 value, whatever their level, so a compaction is a selection and not a sort. Such large blocks are also
 what makes V small: a block costs one step of 4^h however many values it holds.
 
+Many sketches that are merged at once are thinned before they are sorted together (`kll_many`), a chunk of them at a
+time; the chunks count from the first sketch, so that objects and their bytes give the same union.
+
 Coins are hashes of what is compacted and of `source`, so a replay repeats them. Merging in another
 order tosses other coins: states differ, and answers, but all keep the bound.
 
@@ -28,7 +31,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import codec
 from edgewater.synopses.aggregates import ArrayStack
 from edgewater.synopses.base import (
@@ -45,17 +48,20 @@ from edgewater.synopses.base import (
     Questions,
     Rank,
 )
+from edgewater.synopses.columns import Many
 from edgewater.synopses.hashing import DEFAULT_SEED, finalised, finalised_word
 from edgewater.synopses.intervals import normal_quantile
 from edgewater.synopses.items import check_whole
-from edgewater.synopses.kll_blocks import MAX_LEVEL, Block, concatenated, halved, sorted_block, too_full
+from edgewater.synopses.kll_answers import Held, quantiles, ranks
+from edgewater.synopses.kll_blocks import MAX_LEVEL, Block, Levels, compacted, concatenated, sorted_block, too_full
+from edgewater.synopses.kll_many import cascaded, check_sketches, height_for, thinned
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 DEFAULT_K = 200
 MIN_K, MAX_K = 8, 1 << 16
 _CHUNK = 1 << 15  # values that are sorted at a time: they fit the L2 cache
 _OF_ALL: dict[str, Any] = {"n": np.sum, "nan": np.sum, "variance": np.sum, "min": np.min, "max": np.max}
-_MERGED = 1 << 20  # values of other sketches that are sorted at a time
+_MERGED = 1 << 17  # values of other sketches that may wait
 
 
 class KllStack(ArrayStack):
@@ -113,17 +119,20 @@ class KllStack(ArrayStack):
             self._add(codes[at : at + _CHUNK], values[at : at + _CHUNK])
 
     def _add(self, codes: IntArray, values: npt.NDArray[Any]) -> None:
-        held = values.astype(np.float64) + 0.0  # -0.0 + 0.0 is 0.0
-        real = held == held
-        if not real.all():
+        held: FloatArray = np.add(values, 0.0, dtype=np.float64)  # -0.0 + 0.0 is 0.0
+        least = held.min(initial=np.inf)
+        if least != least:
+            real = held == held
             self._view("nan")[:] += np.bincount(codes[~real], minlength=len(self))
             codes, held = codes[real], held[real]
+            least = held.min(initial=np.inf)
         if not len(held):
             return
         if len(self) == 1:
-            self._view("n")[0] += len(held)
-            self._view("min")[0] = min(self._view("min")[0], held.min())
-            self._view("max")[0] = max(self._view("max")[0], held.max())
+            state = self._state
+            state["n"][0] += len(held)
+            state["min"][0] = min(state["min"][0], least)
+            state["max"][0] = max(state["max"][0], held.max())
         else:
             self._view("n")[:] += np.bincount(codes, minlength=len(self))
             np.minimum.at(self._view("min"), codes, held)
@@ -144,9 +153,9 @@ class KllStack(ArrayStack):
         if self._runs:
             # By themselves first: what is merged then is short.
             large = len(self) == 1 and self._pending > 2 * _CHUNK
-            block = self._compacted(self._cascaded() if large else sorted_block(self._runs))
+            block = self._compacted(self._cascaded() if large else sorted_block(self._runs, len(self)))
             self._runs, self._pending = [], 0
-            self._rows = self._compacted(sorted_block([self._rows, block]))
+            self._rows = self._compacted(sorted_block([self._rows, block], len(self)))
 
     def _settled(self) -> Self:
         """This stack if nothing waits, or a copy in which it was compacted; not to be changed."""
@@ -163,8 +172,9 @@ class KllStack(ArrayStack):
 
     def _compacted(self, rows: Block) -> Block:
         """Compacts levels, the lowest that is too full first, until every group has room."""
-        if len(self) == 1 and not rows[2].any():
-            rows = self._halved(rows[1])
+        if len(self) == 1:
+            rows = rows if rows[2].any() else self._halved(rows[1])
+            return compacted(rows, self.k >> self.level, self._coin)
         while True:
             chosen = too_full(rows, len(self), self.k >> self.level)
             if chosen is None:
@@ -172,30 +182,22 @@ class KllStack(ArrayStack):
             rows = self._compact(rows, chosen)
 
     def _halved(self, values: FloatArray) -> Block:
-        """The first compactions of a large block of one group, all of level 0: slices of it, without masks."""
+        """The first compactions of a large block of one group, all of level 0: slices of it."""
         level, behind = 0, []
         while len(values) > 8 * self.k:
-            starts = np.array([0, len(values)])
-            coin = int(self._coins(values, starts, np.array([level]))[0])
-            pairs = len(values) & ~1
+            pairs, coin = len(values) & ~1, self._coin(values, level)
             behind.append((values[pairs:], np.full(len(values) - pairs, level, np.uint8)))
-            self._view("variance")[0] += 4.0**level
-            values, level = values[coin:pairs:2], level + 1
+            values, level = values[coin:pairs:2].copy(), level + 1  # side by side, for what comes next
         behind.append((values, np.full(len(values), level, np.uint8)))
         held, levels = (np.concatenate(columns) for columns in zip(*behind, strict=True))
         order = np.argsort(held, kind="stable")
         return np.zeros(len(held), np.int64), held[order], levels[order]
 
     def _cascaded(self) -> Block:
-        """What is pending of one group, with the levels that are far too full halved."""
-        starts = np.zeros(2, np.int64)
-
-        def coin(values: FloatArray, level: int) -> int:
-            starts[1] = len(values)
-            self._view("variance")[0] += 4.0**level
-            return int(self._coins(values, starts, np.array([level]))[0])
-
-        return halved(self._runs, 8 * self.k, coin)
+        """What is pending of one group, with the levels that are far too full thinned."""
+        block, variance = cascaded(self._runs, 8 * (self.k >> self.level), self._word)
+        self._state["variance"][0] += variance
+        return block
 
     def _compact(self, rows: Block, chosen: IntArray) -> Block:
         """Compacts the chosen level of each group. Of an odd number of values the greatest stays behind."""
@@ -218,12 +220,20 @@ class KllStack(ArrayStack):
     def _coins(self, values: FloatArray, starts: IntArray, chosen: IntArray) -> IntArray:
         """0 or 1 per group, from the values that are compacted and how many the group has seen."""
         words = np.ascontiguousarray(values).view(np.uint64)
-        if len(self) == 1:  # the same by other means: an update of one group does little else
-            word = (int(words.sum()) + int(self._view("n")[0]) * 64 + int(chosen[0])) % (1 << 64)
-            return np.array([finalised_word(finalised_word(word, self.seed), self.source) >> 63])
         sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(words)])
         words = np.diff(sums[starts]) + self._view("n").view(np.uint64) * np.uint64(64) + chosen.astype(np.uint64)
         return (finalised(finalised(words, self.seed), self.source) >> np.uint64(63)).astype(np.int64)
+
+    def _coin(self, values: FloatArray, level: int) -> int:
+        """The coin of the only group, by other means; counts the compaction."""
+        self._state["variance"][0] += 4.0**level
+        return self._word(values, level) >> 63
+
+    def _word(self, values: FloatArray, level: int) -> int:
+        """64 bits that depend on the values of the only group that are compacted, and on how many it has seen."""
+        words = np.ascontiguousarray(values).view(np.uint64)
+        word = (int(words.sum()) + int(self._state["n"][0]) * 64 + level) % (1 << 64)
+        return finalised_word(finalised_word(word, self.seed), self.source)
 
     # Merging
 
@@ -239,45 +249,61 @@ class KllStack(ArrayStack):
         self.level = max(self.level, other.level)
         self._append((codes[groups], values, levels))
 
+    @property
+    def unite_parts(self) -> int:
+        """How many sketches are merged at a time: about a chunk of values."""
+        return max(_CHUNK // self.k, 1)
+
     def merge_ones(self, others: Sequence[Self]) -> None:
-        """Merges stacks of one group into this one, which has one too: one sort for all of them."""
+        """Merges stacks of one group into this one, which has one too: many at a time."""
         settled = [other._settled() for other in others]
-        self._shown = None
+        mine = self.k, self.seed
         for other in settled:
-            if (other.k, other.seed) != (self.k, self.seed):
+            if (other.k, other.seed) != mine:
                 self.merge(other, np.zeros(1, np.int64))  # which says what is wrong
             self.level = max(self.level, other.level)
-            self._runs.append(other._rows)
-            self._pending += len(other._rows[0])
-            if self._pending > _MERGED:
-                self.condense()
-        for name, of_all in _OF_ALL.items():
-            self._view(name)[0] = of_all([s._state[name][0] for s in (self, *settled)])
+        for at in range(0, len(settled), self.unite_parts):
+            some = settled[at : at + self.unite_parts]
+            totals = {name: np.array([other._state[name][0] for other in some]) for name in _OF_ALL}
+            values, levels = (np.concatenate([other._rows[i] for other in some]) for i in (1, 2))
+            self._merge_sorted(values, levels, totals)
         if self._pending > _CHUNK:
             self.condense()
 
-    @classmethod
-    def united(cls, messages: Sequence[SynopsisMessage]) -> Self:
-        """One group, from messages of one each in which nothing waits (`merging.Uniting`)."""
-        own = len(cls.arrays)
-        many = cls.from_message(codec.stacked(messages, 0, alike=(own,), own=(own + 1,)))
-        result = many.take(np.zeros(1, np.int64))
-        _, values, levels = many._rows
-        ends = np.cumsum(np.bincount(many._rows[0], minlength=len(many)))
-        at, none = int(ends[0]), np.zeros(len(values), np.int64)
-        while at < len(values):
-            # As much at a time as `merge_ones` takes: whole sketches, until they are more than _MERGED.
-            end = int(ends[min(int(np.searchsorted(ends, at + _MERGED, side="right")), len(ends) - 1)])
-            result._runs.append((none[at:end], values[at:end], levels[at:end]))
-            result._pending += end - at
-            at = end
-            if result._pending > _MERGED:
-                result.condense()
+    def unite(self, many: Many) -> None:
+        """Merges messages of one group each, in which nothing waits (`merging.Uniting`)."""
+        own = len(self.arrays)
+        states = {name: many.each(number) for number, name in enumerate(self.arrays)}
+        folded, counts = many.each(own), many.each(own + 2)
+        if (folded != self.level).any():
+            raise IncompatibleSynopses(f"{self.kind}: levels differ")
+        for at in range(0, len(counts), self.unite_parts):
+            some = slice(at, at + self.unite_parts)
+            totals, ends = {name: state[some] for name, state in states.items()}, np.cumsum(counts[some])
+            values, levels = (many.array(own + i, some) for i in (3, 4))
+            check_sketches(totals, ends, values, levels)
+            self._merge_sorted(values, levels, totals)
+
+    def _merge_sorted(self, values: FloatArray, levels: Levels, totals: dict[str, npt.NDArray[Any]]) -> None:
+        """Merges what sketches of one group hold, one after the other and each sorted, into the only group.
+
+        Args:
+            totals: of each array, its value per sketch.
+        """
+        self._shown = None
+        state = self._state
         for name, of_all in _OF_ALL.items():
-            result._view(name)[0] = of_all([result._view(name)[0], *many._view(name)[1:]])
-        if result._pending > _CHUNK:
-            result.condense()
-        return result
+            state[name][0] = of_all([state[name][0], of_all(totals[name])])
+        runs: list[Block] = [(np.zeros(len(values), np.int64), values, levels)] if len(values) else []
+        if self._pending + len(values) > _CHUNK:
+            sketches, k = len(totals["n"]), self.k >> self.level
+            height = height_for(int(state["n"][0]), int(totals["n"].sum()) / sketches, k)
+            runs, variance = thinned(values, levels, height, sketches, self._word)
+            state["variance"][0] += variance
+        self._runs += runs
+        self._pending += sum(len(run[0]) for run in runs)
+        if self._pending > _MERGED:
+            self.condense()
 
     def fold(self, levels: int = 1) -> Self:
         """A copy with k halved `levels` times: about half the bytes and twice the error each."""
@@ -326,10 +352,14 @@ class KllStack(ArrayStack):
                 name = "min" if isinstance(question, Minimum) else "max"
                 return Estimates.exact(np.where(n > 0, self._view(name), np.nan))
             case Rank(x, confidence):
-                return self._ranks(x, confidence)
+                return ranks(self._held(confidence), x, self.kind)
             case Quantile(q, confidence):
-                return self._quantiles(q, confidence)
-        return self._quantiles(0.5, Quantile(0.5).confidence)
+                return quantiles(self._held(confidence), q, self.kind)
+        return quantiles(self._held(Quantile(0.5).confidence), 0.5, self.kind)
+
+    def _held(self, confidence: float) -> Held:
+        least, greatest = self._view("min"), self._view("max")
+        return Held(self._rows, self._view("n"), least, greatest, self._errors(confidence), confidence)
 
     def rank_errors(self, confidence: float = 0.95) -> FloatArray:
         """How far a rank may be off, per group, as a part of the group's values."""
@@ -338,52 +368,6 @@ class KllStack(ArrayStack):
     def _errors(self, confidence: float) -> FloatArray:
         normal_quantile(confidence)  # checks it
         return np.asarray(np.sqrt(2 * self._view("variance") * math.log(2 / (1 - confidence))))
-
-    def _ranks(self, x: float, confidence: float) -> Estimates:
-        """The part of the values at most `x`; 0 and 1 are certain outside the extremes."""
-        if math.isnan(x):
-            raise InvalidRequest("x", x, "a number")
-        errors = self._errors(confidence)
-        groups, values, levels = self._rows
-        n = self._view("n").astype(np.float64)
-        below = np.bincount(groups, np.where(values <= x, 2.0**levels, 0.0), len(self))
-        parts = []
-        for counted in (below, below - errors, below + errors):
-            inside = np.clip(np.where(errors > 0, np.clip(counted, 1, n - 1), counted), 0, n)
-            certain = np.select([x >= self._view("max"), x < self._view("min")], [n, 0.0], inside)
-            with np.errstate(invalid="ignore"):
-                parts.append(certain / n)
-        value, lower, upper = parts
-        return Estimates(value, np.minimum(lower, value), np.maximum(upper, value), confidence, self.kind)
-
-    def _quantiles(self, q: float, confidence: float) -> Estimates:
-        """The value with rank ⌊q·(n - 1)⌋, from 0; between values that are that far away for certain enough."""
-        if not 0 <= q <= 1:
-            raise InvalidRequest("q", q, "a number from 0 to 1, such as 0.99")
-        errors = self._errors(confidence)
-        groups, values, levels = self._rows
-        n = self._view("n")
-        rank = np.floor(q * np.maximum(n - 1, 0))
-        starts = np.searchsorted(groups, np.arange(len(self) + 1))
-        running = np.concatenate([[0.0], np.cumsum(2.0**levels)])
-        base = running[starts[:-1]]
-        # Not more than rank values are below `value`, and more than rank are at most it.
-        at = np.searchsorted(running[1:], base + rank, side="right")
-        up = np.searchsorted(running[1:], base + rank + errors, side="right")
-        down = np.searchsorted(running[:-1], base + rank - errors, side="right") - 1
-        padded = np.concatenate([values, [np.nan]])
-        least, greatest = self._view("min"), self._view("max")
-        end = starts[1:]
-        value = np.where(at < end, padded[np.minimum(at, len(values))], greatest)
-        upper = np.where(up < end, padded[np.minimum(up, len(values))], greatest)
-        lower = np.where(down >= starts[:-1], padded[np.clip(down, 0, len(values))], least)
-        lower = np.where(errors > 0, lower, value)
-        results = []
-        for result in (value, np.minimum(lower, value), np.maximum(upper, value)):
-            result = np.where(rank == 0, least, np.where(rank == n - 1, greatest, result))
-            results.append(np.where(n > 0, result, np.nan))
-        value, lower, upper = results
-        return Estimates(value, lower, upper, confidence, self.kind)
 
     # Bytes
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edgewater.errors import IncompatibleSynopses, SynopsisError
-from edgewater.synopses import codec, flat
+from edgewater.synopses import codec, columns, flat
+from edgewater.synopses.columns import Many, Parsed
 from edgewater.synopses.grouped import GroupedAggregate, named
 from edgewater.synopses.single import SingleSynopsis, shipped
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 _FEW = 4  # parts of one layout, below which it does not pay to find that out
+_STEP_BYTES = 1 << 22  # of what is in memory while many are read together
+_MANY = 24  # parts from which it pays to read them all at once
 _BLOCK_BYTES = 1 << 20  # of parts that are looked at together: they stay in the cache
 
 TypeOf = Callable[[str], Any]
@@ -25,10 +28,13 @@ TypeOf = Callable[[str], Any]
 class Uniting(Protocol):
     """A stack whose bytes of many groups are those of single ones, array after array."""
 
-    @classmethod
-    def united(cls, messages: Sequence[SynopsisMessage]) -> Self:
-        """A stack of one group, the union of messages of one group each, of equal parameters and seeds: the state that
-        `merge_ones` gives. Raises SynopsisError."""
+    def unite(self, many: Many) -> None:
+        """Merges messages of one group each, of equal parameters and seeds, into this stack, which has one group too:
+        to the state that `merge_ones` gives. Raises SynopsisError.
+
+        Args:
+            many: these messages.
+        """
 
 
 class Flat(Protocol):
@@ -63,33 +69,46 @@ def merged(parts: Sequence[bytes], type_of: TypeOf) -> bytes:
     if isinstance(first, SingleSynopsis) and hasattr(first._stack, "absorb"):
         used = _absorbed(first, parts, type_of)
     rest = np.flatnonzero(~used)[1:].tolist()
-    messages = [named(number, len(parts), codec.unseal, parts[number]) for number in rest]
-    if len(messages) >= _FEW and isinstance(first, SingleSynopsis):
-        united = _united(first, messages)
+    if len(rest) >= _FEW and isinstance(first, SingleSynopsis):
+        united = _united(first, [parts[number] for number in rest])
         if united is not None:
             return bytes(united.to_bytes())
+    messages = [named(number, len(parts), codec.unseal, parts[number]) for number in rest]
     others = [named(number, len(parts), make, message) for number, message in zip(rest, messages, strict=True)]
     whole: bytes = (_merged(first, others, rest, len(parts)) if others else first).to_bytes()
     return whole
 
 
-def _united(first: SingleSynopsis[Any], messages: list[SynopsisMessage]) -> Any:
+def _united(first: SingleSynopsis[Any], parts: list[bytes]) -> Any:
     """`first` and all of these as one, read as a stack of many groups; None, if they are not alike enough for that."""
-    unite = getattr(first._stack, "united", None)
-    head = shipped(first._stack).to_message()
-    mine = _head_of(head)
-    if unite is None or any(_head_of(message) != mine for message in messages):
+    if getattr(first._stack, "unite", None) is None:
         return None
-    # Of what has a fixed size in memory, sparse as it may be in bytes, only so many at a time.
-    fixed = first._stack.nbytes if hasattr(first._stack, "absorb") else 1
-    step = max(4 * _BLOCK_BYTES // fixed, 2 * _FEW)
+    # The bytes of a step and, of what has a fixed size, sparse as it may be in bytes, the memory stay in the cache.
+    fixed = first._stack.nbytes if hasattr(first._stack, "absorb") else len(parts[0])
+    multiple = getattr(first._stack, "unite_parts", 2 * _FEW)
+    step = -(-_STEP_BYTES // (fixed * multiple)) * multiple
+    head = shipped(first._stack).to_message()
+    whole = first.merge_many([])
     try:
-        for at in range(0, len(messages), step):
-            stack = unite([head, *messages[at : at + step]])
-            head = stack.to_message()
+        for at in range(0, len(parts), step):
+            many, more = _read(head, parts[at : at + step])
+            whole._stack.unite(many)
+            whole.records += more
     except SynopsisError:
         return None  # what is wrong, and with which part, comes out when they are read one by one
-    return first._with(stack, first.records + sum(message.records for message in messages))
+    return whole
+
+
+def _read(head: SynopsisMessage, parts: list[bytes]) -> tuple[Many, int]:
+    """Parts like the one whose message that is, and their records. Raises SynopsisError."""
+    if len(parts) >= _MANY:
+        read = columns.read(head, parts)
+        if read is not None:
+            return read, read.records
+    messages = [codec.unseal(part) for part in parts]
+    if any(_head_of(message) != _head_of(head) for message in messages):
+        raise IncompatibleSynopses(f"{head.kind}: not all alike")
+    return Parsed(messages), sum(message.records for message in messages)
 
 
 def _head_of(message: SynopsisMessage) -> tuple[Any, ...]:
@@ -142,7 +161,7 @@ def _layout_of(first: SingleSynopsis[Any], part: bytes, type_of: TypeOf) -> flat
     except SynopsisError:
         return None  # what is wrong, and with which part, comes out when they are read one by one
     dense = message.arrays[first._stack.free_arrays[-1]].shape[0] == 1
-    return flat.Layout.of(part, message) if dense else None
+    return flat.Layout.of(part, message, first._stack.free_arrays) if dense else None
 
 
 def _absorbed_block(
@@ -151,7 +170,7 @@ def _absorbed_block(
     """Which of these parts, all as long as `model`, were merged into `first`: those that are sound and alike."""
     rows = np.frombuffer(b"".join(parts), np.uint8).reshape(len(parts), layout.length)
     free = first._stack.free_arrays
-    alike = flat.checksums_hold(parts, rows) & layout.like(rows, np.frombuffer(model, np.uint8), free)
+    alike = flat.checksums_hold(parts, rows) & layout.alike(rows, np.frombuffer(model, np.uint8))
     chosen = rows if alike.all() else rows[alike]
     try:
         first._stack.absorb([layout.array(chosen, number) for number in free])

@@ -230,7 +230,7 @@ def require_fit(measures: Mapping[str, tuple[Function, Parameters]]) -> None:
 def _read(parameter: Parameter, value: Any, at: str) -> Any:
     try:
         return parameter.read(value)
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError, OverflowError) as exc:
         raise InvalidQuery(at, value, parameter.accepted) from exc
 
 

@@ -120,7 +120,7 @@ class ReservoirStack(SampleStack):
         if len(tags) > wanted:
             limit = np.partition(tags, wanted)[wanted]
             if len(np.unique(tags[tags <= limit])) > self.capacity:  # records that came twice count once
-                self._limits[:] = limit
+                self._limits[:] = np.minimum(self._limits, limit)
 
     def query(self, question: Question | None = None, *, population: FloatArray | None = None) -> Estimates:
         """The answer per group; without a question, the mean.

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses import codec
 from edgewater.synopses.base import BoolArray, Estimates, IntArray, Question
+from edgewater.synopses.columns import Many
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, finalised
 from edgewater.synopses.items import ItemStack, read_item_type
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
@@ -267,25 +268,23 @@ class SampleStack(ItemStack):
         self._next = max(self._next, other._next)
         return rows
 
-    @classmethod
-    def united(cls, messages: Sequence[SynopsisMessage]) -> Self:
-        """One group, from messages of one each (`merging.Uniting`)."""
-        metas = [codec.decode(message.arrays[0]) for message in messages]
-        if len({int(meta[0]) for meta in metas}) > 1:
-            raise IncompatibleSynopses(f"{cls.kind}: levels differ")
-        many = cls.from_message(codec.stacked(messages, 2 + len(cls.arrays), own=(0, 1)))
-        result = many._empty()
-        result.level = many.level
-        result.grow(1)
-        result._next = max(int(meta[1]) for meta in metas)
-        result._expect(many)
-        rows = many._settle()
-        result._add(Rows(np.zeros(len(rows), np.int64), rows.keys, rows.values))
-        result._settle()
-        return result
+    def unite(self, many: Many) -> None:
+        """Merges messages of one group each (`merging.Uniting`)."""
+        message = many.stacked(2 + len(self.arrays), own=(1,))
+        metas = codec.decode(message.arrays[0])
+        levels, nexts = metas[0::2], metas[1::2]
+        if len(levels) != len(nexts) or (levels != self.level).any():
+            raise IncompatibleSynopses(f"{self.kind}: levels differ")
+        message.arrays[0].CopyFrom(codec.encode(metas[:2]))
+        stack = self.from_message(message)
+        self._next = max(self._next, int(nexts.max()))
+        self._expect(stack)
+        rows = stack._settle()
+        self._add(Rows(np.zeros(len(rows), np.int64), rows.keys, rows.values))
+        self._settle()
 
     def _expect(self, many: Self) -> None:
-        """Takes notice of what will be merged into this empty stack, so as to tell what is promising."""
+        """Takes notice of what will be merged into the only group, so as to tell what is promising."""
 
     def fold(self, levels: int = 1) -> Self:
         """A copy of about 2^levels times fewer rows: what would stand there had it been built so."""

@@ -109,8 +109,10 @@ class SingleSynopsis(Generic[S]):
             wider = "string"
         if len(values) and wider not in self.types:
             raise InvalidRecord("values", str(values.type), f"values of type {' or '.join(self.types)}")
+        if wider not in COLUMN_TYPES or values.type == COLUMN_TYPES[wider]:
+            return values
         try:
-            return values.cast(COLUMN_TYPES[wider]) if wider in COLUMN_TYPES else values
+            return values.cast(COLUMN_TYPES[wider])
         except pa.ArrowInvalid as exc:
             raise InvalidRecord("values", str(values.type), f"values that fit {wider}", str(exc)) from exc
 
@@ -122,8 +124,9 @@ class SingleSynopsis(Generic[S]):
         """
         result = self._with(self._stack.take(np.zeros(1, np.int64)), self.records)
         for other in others:
-            codec.require_equal("synopses", self.kind, getattr(other, "kind", type(other).__name__))
-            result.records += other.records
+            if type(other) is not type(self):
+                codec.require_equal("synopses", self.kind, getattr(other, "kind", type(other).__name__))
+        result.records += sum([other.records for other in others])
         merge_ones(result._stack, [other._stack for other in others])
         return result
 

@@ -10,6 +10,7 @@ import pytest
 
 from center.batch import Strategy, build
 from edgewater.errors import InvalidRequest
+from edgewater.slicing import SlidingCount
 from edgewater.synopses import (
     BloomFilter,
     CountMin,
@@ -109,6 +110,18 @@ def test_count_windows_take_records_in_the_order_of_event_time(df: Any, records:
     ordered = records.sort_values(["ts", "size"])["size"].to_numpy()
     expected = [local(HyperLogLog(), pd.Series(ordered[at : at + 3000])).to_bytes() for at in range(0, 20_000, 3000)]
     assert [bytes(s) for s in found.sort_values("window_start").synopsis] == expected
+
+
+def test_sliding_count_windows_hold_the_records_that_brute_force_puts_there(df: Any, records: pd.DataFrame) -> None:
+    window = SlidingCount(3000, 800)
+    ordered = {site: of.sort_values(["ts", "size"]) for site, of in records.groupby("site")}
+    found = windows(build(df, CountMin(64, 3), of="size", time="ts", window=window, stratify_by="site"))
+    for site, rows in found.groupby("site"):
+        truth = [ordered[site][at : at + 3000] for at in range(0, len(ordered[site]), 800)]
+        expected = [(t.ts.min(), t.ts.max() + 1, len(t), local(CountMin(64, 3), t["size"]).to_bytes()) for t in truth]
+        held = [(r.window_start, r.window_end, r.records, bytes(r.synopsis)) for r in rows.itertuples()]
+        assert sorted(held) == sorted(expected)
+    assert set(found.site) == set(ordered)
 
 
 def test_samples_of_tasks_are_one_sample_of_distinct_records(df: Any, records: pd.DataFrame) -> None:

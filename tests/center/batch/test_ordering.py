@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from center.batch import Strategy, build, evaluate
+from edgewater.slicing import SlidingCount
 from edgewater.synopses import HaarWavelet, Point, RangeSum, from_bytes
 from edgewater.windows import CountWindow, Sliding, Tumbling
 
@@ -24,8 +25,9 @@ MANAGED = Strategy("order_based", "slicing", "manager", partitions=3)
         (Sliding("20s", "5s"), MANAGED),
         (Sliding("20s", "5s"), Strategy("order_based", "bucketing", "manager", partitions=4)),
         (CountWindow(1500), MANAGED),
+        (SlidingCount(1500, 900), MANAGED),
     ],
-    ids=["global", "tumbling", "sliding by slices", "sliding by windows", "count"],
+    ids=["global", "tumbling", "sliding by slices", "sliding by windows", "count", "sliding count"],
 )
 def test_a_manager_answers_by_the_index_of_the_whole_window(
     df: Any, records: pd.DataFrame, window: Any, strategy: Any
@@ -36,8 +38,9 @@ def test_a_manager_answers_by_the_index_of_the_whole_window(
     for number, row in enumerate(sorted(rows, key=lambda r: r.window_start)):
         start, end = (int(t.timestamp() * 1000) for t in (row.window_start, row.window_end))
         signal = ordered[(ordered.ts >= start) & (ordered.ts < end)]["size"].to_numpy()
-        if isinstance(window, CountWindow):
-            signal = ordered["size"].to_numpy()[number * 1500 : (number + 1) * 1500]
+        if isinstance(window, CountWindow | SlidingCount):
+            begin = number * getattr(window, "every", window.count)
+            signal = ordered["size"].to_numpy()[begin : begin + window.count]
         manager = from_bytes(bytes(row.synopsis))
         assert manager.records == row.records == len(signal)
         for first, last in ((0, len(signal) - 1), (7, len(signal) // 2), (len(signal) // 3, len(signal) // 3)):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from center.batch import Strategy, compute, plan
 from center.batch.compute import Compute, Job
 from center.batch.layout import Layout
-from center.batch.merging import Finish, Piece, sessions, sliding
+from center.batch.merging import Finish, Piece, bounds_of, sessions, sliding
 from center.batch.template import Template
 from edgewater.errors import InvalidRequest
 from edgewater.synopses import CountMin, GroupedAggregate, HaarWavelet, HyperLogLog, ReservoirSample, from_bytes
@@ -68,8 +68,9 @@ def test_a_sliding_window_costs_three_merges_a_slice_whatever_the_overlap() -> N
 def test_a_session_is_cut_where_the_gap_is_reached_or_it_would_be_too_long() -> None:
     window = Session(10, 30)
     slices = [piece(0, 3, 9), piece(10, 12), piece(20, 21), piece(30, 30), piece(50, 51, 55), piece(60, 65)]
-    found = [p.held.values for p in sessions(iter(slices), window)]
-    assert found == [(0, 10, 20), (30,), (50,), (60,)]
+    job = Job(Template.of(CountMin()), Layout((), ("int64",), ("v",), "t"), window)
+    found = [(p.held.values, *bounds_of(job, p)) for p in sessions(iter(slices), window)]
+    assert found == [((0, 10, 20), 3, 30), ((30,), 30, 40), ((50,), 51, 65), ((60,), 65, 75)]
 
 
 @pytest.mark.parametrize("by_windows", [False, True], ids=["slicing", "bucketing"])
