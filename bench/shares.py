@@ -97,7 +97,7 @@ def run(trace: Trace, skew: float, budget: float, division: str) -> Row:
     for second, row in enumerate(trace.batches):
         for edge, (keys, values) in zip(ids, row, strict=True):
             core = cores[edge]
-            core.handle(Ingested("log", "f", _batch(trace.names[keys], values, second * 1000), 0))
+            core.handle(Ingested("log", "f", _batch(trace.names[keys], values, second * 1000), (second + 1) * 1000))
             for body_bytes, found in _ship(core):
                 counted = second * 1000 // WINDOW_MS >= WARM_UP
                 size, frames = size + counted * body_bytes, frames + counted

@@ -5,6 +5,9 @@ all edges which can be heard have told, so that the numbers of all of them are o
 nothing for `patience` cannot be heard. It stands still, the watermark expects of it what it usually does, and when
 it speaks again it catches up.
 
+Each group of a query with groups is a `Stratum` with a watermark of its own; without groups there is one. With more
+groups than `MAX_GROUPS` at a time all are let go, and for a while windows wait until they are complete.
+
 All that changes this state goes through `apply`, as a note of JSON. The notes since a snapshot are the state's log:
 applying them to the snapshot again gives the same state, and so the same answers.
 """
@@ -12,7 +15,6 @@ applying them to the snapshot again gives the same state, and so the same answer
 from __future__ import annotations
 
 import base64
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple
@@ -20,13 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from center.prediction import Prediction
-from center.seats import reseated
-from center.tallies import Report, Tallies
+from center.groups import Groups
+from center.points import next_point
+from center.prediction import Outlook, Prediction, assembled
+from center.strata import View
+from center.tallies import Report
 from edgewater.accuracy import Accuracy, Clockwork
 from edgewater.synopses.base import IntArray
-from edgewater.watermarks.monitor import SubstreamStatistics
-from edgewater.watermarks.watermark import Answer, TopUp, Wait, Watermark
+from edgewater.watermarks.grouped import GroupedSubstream
+from edgewater.watermarks.monitor import DEFAULT_MAX_SKEW_MS, SubstreamStatistics
+from edgewater.watermarks.watermark import TopUp, Wait, Watermark
 
 PATIENCE_MS = 1_000
 """Event time, besides a sub-stream, after which an edge that has told nothing cannot be heard."""
@@ -34,6 +39,8 @@ MAX_BEHIND, MAX_LEAP = 8, 16
 """In longest lags: after how much silence an edge, or a query, is begun with anew."""
 RECORD = 400
 """Windows over which coverage is measured."""
+LOOKS = tuple(5 << n for n in range(12))
+"""Slots after a window's end at which an early answer with groups is looked at again."""
 
 Note = list[Any]
 
@@ -50,18 +57,20 @@ class AccuracyBook:
         self.accuracy, self.clockwork, self._latest = accuracy, clockwork, latest_slots
         self.patience_ms = clockwork.grid.substream_ms + round(PATIENCE_MS * speed)
         self.edges: list[str] = []
-        self.mark: Watermark | None = None
-        self._base = 0  # the watermark's slot 0
-        self._first: dict[str, int] = {}  # by edge: what was born before is not in the watermark
+        self._slot: int | None = None  # None: nothing is known of any time
+        self._before = 0  # the slot before time last went on
+        self._base = 0  # of windows that began before it nothing is known
+        self._groups = Groups(self._fresh, accuracy, clockwork)
+        self._first: dict[str, int] = {}  # by edge: what was born before is in no watermark
+        self._behind: dict[str, int] = {}  # by edge: slots since it was last heard
         self._applied: dict[str, int] = {}
         self._reports: dict[str, list[Report]] = {}
-        self._ahead: dict[str, list[list[int]]] = {}  # (slot, lag, count) of arrivals with a time to come
-        self._tallies = Tallies(accuracy.kind, clockwork)
+        self._ahead: dict[str, list[list[int]]] = {}  # (slot, lag, count, stratum) of arrivals with a time to come
         self._waits: dict[int, int] = {}
         self._given: dict[int, tuple[Prediction, Prediction, bool]] = {}  # the first answer, the last, was it early
         self.now_ms = 0
         self.notes: list[Note] = []
-        self.outcomes: deque[bool] = deque(maxlen=RECORD)
+        self.outcomes: deque[float] = deque(maxlen=RECORD)
 
     # What it is told
 
@@ -70,7 +79,7 @@ class AccuracyBook:
         kind, *rest = note
         change: dict[str, Callable[..., None]] = {
             "expect": self._expect, "report": self._report, "advance": self._advance, "wait": self._wait,
-            "given": self._note_given, "finish": self._finish,
+            "given": self._note_given, "finish": self._finish, "idle": self._groups.let_go,
         }  # fmt: skip
         change[kind](*rest)
         self.notes.append(note)
@@ -86,7 +95,10 @@ class AccuracyBook:
     def advance(self, now_ms: int, *, force: bool = False) -> None:
         """Event time has come to `now_ms`. With `force`, edges that have not told of it yet are not waited for."""
         self.now_ms = max(self.now_ms, now_ms)
-        target, heard = self._next_point(force)
+        told = {e: self._points(e) for e in self.edges}
+        target, heard = next_point(
+            self.clockwork, told, self._behind, self._slot, self.now_ms, self.patience_ms, force=force
+        )
         if target is not None:
             self.apply(["advance", target, heard])
 
@@ -95,120 +107,141 @@ class AccuracyBook:
         self.apply(["given", start_ms, early, *astuple(prediction)])
 
     def finish(self, start_ms: int) -> bool | None:
-        """The window is final; whether its first early answer's interval holds the truth, if that can be told."""
+        """The window is final; whether its first early answer's intervals hold the truth, if that can be told."""
         first = self._given.get(start_ms)
-        truth = self._tallies.truth(start_ms, self.edges) if first is not None and first[2] else None
-        covered = None if first is None or truth is None else bool(
-            first[0].lower - 1e-9 * abs(truth) <= truth <= first[0].upper + 1e-9 * abs(truth)
-        )  # fmt: skip
+        held: list[bool] = []
+        if first is not None and first[2]:
+            known = [o for o in first[0].outlooks if o.promised]
+            held = [h for o in known if (h := self._holds(o, start_ms)) is not None]
+            held = held if len(held) == len(known) else []
         if first is not None or start_ms in self._waits:
-            self.apply(["finish", start_ms, covered])
-        return covered
+            self.apply(["finish", start_ms, self._share(held)])
+        return all(held) if held else None
+
+    def _holds(self, outlook: Outlook, start_ms: int) -> bool | None:
+        stratum = self._groups.get(outlook.key)
+        truth = stratum.tallies.truth(start_ms, self.edges) if stratum is not None else None
+        if truth is None:
+            return None
+        return bool(outlook.lower - 1e-9 * abs(truth) <= truth <= outlook.upper + 1e-9 * abs(truth))
+
+    def _share(self, held: Sequence[bool]) -> float | None:
+        """What the window counts in the record of coverage."""
+        if not held:
+            return None
+        return float(all(held)) if self.accuracy.scope == "all" else sum(held) / len(held)
 
     # What it says
 
     @property
     def slot(self) -> int:
         """All that is said is of what had arrived by the beginning of this slot."""
-        return self._base + self.mark.slot if self.mark is not None else -(1 << 62)
+        return self._slot if self._slot is not None else -(1 << 62)
 
     @property
     def coverage(self) -> float | None:
+        """Of a query whose scope is each group, the part of intervals; else of windows."""
         return sum(self.outcomes) / len(self.outcomes) if self.outcomes else None
+
+    @property
+    def is_crowded(self) -> bool:
+        """There are more groups than can be told apart, or were until lately."""
+        return self._groups.crowded_until is not None
+
+    @property
+    def groups(self) -> int:
+        return len(self._groups)
 
     def is_seen(self, start_ms: int) -> bool:
         """Whether the window has begun since arrivals are known."""
-        return self.mark is not None and self.clockwork.slot_at(start_ms) >= self._base
+        return self._slot is not None and not self.is_crowded and self.clockwork.slot_at(start_ms) >= self._base
 
     def has_ended(self, start_ms: int) -> bool:
-        return self._end_slot(start_ms) <= self.slot
+        return self.clockwork.slot_at(start_ms) + self.clockwork.window_slots <= self.slot
+
+    def may_revise(self, start_ms: int) -> bool:
+        """Whether an early answer is to be looked at again.
+
+        With groups that is at ever longer intervals, for each has a watermark to be asked. And it is not if a silent
+        edge may have what is older than the longest lag, for no model has that.
+        """
+        began = self.clockwork.slot_at(start_ms)
+        if min(max(self._behind.values(), default=0), self.slot - began) > self.clockwork.grid.lags:
+            return False
+        end = began + self.clockwork.window_slots
+        return self.accuracy.scope is None or any(self._before < end + at <= self.slot for at in LOOKS)
 
     def last_given(self, start_ms: int) -> Prediction | None:
         given = self._given.get(start_ms)
         return given[1] if given else None
 
     def judge(self, start_ms: int) -> Prediction | None:
-        """The answer, if it is to be given now."""
+        """The answer, if it is to be given now: each group with a promise is good enough, or will not be."""
         if not self.is_seen(start_ms) or not self.has_ended(start_ms) or self._waits.get(start_ms, 0) > self.slot:
             return None
-        assert self.mark is not None
-        sampled = self._tallies.sampled(start_ms, self.edges)
-        end = self._end_slot(start_ms) - self._base
-        verdict = self.mark.judge(end, sampled)
-        if isinstance(verdict, Wait):
+        views, reasons = self._groups.views(start_ms, self.edges), {}
+        until: list[int] = []
+        for view in (v for v in views if v.promised):
+            stratum = view.stratum
+            verdict = stratum.judge(start_ms, view)
+            if isinstance(verdict, TopUp):
+                reasons[stratum.key] = "the edges were asked for too small a sample"
+            elif not isinstance(verdict, Wait):
+                reasons[stratum.key] = verdict.reason
             # No waiting makes an interval a part of nothing.
-            if zero := self._tallies.may_be_zero(sampled, self.accuracy.of):
-                return self.predict(start_ms, zero)
-            self.apply(["wait", start_ms, self._base + verdict.until])
-            return None
-        if isinstance(verdict, TopUp):
-            return self.predict(start_ms, "the edges were asked for too small a sample")
-        return self.predict(start_ms, verdict.reason)
+            elif zero := stratum.tallies.may_be_zero(view.sampled, self.accuracy.of):
+                reasons[stratum.key] = zero
+            else:
+                until.append(stratum.base + verdict.until)
+        if until:
+            self.apply(["wait", start_ms, min(until)])
+        return self._predicted(start_ms, views, reasons) if reasons and not until else None
 
-    def predict(self, start_ms: int, reason: str = "") -> Prediction:
+    def predict(self, start_ms: int) -> Prediction:
         """The window as it looks now, good enough or not."""
-        assert self.mark is not None
-        mark, sampled = self.mark, self._tallies.sampled(start_ms, self.edges)
-        end = self._end_slot(start_ms)
-        offset = max(self.slot - end, 0)
-        stragglers, model = mark.window_model(offset, sampled)
-        estimate = float(model.estimate[0])
-        straggler = float(model.straggler_width[0])
-        sampling = float(model.sampling_width(sampled.count, mark.quantile)[0])
-        behind = mark.triangle.behind > 0
-        variance = stragglers.deviation**2
-        of_silent = float(variance[behind].sum() / variance.sum()) if variance.sum() > 0 else 0.0
-        width = math.hypot(sampling, straggler)
-        silent = tuple(e for e, b in zip(self.edges, behind, strict=True) if b)
+        return self._predicted(start_ms, self._groups.views(start_ms, self.edges), {})
+
+    def _predicted(self, start_ms: int, views: Sequence[View], reasons: Mapping[str, str]) -> Prediction:
+        outlooks = [v.stratum.outlook(v, reasons.get(v.stratum.key, "")) for v in views]
+        silent = tuple(e for e in self.edges if self._behind.get(e))
         unheard = [e for e in self.edges if e not in self._applied]
-        met = bool(stragglers.known and width <= self.accuracy.error * abs(estimate)) and not unheard
-        if not met and unheard:
-            reason = f"nothing has ever come from {', '.join(unheard)}"
-        elif not met and not reason:
-            reason = "the interval is wider than the error"
-        arrived = float(sampled.arrived.sum())
-        lower = estimate - width
-        if self.accuracy.kind == "count":
-            lower = max(lower, arrived)
-        return Prediction(
-            estimate, lower, estimate + width, sampling, straggler * math.sqrt(1 - of_silent),
-            straggler * math.sqrt(of_silent), met, "" if met else reason, arrived, float(model.size[0]),
-            float(sampled.count.sum()), silent, offset,
-        )  # fmt: skip
+        waited = max(self.slot - self.clockwork.slot_at(start_ms) - self.clockwork.window_slots, 0)
+        return assembled(outlooks, self.accuracy.scope is not None, unheard, silent, waited)
 
     def is_sampled(self, start_ms: int) -> bool:
         """Whether some of the window's records were counted and not processed."""
-        if self.accuracy.kind == "count" or self.mark is None:
+        if self.accuracy.kind == "count":
             return False
-        sampled = self._tallies.sampled(start_ms, self.edges)
-        return bool((sampled.count < sampled.arrived).any())
+        sampled = (s.tallies.sampled(start_ms, self.edges) for s in self._groups)
+        return any(bool((each.count < each.arrived).any()) for each in sampled)
 
     def rates(self) -> dict[str, float]:
-        """By edge, what part of its records the next window needs, as the watermark plans it."""
-        if self.mark is None:
+        """By edge, what part of its records the next window needs, as the watermarks plan it."""
+        if not len(self._groups):
             return {}
-        return dict(zip(self.edges, self.mark.plan().rates[:, 0].tolist(), strict=True))
+        last = self._given[max(self._given)][1] if self._given else None
+        rates = self._groups.rates({o.key for o in last.outlooks if o.promised} if last is not None else set())
+        return dict(zip(self.edges, rates, strict=True)) if rates else dict.fromkeys(self.edges, 1.0)
 
     # Changes
 
     def _expect(self, edges: Sequence[str]) -> None:
         before, self.edges = self.edges, list(edges)
-        for table in (self._applied, self._reports, self._ahead, self._first):
+        for table in (self._applied, self._reports, self._ahead, self._first, self._behind):
             for edge in [e for e in table if e not in self.edges]:
                 del table[edge]
         if not self.edges:
-            self.mark = None
-        elif self.mark is not None:
+            self._slot = None
+        elif self._slot is not None:
             self._reseat([before.index(e) if e in before else None for e in self.edges])
 
     def _reseat(self, rows: Sequence[int | None]) -> None:
-        """The watermark over other sources: row i is what was row `rows[i]`, or a new one."""
-        assert self.mark is not None
-        slot = self.slot
-        self.mark = reseated(self.mark, rows, self._fresh)
+        """Other sources: row i is what was row `rows[i]`, or a new one."""
+        self._groups.reseat(rows)
         for edge, row in zip(self.edges, rows, strict=True):
             if row is None:
-                self._first[edge] = slot
+                self._first[edge] = self.slot
+                self._behind[edge] = 0
 
     def _fresh(self, sources: int) -> Watermark:
         clock = self.clockwork
@@ -217,118 +250,80 @@ class AccuracyBook:
         )
 
     def _report(self, edge: str, through_ms: int, substreams: Sequence[str]) -> None:
-        grid = self.clockwork.grid
-        read = [SubstreamStatistics.from_state(base64.b64decode(s), grid) for s in substreams]
+        read = self._read(substreams)
         if edge in self.edges:
             self._reports.setdefault(edge, []).append(Report(self.clockwork.slot_at(through_ms), read))
+
+    def _read(self, substreams: Sequence[str]) -> list[SubstreamStatistics | GroupedSubstream]:
+        kind = SubstreamStatistics if self.accuracy.scope is None else GroupedSubstream
+        return [kind.from_state(base64.b64decode(s), self.clockwork.grid) for s in substreams]
 
     def _points(self, edge: str) -> list[int]:
         """The points that the edge has told and that lie ahead of what was applied."""
         points = [r.point for r in self._reports.get(edge, ())]
         return [*points, self._applied[edge]] if edge in self._applied else points
 
-    def _late(self, slot: int) -> list[str]:
-        """Edges that stood still and have told of all before the slot by now."""
-        assert self.mark is not None
-        behind = self.mark.triangle.behind
-        return [
-            e
-            for e, b in zip(self.edges, behind, strict=True)
-            if b and any(r.point == slot for r in self._reports.get(e, ()))
-        ]
-
-    def _next_point(self, force: bool) -> tuple[int | None, list[str]]:
-        """The slot to advance to, and the edges that have told of it."""
-        # A point that lies further ahead is of a clock that cannot be believed.
-        believed = self.clockwork.slot_at(self.now_ms + self.patience_ms)
-        points = {e: frozenset(p for p in self._points(e) if p <= believed) for e in self.edges}
-        told = {e: max(p) for e, p in points.items() if p}
-        if not told:
-            return None, []
-        patient = self.clockwork.slot_at(self.now_ms - self.patience_ms)
-        heard = [e for e, point in told.items() if point > patient]
-        if force:
-            latest = max(told.values())
-            heard = [e for e in heard if told[e] >= latest] or heard
-        slot = self.slot
-        if not heard:
-            # Nobody can be heard: time goes on without anybody, for as long as anything is known.
-            last = max(told.values())
-            target = min(self.clockwork.slot_at(self.now_ms), last + self.clockwork.grid.lags)
-            return (target, [e for e in told if target in points[e]]) if target > slot and self.mark else (None, [])
-        common = frozenset.intersection(*(points[e] for e in heard))
-        target = max((p for p in common if p > slot), default=slot)
-        if target > slot:
-            return target, [e for e in self.edges if target in points[e]]
-        late = self._late(slot) if self.mark is not None else []
-        return (slot, late) if late else (None, [])
-
     def _advance(self, target: int, heard: Sequence[str]) -> None:
-        if self.mark is None or target - self.slot > MAX_LEAP * self.clockwork.grid.lags:
+        if self._slot is None or target - self._slot > MAX_LEAP * self.clockwork.grid.lags:
             self._begin(target, heard)
             return
-        mark, slot = self.mark, self.slot
-        reporting = np.array([e in heard for e in self.edges])
-        rows: list[IntArray] = []
-        for source, edge in enumerate(self.edges):
-            if edge in heard:
-                rows.append(self._arrivals(source, edge, slot, target))
-        table = np.concatenate(rows) if rows else np.zeros((0, 4), np.int64)
-        table = table[np.argsort(table[:, 0], kind="stable")]
-        cuts = np.searchsorted(table[:, 0], np.arange(slot, target + 1))
-        arrived = np.zeros((len(self.edges), self.clockwork.grid.lags))
-        for i in range(target - slot):
-            now = table[cuts[i] : cuts[i + 1]]
-            arrived[:] = 0
-            np.add.at(arrived, (now[:, 1], now[:, 2]), now[:, 3])
-            mark.on_slot(arrived, reporting)
+        slot = self._slot
+        told = [self._arrivals(source, edge, slot, target) for source, edge in enumerate(self.edges) if edge in heard]
+        rows = np.concatenate(told) if told else np.zeros((0, 5), np.int64)
+        self._groups.advance(slot, target, rows, np.array([e in heard for e in self.edges]))
+        for edge in self.edges:
+            self._behind[edge] = 0 if edge in heard else self._behind.get(edge, 0) + target - slot
+        self._before, self._slot = slot, target
+        if self._groups.crowded_until is not None and target >= self._groups.crowded_until:
+            self._groups.crowded_until = None
+            self._base = self._rounded(target + DEFAULT_MAX_SKEW_MS // self.clockwork.grid.slot_ms, up=True)
+            self._first = dict.fromkeys(self.edges, self._base)
 
     def _begin(self, target: int, heard: Sequence[str]) -> None:
         """Starts at `target`, or anew after a time of which nothing is known."""
-        slots = self.clockwork.grid.substream_slots
-        self._base = target // slots * slots
-        self.mark = self._fresh(len(self.edges))
+        self._slot = self._base = self._rounded(target)
         # What has come before has no lag that could be learnt from, for what came with it is not known.
         self._first = dict.fromkeys(self.edges, self._base)
+        self._behind = dict.fromkeys(self.edges, 0)
+        self._groups.begin(self._slot, len(self.edges))
         self._given, self._waits = {}, {}
         self._applied = dict.fromkeys(heard, self._base)
         self._advance(target, heard)
+
+    def _rounded(self, slot: int, *, up: bool = False) -> int:
+        """The border of sub-streams at or before a slot; with `up`, at or after it."""
+        slots = self.clockwork.grid.substream_slots
+        return -(-slot // slots) * slots if up else slot // slots * slots
 
     def _arrivals(self, source: int, edge: str, slot: int, target: int) -> IntArray:
         """Takes in an edge's reports up to `target`; what it tells of slots before `slot` it catches up with.
 
         Returns:
-            (slot, source, lag, count) of arrivals in [slot, target).
+            (slot, source, lag, count, stratum) of arrivals in [slot, target).
         """
-        assert self.mark is not None
         lags = self.clockwork.grid.lags
         reports = self._reports.get(edge, [])
         taken = [r for r in reports if r.point <= target]
         self._reports[edge] = [r for r in reports if r.point > target]
-        parts = [np.array(self._ahead.pop(edge, []), np.int64).reshape(-1, 3)]
-        for report in taken:
-            self._tallies.add(edge, report.substreams)
-            parts += [np.stack(s.arrivals(), axis=1) for s in report.substreams if len(s.cells)]
+        parts = [np.array(self._ahead.pop(edge, []), np.int64).reshape(-1, 4)]
+        reporting = np.array([not self._behind.get(e) for e in self.edges])
+        parts += [self._groups.tell(edge, s, slot, reporting) for report in taken for s in report.substreams]
         found = np.concatenate(parts)
         found = found[found[:, 0] - found[:, 1] >= self._first[edge]]
         later = found[:, 0] >= target
         self._ahead[edge] = found[later].tolist()
         found = found[~later]
-        behind = int(self.mark.triangle.behind[source])
+        behind = self._behind.get(edge, 0)
         if behind > MAX_BEHIND * lags:
             self._reseat([None if e == edge else i for i, e in enumerate(self.edges)])
             found = found[found[:, 0] - found[:, 1] >= slot]
         elif behind:
-            old = found[found[:, 0] < slot]
-            missed = np.zeros((behind, lags))
-            at = np.maximum(old[:, 0] - (slot - behind), 0)
-            np.add.at(missed, (at, old[:, 1]), old[:, 2])
-            self.mark.on_return(source, missed)
+            self._groups.come_back(source, found[found[:, 0] < slot], slot)
             found = found[found[:, 0] >= slot]
         self._applied[edge] = target
         # A lag longer than the longest was cut to it: the arrival is now, whatever slot that comes to.
         found[:, 0] = np.maximum(found[:, 0], slot)
-        return np.stack([found[:, 0], np.full(len(found), source), found[:, 1], found[:, 2]], axis=1)
+        return np.insert(found, 1, source, axis=1)
 
     def _wait(self, start_ms: int, until: int) -> None:
         self._waits[start_ms] = until
@@ -337,59 +332,48 @@ class AccuracyBook:
         prediction, first = Prediction.read(parts), self._given.get(start_ms)
         self._given[start_ms] = (first[0], prediction, first[2]) if first else (prediction, prediction, early)
         self._waits.pop(start_ms, None)
-        if first is None and self.mark is not None:
-            p = prediction
-            widths = (np.array([x]) for x in (p.estimate, p.sampling, p.straggler, p.expected))
-            estimate, sampling, straggler, size = widths
-            answer = Answer(estimate, sampling, straggler, size, p.met)
-            sampled = self._tallies.sampled(start_ms, self.edges)
-            if sampled.arrived.sum() > 0:
-                self.mark.on_answered(sampled, answer, self._tallies.by_lag(start_ms, self.edges))
+        if first is None and self._slot is not None:
+            for outlook in prediction.outlooks:
+                if (stratum := self._groups.get(outlook.key)) is not None:
+                    stratum.learn(start_ms, self.edges, outlook)
 
-    def _finish(self, start_ms: int, covered: bool | None) -> None:
+    def _finish(self, start_ms: int, covered: float | None) -> None:
         self._waits.pop(start_ms, None)
         if self._given.pop(start_ms, None) is not None and covered is not None:
             self.outcomes.append(covered)
 
     def forget_before(self, start_ms: int) -> None:
         """Sub-streams before it are of final windows only. Not noted: it follows from the ledger's state."""
-        self._tallies.forget_before(start_ms)
-
-    # Sums
-
-    def _end_slot(self, start_ms: int) -> int:
-        return self.clockwork.slot_at(start_ms) + self.clockwork.window_slots
+        self._groups.forget_before(start_ms)
+        if idle := self._groups.idle(self.slot):
+            self.apply(["idle", idle])
 
     # Snapshots
 
     def to_state(self) -> dict[str, Any]:
         """JSON. With the notes behind it, it is all there is."""
         return {
-            "edges": self.edges, "base": self._base, "now_ms": self.now_ms, "first": self._first,
-            "applied": self._applied, "ahead": self._ahead,
-            "mark": None if self.mark is None else base64.b64encode(self.mark.to_state()).decode(),
+            "edges": self.edges, "slot": self._slot, "before": self._before, "base": self._base,
+            "now_ms": self.now_ms, "first": self._first,
+            "behind": self._behind, "applied": self._applied, "ahead": self._ahead,
+            "groups": self._groups.to_state(),
             "reports": {
                 e: [[r.point, [base64.b64encode(s.to_state()).decode() for s in r.substreams]] for r in reports]
                 for e, reports in self._reports.items()
             },
-            "tallies": self._tallies.to_state(),
             "waits": list(self._waits.items()), "outcomes": list(self.outcomes),
             "given": [[s, astuple(a), astuple(b), early] for s, (a, b, early) in self._given.items()],
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Puts a new book into the state that `to_state` gave; raises what damaged JSON or bytes raise."""
-        grid = self.clockwork.grid
         self.edges, self._base, self.now_ms = list(state["edges"]), state["base"], state["now_ms"]
-        self._first, self._applied, self._ahead = dict(state["first"]), dict(state["applied"]), dict(state["ahead"])
-        if state["mark"] is not None:
-            self.mark = Watermark.from_state(base64.b64decode(state["mark"]))
+        self._slot, self._before = state["slot"], state["before"]
+        self._groups.restore(state["groups"])
+        self._first, self._behind = dict(state["first"]), dict(state["behind"])
+        self._applied, self._ahead = dict(state["applied"]), dict(state["ahead"])
         for edge, reports in state["reports"].items():
-            self._reports[edge] = [
-                Report(p, [SubstreamStatistics.from_state(base64.b64decode(s), grid) for s in each])
-                for p, each in reports
-            ]
-        self._tallies.restore(state["tallies"])
+            self._reports[edge] = [Report(point, self._read(each)) for point, each in reports]
         self._waits = dict(map(tuple, state["waits"]))
         self.outcomes.extend(state["outcomes"])
         self._given = {start: (Prediction.read(a), Prediction.read(b), early) for start, a, b, early in state["given"]}

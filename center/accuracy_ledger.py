@@ -158,7 +158,7 @@ class AccuracyLedger(GridLedger):
             if seen and book.is_sampled(start_ms):
                 self._predicted = book.predict(start_ms)
         elif state is not None and state.is_answered:
-            if not dirty or not seen:
+            if not dirty or not seen or not book.may_revise(start_ms):
                 return None
             self._predicted = book.predict(start_ms)
             last = book.last_given(start_ms)
@@ -184,4 +184,4 @@ class AccuracyLedger(GridLedger):
         if self._phase(start_ms) is Phase.FINAL:
             covered = self._book.finish(start_ms)
         return judged(quality, self._spec, self._predicted, early=early, covered=covered, coverage=self._book.coverage,
-                      slot_ms=self._book.clockwork.grid.slot_ms)  # fmt: skip
+                      slot_ms=self._book.clockwork.grid.slot_ms, crowded=self._book.is_crowded)  # fmt: skip

@@ -21,9 +21,12 @@ import pyarrow.csv
 from center.cells import Cell, Part, plain, without_lists
 from center.measures import DEFAULT_QUANTILES, PLAIN, Asker, Questions, widened
 from center.results import AnswerRecord
+from edgewater.accuracy import group_key, group_values
 from edgewater.query import Measure, QuerySpec
 from edgewater.synopses.base import Estimates, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
+
+_UNSTATED = (None, None, None)
 
 __all__ = ["DEFAULT_QUANTILES", "PLAIN", "Questions", "is_meant", "render", "rfc3339", "to_csv", "to_table"]
 
@@ -64,6 +67,8 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN) 
     rows = _rows(record, spec, questions)
     quality = dict(record.quality)
     contract = quality.pop("contract")
+    if any("groups" in p for p in quality.get("prediction", {}).values()):
+        del quality["prediction"]  # the rows say it
     if "merged_into_ms" in quality:
         quality["merged_into"] = rfc3339(quality.pop("merged_into_ms"))
     names = list(rows.groups)
@@ -118,23 +123,24 @@ def rfc3339(time_ms: int) -> str:
 
 
 def _rows(record: AnswerRecord, spec: QuerySpec, questions: Questions) -> Rows:
+    withheld = record.quality["error"]["withheld"]
+    predictions = record.quality.get("prediction")
     if record.synopsis is None:
         groups = {name: pa.nulls(0) for name in spec.group_by}
         stacks = {m.name: m.function.make(m.parameters, None) for m in spec.measures}
         order: IntArray = np.zeros(0, np.int64)
     else:
         aggregate = GroupedAggregate.from_bytes(record.synopsis)
+        _add_expected(aggregate, predictions or {})
         order = _asked_for(aggregate, sorted_groups(aggregate), questions)
         groups = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True))
         stacks = dict(aggregate.measures)
         if not np.array_equal(order, np.arange(len(aggregate))):
             stacks = {name: stack.take(order) for name, stack in stacks.items()}
-    withheld = record.quality["error"]["withheld"]
-    predictions = record.quality.get("prediction")
 
     def widen(estimates: Estimates, measure: Measure) -> Estimates:
         if predictions is not None:
-            return predicted(estimates, measure, predictions)
+            return predicted(estimates, measure, predictions, groups)
         return widened(estimates, measure, withheld)
 
     values = tuple(
@@ -145,17 +151,39 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: Questions) -> Rows:
     return Rows(groups, values, len(order))
 
 
-def predicted(estimates: Estimates, measure: Measure, predictions: Mapping[str, Any]) -> Estimates:
-    """What the window comes to in place of what has come: the measure's own prediction; of other measures it is only
-    known that the truth is another, and their bounds are unknown."""
+def predicted(
+    estimates: Estimates, measure: Measure, predictions: Mapping[str, Any], groups: Mapping[str, pa.Array]
+) -> Estimates:
+    """What the window comes to in place of what has come: the measure's own prediction; of other measures, and of
+    groups with too few records, it is only known that the truth is another, and their bounds are unknown.
+
+    Args:
+        groups: the rows' key columns.
+    """
     p = predictions.get(measure.name)
+    unknown = np.full(len(estimates), np.nan)
     if p is None:
-        unknown = np.full(len(estimates), np.nan)
         return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
-    value, lower, upper = (
-        np.full(len(estimates), math.nan if p[name] is None else p[name]) for name in ("estimate", "lower", "upper")
-    )
-    return Estimates(value, lower, upper, p["confidence"], estimates.basis)
+    if "groups" not in p:
+        stated = [[p[name] for name in ("estimate", "lower", "upper")]] * len(estimates)
+    else:
+        keys = (group_key(values) for values in zip(*(c.to_pylist() for c in groups.values()), strict=True))
+        stated = [p["groups"].get(key, _UNSTATED) for key in keys]
+    columns = np.array([[math.nan if x is None else x for x in row] for row in stated], float).reshape(-1, 3).T
+    value = columns[0]
+    if "groups" in p:
+        value = np.where(np.isnan(value), estimates.value, value)
+    return Estimates(value, columns[1], columns[2], p["confidence"], estimates.basis)
+
+
+def _add_expected(aggregate: GroupedAggregate, predictions: Mapping[str, Any]) -> None:
+    """Adds rows for groups of which records are expected and none has come: those of an edge that cannot be heard."""
+    for p in predictions.values():
+        keys = [group_values(key) for key, (_, lower, _) in p.get("groups", {}).items() if lower is not None]
+        if keys:
+            types = [column.type for column in aggregate.rows()]
+            columns = [pa.array(list(c), t) for c, t in zip(zip(*keys, strict=True), types, strict=True)]
+            aggregate.encode(columns, len(keys))
 
 
 def sorted_groups(aggregate: GroupedAggregate) -> IntArray:

@@ -216,6 +216,17 @@ def by_itself(stack: Stack, confidence: float | None) -> Question | None:
     return None
 
 
+def read_confidence(given: Any) -> float | None:
+    """A confidence as it was written; None: none was. Raises InvalidRequest."""
+    if given is None:
+        return None
+    number = isinstance(given, int | float) and not isinstance(given, bool)
+    # Half of what is left to 1 has to be seen in a float, or the interval has no end.
+    if not number or not 0 < given < 1 or 0.5 + given / 2 == 1:
+        raise InvalidRequest("confidence", given, "a number between 0 and 1, such as 0.95")
+    return float(given)
+
+
 def ask(stack: Stack, asked: Question | None, confidence: float | None = None, *, measure: str = "") -> Estimates:
     """The stack's answer per group (not to `TopItems`: see `Ranking`), which holds at least at `confidence`.
 

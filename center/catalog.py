@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from center import share_rows
 from center import tables as t
@@ -39,6 +39,7 @@ from center.frame_index import (
     last_positions,
     query_key,
     query_of_key,
+    spent,
 )
 from center.share_rows import ChangeShares
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
@@ -67,6 +68,10 @@ logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 MAX_QUERIES = 10_000
+MAX_MESSAGES = 20
+"""Alarms of one kind at one edge that are told apart by their message."""
+MAX_ALARMS = 1_000
+"""Alarms that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,7 @@ class Catalog:
             live = (t.queries.c.name == name) & t.queries.c.deleted_at_ms.is_(None)
             if connection.execute(update(t.queries).where(live).values(deleted_at_ms=now_ms)).rowcount == 0:
                 raise NotFound(f"query {name} is not registered")
+            connection.execute(delete(t.statuses).where(t.statuses.c.name == name))
             bump(connection)
 
     def query(self, name: str) -> RegisteredQuery:
@@ -243,9 +249,10 @@ class Catalog:
                 edge's state is a copy from the past. It raises an alarm too. Or a column has another type
                 than at an edge that serves the same stream: their partials would not merge.
         """
-        require_one_shape(edge, streams, self.edges())
         with writing(self._engine) as connection:
             lock(connection)
+            # Under the lock: of two first Hellos at once, the second has to see the first.
+            require_one_shape(edge, streams, edge_rows(connection))
             first, awaited = incarnation_row(connection, edge, incarnation, locked=True) or (oldest_seq, oldest_seq)
             behind = next_seq < awaited
             if behind:
@@ -303,12 +310,16 @@ class Catalog:
         return found[0]
 
     def query_status(self, edge: EdgeId, ref: QueryRef, accepted: bool, code: str, message: str) -> None:
-        """Notes whether an edge runs a query, replacing what it said before."""
+        """Notes whether an edge runs a live query, replacing what it said before; of others nothing is noted."""
         c = t.statuses.c
         row = (c.name == ref.name) & (c.version == ref.version) & (c.edge == edge)
         values: dict[str, Any] = {"accepted": accepted, "code": code[:64], "message": message[:4_000]}
         with writing(self._engine) as connection:
             lock(connection)
+            q = t.queries.c
+            live = (q.name == ref.name) & (q.version == ref.version) & q.deleted_at_ms.is_(None)
+            if connection.execute(select(q.name).where(live)).first() is None:
+                return
             if connection.execute(update(t.statuses).where(row).values(**values)).rowcount == 0:
                 values |= {"name": ref.name, "version": ref.version, "edge": edge}
                 connection.execute(insert(t.statuses).values(**values))
@@ -366,17 +377,26 @@ class Catalog:
         with writing(self._engine) as connection:
             return forget(connection, through)
 
+    def spent_segments(self, segments: Sequence[str]) -> list[str]:
+        """Of these segments of the log, those that no frame stands in or ever will; they may be removed."""
+        with reading(self._engine) as connection:
+            return spent(connection, segments)
+
     # Alarms
 
     def add_alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int) -> None:
-        """Records something that must not happen; the same again is counted, not added."""
+        """Records something that must not happen; the same again is counted, not added.
+
+        Beyond `MAX_MESSAGES` of one kind at one edge, the message takes the place, and goes on with the count,
+        of the one that came last the longest ago.
+        """
         with writing(self._engine) as connection:
             lock(connection)
             _alarm(connection, kind, message, edge, now_ms)
 
-    def alarms(self) -> list[AlarmRecord]:
-        """All alarms, the latest first."""
-        rows = select(t.alarms).order_by(t.alarms.c.last_at_ms.desc(), t.alarms.c.id.desc())
+    def alarms(self, limit: int = MAX_ALARMS) -> list[AlarmRecord]:
+        """The latest alarms, the latest first."""
+        rows = select(t.alarms).order_by(t.alarms.c.last_at_ms.desc(), t.alarms.c.id.desc()).limit(limit)
         with reading(self._engine) as connection:
             return [
                 AlarmRecord(r.kind, EdgeId(r.edge), r.message, r.first_at_ms, r.last_at_ms, r.times)
@@ -426,8 +446,14 @@ def _check_columns(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> None:
 
 def _alarm(connection: Connection, kind: str, message: str, edge: EdgeId, now_ms: int) -> None:
     c = t.alarms.c
-    same = (c.kind == kind) & (c.edge == edge) & (c.message == message)
-    again = update(t.alarms).where(same).values(last_at_ms=now_ms, times=c.times + 1)
-    if connection.execute(again).rowcount == 0:
+    alike = (c.kind == kind) & (c.edge == edge)
+    again = update(t.alarms).values(last_at_ms=now_ms, times=c.times + 1)
+    if connection.execute(again.where(alike, c.message == message)).rowcount:
+        return
+    if connection.execute(select(func.count()).where(alike)).scalar_one() >= MAX_MESSAGES:
+        # Messages name frames, so there is no end of them; the count goes on, so none is lost from the sum.
+        oldest = select(c.id).where(alike).order_by(c.last_at_ms, c.id).limit(1).scalar_subquery()
+        connection.execute(again.where(c.id == oldest).values(message=message))
+    else:
         values = {"kind": kind, "edge": edge, "message": message, "first_at_ms": now_ms, "last_at_ms": now_ms}
         connection.execute(insert(t.alarms).values(**values, times=1))

@@ -118,7 +118,7 @@ def center() -> None:
       catalog_url: postgresql+psycopg://…  # SQLite in data_dir if not given; results_url likewise
       log_dir: /mnt/frames                 # the frame log
       spark: {master: "local[2]", driver_memory: 1g, conf: {spark.ui.enabled: "true"}}
-      retention: {frames: 1h}              # how long frames that count already are kept
+      retention: {frames: 1h, answers: 7d} # how long frames that count already, and final answers, are kept
 
     A key may also be given in the environment: EDGEWATER_CENTER__API__TOKEN.
     """

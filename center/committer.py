@@ -72,12 +72,13 @@ class Committer:
         self._max_waiting_bytes = max_waiting_bytes
         self._on_stall = on_stall
         self._wait = wait_exponential(multiplier=retry_ms / 1000, max=retry_max_ms / 1000)
-        self._live: frozenset[QueryRef] = frozenset()
         self._waiting: deque[tuple[Arrival, asyncio.Future[Indexed]]] = deque()
         self._waiting_bytes = 0
         self._stopped: WeakSet[object] = WeakSet()
         self._changed = asyncio.Condition()
         self._closing = False
+        self.live: frozenset[QueryRef] = frozenset()
+        """The queries of which frames are written; whoever sees the catalog change sets it anew."""
         self.stalled: str | None = None
         """Why nothing can be made durable at present; None: all is well."""
 
@@ -179,10 +180,11 @@ class Committer:
     def _write(self, batch: Sequence[Arrival]) -> list[Location | None]:
         """Writes what must be kept, durably; where each frame lies, or None."""
         fresh = [i for i, arrival in enumerate(batch) if not arrival.redelivered]
-        if any(batch[i].stored.frame.query not in self._live for i in fresh):
+        live = self.live  # Of one look, whatever the event loop sets meanwhile.
+        if any(batch[i].stored.frame.query not in live for i in fresh):
             # Whoever made a frame has heard of its query, so a look taken now shows every query that lives.
-            self._live = frozenset(q.ref for q in self._catalog.queries())
-        kept = [i for i in fresh if batch[i].stored.frame.query in self._live]
+            live = self.live = frozenset(q.ref for q in self._catalog.queries())
+        kept = [i for i in fresh if batch[i].stored.frame.query in live]
         located: list[Location | None] = [None] * len(batch)
         if kept:
             locations = self._log.append([batch[i].stored for i in kept])

@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, V
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from edgewater.errors import InvalidConfig, InvalidInput
+from edgewater.plain_yaml import load_yaml
 from edgewater.quantities import duration_ms, size_bytes
 
 DEFAULT_DATA_DIR = Path(".edgewater/center")
@@ -115,11 +116,18 @@ class SparkSection(_Section):
     conf: dict[str, str] = {}
 
 
+def _kept_ms(value: object) -> int | None:
+    """A duration in which whoever reads answers has seen them; None stays None."""
+    return None if value is None else duration_ms(value, "", minimum_ms=60_000)
+
+
 class RetentionSection(_Section):
     """How long what nobody needs for answering is kept."""
 
     frames: Millis = 0
     """Frames that count in the result store already."""
+    answers: Annotated[int | None, _quantity(_kept_ms)] = 30 * 86_400_000
+    """Answers of final windows, since they were given; None: for ever."""
 
 
 class CenterConfig(_Section):
@@ -223,7 +231,7 @@ class CenterConfig(_Section):
 
 def _read_yaml(path: Path, field: str) -> object:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return load_yaml(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise InvalidConfig(field, str(path), "a readable YAML file", exc.strerror or "") from exc
     except (yaml.YAMLError, UnicodeDecodeError) as exc:

@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 _OVERHEAD_BYTES = 1024
 """Of an entry beside its arrays: objects, key, table of the groups."""
+_MISSING = object()
+"""None is kept too: what a window without data has."""
 
 
 class Decoded:
@@ -41,9 +43,9 @@ class Decoded:
         It is shared: not to be changed, and to be asked within `using` only.
         """
         with self._lock:
-            held = self._cache.get(key)
-        self._on_lookup(held is not None)
-        if held is not None:
+            held = self._cache.get(key, _MISSING)
+        self._on_lookup(held is not _MISSING)
+        if held is not _MISSING:
             found: T = held
             return found
         made = make()

@@ -107,7 +107,11 @@ class QueryStatusRecord:
 
 @dataclass(frozen=True, slots=True)
 class AlarmRecord:
-    """Something that must not happen and did. The same thing again raises `times`, not the number of alarms."""
+    """Something that must not happen and did. The same thing again raises `times`, not the number of alarms.
+
+    Of one kind at one edge, where `message` differs in numbers only, `times` may count older messages too: see
+    `Catalog.add_alarm`.
+    """
 
     kind: str
     edge: EdgeId

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from center.answers import rfc3339, sorted_groups
+from center.answers import predicted, rfc3339, sorted_groups
 from center.asking import COUNTED, OF_TWO, ask, by_itself, merged, question, require_confidence, top_items
 from center.cells import intervals, plain
 from center.decoded import Decoded
@@ -41,6 +41,7 @@ class WindowAnswer:
         phase: "early", "complete" or "final".
         completeness: as in an answer's quality.
         withheld: what edges hold back, per measure, as in an answer's quality.
+        prediction: of a query with an accuracy, what the window is expected to come to; None: its data say it.
     """
 
     key: tuple[Any, ...]
@@ -50,6 +51,7 @@ class WindowAnswer:
     revision: int
     completeness: Mapping[str, Any]
     withheld: Mapping[str, Any]
+    prediction: Mapping[str, Any] | None = None
 
 
 class Windows(Protocol):
@@ -115,17 +117,22 @@ class Evaluator:
         return [] if window is None else [window]
 
     def _line(self, line: Line, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
+        spec = self.windows.spec
         stack, groups = self._stack(measure, found, line.group, line.is_global)
-        head = _head(line, self.windows.spec, measure, found)
-        withheld = [w.withheld for w in found]
+        head = _head(line, spec, measure, found)
+        withheld, predictions = [w.withheld for w in found], [w.prediction for w in found]
         given = line.given
         if line.question in OF_TWO:
-            other, more = self._other(line, measure, found)
+            other, theirs = self._other(line, measure, found)
             given = {**given, "other": other}
-            withheld += more
+            withheld += [w.withheld for w in theirs]
+            predictions += [w.prediction for w in theirs]
+        of_all_groups = bool(spec.group_by) and line.is_global
         with self.decoded.using():
-            answer = _Answer(measure, line, stack, withheld, bool(self.windows.spec.group_by) and line.is_global)
-            return {**head, **answer.shown(given, groups)}
+            answer = _Answer(
+                measure, line, stack, spec.group_by, groups, withheld, predictions, of_all_groups, _tells_records(spec)
+            )
+            return {**head, **answer.shown(given)}
 
     def _stack(
         self, measure: Measure, found: Sequence[WindowAnswer], group: Mapping[str, Any] | None, is_global: bool
@@ -168,8 +175,8 @@ class Evaluator:
 
     def _other(
         self, line: Line, measure: Measure, found: Sequence[WindowAnswer]
-    ) -> tuple[Stack, list[Mapping[str, Any]]]:
-        """The second synopsis of a question about two, over the same windows, and what is withheld of it."""
+    ) -> tuple[Stack, Sequence[WindowAnswer]]:
+        """The second synopsis of a question about two, and its windows, which are the same."""
         if line.partner is None:
             raise InvalidRequest("with", None, '{"query": …, "measure": …}', f"{line.question} is about two synopses")
         there = self.windows.of(line.partner.query)
@@ -181,23 +188,34 @@ class Evaluator:
         if other_line.group is not None and len(other_line.group) != len(there.spec.group_by):
             accepted = f"all of {', '.join(there.spec.group_by)}, or no group, for all of them together"
             raise InvalidRequest("with.group", other_line.group, accepted)
-        return stack, [w.withheld for w in theirs]
+        return stack, theirs
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a stack says to a line."""
+    """What a stack says to a line.
+
+    Attributes:
+        groups: that the stack is of; None: it is one, of all or of the group chosen.
+        withheld: per window, what edges state.
+        predictions: per window, what it is expected to come to.
+        tells_records: whether it would say so if records of any value were withheld.
+    """
 
     measure: Measure
     line: Line
     stack: Stack
+    group_by: Sequence[str]
+    groups: list[dict[str, Any]] | None
     withheld: Sequence[Mapping[str, Any]]
+    predictions: Sequence[Mapping[str, Any] | None]
     of_all_groups: bool
+    tells_records: bool
 
-    def shown(self, given: Mapping[str, Any], groups: list[dict[str, Any]] | None) -> dict[str, Any]:
-        line, stack, name = self.line, self.stack, self.measure.name
+    def shown(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        line, stack, groups, name = self.line, self.stack, self.groups, self.measure.name
         if line.question == "top":
-            return self._ranked(given, groups)
+            return self._ranked(given)
         try:
             if line.question is None:
                 kind = by_itself(stack, line.confidence)
@@ -214,8 +232,8 @@ class _Answer:
             return {**cells[0], **stated}
         return {"data": [{"group": g, **cell} for g, cell in zip(groups, cells, strict=True)], **stated}
 
-    def _ranked(self, given: Mapping[str, Any], groups: list[dict[str, Any]] | None) -> dict[str, Any]:
-        name = self.measure.name
+    def _ranked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        name, groups = self.measure.name, self.groups
         if not isinstance(self.stack, Ranking):
             question("top", given, self.stack, measure=name)  # raises: it says what can be asked
             raise AssertionError
@@ -233,13 +251,25 @@ class _Answer:
         data = [{"group": g, "top": entries[ends[i] : ends[i + 1]]} for i, g in enumerate(groups)]
         return {"data": data, **stated}
 
+    def _predicted(self, estimates: Estimates, own: bool) -> Estimates:
+        """What windows come to of which records are out, as the answer has it; of anything else nobody knows it."""
+        if len(self.predictions) > 1 or not own or self.of_all_groups:
+            return predicted(estimates, self.measure, {}, {})
+        rows = [self.line.group or {}] if self.groups is None else self.groups
+        keys = {name: pa.array([row[name] for row in rows]) for name in self.group_by}
+        return predicted(estimates, self.measure, self.predictions[0] or {}, keys)
+
     def _widened(self, estimates: Estimates) -> Estimates:
         """Room for what edges withhold; over several windows it adds up, of extrema the largest holds."""
         held = [w for w in self.withheld if w]
-        if not held:
+        # The bounds of a sum say nothing of how many records are missing from it, which its stack is asked too.
+        own = self.line.question in (None, self.measure.function.name)
+        if any(p is not None for p in self.predictions):
+            return self._predicted(estimates, own)
+        if not held and (own or self.tells_records):
             return estimates
         bounds = [b for w in held if (b := w.get(self.measure.name)) is not None]
-        if self.measure.function.error is None or (self.of_all_groups and bounds):
+        if not own or self.measure.function.error is None or (self.of_all_groups and bounds):
             # A bound is per group: nobody knows how many groups it may have been reached in.
             unknown = np.full(len(estimates), np.nan)
             return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
@@ -251,6 +281,13 @@ class _Answer:
             for side in ("above", "below")
         }
         return widened(estimates, self.measure, {self.measure.name: total})
+
+
+def _tells_records(spec: QuerySpec) -> bool:
+    """Whether edges that withhold a record always state something: a sum may be withheld at no error, of zeros."""
+    if spec.budget is None or spec.accuracy is not None:
+        return True
+    return any(m.function.error is None or (m.function.name == "count" and m.argument is None) for m in spec.measures)
 
 
 def _measure(line: Line, spec: QuerySpec, field: str = "measure") -> Measure:

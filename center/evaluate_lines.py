@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from center.asking import NAMES, OF_TWO
+from center.asking import NAMES, OF_TWO, read_confidence
 from edgewater.errors import InvalidRequest
 
 MAX_LATEST = 1000
@@ -97,11 +98,6 @@ class Line:
         if partner is not None and name not in OF_TWO:
             raise InvalidRequest("with", given["with"], f"a question about two: {', '.join(OF_TWO)}")
         group = _group(given.get("group"), "group")
-        confidence = given.get("confidence")
-        if confidence is not None:
-            number = isinstance(confidence, int | float) and not isinstance(confidence, bool)
-            if not number or not 0 < confidence < 1:
-                raise InvalidRequest("confidence", confidence, "a number between 0 and 1, such as 0.95")
         return cls(
             _target(given, read_time),
             given.get("id"),
@@ -111,15 +107,17 @@ class Line:
             group,
             _flag(given, "global"),
             _flag(given, "merge"),
-            confidence,
+            read_confidence(given.get("confidence")),
             partner,
         )
 
 
 def parse_json(text: bytes) -> object:
-    """The JSON of a line. Raises InvalidRequest."""
+    """The JSON of a line, which can be written again: parts of it stand in the answer. Raises InvalidRequest."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError) as exc:
         shown = text[:80].decode(errors="replace")
         raise InvalidRequest("", shown, "a line of JSON", str(exc)) from exc
@@ -127,6 +125,13 @@ def parse_json(text: bytes) -> object:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is too large a number")
+    return number
 
 
 def _target(given: Mapping[str, Any], read_time: Callable[[str], int]) -> Target:

@@ -258,6 +258,25 @@ def entries(connection: Connection, key: str, after: int, through: int) -> list[
     ]
 
 
+def spent(connection: Connection, segments: Sequence[str]) -> list[str]:
+    """Of these segments, those that no row points to and none ever will: given up, or of a deleted query.
+
+    What a live query has of others is left: frames that a catalog put back in time knows nothing of.
+    """
+    c, table = t.queries.c, t.frames.c
+    ended = select(c.name, c.version).where(c.deleted_at_ms.is_not(None))
+    # Read first: once a query is deleted, no frame of it is indexed any more.
+    deleted = {query_key(QueryRef(name, version)) for name, version in connection.execute(ended)}
+    found = []
+    for begin in range(0, len(segments), _CHUNK):
+        chunk = segments[begin : begin + _CHUNK]
+        forgotten = t.forgotten_segments.c.segment
+        given_up = set(connection.execute(select(forgotten).where(forgotten.in_(chunk))).scalars())
+        indexed = set(connection.execute(select(table.segment).where(table.segment.in_(chunk)).distinct()).scalars())
+        found += [s for s in chunk if s in given_up or (s.partition("/")[0] in deleted and s not in indexed)]
+    return found
+
+
 def forget(connection: Connection, through: Mapping[str, int]) -> list[str]:
     """Drops rows up to a position per key; the segments that no row points to any more, sorted."""
     table = t.frames.c

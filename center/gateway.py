@@ -8,9 +8,10 @@ frame's identity has been used for is decided there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -64,7 +65,10 @@ class Gateway:
         self._sessions: dict[EdgeId, Session] = {}
         self._server: Any = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._opening: set[EdgeId] = set()
+        self._unheard = 0
         self._plan = Plan(-1, ())
+        self._untold = False
         self._planning = asyncio.Lock()
         self._catalog_trouble: str | None = None
         self.metrics = GatewayMetrics()
@@ -96,6 +100,7 @@ class Gateway:
                 "nobody would be asked who he is",
             )
         await self._replan()
+        await asyncio.to_thread(self._sweep)
         self._server = grpc.aio.server(options=_server_options(self._config))
         add_servicer: Any = uplink_pb2_grpc.add_UplinkServicer_to_server  # generated, untyped
         add_servicer(_Servicer(self), self._server)
@@ -172,13 +177,18 @@ class Gateway:
             self.metrics.ended.labels(code).inc()
 
     async def _session(self, requests: AsyncIterator[pb.FromEdge], context: Any) -> None:
-        if len(self._sessions) >= self._config.max_sessions:
-            raise StorageError(f"{len(self._sessions)} edges are connected, which is this gateway's limit")
         credential = self._credentials.identify(context.invocation_metadata() or (), context.auth_context() or {})
-        greeting = await self._greeting(requests)
+        if self._unheard >= self._config.max_sessions:
+            raise StorageError(f"{self._unheard} calls have not said Hello yet, which is this gateway's limit")
+        self._unheard += 1
+        try:
+            greeting = await self._greeting(requests)
+        finally:
+            self._unheard -= 1
         require_own_id(credential, greeting.edge)
-        session = await self._open(greeting)
-        self._replace(session)
+        with self._seat(greeting.edge):
+            session = await self._open(greeting)
+            self._replace(session)
         self.metrics.sessions.inc()
         try:
             await context.write(self._welcome(session))
@@ -192,6 +202,21 @@ class Gateway:
             if self._sessions.get(session.edge) is session:
                 del self._sessions[session.edge]
             self._notes.ended(session.edge, session.name, self._now_ms())
+
+    @contextlib.contextmanager
+    def _seat(self, edge: EdgeId) -> Iterator[None]:
+        """Holds a place for an edge until its session has it. One that is here already takes its own."""
+        if edge in self._sessions or edge in self._opening:
+            yield
+            return
+        taken = len(self._sessions) + len(self._opening)
+        if taken >= self._config.max_sessions:
+            raise StorageError(f"{taken} edges are connected, which is this gateway's limit")
+        self._opening.add(edge)
+        try:
+            yield
+        finally:
+            self._opening.discard(edge)
 
     async def _greeting(self, requests: AsyncIterator[pb.FromEdge]) -> Greeting:
         try:
@@ -265,12 +290,14 @@ class Gateway:
         that means for it."""
         async with self._planning:
             plan = await asyncio.to_thread(self._read_plan, self._plan)
-            newer = plan.version > self._plan.version
-            if newer:
-                self._plan = plan
-            if await self._keeper.turn(self._plan) or newer:
+            if plan.version > self._plan.version:
+                # Remembered until it is told: the turn may fail, and the next look finds nothing newer.
+                self._plan, self._untold = plan, True
+                self._committer.live = frozenset(p.query.ref for p in plan.queries)
+            if await self._keeper.turn(self._plan) or self._untold:
                 for session in self._sessions.values():
                     session.tell(self._plan.orders(session.edge, self._keeper.budgets))
+                self._untold = False
 
     def _read_plan(self, current: Plan) -> Plan:
         # The version first: what changes while the rest is read raises it again, and is seen next time.
@@ -278,6 +305,15 @@ class Gateway:
         if version == current.version:
             return current
         return Plan.of(version, self._catalog.queries(), self._catalog.edges())
+
+    def _sweep(self) -> None:
+        """Removes what a crash of retention left on disk, and frames of deleted queries that came too late for the
+        index, of which retention never hears."""
+        try:
+            for segment in self._catalog.spent_segments(self._log.segments()):
+                self._log.remove(segment)
+        except StorageError as exc:  # It costs space until the next start; edges wait for this one.
+            logger.warning("segments that nothing points to are left: %s", exc)
 
     def _on_stall(self) -> None:
         for session in self._sessions.values():

@@ -19,6 +19,7 @@ class GatewayConfig:
         max_frame_bytes: the largest frame that is taken, as its message's size.
         credit_bytes: bytes of frames that an edge may have in flight.
         max_waiting_bytes: bytes of frames that wait for their commit, over all sessions.
+        max_sessions: edges that are connected at once; as many calls may be waiting for their Hello.
         poll_ms: how often the catalog is asked for changes; a query reaches its edges within that.
         heartbeat_ms: how often an edge's heartbeats are noted in the catalog, at most.
         retry_ms, retry_max_ms: wait before a commit that failed is tried again: first, and at most.

@@ -91,6 +91,7 @@ class Session:
         self._drain = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._told: Orders | None = None
+        self._asked: frozenset[QueryRef] = frozenset()
         self._sampling = EdgeSampling()
 
     @property
@@ -101,6 +102,7 @@ class Session:
     def tell(self, orders: Orders) -> None:
         """Sends what of the orders is not what the edge was told last."""
         told, self._told = self._told, orders
+        self._asked = frozenset(QueryRef(q.name, q.version) for q in orders.queries.queries)
         if told is None or list(told.queries.queries) != list(orders.queries.queries):
             self.outgoing.put(pb.ToEdge(queries=orders.queries))
         for budget in orders.budgets:
@@ -249,6 +251,8 @@ class Session:
         if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
             raise ProtocolError(f"edge {self.edge}: a status of {message.query!r:.100}, which is no query's name")
         ref = QueryRef(message.query, message.query_version)
+        if ref not in self._asked:
+            return  # Deleted meanwhile, or never asked for: there would be no end of those.
         self._notes.status(
             QueryStatusRecord(
                 ref, self.edge, message.accepted, plain_text(message.code), plain_text(message.message, 4_000)

@@ -118,6 +118,10 @@ class Ledger:
     def is_deleted(self, ref: QueryRef) -> bool:
         return ref.version <= self._deleted.get(ref.name, 0)
 
+    def wall_ms(self, ref: QueryRef, event_ms: int) -> int:
+        """Wall time at which the query's stream comes to an event time. Raises NotFound."""
+        return self._query(ref).head.running_clock.to_wall_ms(event_ms)
+
     def sealed_before(self, ref: QueryRef) -> int:
         """Slices that start before it (event ms) are in final windows only; nothing is applied to them."""
         ledger = self._queries.get(ref)

@@ -218,6 +218,13 @@ class FrameLog:
             raise StorageError(f"frame log {where}: {len(record)} bytes, the index says {length}")
         return decode(record, where)
 
+    def segments(self) -> list[str]:
+        """All segments on disk, of whatever writer, sorted. Raises StorageError."""
+        try:
+            return sorted(path.relative_to(self._root).as_posix() for path in self._root.glob("*/*.frames"))
+        except OSError as exc:
+            raise StorageError(f"frame log: cannot be listed: {exc}") from exc
+
     def remove(self, segment: str) -> None:
         """Deletes a segment that the catalog has forgotten; nothing happens if it is gone already."""
         try:

@@ -135,10 +135,10 @@ class Asker:
             case "quantile":
                 return self._quantiles(asked.quantiles or ())
             case "rank":
-                return Keyed("ranks", ".rank:", {f"{x:g}": self._named(name, x=x)[1] for x in asked.ranks})
+                return Keyed("ranks", ".rank:", {_key(x): self._named(name, x=x)[1] for x in asked.ranks})
             case "range":
                 whole = Range in self.stack.questions
-                each = {f"{lo:g}:{hi:g}": self._named(name, lo=lo, hi=hi)[1] for lo, hi in asked.ranges}
+                each = {f"{_key(lo)}:{_key(hi)}": self._named(name, lo=lo, hi=hi)[1] for lo, hi in asked.ranges}
                 return Keyed("ranges", ".range:", each, whole)
             case "top":
                 return self._top(asked.top)
@@ -182,7 +182,7 @@ class Asker:
         return parts
 
     def _quantiles(self, ranks: tuple[float, ...]) -> Keyed:
-        return Keyed("quantiles", "_", {f"{q:g}": self._named("quantile", q=q)[1] for q in ranks})
+        return Keyed("quantiles", "_", {_key(q): self._named("quantile", q=q)[1] for q in ranks})
 
     def _top(self, k: int | None) -> Listed:
         assert isinstance(self.stack, Ranking)
@@ -228,6 +228,11 @@ class Asker:
         )
         groups = np.repeat(np.arange(len(stack)), len(each))
         return Listed("boundaries", groups, {}, Estimates(value, lower, upper, each[0].confidence, each[0].basis))
+
+
+def _key(x: float) -> str:
+    """A number as the key of its answer: no other number has the same one."""
+    return str(int(x)) if x.is_integer() and abs(x) < 1e16 else repr(x)
 
 
 def _per_row(groups: IntArray, rows: int) -> FloatArray:

@@ -147,13 +147,20 @@ async def _observed(gateway: Any, address: str | None) -> AsyncIterator[None]:
 
 def run_job(config: CenterConfig) -> None:
     """Merges and answers until SIGTERM or SIGINT."""
+    from center.answer_retention import trimming
+    from center.results import ResultStore
     from center.spark.job import Job
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     job = Job(job_config(config))
-    with _beating(config, "job", problem=job.problem):
+    with contextlib.ExitStack() as stack:
+        if config.retention.answers is not None:
+            store = ResultStore(config.results)
+            stack.callback(store.close)
+            stack.enter_context(trimming(store, config.retention.answers, now_ms))
+        stack.enter_context(_beating(config, "job", problem=job.problem))
         job.run(stop)
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from center.prediction import Prediction
+from center.prediction import Outlook, Prediction
+from edgewater.accuracy import MAX_GROUPS
 from edgewater.accuracy import requested as asked
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
@@ -93,6 +94,8 @@ ACCURACY = "accuracy"
 """Code of the violation that an answer's interval is wider than the error asked for."""
 
 SAMPLED = "sampled: an edge or its link cannot keep up"
+UNKNOWN = "too little is known of arrivals to say how far the answer may be off"
+CROWDED = f"there are more than {MAX_GROUPS} groups, or were until lately: windows are answered when complete"
 NOT_SAMPLED = "not sampled: the measure is cheap, and edges and links keep up"
 
 
@@ -130,7 +133,8 @@ class AccuracyQuality:
         waited_ms: event time from the window's end until arrivals were judged good enough.
         coverage: of the query's windows that are final by now and were answered early, lately, the part whose
             first interval holds the truth; None: there are none yet.
-        covered: of a final answer, whether that is true of this window.
+        covered: of a final answer, whether that is true of this window; of one with groups, of all of them.
+        crowded: there are too many groups for early answers.
     """
 
     of: str
@@ -140,6 +144,7 @@ class AccuracyQuality:
     waited_ms: int | None
     coverage: float | None
     covered: bool | None
+    crowded: bool = False
 
     def to_mapping(self) -> dict[str, Any]:
         p = self.prediction
@@ -147,14 +152,22 @@ class AccuracyQuality:
                                   "coverage": self.coverage, "covered": self.covered}  # fmt: skip
         if p is not None:
             stated |= {"straggler_share": _finite(p.straggler_share), "silent": list(p.silent)}
+        if self.crowded:
+            stated["groups"] = {"limit": MAX_GROUPS, "reason": CROWDED}
+        elif p is not None and p.groups is not None:
+            promised = [g for g in p.groups if g.promised]
+            met, waiting = sum(g.met for g in promised), len(p.groups) - len(promised)
+            stated["groups"] = {"promised": len(promised), "met": met, "waiting": waiting}
         return stated
 
     def to_prediction(self) -> dict[str, Any]:
         """By measure, the interval that takes the place of the data's."""
         p = self.prediction
         assert p is not None
-        numbers = {"estimate": p.estimate, "lower": p.lower, "upper": p.upper}
-        return {self.of: {**{n: _finite(v) for n, v in numbers.items()}, "confidence": self.confidence}}
+        if p.groups is None:
+            return {self.of: {**_interval(p), "confidence": self.confidence}}
+        groups = {g.key: list(_interval(g).values()) for g in p.groups}
+        return {self.of: {"groups": groups, "confidence": self.confidence}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +252,10 @@ class Quality:
         return stated
 
 
+def _interval(said: Prediction | Outlook) -> dict[str, float | None]:
+    return {name: _finite(getattr(said, name)) for name in ("estimate", "lower", "upper")}
+
+
 def _finite(value: float) -> float | None:
     """JSON has no infinity: an unbounded amount is null, "unknown"."""
     return value if math.isfinite(value) else None
@@ -291,13 +308,14 @@ def judged(
     covered: bool | None,
     coverage: float | None,
     slot_ms: int,
+    crowded: bool = False,
 ) -> Quality:
     """The quality of an answer under an accuracy, from what it is without one."""
     accuracy = spec.accuracy
     assert accuracy is not None
     violations = [v for v in quality.violations if v.code == STALENESS]
     if prediction is None and early:
-        violations.append(Violation(ACCURACY, "too little is known of arrivals to say how far the answer may be off"))
+        violations.append(Violation(ACCURACY, CROWDED if crowded else UNKNOWN))
     elif prediction is not None and not prediction.met:
         violations.append(Violation(ACCURACY, prediction.reason))
     requested = dict(asked(accuracy))
@@ -306,8 +324,9 @@ def judged(
     sampled = prediction is not None and prediction.sampled < prediction.arrived
     waited = prediction.waited_slots * slot_ms if prediction is not None else None
     stated = AccuracyQuality(
-        accuracy.of, accuracy.confidence, prediction, SAMPLED if sampled else NOT_SAMPLED, waited, coverage, covered
-    )
+        accuracy.of, accuracy.confidence, prediction, SAMPLED if sampled else NOT_SAMPLED, waited, coverage, covered,
+        crowded,
+    )  # fmt: skip
     # An open slice's counters come with its close: until then it is arrivals that tell how many records there are.
     observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
     return replace(quality, observed=observed, requested=requested, violations=tuple(violations), accuracy=stated)
@@ -332,7 +351,8 @@ def _incomplete(expected: int, missing: tuple[str, ...]) -> list[Violation]:
 
 
 def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> list[Violation]:
-    """Measures whose withheld bound is above their limit; a measure without a limit is exact.
+    """Measures whose withheld bound is above their limit. Without any limit all are exact; of a measure that the
+    budget does not name, what is withheld is stated and nothing is promised.
 
     A relative limit is one of each group's own value. The bound is that of the worst group, of which the value is
     not known here, so it cannot break a relative limit that the edges have kept.
@@ -343,7 +363,7 @@ def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> 
         if measure in relative:
             continue
         worst, limit = max(bound.above, bound.below), limits.get(measure)
-        if limit is None and worst > 0:
+        if limit is None and worst > 0 and not (limits or relative):
             violations.append(Violation("withheld", f"{measure}: edges withhold up to {worst:g} of a group"))
         elif limit is not None and worst > limit * (1 + _ROUNDING):
             violations.append(

@@ -20,6 +20,7 @@ from center.catalog import query_key, query_of_key
 from center.database import connect, opening, reading, writing
 from center.ledger import Deleted, Emission, FrameFact, Ledger, LedgerEvent, Phase, Reported, Tick
 from center.ledger_state import pack_state
+from center.results_trimming import drop_answers
 from center.results_writing import Delta, add_deltas, add_shipped, set_consumed, write_answers, write_ledger
 from edgewater.errors import Conflict, InvalidRequest, NotFound, StorageError
 from edgewater.wire.frames import QueryRef
@@ -78,6 +79,7 @@ class ResultStore:
         # The step that the ledger in memory stands at; None: unknown, to be loaded before it is used.
         self._step: int | None = None
         with opening(self._engine, t.metadata) as connection:
+            t.answers_by_phase.create(connection, checkfirst=True)  # A store of an older release has none.
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
             for name, value in (("schema", SCHEMA_VERSION), ("answer", 0), ("step", 0)):
                 if name not in counters:
@@ -180,6 +182,16 @@ class ResultStore:
         with writing(self._engine) as connection:
             for table in (t.answers, t.shipped):
                 connection.execute(delete(table).where(table.c.query == query_key(ref)))
+
+    def trim(self, before_ms: int) -> int:
+        """Drops some of the answers that were given before a wall time, at most some hundred windows, so that the
+        job hardly waits; how many answers. 0: there are none left to drop.
+
+        A window goes with all its revisions once its final one is old enough; one that is not final yet stays,
+        however old. A deleted query's answers go together, once the last of them is old enough.
+        """
+        with writing(self._engine) as connection:
+            return drop_answers(connection, before_ms)
 
     def _ensure_loaded(self, ledger: Ledger) -> None:
         if self._step is None:

@@ -83,6 +83,8 @@ answers = Table(
 )
 """Rows are written once; the constraint is the promise that (query, window, revision) never changes."""
 Index("answers_of_query", answers.c.query, answers.c.answer_id)
+answers_by_phase = Index("answers_by_phase", answers.c.phase, answers.c.given_at_ms)
+"""For dropping old ones."""
 
 shipped = Table(
     "shipped",

@@ -17,7 +17,6 @@ from center.notes import Notes
 from center.plan import Budgets, Plan, PlannedQuery, limits
 from center.share_rows import BookChange
 from center.shares import Flagged, Grant, Policy, Report, Reported, ShareBook, Turn
-from edgewater.errors import StorageError
 from edgewater.query import ErrorBudget
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import QueryRef
@@ -56,11 +55,12 @@ class ShareKeeper:
             StorageError: the catalog refuses; what was reported is kept for the next turn.
         """
         before = self.budgets
-        changed_plan, self._planned = plan.version != self._planned, plan.version
+        changed_plan = plan.version != self._planned
         for planned in plan.queries:
             ref = planned.query.ref
             if isinstance(planned.query.spec.budget, ErrorBudget) and (changed_plan or ref in self._waiting):
                 await self._turn(planned)
+        self._planned = plan.version
         live = {p.query.ref for p in plan.queries}
         self._waiting = {r: w for r, w in self._waiting.items() if r in live}
         await self._follow(live)
@@ -70,11 +70,7 @@ class ShareKeeper:
         ref, reports = planned.query.ref, self._waiting.get(planned.query.ref, {})
         taken = dict(reports)
         change = _Change(planned, taken, self._now_ms(), self._policy)
-        try:
-            flagged, written = await asyncio.to_thread(self._catalog.change_shares, ref, change, self._now_ms())
-        except StorageError:
-            self._planned = -1
-            raise
+        flagged, written = await asyncio.to_thread(self._catalog.change_shares, ref, change, self._now_ms())
         for each in flagged:
             self._notes.alarm(ALARM, f"query {ref.name}: {each.message}", each.edge, self._now_ms())
         if written:
@@ -82,8 +78,8 @@ class ShareKeeper:
             for edge, report in taken.items():
                 if reports.get(edge) is report:
                     del reports[edge]
-            if not reports:
-                self._waiting.pop(ref, None)
+            if not reports and self._waiting.get(ref) is reports:
+                del self._waiting[ref]
 
     async def _follow(self, live: set[QueryRef]) -> None:
         """Reads what has changed, by this gateway or another."""

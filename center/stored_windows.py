@@ -6,7 +6,7 @@ is one small read. Synopses are read and decoded once, and kept by `Decoded` as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from cachetools import LRUCache
 
@@ -19,7 +19,8 @@ from edgewater.synopses.grouped import GroupedAggregate
 
 PAGE = 25
 """Answers that are read at once, with their synopses."""
-_LOOKUPS = 4096
+_FOUND = 4096
+"""Windows that are remembered of what was looked up; a look that finds none counts as one."""
 
 
 class StoredWindows:
@@ -36,7 +37,7 @@ class StoredWindows:
         self._query = query
         self._decoded = decoded
         self._find = find
-        self._found: LRUCache[Hashable, tuple[WindowAnswer, ...]] = LRUCache(_LOOKUPS)
+        self._found: LRUCache[Hashable, tuple[WindowAnswer, ...]] = LRUCache(_FOUND, lambda found: len(found) + 1)
         self._partners: dict[str, StoredWindows] = {}
         self._seen = -1
 
@@ -59,19 +60,17 @@ class StoredWindows:
         return self._partners[query]
 
     def at(self, time_ms: int) -> Sequence[WindowAnswer]:
-        return self._look(("at", time_ms), lambda: self._results.at(self._query.ref, time_ms))
+        return self._look(("at", time_ms), lambda: map(self._take, self._results.at(self._query.ref, time_ms)))
 
     def starting(self, start_ms: int) -> WindowAnswer | None:
-        found = self._look(
-            ("start", start_ms), lambda: self._results.windows(self._query.ref, start_ms, start_ms + 1, 1)[0]
-        )
+        def read() -> Iterable[WindowAnswer]:
+            return map(self._take, self._results.windows(self._query.ref, start_ms, start_ms + 1, 1)[0])
+
+        found = self._look(("start", start_ms), read)
         return found[0] if found else None
 
     def latest(self, count: int) -> Sequence[WindowAnswer]:
-        held = self._found.get(("latest", count))
-        if held is None:
-            held = self._found[("latest", count)] = tuple(self._last(count))
-        return held
+        return self._look(("latest", count), lambda: self._last(count))
 
     def _last(self, count: int) -> list[WindowAnswer]:
         start = self._results.last(self._query.ref, count)
@@ -84,10 +83,12 @@ class StoredWindows:
                 break
         return found[-count:]  # a window may have been answered in between
 
-    def _look(self, key: Hashable, read: Callable[[], Sequence[AnswerRecord]]) -> tuple[WindowAnswer, ...]:
+    def _look(self, key: Hashable, read: Callable[[], Iterable[WindowAnswer]]) -> tuple[WindowAnswer, ...]:
         held = self._found.get(key)
         if held is None:
-            held = self._found[key] = tuple(map(self._take, read()))
+            held = tuple(read())
+            if len(held) < _FOUND:
+                self._found[key] = held
         return held
 
     def _take(self, record: AnswerRecord) -> WindowAnswer:
@@ -100,6 +101,7 @@ class StoredWindows:
             record.revision,
             record.quality["completeness"],
             record.quality["error"]["withheld"],
+            record.quality.get("prediction"),
         )
         synopsis = record.synopsis
         if synopsis is not None:

@@ -13,6 +13,7 @@ from edgewater.accuracy import Clockwork
 from edgewater.errors import InvalidQuery
 from edgewater.synopses.base import FloatArray
 from edgewater.watermarks.estimate import Sampled
+from edgewater.watermarks.grouped import GroupedSubstream
 from edgewater.watermarks.late_values import lag_groups
 from edgewater.watermarks.monitor import SubstreamStatistics
 from edgewater.watermarks.target import MeasureKind, check_relative
@@ -26,7 +27,7 @@ class Report:
     """What one frame of an edge tells, of arrivals up to a point."""
 
     point: int
-    substreams: list[SubstreamStatistics]
+    substreams: list[SubstreamStatistics | GroupedSubstream]
 
 
 class Tallies:
@@ -38,12 +39,18 @@ class Tallies:
         # By edge: records that arrived; behind it the three rows of `ByLag`.
         self._sums: dict[int, dict[str, FloatArray]] = {}
 
-    def add(self, edge: str, substreams: Iterable[SubstreamStatistics]) -> None:
-        for s in substreams:
-            tally = self._sums.setdefault(s.index, {}).setdefault(edge, np.zeros(1 + 3 * self._width))
-            tally[0] += s.events
-            if s.late.size:
-                tally[1:] += s.late.reshape(-1)
+    @property
+    def is_empty(self) -> bool:
+        return not self._sums
+
+    def add(self, edge: str, statistics: SubstreamStatistics) -> None:
+        late = statistics.late.reshape(-1) if statistics.late.size else np.zeros(3 * self._width)
+        self.add_sums(edge, statistics.index, np.concatenate([[statistics.events], late]))
+
+    def add_sums(self, edge: str, index: int, sums: FloatArray) -> None:
+        """Of a sub-stream: events, and behind it the three rows of `ByLag`, flat."""
+        by_edge = self._sums.setdefault(index, {})
+        by_edge[edge] = by_edge[edge] + sums if edge in by_edge else sums
 
     def forget_before(self, start_ms: int) -> None:
         first = self._index(start_ms)

@@ -37,8 +37,7 @@ class CenterWays:
         """Frames of a query count from now on; each came so long ago."""
         held = self._samples.setdefault(ref, deque(maxlen=MAX_SAMPLES))
         held.extend((now_ms, max(0, delay)) for delay in delays_ms)
-        while held and held[0][0] < now_ms - WINDOW_MS:
-            held.popleft()
+        _drop_before(now_ms - WINDOW_MS, held)
 
     def way_ms(self, ref: QueryRef) -> int | None:
         """The 95th percentile and the margin; None: nothing is known."""
@@ -46,7 +45,15 @@ class CenterWays:
         return delays[math.ceil(QUANTILE * len(delays)) - 1] + self._margin_ms if delays else None
 
     def news(self, now_ms: int) -> dict[QueryRef, int]:
-        """What differs enough from what was said last. It counts as said."""
+        """What differs enough from what was said last. It counts as said.
+
+        A query without frames for a minute may be deleted, and nothing is kept of it: the next ones are news.
+        """
+        for ref, held in list(self._samples.items()):
+            _drop_before(now_ms - WINDOW_MS, held)
+            if not held:
+                del self._samples[ref]
+                self.forget(ref)
         news = {}
         for ref in self._samples:
             way, (said, said_at_ms) = self.way_ms(ref), self._said.get(ref, (0, now_ms - SAY_EVERY_MS))
@@ -60,3 +67,8 @@ class CenterWays:
     def forget(self, ref: QueryRef) -> None:
         """What was said has not been heard: it is said again."""
         self._said.pop(ref, None)
+
+
+def _drop_before(time_ms: int, samples: deque[tuple[int, int]]) -> None:
+    while samples and samples[0][0] < time_ms:
+        samples.popleft()

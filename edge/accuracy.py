@@ -8,17 +8,22 @@ silence does not say.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from edgewater.accuracy import Clockwork
+from edgewater.accuracy import MAX_GROUPS, Clockwork
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.watermarks.group_monitor import GroupMonitor
+from edgewater.watermarks.grouped import GroupedSubstream
 from edgewater.watermarks.monitor import SubstreamMonitor, SubstreamStatistics
 from edgewater.watermarks.sampler import BernoulliSampler
 from edgewater.wire.frames import Arrivals
+
+Statistics = SubstreamStatistics | GroupedSubstream
 
 UNTOLD = -(1 << 62)
 READY_BYTES = 600
@@ -43,43 +48,69 @@ class ArrivalMonitor:
 
     Args:
         source: this edge's number, by which it draws its own sample.
+        key_types: of the columns of `group_by`, whose statistics are kept per group.
     """
 
-    def __init__(self, clockwork: Clockwork, source: int) -> None:
-        self.clockwork = clockwork
+    def __init__(self, clockwork: Clockwork, source: int, key_types: Sequence[pa.DataType] = ()) -> None:
+        self.clockwork, self.key_types = clockwork, tuple(key_types)
         self.observing = Observing()
-        self._monitor = SubstreamMonitor(clockwork.grid)
+        self._monitor: SubstreamMonitor | GroupMonitor = (
+            GroupMonitor(clockwork.grid, self.key_types, MAX_GROUPS) if key_types else SubstreamMonitor(clockwork.grid)
+        )
         self._sampler = BernoulliSampler(source)
-        self._ready: dict[int, SubstreamStatistics] = {}
+        self._ready: dict[int, Statistics] = {}
         self._complete = UNTOLD  # the point up to which `_ready` is complete
         self._told = UNTOLD
         self._last_arrival_ms = UNTOLD
 
     @property
     def nbytes(self) -> int:
-        return sum(READY_BYTES + 16 * len(s.cells) for s in self._ready.values())
+        held = self._monitor.nbytes if isinstance(self._monitor, GroupMonitor) else 0
+        return held + sum(READY_BYTES + 16 * len(s.cells) for s in self._ready.values())
 
-    def observe(self, times_ms: IntArray, arrival_ms: int, values: FloatArray | None, kept: BoolArray | None) -> None:
+    def observe(
+        self,
+        times_ms: IntArray,
+        arrival_ms: int,
+        values: FloatArray | None,
+        kept: BoolArray | None,
+        keys: Sequence[pa.Array] = (),
+    ) -> None:
         """Records that count in the query, which arrived at once.
 
         Args:
             values: of all of them, float64, NaN where there is none; None for a count.
             kept: those that are processed; None: all.
+            keys: their values of the columns of `group_by`.
         """
         arrival_ms = self._not_back(arrival_ms)
         self._complete_through(self._point(arrival_ms))
         origin = self.clockwork.origin_ms
         born = times_ms - origin
         if values is None:
-            self._monitor.observe(born, arrival_ms - origin)
+            self._note(born, arrival_ms - origin, keys)
             return
         # A record without a value is none of a sum's or a mean's: it is not counted, or it would be taken
         # for one that was not sampled.
         sound = np.isfinite(values)
         if not sound.all():
             born, values, kept = born[sound], values[sound], None if kept is None else kept[sound]
+            keys = [k.filter(pa.array(sound)) for k in keys]
         positions = np.arange(len(born)) if kept is None else np.flatnonzero(kept)
-        self._monitor.observe(born, arrival_ms - origin, values[positions], positions)
+        self._note(born, arrival_ms - origin, keys, values[positions], positions)
+
+    def _note(
+        self,
+        born: IntArray,
+        arrival: int,
+        keys: Sequence[pa.Array],
+        values: FloatArray | None = None,
+        positions: IntArray | None = None,
+    ) -> None:
+        if isinstance(self._monitor, GroupMonitor):
+            self._monitor.observe(born, arrival, keys, values, positions)
+        else:
+            self._monitor.observe(born, arrival, values, positions)
 
     def sample(self, ids: IntArray) -> BoolArray | None:
         """Which of the records, by number in their stream (ascending), are to be processed; None: all."""
@@ -142,7 +173,11 @@ class ArrivalMonitor:
             held = self._ready.get(statistics.index)
             if held is None:
                 self._ready[statistics.index] = statistics
+            elif isinstance(held, GroupedSubstream):
+                assert isinstance(statistics, GroupedSubstream)
+                held.merge(statistics)
             else:
+                assert isinstance(statistics, SubstreamStatistics)
                 held.merge(statistics)
         self._complete = point
 
@@ -159,6 +194,11 @@ class ArrivalMonitor:
         self._complete, self._told = document["complete"], document["told"]
         self._last_arrival_ms = document["last_arrival_ms"]
         self.observing = Observing(document["rate"], document["clock_offset_ms"])
-        self._monitor = SubstreamMonitor.from_state(blobs[0], grid)
-        ready = [SubstreamStatistics.from_state(blob, grid) for blob in blobs[1:]]
+        ready: Iterable[Statistics]
+        if self.key_types:
+            self._monitor = GroupMonitor.from_state(blobs[0], grid, self.key_types, MAX_GROUPS)
+            ready = [GroupedSubstream.from_state(blob, grid) for blob in blobs[1:]]
+        else:
+            self._monitor = SubstreamMonitor.from_state(blobs[0], grid)
+            ready = [SubstreamStatistics.from_state(blob, grid) for blob in blobs[1:]]
         self._ready = {statistics.index: statistics for statistics in ready}

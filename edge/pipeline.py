@@ -21,7 +21,7 @@ from edge.accuracy import ArrivalMonitor
 from edge.cache.budgets import Limits
 from edge.cache.entries import SliceEntries
 from edge.cache.history import GroupHistory
-from edge.cache.ranking import Choice, Ranking
+from edge.cache.ranking import Choice, Ranking, portion
 from edge.departures import Chance, choose, slots_left
 from edge.drift import drift_near
 from edge.shares import ShareSchedule
@@ -75,7 +75,7 @@ class QueryPipeline:
         self.late_rule = late_rule_of(self.bound.spec)
         clock = clockwork(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
         if clock is not None and self.monitor is None:
-            self.monitor = ArrivalMonitor(clock, self.source)
+            self.monitor = ArrivalMonitor(clock, self.source, self.bound.group_types)
 
     @property
     def spec(self) -> QuerySpec:
@@ -123,7 +123,8 @@ class QueryPipeline:
             if self.monitor is not None:
                 kept = self.monitor.sample(numbers)
                 came_ms = arrival_ms - self.monitor.observing.clock_offset_ms
-                self.monitor.observe(when, came_ms, self._observed(part), kept)
+                keys = [part.column(name) for name in self.spec.group_by]
+                self.monitor.observe(when, came_ms, self._observed(part), kept, keys)
                 if kept is not None:
                     self._update(start, part, when, numbers, watermark_ms, touch, kept)
                     sampled_out = part.num_rows - int(kept.sum())
@@ -343,6 +344,8 @@ class QueryPipeline:
         entry_bytes, end = self.progress.entry_bytes, self._end(start)
         count = max(1, int(room / entry_bytes)) if room > 0 else 0
         slots = slots_left(self.spec, end, open_between_ms[0], carrier, entry_bytes)
+        if not closed and self.spec.cache.eviction == "gain":
+            count = min(count, portion(end - open_between_ms[0], carrier.bytes_per_ms / entry_bytes))
         chance = Chance(start, end, closed, open_between_ms, count)
         return choose(held, self.spec, self.history, self._limits(start), chance, slots)
 

@@ -22,7 +22,7 @@ from edge.events import QueryRefused
 from edge.pipeline import QueryPipeline
 from edge.shares import ShareSchedule
 from edge.slices import Progress, Slice
-from edgewater.errors import StorageError
+from edgewater.errors import InvalidQuery, StorageError
 from edgewater.query import QuerySpec
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef
@@ -56,7 +56,8 @@ def restore(core: EdgeCore, data: bytes) -> None:
     Streams that the configuration no longer names are dropped with the queries that read them.
 
     Raises:
-        StorageError: bytes of a newer release, or damaged ones.
+        StorageError: bytes of a newer release, or damaged ones; a query needs a column that the
+            configuration no longer has.
     """
     try:
         text, *blobs = _pieces(data)
@@ -146,10 +147,18 @@ def _restore_query(core: EdgeCore, state: dict[str, Any], blobs: list[bytes]) ->
         return
     ref = QueryRef(state["name"], state["version"])
     schedule = ShareSchedule.from_json(state["shares"])
-    pipeline = QueryPipeline(ref, spec.bind(stream.spec.columns), state["since_ms"], schedule)
+    try:
+        bound = spec.bind(stream.spec.columns)
+    except InvalidQuery as exc:
+        # What it has not shipped yet would be lost.
+        raise StorageError(
+            f"the columns of stream {spec.stream} no longer serve query {ref.name}, which this edge answers: {exc}. "
+            "Put them back, delete the query at the center, and change them then"
+        ) from exc
+    pipeline = QueryPipeline(ref, bound, state["since_ms"], schedule)
     pipeline.source = core.source
     if pipeline.monitor is not None and "monitor" in state:
-        pipeline.monitor = ArrivalMonitor(pipeline.monitor.clockwork, core.source)
+        pipeline.monitor = ArrivalMonitor(pipeline.monitor.clockwork, core.source, pipeline.monitor.key_types)
         pipeline.monitor.restore(state["monitor"], [blobs[n] for n in state["monitor"]["blobs"]])
     pipeline.progress = Progress(state["through_ms"], state["entry_bytes"])
     history = state["history"]

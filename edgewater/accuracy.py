@@ -7,6 +7,7 @@ center compares like with like however late each of them says it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +15,15 @@ from typing import TYPE_CHECKING
 from edgewater.errors import InvalidQuery
 from edgewater.quantities import duration_ms, format_duration, fraction, require_keys
 from edgewater.watermarks.grid import Grid
-from edgewater.watermarks.target import MEASURES, MeasureKind, Target, check_confidence, check_error
+from edgewater.watermarks.target import (
+    MEASURES,
+    SCOPES,
+    GroupScope,
+    MeasureKind,
+    Target,
+    check_confidence,
+    check_error,
+)
 from edgewater.windows import Sliding, Window
 
 if TYPE_CHECKING:
@@ -27,8 +36,8 @@ HORIZON_WINDOWS = 2.56
 MAX_DEFAULT_LAGS = 512
 POINTS_AFTER_END = (2, 5, 10, 20)
 """Slots after a window's end at which an edge tells of stragglers, besides the ends of sub-streams."""
-
-ACCEPTED = "{error: 5%, confidence: 95%}, with of: a measure where there are several, and substream: 600ms"
+MAX_GROUPS = 64
+"""Groups at a time for which an answer is given early. Each has a watermark of its own at the center."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,7 @@ class Accuracy:
         of: name of the measure that it is about.
         kind: that measure's function.
         substream_ms: length f of a sub-stream, if the user has said; it divides the window's slices.
+        scope: of a query with groups, whether the promise holds for each of them or for all at once; else None.
     """
 
     error: float
@@ -46,6 +56,7 @@ class Accuracy:
     of: str
     kind: MeasureKind
     substream_ms: int | None = None
+    scope: GroupScope | None = None
 
     @classmethod
     def parse(
@@ -58,20 +69,11 @@ class Accuracy:
         """
         if given is None:
             return None
-        keys = {"error": True, "confidence": False, "of": False, "substream": False, "groups": False}
+        keys = {"error": True, "confidence": False, "of": False, "substream": False, "scope": False}
         a = require_keys(given, "accuracy", keys, InvalidQuery)
         if not isinstance(window, Sliding):
             raise InvalidQuery("accuracy", given, "a tumbling or sliding window, or no accuracy",
                                "the end of a session is known only when it is over")  # fmt: skip
-        if a.get("groups") is not None or group_by:
-            named = a.get("groups")
-            raise InvalidQuery(
-                "accuracy" if named is None else "accuracy.groups",
-                given if named is None else named,
-                "a query without group_by, one per group that matters with a where; or a budget of error or staleness",
-                "an accuracy of each or of all groups needs the groups to be known beforehand, which those of a stream "
-                "are not, and one of their total promises nothing of any",
-            )
         of = _measure(a.get("of"), measures)
         error = check_error(_probability(a["error"], "accuracy.error", "5%"), "accuracy.error")
         confidence = _probability(a.get("confidence", "95%"), "accuracy.confidence", "95%")
@@ -82,6 +84,7 @@ class Accuracy:
             of.name,
             _kind(of),
             None if substream is None else duration_ms(substream, "accuracy.substream", InvalidQuery, minimum_ms=1),
+            _scope(a.get("scope"), group_by),
         )
         Clockwork.of(window, result, 0)
         return result
@@ -93,6 +96,8 @@ class Accuracy:
         }  # fmt: skip
         if self.substream_ms is not None:
             result["substream"] = format_duration(self.substream_ms)
+        if self.scope is not None:
+            result["scope"] = self.scope
         return result
 
     @property
@@ -106,6 +111,25 @@ def _probability(value: object, field: str, example: str) -> object:
     if share is None:
         raise InvalidQuery(field, value, f"a percentage between 0% and 100%, such as {example}")
     return share
+
+
+def _scope(given: object, group_by: Sequence[str]) -> GroupScope | None:
+    if not group_by:
+        if given is not None:
+            raise InvalidQuery(
+                "accuracy.scope", given, "group_by with the columns of the groups, or no scope",
+                "without groups the promise is about the window's one answer",
+            )  # fmt: skip
+        return None
+    if given is None:
+        return "each"
+    for known in SCOPES:
+        if given == known:
+            return known
+    raise InvalidQuery(
+        "accuracy.scope", given, "each (the promise holds for every single group; the default) or all (for all of them "
+        "at once)",
+    )  # fmt: skip
 
 
 def _measure(name: object, measures: Sequence[Measure]) -> Measure:
@@ -204,4 +228,15 @@ def clockwork(window: object, accuracy: Accuracy | None, lateness_ms: int) -> Cl
 
 def requested(accuracy: Accuracy) -> Mapping[str, object]:
     """What the answer's contract repeats."""
-    return {"error": accuracy.error, "confidence": accuracy.confidence, "of": accuracy.of}
+    result: dict[str, object] = {"error": accuracy.error, "confidence": accuracy.confidence, "of": accuracy.of}
+    return result if accuracy.scope is None else {**result, "scope": accuracy.scope}
+
+
+def group_key(values: Sequence[object]) -> str:
+    """One text per group, from the plain values of its key columns: the same at edges, center and readers."""
+    return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
+
+
+def group_values(key: str) -> list[object]:
+    """What `group_key` was given."""
+    return list(json.loads(key))

@@ -79,7 +79,7 @@ def _one_of(value: object, at: str, names: tuple[str, ...]) -> str:
 
 def _eager(value: object) -> float:
     share = fraction(value)
-    if share is None and isinstance(value, int | float) and not isinstance(value, bool):
+    if share is None and isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
         share = float(value)
     if share is None or not 0.0 <= share <= 1.0:
         raise InvalidQuery("cache.eager", value, "a probability such as 10% or 0.1, from 0 to 1")

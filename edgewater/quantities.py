@@ -106,3 +106,36 @@ def require_keys(
         if required and key not in mapping:
             raise error(f"{prefix}{key}", None, "a value", "missing key")
     return {str(k): v for k, v in mapping.items()}
+
+
+def require_writable(given: object, error: type[InvalidInput]) -> None:
+    """Raises `error` for a text or a number, anywhere in a mapping, that could be neither stored nor sent nor named.
+
+    These are texts with half of a surrogate pair, which are not Unicode, and whole numbers with more digits than
+    Python writes.
+    """
+    waiting, seen = [("", given)], set[int]()
+    while waiting:
+        field, value = waiting.pop()
+        _require_scalar(value, field, error)
+        if not isinstance(value, Mapping | list) or id(value) in seen:
+            continue
+        seen.add(id(value))  # YAML's aliases make a value part of itself
+        prefix = f"{field}." if field else ""
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            _require_scalar(key, field, error)
+            waiting.append((f"{prefix}{key}", part))
+
+
+def _require_scalar(value: object, field: str, error: type[InvalidInput]) -> None:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as exc:
+            shown = value.encode(errors="backslashreplace").decode()
+            raise error(field, shown, "text in Unicode", "half of a surrogate pair is no character") from exc
+    elif isinstance(value, int):
+        try:
+            str(value)
+        except ValueError as exc:
+            raise error(field, f"a number of {value.bit_length()} bits", "a number with fewer digits") from exc

@@ -20,7 +20,8 @@ from edgewater.accuracy import Accuracy
 from edgewater.caching import CacheSpec, format_fraction
 from edgewater.errors import InvalidQuery
 from edgewater.expressions import Bound, bind, bind_condition, column_names, parse_sql
-from edgewater.quantities import duration_ms, format_duration, fraction, require_keys, size_bytes
+from edgewater.plain_yaml import load_yaml
+from edgewater.quantities import duration_ms, format_duration, fraction, require_keys, require_writable, size_bytes
 from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
 from edgewater.synopses import plugins
 from edgewater.synopses.registry import Function, Parameters, function_named, function_names
@@ -179,7 +180,7 @@ class QuerySpec:
     def from_yaml(cls, text: str) -> QuerySpec:
         """Reads one query from YAML. Raises InvalidQuery."""
         try:
-            given = yaml.safe_load(text)
+            given = load_yaml(text)
         except yaml.YAMLError as exc:
             raise InvalidQuery("", text, "YAML", str(exc).replace("\n", " ")) from exc
         return cls.from_mapping(given)
@@ -194,6 +195,7 @@ class QuerySpec:
         keys = {"name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
                 "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
                 "shards": False}  # fmt: skip
+        require_writable(given, InvalidQuery)
         q = require_keys(given, "", keys, InvalidQuery)
         name = _name(q["name"], "name")
         stream = _name(q["from"], "from")
@@ -355,7 +357,10 @@ def _amount(value: object, at: str) -> float:
         if not 0 <= value < float("inf"):
             raise InvalidQuery(at, value, accepted)
         return value
-    return float(size_bytes(value, at, InvalidQuery))
+    try:
+        return float(size_bytes(value, at, InvalidQuery))
+    except OverflowError as exc:
+        raise InvalidQuery(at, value, accepted, "it is too large") from exc
 
 
 def _edges(given: object) -> tuple[str, ...] | None:

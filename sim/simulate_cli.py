@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from edgewater.errors import InvalidConfig
-from edgewater.quantities import duration_ms, fraction
-from edgewater.watermarks.target import MEASURES, SCOPES, check_measure
+from edgewater.quantities import duration_ms, format_duration, fraction
+from edgewater.watermarks.target import MEASURES, SCOPES, check_confidence, check_error, check_measure
 from sim.watermarks.rivals import RIVALS
 from sim.watermarks.study import Study, run_study
 from sim.watermarks.summary import table
@@ -26,9 +27,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return (
-            value if isinstance(value, int) else duration_ms(value, f"--{param.name if param else ''}", InvalidConfig)
-        )
+        return value if isinstance(value, int) else duration_ms(value, _flag(param), InvalidConfig)
 
 
 class _MicroDuration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -47,22 +46,31 @@ class _MicroDuration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
                     break
                 if cost >= 0:
                     return cost
-        raise InvalidConfig(f"--{param.name if param else ''}", value, "a cost such as 20us or 1.5ms")
+        raise InvalidConfig(_flag(param), value, "a cost such as 20us or 1.5ms")
 
 
 class _Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A percentage, or a number from 0 to 1, that `check` accepts."""
+
     name = "percentage"
+
+    def __init__(self, check: Callable[[object, str, type[InvalidConfig]], float]) -> None:
+        self._check = check
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
         share = fraction(value)
-        if share is not None:
-            return share
-        try:
-            return float(value)
-        except ValueError as exc:
-            raise InvalidConfig(f"--{param.name if param else ''}", value, "a percentage such as 5%, or 0.05") from exc
+        if share is None:
+            try:
+                share = float(value)
+            except ValueError as exc:
+                raise InvalidConfig(_flag(param), value, "a percentage such as 5%, or 0.05") from exc
+        return self._check(share, _flag(param), InvalidConfig)
+
+
+def _flag(param: click.Parameter | None) -> str:
+    return param.opts[0] if param else ""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -125,13 +133,17 @@ def simulate() -> None:
     help="Resolution of delays and waits.  [default: a 30th of the sub-stream]",
 )
 @click.option(
-    "--error", default="5%", show_default=True, type=_Share(), help="Relative error that is promised; between 0 and 1."
+    "--error",
+    default="5%",
+    show_default=True,
+    type=_Share(check_error),
+    help="Relative error that is promised; between 0 and 1, both excluded.",
 )
 @click.option(
     "--confidence",
     default="95%",
     show_default=True,
-    type=_Share(),
+    type=_Share(check_confidence),
     help="Probability with which it is, per window; between 0 and 1, both excluded.",
 )
 @click.option(
@@ -210,7 +222,8 @@ def watermarks(as_json: bool, plot: Path | None, **asked: Any) -> None:
     runs = []
     total = sum(s.windows for s in studies)
 
-    with click.progressbar(length=total, label="windows", file=sys.stderr, hidden=as_json) as bar:
+    quiet = as_json or not sys.stderr.isatty()
+    with click.progressbar(length=total, label="windows", file=sys.stderr, hidden=quiet) as bar:
 
         def tick(done: int) -> None:
             bar.update(1)
@@ -227,6 +240,7 @@ def watermarks(as_json: bool, plot: Path | None, **asked: Any) -> None:
 
 
 def _studies(asked: dict[str, Any]) -> list[Study]:
+    _check_divisors(asked["window_ms"], asked["substream_ms"], asked["slot_ms"])
     names = {
         "algorithm": _several(asked.pop("algorithm"), "--algorithm", (*ALGORITHMS, *ALIASES)),
         "delays": _several(asked.pop("delays"), "--delays", DELAYS),
@@ -237,6 +251,14 @@ def _studies(asked: dict[str, Any]) -> list[Study]:
         Study(algorithm=ALIASES.get(a, a), delays=d, scenario=s, measure=m, **asked)  # type: ignore[arg-type]
         for d in names["delays"] for s in names["scenario"] for m in names["measure"] for a in names["algorithm"]
     ]  # fmt: skip
+
+
+def _check_divisors(window_ms: int, substream_ms: int, slot_ms: int | None) -> None:
+    for flag, part, name, whole in (
+        ("--substream", substream_ms, "window", window_ms), ("--slot", slot_ms, "sub-stream", substream_ms),
+    ):  # fmt: skip
+        if part is not None and (part < 1 or whole % part):
+            raise InvalidConfig(flag, format_duration(part), f"a divisor of the {name}, {format_duration(whole)}")
 
 
 def _several(text: str, field: str, known: tuple[str, ...], *, joined: bool = False) -> list[str]:

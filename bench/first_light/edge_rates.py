@@ -70,7 +70,7 @@ def columnar(batches: list[pa.RecordBatch], rounds: int) -> float:
     began = time.perf_counter()
     for _ in range(rounds):
         for batch in batches:
-            edge.handle(Ingested("access", "file", batch, 0))
+            edge.handle(Ingested("access", "file", batch, START_MS + 1000))
     return rounds * sum(b.num_rows for b in batches) / (time.perf_counter() - began)
 
 
@@ -88,7 +88,7 @@ def memory_at(groups: int) -> dict[str, float]:
     edge = core()
     rng = np.random.default_rng(0)
     for at in range(0, groups, BATCH_ROWS // 4):
-        edge.handle(Ingested("access", "file", _each_group_once(at, min(groups, at + BATCH_ROWS // 4), rng), 0))
+        edge.handle(Ingested("access", "file", _each_group_once(at, min(groups, at + BATCH_ROWS // 4), rng), START_MS))
     held = len(edge.queries[QueryRef("bytes_by_url", 1)].slices[START_MS // 3_600_000 * 3_600_000].entries)
     assert held == groups
     return {"groups": held, "resident_mib": resident_mib(), "core_mib": edge.pending_bytes / 2**20}

@@ -1,10 +1,15 @@
-"""Measures the watermarks in simulation: `python -m bench.watermarks [--quick]`. Writes bench/out/watermarks*."""
+"""Measures the watermarks in simulation: `python -m bench.watermarks [--quick] [--seed 3]`.
+
+Rows are written to bench/out/watermarks.json as they come. A run goes on where one of the same seed and number of
+windows was stopped: rows that are there are not measured again, so after a change of the code ask for `--fresh`.
+"""
 
 from __future__ import annotations
 
-import json
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,64 +19,99 @@ from bench.watermarks.figures import draw_figures
 from bench.watermarks.goals import check_goals
 from bench.watermarks.kmeans import kmeans_rows
 from bench.watermarks.overhead import overhead
-from bench.watermarks.rows import goal_rows, rival_rows, robustness_rows
+from bench.watermarks.results import Results, Row
+from bench.watermarks.rows import goal_rows, recorded_rows, rival_rows, robustness_rows
+from sim.watermarks.engine import Outcome
 from sim.watermarks.recorded import RecordedDownloads
 from sim.watermarks.study import Study, run_study, run_workload
 from sim.watermarks.summary import oracle_rate, summarise, table
 
 OUT = Path("bench/out")
 DOWNLOADS = Path("../shared/data/cran_downloads_dev")
+PARTS = ("goals", "robustness", "recorded", "rivals")
 
 
-def measure(study: Study) -> dict[str, Any]:
-    row, outcomes = run_study(study)
-    row["latencies_ms"] = [round(o.latency_ms, 2) for o in outcomes]
-    row["errors"] = [
-        float(abs(e - t) / abs(t)) for o in outcomes for e, t in zip(o.estimate, o.truth, strict=True) if t and e == e
-    ]
-    return row
+def measure(part: str, study: Study) -> Row:
+    """One row, with the CPU seconds it took; of rivals also the distributions that figures are drawn from."""
+    started = time.process_time()
+    if part == "recorded":
+        row = _recorded(study)
+    else:
+        row, outcomes = run_study(study)
+        if part == "rivals":
+            row |= _distributions(outcomes)
+    return row | {"cpu_s": round(time.process_time() - started, 2)}
 
 
-def recorded(measure_kind: str) -> dict[str, Any]:
-    study = Study(measure=measure_kind, edges=1, scenario="recorded disorder", values="downloads")  # type: ignore[arg-type]
-    workload = RecordedDownloads(DOWNLOADS)
-    row = {"algorithm": "edgewater", "delays": "log", "scenario": study.scenario, "measure": measure_kind,
-           "windows": workload.windows, "error": study.error, "values": "downloads"}  # fmt: skip
-    row |= summarise(run_workload(study, workload), study.target)
-    return row | {"oracle_rate": oracle_rate(workload, study.measure, study.target)}
+def _distributions(outcomes: Sequence[Outcome]) -> Row:
+    return {
+        "latencies_ms": [round(o.latency_ms, 2) for o in outcomes],
+        "errors": [
+            float(abs(e - t) / abs(t))
+            for o in outcomes
+            for e, t in zip(o.estimate, o.truth, strict=True)
+            if t and e == e
+        ],
+    }
+
+
+def _recorded(study: Study) -> Row:
+    workload = RecordedDownloads(DOWNLOADS, edges=study.edges, seed=study.seed, windows=study.windows)
+    row = asdict(study) | summarise(run_workload(study, workload), study.target) | {"windows_had": workload.windows}
+    return row | {"oracle_rate": oracle_rate(workload, study.measure, study.target, workload.windows)}
+
+
+def _studies(windows: int, seed: int, quick: bool) -> dict[str, list[Study]]:
+    parts = {"goals": goal_rows(), "robustness": robustness_rows(), "rivals": rival_rows()}
+    parts["recorded"] = recorded_rows() if DOWNLOADS.is_dir() else []
+    return {
+        name: [replace(s, windows=windows, seed=seed) for s in parts[name] if not quick or s.delays in ("EG", "log")]
+        for name in PARTS
+    }
+
+
+def _measure_missing(results: Results, part: str, studies: Sequence[Study], pool: ProcessPoolExecutor) -> None:
+    missing = results.missing(part, studies)
+    with click.progressbar(length=len(missing), label=f"{part}, {len(studies) - len(missing)} known") as bar:
+        for done in as_completed([pool.submit(measure, part, study) for study in missing]):
+            results.add(part, done.result())
+            bar.update(1)
 
 
 @click.command()
 @click.option("--quick", is_flag=True, help="100 windows a row, and EG only where a row exists for all delays.")
-@click.option("--windows", default=400)
-@click.option("--workers", default=2)
-@click.option("--part", type=click.Choice(["all", "goals", "robustness", "rivals", "other"]), default="all")
-def main(quick: bool, windows: int, workers: int, part: str) -> None:
-    windows = 100 if quick else windows
-    parts: dict[str, list[Study]] = {"goals": goal_rows(), "robustness": robustness_rows(), "rivals": rival_rows()}
-    chosen = {name: studies for name, studies in parts.items() if part in ("all", name)}
-    result: dict[str, Any] = {"windows": windows}
-    OUT.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(workers) as pool:
-        for name, studies in chosen.items():
-            wanted = [replace(s, windows=windows) for s in studies if not quick or s.delays == "EG"]
-            with click.progressbar(pool.map(measure, wanted), length=len(wanted), label=name) as bar:
-                result[name] = list(bar)
-            print(table(result[name]), flush=True)
+@click.option("--windows", default=400, show_default=True, help="Per row; of the recorded ones as many as there are.")
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of all rows' events.")
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(1), help="Processes.")
+@click.option("--part", type=click.Choice(["all", *PARTS, "other"]), default="all", show_default=True)
+@click.option("--fresh", is_flag=True, help="Forgets what was measured before.")
+@click.option(
+    "--json", "path", type=click.Path(dir_okay=False, path_type=Path), default=OUT / "watermarks.json",
+    show_default=True, help="Where rows are kept.",
+)  # fmt: skip
+def main(quick: bool, windows: int, seed: int, workers: int, part: str, fresh: bool, path: Path) -> None:
+    """Coverage, waits and rates of every row of the issue; the goals that are missed; the papers' figures."""
+    results = Results(path, fresh=fresh)
+    asked = {n: s for n, s in _studies(100 if quick else windows, seed, quick).items() if part in ("all", n)}
+    pool = ProcessPoolExecutor(workers)
+    try:
+        for name, studies in asked.items():
+            _measure_missing(results, name, studies, pool)
+            if studies:
+                click.echo(table(results.of(name, studies)))
+    finally:
+        pool.shutdown(cancel_futures=True)
     if part in ("all", "other"):
-        if DOWNLOADS.is_dir():
-            result["recorded"] = [recorded(m) for m in ("mean", "sum", "count")]
-            print(table(result["recorded"]))
-        result["kmeans"] = kmeans_rows(20 if quick else 100)
-        result["overhead"] = overhead()
-        print(json.dumps({k: result[k] for k in ("kmeans", "overhead")}, indent=1, default=str))
-    result["goals_missed"] = check_goals(result)
-    for line in result["goals_missed"]:
-        print("MISSED", line)
-    name = "watermarks" if part == "all" else f"watermarks-{part}"
-    (OUT / f"{name}.json").write_text(json.dumps(result, indent=1))
-    if "rivals" in result:
-        draw_figures(result, OUT)
+        results.put("kmeans", kmeans_rows(20 if quick else 100))
+        results.put("overhead", overhead())
+    shown: dict[str, Any] = {name: results.of(name, studies) for name, studies in asked.items()}
+    click.echo(f"CPU: {sum(row['cpu_s'] for rows in shown.values() for row in rows) / 60:.1f} min")
+    missed = check_goals(shown)
+    results.put("goals_missed", {"seed": seed, "missed": missed})
+    for line in missed:
+        click.echo(f"MISSED {line}")
+    if shown.get("rivals"):
+        draw_figures(shown | {"kmeans": results.get("kmeans", [])}, path.parent)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def draw_figures(result: dict[str, Any], folder: Path) -> None:
             f"Figure {mean_number + 2}: relative error, {values}, EG",
             folder / f"watermarks-figure{mean_number + 2:02}.png",
         )
-    if "kmeans" in result:
+    if result.get("kmeans"):
         _kmeans(result["kmeans"], folder / "watermarks-figure12-14.png")
 
 

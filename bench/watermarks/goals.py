@@ -17,7 +17,7 @@ def check_goals(result: dict[str, Any]) -> list[str]:
     for name in ("goals", "robustness", "recorded"):
         for row in result.get(name, []):
             what = " ".join(str(row.get(k)) for k in ("scenario", "delays", "measure", "values", "groups", "scope"))
-            if row["coverage"] < least_coverage(row.get("confidence", 0.95), row["windows"]):
+            if row["coverage"] < least_coverage(row["confidence"], row.get("windows_had", row["windows"])):
                 missed.append(f"coverage {row['coverage']:.3f}: {what}")
             if row["oracle_rate"] and row["sampling_rate"] > 1.1 * row["oracle_rate"]:
                 missed.append(f"rate {row['sampling_rate'] / row['oracle_rate']:.2f} of the oracle's: {what}")

@@ -36,3 +36,8 @@ def rival_rows() -> list[Study]:
     base = [Study(values="ysb", measure="sum"), Study(values="nyt", measure="mean")]
     rows = [replace(b, delays=d, algorithm=a) for b in base for d in DELAYS for a in ALGORITHMS]
     return rows + [replace(b, rate=25_000.0, algorithm=a) for b in base for a in ALGORITHMS]
+
+
+def recorded_rows() -> list[Study]:
+    """Downloads as their hourly logs come: one source, as many windows as there are hours."""
+    return [Study(scenario="recorded disorder", delays="log", values="downloads", edges=1, measure=m) for m in MEASURES]

@@ -94,7 +94,8 @@ def problem_response(
     text = json.dumps(body, default=repr, ensure_ascii=False)
     if code == "unauthenticated":
         headers = {**(headers or {}), "WWW-Authenticate": "Bearer"}
-    return Response(text, body["status"], headers, MEDIA_TYPE)
+    # Half of a surrogate pair, which a message may quote, stands as JSON's own escape for it.
+    return Response(text.encode(errors="backslashreplace"), body["status"], headers, MEDIA_TYPE)
 
 
 def _body(

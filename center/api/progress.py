@@ -35,10 +35,10 @@ class Progress:
         self._cache: TTLCache[None, View] = TTLCache(1, fresh_s)
         self._lock = threading.Lock()
 
-    def view(self) -> View:
-        """The catalog of at most `fresh_s` ago."""
+    def view(self, *, anew: bool = False) -> View:
+        """The catalog of at most `fresh_s` ago, or as it is now."""
         with self._lock:
-            view = self._cache.get(None)
+            view = None if anew else self._cache.get(None)
             if view is None:
                 view = View(tuple(self._catalog.queries()), tuple(self._catalog.edges()))
                 self._cache[None] = view

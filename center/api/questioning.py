@@ -13,7 +13,6 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from anyio.to_thread import run_sync
 from starlette.responses import Response
@@ -106,26 +105,26 @@ class Questioning:
             log.warning("%s: answers as they stood before: %s", self.path, exc)
         for line in lines:
             for answer in self._answered(line):
-                held += _json(answer)
+                held += answer
                 if len(held) >= BATCH_BYTES:
                     yield bytes(held)
                     held.clear()
         yield bytes(held)
 
-    def _answered(self, text: bytes | TooLong) -> Iterator[dict[str, Any]]:
+    def _answered(self, text: bytes | TooLong) -> Iterator[bytes]:
         named: object = None
         try:
             if isinstance(text, TooLong):
                 raise InvalidRequest("", "a longer line", f"lines of at most {MAX_LINE_BYTES} bytes")
             given = parse_json(text)
             named = given.get("id") if isinstance(given, dict) else None
-            yield from self.evaluator.answer(Line.from_mapping(given, parse_time))
+            yield from map(_json, self.evaluator.answer(Line.from_mapping(given, parse_time)))
         except EdgewaterError as exc:
-            yield {"id": named, "error": problem_of(exc, self.path)}
+            yield _json({"id": named, "error": problem_of(exc, self.path)})
         except Exception:
             # Ours to mend, but not to be paid for by the other lines, whose status 200 is out already.
             log.exception("%s: %r", self.path, text)
-            yield {"id": named, "error": problem_of(EdgewaterError(FAULT), self.path)}
+            yield _json({"id": named, "error": problem_of(EdgewaterError(FAULT), self.path)})
 
 
 class Exchange(Response):

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from center.asking import read_confidence
 from center.measures import MAX_ASKED, Questions, require_possible
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
@@ -102,7 +103,7 @@ class QuestionParams(BaseModel):
             contains=tuple(dict.fromkeys(self.contains)),
             top=self.top,
             values=self.values,
-            confidence=self.confidence,
+            confidence=read_confidence(self.confidence),
         )
         named = [m for m in spec.measures if not asked.measures or m.name in asked.measures]
         require_possible(asked, {m.name: m.function.make(m.parameters, None) for m in named})

@@ -13,7 +13,7 @@ class Retention:
     """Drops, now and then, what has been applied and is older than `keep_ms`.
 
     What Spark has processed is not asked: only what the store holds may go. A crash between the index
-    and the disk leaves segments that nothing points to; they cost space, not truth.
+    and the disk leaves segments that nothing points to; a gateway that starts removes them.
 
     Args:
         keep_ms: how long frames stay after they arrived, applied or not.

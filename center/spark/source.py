@@ -1,7 +1,8 @@
 """The frame log as a Spark stream: `spark.readStream.format("edgewater_frames")`.
 
 An offset says, per query key, up to which position of the catalog's index frames have been read. The
-result store's consumed positions are where a stream begins, so Spark's checkpoint is never the truth.
+result store's consumed positions are where a stream begins, so Spark's checkpoint is never the truth, and what
+has been consumed is not read again, whatever Spark asks for.
 
 One reader lives in a Python process of its own beside the driver and plans (`initialOffset`,
 `latestOffset`, `partitions`, `commit`); copies of another, pickled, read on the executors. What the
@@ -33,6 +34,8 @@ from center.catalog import Catalog, FrameEntry
 from center.log import FrameLog
 from center.results import ResultStore
 from center.spark.admission import Admission, Limits, RoundRobin
+from center.spark.gathering import MANY_FRAMES, Gathering
+from center.spark.merging import merge_rows
 from center.spark.retention import Retention
 from center.spark.rows import ROW_DDL, Row, row_of_damage, rows_of_frame, to_batch
 from center.spark.workers import settle
@@ -41,8 +44,8 @@ from edgewater.errors import CorruptFrame, StorageError
 FORMAT = "edgewater_frames"
 MIN_PARTITION_BYTES = 1 << 20
 """Below this a task of its own costs more than it saves."""
-BATCH_BYTES = 4 << 20
-"""Payload bytes after which a reader hands over an Arrow batch."""
+LOOK_AGAIN_S = 0.005
+"""While a batch is held back."""
 
 Offset = dict[str, int]
 
@@ -134,6 +137,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
     def __init__(self, options: SourceOptions, admission: Admission | None = None) -> None:
         self._options = options
         self._admission = admission or RoundRobin()
+        self._gathering = Gathering()
         self._target: Offset | None = None
         self._failures = 0
 
@@ -171,6 +175,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             if isinstance(limit, ReadAllAvailable):
                 ends = last
             else:
+                last = self._gathered(start, last)
                 ends = self._admission.admit(start, last, self._sizes, _narrowed(self._options.limits, limit))
         except Exception as exc:
             self._failed("latestOffset", exc)
@@ -180,32 +185,47 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         # ever. Positions never go back, or it would read again.
         return _sorted({**start, **{key: max(end, start.get(key, 0)) for key, end in ends.items()}})
 
+    def _gathered(self, start: Offset, last: Offset) -> Offset:
+        """The last positions, once the edges that speak at the same moments have all spoken (`Gathering`)."""
+        if self._target is not None:
+            return last
+        self._gathering.keep(last)
+        while True:
+            waiting = {key: end for key, end in last.items() if end > start.get(key, 0)}
+            if sum(end - start.get(key, 0) for key, end in waiting.items()) > MANY_FRAMES:
+                return last
+            edges = {
+                key: {str(entry.edge) for entry in self._catalog.frames(key, start.get(key, 0), end)}
+                for key, end in waiting.items()
+            }
+            if not self._gathering.holds(edges, time.monotonic()):
+                return last
+            time.sleep(LOOK_AGAIN_S)
+            last = self._catalog.positions()
+
     def _sizes(self, key: str, after: int, through: int) -> Sequence[tuple[int, int]]:
         return [(entry.position, entry.wire_bytes) for entry in self._catalog.frames(key, after, through)]
 
     def partitions(self, start: Offset, end: Offset) -> list[FramePartition]:
-        advanced = {key: through for key, through in end.items() if through > start.get(key, 0)}
+        # A checkpoint may be older than the store. Merged with what is new, what has been applied could not be told
+        # apart from it any more.
+        consumed = self._store.consumed()
+        after = {key: max(start.get(key, 0), consumed.get(key, 0)) for key in end}
         frames = [
             (key, entry)
-            for key, through in advanced.items()
-            for entry in self._catalog.frames(key, start.get(key, 0), through)
+            for key, through in end.items()
+            if through > after[key]
+            for entry in self._catalog.frames(key, after[key], through)
         ]
         return [FramePartition(part) for part in divide(frames, self._options.parallelism)]
 
     def read(self, partition: FramePartition) -> Iterator[pa.RecordBatch]:
+        """One batch: the rows of the frames, their partials merged (`merge_rows`)."""
         settle()
-        log = FrameLog(self._options.log_dir)
-        rows: list[Row] = []
-        pending_bytes = 0
-        for key, entry in partition.frames:
-            read = read_frame(log, Path(self._options.log_dir), key, entry)
-            rows += read
-            pending_bytes += sum(len(row.payload) for row in read)
-            if pending_bytes >= BATCH_BYTES:
-                yield to_batch(rows)
-                rows, pending_bytes = [], 0
-        if rows:
-            yield to_batch(rows)
+        log, log_dir = FrameLog(self._options.log_dir), Path(self._options.log_dir)
+        merged = merge_rows(row for key, entry in partition.frames for row in read_frame(log, log_dir, key, entry))
+        if merged:
+            yield to_batch(merged)
 
     def commit(self, end: Offset) -> None:
         """Retention. That Spark is through with `end` is not asked: the result store knows. Never raises."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -11,10 +12,14 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
-from center.ledger import Emission, Phase
+from center.ledger import Emission, FrameFact, Phase
 from edgewater.errors import InvalidConfig
+from edgewater.wire.frames import QueryRef
+
+logger = logging.getLogger(__name__)
 
 WAIT_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
+STAGE_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0, 60.0)
 DELAY_BUCKETS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 
 
@@ -32,6 +37,34 @@ class JobMetrics:
             self.straggler_share.labels(query).set(said.prediction.straggler_share)
             if emission.revision == 1 and said.waited_ms is not None:
                 self.chosen_wait.labels(query).observe(said.waited_ms / 1000)
+
+    def note_batch(
+        self, facts: Sequence[FrameFact], emissions: Iterable[Emission], began_ms: int, merged_ms: int, applied_ms: int
+    ) -> None:
+        """How long a batch's frames have taken, and of the first answers that it brought, where their time went.
+
+        Wall clocks of three machines meet here; what they disagree by moves from one part to the next.
+        """
+        arrived_ms: dict[QueryRef, int] = {}
+        for fact in facts:
+            self.frame_delay.observe(max(0, applied_ms - fact.received_at_ms) / 1000)
+            arrived_ms[fact.query] = max(fact.received_at_ms, arrived_ms.get(fact.query, 0))
+        for emission in emissions:
+            last_ms = arrived_ms.get(emission.query)
+            if emission.revision != 1 or last_ms is None:
+                continue
+            parts = {
+                "arrive": last_ms - (emission.given_at_ms - emission.quality.staleness_ms),
+                "wait": began_ms - last_ms,
+                "merge": merged_ms - began_ms,
+                "apply": applied_ms - merged_ms,
+            }
+            for part, ms in parts.items():
+                self.first_answer.labels(emission.query.name, part).observe(max(0, ms) / 1000)
+            logger.debug(
+                "%s: window to %d %s, ms after its end by part: %s",
+                emission.query.name, emission.window_end_ms, emission.phase, parts,
+            )  # fmt: skip
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -51,6 +84,20 @@ class JobMetrics:
             f"{name}_frame_delay_seconds",
             "From the arrival of a frame at the gateway until it counts.",
             buckets=DELAY_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.told = Histogram(
+            f"{name}_told_seconds",
+            "From the moment of which an edge tells what has arrived until its frame is at the gateway.",
+            buckets=STAGE_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.first_answer = Histogram(
+            f"{name}_first_answer_seconds",
+            "From a window's end until its first answer is in the store, by part: until the last frame that it took "
+            "was at the gateway (arrive), until its batch began (wait), its merging (merge), its transaction (apply).",
+            ["query", "part"],
+            buckets=STAGE_BUCKETS_S,
             registry=self.registry,
         )
         self.last_batch = Gauge(f"{name}_last_batch_timestamp_seconds", "When it was applied.", registry=self.registry)

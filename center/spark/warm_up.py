@@ -11,8 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from center.spark.merging import MergeBatches
+import center.spark.source  # noqa: F401  (a worker that reads loads it: before `settle`, or every collection walks it)
+from center.spark.merging import merge_rows
 from center.spark.rows import ROW_DDL, Row, RowKind, to_batch
+from center.spark.workers import settle
 from edgewater.synopses.aggregates import CountStack
 from edgewater.synopses.grouped import GroupedAggregate
 
@@ -21,7 +23,7 @@ PARTS = 64
 
 
 class MergeSomething:
-    """As `MergeBatches`, on partials of its own: loads and runs in a worker what a batch does."""
+    """As `FrameReader.read`, on partials of its own: loads and runs in a worker what a batch does."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
@@ -29,7 +31,8 @@ class MergeSomething:
         aggregate = GroupedAggregate({"key": pa.string()}, {"n": CountStack()})
         aggregate.update([pa.array(["a", "b"])], {"n": None}, 2)
         rows = [Row("", n, RowKind.PARTIAL, "", "", 0, 0, aggregate.to_bytes(), 0, 0) for n in range(1, PARTS)]
-        return MergeBatches({})(iter([to_batch(rows)]))
+        settle()
+        yield to_batch(merge_rows(rows))
 
 
 def warm_up(spark: Any, cores: int) -> None:

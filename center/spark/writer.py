@@ -12,7 +12,7 @@ from center.results import MergedDelta, ResultStore
 from center.spark.follower import CatalogFollower
 from center.spark.telemetry import JobMetrics
 from edgewater.errors import StorageError
-from edgewater.streams import EdgeId
+from edgewater.streams import NEVER_MS, EdgeId
 from edgewater.wire.frames import QueryRef
 
 logger = logging.getLogger(__name__)
@@ -59,9 +59,17 @@ class LedgerWriter:
             # A query may have been registered, and its first frame come, since the catalog was looked at.
             self._follow(self._now_ms())
             emissions = self._store.apply(self._ledger, deltas, facts, through, self._now_ms())
+            self._note_told(facts)
         self._count(emissions, "report")
         self._changed.set()
         return emissions
+
+    def _note_told(self, facts: Sequence[FrameFact]) -> None:
+        for fact in facts:
+            if fact.arrivals is None or fact.arrivals.through_ms <= NEVER_MS or self._ledger.is_deleted(fact.query):
+                continue
+            told_at_ms = self._ledger.wall_ms(fact.query, fact.arrivals.through_ms)
+            self._metrics.told.observe(max(0, fact.received_at_ms - told_at_ms) / 1000)
 
     def turn(self) -> list[Emission]:
         """Takes in the catalog's news and gives the answers that are due by now."""

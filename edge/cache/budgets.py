@@ -5,7 +5,8 @@ keep back, so nothing is sent that need not be. Exact is the same with nothing t
 what is pending, because a value may change by 0 and still have to be counted.
 
 A relative limit ε allows |F ⊕ V − F| ≤ ε·|F ⊕ V|. Where all values of a group have one sign, that holds
-for the sum over edges and slices too, so a relative limit is not divided among them. At a true value of
+for the sum over edges and slices too, so a relative limit is not divided among them. Where an edge has groups of
+either sign in a slice it keeps back nothing of the measure: parts of one group may cancel. At a true value of
 0 nothing is kept back. (At the center, relative error is |V̂ − V| / max(|V|, 1): below one unit of the
 measure the error counts as absolute.)
 """
@@ -62,5 +63,10 @@ def primary(entries: SliceEntries, limits: Limits, margin: float = 1.0, groups: 
         error = np.abs(entries.accumulated_error(measure, groups))
         # An absolute limit is the same for all groups, so their values need not be known.
         limit = limits.absolute.get(measure)
-        over |= error > margin * (limits.of(measure, entries.total(measure, groups)) if limit is None else limit)
+        if limit is not None:
+            over |= error > margin * limit
+        elif entries.has_both_signs(measure):
+            over |= error > 0.0  # a sum of parts that cancel is smaller than what is allowed of them
+        else:
+            over |= error > margin * limits.of(measure, entries.total(measure, groups))
     return over & pending

@@ -6,19 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge.cache.aim import nth_largest
 from edge.cache.budgets import Limits, primary
 from edge.cache.entries import SliceEntries
 from edge.cache.eviction import POLICIES, View
 from edge.cache.history import GroupHistory
 from edge.cache.ranking import Ranking
-from edge.cache.sizing import SIZINGS, Slots, accumulated, explicit, level, next_target, nth_largest, scales
+from edge.cache.sizing import SIZINGS, Slots, accumulated, explicit, level, scales
 from edgewater.caching import CacheSpec
 from edgewater.synopses.base import FloatArray, IntArray
 
 SURE = 0.05
 """Without any pressure an entry of an open slice leaves only if its gain is at least this."""
-COARSE = 16.0
-"""`View.coarse` under a staleness budget."""
 IDLE_EAGER = 0.2
 """Under a staleness budget entries leave at so many times `CacheSpec.eager`: what the link can carry is free."""
 SLIGHT = 0.05
@@ -45,14 +44,14 @@ def of_open(entries: SliceEntries, limits: Limits, spec: CacheSpec, history: Gro
     margin = SLIGHT if spec.eviction == "gain" else 1.0
     groups = np.flatnonzero(primary(entries, limits, margin))
     least = max(spec.eager, SURE * (1.0 - moment.pressure))
-    return _ranked(View(entries, limits, history, moment.elapsed), groups, spec, least, moment)
+    return _ranked(View(entries, limits, history, moment.elapsed, least=least), groups, spec, moment)
 
 
-def _ranked(view: View, groups: IntArray, spec: CacheSpec, least: float, moment: Moment) -> Ranking:
-    """By the policy; with `gain` those whose gain is at least `least`."""
+def _ranked(view: View, groups: IntArray, spec: CacheSpec, moment: Moment) -> Ranking:
+    """By the policy; with `gain` those whose gain is at least `view.least`."""
     ranks = POLICIES[spec.eviction](view, groups)
     if spec.eviction == "gain":
-        worth = (ranks <= -least) & (ranks < 0.0)
+        worth = (ranks <= -view.least) & (ranks < 0.0)
         ranks, groups = ranks[worth], groups[worth]
     return Ranking.of_open(ranks, groups, view.entries.newest, moment.now_ms)
 
@@ -79,9 +78,9 @@ def by_deadline(entries: SliceEntries, spec: CacheSpec, history: GroupHistory, m
         groups = groups[ranked > border]
     unit = scales(entries, history)
     limits = Limits({measure: border * scale for measure, scale in unit.items()})
-    view = View(entries, limits, history, elapsed, COARSE)
+    view = View(entries, limits, history, elapsed, IDLE_EAGER * spec.eager)
     # Bytes are not what is to be saved here: what the link can carry until the deadline may be used.
-    return _ranked(view, groups, spec, IDLE_EAGER * spec.eager, moment)
+    return _ranked(view, groups, spec, moment)
 
 
 def until_deadline(entries: SliceEntries, history: GroupHistory) -> Ranking:
@@ -95,13 +94,12 @@ def learn(entries: SliceEntries, history: GroupHistory, slots: Slots | None) -> 
     """Takes a slice in that has just closed, before anything leaves it. `slots`: under a staleness budget."""
     if slots is not None:
         errors = _pending_errors(entries, history)
-        target = next_target(history, errors, slots.left)
         totals = np.zeros(len(entries))
         for measure, scale in scales(entries, history).items():
             totals = np.maximum(totals, np.abs(entries.total(measure)) / scale)
         important = totals > nth_largest(totals, slots.whole)
         history.learn_curve(entries.first_seen[important])
-        history.target = target
+        history.aim.learn(errors, slots.left)
     history.learn(entries)
 
 

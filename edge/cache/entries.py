@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edgewater.synopses import codec
-from edgewater.synopses.aggregates import SumStack
+from edgewater.synopses.aggregates import MaxStack, SumStack
 from edgewater.synopses.base import BoolArray, BoundedError, FloatArray, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.hashing import hash_values
@@ -24,11 +24,11 @@ _NULL: dict[pa.DataType, Any] = {pa.string(): "", pa.int64(): 0, pa.float64(): 0
 
 
 @dataclass(slots=True)
-class Places:
-    """Where the first groups stand in a history of so many slices: found once, not at each pull."""
+class Remembered:
+    """What a history of so many slices knows of the first groups (a row per number that it keeps of a group)."""
 
     slices: int = -1
-    at: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    values: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
 
 class SliceEntries:
@@ -50,7 +50,7 @@ class SliceEntries:
         self._bounded = tuple(bounded)
         self._hashes: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._with_error = frozenset(n for n in bounded if isinstance(pending.measures[n], BoundedError))
-        self.places = Places()
+        self.remembered = Remembered()
         self.newest = 0
 
     def __len__(self) -> int:
@@ -146,9 +146,24 @@ class SliceEntries:
         of its own its record mass, the records that were not sent."""
         if measure in self._with_error:
             pending, sent = self._pending_and_sent(measure, groups)
-            return pending.change(sent)
+            change = pending.change(sent)
+            if isinstance(pending, MaxStack) and self._has_negative(measure):
+                never = (sent == 0.0) & (change > 0.0)
+                change = np.where(never, np.inf, change)
+            return change
         unsent = self._of("unsent")
         return (unsent if groups is None else unsent[groups]).astype(np.float64)
+
+    def _has_negative(self, measure: str) -> bool:
+        """Is the greatest value of any group below 0? Then of the same group it may be so at another edge, which
+        sends it; and that is no bound for what this one keeps back of a group it has never sent."""
+        pending, sent = self._pending_and_sent(measure, None)
+        return bool((sent < 0.0).any() or (pending.advance(sent) < 0.0).any())
+
+    def has_both_signs(self, measure: str) -> bool:
+        """Are there groups above 0 and groups below? Then of one group its parts at several edges may cancel."""
+        total = self.total(measure)
+        return bool(total.min(initial=0.0) < 0.0 < total.max(initial=0.0))
 
     def total(self, measure: str, groups: IntArray | None = None) -> FloatArray:
         """F ⊕ V per group (None: all): the value so far; of a measure by record mass, its records so far."""

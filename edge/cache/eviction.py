@@ -29,8 +29,8 @@ from edge.cache.forecast import Forecast, forecast
 from edge.cache.history import GroupHistory
 from edgewater.synopses.base import FloatArray, IntArray
 
-SMALLEST_GAIN = 0.004
-"""A gain that is smaller by Markov's inequality is not worked out: nothing leaves for it."""
+LAST_DIGIT = 1e-6
+"""Gains are rounded to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,14 @@ class View:
 
     Attributes:
         elapsed: the part of the slice that has passed, 0 to 1.
-        coarse: not 0: a group also counts as settled if its error has become so many times smaller. A limit
-            that is predicted may be one that cannot be reached; without this the heaviest groups, which never
-            come below it for long, would not leave at all.
+        least: `gain` only: smaller gains need not be worked out, for nothing leaves for them.
     """
 
     entries: SliceEntries
     limits: Limits
     history: GroupHistory
     elapsed: float
-    coarse: float = 0.0
+    least: float = 0.0
 
 
 Policy = Callable[[View, IntArray], FloatArray]
@@ -109,7 +107,7 @@ def largest_gain(view: View, groups: IntArray) -> FloatArray:
     rooms = {m: _rooms(view, groups, coming, m) for m in view.limits.measures}
     hopeful = np.zeros(len(groups), bool)
     for measure, (_, room) in rooms.items():
-        hopeful |= coming.mean(measure) >= SMALLEST_GAIN * room
+        hopeful |= coming.mean(measure) >= max(view.least - LAST_DIGIT, 0.0) * room
     chosen = np.flatnonzero(hopeful)
     ranks[chosen] = -_gain(coming.of(chosen), {m: (lim[chosen], room[chosen]) for m, (lim, room) in rooms.items()})
     return ranks
@@ -120,8 +118,6 @@ def _rooms(view: View, groups: IntArray, coming: Forecast, measure: str) -> tupl
     now = view.entries.total(measure, groups)
     limit = view.limits.of(measure, np.abs(now) + coming.mean(measure))
     pending = np.abs(view.entries.accumulated_error(measure, groups))
-    if view.coarse:
-        limit = np.maximum(limit, np.where(np.isfinite(pending), pending, 0.0) / view.coarse)
     return limit, limit - pending
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge.cache.entries import SliceEntries
+from edge.cache.aim import Aim
+from edge.cache.entries import Remembered, SliceEntries
 from edgewater.synopses import codec
 from edgewater.synopses.base import FloatArray, IntArray
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
@@ -45,7 +46,7 @@ class GroupHistory:
         slices: how many slices it has learnt from.
         scale: per measure, the largest total of any group in the first slice: the unit in which the
             errors of different measures are compared.
-        target: under a staleness budget the error (in units of `scale`) that the next slice should reach.
+        aim: under a staleness budget, the error (in units of `scale`) that is aimed at.
         curve: under a staleness budget, how many of the groups with the largest initial prefix errors of
             the newest slice were still to appear when i/64 of it had passed.
         most_sends: the largest number of times that any group of the newest slice has left.
@@ -55,7 +56,7 @@ class GroupHistory:
     measures: tuple[str, ...] = ()
     slices: int = 0
     scale: dict[str, float] = field(default_factory=dict)
-    target: float | None = None
+    aim: Aim = field(default_factory=Aim)
     curve: FloatArray = field(default_factory=lambda: np.zeros(CURVE_BINS))
     most_sends: int = 1
     groups: int = 0
@@ -72,30 +73,24 @@ class GroupHistory:
 
     def recall(self, entries: SliceEntries, groups: IntArray) -> Recall:
         """What is known of these groups; zeros for those that were never seen."""
-        at = self._places(entries)[groups]
-        known = at >= 0
-        # A place is looked up even where there is none, and then multiplied away: that is faster than to choose.
-        found = (
-            self._values[:, np.maximum(at, 0)] * known
-            if len(self._hashes)
-            else np.zeros((len(self._values), len(groups)), np.float32)
-        ).astype(np.float64)
+        found = self._placed(entries).values[:, groups].astype(np.float64)
         names = list(enumerate(self.measures))
         return Recall(found[0], {m: found[1 + 2 * i] for i, m in names}, {m: found[2 + 2 * i] for i, m in names})
 
-    def _places(self, entries: SliceEntries) -> npt.NDArray[np.int32]:
-        """Per group, where it stands here; -1: nowhere."""
-        places = entries.places
-        if places.slices != self.slices:
-            places.slices, places.at = self.slices, np.zeros(0, np.int32)
-        if len(places.at) < len(entries):
-            wanted = entries.hashes()[len(places.at) :]
+    def _placed(self, entries: SliceEntries) -> Remembered:
+        """What is known of each group of a slice, looked up once and not at each pull."""
+        known = entries.remembered
+        if known.slices != self.slices:
+            known.slices, known.values = self.slices, np.zeros((len(self._values), 0), np.float32)
+        if known.values.shape[1] < len(entries):
+            wanted = entries.hashes()[known.values.shape[1] :]
+            fresh = np.zeros((len(self._values), len(wanted)), np.float32)
             at = np.searchsorted(self._hashes, wanted)
-            inside = at < len(self._hashes)
-            hit = np.zeros(len(wanted), bool)
-            hit[inside] = self._hashes[at[inside]] == wanted[inside]
-            places.at = np.concatenate([places.at, np.where(hit, at, -1).astype(np.int32)])
-        return places.at
+            inside = np.flatnonzero(at < len(self._hashes))
+            hit = inside[self._hashes[at[inside]] == wanted[inside]]
+            fresh[:, hit] = self._values[:, at[hit]]
+            known.values = np.concatenate([known.values, fresh], axis=1)
+        return known
 
     def learn(self, entries: SliceEntries) -> None:
         """Takes a slice in that has just closed."""
@@ -132,7 +127,7 @@ class GroupHistory:
     def snapshot(self) -> tuple[dict[str, Any], list[bytes]]:
         """A JSON document and blobs, read back by `restore`."""
         document = {
-            "measures": list(self.measures), "slices": self.slices, "scale": self.scale, "target": self.target,
+            "measures": list(self.measures), "slices": self.slices, "scale": self.scale, "aim": self.aim.snapshot(),
             "most_sends": self.most_sends, "groups": self.groups,
         }  # fmt: skip
         arrays: list[npt.NDArray[Any]] = [self._hashes, self._values, self.curve]
@@ -142,9 +137,14 @@ class GroupHistory:
     def restore(cls, document: Mapping[str, Any], blobs: Sequence[bytes]) -> GroupHistory:
         hashes, values, curve = (codec.decode(ArrayMessage.FromString(blob)) for blob in blobs)
         return cls(
-            tuple(document["measures"]), document["slices"], dict(document["scale"]), document["target"], curve,
-            document["most_sends"], document["groups"], hashes, values,
+            tuple(document["measures"]), document["slices"], dict(document["scale"]), _aim_of(document),
+            curve, document["most_sends"], document["groups"], hashes, values,
         )  # fmt: skip
+
+
+def _aim_of(document: Mapping[str, Any]) -> Aim:
+    """Of a checkpoint of an earlier version, nothing: it is learnt anew."""
+    return Aim.restore(document["aim"]) if "aim" in document else Aim()
 
 
 def _bounded(

@@ -21,8 +21,20 @@ from edgewater.synopses.base import FloatArray, IntArray
 
 FRESH = 0.03
 """The part of an open slice's time left after which its entries are ranked again."""
+PORTION = 0.015
+"""The part of an open slice's time left that one frame may take on the link: it holds the values of its beginning."""
+FEWEST = 16
+"""So many entries a frame may carry at any rate, so that it is not mostly envelope."""
 MOST = 1 << 14
 """Of an open slice, so many of the best are kept; when they have left, it is ranked again."""
+
+
+def portion(left_ms: float, entries_per_ms: float) -> int:
+    """How many entries of an open slice one frame should carry at most (`PORTION`). There is no bound where the rate is
+    not known (0), nor where a slice should have closed and waits for its records."""
+    if left_ms <= 0.0 or entries_per_ms <= 0.0:
+        return MOST
+    return max(int(PORTION * left_ms * entries_per_ms), FEWEST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,19 @@ sends are left until the deadline, and f(t) of them are kept for groups that are
                expected to be sent as often as the group that was sent most;
 `linear`       important groups appear evenly: f(t) = k·(T + W − t) / W (the report's sign is corrected);
 `pure_pess`    every group to come will be important; their rate is averaged exponentially;
-`target`       not by size: the primary cache is what exceeds an error that this edge can reach. It is the error
-               that the slices before have shown to fill exactly the sends between a slice's end and its deadline,
-               and never less than the B(t)-th largest error now pending, for nothing below that can be sent in time.
+`target`       not by size: the primary cache is what exceeds an error that this edge can reach (`aim`).
 
 Errors of different measures are compared in units of `GroupHistory.scale`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from edge.cache.aim import nth_largest
 from edge.cache.entries import SliceEntries
 from edge.cache.forecast import forecast
 from edge.cache.history import GroupHistory
@@ -29,12 +27,6 @@ from edgewater.synopses.base import FloatArray, IntArray
 
 NEW_GROUPS_WINDOW = 0.1
 """Part of a slice over which `pure_pess` averages the rate at which groups appear."""
-SPARE = 6.0
-"""How many standard deviations of room are kept free of entries above the target, taking their number at a slice's
-end as Poisson: too low a target costs far more than a little too high a one. What then finds no slot are heavy
-groups, which wait for the end because they never settle. At least half of the room is filled."""
-STEP = 0.3
-STEP_LEAST, STEP_MOST = 0.8, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,32 +88,9 @@ SIZINGS: dict[str, Sizing] = {"prev_window": prev_window, "linear": linear, "pur
 """s(t), by name. `target` has no size: see `level`."""
 
 
-def nth_largest(values: FloatArray, count: float) -> float:
-    """The largest value that is not among the first `count` in descending order; 0 if there is none."""
-    n = max(0, int(min(count, len(values))))
-    if n >= len(values):
-        return 0.0
-    return float(np.partition(values, len(values) - 1 - n)[len(values) - 1 - n])
-
-
 def level(entries: SliceEntries, history: GroupHistory, elapsed: float, slots: Slots, errors: FloatArray) -> float:
     """`target`: the error above which an entry is in the primary cache. `errors`: those now pending."""
-    if history.target is None:
+    if history.aim.target is None:
         return nth_largest(errors, max(0.0, linear(entries, history, elapsed, slots)))
-    return max(history.target, nth_largest(errors, slots.left))
-
-
-def next_target(history: GroupHistory, errors: FloatArray, slots_left: float) -> float:
-    """The error that the next slice should aim at, from what is pending as a slice closes.
-
-    With the right target the entries above it nearly fill the sends left until the deadline. More of them
-    means that it was too low, fewer that it was higher than it had to be; the step is a damped power of
-    their ratio, so that one odd slice does not throw the next ones off.
-    """
-    reached = nth_largest(errors, slots_left)
-    if history.target is None or history.target <= 0.0:
-        return reached
-    above = int(np.count_nonzero(errors > history.target))
-    room = max(0.5, 1.0 - SPARE / math.sqrt(slots_left + 1.0))
-    filled = (above + 1.0) / (slots_left + 1.0) / room
-    return float(history.target * np.clip(filled**STEP, STEP_LEAST, STEP_MOST))
+    until_end = (slots.whole - slots.left) * (1.0 - elapsed) / elapsed if elapsed > 0.0 else np.inf
+    return history.aim.level(errors, 1.0 - elapsed, slots.left, slots.left - until_end)

@@ -16,12 +16,14 @@ from dataclasses import astuple, dataclass, fields
 import numpy as np
 
 from edgewater.errors import CorruptSynopsis
+from edgewater.synopses.intervals import normal_quantile
 from edgewater.watermarks.state import Arrays
 
 UNTRIED = 4.0
 """Deviations that half the interval has before there is a record: Chebyshev's at 94 %, the normal's at 99.99 %."""
 
 LEAST_RECORD = 20
+LEAST_BEYOND = 1.2
 RECORD = 150
 """Predictions that are remembered: 30 windows of 5 sub-streams."""
 
@@ -89,8 +91,11 @@ class Calibration:
             return max(UNTRIED, *past) if past else UNTRIED
         rank = math.ceil((count + 1) * confidence)
         ordered = np.sort(np.array(past))
-        # Beyond the record's largest, the next error is only known to exceed it.
-        return float(ordered[rank - 1]) if rank <= count else float(ordered[-1]) * 1.2
+        if rank <= count:
+            return float(ordered[rank - 1])
+        # Beyond the record's largest, the next error is only known to exceed it; by how much, a normal tail says.
+        beyond = normal_quantile(confidence) / normal_quantile(count / (count + 1))
+        return float(ordered[-1]) * max(LEAST_BEYOND, beyond)
 
     def to_state(self) -> Arrays:
         """Ragged queues as one array and the lengths, in the order of `offsets`."""

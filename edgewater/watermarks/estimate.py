@@ -55,6 +55,7 @@ class WindowModel:
         population: A + ρQ, in units of punctual events.
         spread: standard deviation of values used for the interval.
         straggler_width: half-width that comes from the stragglers' number and mean value.
+        backing: past windows that `means` stands on where there are no values of this one; None: none.
     """
 
     measure: MeasureKind
@@ -64,6 +65,7 @@ class WindowModel:
     population: FloatArray
     events: FloatArray
     straggler_width: FloatArray
+    backing: FloatArray | None = None
 
     @property
     def size(self) -> FloatArray:
@@ -94,6 +96,10 @@ class WindowModel:
         with np.errstate(divide="ignore", invalid="ignore"):
             missing = 1 / count - 1 / np.maximum(self.population, count)
             variance = np.where(self.population > 0, (self.population * self.spread) ** 2 * missing, 0.0)
+            if self.backing is not None:
+                # Nothing has come of an edge that cannot be heard: its values vary around a mean that the past knows.
+                unseen = self.population * self.spread**2 * (1 + 1 / self.backing)
+                variance = np.where((count == 0) & (self.backing > 0), unseen, variance)
         variance = np.where((self.spread > 0) | (count > 0), variance, np.inf)
         variance = np.where(self.population > 0.5, variance, 0.0)
         return np.asarray(quantile * np.sqrt(np.nan_to_num(variance.sum(axis=0), nan=0.0, posinf=np.inf)) / self.unit)
@@ -163,15 +169,18 @@ def model_window(
     ratio: LateRatio,
     spread: FloatArray,
     fallback: FloatArray,
-    factor: float,
+    factor: float | FloatArray,
     quantile: float,
+    backing: FloatArray | None = None,
 ) -> WindowModel:
     """Puts the parts together.
 
     Args:
         spread: standard deviation of values, [source, group].
         fallback: mean value where nothing was sampled.
-        factor: deviations of the straggler count that its interval has (`calibration.py`); `quantile`: of the rest.
+        factor: deviations of the straggler count that its interval has (`calibration.py`), of all sources or each;
+            `quantile`: of the rest.
+        backing: windows that `fallback` is the mean of.
     """
     arrived = sampled.arrived
     per_source = arrived.sum(axis=1, keepdims=True)
@@ -188,7 +197,7 @@ def model_window(
     else:
         size = np.maximum(events.sum(axis=0), 1.0)
         effect = (weight * means - (means * population).sum(axis=0) / size) / size
-    number = ((effect * stragglers.deviation[:, None] * share) ** 2).sum(axis=0) * factor**2
+    number = ((effect * (factor * stragglers.deviation)[:, None] * share) ** 2).sum(axis=0)
     if groups > 1:  # of which group a straggler will be
         number = number + quantile**2 * (effect**2 * expected * (1 - share)).sum(axis=0)
     value = np.zeros(groups)
@@ -197,4 +206,4 @@ def model_window(
         if measure == "mean":
             value = value / np.maximum(events.sum(axis=0), 1.0) ** 2
     width = np.sqrt(number + quantile**2 * value)
-    return WindowModel(measure, arrived, means, spread, population, events, width)
+    return WindowModel(measure, arrived, means, spread, population, events, width, backing)

@@ -9,14 +9,16 @@ clocks do all the same: an event from the future (born after it arrived) by at m
 further ahead is not counted as punctual or late but in `from_future`, so that one device with a wrong clock can
 neither close windows nor teach that delays are negative. A clock that steps back only makes a gap of 0.
 
-What arrives in one slot is counted together, so that small batches cost little more than large ones: per event one
-maximum, one subtraction and one `bincount` by milliseconds. Slots, lags and sub-streams are worked out of the few
-hundred sums.
+What arrives in one slot is counted together, so that small batches cost little more than large ones: per event a
+maximum, a minimum, a subtraction and one `bincount` by milliseconds, and one more each for Σv and Σv². Slots, lags and
+sub-streams are worked out of the few thousand sums. Nothing is sub-sampled: an edge that processes every record ships
+the very sums that answers are made of.
 """
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from edgewater.errors import CorruptSynopsis, InvalidConfig, InvalidRecord
 from edgewater.synopses.base import FloatArray, IntArray
 from edgewater.watermarks import state as saved
 from edgewater.watermarks.grid import Grid
+from edgewater.watermarks.keyed_sums import DENSE, counted, runs, starts, summed
 from edgewater.watermarks.late_values import lag_groups
 from edgewater.watermarks.substream import Moments, SubstreamStatistics
 
@@ -31,10 +34,15 @@ __all__ = ["DEFAULT_MAX_SKEW_MS", "Moments", "SubstreamMonitor", "SubstreamStati
 
 DEFAULT_MAX_SKEW_MS = 1_000
 _GAPS = 512
-_DENSE = 1 << 17
-"""Counters that are worth having for a slot's arrivals; events that span hours are sorted instead."""
 _PENDING, _PENDING_VALUES, _CHUNKS = 1 << 16, 1 << 13, 1 << 10
 """Events, values, and batches' counts that are held before they are put together: what is held is bounded."""
+_SLOTS_HELD = 1 << 6
+_SLOTFUL = 1 << 11
+"""Values of one slot that are worth being summed by the millisecond, which costs as much as some hundred of them."""
+
+
+_Worth = tuple[IntArray, IntArray | int, FloatArray]
+"""Time of birth, slot of arrival (one, if it is the same for all), value."""
 
 
 class SubstreamMonitor:
@@ -56,14 +64,17 @@ class SubstreamMonitor:
 
     def _forget(self) -> None:
         self._cells: list[tuple[IntArray, IntArray]] = []  # slot·lags + lag since epoch; events
+        self._slots: list[
+            tuple[int, int, IntArray]
+        ] = []  # slot of arrival, first slot of birth; events by slot of birth
         self._values: list[tuple[IntArray, FloatArray]] = []  # part·groups + group; count, Σ(v - c), Σ(v - c)²
         self._odd: dict[int, list[int]] = {}  # part: skewed, from the future
         self._gaps: dict[int, Moments] = {}
         self._arrival_slot = 0
         self._born: list[IntArray] = []  # of this slot's arrivals
         self._held = 0
-        self._worth: list[tuple[IntArray, IntArray, FloatArray]] = []  # born, arrival slot, value
-        self._worth_held = 0
+        self._worth: list[_Worth] = []
+        self._worth_held, self._worth_slot = 0, 0
 
     def observe(
         self,
@@ -76,7 +87,11 @@ class SubstreamMonitor:
 
         Args:
             arrival_ms: of each event, or of all: a batch that was read at once arrived at once.
-            values: of the sampled events; `kept` their positions, ascending. NaN and infinity are left out.
+            values: of the sampled events; `kept` their positions, ascending; None: all are sampled. NaN and infinity
+                are left out.
+
+        Raises:
+            InvalidRecord: as many arrivals as events, or values as sampled events, are not there.
         """
         if np.ndim(arrival_ms) == 0:
             arrival_ms = int(arrival_ms)
@@ -100,35 +115,22 @@ class SubstreamMonitor:
             self._held += len(born_ms)
         else:
             self._add_by_lag(born_ms, slot)
-        if values is not None and kept is not None and len(kept):
-            if len(kept) != len(born_ms):
-                born_ms = born_ms[kept]
-                slot = slot if isinstance(slot, int) else slot[kept]
-            arrived = np.full(len(kept), slot) if isinstance(slot, int) else slot
-            self._worth.append((born_ms, arrived, np.asarray(values, np.float64)))
-            self._worth_held += len(kept)
-            if self._worth_held > _PENDING_VALUES:
-                self._sum_values()
+        if values is not None:
+            self._hold_values(born_ms, slot, values, kept)
 
     def take(self) -> list[SubstreamStatistics]:
         """What was observed since the last call, by sub-stream."""
         self._sum_values()
         self._fold()
-        slots, lags = self.grid.substream_slots, self.grid.lags
         found: dict[int, SubstreamStatistics] = {}
 
         def of(index: int) -> SubstreamStatistics:
             return found.setdefault(index, SubstreamStatistics(self.grid, index))
 
         for keys, counts in self._cells:
-            part = keys // (slots * lags)
-            for index, mine in _runs(part):
-                cells, number = keys[mine] - index * slots * lags, counts[mine]
-                delay = np.asarray((cells % lags) * self.grid.slot_ms, np.float64)
-                one = of(index)
-                one.cells, one.counts, one.delay = cells, number, Moments.weighted(delay, number)
+            self._state_cells(of, keys, counts)
         for keys, sums in self._values:
-            for index, mine in _runs(keys // self._lag_groups):
+            for index, mine in runs(keys // self._lag_groups):
                 self._state_values(of(index), keys[mine] - index * self._lag_groups, sums[:, mine])
         for index, gap in self._gaps.items():
             of(index).gap = gap
@@ -140,8 +142,9 @@ class SubstreamMonitor:
     def to_state(self) -> bytes:
         """What was not taken yet, and the last event's time. What is taken later does not depend on its being asked."""
         self._fold()
-        held = self._worth or [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
-        born, arrived, values = (np.concatenate([h[i] for h in held]) for i in range(3))
+        held = self._worth or [(np.zeros(0, np.int64), 0, np.zeros(0))]
+        born, values = _joined([h[0] for h in held]), _joined([h[2] for h in held])
+        arrived = np.full(len(born), _joined_slots(held))
         nothing = np.zeros(0, np.int64)
         keys, counts = self._cells[0] if self._cells else (nothing, nothing)
         codes, sums = self._values[0] if self._values else (nothing, np.zeros((3, 0)))
@@ -164,7 +167,8 @@ class SubstreamMonitor:
             worth = given["born"], given["arrived"], given["values"]
             if keys.shape != counts.shape or sums.shape != (3, len(codes)) or len({w.shape for w in worth}) != 1:
                 raise ValueError("shapes")
-            result._worth, result._worth_held = [worth] if len(worth[0]) else [], len(worth[0])
+            if len(worth[0]):
+                result._hold_values(worth[0], _one_if_all(worth[1]), worth[2], None)
             result._last_born_ms, result._centre = numbers["last_born_ms"], numbers["centre"]
             result._cells = [(keys, counts)] if len(keys) else []
             result._values = [(codes, sums)] if len(codes) else []
@@ -180,7 +184,7 @@ class SubstreamMonitor:
         """Counts events that were born after they arrived, and takes out those from further than the skew."""
         ahead = born_ms - arrival_ms
         future = ahead > self.max_skew_ms
-        for index, count in _counted(born_ms[(ahead > 0) & ~future] // self.grid.substream_ms):
+        for index, count in counted(born_ms[(ahead > 0) & ~future] // self.grid.substream_ms):
             self._odd.setdefault(index, [0, 0])[0] += count
         if not future.any():
             return born_ms, arrival_ms, values, kept
@@ -200,22 +204,22 @@ class SubstreamMonitor:
         born = self._born[0] if len(self._born) == 1 else np.concatenate(self._born)
         self._born, self._held = [], 0
         width = self.grid.slot_ms
-        low, high = int(born.min()) // width, int(born.max()) // width
-        if (high + 1 - low) * width > _DENSE:
+        low = int(born.min()) // width
+        if int(born.max()) - low * width >= DENSE:
             slot, number = np.unique(born // width, return_counts=True)
-        else:
-            slots = high + 1 - low
-            number = np.bincount(born - low * width, minlength=slots * width).reshape(slots, width).sum(axis=1)
-            slot = np.flatnonzero(number)
-            number = number[slot]
-            slot += low
-        self._keep(self._key(slot, self._arrival_slot), number)
+            self._keep(self._key(slot, self._arrival_slot), number)
+            return
+        by_ms = np.bincount(born - low * width)
+        number = np.add.reduceat(by_ms, np.arange(0, len(by_ms), width))
+        self._slots.append((self._arrival_slot, low, number))
+        if len(self._slots) > _SLOTS_HELD:
+            self._fold()
 
     def _add_by_lag(self, born_ms: IntArray, arrived: IntArray) -> None:
         """As `_count_held`, of events whose arrivals are told one by one."""
         key = self._key(born_ms // self.grid.slot_ms, arrived)
         first = int(key.min())
-        if int(key.max()) - first >= _DENSE:
+        if int(key.max()) - first >= DENSE:
             self._keep(*np.unique(key, return_counts=True))
             return
         number = np.bincount(key - first)
@@ -224,8 +228,10 @@ class SubstreamMonitor:
 
     def _key(self, slot: IntArray, arrived: IntArray | int) -> IntArray:
         """Slot of birth and lag in one number."""
-        lag = np.minimum(np.maximum(arrived - slot, 0), self.grid.lags - 1)
-        return np.asarray(slot * self.grid.lags + lag)
+        return np.asarray(slot * self.grid.lags + self._lag(slot, arrived))
+
+    def _lag(self, slot: IntArray, arrived: IntArray | int) -> IntArray:
+        return np.minimum(np.maximum(arrived - slot, 0), self.grid.lags - 1)
 
     def _keep(self, keys: IntArray, counts: IntArray) -> None:
         self._cells.append((keys, counts))
@@ -239,14 +245,29 @@ class SubstreamMonitor:
         are integers, and chunks of values are added up from the first on.
         """
         self._count_held()
-        if len(self._cells) > 1:
-            keys, inverse = np.unique(np.concatenate([k for k, _ in self._cells]), return_inverse=True)
-            counts = np.bincount(inverse, weights=np.concatenate([c for _, c in self._cells]))
-            self._cells = [(keys, counts.astype(np.int64))]
+        if self._slots or len(self._cells) > 1:
+            self._spread_slots()
+            keys = np.concatenate([k for k, _ in self._cells])
+            order = np.argsort(keys, kind="stable")
+            keys, counts = keys[order], np.concatenate([c for _, c in self._cells])[order]
+            first = starts(keys)
+            self._cells = [(keys[first], np.add.reduceat(counts, first))]
         if len(self._values) > 1:
-            codes, inverse = np.unique(np.concatenate([k for k, _ in self._values]), return_inverse=True)
-            sums = np.concatenate([s for _, s in self._values], axis=1)
-            self._values = [(codes, np.stack([np.bincount(inverse, weights=s) for s in sums]))]
+            codes = np.concatenate([k for k, _ in self._values])
+            self._values = [summed(codes, np.concatenate([s for _, s in self._values], axis=1))]
+
+    def _spread_slots(self) -> None:
+        """The counts of whole slots as cells."""
+        if not self._slots:
+            return
+        arrived, low, number = zip(*self._slots, strict=True)
+        self._slots = []
+        lengths = [len(n) for n in number]
+        starts = np.cumsum([0, *lengths[:-1]])
+        counts = np.concatenate(number)
+        slot = np.arange(len(counts)) + np.repeat(np.array(low) - starts, lengths)
+        used = np.flatnonzero(counts)
+        self._cells.append((self._key(slot[used], np.repeat(np.array(arrived), lengths)[used]), counts[used]))
 
     def _add_gaps(self, born_ms: IntArray) -> None:
         """Gaps between consecutive events, of the head of a batch: enough of them for a mean and a variance."""
@@ -255,34 +276,72 @@ class SubstreamMonitor:
         gap = np.maximum(np.diff(head, prepend=previous), 0)
         self._gaps[int(head[0]) // self.grid.substream_ms] = Moments.of(gap.astype(np.float64))
 
+    def _hold_values(self, born_ms: IntArray, slot: IntArray | int, values: FloatArray, kept: IntArray | None) -> None:
+        if kept is not None and len(kept) != len(born_ms):
+            born_ms, slot = born_ms[kept], slot if isinstance(slot, int) else slot[kept]
+        if len(values) != len(born_ms):
+            raise InvalidRecord("values", len(values), f"as many as sampled events, {len(born_ms)}")
+        if not len(values):
+            return
+        slot = _one_if_all(slot)
+        last = slot if isinstance(slot, int) else int(slot[-1])
+        if last != self._worth_slot and self._worth_held >= _SLOTFUL:
+            self._sum_values()
+        self._worth.append((born_ms, slot, np.asarray(values, np.float64)))
+        self._worth_held, self._worth_slot = self._worth_held + len(values), last
+        if self._worth_held > _PENDING_VALUES:
+            self._sum_values()
+
     def _sum_values(self) -> None:
         if not self._worth_held:
             return
         held, self._worth, self._worth_held = self._worth, [], 0
-        born, arrived, values = (np.concatenate([h[i] for h in held]) for i in range(3))
+        born, arrived, values = _joined([h[0] for h in held]), _joined_slots(held), _joined([h[2] for h in held])
         if not np.isfinite(values.sum()):
             sound = np.isfinite(values)
-            born, arrived, values = born[sound], arrived[sound], values[sound]
+            born, values = born[sound], values[sound]
+            arrived = arrived if isinstance(arrived, int) else arrived[sound]
         if not len(values):
             return
         if self._centre is None:
             self._centre = float(values.mean())
         # Around a centre: far from zero, the difference of Σv² and n·mean² would have no digits left.
         gap = values - self._centre
-        slot = born // self.grid.slot_ms
-        lag = np.minimum(np.maximum(arrived - slot, 0), self.grid.lags - 1)
-        code = slot // self.grid.substream_slots * self._lag_groups + self._groups[lag]
-        first = int(code.min())
-        if int(code.max()) - first < _DENSE:
-            code -= first
-            sums = _weighted(code, gap)
-            used = np.flatnonzero(sums[0])
-            self._values.append((np.asarray(first + used, np.int64), sums[:, used]))
+        if isinstance(arrived, int) and len(gap) >= _SLOTFUL and int(born.max()) - int(born.min()) < DENSE:
+            self._values.append(self._summed_by_ms(born, arrived, gap))
         else:
-            codes, inverse = np.unique(code, return_inverse=True)
-            self._values.append((np.asarray(codes, np.int64), _weighted(inverse, gap)))
+            code = self._code(born // self.grid.slot_ms, arrived)
+            self._values.append(summed(code, np.stack([np.ones(len(gap)), gap, gap * gap])))
         if len(self._values) > _CHUNKS:
             self._fold()
+
+    def _code(self, slot: IntArray, arrived: IntArray | int) -> IntArray:
+        """Sub-stream of birth and group of the lag in one number."""
+        return slot // self.grid.substream_slots * self._lag_groups + self._groups[self._lag(slot, arrived)]
+
+    def _summed_by_ms(self, born: IntArray, arrived: int, gap: FloatArray) -> tuple[IntArray, FloatArray]:
+        """As `summed`, of what arrived in one slot: then the births of one code are next to each other."""
+        width = self.grid.slot_ms
+        low = int(born.min()) // width
+        at = born - low * width
+        count = np.bincount(at)
+        code = self._code(np.arange(low, low + -(-len(count) // width)), arrived)
+        first = starts(code)
+        by_ms = count, np.bincount(at, gap), np.bincount(at, gap * gap)
+        sums = np.array([np.add.reduceat(each, first * width) for each in by_ms], np.float64)
+        used = np.flatnonzero(sums[0])
+        return code[first[used]], sums[:, used]
+
+    def _state_cells(self, of: Callable[[int], SubstreamStatistics], keys: IntArray, counts: IntArray) -> None:
+        width, lag = self.grid.substream_slots * self.grid.lags, keys % self.grid.lags
+        parts = runs(keys // width)
+        weighted = np.stack([counts, counts * lag, counts * lag * lag])
+        sums = np.add.reduceat(weighted, [mine.start for _, mine in parts], axis=1).T.tolist()
+        for (index, mine), (events, lags, squares) in zip(parts, sums, strict=True):
+            one, slot = of(index), self.grid.slot_ms
+            one.cells, one.counts = keys[mine] - index * width, counts[mine]
+            # Whole numbers up to the quotient.
+            one.delay = Moments(events, lags * slot / events, (squares * events - lags * lags) * slot * slot / events)
 
     def _state_values(self, into: SubstreamStatistics, group: IntArray, sums: FloatArray) -> None:
         centre = self._centre or 0.0
@@ -294,19 +353,21 @@ class SubstreamMonitor:
         into.late[2, group] = sums[2] + 2 * centre * sums[1] + centre * centre * sums[0]
 
 
-def _weighted(codes: IntArray, values: FloatArray) -> FloatArray:
-    """Count, sum and sum of squares by code."""
-    count = np.bincount(codes).astype(np.float64)
-    return np.stack([count, np.bincount(codes, values), np.bincount(codes, values * values)])
+def _joined(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _runs(ascending: IntArray) -> list[tuple[int, slice]]:
-    """The distinct values and where each stands."""
-    starts = np.flatnonzero(np.diff(ascending, prepend=ascending[0] - 1)) if len(ascending) else ascending
-    ends = [*starts[1:].tolist(), len(ascending)]
-    return [(int(ascending[a]), slice(a, b)) for a, b in zip(starts.tolist(), ends, strict=True)]
+def _one_if_all(slots: IntArray | int) -> IntArray | int:
+    """The number itself where all are the same."""
+    if isinstance(slots, int) or not len(slots) or (slots != slots[0]).any():
+        return slots
+    return int(slots[0])
 
 
-def _counted(parts: IntArray) -> list[tuple[int, int]]:
-    values, counts = np.unique(parts, return_counts=True)
-    return [(int(v), int(c)) for v, c in zip(values, counts, strict=True)]
+def _joined_slots(held: list[_Worth]) -> IntArray | int:
+    """The slot in which all that is held arrived; of each, if there are several."""
+    slots = [slot for _, slot, _ in held]
+    first = slots[0]
+    if isinstance(first, int) and all(isinstance(s, int) and s == first for s in slots):
+        return first
+    return np.concatenate([np.full(len(born), slot) if isinstance(slot, int) else slot for born, slot, _ in held])

@@ -40,10 +40,12 @@ class BernoulliSampler:
 
     def marks(self, first: int, count: int) -> FloatArray:
         """u of `count` events, the first being the source's event number `first`. Multiples of 2⁻³² in [0, 1)."""
+        _check_numbers(first, count)
         return np.asarray(self._words(first, count) * 2.0**-_BITS, np.float64)
 
     def keep(self, first: int, count: int, rate: float) -> IntArray:
         """Positions of the events to process now, ascending: all at rate 1, without a look at any mark."""
+        _check_numbers(first, count)
         least = math.ceil(check_rate(rate) * 2.0**_BITS)
         if least > _MASK:
             return np.arange(count)
@@ -51,14 +53,17 @@ class BernoulliSampler:
 
     def _words(self, first: int, count: int) -> WordArray:
         """The marks as integers: 32 bits are half the memory of 64, and their products are vectorised."""
-        if first < 0 or count < 0:
-            raise InvalidInput("first", (first, count), "numbers of events, not negative")
         block, start = first >> _BITS, first & _MASK
         here = min(count, _MASK + 1 - start)
         words = _mixed(start, here, *_keys(self.source, self.seed, block))
         if here == count:
             return words
         return np.concatenate([words, self._words(first + here, count - here)])
+
+
+def _check_numbers(first: int, count: int) -> None:
+    if first < 0 or count < 0:
+        raise InvalidInput("first", (first, count), "numbers of events, not negative")
 
 
 @lru_cache(maxsize=4096)
@@ -78,9 +83,9 @@ def _mixed(start: int, count: int, before: int, between: int) -> WordArray:
     words += np.uint32(between)
     np.right_shift(words, np.uint32(15), out=scratch)
     words ^= scratch
+    # The finaliser's last step is left out: it would change the lower half of the bits only, and the upper half decides
+    # all but one of 65,536 comparisons.
     words *= _FACTORS[1]
-    np.right_shift(words, np.uint32(16), out=scratch)
-    words ^= scratch
     return words
 
 

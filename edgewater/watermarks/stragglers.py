@@ -25,6 +25,11 @@ _NEIGHBOURS = 15
 BALLAST_SLOTS = 0.25
 """How many complete slots' worth of arrivals the usual rate counts: next to nothing, unless there is nothing else."""
 
+UNREST_MOST = 9.0
+"""A sub-stream counts as at most four times the usual. What is usual comes near zero before a source's first event and
+in a long pause; the ratio to it, squared, would drown every other doubt by ten orders of magnitude and not fade within
+minutes, while no window could be answered early."""
+
 LEAST_EVENTS = 30
 _LEAST_SHARE = 1e-3
 _STATE = {"dispersion": "dispersion", "unrest": "unrest", "usual": "usual", "weight": "_weight"}
@@ -95,6 +100,7 @@ class StragglerModel:
         )
         rate = sums[:, slots] / slots
         change = np.where(self._weight > 0, (rate / np.maximum(self.usual, 1e-9) - 1) ** 2, 0.0)
+        change = np.minimum(change, UNREST_MOST)
         self.unrest = np.where(learn, self.unrest + pace * (change - self.unrest), self.unrest)
         pace = 1 / np.minimum(self._weight + 1, USUAL_SUBSTREAMS)
         self.usual = np.where(learn, self.usual + pace * (rate - self.usual), self.usual)
@@ -148,6 +154,9 @@ class StragglerModel:
         ballast = np.where(learnt, BALLAST_SLOTS, 0.0)
         rate = (pace.events + ballast * self.usual) / np.maximum(pace.worth + ballast, _LEAST_SHARE)
         rate = np.where(silent & learnt, self.usual, rate)
+        # What is usual has been counted over many sub-streams; of a silent source's young slots nothing has.
+        usual_events = self.usual * USUAL_SUBSTREAMS * self.triangle.grid.substream_slots
+        counted = np.where(silent & learnt, usual_events, pace.events[LONG])
         leaning = np.where(silent, 1.0, ballast / np.maximum(pace.worth[LONG] + ballast, _LEAST_SHARE))
         known = learnt | ((pace.events[LONG] >= LEAST_EVENTS) & (pace.worth[LONG] >= 1)) | (age >= lags)
         window = slice(first_lag, last)
@@ -165,7 +174,7 @@ class StragglerModel:
         mixed = trust * expected[SHORT] + (1 - trust) * expected[LONG]
         variance = (
             mixed * np.clip(self.dispersion, 0.3, None)
-            + mixed**2 * (1 / np.maximum(pace.events[LONG], 1.0) + leaning**2 * self.unrest)
+            + mixed**2 * (1 / np.maximum(counted, 1.0) + leaning**2 * self.unrest)
             + trust * inexact[SHORT]
             + (1 - trust) * inexact[LONG]
             + trust * (1 - trust) * gap**2

@@ -11,6 +11,8 @@ betting on either.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from edgewater.errors import CorruptSynopsis, InvalidInput
@@ -53,6 +55,29 @@ class ArrivalTriangle:
         """Slots since each source's last report."""
         self.retired: FloatArray = np.zeros(sources)
         """Events of slots older than the largest lag, per source, since ever."""
+        self._parts: list[ArrivalTriangle] = []
+
+    @classmethod
+    def over(cls, triangles: Sequence[ArrivalTriangle]) -> ArrivalTriangle:
+        """One triangle of all their sources, in their order, that shares its memory with them.
+
+        Time passes for all by one `advance` of it, which costs little more than one of theirs. It is good until one of
+        them changes by itself.
+        """
+        grid = triangles[0].grid
+        result = cls(sum(t.sources for t in triangles), grid)
+        at = 0
+        for name in _STATE.values():
+            axis = 2 if name == "_sums" else 0
+            setattr(result, name, np.concatenate([getattr(t, name) for t in triangles], axis=axis))
+        for triangle in triangles:
+            mine = slice(at, at + triangle.sources)
+            at = mine.stop
+            for name in _STATE.values():
+                whole = getattr(result, name)
+                setattr(triangle, name, whole[:, :, mine] if name == "_sums" else whole[mine])
+        result._parts = list(triangles)
+        return result
 
     @property
     def sources(self) -> int:
@@ -67,6 +92,7 @@ class ArrivalTriangle:
         """
         if reporting is not None and not reporting.all():
             self._advance_some(arrived, reporting)
+            self._forget_derived()
             return
         seen, oldest = self.seen, self.seen[:, -1].copy()
         seen[:, 1:] = seen[:, :-1]
@@ -80,7 +106,12 @@ class ArrivalTriangle:
         self._sums += step
         seen[:, -1] -= arrived[:, -1]
         self.age += 1
+        self._forget_derived()
+
+    def _forget_derived(self) -> None:
         self._known = None
+        for part in self._parts:
+            part._known = None
 
     def _advance_some(self, arrived: FloatArray, reporting: BoolArray) -> None:
         part = self._part(reporting)
@@ -107,7 +138,7 @@ class ArrivalTriangle:
         part = ArrivalTriangle.__new__(ArrivalTriangle)
         part.grid, part._decay = self.grid, self._decay
         part.seen, part.age, part.retired = self.seen[chosen], self.age[chosen], self.retired[chosen]
-        part._sums, part._known = self._sums[:, :, chosen], None
+        part._sums, part._known, part._parts = self._sums[:, :, chosen], None, []
         return part
 
     def _take_back(self, part: ArrivalTriangle, chosen: BoolArray) -> None:
@@ -124,6 +155,10 @@ class ArrivalTriangle:
         """r by [memory, source, lag]; 0 where nothing was ever at risk."""
         hits, at_risk = self._sums
         return np.asarray(hits / np.maximum(at_risk, np.float32(1e-12)), np.float64)
+
+    def remembered(self) -> FloatArray:
+        """Events per source that the long memory goes by: what it has not seen among them may still come."""
+        return np.asarray(self._sums[0, LONG].sum(axis=1), np.float64)
 
     def distributions(self) -> FloatArray:
         """F by [memory, source, lag]: the chance that an event has arrived by the end of that lag. Read-only."""

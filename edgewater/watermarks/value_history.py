@@ -11,10 +11,16 @@ from edgewater.watermarks.state import Arrays, restore
 MEMORY_WINDOWS = 20.0
 _STATE = ("mean", "variation", "noise", "pooled_noise", "share", "weight")
 UPWARD, DOWNWARD = 10.0, 40.0
+FEW = 5.0
+"""Windows that an average with a pace of 0.3 is worth, (2 - 0.3)/0.3."""
 STANDS_OUT = 25.0
 """Squared standard errors at which half is believed that a source's mean has moved away from the others'."""
 HEAVY = 0.2
 """Relative variance of σ² between windows from which tails are heavy: then single samples show too little of them."""
+CAUTION, CAUTION_TAKEN = 0.2, 0.4
+"""How much larger σ² is taken for where windows differ wildly: for a small sample, and in addition if all is sampled.
+Sized by the average σ² most windows have more than they need, so that a small sample keeps its promise by that alone.
+Where most is sampled the rest is few values, and their sum as skewed as they are; but a larger σ² costs little then."""
 
 
 class ValueHistory:
@@ -59,9 +65,18 @@ class ValueHistory:
         self.windows += 1
 
     @property
-    def cautious_variation(self) -> FloatArray:
-        """σ²/μ², half as large again where windows differ wildly: the average itself has not seen the worst."""
-        return np.asarray(self.variation * (1 + 0.5 * np.clip(self.noise - HEAVY, 0.0, 1.0)))
+    def backing(self) -> FloatArray:
+        """Windows that `mean` is worth: it follows the last few."""
+        return np.asarray(np.minimum(self.weight, FEW))
+
+    def cautious_variation(self, taken: FloatArray | float = 0.0) -> FloatArray:
+        """σ²/μ², larger where windows differ wildly: the average itself has not seen the worst.
+
+        Args:
+            taken: part of the events that is sampled, per group.
+        """
+        caution = CAUTION + CAUTION_TAKEN * taken
+        return np.asarray(self.variation * (1 + caution * np.clip(self.noise - HEAVY, 0.0, 1.0)))
 
     def spread(self, sampled: Sampled, means: FloatArray) -> FloatArray:
         """σ to reckon with now: the past's, times how much more this sample varies as far as that stands out.
@@ -71,7 +86,8 @@ class ValueHistory:
         variances counts for all sources together, and beyond what it usually differs by, upwards sooner than downwards.
         """
         own = sampled.variances(means)
-        past = self.cautious_variation * self._expected_means(sampled, means) ** 2
+        taken = sampled.count.sum(axis=0) / np.maximum(sampled.arrived.sum(axis=0), 1.0)
+        past = self.cautious_variation(taken) * self._expected_means(sampled, means) ** 2
         ratio = self._pooled_ratio(sampled, own, past)
         gap = (ratio - 1) ** 2
         reluctance = np.where(ratio > 1, UPWARD, DOWNWARD) * np.maximum(self.pooled_noise, 1e-4)

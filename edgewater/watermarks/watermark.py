@@ -19,7 +19,7 @@ from edgewater.errors import CorruptSynopsis, InvalidInput
 from edgewater.synopses.base import BoolArray, FloatArray
 from edgewater.synopses.intervals import normal_quantile
 from edgewater.watermarks import state
-from edgewater.watermarks.calibration import OFFSETS, Calibration
+from edgewater.watermarks.calibration import OFFSETS, UNTRIED, Calibration
 from edgewater.watermarks.estimate import Sampled, WindowModel, model_window
 from edgewater.watermarks.grid import Grid
 from edgewater.watermarks.late_values import LateRatio, LateValues
@@ -50,7 +50,7 @@ class Policy:
         patience: least share of waits: the next look is after this part of the time waited so far.
     """
 
-    sampling_failures: float = 0.95
+    sampling_failures: float = 0.99
     straggler_confidence: float = 0.98
     eager: float = 0.75
     pilot: float = 0.05
@@ -145,6 +145,10 @@ class Watermark:
     def on_slot(self, arrived: FloatArray, reporting: BoolArray | None = None) -> None:
         """A slot has passed: `arrived` events by [source, lag]; `reporting`: the sources that can be heard."""
         self.triangle.advance(arrived, reporting)
+        self.on_advanced()
+
+    def on_advanced(self) -> None:
+        """A slot has passed in the triangle, that of this watermark or one over those of several."""
         self.slot += 1
         if self.slot % self.grid.substream_slots == 0:
             self.model.on_substream()
@@ -167,19 +171,19 @@ class Watermark:
         events = (ahead.rate * self.window_slots)[:, None] * self.history.share
         punctual = self.triangle.distributions()[LONG][:, : self.window_slots].mean(axis=1)[:, None]
         means = self.history.mean
-        spread = np.sqrt(self.history.cautious_variation) * np.abs(means)
+        spread = np.sqrt(self.history.cautious_variation()) * np.abs(means)
         model = WindowModel(self.measure, events * punctual, means, spread, events, events, np.zeros(shape[1]))
         room = self._sampling_room(model.estimate, self._straggler_share * np.abs(model.estimate))
         sizes = model.sizes(room, self.quantile)
         rates = np.where(model.arrived > 0, self.policy.eager * sizes / np.maximum(model.arrived, 1e-9), 1.0)
         return Plan(np.clip(rates, 0.0, 1.0), sizes)
 
-    def judge(self, end_slot: int, sampled: Sampled) -> Verdict:
-        """What to do about the window that ended at `end_slot`, now."""
+    def judge(self, end_slot: int, sampled: Sampled, modelled: tuple[Stragglers, WindowModel] | None = None) -> Verdict:
+        """What to do about the window that ended at `end_slot`, now. `modelled`: its `window_model`, if it is known."""
         offset = self.slot - end_slot
         if offset < 0:
             return Wait(end_slot)
-        stragglers, model = self.window_model(offset, sampled)
+        stragglers, model = modelled or self.window_model(offset, sampled)
         estimate = model.estimate
         allowed = self.target.error * np.abs(estimate)
         sampling = model.sampling_width(sampled.count, self.quantile)
@@ -191,7 +195,7 @@ class Watermark:
             return self._last_resort(model, sampled, sampling, "the staleness budget is spent")
         if stragglers.known and self._nothing_to_wait_for(offset, stragglers):
             return self._last_resort(model, sampled, sampling, "no more is expected from the edges that can be heard")
-        if stragglers.known and self._silence_decides(offset, stragglers, model):
+        if stragglers.known and self._silence_decides(stragglers, model):
             return self._last_resort(
                 model, sampled, sampling, "edges that cannot be heard may hold more than the error"
             )
@@ -262,7 +266,12 @@ class Watermark:
         means = sampled.means(self.history.mean)
         spread = self.history.spread(sampled, means)
         factor = self.calibration.factor(offset, stragglers.alarm, self.policy.straggler_confidence)
-        model = model_window(self.measure, sampled, stragglers, ratio, spread, self.history.mean, factor, self.quantile)
+        # The record is of sources that can be heard: how well silence is foreseen it does not say.
+        factors = np.where(self.triangle.behind > 0, max(UNTRIED, self.quantile), factor)
+        model = model_window(
+            self.measure, sampled, stragglers, ratio, spread, self.history.mean, factors, self.quantile,
+            self.history.backing,
+        )  # fmt: skip
         return stragglers, model
 
     def _sampling_room(self, estimate: FloatArray, straggler_width: FloatArray) -> FloatArray:
@@ -285,7 +294,7 @@ class Watermark:
         # Without history, or with an edge that cannot be heard, waiting brings nothing that a sample could not.
         limited = self.history.windows > 0 and not self.triangle.behind.any()
         surcharge = self.policy.surcharge * (1 + min(offset, 15) / 5)
-        if limited and sizes.sum() > (1 + surcharge) * max(without.sum(), sampled.count.sum()):
+        if limited and sizes.sum() > (1 + surcharge) * without.sum():
             return None
         return sizes
 
@@ -308,13 +317,12 @@ class Watermark:
         expected = float(stragglers.expected[self.triangle.behind == 0].sum())
         return expected < 0.45 * (1 - self.target.confidence)
 
-    def _silence_decides(self, offset: int, stragglers: Stragglers, model: WindowModel) -> bool:
+    def _silence_decides(self, stragglers: Stragglers, model: WindowModel) -> bool:
         """Whether what silent edges may hold is by itself wider than the target: the others' stragglers cannot help."""
         silent = self.triangle.behind > 0
         if not silent.any():
             return False
-        factor = self.calibration.factor(offset, stragglers.alarm, self.policy.straggler_confidence)
-        width = factor * float(np.sqrt((stragglers.deviation[silent] ** 2).sum()))
+        width = max(UNTRIED, self.quantile) * float(np.sqrt((stragglers.deviation[silent] ** 2).sum()))
         return width > 0.95 * self.target.error * float(model.size.sum())
 
     def _rehearse(self) -> None:
@@ -326,11 +334,20 @@ class Watermark:
             ahead = self.model.predict(offset, min(self.window_slots, self.grid.lags - offset), lags_wanted=False)
             if offset == 0:
                 self._notice(ahead.drift)
-            # The first windows know less than any later one, and say nothing of how good those will be.
-            if self.triangle.age.min() >= 2 * self.window_slots:
+            # The first windows know less than any later one, and say nothing of how good those will be. Nor does it
+            # say anything that in a pause nothing was expected, and nothing came.
+            if self._is_experienced() and ahead.arrived.any():
                 deviation = float(np.sqrt((ahead.deviation**2).sum()))
                 total = float(self.triangle.total(offset).sum())
                 self.calibration.predicted(boundary, offset, float(ahead.expected.sum()), deviation, ahead.alarm, total)
+
+    def _is_experienced(self) -> bool:
+        """Whether sources have been observed for two windows, with events if they have ever had any: of a stream that
+        stood idle before its first event nothing was learnt meanwhile."""
+        triangle, long_ago = self.triangle, min(2 * self.window_slots, self.grid.lags - 1)
+        older = triangle.seen[:, long_ago:].sum(axis=1) + triangle.retired
+        younger = triangle.seen[:, :long_ago].sum(axis=1)
+        return bool(triangle.age.min() >= 2 * self.window_slots and ((older > 0) | (younger == 0)).all())
 
     def _notice(self, drift: float) -> None:
         self._drifting = self._drifting + 1 if drift > DRIFT else 0

@@ -67,7 +67,8 @@ class Arrivals:
 
     Attributes:
         through_ms: event time, by the stream's clock: all that had arrived before is told of.
-        substreams: `SubstreamStatistics.to_state()`, one per sub-stream with news; they add up.
+        substreams: `SubstreamStatistics.to_state()`, or `GroupedSubstream.to_state()` of a query with groups, one per
+            sub-stream with news; they add up.
     """
 
     through_ms: int

@@ -378,7 +378,7 @@ class Arrivals(_message.Message):
     """
     @_builtins.property
     def substreams(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """SubstreamStatistics, one per sub-stream that has news. They add up."""
+        """SubstreamStatistics, one per sub-stream that has news; of a query with groups, GroupedSubstream. They add up."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from edgewater.synopses.base import FloatArray, IntArray
 from edgewater.wire.frames import Frame, QueryRef
 
 REF = QueryRef("q", 1)
-COLUMNS = {"x": pa.float64(), "ok": pa.bool_()}
+COLUMNS = {"x": pa.float64(), "ok": pa.bool_(), "k": pa.string()}
 STEP_MS = 20
 WINDOW_MS = 1_000
 BEGIN_MS = 1_000_000
@@ -55,6 +55,7 @@ class Site:
     Attributes:
         ahead_ms: its clock less the true one; event times are true ones.
         cut: the times [from, to) in which nothing it sends goes through.
+        group: number of the group of each record; its key is `g0`, `g1`, …
     """
 
     name: str
@@ -66,6 +67,7 @@ class Site:
     ahead_ms: int = 0
     cut: tuple[int, int] = (0, 0)
     at: int = 0
+    group: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
     def make(
@@ -77,18 +79,23 @@ class Site:
         *,
         rate: float = 600.0,
         scale: float = 1.0,
+        shares: Sequence[float] = (1.0,),
+        slower: Sequence[float] = (),
         **more: Any,
     ) -> Site:
+        """Args: shares: of the records, each group's; slower: by what factor each group's delays are longer."""
         rng = np.random.default_rng([seed, 7])
         born = np.sort(rng.uniform(0, seconds * 1000, int(rate * seconds)))
-        arrival = born + delays(rng, born)
+        delay = delays(rng, born)
+        group = np.random.default_rng([seed, 8]).choice(len(shares), len(born), p=np.array(shares) / sum(shares))
+        arrival = born + delay * (np.array(slower)[group] if slower else 1.0)
         order = np.argsort(arrival, kind="stable")
         values = scale * rng.gamma(2.0, 5.0, len(born))
         core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, DISORDER_MS, 3_000)}, source=seed + 1)
         core.handle(SourcesOpened((("s", "f"),)))
         return cls(
             name, core, BEGIN_MS + born[order].astype(np.int64), BEGIN_MS + np.ceil(arrival[order]).astype(np.int64),
-            values[order], **more,
+            values[order], group=group[order], **more,
         )  # fmt: skip
 
     def turn(self, now_ms: int, ref: QueryRef) -> list[Frame]:
@@ -98,7 +105,12 @@ class Site:
         if to > self.at:
             rows = slice(self.at, to)
             batch = pa.record_batch(
-                {"x": self.values[rows], "ok": np.ones(to - self.at, bool), TIME_COLUMN: self.born[rows]}
+                {
+                    "x": self.values[rows],
+                    "ok": np.ones(to - self.at, bool),
+                    "k": pa.array([f"g{i}" for i in self.group[rows].tolist()]),
+                    TIME_COLUMN: self.born[rows],
+                }
             )
             self.core.handle(Ingested("s", "f", batch, own_ms))
             self.at = to
@@ -185,10 +197,11 @@ class World:
         assert isinstance(ledger, AccuracyLedger)
         return ledger.book
 
-    def truth(self, start_ms: int, kind: str = "sum") -> float:
+    def truth(self, start_ms: int, kind: str = "sum", group: int | None = None) -> float:
         total = count = 0.0
         for site in self.sites:
             mine = (site.born >= start_ms) & (site.born < start_ms + WINDOW_MS)
+            mine &= group is None or site.group == group
             total, count = total + float(site.values[mine].sum()), count + float(mine.sum())
         return {"sum": total, "count": count, "mean": total / max(count, 1.0)}[kind]
 

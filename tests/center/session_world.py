@@ -63,7 +63,7 @@ class Edge:
 
     def reads(self, *times: int) -> list[Any]:
         columns = {"x": pa.array([1] * len(times), pa.int64()), TIME_COLUMN: pa.array(times, pa.int64())}
-        return self.core.handle(Ingested("events", "file", pa.record_batch(columns), 0))
+        return self.core.handle(Ingested("events", "file", pa.record_batch(columns), 1 << 40))
 
     def ends(self) -> None:
         self.core.handle(SourceEnded("events", "file"))

@@ -10,12 +10,18 @@ import pytest
 
 from center.answers import render, to_table
 from center.catalog import FrameEntry, RegisteredQuery
+from center.decoded import Decoded
+from center.evaluate import Evaluator
+from center.evaluate_lines import Line
 from center.ledger import EdgesChanged, Ledger, Phase, Registered
+from center.measures import Questions
 from center.merge import merge_partials
 from center.results import MergedDelta, ResultStore
 from center.spark.processor import digest
 from center.spark.rows import RowKind, rows_of_frame
 from center.spark.telemetry import JobMetrics
+from center.stored_windows import StoredWindows
+from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import Arrivals, Frame, FrameBody, Partial
 from tests.center.accuracy_world import BEGIN_MS, REF, Site, World, exponential, record_of, spec
@@ -60,11 +66,11 @@ class Stored(World):
         self.store.tick(self.ledger, [EdgesChanged(tuple(record_of(s.name) for s in self.sites))], self.now_ms)
 
 
-def stored(path: Path) -> Stored:
+def stored(path: Path, query: QuerySpec | None = None, **more: Any) -> Stored:
     path.mkdir(exist_ok=True)
-    query = spec({"total": "sum(x)", "n": "count()"})
+    query = query or spec({"total": "sum(x)", "n": "count()"})
     world = Stored(
-        query, [Site.make(f"e{i}", i, 9, exponential(80.0), rate=300.0) for i in range(2)], Ledger(margin_ms=50)
+        query, [Site.make(f"e{i}", i, 9, exponential(80.0), rate=300.0, **more) for i in range(2)], Ledger(margin_ms=50)
     )
     world.open(path)
     world.ledger = Ledger(margin_ms=50)
@@ -120,6 +126,28 @@ def test_the_same_answer_as_a_table_has_the_predicted_numbers(world: Stored) -> 
     assert row["n_lower"] is None
 
 
+def test_questions_about_an_early_answer_have_its_interval_or_none(
+    world: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [RegisteredQuery(REF, world.query, 0, None)]
+    windows = StoredWindows(world.store, found[0], Decoded(1 << 20), lambda name: found[0])
+    early = [windows._take(world.store.answer(REF, BEGIN_MS + n * 1_000, 1)) for n in (4, 5)]
+    monkeypatch.setattr(StoredWindows, "latest", lambda self, count: early[:count])
+
+    def ask(**line: Any) -> dict[str, Any]:
+        (answer,) = Evaluator(windows, Decoded(1 << 20)).answer(Line.from_mapping(line, int))
+        return answer
+
+    cell = shown(world, 4, 1)["data"][0]["total"]
+    answer = ask(latest=1, measure="total")
+    assert {n: answer[n] for n in cell} == cell and answer["confidence"] == 0.95
+    for unknown in (
+        ask(latest=1, measure="n"), ask(latest=1, measure="total", question="count"),
+        ask(latest=2, measure="total", merge=True),
+    ):  # fmt: skip
+        assert unknown["estimate"] > 0 and unknown["lower"] is unknown["upper"] is None
+
+
 def test_the_final_answer_is_the_data_and_says_whether_the_early_one_held(world: Stored) -> None:
     last = max(world.store.revisions(REF, BEGIN_MS + 3_000))
     answer = shown(world, 3, last)
@@ -139,6 +167,54 @@ def test_a_job_that_crashes_and_reads_its_store_gives_the_answers_of_one_that_do
         cut.crash(tmp_path)
     assert cut.given == world.given
     assert [e.phase for e in cut.given].count(Phase.FINAL) >= 3
+
+
+def test_each_group_of_an_early_answer_has_its_own_interval_and_a_rare_one_none(tmp_path: Path) -> None:
+    accuracy = {"error": "20%", "of": "total", "substream": "500ms"}
+    query = spec({"total": "sum(x)", "n": "count()"}, group_by=["k"], accuracy=accuracy)
+    world = stored(tmp_path, query, shares=(1.0, 1.0, 0.02))
+    for _ in range(4):
+        world.run(2.0)
+        world.crash(tmp_path)
+    answer, rare = shown(world, 5, 1), 0
+    assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+    assert (answer["phase"], answer["confidence"]) == ("early", 0.95)
+    assert answer["contract"]["met"] and answer["contract"]["requested"]["scope"] == "each"
+    for row in answer["data"]:
+        group, cell = int(row["group"]["k"][1:]), row["total"]
+        if group == 2:
+            rare += 1
+            assert cell["estimate"] > 0 and cell["lower"] is None and cell["upper"] is None
+            continue
+        truth = world.truth(BEGIN_MS + 5_000, "sum", group)
+        assert cell["lower"] < cell["estimate"] < cell["upper"] and abs(cell["estimate"] - truth) / truth < 0.2
+    assert rare == 1 and answer["quality"]["accuracy"]["groups"] == {"promised": 2, "met": 2, "waiting": 1}
+    record = world.store.answer(REF, BEGIN_MS + 5_000, 1)
+    table = {row["k"]: row for row in to_table(record, query).to_pylist()}
+    for row in answer["data"]:
+        columns = table[row["group"]["k"]]
+        assert [columns["total"], columns["total_lower"], columns["total_upper"]] == list(row["total"].values())
+    asked = render(record, query, Questions(groups=(("k", ("g1",)),)))
+    assert asked["data"] == [row for row in answer["data"] if row["group"]["k"] == "g1"]
+    last = shown(world, 3, max(world.store.revisions(REF, BEGIN_MS + 3_000)))
+    assert last["phase"] == "final" and "groups" not in last["quality"]["accuracy"]
+    for row in last["data"]:
+        truth = world.truth(BEGIN_MS + 3_000, "sum", int(row["group"]["k"][1:]))
+        assert row["total"]["lower"] == row["total"]["upper"] == pytest.approx(truth)
+
+
+def test_a_group_that_is_expected_and_has_not_come_has_a_row(world: Stored, tmp_path: Path) -> None:
+    query = spec(group_by=["k"], accuracy={"error": "30%", "of": "total", "substream": "500ms"})
+    silent = stored(tmp_path, query, shares=(1.0, 1.0))
+    silent.sites[0].group[:] = 0
+    silent.sites[1].group[:] = 1
+    silent.sites[1].cut = (BEGIN_MS + 5_000, BEGIN_MS + 9_000)
+    silent.run(8.5)
+    answer = shown(silent, 6, 1)
+    (row,) = [row for row in answer["data"] if row["group"]["k"] == "g1"]
+    assert answer["quality"]["accuracy"]["silent"] == ["e1"]
+    truth, cell = silent.truth(BEGIN_MS + 6_000, "sum", 1), row["total"]
+    assert cell["lower"] < truth < cell["upper"] and abs(cell["estimate"] - truth) / truth < 0.3
 
 
 def test_the_jobs_metrics_say_what_intervals_and_waits_have_been(world: Stored) -> None:

@@ -53,7 +53,8 @@ def test_a_silent_edge_widens_the_interval_and_neither_blocks_nor_is_ignored() -
         assert answer.phase is Phase.EARLY
         assert wait_ms(answer) <= 1_700, "it waits for the edge no longer than its patience"
         p = prediction(answer)
-        assert p.silent == ("e2",) and p.missing > 0
+        assert p.silent == ("e2",) and 0 < p.missing < 0.2 * p.estimate, "as much as the usual varies, and no more"
+        assert p.lower < world.truth(answer.window_start_ms) < p.upper
         truth = world.truth(answer.window_start_ms)
         assert abs(p.estimate - truth) / truth < 0.2, "the edge is reckoned with at its usual rate"
         assert "e2" in answer.quality.missing

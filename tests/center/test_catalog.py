@@ -150,7 +150,7 @@ def test_expected_are_the_edges_a_query_names_or_those_that_serve_its_stream(cat
 
 
 def test_the_last_word_of_an_edge_on_a_query_stands(catalog: Catalog) -> None:
-    ref = QueryRef("miles", 1)
+    ref = catalog.register(spec(), 1).ref
     catalog.query_status(JFK, ref, False, "invalid-query", "no such column")
     catalog.query_status(JFK, ref, True, "", "")
     catalog.query_status(LGA, ref, False, "invalid-query", "no such column")

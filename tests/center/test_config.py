@@ -125,3 +125,14 @@ def test_an_override_cannot_reach_into_a_value(tmp_path: Path) -> None:
 def test_loopback_is_what_only_this_machine_can_reach(address: str, loopback: bool) -> None:
     assert is_loopback(address) is loopback
     assert split_address(address)[1] == 1
+
+
+def test_answers_are_kept_for_a_month_for_ever_or_for_as_long_as_said_but_not_shorter_than_a_reader_needs() -> None:
+    def kept(given: object) -> int | None:
+        return CenterConfig.from_mapping({"retention": {"answers": given}}).retention.answers
+
+    assert CenterConfig().retention.answers == 30 * 24 * 3_600_000
+    assert (kept("90d"), kept(None)) == (90 * 24 * 3_600_000, None)
+    for wrong, said in (("59s", "at least 60000 ms"), ("long", "a duration such as")):
+        with pytest.raises(InvalidConfig, match=rf"retention\.answers: .*{said}"):
+            kept(wrong)

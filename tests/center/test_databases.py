@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from catalog_world import JFK, frame, hello, spec
+from catalog_world import FLIGHTS, JFK, LGA, frame, hello, spec
 from results_world import MINUTE, REF, Job, total
 from sqlalchemy import event
 
@@ -18,7 +20,7 @@ from center.database import connect, reading, writing
 from center.log import Location
 from center.parts import PartRegistry
 from center.results import ResultStore
-from edgewater.errors import InvalidConfig, NotFound, StorageError
+from edgewater.errors import InvalidConfig, NotFound, ProtocolError, StorageError
 from edgewater.streams import END_OF_TIME_MS, EdgeId
 
 MOST = (1 << 63) - 1
@@ -108,13 +110,33 @@ def test_gateways_that_note_the_same_edges_in_any_order_do_not_block_each_other(
         assert list(pool.map(note, range(2))) == [None, None]
 
 
+def test_of_two_first_hellos_at_once_with_other_column_types_one_is_refused(
+    catalog: Catalog, open_catalog: OpenCatalog
+) -> None:
+    other = open_catalog()
+    floats = replace(FLIGHTS, columns={"distance": pa.float64()})
+    waiting = [lambda: hello(other, LGA, streams=(floats,))]
+
+    def meanwhile(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        # What a transaction that writes begins with, here on SQLite and on PostgreSQL.
+        if waiting and (statement == "BEGIN IMMEDIATE" or "FROM counters" in statement):
+            waiting.pop()()
+
+    event.listen(catalog._engine, "before_cursor_execute", meanwhile)
+    with pytest.raises(ProtocolError, match=r"flights\.distance is int64 at edge jfk and float64 at edge lga"):
+        hello(catalog)
+    assert not waiting
+    assert [e.edge for e in catalog.edges()] == [LGA]
+
+
 def test_names_are_ordered_as_python_orders_them(catalog: Catalog) -> None:
     names = ["b", "B", "a-2", "a1", "a_3", "A", "a.4"]
+    ref = catalog.register(spec(), 1).ref
     for name in names:
         hello(catalog, EdgeId(name))
-        catalog.query_status(EdgeId(name), REF, True, "", "")
+        catalog.query_status(EdgeId(name), ref, True, "", "")
     assert [e.edge for e in catalog.edges()] == sorted(names)
-    assert list(catalog.statuses(REF)) == sorted(names)
+    assert list(catalog.statuses(ref)) == sorted(names)
 
 
 def test_the_largest_numbers_come_back_as_they_were(catalog: Catalog) -> None:

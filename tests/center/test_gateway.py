@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 from gateway_world import JFK, MILES, RawEdge, center, eventually, frame, on_a_loop, spec
 
-from center.log import StoredFrame
+from center.log import FrameLog, StoredFrame
 from edgewater.streams import EdgeId
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef
@@ -100,6 +100,50 @@ async def test_a_frame_of_an_unknown_or_deleted_query_is_acknowledged_counted_an
         assert c.catalog.positions() == {"miles@1": 1}
         assert c.gateway.metrics.frames.labels("discarded")._value.get() == 2
         assert c.catalog.acked_through(JFK, "i1") == 2, "the edge has let go of them: they are not asked for again"
+
+
+@on_a_loop
+async def test_frames_of_a_query_known_to_be_deleted_are_not_written_to_the_log(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        await edge.until("queries", lambda told: told.queries)
+        await edge.send(frame(0))
+        await edge.acked(0)
+        c.catalog.delete("miles", 2)
+        await edge.until("queries", lambda told: not told.queries)
+        await edge.send(frame(1))
+        await edge.acked(1)
+        assert c.log.durable == [("jfk", 0)]
+
+
+@on_a_loop
+async def test_segments_that_nobody_will_ever_read_are_removed_at_the_start(tmp_path: Path) -> None:
+    drained, ended = QueryRef("drained", 1), QueryRef("ended", 1)
+    async with center(tmp_path, poll_ms=60_000) as c, RawEdge(c.port) as edge:
+        for name in ("miles", "drained", "ended"):
+            c.catalog.register(spec(name), 1)
+        await edge.hello()
+        await edge.send(frame(0), frame(1, drained), frame(2, ended))
+        await edge.acked(2)
+        assert c.catalog.forget_frames({"drained@1": 1}), "and then retention dies, before it has removed them"
+        c.log.roll()
+        c.catalog.delete("ended", 2)
+        await edge.send(frame(3, ended))
+        await edge.acked(3)
+        c.catalog.refuse = True
+        await edge.send(frame(4))
+        await eventually(lambda: c.log.durable[-1] == ("jfk", 4))
+    assert queries_on_disk(c.log) == ["drained@1", "ended@1", "ended@1", "miles@1", "miles@1"]
+    async with center(tmp_path) as c:
+        assert queries_on_disk(c.log) == ["ended@1", "miles@1", "miles@1"]
+        for entry in (*c.catalog.frames("ended@1", 0, 9), *c.catalog.frames("miles@1", 0, 9)):
+            assert c.log.read(entry.segment, entry.offset, entry.length).frame.seq == entry.seq
+
+
+def queries_on_disk(log: FrameLog) -> list[str]:
+    """Whose the log's segments are."""
+    return [segment.partition("/")[0] for segment in log.segments()]
 
 
 @on_a_loop
@@ -259,7 +303,9 @@ async def test_how_long_the_center_takes_is_told_under_a_staleness_budget(tmp_pa
 @on_a_loop
 async def test_heartbeats_and_statuses_reach_the_catalog_and_each_heartbeat_is_echoed(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
         await edge.hello()
+        await edge.until("queries", lambda told: told.queries)
         progress = [
             pb.StreamProgress(stream="flights", watermark_ms=77, records=5),
             pb.StreamProgress(stream="trains", watermark_ms=78, ended=True, records=6),

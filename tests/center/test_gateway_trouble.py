@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from center.gateway import Gateway
 from center.gateway_config import GatewayConfig
 from center.gateway_http import observe
 from center.log import FrameLog
-from edgewater.errors import InvalidConfig
+from edgewater.errors import InvalidConfig, StorageError
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import QueryRef
 
@@ -197,6 +198,53 @@ async def test_numbers_and_texts_that_no_database_holds_harm_nobody(tmp_path: Pa
         await eventually(lambda: c.catalog.edge(JFK).drops)
         record = c.catalog.edge(JFK)
         assert (record.rtt_ms, record.bandwidth_bytes_s, record.backlog_bytes) == (0, 0, 1 << 62)
+
+
+@on_a_loop
+async def test_a_query_registered_while_the_catalog_fails_reaches_the_edges_once_it_works_again(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        await edge.until("queries", lambda told: not told.queries)
+        read, failed_at = c.catalog.shares_version, []
+
+        def refuse() -> int:
+            failed_at.append(c.gateway._plan.version)
+            raise StorageError("database is locked")
+
+        c.catalog.shares_version = refuse  # type: ignore[method-assign]
+        c.catalog.register(spec(), 1)
+        await eventually(lambda: c.catalog.version() in failed_at)
+        c.catalog.shares_version = read  # type: ignore[method-assign]
+        (query,) = (await edge.until("queries")).queries.queries
+        assert query.name == "miles"
+
+
+@on_a_loop
+async def test_at_the_limit_an_edge_replaces_its_own_session_and_no_other_is_let_in(tmp_path: Path) -> None:
+    async with center(tmp_path, max_sessions=1) as c, RawEdge(c.port) as old:
+        await old.hello()
+        async with RawEdge(c.port) as new:
+            await new.hello()
+            assert "a newer session" in (await old.refusal())[2]
+            async with RawEdge(c.port) as other:
+                with pytest.raises(grpc.aio.AioRpcError, match="1 edges are connected") as caught:
+                    await other.hello("lga")
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert [e.edge for e in c.catalog.edges()] == [JFK]
+
+
+@on_a_loop
+async def test_calls_that_say_nothing_are_limited_too(tmp_path: Path) -> None:
+    async with center(tmp_path, max_sessions=1) as c, RawEdge(c.port) as one, RawEdge(c.port) as two:
+        endings = [asyncio.create_task(edge.refusal()) for edge in (one, two)]
+        done, held = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        (refused,) = done
+        assert refused.result()[::2] == (
+            grpc.StatusCode.UNAVAILABLE, "1 calls have not said Hello yet, which is this gateway's limit",
+        )  # fmt: skip
 
 
 @on_a_loop

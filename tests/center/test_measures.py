@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,16 @@ def test_ranks_ranges_quantiles_and_top_are_asked_of_those_that_answer_them() ->
         assert holds(cells[name]["ranks"]["60"], (MS <= 60).mean()), name
         assert holds(cells[name]["quantiles"]["0.25"], np.quantile(MS, 0.25)), name
     assert len(cells["top"]["top"]) == 2
+
+
+def test_numbers_that_differ_have_answers_of_their_own() -> None:
+    ranks, quantiles = (1234567.0, 1234568.0, 0.5, -3.0), (0.9999999, 1.0)
+    day = (1_357_020_000_000.0, 1_357_020_000_001.0)
+    asked = Questions(quantiles=quantiles, ranks=ranks, ranges=((0.0, day[0]), (0.0, day[1]), (-math.inf, 5.5)))
+    cells = row(asked)["ew"]
+    assert list(cells["ranks"]) == ["1234567", "1234568", "0.5", "-3"]
+    assert list(cells["ranges"]) == ["0:1357020000000", "0:1357020000001", "-inf:5.5"]
+    assert list(cells["quantiles"]) == ["0.9999999", "1"]
 
 
 def test_a_sample_shows_its_values() -> None:

@@ -21,4 +21,7 @@ def test_what_is_withheld_by_a_relative_budget_is_no_violation() -> None:
 def test_the_other_measures_are_judged_as_ever() -> None:
     assert codes(r=1e9, s=5.0) == []
     assert codes(s=5.1) == ["error-budget"]
-    assert codes(exact=0.1) == ["withheld"]
+
+
+def test_of_a_measure_that_the_budget_does_not_name_nothing_is_promised() -> None:
+    assert codes(other=0.1) == []

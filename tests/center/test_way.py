@@ -21,6 +21,18 @@ def test_old_delays_are_forgotten() -> None:
     assert ways.way_ms(Q) == 100
 
 
+def test_nothing_is_kept_of_a_query_without_frames_for_a_minute_and_its_next_ones_are_news() -> None:
+    ways = CenterWays()
+    ways.note(Q, [9_000], 0)
+    assert ways.news(0) == {Q: 9_000}
+    ways.note(R, [100], WINDOW_MS + 1)
+    assert ways.news(WINDOW_MS + 1) == {R: 100}
+    assert ways.way_ms(Q) is None
+    assert Q not in ways._samples and Q not in ways._said
+    ways.note(Q, [9_000], WINDOW_MS + 2)
+    assert ways.news(WINDOW_MS + 2) == {Q: 9_000}
+
+
 def test_only_what_differs_enough_is_said_and_not_too_often() -> None:
     ways = CenterWays()
     ways.note(Q, [100], 0)

@@ -129,7 +129,7 @@ class World:
     def ingest(self, rows: int) -> None:
         start, end = self.row, min(self.row + rows, self.data.num_rows)
         if end > start:
-            event = Ingested("flights", "file", self.data.slice(start, end - start), 1000 + end)
+            event = Ingested("flights", "file", self.data.slice(start, end - start), (1 << 40) + end)
             self.edge.ingest_range(event, {"row": start}, {"row": end})
 
     def pull(self, capacity: int = 400) -> None:

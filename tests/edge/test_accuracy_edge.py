@@ -12,11 +12,12 @@ from edge.durable import DurableCore
 from edge.events import Configured, FrameBuilt, Ingested, Pull, QueryRefused, SamplingSet, SourcesOpened
 from edge.state import restore, snapshot
 from edge.streams import StreamSpec
-from edgewater.accuracy import clockwork
+from edgewater.accuracy import MAX_GROUPS, clockwork
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
 from edgewater.synopses.base import Sum
 from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.watermarks.grouped import GroupedSubstream
 from edgewater.watermarks.monitor import SubstreamStatistics
 from edgewater.wire.frames import Arrivals, FrameBody, QueryRef, body_from_wire, body_to_wire
 
@@ -201,6 +202,116 @@ def test_the_word_on_sampling_is_journaled(tmp_path: Path) -> None:
     monitor = second.core.queries[REF].monitor
     assert monitor is not None and monitor.observing == Observing(0.25, -12)
     second.close()
+
+
+GROUPED = QuerySpec.from_mapping({**SPEC.to_mapping(), "group_by": ["k", "n"]})
+KEYS = {"k": pa.string(), "n": pa.int64()}
+
+
+def grouped_core(spec: QuerySpec = GROUPED) -> EdgeCore:
+    result = EdgeCore({"s": StreamSpec({**COLUMNS, **KEYS}, LIVE, 10_000)}, source=3)
+    result.handle(SourcesOpened((("s", "f"),)))
+    result.handle(Configured(((REF, spec),)))
+    return result
+
+
+def come_grouped(edge: EdgeCore, arrival_ms: int, *records: tuple[int, float | None, str | None, int]) -> None:
+    times, x, k, n = zip(*records, strict=True)
+    batch = pa.record_batch(
+        {"x": pa.array(x, pa.float64()), "k": pa.array(k, pa.string()), "n": pa.array(n, pa.int64()),
+         TIME_COLUMN: np.array(times, np.int64)}
+    )  # fmt: skip
+    edge.handle(Ingested("s", "f", batch, arrival_ms))
+
+
+def told_by_group(body: FrameBody | None) -> list[GroupedSubstream]:
+    assert body is not None and body.arrivals is not None and CLOCK is not None
+    return [GroupedSubstream.from_state(s, CLOCK.grid) for s in body.arrivals.substreams]
+
+
+def test_a_query_with_groups_tells_of_arrivals_and_values_by_group() -> None:
+    edge = grouped_core()
+    come_grouped(edge, 490, (100, 1.0, "a", 1), (350, 2.0, None, 1), (360, 4.0, "a", 1), (365, 8.0, "a", 2))
+    come_grouped(edge, 495, (370, None, "a", 1), (380, float("nan"), "b", 7))
+    (part,) = told_by_group(pull(edge, 500))
+    keys = list(zip(*(k.to_pylist() for k in part.keys), strict=True))
+    sums = {
+        key: (row[0], row[1:].reshape(3, -1).sum(axis=1).tolist())
+        for key, row in zip(keys, part.tallies(), strict=True)
+    }
+    assert sums[("a", 1)] == (2, [2.0, 5.0, 17.0])
+    assert sums[(None, 1)] == (1, [1.0, 2.0, 4.0]) and sums[("a", 2)] == (1, [1.0, 8.0, 64.0])
+    assert sum(count for count, _ in sums.values()) == 4, "a record without a value is none of a sum's arrivals"
+    assert part.arrivals()[:, 1].min() >= 0 and part.others == 0
+
+
+def test_more_groups_than_the_limit_are_told_as_a_number_and_the_next_report_is_as_usual() -> None:
+    edge = grouped_core()
+    come_grouped(edge, 490, *[(100 + i, 1.0, f"k{i}", i) for i in range(MAX_GROUPS + 1)])
+    come_grouped(edge, 495, (300, 1.0, "k0", 0))
+    (part,) = told_by_group(pull(edge, 500))
+    assert part.others == MAX_GROUPS + 2 and not len(part.cells)
+    come_grouped(edge, 990, (900, 1.0, "k0", 0))
+    (part,) = told_by_group(pull(edge, 1_000))
+    assert part.others == 0 and part.counts.tolist() == [1]
+
+
+def test_a_snapshot_with_groups_goes_on_as_the_one_that_was_not_interrupted() -> None:
+    edges = [grouped_core(), grouped_core()]
+    for edge in edges:
+        edge.handle(SamplingSet(REF, 0.5, 0.0))
+        come_grouped(edge, 480, *[(t, float(t), f"k{t % 3}", t % 2) for t in range(0, 480, 7)])
+        come_grouped(edge, 990, *[(t, float(t), f"k{t % 4}", t % 2) for t in range(300, 990, 11)])
+    again = EdgeCore({"s": StreamSpec({**COLUMNS, **KEYS}, LIVE, 10_000)}, source=3)
+    restore(again, snapshot(edges[1]))
+    assert snapshot(again) == snapshot(edges[1])
+    for edge in (edges[0], again):
+        come_grouped(edge, 1_100, (800, 3.0, "k9", 1), (1_050, 2.0, "k1", 1))
+    assert pull(edges[0], 1_540) == pull(again, 1_540)
+
+
+def test_while_the_link_is_down_what_is_to_be_told_is_added_up_by_group() -> None:
+    edge = grouped_core()
+    for now in range(50, 3_000, 50):
+        come_grouped(edge, now, (now - 40, 1.0, f"k{now % 3}", 0), (max(now - 700, 0), 2.0, "late", 0))
+    body = pull(edge, 3_000)
+    parts = told_by_group(body)
+    assert [p.index for p in parts] == list(range(6)), "one statement per sub-stream"
+    assert sum(int(p.counts.sum()) for p in parts) == 2 * len(range(50, 3_000, 50))
+
+
+def test_statistics_by_group_come_out_of_the_journal_byte_by_byte(tmp_path: Path) -> None:
+    def make() -> EdgeCore:
+        return EdgeCore({"s": StreamSpec({**COLUMNS, **KEYS}, LIVE, 10_000)}, source=3)
+
+    def durable() -> DurableCore:
+        return DurableCore(tmp_path, make, lambda *_: pytest.fail("nothing is replayable"), "i")
+
+    whole, dying = make(), durable()
+    for core in (whole, dying):
+        core.handle(SourcesOpened((("s", "f"),)))
+        core.handle(Configured(((REF, GROUPED),)))
+    rng = np.random.default_rng(5)
+    for step in range(1, 41):
+        now, count = 50 * step, int(rng.integers(1, 30))
+        times = np.maximum(now - rng.integers(0, 400, count), 0)
+        batch = pa.record_batch(
+            {"x": rng.gamma(2.0, 5.0, count), "k": pa.array([f"k{i}" for i in rng.integers(0, 4, count)]),
+             "n": rng.integers(0, 2, count), TIME_COLUMN: times}
+        )  # fmt: skip
+        frames = []
+        for core in (whole, dying):
+            event = Ingested("s", "f", batch, now)
+            core.ingest_payload(event) if isinstance(core, DurableCore) else core.handle(event)
+            effects = core.handle(Pull(1 << 16, whole.open_between(1e9, now))) if step % 3 == 0 else []
+            frames.append([e.frame for e in effects if isinstance(e, FrameBuilt)])
+        assert frames[0] == frames[1]
+        if step % 7 == 0:
+            dying.sync()
+            dying.close()  # without a checkpoint: what comes back is a replay
+            dying = durable()
+            assert snapshot(dying.core) == snapshot(whole)
+    dying.close()
 
 
 def test_arrivals_survive_the_wire() -> None:

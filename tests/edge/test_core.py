@@ -36,6 +36,10 @@ EXACT_REF, BUDGETED_REF = QUERIES[0][0], QUERIES[1][0]
 ALL_OPEN = {"flights": (-(1 << 61), 1 << 61)}
 
 
+LATER = (
+    QueryRef("later", 1),
+    QuerySpec.from_mapping({**EXACT.to_mapping(), "name": "later", "window": {"tumbling": "10s"}}),
+)
 LRU = ((EXACT_REF, QuerySpec.from_mapping({**EXACT.to_mapping(), "cache": {"eviction": "lru"}})),)
 
 
@@ -57,7 +61,9 @@ def batch(*rows: tuple[str, int, int]) -> pa.RecordBatch:
     )
 
 
-def ingest(core: EdgeCore, *rows: tuple[str, int, int], arrival_ms: int = 0, source: str = "file") -> list[Effect]:
+def ingest(
+    core: EdgeCore, *rows: tuple[str, int, int], arrival_ms: int = 1 << 40, source: str = "file"
+) -> list[Effect]:
     return core.handle(Ingested("flights", source, batch(*rows), arrival_ms))
 
 
@@ -204,6 +210,14 @@ def test_a_refusal_goes_with_the_configuration_that_was_its_cause() -> None:
     assert core.handle(Configured((query,))) == [QueryAccepted(query[0])]
 
 
+def test_a_device_whose_clock_is_ahead_closes_no_window() -> None:
+    core = make_core()
+    ingest(core, ("UA", 1, 9_000_000), arrival_ms=20_000)
+    assert core.streams["flights"].watermark_ms == 20_000
+    assert core.handle(Configured((*QUERIES, LATER))) == [QueryAccepted(LATER[0])]
+    assert core.queries[LATER[0]].since_ms == 30_000, "and no query waits for its time to come"
+
+
 def test_a_watermark_never_goes_back() -> None:
     core = make_core()
     ingest(core, ("UA", 1, 50_000))
@@ -340,10 +354,10 @@ def test_whatever_is_pulled_whenever_the_center_gets_the_truth_less_what_is_stat
     row = 0
     for step, amount in [*steps, ("ingest", data.num_rows)]:
         if step == "ingest":
-            core.handle(Ingested("flights", "file", data.slice(row, amount), row))
+            core.handle(Ingested("flights", "file", data.slice(row, amount), (1 << 40) + row))
             row = min(row + amount, data.num_rows)
         elif step == "tick":
-            core.handle(Tick(row))
+            core.handle(Tick((1 << 40) + row))
         else:
             effects = core.handle(Pull(amount * 10, ALL_OPEN if step == "early" else {}))
             bodies += [(e.frame.query.name, e.frame.unpack()) for e in effects if isinstance(e, FrameBuilt)]

@@ -43,7 +43,7 @@ class Edge:
     def ingest(self, *times_ms: int) -> None:
         columns = {"k": ["p"] * len(times_ms), "x": [10] * len(times_ms), TIME_COLUMN: list(times_ms)}
         batch = pa.record_batch(columns, pa.schema({**COLUMNS, TIME_COLUMN: pa.int64()}))
-        self.durable.ingest_payload(Ingested("events", "f", batch, 0))
+        self.durable.ingest_payload(Ingested("events", "f", batch, 1 << 40))
         self.session.changed.set()
 
     @property

@@ -50,7 +50,7 @@ def core() -> EdgeCore:
 
 def ingest(edge: EdgeCore, time_ms: int, value: int) -> None:
     columns = {"k": pa.array(["p"]), "x": pa.array([value]), TIME_COLUMN: pa.array([time_ms])}
-    edge.handle(Ingested("events", "f", pa.record_batch(columns), 0))
+    edge.handle(Ingested("events", "f", pa.record_batch(columns), 1 << 40))
 
 
 def pull(edge: EdgeCore) -> list[FrameBody]:

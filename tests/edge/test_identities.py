@@ -54,7 +54,7 @@ class Edge:
 
     def ingest(self, rows: int) -> None:
         at = self.durable.positions.get("file", {"row": 0})["row"]
-        event = Ingested("flights", "file", DATA.slice(at, rows), 1000 + at)
+        event = Ingested("flights", "file", DATA.slice(at, rows), (1 << 40) + at)
         self.durable.ingest_range(event, {"row": at}, {"row": at + rows})
 
     def pull(self) -> list[bytes]:

@@ -29,7 +29,7 @@ def make_core(**parts: object) -> EdgeCore:
 
 def reads(core: EdgeCore, *times: int) -> list[Effect]:
     columns = {"k": pa.array([f"k{t}" for t in times]), TIME_COLUMN: pa.array(times, pa.int64())}
-    return core.handle(Ingested("events", "file", pa.record_batch(columns), 0))
+    return core.handle(Ingested("events", "file", pa.record_batch(columns), 1 << 40))
 
 
 def ships(core: EdgeCore, *, early: bool = False, capacity: int = 1 << 20) -> list[FrameBody]:

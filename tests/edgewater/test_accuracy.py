@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.accuracy import POINTS_AFTER_END, Clockwork, clockwork
+from edgewater.accuracy import POINTS_AFTER_END, Clockwork, clockwork, group_key, group_values
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
 
@@ -26,6 +26,8 @@ def spec(**changes: object) -> QuerySpec:
         {"accuracy": {"error": "5%", "of": "n"}, "measures": {"n": "count()", "b": "sum(x)"}},
         {"measures": {"m": "avg(x)"}, "window": {"sliding": "5m", "every": "30s", "offset": "7s"}},
         {"budget": {"staleness": "2s"}},
+        {"group_by": ["k"]},
+        {"group_by": ["k", "l"], "accuracy": {**WELL, "scope": "all"}},
     ],
 )
 def test_a_spec_reads_its_own_canonical_form(changes: dict[str, Any]) -> None:
@@ -50,8 +52,11 @@ def test_a_spec_reads_its_own_canonical_form(changes: dict[str, Any]) -> None:
         ("accuracy.of", {"measures": {"q": "quantiles(x)"}}, "budget of staleness"),
         ("accuracy.substream", {"accuracy": {**WELL, "substream": "700ms"}}, "a divisor of 3s"),
         ("accuracy", {"window": {"session": "30s"}}, "tumbling or sliding"),
-        ("accuracy", {"group_by": ["k"]}, "promises nothing of any"),
-        ("accuracy.groups", {"accuracy": {**WELL, "groups": "each"}}, "known beforehand"),
+        ("accuracy.groups", {"accuracy": {**WELL, "groups": "each"}}, "of, substream, scope"),
+        ("accuracy.scope", {"accuracy": {**WELL, "scope": "each"}}, "group_by with the columns"),
+        ("accuracy.scope", {"accuracy": {**WELL, "scope": "some"}, "group_by": ["k"]}, "all .for all of them at once"),
+        ("accuracy.scope", {"accuracy": {**WELL, "scope": 1}, "group_by": ["k"]}, "each .the promise holds"),
+        ("accuracy", {"window": {"session": "30s"}, "group_by": ["k"]}, "tumbling or sliding"),
         ("budget.error", {"budget": {"error": {"b": 5}}}, "an accuracy with a staleness budget"),
     ],
 )
@@ -59,6 +64,21 @@ def test_what_cannot_be_promised_is_refused_with_what_can(field: str, changes: d
     with pytest.raises(InvalidQuery, match=reason) as caught:
         spec(**changes)
     assert caught.value.field == field
+
+
+def test_with_groups_the_promise_is_about_each_unless_all_are_asked_for() -> None:
+    scopes = {name: spec(group_by=["k"], accuracy={**WELL, **more}).accuracy for name, more in
+              {"default": {}, "each": {"scope": "each"}, "all": {"scope": "all"}}.items()}  # fmt: skip
+    assert {name: a.scope for name, a in scopes.items() if a} == {"default": "each", "each": "each", "all": "all"}
+    assert spec().accuracy.scope is None  # type: ignore[union-attr]
+
+
+@given(st.lists(st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text())))
+def test_a_groups_key_is_one_text_and_gives_its_values_back(values: list[object]) -> None:
+    key = group_key(values)
+    again = group_values(key)
+    assert group_key(again) == key
+    assert [type(v) for v in again] == [type(v) for v in values]
 
 
 windows = st.sampled_from(

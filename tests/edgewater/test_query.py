@@ -141,9 +141,44 @@ def test_unknown_keys_and_other_shapes_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 5_000, "nested too deeply"),
+        ("lateness: 2013-02-30", "day is out of range"),
+        ("name: a\nname: b", "the key name is there twice"),
+        ("measures: {n: count(), n: sum(x)}", "the key n is there twice"),
+        ("? [a]\n: b", "a key is no plain text"),
+        ("shards: " + "9" * 5_000, "Exceeds the limit"),
+        ("shards: !!int ''", "does not fit its tag"),
+        ("name: !!timestamp soon", "does not fit its tag"),
+    ],
+)
+def test_yaml_that_cannot_be_read_or_says_a_thing_twice_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(InvalidQuery, match=f"{reason}.*expected YAML"):
+        QuerySpec.from_yaml(text)
+
+
+def test_what_could_be_neither_stored_nor_sent_is_refused_by_its_field() -> None:
+    half = "half of a surrogate pair"
+    refused("where", half, where="carrier = '\ud800'")
+    refused("name", half, name="\ud800")
+    refused("budget.error", half, budget={"error": {"\ud800": 5}})
+    refused("edges.1", half, edges=["jfk", "\udfff"])
+    refused("shards", "a number of 16610 bits.*fewer digits", shards=10**5_000)
+    itself: dict[str, Any] = mapping()
+    itself["edges"] = [itself]
+    with pytest.raises(InvalidQuery, match="a list of edge ids"):
+        QuerySpec.from_mapping(itself)
+
+
+@pytest.mark.parametrize(
     ("field", "changes", "reason"),
     [
         ("measures", {"measures": {}}, "at least one measure"),
+        ("cache.eager", {"cache": {"eager": 10**400}}, "a probability"),
+        ("measures.h.hi", {"measures": {"h": "histogram(x, lo=0, hi=" + "9" * 400 + ")"}}, "a finite number"),
+        ("budget.error.n", {"budget": {"error": {"n": 10**400}}}, "too large"),
+        ("budget.error.n", {"budget": {"error": {"n": "9" * 400}}}, "too large"),
         ("measures", {"measures": ["count()"]}, "at least one measure"),
         ("measures", {"measures": {f"m{i}": "count()" for i in range(33)}}, "at most 32"),
         ("where", {"where": 5}, "a SQL condition"),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 
 from center.api.models import Alarm, AlarmList
+from center.api.responses import problems
 from center.api.state import Center
+from center.catalog import MAX_ALARMS
 
 router = APIRouter(prefix="/v1", tags=["alarms"])
 
 
-@router.get("/alarms", summary="Alarms, the latest first")
-def alarms(center: Center) -> AlarmList:
+@router.get("/alarms", responses=problems(422), summary="Alarms, the latest first")
+def alarms(
+    center: Center, limit: Annotated[int, Query(ge=1, le=MAX_ALARMS, description="Alarms at most.")] = MAX_ALARMS
+) -> AlarmList:
     """Violations of what the protocol promises, such as one frame number with two contents."""
-    return AlarmList(alarms=[Alarm.of(a) for a in center.catalog.alarms()])
+    return AlarmList(alarms=[Alarm.of(a) for a in center.catalog.alarms(limit)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import yaml
@@ -18,6 +19,7 @@ from center.api.responses import problems
 from center.api.state import Center, Services
 from center.catalog import expected_edges
 from edgewater.errors import InvalidQuery
+from edgewater.plain_yaml import load_yaml
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.synopses.registry import require_fit
@@ -87,7 +89,7 @@ def _read(body: bytes, content_type: str) -> object:
         )
     try:
         given = _json_or_yaml(body.decode(), media_type)
-        repr(given)  # a number too long to be written could not be named when it is refused
+        repr(given)  # what cannot be written could not be named when it is refused
         return given
     except (ValueError, yaml.YAMLError, RecursionError) as exc:
         shown, kind = body[:200].decode(errors="replace"), "JSON" if media_type == "application/json" else "YAML"
@@ -96,11 +98,19 @@ def _read(body: bytes, content_type: str) -> object:
 
 def _json_or_yaml(text: str, media_type: str) -> object:
     if media_type == "application/json":
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_unique)
     # An alias makes a small text a huge value; a query has no need of one.
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
         raise InvalidQuery("", text, "YAML without aliases (*name)")
-    return yaml.safe_load(text)
+    return load_yaml(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A second entry under the same key would silently replace the first."""
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"the key {key} is there twice")
+    return dict(pairs)
 
 
 def _register(center: Services, spec: QuerySpec) -> Response:

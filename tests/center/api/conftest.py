@@ -25,7 +25,7 @@ from center.results import MergedDelta, ResultStore
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import SliceClose
+from edgewater.wire.frames import SliceClose, Withheld
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z
@@ -93,6 +93,7 @@ class Desk:
         flights: Mapping[str | None, int],
         *,
         closed: bool = True,
+        withheld: tuple[Withheld, ...] = (),
     ) -> None:
         """An edge ships `flights` per carrier of one slice, and (closed) says that this was all of it."""
         self._positions[query.key] = self._positions.get(query.key, 0) + 1
@@ -110,7 +111,7 @@ class Desk:
         part.update([carriers], {k: pa.array(columns[c]) if c else None for k, c in read.items()}, rows)
         delta = MergedDelta(query.ref, start_ms, 0, part.to_bytes())
         through = start_ms + HOUR if closed else start_ms
-        close = SliceClose(start_ms, rows, 0)
+        close = SliceClose(start_ms, rows, 0, withheld)
         fact = FrameFact(
             query.ref, position, EdgeId(edge), through, (close,), (start_ms,), 500, self.now, f"{edge}-1"
         )  # fmt: skip

@@ -239,6 +239,7 @@ def test_a_missing_group_value_is_asked_for_as_null(desk):
         ("measure=delays", "measure", "one of n, miles, delay"),
         ("quantile=2", "quantile", "a rank from 0 to 1"),
         ("confidence=1.5", "confidence", "less than 1"),
+        ("confidence=0.9999999999999999", "confidence", "between 0 and 1"),
         ("qantile=0.5", "qantile", "no such parameter"),
         ("limit=0", "limit", "greater than or equal to 1"),
         ("start=yesterday", "start", "RFC 3339"),

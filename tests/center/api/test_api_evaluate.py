@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from center.api.questioning import MAX_LINE_BYTES, Lines, TooLong
+from center.decoded import Decoded
 from center.evaluate import Evaluator
 from center.evaluate_lines import Line
+from center.stored_windows import StoredWindows
+from edgewater.wire.frames import Withheld
 
 HOUR, T0 = 3_600_000, 1_356_998_400_000
 PATH = "/v1/queries/flights/evaluate"
@@ -120,8 +123,49 @@ def test_every_kind_of_question_has_an_answer(asked):
     assert by_id["w"]["confidence"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("measures", "withheld", "known"),
+    [
+        ({"miles": "sum(distance)"}, ("miles",), False),
+        # Of records of 0 miles nothing is stated.
+        ({"miles": "sum(distance)"}, (), False),
+        ({"miles": "sum(distance)", "n": "count()"}, ("n",), False),
+        ({"miles": "sum(distance)", "n": "count()"}, (), True),
+    ],
+    ids=["stated", "of zeros", "of records", "nothing"],
+)
+def test_what_is_withheld_of_a_sum_bounds_the_sum_and_not_how_many_records_are_missing(desk, measures, withheld, known):
+    desk.connect("jfk")
+    query = desk.register(measures=measures, budget={"error": {"miles": 10}})
+    stated = tuple(Withheld(name, 9.0, 0.0, 9.0, 0.0, 1) for name in withheld)
+    desk.report(query, "jfk", T0, {"UA": 5}, withheld=stated)
+    asked = [{"latest": 1, "measure": "miles", "question": q, "group": {"carrier": "UA"}} for q in ("sum", "count")]
+    body = "\n".join(map(json.dumps, asked))
+    total, count = map(json.loads, desk.ask("POST", PATH, content=body).content.splitlines())
+    assert (total["estimate"], total["lower"]) == (500, 500)
+    assert total["upper"] == (509 if "miles" in withheld else 500)
+    bound = 5 if known else None
+    assert (count["estimate"], count["lower"], count["upper"]) == (5, bound, bound)
+
+
+def test_what_is_remembered_of_looks_is_bounded_by_the_windows_in_it(asked, monkeypatch):
+    desk = asked.desk
+    monkeypatch.setattr("center.stored_windows._FOUND", 8)
+    windows = StoredWindows(desk.results, desk.catalog.query("flights"), Decoded(1 << 20), desk.catalog.query)
+    for count in (1, 2, 3):
+        assert len(windows.latest(count)) == count
+        assert len(windows.at(T0 + count)) == 1
+    assert sum(map(len, windows._found.values())) < 8
+    monkeypatch.setattr("center.stored_windows._FOUND", 3)
+    windows = StoredWindows(desk.results, desk.catalog.query("flights"), Decoded(1 << 20), desk.catalog.query)
+    assert len(windows.latest(3)) == 3, "more than can be remembered is given all the same"
+
+
 BAD_LINES: list[tuple[Any, str, str]] = [
     ("{not json", "", "a line of JSON"),
+    (r'{"id": "\ud800", "latest": 1, "measure": "n"}', "", "a line of JSON"),
+    (r'{"latest": 1, "measure": "n", "group": {"carrier": "\ud800"}}', "", "a line of JSON"),
+    ('{"id": 1e400, "latest": 1, "measure": "n"}', "", "1e400 is too large a number"),
     ("[1]", "", "an object"),
     ('{"latest": NaN}', "", "a line of JSON"),
     ({"measure": "n"}, "", "which windows"),
@@ -142,6 +186,7 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     ({"latest": 1, "measure": "n", "group": {"carrier": "UA"}, "global": True}, "group", "not both"),
     ({"latest": 1, "measure": "n", "global": 1}, "global", "true or false"),
     ({"latest": 1, "measure": "n", "confidence": 1}, "confidence", "between 0 and 1"),
+    ({"latest": 1, "measure": "delays", "confidence": 0.9999999999999999}, "confidence", "between 0 and 1"),
     ({"latest": 1, "measure": "miles", "question": "frequency", "item": 1, "confidence": 0.9999}, "confidence",
      "at most 0.993262"),
     ({"latest": 1, "measure": "n", "colour": "red"}, "colour", "unknown field"),

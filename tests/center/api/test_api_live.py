@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ import pytest
 
 from center.answers import render
 from center.api.live import Changes, Stream, newest_revisions
+from center.api.progress import Progress
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000
@@ -160,6 +162,24 @@ def test_one_stream_tells_of_all_queries_but_not_of_deleted_ones(two_hours):
         progress = events.next("progress")[2]
         assert [q["query"] for q in progress["queries"]] == ["flights", "others"]
         assert events.seen == ["answer", "answer", "progress"]
+
+
+def test_the_stream_of_all_queries_tells_of_one_that_is_younger_than_its_view_of_the_catalog(two_hours):
+    desk, _ = two_hours
+    feed = desk.app().state.services.feed
+    feed = replace(feed, progress=Progress(desk.catalog, lambda: desk.now, fresh_s=3600.0))
+    stream = Stream(feed)
+    assert len(stream._begin()) == 1
+    young = desk.register(name="young")
+    desk.report(young, "jfk", T0, {"UA": 1})
+    desk.report(young, "lga", T0, {"UA": 1})
+    assert [json.loads(event.data)["query"] for event in stream._newer()] == ["young"]
+    assert feed.progress.view().queries == tuple(desk.catalog.queries()), "and others need not read it again"
+    other = desk.register(name="other")
+    desk.report(other, "jfk", T0, {"UA": 1})
+    desk.report(other, "lga", T0, {"UA": 1})
+    begun = [json.loads(event.data)["query"] for event in Stream(feed)._begin()]
+    assert begun == ["flights", "young", "other"]
 
 
 def test_the_stream_of_a_query_ends_when_it_is_deleted(two_hours):

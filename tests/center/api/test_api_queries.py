@@ -100,6 +100,27 @@ def test_a_body_that_is_no_query_is_refused_as_one(desk, body, content_type):
     assert len(refused.content) < 2000
 
 
+@pytest.mark.parametrize(
+    ("body", "content_type", "field", "said"),
+    [
+        ({**SPEC, "where": "carrier = '\ud800'"}, "application/json", "where", "surrogate pair"),
+        ({**SPEC, "name": "\ud800"}, "application/json", "name", "surrogate pair"),
+        ({**SPEC, "\ud800": 1}, "application/json", "", "surrogate pair"),
+        ('name: "\\ud800"', "application/yaml", "name", "surrogate pair"),
+        ('{"\\ud800": 1, "\\ud800": 1}', "application/json", "", "is there twice"),
+        ('"\\ud800": 1\n"\\ud800": 1', "application/yaml", "", "is there twice"),
+        ('{"name": "n", "name": "m"}', "application/json", "", "the key name is there twice"),
+        ("name: n\nname: m", "application/yaml", "", "the key name is there twice"),
+        ("lateness: 2013-02-30", "application/yaml", "", "day is out of range"),
+    ],
+)
+def test_what_could_be_neither_stored_nor_sent_is_refused_by_its_field(desk, body, content_type, field, said):
+    refused = post(desk, body, content_type)
+    assert (refused.status_code, refused.json()["field"]) == (422, field)
+    assert said in refused.json()["detail"]
+    assert desk.get("/v1/queries").json() == {"queries": []}
+
+
 def test_yaml_aliases_cannot_blow_a_small_body_up(desk):
     bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"{chr(98 + i)}: &{chr(98 + i)} [{','.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(12)

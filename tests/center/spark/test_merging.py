@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from center.catalog import FrameEntry
-from center.spark.merging import MergeBatches, merge_rows
-from center.spark.processor import digest, gaps
+from center.spark.merging import merge_rows
+from center.spark.processor import digest, gaps, news
 from center.spark.rows import ROW_SCHEMA, Row, RowKind, from_table, row_of_damage, rows_of_frame, to_batch
 from edgewater.streams import END_OF_TIME_MS, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
@@ -59,18 +59,25 @@ def test_partials_of_one_slice_and_shard_are_merged_and_others_are_not() -> None
         *frame_rows(2, Partial(0, 0, make_synopsis(2)), Partial(1000, 0, make_synopsis(100))),
     ]
 
-    merged = [r for r in merge_rows(rows, {}) if r.kind is RowKind.PARTIAL]
+    merged = [r for r in merge_rows(rows) if r.kind is RowKind.PARTIAL]
 
     assert {(r.slice_start_ms, r.shard): total(r.payload) for r in merged} == {(0, 0): 3, (0, 1): 10, (1000, 0): 100}
 
 
-def test_rows_of_consumed_positions_are_dropped_before_merging() -> None:
+def test_a_batch_that_is_run_again_has_nothing_new() -> None:
     rows = [*frame_rows(1, Partial(0, 0, make_synopsis(1))), *frame_rows(2, Partial(0, 0, make_synopsis(2)))]
+    other = [replace(row, query="other@1") for row in rows]
 
-    merged = merge_rows(rows, {KEY: 1})
+    assert news([*rows, *other], {KEY: 2, "other@1": 0}) == other
 
-    assert {r.position for r in merged} == {2}
-    assert [total(r.payload) for r in merged if r.kind is RowKind.PARTIAL] == [2]
+
+def test_a_query_with_some_news_keeps_all_its_rows_for_the_store_to_refuse() -> None:
+    # Merged, a partial stands at the first of its positions: dropped by that, what is new in it would be lost.
+    merged = merge_rows(
+        [*frame_rows(1, Partial(0, 0, make_synopsis(1))), *frame_rows(2, Partial(0, 0, make_synopsis(2)))]
+    )
+
+    assert news(merged, {KEY: 1}) == merged
 
 
 @pytest.mark.parametrize("bad", [b"EWS1 nothing", make_synopsis(7, column="host")], ids=["corrupt", "incompatible"])
@@ -81,7 +88,7 @@ def test_a_bad_partial_costs_its_own_data_only(bad: bytes) -> None:
         *frame_rows(3, Partial(0, 0, make_synopsis(4))),
     ]
 
-    merged = merge_rows(rows, {})
+    merged = merge_rows(rows)
 
     assert [total(r.payload) for r in merged if r.kind is RowKind.PARTIAL] == [5]
     (refused,) = [r for r in merged if r.kind is RowKind.REFUSED]
@@ -90,18 +97,9 @@ def test_a_bad_partial_costs_its_own_data_only(bad: bytes) -> None:
 
 
 def test_a_lone_corrupt_partial_is_refused_too() -> None:
-    merged = merge_rows(frame_rows(1, Partial(0, 0, b"rubbish")), {})
+    merged = merge_rows(frame_rows(1, Partial(0, 0, b"rubbish")))
 
     assert [r.kind for r in merged] == [RowKind.CONTROL, RowKind.REFUSED]
-
-
-def test_a_task_hands_over_one_batch_for_all_that_it_read() -> None:
-    batches = [to_batch(frame_rows(i, Partial(0, 0, make_synopsis(i)))) for i in (1, 2, 3)]
-
-    (out,) = MergeBatches({KEY: 1})(iter(batches))
-
-    assert [total(r.payload) for r in from_table(out) if r.kind is RowKind.PARTIAL] == [5]
-    assert list(MergeBatches({KEY: 3})(iter(batches))) == []
 
 
 def test_the_facts_of_a_frame_survive_the_way_through_its_control_row() -> None:
@@ -118,7 +116,7 @@ def test_the_facts_of_a_frame_survive_the_way_through_its_control_row() -> None:
 
 
 def test_a_key_that_two_tasks_merged_becomes_one_delta() -> None:
-    tasks = [merge_rows(frame_rows(i, Partial(0, 0, make_synopsis(i))), {}) for i in (2, 1)]
+    tasks = [merge_rows(frame_rows(i, Partial(0, 0, make_synopsis(i)))) for i in (2, 1)]
 
     batch = digest(row for rows in tasks for row in rows)
 

@@ -11,9 +11,13 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles, ReadMinRows
 
 from center.catalog import FrameEntry
+from center.ledger import Ledger
 from center.spark.admission import Limits
+from center.spark.follower import CatalogFollower
 from center.spark.rows import Row, RowKind, from_table
 from center.spark.source import FramePartition, FrameReader, SourceOptions, divide
+from center.spark.telemetry import JobMetrics
+from center.spark.writer import LedgerWriter
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import FrameBody, QueryRef
@@ -69,6 +73,27 @@ def test_all_frames_are_read_once_in_batches_of_any_size(world: Any, options: So
 
     assert start == world.catalog.positions()
     assert positions(read) == {"a@1": list(range(1, 19)), "b@1": list(range(1, 19))}
+
+
+def test_what_the_store_has_consumed_is_not_read_again(reader: FrameReader, world: Any) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    writer = LedgerWriter(Ledger(), world.store, CatalogFollower(world.catalog), JobMetrics(), now_ms=world.clock)
+    writer.apply([], [], {"a@1": 4})
+
+    assert positions(read_all(reader, {}, {"a@1": 6})) == {"a@1": [5, 6]}
+    assert reader.partitions({}, {"a@1": 4}) == []
+
+
+def test_a_batch_waits_a_moment_for_an_edge_that_spoke_before_and_then_goes_on_without(
+    reader: FrameReader, world: Any
+) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    first = reader.latestOffset({}, ReadMaxBytes(1 << 30))
+    world.ship(world.edges[0], ref, FrameBody(5))
+
+    assert reader.latestOffset(first, ReadMaxBytes(1 << 30)) == world.catalog.positions()
 
 
 def test_an_offset_has_its_keys_in_order_whatever_comes_new(reader: FrameReader, world: Any) -> None:

@@ -72,7 +72,7 @@ def edge_partials(users: np.ndarray, urls: list[str]) -> list[bytes]:
     effects = core.handle(Configured(((QueryRef("by_url", 1), spec("ds_hll(user, lg_k=14)")),)))
     assert isinstance(effects[0], QueryAccepted)
     batch = pa.record_batch({"user": users, "url": pa.array(urls), TIME_COLUMN: np.arange(len(users)) % 9_000})
-    core.handle(Ingested("requests", "file", batch, 0))
+    core.handle(Ingested("requests", "file", batch, 1 << 40))
     core.handle(SourceEnded("requests", "file"))
     frames = [e.frame for e in core.handle(Pull(1 << 22, {})) if isinstance(e, FrameBuilt)]
     return [p.synopsis for f in frames for p in f.unpack().partials]

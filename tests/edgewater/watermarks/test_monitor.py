@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis, InvalidQuery, InvalidRecord, UnsupportedVersion
 from edgewater.watermarks.grid import Grid
+from edgewater.watermarks.late_values import lag_groups
 from edgewater.watermarks.monitor import Moments, SubstreamMonitor, SubstreamStatistics
 
 GRID = Grid(slot_ms=20, substream_slots=30, lags=100)
@@ -179,7 +180,9 @@ def test_what_is_held_between_takes_is_bounded():
 def test_a_monitor_asked_for_its_state_at_any_moment_goes_on_to_the_same_bytes(seed, moments):
     """An edge replays its journal from one checkpoint or another, and must build the same frames."""
     rng = np.random.default_rng(seed)
-    batches = [(*batch(rng, 40), np.flatnonzero(rng.random(40) < 0.7)) for _ in range(12)]
+    # Of the large ones more comes in a slot than is summed at once.
+    sizes = [40] * 8 + [1500] * 4
+    batches = [(*batch(rng, n), np.flatnonzero(rng.random(n) < 0.7)) for n in sizes]
     never_asked, asked = SubstreamMonitor(GRID), SubstreamMonitor(GRID)
     restored = asked
     for number, (born, _, value, kept) in enumerate(batches):
@@ -201,3 +204,67 @@ def test_a_damaged_state_of_a_monitor_is_refused():
     state[len(state) // 2] ^= 1
     with pytest.raises(CorruptSynopsis):
         SubstreamMonitor.from_state(bytes(state), GRID)
+
+
+@pytest.mark.parametrize("size", [50, 5000])
+def test_sums_by_lag_are_those_of_the_events(size):
+    """Few values are summed by event, many of one slot by the millisecond."""
+    rng = np.random.default_rng(size)
+    now = 10_000
+    born = now - rng.exponential(300, size).astype(np.int64)
+    values = rng.lognormal(1, 1, size)
+    monitor = SubstreamMonitor(GRID)
+    monitor.observe(born, now, values)
+    lag = np.minimum(now // 20 - born // 20, 99)
+    for s in monitor.take():
+        mine = born // 600 == s.index
+        for row, weights in zip(s.late, (np.ones(size), values, values**2), strict=True):
+            assert row == pytest.approx(np.bincount(lag_groups(100)[lag[mine]], weights[mine], len(row)), rel=1e-9)
+        assert s.events == s.value.count == mine.sum()
+
+
+def test_values_without_positions_are_of_all_events():
+    born, arrival, value = batch(np.random.default_rng(5), 300)
+    named, unnamed = SubstreamMonitor(GRID), SubstreamMonitor(GRID)
+    named.observe(born, arrival, value, np.arange(300))
+    unnamed.observe(born, arrival, value)
+    assert [s.to_state() for s in named.take()] == [s.to_state() for s in unnamed.take()]
+
+
+def test_values_that_are_not_as_many_as_events_are_refused():
+    with pytest.raises(InvalidRecord, match="values"):
+        SubstreamMonitor(GRID).observe(np.arange(5), 60, np.ones(4))
+    with pytest.raises(InvalidRecord, match="values"):
+        SubstreamMonitor(GRID).observe(np.arange(5), 60, np.ones(4), np.arange(3))
+
+
+def test_events_that_span_hours_are_counted_all_the_same():
+    rng = np.random.default_rng(6)
+    born = rng.integers(0, 6 * 3_600_000, 2500)
+    now = 6 * 3_600_000
+    at_once, one_by_one = SubstreamMonitor(GRID), SubstreamMonitor(GRID)
+    at_once.observe(born, now, born / 1e3)
+    one_by_one.observe(born, np.full(2500, now), born / 1e3)
+    found, expected = at_once.take(), one_by_one.take()
+    assert sum(s.events for s in found) == sum(s.value.count for s in found) == 2500
+    for a, b in zip(found, expected, strict=True):
+        same(a, b)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(-5000, 5000), min_size=1, max_size=40), st.integers(0, 5000))
+def test_clocks_that_jump_lose_no_event_and_teach_no_negative_delay(steps, first):
+    """Each batch comes when its edge's clock says, however that jumps."""
+    monitor = SubstreamMonitor(GRID, max_skew_ms=1_000)
+    now, given = 10_000_000 + first, 0
+    for step in steps:
+        now += step
+        monitor.observe(now + np.array([-700, 0, 1_000, 1_001, 9_999_999]), now)
+        given += 3
+    found = monitor.take()
+    assert sum(s.events for s in found) == given
+    assert sum(s.from_future for s in found) == 2 * len(steps)
+    assert sum(s.skewed for s in found) == len(steps)
+    for s in found:
+        assert not s.events or s.delay.mean >= 0
+        assert s.gap.count == 0 or s.gap.mean >= 0

@@ -122,6 +122,17 @@ def test_sizes_follow_the_past_and_not_the_sample_that_they_are_for():
     assert (history.spread(wide, means) / means)[0, 0] > 2 * np.mean(relative)
 
 
+def test_with_heavy_tails_a_large_sample_is_sized_with_more_caution_than_a_small_one():
+    rng = np.random.default_rng(9)
+    light, heavy = ValueHistory(1, 1), ValueHistory(1, 1)
+    for _ in range(60):
+        light.learn(sampled(3000, rng.gamma(2, 1, 2000)))
+        heavy.learn(sampled(3000, rng.pareto(2.2, 2000) + 1))
+    small, large = (float((heavy.cautious_variation(taken) / heavy.variation)[0, 0]) for taken in (0.1, 0.8))
+    assert 1.1 < small < 1.3 < large < 1.6
+    assert np.array_equal(light.cautious_variation(0.8), light.variation)
+
+
 def test_of_the_last_few_missing_values_a_large_one_is_reckoned_with():
     def quantile_used(missing, quantile):
         arrived, all_of_it = np.array([[150.0 - missing]]), np.array([[150.0]])

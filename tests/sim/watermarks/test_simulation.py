@@ -136,15 +136,22 @@ def test_the_command_compares_all_algorithms_and_plots(tmp_path):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--delays", "XX"), ("--scenario", "storm"), ("--confidence", "1"), ("--error", "0"), ("--algorithm", "magic"),
-     ("--measure", "median"), ("--confidence", "0"), ("--confidence", "120%"),
-     ("--values", "no/such/file"), ("--window", "3"), ("--substream", "700ms"), ("--event-cost", "fast"),
-     ("--plot", "x.doc")],
+    [("--delays", "XX"), ("--scenario", "storm"), ("--algorithm", "magic"), ("--measure", "median"),
+     ("--confidence", "0"), ("--confidence", "1"), ("--confidence", "120%"), ("--confidence", "nan"),
+     ("--error", "0"), ("--error", "150%"), ("--error", "-5%"), ("--values", "no/such/file"), ("--window", "3"),
+     ("--substream", "700ms"), ("--slot", "7ms"), ("--event-cost", "fast"), ("--plot", "x.doc")],
 )  # fmt: skip
 def test_what_cannot_be_simulated_is_refused(option, value):
     result = command("--windows", "2", option, value)
     assert result.exit_code == 2
+    assert f"{option}: " in result.output
     assert "is not accepted" in result.output
+
+
+def test_what_is_not_a_terminal_gets_no_progress():
+    result = command("--windows", "2", "--measure", "count")
+    assert result.exit_code == 0
+    assert result.stderr == ""
 
 
 def test_values_from_a_file_are_used(tmp_path):

@@ -1,0 +1,60 @@
+"""Where a first answer's time went, read from the job's own `/metrics`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import pairwise
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+PARTS = ("arrive", "wait", "merge", "apply")
+Sample = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def scrape(url: str) -> dict[Sample, float]:
+    """All samples, by name and labels."""
+    text = httpx.get(url).raise_for_status().text
+    return {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+
+
+def since(before: Mapping[Sample, float], after: Mapping[Sample, float]) -> dict[Sample, float]:
+    """What counters and histograms have grown by."""
+    return {sample: value - before.get(sample, 0.0) for sample, value in after.items()}
+
+
+def quantiles_ms(grown: Mapping[Sample, float], name: str, **labels: str) -> dict[str, float] | None:
+    """Mean, median and 95th percentile of a histogram, linear inside a bucket; None: nothing was counted."""
+    buckets = defaultdict[float, float](float)
+    for (sample, given), value in grown.items():
+        if sample == f"{name}_bucket" and labels.items() <= dict(given).items():
+            buckets[float(dict(given)["le"])] += value
+    key = tuple(sorted(labels.items()))
+    count, total = grown.get((f"{name}_count", key), 0.0), grown.get((f"{name}_sum", key), 0.0)
+    if not count:
+        return None
+    bounds = [(0.0, 0.0), *sorted(buckets.items())]
+
+    def quantile(q: float) -> float:
+        for (low, below), (high, through) in pairwise(bounds):
+            if through >= q * count:
+                width = (high if high < float("inf") else low) - low
+                return low + width * (q * count - below) / max(through - below, 1e-9)
+        return bounds[-1][0]
+
+    return {"mean": _ms(total / count), "p50": _ms(quantile(0.5)), "p95": _ms(quantile(0.95))}
+
+
+def stages(grown: Mapping[Sample, float], query: str) -> dict[str, dict[str, float] | None]:
+    """The parts of a first answer's age; the last of them, until a client has it, only the client can tell."""
+    name = "edgewater_job_first_answer_seconds"
+    return {part: quantiles_ms(grown, name, part=part, query=query) for part in PARTS}
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 1)
