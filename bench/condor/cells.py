@@ -164,7 +164,7 @@ def peers(spark: Any, directory: Path, rows: int) -> dict[str, dict[str, float]]
     """Seconds, bytes and relative error beside Spark's own sketches, on one DataFrame."""
     from bench.condor.peers import compare
 
-    return compare(spark, synthetic(directory, rows, zipf=True), seconds)
+    return compare(spark, synthetic(directory, rows, zipf=True), seconds, consume)
 
 
 def accuracy(spark: Any, directory: Path, rows: int) -> dict[str, dict[str, float]]:

@@ -15,7 +15,13 @@ from edgewater.synopses import CountMin, Distinct, Frequency, HyperLogLog, Kll, 
 QS = (0.01, 0.25, 0.5, 0.9, 0.99)
 
 
-def compare(spark: Any, path: Path, seconds: Callable[[Callable[[], Any]], float]) -> dict[str, dict[str, float]]:
+def compare(
+    spark: Any, path: Path, seconds: Callable[[Callable[[], Any]], float], consume: Callable[[Any], None]
+) -> dict[str, dict[str, float]]:
+    """
+    Args:
+        consume: runs a DataFrame from its source on: a second `collect` would find the first one's shuffle files.
+    """
     from pyspark.sql import functions as F
 
     df = spark.read.parquet(str(path))
@@ -47,8 +53,8 @@ def compare(spark: Any, path: Path, seconds: Callable[[Callable[[], Any]], float
         out = build(df, synopsis, of=column)
         mine = bytes(out.collect()[0].synopsis)
         result[name] = {
-            "spark s": seconds(aggregated.collect),
-            "edgewater s": seconds(out.collect),
+            "spark s": seconds(lambda made=aggregated: consume(made)),
+            "edgewater s": seconds(lambda made=out: consume(made)),
             "spark bytes": float(len(held)),
             "edgewater bytes": float(len(mine)),
         }
