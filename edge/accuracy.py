@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.accuracy import MAX_GROUPS, Clockwork
+from edgewater.streams import NEVER_MS
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 from edgewater.watermarks.group_monitor import GroupMonitor
 from edgewater.watermarks.grouped import GroupedSubstream
@@ -25,7 +26,6 @@ from edgewater.wire.frames import Arrivals
 
 Statistics = SubstreamStatistics | GroupedSubstream
 
-UNTOLD = -(1 << 62)
 READY_BYTES = 600
 """What the statistics of a sub-stream occupy at least while they wait for the link."""
 
@@ -59,9 +59,9 @@ class ArrivalMonitor:
         )
         self._sampler = BernoulliSampler(source)
         self._ready: dict[int, Statistics] = {}
-        self._complete = UNTOLD  # the point up to which `_ready` is complete
-        self._told = UNTOLD
-        self._last_arrival_ms = UNTOLD
+        self._complete = NEVER_MS  # the point up to which `_ready` is complete
+        self._told = NEVER_MS
+        self._last_arrival_ms = NEVER_MS
 
     @property
     def nbytes(self) -> int:
@@ -152,7 +152,7 @@ class ArrivalMonitor:
         else:
             told = self._told = point
         # Before anything was told there is no time to name but one before everything.
-        through_ms = self.clockwork.starts_at(told) if told != UNTOLD else UNTOLD
+        through_ms = self.clockwork.starts_at(told) if told != NEVER_MS else NEVER_MS
         return Arrivals(through_ms, tuple(substreams))
 
     def _point(self, time_ms: int) -> int:
@@ -161,7 +161,7 @@ class ArrivalMonitor:
     def _not_back(self, time_ms: int) -> int:
         """A clock that steps back stands still: what was told of a point is not taken back."""
         at_least = self._last_arrival_ms
-        if self._complete != UNTOLD:
+        if self._complete != NEVER_MS:
             at_least = max(at_least, self.clockwork.starts_at(self._complete))
         self._last_arrival_ms = max(time_ms, at_least)
         return self._last_arrival_ms

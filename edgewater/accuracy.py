@@ -23,6 +23,7 @@ from edgewater.watermarks.target import (
     Target,
     check_confidence,
     check_error,
+    check_measure,
 )
 from edgewater.windows import Sliding, Window
 
@@ -82,7 +83,7 @@ class Accuracy:
             error,
             check_confidence(confidence, "accuracy.confidence"),
             of.name,
-            _kind(of),
+            check_measure(of.function.name, "accuracy.of"),
             None if substream is None else duration_ms(substream, "accuracy.substream", InvalidQuery, minimum_ms=1),
             _scope(a.get("scope"), group_by),
         )
@@ -143,16 +144,6 @@ def _measure(name: object, measures: Sequence[Measure]) -> Measure:
     if found is None:
         raise InvalidQuery("accuracy.of", name, f"one of the measures {names}", "unknown measure")
     return found
-
-
-def _kind(measure: Measure) -> MeasureKind:
-    for kind in MEASURES:
-        if measure.function.name == kind:
-            return kind
-    raise InvalidQuery(
-        "accuracy.of", measure.to_text(), "a sum, count or mean; for others a budget of staleness, which answers in "
-        "time with what there is", "no bound is known for what its stragglers would change",
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
