@@ -218,10 +218,15 @@ class AccuracyBook:
     def rates(self) -> dict[str, float]:
         """By edge, what part of its records the next window needs, as the watermarks plan it."""
         if not len(self._groups):
-            return {}
+            return dict.fromkeys(self.edges, 1.0) if self.is_crowded else {}
         last = self._given[max(self._given)][1] if self._given else None
         rates = self._groups.rates({o.key for o in last.outlooks if o.promised} if last is not None else set())
         return dict(zip(self.edges, rates, strict=True)) if rates else dict.fromkeys(self.edges, 1.0)
+
+    @property
+    def has_lost_sample(self) -> bool:
+        """Whether windows may lack records that edges did not process, and nothing can be said of how many."""
+        return self._groups.lost_sample
 
     # Changes
 
@@ -232,6 +237,7 @@ class AccuracyBook:
                 del table[edge]
         if not self.edges:
             self._slot = None
+            self._groups.clear()
         elif self._slot is not None:
             self._reseat([before.index(e) if e in before else None for e in self.edges])
 
@@ -275,7 +281,7 @@ class AccuracyBook:
             self._behind[edge] = 0 if edge in heard else self._behind.get(edge, 0) + target - slot
         self._before, self._slot = slot, target
         if self._groups.crowded_until is not None and target >= self._groups.crowded_until:
-            self._groups.crowded_until = None
+            self._groups.clear()
             self._base = self._rounded(target + DEFAULT_MAX_SKEW_MS // self.clockwork.grid.slot_ms, up=True)
             self._first = dict.fromkeys(self.edges, self._base)
 
@@ -319,6 +325,7 @@ class AccuracyBook:
             found = found[found[:, 0] - found[:, 1] >= slot]
         elif behind:
             self._groups.come_back(source, found[found[:, 0] < slot], slot)
+            self._behind[edge] = 0  # so that groups which others tell of next take it as reporting
             found = found[found[:, 0] >= slot]
         self._applied[edge] = target
         # A lag longer than the longest was cut to it: the arrival is now, whatever slot that comes to.

@@ -56,7 +56,11 @@ class AccuracyLedger(GridLedger):
         self._log_bytes = 0
         for number, notes in sorted(self._log.items()):
             if number == SNAPSHOT:
-                book.restore(json.loads(notes.text))
+                state = json.loads(notes.text)
+                if "groups" not in state:  # of an earlier build: what follows builds on it, and all is learnt anew
+                    self._log_bytes = 1 << 62
+                    break
+                book.restore(state)
                 continue
             self._log_bytes += len(notes.text)
             for note in json.loads(notes.text):
@@ -179,7 +183,7 @@ class AccuracyLedger(GridLedger):
 
     def _quality(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Quality:
         quality = super()._quality(start_ms, slices, staleness_ms, first_staleness_ms)
-        early = self._phase(start_ms) is Phase.EARLY
+        early = self._phase(start_ms) is Phase.EARLY or self._book.has_lost_sample
         covered = None
         if self._phase(start_ms) is Phase.FINAL:
             covered = self._book.finish(start_ms)

@@ -162,7 +162,7 @@ class Evaluator:
             return self.decoded.get((key, named), lambda: _only(stack, aggregate, group, found)), None
         codes = sorted_groups(aggregate) if group is None else _chosen(aggregate, group)
         rows = zip(*(c.to_pylist() for c in aggregate.rows(codes)), strict=True)
-        groups = [{n: plain(v) for n, v in zip(aggregate.key_names, row, strict=True)} for row in rows]
+        groups = [dict(zip(aggregate.key_names, row, strict=True)) for row in rows]
         return stack.take(codes), groups
 
     def _aggregate(self, found: Sequence[WindowAnswer], key: tuple[Any, ...]) -> GroupedAggregate | None:
@@ -230,7 +230,7 @@ class _Answer:
         cells = intervals(estimates, whole)
         if groups is None:
             return {**cells[0], **stated}
-        return {"data": [{"group": g, **cell} for g, cell in zip(groups, cells, strict=True)], **stated}
+        return {"data": [{"group": _shown(g), **cell} for g, cell in zip(groups, cells, strict=True)], **stated}
 
     def _ranked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         name, groups = self.measure.name, self.groups
@@ -248,7 +248,7 @@ class _Answer:
         if groups is None:
             return {"top": entries, **stated}
         ends = np.searchsorted(ranked.groups, np.arange(len(groups) + 1)).tolist()
-        data = [{"group": g, "top": entries[ends[i] : ends[i + 1]]} for i, g in enumerate(groups)]
+        data = [{"group": _shown(g), "top": entries[ends[i] : ends[i + 1]]} for i, g in enumerate(groups)]
         return {"data": data, **stated}
 
     def _predicted(self, estimates: Estimates, own: bool) -> Estimates:
@@ -360,6 +360,10 @@ def _same_window(there: Windows, window: WindowAnswer, partner: Partner) -> Wind
         reason = f"its window ends at {rfc3339(theirs.end_ms)}, not at {rfc3339(window.end_ms)}"
         raise InvalidRequest("with.query", partner.query, "a query with the same windows", reason)
     return theirs
+
+
+def _shown(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: plain(value) for name, value in group.items()}
 
 
 def _head(line: Line, spec: QuerySpec, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:

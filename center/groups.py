@@ -30,6 +30,7 @@ class Groups:
 
     Attributes:
         crowded_until: the slot up to which there are too many groups; None: there are not.
+        lost_sample: when they became too many, edges were sampling, so what has come is not all of it.
     """
 
     def __init__(self, fresh: Callable[[int], Watermark], accuracy: Accuracy, clockwork: Clockwork) -> None:
@@ -37,6 +38,7 @@ class Groups:
         self._strata: dict[str, Stratum] = {}
         self._numbers = 0
         self.crowded_until: int | None = None
+        self.lost_sample = False
 
     def __len__(self) -> int:
         return len(self._strata)
@@ -51,9 +53,12 @@ class Groups:
 
     def begin(self, slot: int, sources: int) -> None:
         """Nothing is known of any time before `slot`."""
-        self._strata, self.crowded_until = {}, None
+        self.clear()
         if self._accuracy.scope is None:
             self._admit(ALL, slot, np.ones(sources, bool))
+
+    def clear(self) -> None:
+        self._strata, self.crowded_until, self.lost_sample = {}, None, False
 
     def _admit(self, key: str, slot: int, reporting: BoolArray) -> Stratum:
         """A group that is not known yet. From the last border of sub-streams on, nothing had come of it."""
@@ -96,6 +101,7 @@ class Groups:
         return rows
 
     def _crowd(self, slot: int) -> None:
+        self.lost_sample |= any(stratum.tallies.lacks_values for stratum in self)
         self._strata = {}
         self.crowded_until = slot + CROWDED_LAGS * self._clockwork.grid.lags + self._clockwork.window_slots
 
@@ -188,10 +194,12 @@ class Groups:
     def to_state(self) -> dict[str, Any]:
         """JSON."""
         strata = [s.to_state() for s in self._strata.values()]
-        return {"strata": strata, "numbers": self._numbers, "crowded_until": self.crowded_until}
+        return {"strata": strata, "numbers": self._numbers, "crowded_until": self.crowded_until,
+                "lost_sample": self.lost_sample}  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Raises what damaged JSON or bytes raise."""
         strata = [Stratum.from_state(s, self._fresh, self._accuracy, self._clockwork) for s in state["strata"]]
         self._strata = {s.key: s for s in strata}
         self._numbers, self.crowded_until = state["numbers"], state["crowded_until"]
+        self.lost_sample = state.get("lost_sample", False)

@@ -43,6 +43,14 @@ class Tallies:
     def is_empty(self) -> bool:
         return not self._sums
 
+    @property
+    def lacks_values(self) -> bool:
+        """Whether some record was counted and not processed."""
+        if self._kind == "count":
+            return False
+        rows = (sums for by_edge in self._sums.values() for sums in by_edge.values())
+        return any(bool(sums[1 : 1 + self._width].sum() < sums[0]) for sums in rows)
+
     def add(self, edge: str, statistics: SubstreamStatistics) -> None:
         late = statistics.late.reshape(-1) if statistics.late.size else np.zeros(3 * self._width)
         self.add_sums(edge, statistics.index, np.concatenate([[statistics.events], late]))

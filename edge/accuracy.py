@@ -66,7 +66,10 @@ class ArrivalMonitor:
     @property
     def nbytes(self) -> int:
         held = self._monitor.nbytes if isinstance(self._monitor, GroupMonitor) else 0
-        return held + sum(READY_BYTES + 16 * len(s.cells) for s in self._ready.values())
+        return held + sum(
+            READY_BYTES + (s.nbytes if isinstance(s, GroupedSubstream) else 16 * len(s.cells))
+            for s in self._ready.values()
+        )
 
     def observe(
         self,

@@ -49,6 +49,8 @@ MAX_UNSYNCED_BYTES = 8 << 20
 TICK_MIN_S = 0.2
 BACKPRESSURE_POLL_S = 0.05
 SOURCE_RETRY_S = 5.0
+FAILURE_MS = 3000 * SOURCE_RETRY_S
+"""A source that has not failed for so long, though it is tried again, is being read."""
 HELD_BACK_MS = 500
 """A wait for room that is longer counts: meanwhile records may have piled up in the source."""
 
@@ -65,7 +67,8 @@ class Agent:
     uplink: Uplink
     daily: DailyCap | None = None
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
-    failing: dict[str, str] = field(default_factory=dict)
+    failing: dict[str, tuple[str, int]] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set or a task fails; leaves a checkpoint behind.
@@ -125,7 +128,12 @@ class Agent:
             reasons.append("queries: none known yet; the center has not been reached since this state was created")
         if self.commit.failure is not None:
             reasons.append(f"journal: {self.commit.failure}")
-        return reasons + [f"source {name}: {message}" for name, message in self.failing.items()]
+        return reasons + [f"source {name}: {message}" for name, message in self._failures().items()]
+
+    def _failures(self) -> dict[str, str]:
+        """By source that cannot be read now, why."""
+        now = now_ms()
+        return {name: message for name, (message, at_ms) in self.failing.items() if now - at_ms <= FAILURE_MS}
 
     def busy(self) -> Busy | None:
         """Why a pushed request cannot be taken now, or None."""
@@ -170,9 +178,9 @@ class Agent:
                 await self._read_on(source)
                 break
             except (InvalidInput, OSError) as exc:
-                if source.name not in self.failing:
+                if source.name not in self._failures():
                     log.error("source %s cannot be read: %s; again every %.0f s", source.name, exc, SOURCE_RETRY_S)
-                self.failing[source.name] = str(exc)
+                self.failing[source.name] = str(exc), now_ms()
                 await asyncio.sleep(SOURCE_RETRY_S)
         self.durable.handle(SourceEnded(source.stream, source.name))
         self.session.changed.set()
@@ -193,18 +201,23 @@ class Agent:
 
     def _reads_on(self, *sources: Source) -> None:
         """What lies in these sources came while they were not read: the idle rule begins anew for them."""
-        self.durable.handle(Tick(now_ms(), tuple(source.name for source in sources)))
+        names = {source.name for source in sources}
+        self.durable.handle(Tick(now_ms(), tuple(sorted(names.union(self._unread())))))
 
     async def _hold_back(self, source: Source) -> None:
         """Backpressure: a source reads on only when there is room for what it reads."""
         since_ms = now_ms()
-        if self.durable.unsynced_bytes > MAX_UNSYNCED_BYTES or self.commit.failure is not None:
-            await self.commit.durable()
-        while self._full():
-            await asyncio.sleep(BACKPRESSURE_POLL_S)
-        await asyncio.sleep(0)
-        if now_ms() - since_ms >= HELD_BACK_MS:
-            self._reads_on(source)
+        self.held.add(source.name)
+        try:
+            if self.durable.unsynced_bytes > MAX_UNSYNCED_BYTES or self.commit.failure is not None:
+                await self.commit.durable()
+            while self._full():
+                await asyncio.sleep(BACKPRESSURE_POLL_S)
+            await asyncio.sleep(0)
+            if now_ms() - since_ms >= HELD_BACK_MS:
+                self._reads_on(source)
+        finally:
+            self.held.discard(source.name)
 
     async def _tick(self) -> None:
         while True:
@@ -221,14 +234,14 @@ class Agent:
         """Sources that are not read now, so that nothing of theirs says that they are quiet."""
         if not self.session.configured.is_set() or self.commit.failure is not None or self._full():
             return tuple(source.name for source in self.sources)
-        return tuple(self.failing)
+        return (*self._failures(), *self.held)
 
     async def _checkpoint(self) -> None:
         interval_s = self.config.limits.checkpoint_ms / 1000
         written = -1
         while True:
             await asyncio.sleep(interval_s)
-            if self.durable.journal_bytes != written:
+            if self.durable.journal_bytes != written or self.commit.failure is not None:
                 await self.commit.checkpoint()
                 written = self.durable.journal_bytes
                 give_back()

@@ -181,7 +181,9 @@ class DurableCore:
             segment = self._open(number)
         except StorageError:
             # It may be there all the same, and would hide what the journal in force takes in from here on.
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+                journal.sync_directory(self.directory)
             raise
         self._segment.close()
         self._segment, self._number = segment, number

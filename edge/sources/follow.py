@@ -73,7 +73,9 @@ class Followed:
             path = locate(position, by_content=False)
             if position.ended:
                 if path is not None:
-                    self._files[position.inode] = FollowedFile(position, None, stamp=_stamp(path))
+                    damaged = _gave_nothing(position)
+                    stamp = None if damaged else _stamp(path)
+                    self._files[position.inode] = FollowedFile(position, None, stamp=stamp, damaged=damaged)
             elif path is not None:
                 self._files[position.inode] = FollowedFile(position, self._open(path, position))
             elif inode_of(position.file) == position.inode:
@@ -97,7 +99,7 @@ class Followed:
             file.visited = 0
             file.leaving = inode not in listed
             if file.reader is None:
-                if file.leaving or self._is_another(file, listed[inode]):
+                if file.leaving or self._is_another(file, inode, listed[inode]):
                     del self._files[inode]
             elif file.reader is not None and file.reader.has_shrunk():
                 file.reader.close()
@@ -107,14 +109,21 @@ class Followed:
                 self._begin(inode, path)
         return pieces
 
-    def _is_another(self, ended: FollowedFile, path: str) -> bool:
+    def _is_another(self, ended: FollowedFile, inode: int, path: str) -> bool:
         """Whether what is there now has to be read: an inode is given away again, and a file that
-        could not be read may since have been written to its end."""
+        could not be read may since have been written to its end. Of a file that is being written to nobody knows."""
         stamp = _stamp(path)
-        if stamp == ended.stamp:
+        if stamp is None or stamp == ended.stamp:
             return False
+        seen, self._settling[inode] = self._settling.get(inode), stamp
+        if seen != stamp:
+            return False
+        is_same = has_head(path, ended.position.head)
+        if not is_same and inode_of(path) != inode:
+            return False  # gone in between
+        del self._settling[inode]
         ended.stamp = stamp
-        return ended.damaged or not has_head(path, ended.position.head)
+        return ended.damaged or not is_same
 
     def _begin(self, inode: int, path: str) -> None:
         try:
@@ -170,7 +179,7 @@ class Followed:
             file.quiet_since_ms = None
             file.visited += 1
             if piece.end.ended:
-                file.damaged = piece.end.offset == 0
+                file.damaged = _gave_nothing(piece.start)
                 self._close(file)
         elif final:
             piece = self._end(file)
@@ -208,6 +217,10 @@ def _stamp(path: str) -> Stamp | None:
     except OSError:
         return None
     return stat.st_size, stat.st_mtime_ns
+
+
+def _gave_nothing(position: FilePosition) -> bool:
+    return position.offset == 0 and position.row == 0
 
 
 def whole_by_name(path: str) -> bool:

@@ -7,13 +7,15 @@ one window share nothing but the clock: each group has records, delays and value
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from center import accuracy_ledger, groups
-from center.ledger import EdgesChanged, Emission, Ledger, Phase
+from center.accuracy import AccuracyBook
+from center.ledger import EdgesChanged, Emission, Ledger, Phase, Tick
 from center.ledger_state import pack_state
 from center.prediction import Outlook, Prediction
 from edge.core import EdgeCore
@@ -308,3 +310,32 @@ def test_coverage_is_of_intervals_for_each_and_of_windows_for_all() -> None:
                 shares.append(float(all(held)) if scope == "all" else float(np.mean(held)))
         assert len(shares) >= 5
         assert world.book().coverage == pytest.approx(np.mean(shares))
+
+
+def test_groups_that_become_too_many_while_edges_sample_leave_no_answer_that_passes_for_exact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(grouped(error="20%"), sites(seconds=12, slower=()))
+    for site in world.sites:
+        site.core.handle(SamplingSet(REF, 0.5, 0.0))
+    world.run(5)
+    monkeypatch.setattr(groups, "MAX_GROUPS", 2)
+    world.run(5)
+    book = world.book()
+    assert book.is_crowded and book.has_lost_sample
+    assert set(book.rates().values()) == {1.0}, "edges are told to process all that comes"
+    restored = AccuracyBook(book.accuracy, book.clockwork, None)
+    restored.restore(book.to_state())
+    assert restored.has_lost_sample
+    done = [a for a in world.given if a.window_start_ms >= BEGIN_MS + 6_000 and a.phase is not Phase.EARLY]
+    assert done
+    for answer in done:
+        assert [v.code for v in answer.quality.violations] == ["accuracy"]
+
+
+def test_when_the_last_edge_is_retired_no_rates_are_needed() -> None:
+    world = World(grouped(error="20%"), sites(slower=()))
+    world.run(6)
+    world.ledger.handle(EdgesChanged(tuple(replace(record_of(s.name), retired=True) for s in world.sites)))
+    world.ledger.handle(Tick(world.now_ms))
+    assert world.book().rates() == {} and world.ledger.needed_rates() == {REF: {}}

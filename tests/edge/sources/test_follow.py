@@ -252,3 +252,21 @@ def test_a_file_that_could_not_be_read_is_read_once_it_is_whole(world: Any, ndjs
     )  # fmt: skip
     assert numbers(chunks) == [0, 1, 2, 3, 4]
     assert len(reasons(chunks)) == 1
+
+
+def test_a_file_that_is_copied_anew_over_itself_is_not_read_twice(world: Any, ndjson: Any, numbers: Any) -> None:
+    packed = gzip.compress(ndjson(0, 50).encode(), mtime=0)
+    path = world.write("a.ndjson.gz", packed)
+    nothing = [lambda: None] * 3
+    steps = [*nothing, lambda: path.write_bytes(packed[:9]), lambda: path.write_bytes(packed), *nothing]
+    assert numbers(follow_through(world, "*.gz", *steps, format="ndjson")) == list(range(50))
+
+
+def test_a_damaged_file_that_became_whole_while_nobody_looked_is_read(world: Any, ndjson: Any, numbers: Any) -> None:
+    packed = gzip.compress(ndjson(0, 5).encode())
+    path = world.write("a.ndjson.gz", packed[:4])
+    nothing = [lambda: None] * 4
+    before = follow_through(world, "*.gz", *nothing, format="ndjson")
+    assert len(reasons(before)) == 1
+    path.write_bytes(packed)
+    assert numbers(follow_through(world, "*.gz", *nothing, position=before[-1].end, format="ndjson")) == [0, 1, 2, 3, 4]
