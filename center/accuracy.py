@@ -17,21 +17,22 @@ from __future__ import annotations
 import base64
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 
+from center.blocks import Look
 from center.groups import Groups
 from center.points import next_point
 from center.prediction import Outlook, Prediction, assembled
-from center.strata import View
+from center.sampling_reasons import SamplingReasons
 from center.tallies import Report
 from edgewater.accuracy import Accuracy, Clockwork
 from edgewater.synopses.base import IntArray
 from edgewater.watermarks.grouped import GroupedSubstream
 from edgewater.watermarks.monitor import DEFAULT_MAX_SKEW_MS, SubstreamStatistics
-from edgewater.watermarks.watermark import TopUp, Wait, Watermark
+from edgewater.watermarks.watermark import Watermark
+from edgewater.wire.frames import SamplingReason
 
 PATIENCE_MS = 1_000
 """Event time, besides a sub-stream, after which an edge that has told nothing cannot be heard."""
@@ -66,6 +67,8 @@ class AccuracyBook:
         self._applied: dict[str, int] = {}
         self._reports: dict[str, list[Report]] = {}
         self._ahead: dict[str, list[list[int]]] = {}  # (slot, lag, count, stratum) of arrivals with a time to come
+        self._reasons = SamplingReasons()
+        self._unread: dict[str, bool] = {}  # by edge: it may have input that it had not read when it told last
         self._waits: dict[int, int] = {}
         self._given: dict[int, tuple[Prediction, Prediction, bool]] = {}  # the first answer, the last, was it early
         self.now_ms = 0
@@ -88,9 +91,13 @@ class AccuracyBook:
         if list(edges) != self.edges:
             self.apply(["expect", list(edges)])
 
-    def report(self, edge: str, through_ms: int, substreams: Iterable[bytes]) -> None:
-        """Raises SynopsisError for statistics that cannot be read; nothing is changed then."""
-        self.apply(["report", edge, through_ms, [base64.b64encode(s).decode() for s in substreams]])
+    def report(
+        self, edge: str, through_ms: int, substreams: Iterable[bytes], sampled: SamplingReason = SamplingReason.NONE,
+        unread: bool = False,
+    ) -> None:  # fmt: skip
+        """What `Arrivals` says. Raises SynopsisError for statistics that cannot be read; nothing is changed then."""
+        more = [int(sampled), unread] if sampled or unread else []
+        self.apply(["report", edge, through_ms, _in_base64(substreams), *more])
 
     def advance(self, now_ms: int, *, force: bool = False) -> None:
         """Event time has come to `now_ms`. With `force`, edges that have not told of it yet are not waited for."""
@@ -104,7 +111,7 @@ class AccuracyBook:
 
     def given(self, start_ms: int, prediction: Prediction, *, early: bool) -> None:
         """The window has been answered so; or, not early, it has been answered with all there is."""
-        self.apply(["given", start_ms, early, *astuple(prediction)])
+        self.apply(["given", start_ms, early, *prediction.to_list()])
 
     def finish(self, start_ms: int) -> bool | None:
         """The window is final; whether its first early answer's intervals hold the truth, if that can be told."""
@@ -112,18 +119,12 @@ class AccuracyBook:
         held: list[bool] = []
         if first is not None and first[2]:
             known = [o for o in first[0].outlooks if o.promised]
-            held = [h for o in known if (h := self._holds(o, start_ms)) is not None]
+            truths = self._groups.truths(start_ms, self.edges)
+            held = [_holds(o, truth) for o in known if (truth := truths.get(o.key)) is not None]
             held = held if len(held) == len(known) else []
         if first is not None or start_ms in self._waits:
             self.apply(["finish", start_ms, self._share(held)])
         return all(held) if held else None
-
-    def _holds(self, outlook: Outlook, start_ms: int) -> bool | None:
-        stratum = self._groups.get(outlook.key)
-        truth = stratum.tallies.truth(start_ms, self.edges) if stratum is not None else None
-        if truth is None:
-            return None
-        return bool(outlook.lower - 1e-9 * abs(truth) <= truth <= outlook.upper + 1e-9 * abs(truth))
 
     def _share(self, held: Sequence[bool]) -> float | None:
         """What the window counts in the record of coverage."""
@@ -166,6 +167,8 @@ class AccuracyBook:
         edge may have what is older than the longest lag, for no model has that.
         """
         began = self.clockwork.slot_at(start_ms)
+        if self._waits_for_readers:
+            return False
         if min(max(self._behind.values(), default=0), self.slot - began) > self.clockwork.grid.lags:
             return False
         end = began + self.clockwork.window_slots
@@ -179,41 +182,55 @@ class AccuracyBook:
         """The answer, if it is to be given now: each group with a promise is good enough, or will not be."""
         if not self.is_seen(start_ms) or not self.has_ended(start_ms) or self._waits.get(start_ms, 0) > self.slot:
             return None
-        views, reasons = self._groups.views(start_ms, self.edges), {}
-        until: list[int] = []
-        for view in (v for v in views if v.promised):
-            stratum = view.stratum
-            verdict = stratum.judge(start_ms, view)
-            if isinstance(verdict, TopUp):
-                reasons[stratum.key] = "the edges were asked for too small a sample"
-            elif not isinstance(verdict, Wait):
-                reasons[stratum.key] = verdict.reason
-            # No waiting makes an interval a part of nothing.
-            elif zero := stratum.tallies.may_be_zero(view.sampled, self.accuracy.of):
-                reasons[stratum.key] = zero
-            else:
-                until.append(stratum.base + verdict.until)
-        if until:
-            self.apply(["wait", start_ms, min(until)])
-        return self._predicted(start_ms, views, reasons) if reasons and not until else None
+        if self._waits_for_readers:
+            return None
+        looks, reasons, until = self._groups.judge(start_ms, self.edges)
+        if until is not None:
+            self.apply(["wait", start_ms, until])
+        return self._predicted(start_ms, looks, reasons) if reasons and until is None else None
 
     def predict(self, start_ms: int) -> Prediction:
         """The window as it looks now, good enough or not."""
-        return self._predicted(start_ms, self._groups.views(start_ms, self.edges), {})
+        return self._predicted(start_ms, self._groups.looks(start_ms, self.edges), {}, self.unread)
 
-    def _predicted(self, start_ms: int, views: Sequence[View], reasons: Mapping[str, str]) -> Prediction:
-        outlooks = [v.stratum.outlook(v, reasons.get(v.stratum.key, "")) for v in views]
+    def settled(self, start_ms: int) -> tuple[Prediction | None, dict[str, frozenset[SamplingReason]]]:
+        """What a complete window comes to of which some records were not processed; None: the data say it. And by edge
+        that did not, why: none if it did not say.
+
+        All of the window has been told, if not of the times that all edges have told of.
+        """
+        ahead = ((e, s) for e in self.edges for report in self._reports.get(e, ()) for s in report.substreams)
+        with self._groups.told_ahead(ahead):
+            because = self.sampled_because(start_ms)
+            if not because:
+                return None, {}
+            return self._predicted(start_ms, self._groups.looks(start_ms, self.edges, complete=True), {}), because
+
+    def _predicted(
+        self, start_ms: int, looks: Sequence[Look], reasons: Mapping[str, str], unread: Sequence[str] = ()
+    ) -> Prediction:
+        outlooks = [outlook for look in looks for outlook in look.outlooks(reasons)]
         silent = tuple(e for e in self.edges if self._behind.get(e))
         unheard = [e for e in self.edges if e not in self._applied]
         waited = max(self.slot - self.clockwork.slot_at(start_ms) - self.clockwork.window_slots, 0)
-        return assembled(outlooks, self.accuracy.scope is not None, unheard, silent, waited)
+        return assembled(outlooks, self.accuracy.scope is not None, unheard, silent, waited, unread)
 
-    def is_sampled(self, start_ms: int) -> bool:
-        """Whether some of the window's records were counted and not processed."""
-        if self.accuracy.kind == "count":
-            return False
-        sampled = (s.tallies.sampled(start_ms, self.edges) for s in self._groups)
-        return any(bool((each.count < each.arrived).any()) for each in sampled)
+    @property
+    def unread(self) -> list[str]:
+        """Edges that may have had input which they had not read: what they told is not all that had come."""
+        return [edge for edge in self.edges if self._unread.get(edge)]
+
+    @property
+    def _waits_for_readers(self) -> bool:
+        """An edge that can be heard has not read all, and will say what has come."""
+        return any(not self._behind.get(edge) for edge in self.unread)
+
+    def sampled_because(self, start_ms: int) -> dict[str, frozenset[SamplingReason]]:
+        """By edge that counted some of the window's records and did not process them, why: none if it did not say."""
+        lacking = self._groups.lacking(start_ms, self.edges)
+        began = self.clockwork.slot_at(start_ms)
+        edges = [edge for edge, lacks in zip(self.edges, lacking, strict=True) if lacks]
+        return self._reasons.of_window(edges, began, began + self.clockwork.window_slots)
 
     def rates(self) -> dict[str, float]:
         """By edge, what part of its records the next window needs, as the watermarks plan it."""
@@ -232,7 +249,8 @@ class AccuracyBook:
 
     def _expect(self, edges: Sequence[str]) -> None:
         before, self.edges = self.edges, list(edges)
-        for table in (self._applied, self._reports, self._ahead, self._first, self._behind):
+        self._reasons.keep(self.edges)
+        for table in (self._applied, self._reports, self._ahead, self._first, self._behind, self._unread):
             for edge in [e for e in table if e not in self.edges]:
                 del table[edge]
         if not self.edges:
@@ -251,14 +269,18 @@ class AccuracyBook:
 
     def _fresh(self, sources: int) -> Watermark:
         clock = self.clockwork
-        return Watermark(
-            sources, clock.grid, clock.window_slots, self.accuracy.target, self.accuracy.kind, latest_slots=self._latest
-        )
+        target, kind = self.accuracy.target, self.accuracy.early_kind
+        return Watermark(sources, clock.grid, clock.window_slots, target, kind, latest_slots=self._latest)
 
-    def _report(self, edge: str, through_ms: int, substreams: Sequence[str]) -> None:
+    def _report(
+        self, edge: str, through_ms: int, substreams: Sequence[str], sampled: int = 0, unread: bool = False
+    ) -> None:
+        """An older release noted no reason, and did not know what was unread."""
         read = self._read(substreams)
         if edge in self.edges:
-            self._reports.setdefault(edge, []).append(Report(self.clockwork.slot_at(through_ms), read))
+            point = self.clockwork.slot_at(through_ms)
+            self._reports.setdefault(edge, []).append(Report(point, read, unread))
+            self._reasons.note(edge, point, SamplingReason.read(sampled))
 
     def _read(self, substreams: Sequence[str]) -> list[SubstreamStatistics | GroupedSubstream]:
         kind = SubstreamStatistics if self.accuracy.scope is None else GroupedSubstream
@@ -311,6 +333,8 @@ class AccuracyBook:
         reports = self._reports.get(edge, [])
         taken = [r for r in reports if r.point <= target]
         self._reports[edge] = [r for r in reports if r.point > target]
+        if taken:
+            self._unread[edge] = taken[-1].unread
         parts = [np.array(self._ahead.pop(edge, []), np.int64).reshape(-1, 4)]
         reporting = np.array([not self._behind.get(e) for e in self.edges])
         parts += [self._groups.tell(edge, s, slot, reporting) for report in taken for s in report.substreams]
@@ -340,9 +364,7 @@ class AccuracyBook:
         self._given[start_ms] = (first[0], prediction, first[2]) if first else (prediction, prediction, early)
         self._waits.pop(start_ms, None)
         if first is None and self._slot is not None:
-            for outlook in prediction.outlooks:
-                if (stratum := self._groups.get(outlook.key)) is not None:
-                    stratum.learn(start_ms, self.edges, outlook)
+            self._groups.learn(start_ms, self.edges, prediction.outlooks)
 
     def _finish(self, start_ms: int, covered: float | None) -> None:
         self._waits.pop(start_ms, None)
@@ -352,6 +374,7 @@ class AccuracyBook:
     def forget_before(self, start_ms: int) -> None:
         """Sub-streams before it are of final windows only. Not noted: it follows from the ledger's state."""
         self._groups.forget_before(start_ms)
+        self._reasons.forget_before(self.clockwork.slot_at(start_ms))
         if idle := self._groups.idle(self.slot):
             self.apply(["idle", idle])
 
@@ -362,14 +385,14 @@ class AccuracyBook:
         return {
             "edges": self.edges, "slot": self._slot, "before": self._before, "base": self._base,
             "now_ms": self.now_ms, "first": self._first,
-            "behind": self._behind, "applied": self._applied, "ahead": self._ahead,
-            "groups": self._groups.to_state(),
+            "behind": self._behind, "unread": self._unread, "applied": self._applied, "ahead": self._ahead,
+            "groups": self._groups.to_state(), "reasons": self._reasons.to_state(),
             "reports": {
-                e: [[r.point, [base64.b64encode(s.to_state()).decode() for s in r.substreams]] for r in reports]
+                e: [[r.point, _in_base64(s.to_state() for s in r.substreams), r.unread] for r in reports]
                 for e, reports in self._reports.items()
             },
             "waits": list(self._waits.items()), "outcomes": list(self.outcomes),
-            "given": [[s, astuple(a), astuple(b), early] for s, (a, b, early) in self._given.items()],
+            "given": [[s, a.to_list(), b.to_list(), early] for s, (a, b, early) in self._given.items()],
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -377,10 +400,20 @@ class AccuracyBook:
         self.edges, self._base, self.now_ms = list(state["edges"]), state["base"], state["now_ms"]
         self._slot, self._before = state["slot"], state["before"]
         self._groups.restore(state["groups"])
+        self._reasons.restore(state.get("reasons", {}))
         self._first, self._behind = dict(state["first"]), dict(state["behind"])
+        self._unread = dict(state.get("unread", {}))
         self._applied, self._ahead = dict(state["applied"]), dict(state["ahead"])
         for edge, reports in state["reports"].items():
-            self._reports[edge] = [Report(point, self._read(each)) for point, each in reports]
+            self._reports[edge] = [Report(point, self._read(each), *unread) for point, each, *unread in reports]
         self._waits = dict(map(tuple, state["waits"]))
         self.outcomes.extend(state["outcomes"])
         self._given = {start: (Prediction.read(a), Prediction.read(b), early) for start, a, b, early in state["given"]}
+
+
+def _holds(outlook: Outlook, truth: float) -> bool:
+    return bool(outlook.lower - 1e-9 * abs(truth) <= truth <= outlook.upper + 1e-9 * abs(truth))
+
+
+def _in_base64(each: Iterable[bytes]) -> list[str]:
+    return [base64.b64encode(b).decode() for b in each]

@@ -23,6 +23,7 @@ from center.quality import Phase, Quality, judged
 from center.sampling import needed_rate
 from edgewater.accuracy import clockwork
 from edgewater.streams import EdgeId
+from edgewater.wire.frames import SamplingReason
 
 SNAPSHOT = -1
 """The number of the note that is the snapshot."""
@@ -44,6 +45,7 @@ class AccuracyLedger(GridLedger):
             else:
                 others.append((kind, start, part))
         self._predicted: Prediction | None = None
+        self._because: dict[str, frozenset[SamplingReason]] = {}
         super().__init__(head, others, margin_ms)
         self._book = self._read_book()
 
@@ -112,7 +114,8 @@ class AccuracyLedger(GridLedger):
             if fact.arrivals is not None:
                 # A clock that is far ahead must not carry the query's time away with it.
                 latest_ms = self._head.running_clock.to_event_ms(fact.received_at_ms + MAX_AHEAD_MS)
-                self._book.report(fact.edge, min(fact.arrivals.through_ms, latest_ms), fact.arrivals.substreams)
+                told, through_ms = fact.arrivals, min(fact.arrivals.through_ms, latest_ms)
+                self._book.report(fact.edge, through_ms, told.substreams, told.sampled, told.unread)
         return changed
 
     def deadline(self) -> int | None:
@@ -157,10 +160,9 @@ class AccuracyLedger(GridLedger):
         if due:
             book.advance(self._head.running_clock.to_event_ms(now_ms), force=True)
         seen = book.is_seen(start_ms) and book.has_ended(start_ms)
-        self._predicted = None
+        self._predicted, self._because = None, {}
         if phase is not Phase.EARLY:
-            if seen and book.is_sampled(start_ms):
-                self._predicted = book.predict(start_ms)
+            self._predicted, self._because = book.settled(start_ms) if seen else (None, {})
         elif state is not None and state.is_answered:
             if not dirty or not seen or not book.may_revise(start_ms):
                 return None
@@ -184,8 +186,11 @@ class AccuracyLedger(GridLedger):
     def _quality(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Quality:
         quality = super()._quality(start_ms, slices, staleness_ms, first_staleness_ms)
         early = self._phase(start_ms) is Phase.EARLY or self._book.has_lost_sample
-        covered = None
+        covered, book, because = None, self._book, self._because
+        if self._predicted is not None and self._phase(start_ms) is Phase.EARLY:
+            because = book.sampled_because(start_ms)
         if self._phase(start_ms) is Phase.FINAL:
-            covered = self._book.finish(start_ms)
-        return judged(quality, self._spec, self._predicted, early=early, covered=covered, coverage=self._book.coverage,
-                      slot_ms=self._book.clockwork.grid.slot_ms, crowded=self._book.is_crowded)  # fmt: skip
+            covered = book.finish(start_ms)
+        return judged(quality, self._spec, self._predicted, early=early, covered=covered, coverage=book.coverage,
+                      slot_ms=book.clockwork.grid.slot_ms, crowded=book.is_crowded,
+                      sampled_because=because)  # fmt: skip

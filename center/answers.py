@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from center.cells import Cell, Part, plain, without_lists
+from center.function_answers import FunctionPart, function_confidence, judged
 from center.measures import DEFAULT_QUANTILES, PLAIN, Asker, Questions, widened
 from center.results import AnswerRecord
 from edgewater.accuracy import group_key, group_values
@@ -56,6 +57,13 @@ class Rows:
     values: tuple[Values, ...]
     length: int
 
+    def function_of(self, spec: QuerySpec) -> FunctionPart | None:
+        """What the query's accuracy is about, if that is a function of a sample and it was asked for by itself."""
+        if spec.accuracy is None or spec.accuracy.kind is not None:
+            return None
+        parts = (part for values in self.values if values.name == spec.accuracy.of for part in values.parts)
+        return next((part for part in parts if isinstance(part, FunctionPart)), None)
+
 
 def render(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN) -> dict[str, Any]:
     """The answer as the JSON of `docs/reference/query.md`; NaN and infinity become null.
@@ -69,6 +77,9 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN) 
     contract = quality.pop("contract")
     if any("groups" in p for p in quality.get("prediction", {}).values()):
         del quality["prediction"]  # the rows say it
+    function = rows.function_of(spec)
+    if function is not None:
+        quality, contract = judged(quality, contract, spec, function)
     if "merged_into_ms" in quality:
         quality["merged_into"] = rfc3339(quality.pop("merged_into_ms"))
     names = list(rows.groups)
@@ -143,8 +154,12 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: Questions) -> Rows:
             return predicted(estimates, measure, predictions, groups)
         return widened(estimates, measure, withheld)
 
+    def asker(measure: Measure) -> Asker:
+        confidence = function_confidence(spec, measure, len(order), questions.confidence)
+        return Asker(measure, stacks[measure.name], questions, partial(widen, measure=measure), confidence)
+
     values = tuple(
-        Values(m.name, tuple(Asker(m, stacks[m.name], questions, partial(widen, measure=m)).parts()))
+        Values(m.name, tuple(asker(m).parts()))
         for m in spec.measures
         if not questions.measures or m.name in questions.measures
     )

@@ -8,6 +8,7 @@ stratified ones choose a group, and with neither there is an answer per group.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -21,12 +22,14 @@ from center.asking import COUNTED, OF_TWO, ask, by_itself, merged, question, req
 from center.cells import intervals, plain
 from center.decoded import Decoded
 from center.evaluate_lines import Line, Partner
+from center.function_answers import FunctionPart, function_confidence
 from center.measures import widened
 from edgewater.errors import IncompatibleSynopses, InvalidRequest, NotFound
 from edgewater.query import Measure, QuerySpec
 from edgewater.synopses.base import Estimates, Stack
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.questions import Ranking
+from edgewater.synopses.row_sample import RowSampleStack
 
 _PHASES = ("early", "complete", "final")
 _WHOLE = ("count", "integer_sum")
@@ -128,10 +131,13 @@ class Evaluator:
             withheld += [w.withheld for w in theirs]
             predictions += [w.prediction for w in theirs]
         of_all_groups = bool(spec.group_by) and line.is_global
-        with self.decoded.using():
+        # A function of a sample takes long, and changes nothing in its stack.
+        computed = line.question is None and measure.function.sample is not None
+        with nullcontext() if computed else self.decoded.using():
             answer = _Answer(
-                measure, line, stack, spec.group_by, groups, withheld, predictions, of_all_groups, _tells_records(spec)
-            )
+                measure, line, stack, spec.group_by, groups, withheld, predictions, of_all_groups, _tells_records(spec),
+                function_confidence(spec, measure, len(stack), line.confidence),
+            )  # fmt: skip
             return {**head, **answer.shown(given)}
 
     def _stack(
@@ -200,6 +206,7 @@ class _Answer:
         withheld: per window, what edges state.
         predictions: per window, what it is expected to come to.
         tells_records: whether it would say so if records of any value were withheld.
+        confidence: of the interval of a function of a sample.
     """
 
     measure: Measure
@@ -211,11 +218,15 @@ class _Answer:
     predictions: Sequence[Mapping[str, Any] | None]
     of_all_groups: bool
     tells_records: bool
+    confidence: float
 
     def shown(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        line, stack, groups, name = self.line, self.stack, self.groups, self.measure.name
+        line, stack, name = self.line, self.stack, self.measure.name
         if line.question == "top":
             return self._ranked(given)
+        if line.question is None and isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
+            part = FunctionPart.of(self.measure, stack, self.confidence, self._widened)
+            return self._rows(part.cells(len(stack)), self.confidence, stack.kind)
         try:
             if line.question is None:
                 kind = by_itself(stack, line.confidence)
@@ -226,11 +237,13 @@ class _Answer:
             # Of what the user chose to compare, not of stored bytes.
             raise InvalidRequest("with", line.partner and line.partner.shown, "a measure made alike", str(exc)) from exc
         whole = isinstance(kind, COUNTED) or (kind is None and stack.kind in _WHOLE)
-        stated = {"confidence": estimates.confidence, "basis": estimates.basis}
-        cells = intervals(estimates, whole)
-        if groups is None:
+        return self._rows(intervals(estimates, whole), estimates.confidence, estimates.basis)
+
+    def _rows(self, cells: Sequence[Mapping[str, Any]], confidence: float, basis: str) -> dict[str, Any]:
+        stated = {"confidence": confidence, "basis": basis}
+        if self.groups is None:
             return {**cells[0], **stated}
-        return {"data": [{"group": _shown(g), **cell} for g, cell in zip(groups, cells, strict=True)], **stated}
+        return {"data": [{"group": _shown(g), **cell} for g, cell in zip(self.groups, cells, strict=True)], **stated}
 
     def _ranked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         name, groups = self.measure.name, self.groups

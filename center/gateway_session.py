@@ -8,7 +8,7 @@ from typing import Any
 
 from center.catalog import Indexed, QueryStatusRecord
 from center.committer import Arrival, Committer
-from center.hello import MAX_SEQ, Greeting, plain_text, read_budget_report, read_heartbeat
+from center.hello import MAX_SEQ, Greeting, plain_text, read_budget_report, read_busy_share, read_heartbeat
 from center.log import StoredFrame
 from center.notes import Notes
 from center.plan import Orders
@@ -233,7 +233,7 @@ class Session:
         self._notes.heartbeat(beat)
         orders = self._told.sampling if self._told is not None else ()
         for word in self._sampling.on_heartbeat(
-            beat.backlog_bytes, beat.bandwidth_bytes_s, beat.clock_offset_ms, orders
+            beat.backlog_bytes, beat.bandwidth_bytes_s, beat.clock_offset_ms, orders, read_busy_share(message)
         ):
             self.outgoing.put(pb.ToEdge(sampling=word), word.query, str(word.query_version))
         echo = pb.TimeEcho(edge_sent_at_ms=message.sent_at_ms, center_received_at_ms=now_ms)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from center.strata import Stratum, View
+from center.blocks import BLOCK, Block, Look
+from center.prediction import Outlook
+from center.seats import Seats
+from center.strata import Stratum
+from center.tallies import sampled_by, truths
 from edgewater.accuracy import MAX_GROUPS, Accuracy, Clockwork, group_key
 from edgewater.synopses.base import BoolArray, IntArray
 from edgewater.watermarks.grouped import GroupedSubstream
 from edgewater.watermarks.monitor import SubstreamStatistics
-from edgewater.watermarks.triangle import ArrivalTriangle
 from edgewater.watermarks.watermark import Watermark
 
 ALL = ""
@@ -36,6 +41,8 @@ class Groups:
     def __init__(self, fresh: Callable[[int], Watermark], accuracy: Accuracy, clockwork: Clockwork) -> None:
         self._fresh, self._accuracy, self._clockwork = fresh, accuracy, clockwork
         self._strata: dict[str, Stratum] = {}
+        self._side_by_side: list[Block] | None = None
+        self._texts: dict[tuple[object, ...], str] = {}
         self._numbers = 0
         self.crowded_until: int | None = None
         self.lost_sample = False
@@ -46,9 +53,6 @@ class Groups:
     def __iter__(self) -> Iterator[Stratum]:
         return iter(self._strata.values())
 
-    def get(self, key: str) -> Stratum | None:
-        return self._strata.get(key)
-
     # Changes
 
     def begin(self, slot: int, sources: int) -> None:
@@ -58,7 +62,7 @@ class Groups:
             self._admit(ALL, slot, np.ones(sources, bool))
 
     def clear(self) -> None:
-        self._strata, self.crowded_until, self.lost_sample = {}, None, False
+        self._strata, self._side_by_side, self.crowded_until, self.lost_sample = {}, None, None, False
 
     def _admit(self, key: str, slot: int, reporting: BoolArray) -> Stratum:
         """A group that is not known yet. From the last border of sub-streams on, nothing had come of it."""
@@ -68,8 +72,16 @@ class Groups:
         self._numbers += 1
         for _ in range(slot - base):
             stratum.mark.on_slot(np.zeros((sources, lags)), reporting)
-        self._strata[key] = stratum
+        self._strata[key], self._side_by_side = stratum, None
         return stratum
+
+    def _blocks(self) -> list[Block]:
+        """All strata, in the order in which they were admitted."""
+        if self._side_by_side is None:
+            strata = list(self._strata.values())
+            parts = [strata[i : i + BLOCK] for i in range(0, len(strata), BLOCK)]
+            self._side_by_side = [Block(part, self._accuracy) for part in parts]
+        return self._side_by_side
 
     def tell(
         self, edge: str, statistics: SubstreamStatistics | GroupedSubstream, slot: int, reporting: BoolArray
@@ -88,7 +100,7 @@ class Groups:
             self._crowd(slot)
         if self.crowded_until is not None:
             return NO_ROWS
-        keys = [group_key(values) for values in zip(*(k.to_pylist() for k in statistics.keys), strict=True)]
+        keys = self._keys(statistics)
         sums, numbers = statistics.tallies(), np.zeros(len(keys), np.int64)
         for i in told.tolist():
             stratum = self._strata.get(keys[i]) or self._admit(keys[i], slot, reporting)
@@ -100,9 +112,21 @@ class Groups:
         rows[:, 3] = numbers[rows[:, 3]]
         return rows
 
+    def _keys(self, statistics: GroupedSubstream) -> list[str]:
+        """Of the groups in the table. Reports name the same ones again and again, and texts cost more than the rest."""
+        rows = list(zip(*(k.to_pylist() for k in statistics.keys), strict=True))
+        if any(pa.types.is_floating(k.type) for k in statistics.keys):  # 0.0 and -0.0 are equal, and two groups
+            return [group_key(row) for row in rows]
+        if len(self._texts) > 4 * MAX_GROUPS:
+            self._texts = {}
+        found = [self._texts.get(row) for row in rows]
+        for i in [i for i, text in enumerate(found) if text is None]:
+            found[i] = self._texts[rows[i]] = group_key(rows[i])
+        return [text for text in found if text is not None]
+
     def _crowd(self, slot: int) -> None:
         self.lost_sample |= any(stratum.tallies.lacks_values for stratum in self)
-        self._strata = {}
+        self._strata, self._side_by_side = {}, None
         self.crowded_until = slot + CROWDED_LAGS * self._clockwork.grid.lags + self._clockwork.window_slots
 
     def advance(self, slot: int, target: int, rows: IntArray, reporting: BoolArray) -> None:
@@ -115,36 +139,49 @@ class Groups:
         strata = list(self._strata.values())
         if not strata:
             return
-        rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        numbers = np.array([s.number for s in strata])  # ascending, as groups were admitted
-        which = np.minimum(np.searchsorted(numbers, rows[:, 4]), len(strata) - 1)
-        known = numbers[which] == rows[:, 4]
+        which, known = self._places(rows[:, 4])
         rows, which = rows[known], which[known]
-        for i in np.unique(which).tolist():
+        for i in np.flatnonzero(np.bincount(which, minlength=len(strata))).tolist():
             strata[i].heard = target
-        cuts = np.searchsorted(rows[:, 0], np.arange(slot, target + 1))
-        triangle = ArrivalTriangle.over([s.mark.triangle for s in strata])
-        arrived, telling = np.zeros(triangle.seen.shape), np.tile(reporting, len(strata))
-        source = which * len(reporting) + rows[:, 1]
-        for i in range(target - slot):
-            mine = slice(cuts[i], cuts[i + 1])
-            arrived[:] = 0
-            np.add.at(arrived, (source[mine], rows[mine, 2]), rows[mine, 3])
-            triangle.advance(arrived, telling)
-            for stratum in strata:
-                stratum.mark.on_advanced()
+        block, rows[:, 4] = np.divmod(which, BLOCK)
+        rows = rows[np.argsort(block * (target - slot) + rows[:, 0] - slot, kind="stable")]
+        ends = np.cumsum(np.bincount(block, minlength=len(self._blocks()))).tolist()
+        for each, begin, end in zip(self._blocks(), [0, *ends], ends, strict=False):
+            each.advance(slot, target, rows[begin:end], reporting)
 
     def reseat(self, rows: Sequence[int | None]) -> None:
+        """Other sources (`Seats`)."""
+        if not self._strata:
+            return
+        seats = Seats(next(iter(self)).mark.triangle.sources, rows, self._fresh)
         for stratum in self._strata.values():
-            stratum.reseat(rows)
+            stratum.reseat(seats)
+        self._side_by_side = None
 
     def come_back(self, source: int, rows: IntArray, slot: int) -> None:
         """A source that stood still tells what it had: rows of (slot, lag, count, stratum)."""
-        for stratum in self._strata.values():
-            mine = rows[rows[:, 3] == stratum.number]
-            stratum.come_back(source, mine)
-            if len(mine):
-                stratum.heard = slot
+        strata = list(self._strata.values())
+        which, known = self._places(rows[:, 3])
+        rows, which = rows[known], which[known]
+        for i in np.flatnonzero(np.bincount(which, minlength=len(strata))).tolist():
+            strata[i].heard = slot
+        block, rows[:, 3] = np.divmod(which, BLOCK)
+        for i, each in enumerate(self._blocks()):
+            each.come_back(source, rows[block == i])
+
+    def _places(self, numbers: IntArray) -> tuple[IntArray, BoolArray]:
+        """Where strata stand in the order of all, by number, and whether there is one."""
+        if not self._strata:
+            return np.zeros(len(numbers), np.int64), np.zeros(len(numbers), bool)
+        all_numbers = np.array([s.number for s in self])  # ascending, as groups were admitted
+        which = np.minimum(np.searchsorted(all_numbers, numbers), len(all_numbers) - 1)
+        return which, np.asarray(all_numbers[which] == numbers)
+
+    def learn(self, start_ms: int, edges: Sequence[str], outlooks: Sequence[Outlook]) -> None:
+        """The window has been answered so."""
+        by_key = {o.key: o for o in outlooks}
+        for block in self._blocks():
+            block.learn(start_ms, edges, by_key)
 
     def forget_before(self, start_ms: int) -> None:
         for stratum in self._strata.values():
@@ -160,18 +197,78 @@ class Groups:
     def let_go(self, keys: Sequence[str]) -> None:
         for key in keys:
             del self._strata[key]
+        self._side_by_side = None
 
     # What they say
 
-    def views(self, start_ms: int, edges: Sequence[str]) -> list[View]:
-        """Of the groups that have records in the window, or are expected to."""
-        views = [s.view(start_ms, edges) for s in self._strata.values()]
-        if self._accuracy.scope is None:
-            return views
-        promised = sum(v.promised for v in views)
+    @contextmanager
+    def told_ahead(self, reports: Iterable[tuple[str, SubstreamStatistics | GroupedSubstream]]) -> Iterator[None]:
+        """Meanwhile, tallies have what edges have told of times that are still to come here. Groups that are not known
+        yet are left out."""
+        saved = [(stratum.tallies, stratum.tallies.saved()) for stratum in self]
+        try:
+            for edge, told in reports:
+                self._add_up(edge, told)
+            yield
+        finally:
+            for tallies, sums in saved:
+                tallies.put_back(sums)
+
+    def _add_up(self, edge: str, told: SubstreamStatistics | GroupedSubstream) -> None:
+        if isinstance(told, SubstreamStatistics):
+            if ALL in self._strata:
+                self._strata[ALL].tallies.add(edge, told)
+            return
+        sums = told.tallies()
+        for i, values in enumerate(zip(*(k.to_pylist() for k in told.keys), strict=True)):
+            if (stratum := self._strata.get(group_key(values))) is not None:
+                stratum.tallies.add_sums(edge, told.index, sums[i])
+
+    def looks(self, start_ms: int, edges: Sequence[str], *, complete: bool = False) -> list[Look]:
+        """At the window that starts there, of all groups; `complete`: no more of it will come."""
+        looks = [b.look(start_ms, edges, complete=complete) for b in self._blocks()]
+        promised = sum(int(look.promised.sum()) for look in looks)
         if self._accuracy.scope == "all" and promised:
-            views = [v.stratum.view(start_ms, edges) if v.stratum.promise_among(promised) else v for v in views]
-        return [v for v in views if v.sampled.arrived.sum() > 0 or v.model.size[0] > 0.5]
+            for i, block in enumerate(self._blocks()):
+                others = [s.promise_among(promised) for s in block.strata]
+                if any(others):
+                    looks[i] = block.look(start_ms, edges, complete=complete)
+        return looks
+
+    def judge(self, start_ms: int, edges: Sequence[str]) -> tuple[list[Look], dict[str, str], int | None]:
+        """Whether the window can be answered.
+
+        Returns:
+            Looks at all groups; by group with a promise, why the answer is given though it is not met, or nothing if it
+            is; and the slot until which the answer waits. Then the rest is of no account: no look is taken that would
+            not change it.
+        """
+        reasons: dict[str, str] = {}
+        looks: list[Look] = []
+        for look in self._one_by_one(start_ms, edges):
+            found, until = look.verdicts()
+            if until is not None:
+                return looks, reasons, until
+            looks.append(look)
+            reasons |= found
+        return looks, reasons, None
+
+    def _one_by_one(self, start_ms: int, edges: Sequence[str]) -> Iterator[Look]:
+        if self._accuracy.scope == "all":  # how much each has to keep depends on how many there are
+            yield from self.looks(start_ms, edges)
+        else:
+            yield from (b.look(start_ms, edges) for b in self._blocks())
+
+    def truths(self, start_ms: int, edges: Sequence[str]) -> dict[str, float | None]:
+        """By group, `tallies.truths`."""
+        return dict(zip(self._strata, truths([s.tallies for s in self], start_ms, edges), strict=True))
+
+    def lacking(self, start_ms: int, edges: Sequence[str]) -> BoolArray:
+        """By edge, whether some of the window's records were counted and not processed."""
+        if not self._strata:
+            return np.zeros(len(edges), bool)
+        sampled = sampled_by([s.tallies for s in self], start_ms, edges)
+        return np.asarray((sampled.count < sampled.arrived).any(axis=1))
 
     def rates(self, promised: set[str]) -> list[float] | None:
         """By source, the part of its records that has to be processed: the largest that any group needs, for an edge
@@ -180,13 +277,12 @@ class Groups:
         Args:
             promised: the groups of the last answer that had an interval.
         """
-        strata = list(self._strata.values())
         if self._accuracy.scope is not None and promised != self._strata.keys():
             return None
         if self._accuracy.scope == "all":
-            for stratum in strata:
-                stratum.promise_among(len(strata))
-        rates = np.max([s.mark.plan().rates[:, 0] for s in strata], axis=0)
+            for stratum in self:
+                stratum.promise_among(len(self))
+        rates = np.max([b.together.rates().max(axis=1) for b in self._blocks()], axis=0)
         return [float(r) for r in rates]
 
     # Snapshots
@@ -200,6 +296,6 @@ class Groups:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Raises what damaged JSON or bytes raise."""
         strata = [Stratum.from_state(s, self._fresh, self._accuracy, self._clockwork) for s in state["strata"]]
-        self._strata = {s.key: s for s in strata}
+        self._strata, self._side_by_side = {s.key: s for s in strata}, None
         self._numbers, self.crowded_until = state["numbers"], state["crowded_until"]
         self.lost_sample = state.get("lost_sample", False)

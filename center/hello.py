@@ -113,6 +113,11 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> Heartbea
     )
 
 
+def read_busy_share(message: pb.Heartbeat) -> float:
+    """0 to 1; 0 of an edge that does not measure it."""
+    return min(max(_finite(message.busy_share), 0.0), 1.0)
+
+
 def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef, Report]:
     """Raises ProtocolError for what no edge can mean; a share that is merely wrong is for the book to flag."""
     who = f"edge {edge}: a budget report"

@@ -29,6 +29,7 @@ from center.quality import Phase, Quality
 from center.query_ledger import QueryLedger
 from center.session_ledger import SessionLedger
 from edgewater.errors import NotFound, StorageError
+from edgewater.query import QuerySpec
 from edgewater.streams import NEVER_MS, EdgeId
 from edgewater.windows import Session
 from edgewater.wire.frames import QueryRef
@@ -134,6 +135,15 @@ class Ledger:
     def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
         """Of each query with an accuracy, by edge, the part of its records that has to be processed."""
         return {ref: q.needed_rates() for ref, q in self._queries.items() if isinstance(q, AccuracyLedger)}
+
+    def sampled_functions(self) -> dict[QueryRef, tuple[QuerySpec, tuple[EdgeId, ...]]]:
+        """The queries whose accuracy is about a function of a sample, and the edges that each expects."""
+        heads = {ref: q.head for ref, q in self._queries.items()}
+        return {
+            ref: (head.query.spec, tuple(head.expected))
+            for ref, head in heads.items()
+            if head.query.spec.accuracy is not None and head.query.spec.accuracy.kind is None
+        }
 
     def snapshot(self, ref: QueryRef) -> bytes:
         """All that is remembered of a query. Raises NotFound."""
@@ -269,7 +279,8 @@ class LedgerTransaction:
 
 def _ledger_of(head: Head, parts: Iterable[tuple[PartKind, int, Part]], margin_ms: int) -> QueryLedger:
     spec = head.query.spec
-    kind = SessionLedger if isinstance(spec.window, Session) else AccuracyLedger if spec.accuracy else GridLedger
+    answered_early = spec.accuracy is not None and spec.accuracy.kind is not None
+    kind = SessionLedger if isinstance(spec.window, Session) else AccuracyLedger if answered_early else GridLedger
     return kind(head, parts, margin_ms)
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from center.asking import answerable, ask, by_itself, kind_asked, question, require_confidence, top_items
 from center.cells import Interval, Keyed, Listed, Number, OfItems, Part
+from center.function_answers import DEFAULT_CONFIDENCE, FunctionPart
 from edgewater.errors import InvalidRequest
 from edgewater.query import Measure
 from edgewater.synopses.base import Count, Estimates, FloatArray, IntArray, Quantile, Question, Stack
@@ -25,6 +26,7 @@ from edgewater.synopses.cuckoo import CuckooStack
 from edgewater.synopses.equi_depth import EquiDepthStack
 from edgewater.synopses.equi_width import EquiWidthStack
 from edgewater.synopses.questions import FalsePositiveRate, Range, Ranking
+from edgewater.synopses.row_sample import RowSampleStack
 from edgewater.synopses.sample_rows import SampleStack
 
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -110,12 +112,14 @@ class Asker:
 
     Attributes:
         widen: makes room in intervals for what the answer does not have.
+        confidence: of the interval of a function of a sample.
     """
 
     measure: Measure
     stack: Stack
     questions: Questions
     widen: Callable[[Estimates], Estimates]
+    confidence: float = DEFAULT_CONFIDENCE
 
     def parts(self) -> list[Part]:
         """The measure's cell. Raises InvalidRequest."""
@@ -160,6 +164,8 @@ class Asker:
 
     def _by_itself(self) -> list[Part]:
         stack = self.stack
+        if isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
+            return [FunctionPart.of(self.measure, stack, self.confidence, self.widen)]
         if isinstance(stack, SampleStack):
             return self._sample(stack)
         if isinstance(stack, Ranking):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from center.catalog import EdgeRecord, RegisteredQuery, expected_edges
-from center.sampling import SamplingOrder
+from center.sampling import SamplingOrder, is_expensive
 from center.shares import Grant, Members
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import END_OF_TIME_MS, LIVE, EdgeId, StreamClock
@@ -84,7 +84,7 @@ class Plan:
         )
         parts = (budgets.of(q, edge) for q in mine)
         observed = tuple(
-            SamplingOrder(q.ref, budgets.rates.get(q.ref, {}).get(edge, 1.0))
+            SamplingOrder(q.ref, budgets.rates.get(q.ref, {}).get(edge, 1.0), is_expensive(q.spec))
             for q in mine
             if q.spec.accuracy is not None
         )

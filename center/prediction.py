@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 NAMED = 3
@@ -43,6 +44,9 @@ class Outlook:
     @property
     def half_width(self) -> float:
         return math.sqrt(self.sampling**2 + self.straggler**2 + self.missing**2)
+
+
+_OUTLOOK = attrgetter(*(f.name for f in fields(Outlook)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +103,14 @@ class Prediction:
         before = {o.key: o for o in other.outlooks if o.promised}
         return self.met != other.met or any(_differs(o, before.get(o.key)) for o in self.outlooks if o.promised)
 
+    def to_list(self) -> list[Any]:
+        """JSON, for `read`. `dataclasses.astuple` would copy each number of each group by itself."""
+        groups = None if self.groups is None else [_OUTLOOK(o) for o in self.groups]
+        return [groups if f.name == "groups" else getattr(self, f.name) for f in fields(self)]
+
     @classmethod
     def read(cls, values: Sequence[Any]) -> Prediction:
-        """From `dataclasses.astuple`, by way of JSON. A release without groups wrote none."""
+        """From `to_list`, by way of JSON. A release without groups wrote none."""
         given = dict(zip((f.name for f in fields(cls)), values, strict=False))
         groups = given.get("groups")
         given["groups"] = None if groups is None else tuple(Outlook(*o) for o in groups)
@@ -115,21 +124,29 @@ def _differs(now: Outlook, before: Outlook | None) -> bool:
 
 
 def assembled(
-    outlooks: Sequence[Outlook], grouped: bool, unheard: Sequence[str], silent: tuple[str, ...], waited_slots: int
+    outlooks: Sequence[Outlook],
+    grouped: bool,
+    unheard: Sequence[str],
+    silent: tuple[str, ...],
+    waited_slots: int,
+    unread: Sequence[str] = (),
 ) -> Prediction:
     """The window, from its groups.
 
     Args:
         unheard: edges of which nothing has ever come: no contract is met without them.
+        unread: edges that had not read all that had come to them: what they told bounds nothing.
     """
     promised = [o for o in outlooks if o.promised]
     nothing = Outlook("", False, False, math.nan, *(math.inf,) * 5, 0.0, 0.0, 0.0, NOTHING_PROMISED)
     worst = max(promised, key=_relative_width, default=nothing)
     unmet = [o for o in promised if not o.met]
-    met = bool(promised) and not unmet and not unheard
+    met = bool(promised) and not unmet and not unheard and not unread
     reason = ""
     if unheard:
         reason = f"nothing has ever come from {', '.join(unheard)}"
+    elif unread:
+        reason = f"{', '.join(unread)} cannot keep up: there may be input that has not been read"
     elif not promised:
         reason = NOTHING_PROMISED
     elif unmet:

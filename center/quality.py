@@ -9,11 +9,13 @@ from enum import StrEnum
 from typing import Any
 
 from center.prediction import Outlook, Prediction
+from center.sampling import is_expensive
+from center.sampling_reasons import in_words
 from edgewater.accuracy import MAX_GROUPS
-from edgewater.accuracy import requested as asked
+from edgewater.accuracy import requested as asked_accuracy
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.wire.frames import SliceClose
+from edgewater.wire.frames import SamplingReason, SliceClose
 
 
 class Phase(StrEnum):
@@ -83,6 +85,7 @@ def _add(left: float, right: float) -> float:
 
 
 _NOTHING = WithheldBound(0.0, 0.0)
+_NONE: Mapping[str, frozenset[SamplingReason]] = {}
 _ROUNDING = 1e-9
 """Relative: n shares of E/n need not add up to E in floating point."""
 
@@ -93,10 +96,10 @@ STALENESS = "staleness-budget"
 ACCURACY = "accuracy"
 """Code of the violation that an answer's interval is wider than the error asked for."""
 
-SAMPLED = "sampled: an edge or its link cannot keep up"
 UNKNOWN = "too little is known of arrivals to say how far the answer may be off"
 CROWDED = f"there are more than {MAX_GROUPS} groups, or were until lately: windows are answered when complete"
 NOT_SAMPLED = "not sampled: the measure is cheap, and edges and links keep up"
+ALL_NEEDED = "not sampled: the measure is expensive, but every record is needed, or how many are is not known yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +289,10 @@ def assess(
         asked = {**dict(budget.limits), **{name: format_fraction(share) for name, share in budget.relative}}
         requested = {"error": asked} if spec.budget else {"exact": True}
         violations = _incomplete(expected, missing) + _over_budget(withheld, budget)
+    if spec.accuracy is not None and spec.accuracy.kind is None:
+        # What is promised of a function's value is judged by whoever computes it (`function_answers`).
+        promised = {"staleness_ms": requested["staleness_ms"]} if "staleness_ms" in requested else {}
+        requested = {**asked_accuracy(spec.accuracy), **promised}
     return Quality(
         expected=expected,
         missing=missing,
@@ -309,8 +316,13 @@ def judged(
     coverage: float | None,
     slot_ms: int,
     crowded: bool = False,
+    sampled_because: Mapping[str, frozenset[SamplingReason]] = _NONE,
 ) -> Quality:
-    """The quality of an answer under an accuracy, from what it is without one."""
+    """The quality of an answer under an accuracy, from what it is without one.
+
+    Args:
+        sampled_because: by edge that did not process all of the window's records, why.
+    """
     accuracy = spec.accuracy
     assert accuracy is not None
     violations = [v for v in quality.violations if v.code == STALENESS]
@@ -318,14 +330,15 @@ def judged(
         violations.append(Violation(ACCURACY, CROWDED if crowded else UNKNOWN))
     elif prediction is not None and not prediction.met:
         violations.append(Violation(ACCURACY, prediction.reason))
-    requested = dict(asked(accuracy))
+    requested = dict(asked_accuracy(accuracy))
     if isinstance(spec.budget, StalenessBudget):
         requested["staleness_ms"] = spec.budget.staleness_ms
     sampled = prediction is not None and prediction.sampled < prediction.arrived
     waited = prediction.waited_slots * slot_ms if prediction is not None else None
     stated = AccuracyQuality(
-        accuracy.of, accuracy.confidence, prediction, SAMPLED if sampled else NOT_SAMPLED, waited, coverage, covered,
-        crowded,
+        accuracy.of, accuracy.confidence, prediction,
+        in_words(sampled_because) if sampled else ALL_NEEDED if is_expensive(spec) else NOT_SAMPLED,
+        waited, coverage, covered, crowded,
     )  # fmt: skip
     # An open slice's counters come with its close: until then it is arrivals that tell how many records there are.
     observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed

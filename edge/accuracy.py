@@ -22,7 +22,7 @@ from edgewater.watermarks.group_monitor import GroupMonitor
 from edgewater.watermarks.grouped import GroupedSubstream
 from edgewater.watermarks.monitor import SubstreamMonitor, SubstreamStatistics
 from edgewater.watermarks.sampler import BernoulliSampler
-from edgewater.wire.frames import Arrivals
+from edgewater.wire.frames import Arrivals, SamplingReason
 
 Statistics = SubstreamStatistics | GroupedSubstream
 
@@ -37,10 +37,12 @@ class Observing:
     Attributes:
         rate: probability with which a record is processed.
         clock_offset_ms: wall time, this edge's clock less the center's.
+        reason: why the rate is below 1.
     """
 
     rate: float = 1.0
     clock_offset_ms: int = 0
+    reason: SamplingReason = SamplingReason.NONE
 
 
 class ArrivalMonitor:
@@ -61,7 +63,8 @@ class ArrivalMonitor:
         self._ready: dict[int, Statistics] = {}
         self._complete = NEVER_MS  # the point up to which `_ready` is complete
         self._told = NEVER_MS
-        self._last_arrival_ms = NEVER_MS
+        self.last_arrival_ms = NEVER_MS
+        self._sampled = SamplingReason.NONE  # why records were passed over of which the center has not been told
 
     @property
     def nbytes(self) -> int:
@@ -78,6 +81,7 @@ class ArrivalMonitor:
         values: FloatArray | None,
         kept: BoolArray | None,
         keys: Sequence[pa.Array] = (),
+        population: BoolArray | None = None,
     ) -> None:
         """Records that count in the query, which arrived at once.
 
@@ -85,6 +89,8 @@ class ArrivalMonitor:
             values: of all of them, float64, NaN where there is none; None for a count.
             kept: those that are processed; None: all.
             keys: their values of the columns of `group_by`.
+            population: those that are counted, whether or not the value of those that are kept turns out to be one;
+                None: those that have a value.
         """
         arrival_ms = self._not_back(arrival_ms)
         self._complete_through(self._point(arrival_ms))
@@ -95,11 +101,13 @@ class ArrivalMonitor:
             return
         # A record without a value is none of a sum's or a mean's: it is not counted, or it would be taken
         # for one that was not sampled.
-        sound = np.isfinite(values)
+        sound = np.isfinite(values) if population is None else population
         if not sound.all():
             born, values, kept = born[sound], values[sound], None if kept is None else kept[sound]
             keys = [k.filter(pa.array(sound)) for k in keys]
         positions = np.arange(len(born)) if kept is None else np.flatnonzero(kept)
+        if population is not None:
+            positions = positions[np.isfinite(values[positions])]
         self._note(born, arrival_ms - origin, keys, values[positions], positions)
 
     def _note(
@@ -119,10 +127,16 @@ class ArrivalMonitor:
         """Which of the records, by number in their stream (ascending), are to be processed; None: all."""
         if self.observing.rate >= 1.0 or not len(ids):
             return None
+        self._sampled = self.observing.reason
         first = int(ids[0])
         chosen = np.zeros(int(ids[-1]) - first + 1, bool)
         chosen[self._sampler.keep(first, len(chosen), self.observing.rate)] = True
         return np.asarray(chosen[ids - first])
+
+    @property
+    def told_before_ms(self) -> int:
+        """The center has been told of all that came before, by this monitor's clock."""
+        return self.clockwork.starts_at(self._told) if self._told != NEVER_MS else NEVER_MS
 
     def due(self, now_ms: int) -> bool:
         """Is there a point that the clock has passed and the center has not been told?"""
@@ -134,9 +148,10 @@ class ArrivalMonitor:
             return now_ms
         return self.clockwork.starts_at(self.clockwork.point_after(self.clockwork.slot_at(now_ms)))
 
-    def take(self, now_ms: int, capacity_bytes: int) -> Arrivals | None:
+    def take(self, now_ms: int, capacity_bytes: int, *, unread: bool = False) -> Arrivals | None:
         """What is told of the last point that the clock has passed; None: nothing is due.
 
+        With `unread` it is said that there may be input which has not been read: "nothing has come" is then not known.
         Of more than the capacity the rest stays for the next frame, and the point is told with the last of it.
         """
         point = max(self._point(self._not_back(now_ms)), self._complete)
@@ -150,24 +165,22 @@ class ArrivalMonitor:
                 break
             substreams.append(self._ready.pop(index).to_state())
             room -= len(substreams[-1])
-        if self._ready:
-            told = self._told
-        else:
-            told = self._told = point
+        sampled = self._sampled
+        if not self._ready:
+            self._told, self._sampled = point, SamplingReason.NONE
         # Before anything was told there is no time to name but one before everything.
-        through_ms = self.clockwork.starts_at(told) if told != NEVER_MS else NEVER_MS
-        return Arrivals(through_ms, tuple(substreams))
+        return Arrivals(self.told_before_ms, tuple(substreams), sampled, unread)
 
     def _point(self, time_ms: int) -> int:
         return self.clockwork.point_before(self.clockwork.slot_at(time_ms))
 
     def _not_back(self, time_ms: int) -> int:
         """A clock that steps back stands still: what was told of a point is not taken back."""
-        at_least = self._last_arrival_ms
+        at_least = self.last_arrival_ms
         if self._complete != NEVER_MS:
             at_least = max(at_least, self.clockwork.starts_at(self._complete))
-        self._last_arrival_ms = max(time_ms, at_least)
-        return self._last_arrival_ms
+        self.last_arrival_ms = max(time_ms, at_least)
+        return self.last_arrival_ms
 
     def _complete_through(self, point: int) -> None:
         if point <= self._complete:
@@ -186,8 +199,9 @@ class ArrivalMonitor:
 
     def snapshot(self) -> tuple[dict[str, Any], list[bytes]]:
         document = {
-            "complete": self._complete, "told": self._told, "last_arrival_ms": self._last_arrival_ms,
+            "complete": self._complete, "told": self._told, "last_arrival_ms": self.last_arrival_ms,
             "rate": self.observing.rate, "clock_offset_ms": self.observing.clock_offset_ms,
+            "reason": int(self.observing.reason), "sampled": int(self._sampled),
         }  # fmt: skip
         return document, [self._monitor.to_state(), *(self._ready[i].to_state() for i in sorted(self._ready))]
 
@@ -195,8 +209,11 @@ class ArrivalMonitor:
         """What `snapshot` gave."""
         grid = self.clockwork.grid
         self._complete, self._told = document["complete"], document["told"]
-        self._last_arrival_ms = document["last_arrival_ms"]
-        self.observing = Observing(document["rate"], document["clock_offset_ms"])
+        self.last_arrival_ms = document["last_arrival_ms"]
+        # An older release did not know why.
+        reason, sampled = (SamplingReason.read(document.get(name, 0)) for name in ("reason", "sampled"))
+        self.observing = Observing(document["rate"], document["clock_offset_ms"], reason)
+        self._sampled = sampled
         ready: Iterable[Statistics]
         if self.key_types:
             self._monitor = GroupMonitor.from_state(blobs[0], grid, self.key_types, MAX_GROUPS)

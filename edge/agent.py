@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from edge import telemetry
+from edge.busy import BusyMeter
 from edge.clock import now_ms
 from edge.commit import GroupCommit
 from edge.config import EdgeConfig, StreamConfig, TlsConfig
@@ -51,6 +52,9 @@ BACKPRESSURE_POLL_S = 0.05
 SOURCE_RETRY_S = 5.0
 FAILURE_MS = 3000 * SOURCE_RETRY_S
 """A source that has not failed for so long, though it is tried again, is being read."""
+UNREAD_S = 0.1
+"""A source that has not waited for input for longer may have some that is not read. What it reads meanwhile comes late
+by about that much at most, as it usually does, and the watermark knows how late records usually are."""
 HELD_BACK_MS = 500
 """A wait for room that is longer counts: meanwhile records may have piled up in the source."""
 
@@ -65,6 +69,7 @@ class Agent:
     commit: GroupCommit
     session: Session
     uplink: Uplink
+    meter: BusyMeter
     daily: DailyCap | None = None
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
     failing: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -107,7 +112,8 @@ class Agent:
         registry = CollectorRegistry()
         registry.register(telemetry.EdgeCollector(self.durable, self._gauges, self.rejected))
         routes = telemetry.routes(registry, self.missing)
-        return Starlette(routes=[*routes, *push_routes(self.config, self.accept, self.busy, now_ms)])
+        pushed = push_routes(self.config, self.accept, self.busy, now_ms, self.meter.working)
+        return Starlette(routes=[*routes, *pushed])
 
     def _gauges(self) -> dict[str, tuple[str, float]]:
         core = self.durable.core
@@ -119,6 +125,7 @@ class Agent:
             "bandwidth_bytes_per_second": ("Measured bandwidth up.", self.session.bandwidth_bytes_s),
             "rtt_seconds": ("Measured round trip.", self.session.rtt_ms / 1000),
             "queries": ("Queries answered.", len(core.queries)),
+            "busy_share": ("Part of time that the busiest source does not wait for input.", self.meter.recent),
         }
 
     def missing(self) -> list[str]:
@@ -150,7 +157,8 @@ class Agent:
         """Takes a pushed chunk; returns when it is durable."""
         self._count_rejected(stream, chunk)
         if chunk.batch.num_rows:
-            self.durable.ingest_payload(Ingested(stream, chunk.source, chunk.batch, now_ms()))
+            with self.meter.working(chunk.source):
+                self.durable.ingest_payload(Ingested(stream, chunk.source, chunk.batch, now_ms()))
             self.session.changed.set()
             await self.commit.durable()
 
@@ -173,15 +181,17 @@ class Agent:
     async def _read(self, source: Source) -> None:
         """Reads a source to its end. One that cannot be read holds its stream's watermark back, so that
         no answer takes it for finished; it is named in /readyz and tried again."""
-        while True:
-            try:
-                await self._read_on(source)
-                break
-            except (InvalidInput, OSError) as exc:
-                if source.name not in self._failures():
-                    log.error("source %s cannot be read: %s; again every %.0f s", source.name, exc, SOURCE_RETRY_S)
-                self.failing[source.name] = str(exc), now_ms()
-                await asyncio.sleep(SOURCE_RETRY_S)
+        with self.meter.working(source.name):
+            while True:
+                try:
+                    await self._read_on(source)
+                    break
+                except (InvalidInput, OSError) as exc:
+                    if source.name not in self._failures():
+                        log.error("source %s cannot be read: %s; again every %.0f s", source.name, exc, SOURCE_RETRY_S)
+                    self.failing[source.name] = str(exc), now_ms()
+                    with self.meter.held(source.name):
+                        await asyncio.sleep(SOURCE_RETRY_S)
         self.durable.handle(SourceEnded(source.stream, source.name))
         self.session.changed.set()
         log.info("source %s of stream %s has ended", source.name, source.stream)
@@ -209,10 +219,11 @@ class Agent:
         since_ms = now_ms()
         self.held.add(source.name)
         try:
-            if self.durable.unsynced_bytes > MAX_UNSYNCED_BYTES or self.commit.failure is not None:
-                await self.commit.durable()
-            while self._full():
-                await asyncio.sleep(BACKPRESSURE_POLL_S)
+            with self.meter.held(source.name):
+                if self.durable.unsynced_bytes > MAX_UNSYNCED_BYTES or self.commit.failure is not None:
+                    await self.commit.durable()
+                while self._full():
+                    await asyncio.sleep(BACKPRESSURE_POLL_S)
             await asyncio.sleep(0)
             if now_ms() - since_ms >= HELD_BACK_MS:
                 self._reads_on(source)
@@ -273,7 +284,8 @@ def open_agent(config: EdgeConfig) -> Agent:
     directory = Path(config.state_dir)
     identity = load_identity(directory, lambda: _fresh_identity(config))
     clocks = {name: _clock(identity["clocks"].get(name), stream) for name, stream in config.streams.items()}
-    sources = build_sources(config, clocks, now_ms=now_ms)
+    meter = BusyMeter(time.monotonic)
+    sources = build_sources(config, clocks, now_ms=now_ms, waiting=meter.waiting)
     by_name = {source.name: source for source in sources}
 
     def make_core() -> EdgeCore:
@@ -297,7 +309,12 @@ def open_agent(config: EdgeConfig) -> Agent:
     durable.handle(SourcesOpened(tuple((s.stream, s.name) for s in sources)))
     commit = GroupCommit(durable)
     daily = _daily_cap(config, directory)
-    session = Session(config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth)
+    streams = {source.name: source.stream for source in sources}
+
+    def unread() -> tuple[str, ...]:
+        return tuple(sorted({streams[name] for name in meter.unread(UNREAD_S)}))
+
+    session = Session(config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth, meter.take, unread)
     uplink = Uplink(
         config.center.address,
         session,
@@ -309,7 +326,7 @@ def open_agent(config: EdgeConfig) -> Agent:
         monotonic=time.monotonic,
         daily=daily,
     )
-    return Agent(config, durable, sources, commit, session, uplink, daily)
+    return Agent(config, durable, sources, commit, session, uplink, meter, daily)
 
 
 def _daily_cap(config: EdgeConfig, directory: Path) -> DailyCap | None:

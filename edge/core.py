@@ -21,6 +21,7 @@ from edge.events import (
     Effect,
     Event,
     FrameBuilt,
+    FunctionFailed,
     Ingested,
     Pull,
     QueryAccepted,
@@ -106,7 +107,7 @@ class EdgeCore:
         if stream is None:
             return self._refuse(ref, InvalidQuery("from", spec.stream, f"one of {', '.join(self.streams)}",
                                                   "this edge serves no such stream"))  # fmt: skip
-        if spec.accuracy is not None and stream.spec.clock is None:
+        if spec.accuracy is not None and spec.accuracy.kind is not None and stream.spec.clock is None:
             return self._refuse(ref, InvalidQuery("accuracy", spec.accuracy.to_mapping(), "a stream with a clock",
                                                   f"{spec.stream} is read as fast as it comes"))  # fmt: skip
         try:
@@ -156,6 +157,8 @@ class EdgeCore:
         for pipeline in self._reading(event.stream):
             dropped = pipeline.ingest(event.batch, watermark, self._touch, stream.records, arrival_ms)
             effects += [Dropped(pipeline.ref, reason, count) for reason, count in dropped.items()]
+            failed = pipeline.bound.failures.take()
+            effects += [FunctionFailed(pipeline.ref, f.function, f.reason, f.detail, f.calls) for f in failed]
         stream.advance(event.source, event.batch, event.arrival_ms)
         return effects
 
@@ -180,6 +183,7 @@ class EdgeCore:
                 self.streams[stream].watermark_ms,
                 event.open_between.get(stream, NOTHING_OPEN),
                 self._carrier(stream, event),
+                stream in event.unread,
             )
             if body is not None:
                 frame = Frame.pack(self.next_seq, pipeline.ref, body)
@@ -221,7 +225,9 @@ class EdgeCore:
         if pipeline is not None and pipeline.monitor is not None:
             clock = self.streams[pipeline.spec.stream].spec.clock
             speed = clock.speed if clock is not None else 1.0
-            pipeline.monitor.observing = Observing(event.rate, round(event.clock_offset_ms * speed))
+            pipeline.monitor.observing = Observing(event.rate, round(event.clock_offset_ms * speed), event.reason)
+        elif pipeline is not None and pipeline.ships_rows and event.rate > 0:
+            pipeline.drawn_at = event.rate
         return []
 
     def _reading(self, stream: str) -> list[QueryPipeline]:

@@ -33,6 +33,7 @@ from edge.events import (
     Effect,
     Event,
     FrameBuilt,
+    FunctionFailed,
     Ingested,
     Pull,
     SamplingSet,
@@ -44,7 +45,7 @@ from edge.journal import Record, Segment
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import END_OF_TIME_MS
-from edgewater.wire.frames import QueryRef
+from edgewater.wire.frames import QueryRef, SamplingReason
 
 log = logging.getLogger(__name__)
 
@@ -111,12 +112,18 @@ class DurableCore:
         make_core: builds an empty core.
         reread: reads a range of a replayable source again.
         incarnation: identity for a state that is new; an existing state keeps its own.
+
+    Attributes:
+        drops: records not counted in a query, by reason.
+        function_failures: calls of users' functions that failed, by function.
     """
 
     def __init__(self, directory: Path, make_core: Callable[[], EdgeCore], reread: Reread, incarnation: str) -> None:
         self.directory = directory
         self.positions: dict[str, Position] = {}
         self.drops: dict[str, int] = {}
+        self.function_failures: dict[str, int] = {}
+        self._said: set[tuple[str, str]] = set()
         self.damaged_records = 0
         self._make_core = make_core
         self._reread = reread
@@ -150,7 +157,17 @@ class DurableCore:
         for effect in effects:
             if isinstance(effect, Dropped):
                 self.drops[effect.reason] = self.drops.get(effect.reason, 0) + effect.count
+            elif isinstance(effect, FunctionFailed):
+                self._note_failed(effect)
         return effects
+
+    def _note_failed(self, effect: FunctionFailed) -> None:
+        """Counts them; each function's reasons are logged once, for a broken one fails in every batch."""
+        name, failed = effect.function, self.function_failures
+        failed[name] = failed.get(name, 0) + effect.calls
+        if (name, effect.reason) not in self._said:
+            self._said.add((name, effect.reason))
+            log.error("function %s failed in query %s, its values are null: %s", name, effect.query.name, effect.detail)
 
     def sync(self) -> None:
         """Makes everything handled before the call durable. Raises StorageError; may be repeated."""
@@ -171,7 +188,7 @@ class DurableCore:
             StorageError: the disk refuses; the old checkpoint and journal stay in force.
         """
         self._segment.sync()
-        document = {"positions": self.positions, "drops": self.drops}
+        document = {"positions": self.positions, "drops": self.drops, "function_failures": self.function_failures}
         body = json.dumps(document).encode()
         data = len(body).to_bytes(4, "little") + body + state.snapshot(self.core)
         number = self._number + 1
@@ -244,6 +261,7 @@ class DurableCore:
             length = int.from_bytes(data[4:8], "little")
             document = json.loads(data[8 : 8 + length])
             self.positions, self.drops = document["positions"], document["drops"]
+            self.function_failures = document.get("function_failures", {})  # an older release has none
             state.restore(self.core, data[8 + length :])
             return number
         if numbers and not (self.directory / "journal-0.log").exists():
@@ -301,16 +319,18 @@ def _encode(event: Event) -> Record:
             return _json(SOURCE_ENDED, {"stream": stream, "source": source})
         case Tick(now_ms, unread):
             return _json(TICK, {"now_ms": now_ms, **({"unread": unread} if unread else {})})
-        case Pull(capacity, open_between, bandwidth, way):
-            link = {"bandwidth_bytes_s": bandwidth, "way_ms": way}
+        case Pull(capacity, open_between, bandwidth, way, unread):
+            link: dict[str, Any] = {"bandwidth_bytes_s": bandwidth, "way_ms": way}
+            link |= {"unread": unread} if unread else {}
             return _json(PULL, {"capacity": capacity, "open_between": dict(open_between), **link})
         case Acked(through):
             return _json(ACKED, {"through": through})
         case BudgetSet(ref, shares, version, from_ms):
             word = {"shares": dict(shares), "version": version, "from_ms": from_ms}
             return _json(BUDGET, {"query": [ref.name, ref.version], **word})
-        case SamplingSet(ref, rate, offset):
-            return _json(SAMPLING, {"query": [ref.name, ref.version], "rate": rate, "clock_offset_ms": offset})
+        case SamplingSet(ref, rate, offset, reason):
+            word = {"rate": rate, "clock_offset_ms": offset, **({"reason": int(reason)} if reason else {})}
+            return _json(SAMPLING, {"query": [ref.name, ref.version], **word})
         case Ingested():
             raise TypeError("ingest_range or ingest_payload journal a batch")
 
@@ -328,12 +348,18 @@ def _decode_plain(kind: int, given: dict[str, Any]) -> Event:
             {s: (after, through) for s, (after, through) in given["open_between"].items()},
             given.get("bandwidth_bytes_s", 0.0),
             given.get("way_ms", 0),
+            tuple(given.get("unread", ())),
         ),
         ACKED: lambda: Acked(given["through"]),
         BUDGET: lambda: BudgetSet(
             QueryRef(*given["query"]), given["shares"], given.get("version", 0), given.get("from_ms", -END_OF_TIME_MS)
         ),
-        SAMPLING: lambda: SamplingSet(QueryRef(*given["query"]), given["rate"], given["clock_offset_ms"]),
+        SAMPLING: lambda: SamplingSet(
+            QueryRef(*given["query"]),
+            given["rate"],
+            given["clock_offset_ms"],
+            SamplingReason.read(given.get("reason", 0)),
+        ),
     }
     return readers[kind]()
 

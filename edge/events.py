@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from edgewater.query import QuerySpec
 from edgewater.streams import END_OF_TIME_MS
-from edgewater.wire.frames import Frame, QueryRef
+from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,14 @@ class Pull:
             sends that are left by it.
         way_ms: wall time from a frame's leaving to its answer's standing at the center: a staleness budget
             less this is the edge's own deadline.
+        unread: streams that may have input which this edge has not read.
     """
 
     capacity_bytes: int
     open_between: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     bandwidth_bytes_s: float = 0.0
     way_ms: int = 0
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,13 @@ class SamplingSet:
     Attributes:
         rate: probability with which a record is processed.
         clock_offset_ms: wall time, this edge's clock less the center's.
+        reason: why the rate is below 1.
     """
 
     query: QueryRef
     rate: float
     clock_offset_ms: float = 0.0
+    reason: SamplingReason = SamplingReason.NONE
 
 
 Event = Configured | SourcesOpened | Ingested | SourceEnded | Tick | Pull | Acked | BudgetSet | SamplingSet
@@ -137,6 +141,22 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionFailed:
+    """Calls of a user's function in a query's expressions gave no values: their records have null.
+
+    Attributes:
+        reason: one of few words, the same for failures of one kind.
+        detail: of the first call.
+    """
+
+    query: QueryRef
+    function: str
+    reason: str
+    detail: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueryAccepted:
     query: QueryRef
 
@@ -150,4 +170,4 @@ class QueryRefused:
     message: str
 
 
-Effect = FrameBuilt | Dropped | QueryAccepted | QueryRefused
+Effect = FrameBuilt | Dropped | FunctionFailed | QueryAccepted | QueryRefused

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from edge.accuracy import ArrivalMonitor
+from edge.arguments import Arguments, Promise
 from edge.cache.budgets import Limits
 from edge.cache.entries import SliceEntries
 from edge.cache.history import GroupHistory
@@ -30,8 +31,9 @@ from edgewater.accuracy import clockwork
 from edgewater.algebra import LateRule, late_rule_of
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import NEVER_MS, TIME_COLUMN
-from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.synopses.base import BoolArray, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses.row_sample import drawn
 from edgewater.windows import Session
 from edgewater.wire.frames import Arrivals, FrameBody, Partial, QueryRef, SliceClose
 
@@ -52,7 +54,9 @@ class QueryPipeline:
         source: with a record's number in its stream, the identity of the record among those of all edges.
         history: what closed slices tell about groups.
         monitor: of a query with an accuracy, what has arrived and when.
+        promise: of a query with an accuracy, the measure that it is about.
         encode: a partial's bytes. The simulator has its own where bytes are not what is measured.
+        drawn_at: of a function of a sample, the probability with which a record is processed.
     """
 
     ref: QueryRef
@@ -65,9 +69,11 @@ class QueryPipeline:
     source: int = 0
     drift: dict[str, float] = field(default_factory=dict)
     late_rule: LateRule = field(init=False)
+    promise: Promise | None = field(init=False)
     history: GroupHistory = field(default_factory=GroupHistory)
     monitor: ArrivalMonitor | None = None
     encode: Callable[[GroupedAggregate], bytes] = GroupedAggregate.to_bytes
+    drawn_at: float = 1.0
 
     def __post_init__(self) -> None:
         if self.bounded_measures and not self.history.measures:
@@ -76,6 +82,7 @@ class QueryPipeline:
         clock = clockwork(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
         if clock is not None and self.monitor is None:
             self.monitor = ArrivalMonitor(clock, self.source, self.bound.group_types)
+        self.promise = Promise(self.bound) if self.spec.accuracy is not None else None
 
     @property
     def spec(self) -> QuerySpec:
@@ -85,6 +92,11 @@ class QueryPipeline:
     def nbytes(self) -> int:
         monitored = self.monitor.nbytes if self.monitor is not None else 0
         return sum(s.entries.nbytes for s in self.slices.values()) + self.history.nbytes + monitored
+
+    @property
+    def ships_rows(self) -> bool:
+        """Whether its accuracy is about a function of a sample."""
+        return self.spec.accuracy is not None and self.spec.accuracy.kind is None
 
     @property
     def bounded_measures(self) -> tuple[str, ...]:
@@ -120,17 +132,23 @@ class QueryPipeline:
                 dropped[reason] = dropped.get(reason, 0) + part.num_rows
                 continue
             when, numbers = (times, ids) if rows is None else (times[rows], ids[rows])
-            if self.monitor is not None:
+            arguments, kept = Arguments(self.bound, part), None
+            if self.monitor is not None and self.promise is not None:
                 kept = self.monitor.sample(numbers)
                 came_ms = arrival_ms - self.monitor.observing.clock_offset_ms
                 keys = [part.column(name) for name in self.spec.group_by]
-                self.monitor.observe(when, came_ms, self._observed(part), kept, keys)
-                if kept is not None:
-                    self._update(start, part, when, numbers, watermark_ms, touch, kept)
-                    sampled_out = part.num_rows - int(kept.sum())
-                    dropped["sampled-out"] = dropped.get("sampled-out", 0) + sampled_out
-                    continue
-            self._update(start, part, when, numbers, watermark_ms, touch)
+                seen = self.promise.observed(arguments, kept)
+                self.monitor.observe(when, came_ms, seen.values, kept, keys, seen.population)
+                arguments = seen.processed
+            elif self.drawn_at < 1.0:
+                kept = drawn(self.source, numbers, self.drawn_at)
+                arguments = arguments.among(kept)
+            if kept is not None:
+                sampled_out = part.num_rows - int(kept.sum())
+                dropped["sampled-out"] = dropped.get("sampled-out", 0) + sampled_out
+            self._update(start, arguments, when, numbers, watermark_ms, touch, kept)
+            if kept is not None and self.monitor is not None:
+                self.slices[start].told_by_ms = self.monitor.last_arrival_ms
         return dropped
 
     def _refused(self, start: int, watermark_ms: int) -> str:
@@ -143,42 +161,33 @@ class QueryPipeline:
     def _update(
         self,
         start: int,
-        part: pa.RecordBatch,
+        arguments: Arguments,
         times: IntArray,
         ids: IntArray,
         watermark_ms: int,
         touch: int,
-        kept: BoolArray | None = None,
+        kept: BoolArray | None,
     ) -> None:
-        """Counts the records, and processes those that are `kept` (None: all)."""
+        """Counts the records, and processes those that are `kept` (None: all), of which the arguments are."""
         held = self.slices.get(start)
         if held is None:
             held = self.slices[start] = Slice(self._entries(), *self.spent.pop(start, ()))
-        held.observed += part.num_rows
+        held.observed += len(times)
         held.first_ms, held.last_ms = min(held.first_ms, int(times.min())), max(held.last_ms, int(times.max()))
         if self._end(start) <= watermark_ms:
-            held.late += part.num_rows
+            held.late += len(times)
         held.stated = False
+        if self.ships_rows and self.drawn_at < held.drawn_at:
+            held.drawn_at = self.drawn_at
+        if held.drawn_at < 1.0:
+            held.entries.offer(held.drawn_at)
         if kept is not None:
-            part, times, ids = part.filter(pa.array(kept)), times[kept], ids[kept]
-            if not part.num_rows:
+            times, ids = times[kept], ids[kept]
+            if not len(times):
                 return
-        keys = [part.column(name) for name in self.spec.group_by]
-        values = {m.measure.name: m.argument.array(part) if m.argument else None for m in self.bound.measures}
+        keys = [arguments.records.column(name) for name in self.spec.group_by]
         elapsed = self._elapsed(start, int(times.max()))
-        held.entries.update(keys, values, part.num_rows, times, touch, ids, elapsed)
-
-    def _observed(self, part: pa.RecordBatch) -> FloatArray | None:
-        """The values that the accuracy is about, NaN where there is none; None: it is about all records."""
-        assert self.spec.accuracy is not None
-        (argument,) = (m.argument for m in self.bound.measures if m.measure.name == self.spec.accuracy.of)
-        if argument is None:
-            return None
-        column = argument.array(part)
-        if self.spec.accuracy.kind == "count":
-            return np.where(column.is_valid().to_numpy(zero_copy_only=False), 1.0, np.nan)
-        values: FloatArray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        return values
+        held.entries.update(keys, arguments.by_measure(), len(times), times, touch, ids, elapsed)
 
     def _entries(self) -> SliceEntries:
         keys = dict(zip(self.spec.group_by, self.bound.group_types, strict=True))
@@ -274,6 +283,7 @@ class QueryPipeline:
         watermark_ms: int,
         open_between_ms: tuple[int, int] = NOTHING_OPEN,
         carrier: Carrier = UNKNOWN_CARRIER,
+        unread: bool = False,
     ) -> FrameBody | None:
         """The body of the frame that is worth most: closed slices first, oldest first.
 
@@ -284,8 +294,9 @@ class QueryPipeline:
                 may be drawn from if they end behind now. Under a staleness budget also if they do not: late
                 or not, it wants news.
             carrier: the link, for staleness budgets.
+            unread: the stream may have input that has not been read.
         """
-        arrivals, partials = self._tell(open_between_ms[0], watermark_ms, capacity_bytes)
+        arrivals, partials = self._tell(open_between_ms[0], watermark_ms, capacity_bytes, unread)
         closes: list[SliceClose] = []
         through, room, closing = watermark_ms, capacity_bytes, False
         for start in sorted(self.slices):
@@ -293,6 +304,10 @@ class QueryPipeline:
             end = self._end(start)
             if end > watermark_ms and (closing or not self._may_leave_early(end, open_between_ms)):
                 continue  # what an answer waits for does not wait for a frame to be filled
+            if end <= watermark_ms and self.monitor is not None and held.told_by_ms >= self.monitor.told_before_ms:
+                # Else the center would take what was processed for all there is.
+                through = min(through, end - 1)
+                break
             made: list[Partial] = []
             chosen = self._choose(start, held, room, end <= watermark_ms, open_between_ms, carrier)
             drained = chosen.drained
@@ -321,12 +336,14 @@ class QueryPipeline:
         since = None if self.since_ms == NEVER_MS else self.since_ms
         return FrameBody(through, tuple(partials), tuple(closes), since, arrivals)
 
-    def _tell(self, now_ms: int, watermark_ms: int, capacity_bytes: int) -> tuple[Arrivals | None, list[Partial]]:
+    def _tell(
+        self, now_ms: int, watermark_ms: int, capacity_bytes: int, unread: bool
+    ) -> tuple[Arrivals | None, list[Partial]]:
         """Of a query with an accuracy, what is due by the clock: statistics, and all of slices that have ended."""
         if self.monitor is None or now_ms == NEVER_MS:
             return None, []
         now_ms -= self.monitor.observing.clock_offset_ms
-        arrivals = self.monitor.take(now_ms, capacity_bytes)
+        arrivals = self.monitor.take(now_ms, capacity_bytes, unread=unread)
         if arrivals is None:
             return None, []
         partials = []

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from edgewater.query import QuerySpec
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, QueryRef
+from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class Listener(Protocol):
     def on_budget(self, order: BudgetOrder) -> None:
         """This edge's shares of a query's error budget, or the center's part of a staleness budget."""
 
-    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float) -> None:
-        """How a query with an accuracy is to be observed."""
+    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
+        """How a query with an accuracy is to be observed, and why so."""
 
     async def budget_reports(self, *, anew: bool) -> Sequence[pb.BudgetReport]:
         """The shares that are applied, once they are durable: those of which there is news, or all of them

@@ -16,7 +16,7 @@ from edge.ports import BudgetOrder, QueryStatusReport
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import END_OF_TIME_MS, LIVE, type_name
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, QueryRef
+from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,10 @@ REPORT_EVERY_MS = 10_000
 
 class Session:
     """Implements `edge.ports.Outbox` and `edge.ports.Listener` over the durable core.
+
+    Args:
+        busy_share: how busy the reading of sources has been since the last heartbeat (`BusyMeter.take`).
+        unread: the streams that may have input which has not been read.
 
     Attributes:
         bandwidth_bytes_s: what the link carries: measured, or assumed as long as it was never filled.
@@ -43,6 +47,8 @@ class Session:
         commit: GroupCommit,
         now_ms: Callable[[], int],
         cap_bytes_s: int | None = None,
+        busy_share: Callable[[], float] = lambda: 0.0,
+        unread: Callable[[], tuple[str, ...]] = lambda: (),
     ) -> None:
         self._edge, self._labels = edge, dict(labels)
         self._durable, self._commit, self._now_ms = durable, commit, now_ms
@@ -50,6 +56,7 @@ class Session:
         self.configured = asyncio.Event()
         if durable.core.configured:
             self.configured.set()
+        self._busy_share, self._unread = busy_share, unread
         self.rtt_ms = 0.0
         self.in_flight_bytes = 0
         self._center_ms: dict[QueryRef, int] = {}
@@ -70,7 +77,8 @@ class Session:
             due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s, now)
             if due is not None and due <= now:
                 open_between = self._durable.core.open_between(self.bandwidth_bytes_s, now)
-                effects = self._durable.handle(Pull(capacity_bytes, open_between, self.bandwidth_bytes_s, self.way_ms))
+                pull = Pull(capacity_bytes, open_between, self.bandwidth_bytes_s, self.way_ms, self._unread())
+                effects = self._durable.handle(pull)
                 for effect in effects:
                     if isinstance(effect, FrameBuilt):
                         await self._commit.durable()
@@ -124,9 +132,9 @@ class Session:
         # Heard before: the center does not know it, or it would not say it again.
         self._reported_ms.pop(order.query, None)
 
-    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float) -> None:
+    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
         if query in self._durable.core.queries:
-            self._durable.handle(SamplingSet(query, min(max(rate, 0.0), 1.0), clock_offset_ms))
+            self._durable.handle(SamplingSet(query, min(max(rate, 0.0), 1.0), clock_offset_ms, reason))
             self.changed.set()
 
     async def budget_reports(self, *, anew: bool) -> Sequence[pb.BudgetReport]:
@@ -205,4 +213,5 @@ class Session:
             rtt_ms=self.rtt_ms,
             drops=self._durable.drops,
             sent_at_ms=self._now_ms(),
+            busy_share=self._busy_share(),
         )

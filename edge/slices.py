@@ -25,6 +25,9 @@ class Slice:
         stated: False while there is news for a `SliceClose`.
         learnt: the history has taken it in, when it was first found closed.
         in_time: it was found closed before its staleness budget's deadline, and so has had its chance.
+        told_by_ms: of a query with an accuracy, when the last record came of a batch that was not processed whole, by
+            the monitor's clock: the slice is closed when the center has been told of all that came by then.
+        drawn_at: the least probability with which its records were drawn, of a function of a sample.
         ranking: the order in which its entries leave.
         waiting: the number of groups that may be sent, and of which state that is the number.
     """
@@ -37,6 +40,8 @@ class Slice:
     stated: bool = False
     learnt: bool = False
     in_time: bool = False
+    told_by_ms: int = NEVER_MS
+    drawn_at: float = 1.0
     ranking: Ranking = field(default_factory=Ranking)
     waiting: tuple[tuple[Any, ...], int] = ((), 0)
 

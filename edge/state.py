@@ -24,6 +24,7 @@ from edge.shares import ShareSchedule
 from edge.slices import Progress, Slice
 from edgewater.errors import InvalidQuery, StorageError
 from edgewater.query import QuerySpec
+from edgewater.streams import NEVER_MS
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef
 
@@ -107,6 +108,9 @@ def _query(pipeline: QueryPipeline, blobs: list[bytes]) -> dict[str, Any]:
         "shares": pipeline.schedule.to_json(),
         "through_ms": pipeline.progress.through_ms,
         "entry_bytes": pipeline.progress.entry_bytes,
+        "drawn_at": pipeline.drawn_at,
+        "slices_drawn_at": [[start, held.drawn_at] for start, held in pipeline.slices.items() if held.drawn_at < 1],
+        "told_by": [[start, held.told_by_ms] for start, held in pipeline.slices.items() if held.told_by_ms > NEVER_MS],
         "slices": [
             [
                 start,
@@ -169,6 +173,11 @@ def _restore_query(core: EdgeCore, state: dict[str, Any], blobs: list[bytes]) ->
         pipeline.slices[start] = Slice(entries, *counters)
         pipeline.slices[start].flags = flags
         pipeline.slices[start].ranking = Ranking.restore(ranking, np.frombuffer(blobs[ranked], "<i4"))
+    pipeline.drawn_at = state.get("drawn_at", 1.0)  # absent: an older release, as of the next
+    for start, rate in state.get("slices_drawn_at", ()):
+        pipeline.slices[start].drawn_at = rate
+    for start, came_ms in state.get("told_by", ()):
+        pipeline.slices[start].told_by_ms = came_ms
     for start, *counters in state.get("spent", ()):
         pipeline.spent[start] = tuple(counters)
     core.queries[ref] = pipeline

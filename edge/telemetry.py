@@ -46,6 +46,14 @@ class EdgeCollector:
         for reason, count in self._durable.drops.items():
             dropped.add_metric([reason], count)
         yield dropped
+        failed = CounterMetricFamily(
+            "edgewater_edge_function_failures",
+            "Calls of users' functions in queries that failed: their records have null.",
+            labels=["function"],
+        )
+        for name, calls in self._durable.function_failures.items():
+            failed.add_metric([name], calls)
+        yield failed
         rejected = CounterMetricFamily(
             "edgewater_edge_rejected_records", "Records that could not be read.", labels=["stream", "reason"]
         )

@@ -16,7 +16,7 @@ from edge.ports import BudgetOrder, Listener, Outbox, QueryStatusReport
 from edgewater.errors import InvalidQuery, ProtocolError, StorageError
 from edgewater.query import QuerySpec
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, QueryRef
+from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 MESSAGE_OVERHEAD_BYTES = 32
 """Wire bytes of a message besides itself: gRPC's header, HTTP/2's and TLS's of its first frame."""
@@ -274,7 +274,8 @@ class UplinkSession:
                 self._on_budget(message.budget)
             elif kind == "sampling":
                 word = message.sampling
-                self._listener.on_sampling(QueryRef(word.query, word.query_version), word.rate, word.clock_offset_ms)
+                ref, reason = QueryRef(word.query, word.query_version), SamplingReason.read(word.reason)
+                self._listener.on_sampling(ref, word.rate, word.clock_offset_ms, reason)
             elif kind == "credit":
                 self._pacing.link.credit(message.credit.bytes)
             elif kind == "throttle":

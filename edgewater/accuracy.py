@@ -37,7 +37,7 @@ HORIZON_WINDOWS = 2.56
 MAX_DEFAULT_LAGS = 512
 POINTS_AFTER_END = (2, 5, 10, 20)
 """Slots after a window's end at which an edge tells of stragglers, besides the ends of sub-streams."""
-MAX_GROUPS = 64
+MAX_GROUPS = 256
 """Groups at a time for which an answer is given early. Each has a watermark of its own at the center."""
 
 
@@ -47,7 +47,7 @@ class Accuracy:
 
     Attributes:
         of: name of the measure that it is about.
-        kind: that measure's function.
+        kind: that measure's function; None: a function of a sample, which is answered when the window is complete.
         substream_ms: length f of a sub-stream, if the user has said; it divides the window's slices.
         scope: of a query with groups, whether the promise holds for each of them or for all at once; else None.
     """
@@ -55,7 +55,7 @@ class Accuracy:
     error: float
     confidence: float
     of: str
-    kind: MeasureKind
+    kind: MeasureKind | None
     substream_ms: int | None = None
     scope: GroupScope | None = None
 
@@ -72,22 +72,26 @@ class Accuracy:
             return None
         keys = {"error": True, "confidence": False, "of": False, "substream": False, "scope": False}
         a = require_keys(given, "accuracy", keys, InvalidQuery)
-        if not isinstance(window, Sliding):
+        of = _measure(a.get("of"), measures)
+        sampled = of.function.sample is not None
+        if not isinstance(window, Sliding) and not sampled:
             raise InvalidQuery("accuracy", given, "a tumbling or sliding window, or no accuracy",
                                "the end of a session is known only when it is over")  # fmt: skip
-        of = _measure(a.get("of"), measures)
         error = check_error(_probability(a["error"], "accuracy.error", "5%"), "accuracy.error")
         confidence = _probability(a.get("confidence", "95%"), "accuracy.confidence", "95%")
         substream = a.get("substream")
+        if sampled and substream is not None:
+            raise InvalidQuery("accuracy.substream", substream, "no substream",
+                               f"{of.function.name} has no early answers")  # fmt: skip
         result = cls(
             error,
             check_confidence(confidence, "accuracy.confidence"),
             of.name,
-            check_measure(of.function.name, "accuracy.of"),
+            None if sampled else check_measure(of.function.name, "accuracy.of"),
             None if substream is None else duration_ms(substream, "accuracy.substream", InvalidQuery, minimum_ms=1),
             _scope(a.get("scope"), group_by),
         )
-        Clockwork.of(window, result, 0)
+        clockwork(window, result, 0)
         return result
 
     def to_mapping(self) -> dict[str, object]:
@@ -100,6 +104,12 @@ class Accuracy:
         if self.scope is not None:
             result["scope"] = self.scope
         return result
+
+    @property
+    def early_kind(self) -> MeasureKind:
+        """The kind, of an accuracy with early answers."""
+        assert self.kind is not None
+        return self.kind
 
     @property
     def target(self) -> Target:
@@ -136,7 +146,7 @@ def _scope(given: object, group_by: Sequence[str]) -> GroupScope | None:
 def _measure(name: object, measures: Sequence[Measure]) -> Measure:
     names = ", ".join(m.name for m in measures)
     if name is None:
-        able = [m for m in measures if m.function.name in MEASURES]
+        able = [m for m in measures if m.function.name in MEASURES or m.function.sample is not None]
         if len(measures) > 1:
             raise InvalidQuery("accuracy.of", None, f"one of the measures {names}", "there are several")
         return able[0] if able else measures[0]
@@ -211,8 +221,8 @@ def _default_substream(slice_ms: int) -> int:
 
 
 def clockwork(window: object, accuracy: Accuracy | None, lateness_ms: int) -> Clockwork | None:
-    """A query's clockwork; None without an accuracy."""
-    if accuracy is None or not isinstance(window, Sliding):
+    """A query's clockwork; None without an accuracy, or with one that gives no early answers."""
+    if accuracy is None or accuracy.kind is None or not isinstance(window, Sliding):
         return None
     return Clockwork.of(window, accuracy, lateness_ms)
 

@@ -1,8 +1,9 @@
-"""SQL scalar expressions over a record's columns: parsed by sqlglot, evaluated by Arrow compute.
+"""SQL scalar expressions over a record's columns: type-checked, and evaluated by Arrow compute.
 
 The semantics are SQL's: null in, null out; comparisons with null are unknown; ``where`` keeps a
 record only if its condition is true. ``/`` is floating-point division. What has no answer (division by
-zero, integer overflow, a cast of text that is no number) is null, so one bad record cannot fail a batch.
+zero, integer overflow, a cast of text that is no number) is null, so one bad record cannot fail a batch. What a
+function that a user's package brings gets wrong is null too (`record_functions`).
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import sqlglot
 from sqlglot import exp
 
-from edgewater import arithmetic
+from edgewater import arithmetic, record_functions
 from edgewater.arithmetic import Value
 from edgewater.errors import InvalidQuery
+from edgewater.record_functions import Failures, values_or_null
 from edgewater.streams import COLUMN_TYPES, type_name
+from edgewater.syntax import KNOWN, check_calls
 
 Evaluate = Callable[[pa.RecordBatch], Value]
 
 NUMERIC = ("int64", "float64")
-MAX_DEPTH = 100
 MAX_DECIMALS = 15
 
 
@@ -45,48 +46,25 @@ class Bound:
         return value
 
 
-def parse_sql(text: str, field: str) -> exp.Expression:
-    """The parsed expression. Raises InvalidQuery with the parser's own position for bad syntax."""
-    try:
-        tree = sqlglot.parse_one(text)
-    except RecursionError:
-        raise InvalidQuery(field, text, f"an expression of at most {MAX_DEPTH} nested terms") from None
-    except sqlglot.errors.SqlglotError as exc:
-        reason = str(exc).replace("\x1b[4m", "»").replace("\x1b[0m", "«").splitlines()[0]
-        raise InvalidQuery(field, text, "a SQL expression over the stream's columns", reason) from exc
-    if tree is None or isinstance(tree, exp.Query | exp.Command | exp.DDL | exp.DML):
-        raise InvalidQuery(field, text, "a SQL expression, not a statement")
-    if _depth(tree) > MAX_DEPTH:
-        raise InvalidQuery(field, text, f"an expression of at most {MAX_DEPTH} nested terms")
-    return tree
-
-
-def _depth(tree: exp.Expression) -> int:
-    """Levels of a syntax tree, without recursion."""
-    depth, level = 0, [tree]
-    while level:
-        depth += 1
-        level = [child for node in level for child in node.iter_expressions()]
-    return depth
-
-
-def column_names(tree: exp.Expression) -> list[str]:
-    """The columns an expression reads, in order of first appearance."""
-    return list(dict.fromkeys(node.name for node in tree.find_all(exp.Column)))
-
-
-def bind(tree: exp.Expression, columns: Mapping[str, pa.DataType], field: str) -> Bound:
+def bind(
+    tree: exp.Expression, columns: Mapping[str, pa.DataType], field: str, failures: Failures | None = None
+) -> Bound:
     """Type-checks an expression against a stream's columns.
+
+    Args:
+        failures: where calls of users' functions that fail are noted.
 
     Raises:
         InvalidQuery: an unknown column or function, or an operand of the wrong type.
     """
-    return _Binder(columns, field).bind(tree)
+    return _Binder(columns, field, failures or Failures()).bind(tree)
 
 
-def bind_condition(tree: exp.Expression, columns: Mapping[str, pa.DataType], field: str) -> Bound:
+def bind_condition(
+    tree: exp.Expression, columns: Mapping[str, pa.DataType], field: str, failures: Failures | None = None
+) -> Bound:
     """As `bind`, for an expression that must be boolean."""
-    bound = bind(tree, columns, field)
+    bound = bind(tree, columns, field, failures)
     if not pa.types.is_boolean(bound.type):
         raise InvalidQuery(field, tree.sql(), "a boolean expression", f"its type is {type_name(bound.type)}")
     return bound
@@ -136,9 +114,10 @@ _CASTS: dict[exp.DataType.Type, pa.DataType] = {
 class _Binder:
     """Turns a syntax tree into a closure over Arrow kernels, checking types on the way."""
 
-    def __init__(self, columns: Mapping[str, pa.DataType], field: str) -> None:
+    def __init__(self, columns: Mapping[str, pa.DataType], field: str, failures: Failures) -> None:
         self._columns = columns
         self._field = field
+        self._failures = failures
 
     def bind(self, node: exp.Expression) -> Bound:
         for base, method, clauses in self._METHODS:
@@ -147,12 +126,7 @@ class _Binder:
                 if any(value for name, value in node.args.items() if name not in clauses):
                     raise self._error(node, "the operator or function with its plain arguments only")
                 return method(self, node)
-        raise self._error(
-            node,
-            "arithmetic, comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, CASE, COALESCE, CAST "
-            "and the functions abs, ceil, floor, round, sqrt, ln, lower, upper, trim, length, nullif",
-            "not an expression known here",
-        )
+        raise self._error(node, KNOWN, "not an expression known here")
 
     def _error(self, node: exp.Expression, accepted: str, reason: str = "") -> InvalidQuery:
         return InvalidQuery(self._field, node.sql(), accepted, reason)
@@ -162,6 +136,9 @@ class _Binder:
         if type_name(bound.type) not in NUMERIC and not pa.types.is_null(bound.type):
             raise self._error(node, "a number", f"its type is {type_name(bound.type)}")
         return bound
+
+    def _condition(self, node: exp.Expression) -> Bound:
+        return bind_condition(node, self._columns, self._field, self._failures)
 
     def _text(self, node: exp.Expression) -> Bound:
         bound = self.bind(node)
@@ -229,12 +206,12 @@ class _Binder:
         return Bound(pa.bool_(), lambda b: kernel(left.evaluate(b), right.evaluate(b)))
 
     def _logic(self, node: exp.Binary) -> Bound:
-        left, right = (bind_condition(n, self._columns, self._field) for n in (node.left, node.right))
+        left, right = self._condition(node.left), self._condition(node.right)
         kernel = _LOGIC[type(node)]
         return Bound(pa.bool_(), lambda b: kernel(left.evaluate(b), right.evaluate(b)))
 
     def _not(self, node: exp.Not) -> Bound:
-        return self._inverted(bind_condition(node.this, self._columns, self._field))
+        return self._inverted(self._condition(node.this))
 
     @staticmethod
     def _inverted(condition: Bound) -> Bound:
@@ -331,7 +308,7 @@ class _Binder:
         if node.this is not None:
             raise self._error(node, "CASE WHEN condition THEN …, without an operand")
         branches = node.args["ifs"]
-        conditions = [bind_condition(branch.this, self._columns, self._field) for branch in branches]
+        conditions = [self._condition(branch.this) for branch in branches]
         default = node.args.get("default") or exp.Null()
         values, common = self._alike([*(branch.args["true"] for branch in branches), default], node)
 
@@ -350,6 +327,22 @@ class _Binder:
         if target is None:
             raise self._error(node, "a cast to BIGINT, DOUBLE, VARCHAR or BOOLEAN")
         return _cast(inner, target)
+
+    def _called(self, node: exp.Anonymous) -> Bound:
+        check_calls(node, self._field)
+        function = record_functions.named(node.name)
+        assert function is not None
+        arguments = [self.bind(argument) for argument in node.expressions]
+        given = [type_name(a.type) for a in arguments]
+        wanted = ", ".join(function.arguments)
+        if len(given) != len(function.arguments):
+            raise self._error(node, f"{function.name}({wanted})", f"it is called with {len(given)} arguments")
+        for one, expected in zip(given, function.arguments, strict=True):
+            if one not in (expected, "null") and (one, expected) != ("int64", "float64"):
+                raise self._error(node, f"{function.name}({wanted})", f"it is called with {', '.join(given)}")
+        cast = [_cast(a, COLUMN_TYPES[t]) for a, t in zip(arguments, function.arguments, strict=True)]
+        result, failures = COLUMN_TYPES[function.result], self._failures
+        return Bound(result, lambda b: values_or_null(function, [a.array(b) for a in cast], failures))
 
     # Syntax, method, and the parts of the syntax that the method reads.
     _METHODS: tuple[tuple[Any, Callable[[Any, Any], Bound], tuple[str, ...]], ...] = (
@@ -373,6 +366,7 @@ class _Binder:
         (exp.Nullif, _nullif, ("this", "expression")),
         (exp.Case, _case, ("this", "ifs", "default")),
         (exp.Cast, _cast_to, ("this", "to", "safe")),
+        (exp.Anonymous, _called, ("this", "expressions")),
     )
 
 

@@ -10,21 +10,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import pyarrow as pa
 import yaml
 from sqlglot import exp
 
-from edgewater import algebra
+from edgewater import algebra, record_functions
 from edgewater.accuracy import Accuracy
 from edgewater.caching import CacheSpec, format_fraction
 from edgewater.errors import InvalidQuery
-from edgewater.expressions import Bound, bind, bind_condition, column_names, parse_sql
+from edgewater.expressions import Bound, bind, bind_condition
 from edgewater.plain_yaml import load_yaml
 from edgewater.quantities import duration_ms, format_duration, fraction, require_keys, require_writable, size_bytes
+from edgewater.record_functions import Failures
+from edgewater.row_expressions import as_row, bind_row, columns_of
 from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
 from edgewater.synopses import plugins
 from edgewater.synopses.registry import Function, Parameters, function_named, function_names
+from edgewater.syntax import called_names, check_calls, column_names, parse_sql
 from edgewater.windows import SlicedWindow, Window
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -62,23 +66,61 @@ class Measure:
             raise InvalidQuery(at, text, accepted, f"unknown function {called}: {plugins.INSTALLED.hint()}")
         positional = [a for a in arguments if not isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
         named = {a.this.name: a.expression for a in arguments if a not in positional}
-        expression = positional.pop(0) if positional and function.argument != "none" else None
+        expression = _argument(function, positional, at, text)
         if isinstance(expression, exp.Star):
             expression = None
         if isinstance(expression, exp.Distinct):
             raise InvalidQuery(at, text, f"distinct(expression) or {called}(expression)", "DISTINCT is for count only")
-        if expression is None and function.argument == "required":
+        if expression is None and function.argument in ("required", "rows"):
             raise InvalidQuery(at, text, f"{called}(expression)", "an argument is missing")
+        if expression is not None:
+            check_calls(expression, at)
         parameters = function.read_parameters(
             [_literal(p, at, text) for p in positional], {k: _literal(v, at, text) for k, v in named.items()}, at
         )
         return cls(name, function, expression.sql() if expression is not None else None, parameters)
+
+    @property
+    def is_expensive(self) -> bool:
+        """Processing records costs so much that a sample pays: it is a function that needs all rows at one place, or
+        its argument calls a function that says so."""
+        if self.function.sample is not None:
+            return True
+        if self.argument is None or "(" not in self.argument:
+            return False
+        called = (record_functions.named(name) for name in _called(self.argument))
+        return any(function is not None and function.expensive for function in called)
 
     def to_text(self) -> str:
         """The canonical text that `parse` reads back."""
         parts = [self.argument] if self.argument is not None else []
         parts += [f"{k}={v!r}" for k, v in self.parameters if self.function.parameters[k].default != v]
         return f"{self.function.name}({', '.join(parts)})"
+
+
+@lru_cache(maxsize=1024)
+def _called(expression: str) -> tuple[str, ...]:
+    """The record functions that an expression calls: parsing it costs a millisecond."""
+    return tuple(called_names(parse_sql(expression, "")))
+
+
+def _argument(function: Function, positional: list[exp.Expression], at: str, text: str) -> exp.Expression | None:
+    """What the function is of, taken from the positional arguments: the first, or of a row all that are no literals."""
+    if not positional or function.argument == "none":
+        return None
+    if function.sample is None:
+        return positional.pop(0)
+    columns: list[exp.Expression] = []
+    while positional and not isinstance(positional[0].this if isinstance(positional[0], exp.Neg) else positional[0],
+                                        exp.Literal):  # fmt: skip
+        columns += columns_of(positional.pop(0))
+    least, most = function.sample.columns
+    if columns and not least <= len(columns) <= most:
+        accepted = (
+            f"{function.name} of {least} column" if least == most else f"{function.name} of {least} to {most} columns"
+        )
+        raise InvalidQuery(at, text, accepted, f"{len(columns)} are given")
+    return as_row(columns) if columns else None
 
 
 def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression]]:
@@ -143,12 +185,17 @@ class BoundMeasure:
 
 @dataclass(frozen=True, slots=True)
 class BoundQuery:
-    """A spec bound to a stream's columns: ready to be evaluated on batches."""
+    """A spec bound to a stream's columns: ready to be evaluated on batches.
+
+    Attributes:
+        failures: what users' functions in its expressions got wrong, for whoever evaluates them to take.
+    """
 
     spec: QuerySpec
     where: Bound | None
     measures: tuple[BoundMeasure, ...]
     group_types: tuple[pa.DataType, ...]
+    failures: Failures = field(default_factory=Failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +255,9 @@ class QuerySpec:
         if where is not None:
             if not isinstance(where, str):
                 raise InvalidQuery("where", where, "a SQL condition, such as status < 400")
-            where = parse_sql(where, "where").sql()
+            condition = parse_sql(where, "where")
+            check_calls(condition, "where")
+            where = condition.sql()
         lateness = q.get("lateness")
         group_by = _group_by(q.get("group_by"))
         _check_names(measures, group_by)
@@ -281,14 +330,17 @@ class QuerySpec:
         for i, name in enumerate(self.group_by):
             if name not in columns:
                 raise InvalidQuery(f"group_by.{i}", name, f"one of the columns {known}", "unknown column")
-        where = bind_condition(parse_sql(self.where, "where"), columns, "where") if self.where else None
+        failures = Failures()
+        where = bind_condition(parse_sql(self.where, "where"), columns, "where", failures) if self.where else None
         bound = []
         for measure in self.measures:
             at = f"measures.{measure.name}"
-            argument = bind(parse_sql(measure.argument, at), columns, at) if measure.argument is not None else None
+            of = bind if measure.function.sample is None else bind_row
+            tree = parse_sql(measure.argument, at) if measure.argument is not None else None
+            argument = of(tree, columns, at, failures) if tree is not None else None
             measure.function.check_argument(argument.type if argument else None, at)
             bound.append(BoundMeasure(measure, argument))
-        return BoundQuery(self, where, tuple(bound), tuple(columns[name] for name in self.group_by))
+        return BoundQuery(self, where, tuple(bound), tuple(columns[name] for name in self.group_by), failures)
 
 
 def _name(value: object, at: str) -> str:

@@ -37,6 +37,9 @@ def synopses(as_json: bool) -> None:
 def _described(function: Function) -> dict[str, Any]:
     parameters = [f"{name}={p.default!r}" for name, p in function.parameters.items()]
     argument = [] if function.argument == "none" else [" or ".join(function.types)]
+    if function.sample is not None:
+        least, most = function.sample.columns
+        argument = [f"{least} to {most} columns of numbers" if least < most else f"{least} column of numbers"]
     result: dict[str, Any] = {
         "name": function.name,
         "function": f"{function.name}({', '.join([*argument, *parameters])})",
@@ -48,8 +51,11 @@ def _described(function: Function) -> dict[str, Any]:
         "origin": str(plugins.INSTALLED.origins.get(function.name, "edgewater")),
     }
     stack = _example(function)
-    if stack is not None:
+    if function.sample is not None:
+        result["questions"] = ["by itself, at the center, of the rows that came"]
+    elif stack is not None:
         result["questions"] = [q.__name__ for q in stack.questions]
+    if stack is not None:
         result["properties"] = [name for name, holds in asdict(stack.properties).items() if holds]
     return result
 

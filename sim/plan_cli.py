@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from edgewater.caching import ESTIMATES, EVICTIONS, SIZINGS, CacheSpec
 from edgewater.errors import InvalidConfig, StorageError
-from edgewater.expressions import column_names, parse_sql
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import TIME_COLUMN
+from edgewater.syntax import column_names, parse_sql
 from sim.optimal import ROUNDING
 from sim.plan_budgets import Budget, bandwidth, budgets
 from sim.plan_cost import update_bytes

@@ -114,8 +114,9 @@ def simulate() -> None:
     type=click.IntRange(1),
     help="How many; of 400 at a true 95 %, coverage is between 92.2 % and 97.8 % in 99 of 100 runs.",
 )
+@click.option("--window", "window_ms", default="3s", show_default=True, type=_Duration(), help="Length of a window.")
 @click.option(
-    "--window", "window_ms", default="3s", show_default=True, type=_Duration(), help="Length of a tumbling window."
+    "--every", "every_ms", default=None, type=_Duration(), help="A window begins so often.  [default: they tumble]"
 )
 @click.option(
     "--substream",
@@ -123,7 +124,7 @@ def simulate() -> None:
     default="600ms",
     show_default=True,
     type=_Duration(),
-    help="Length f; must divide the window.",
+    help="Length f; must divide the window, and what it slides by.",
 )
 @click.option(
     "--slot",
@@ -213,6 +214,7 @@ def watermarks(as_json: bool, plot: Path | None, **asked: Any) -> None:
       edgewater simulate watermarks --algorithm all --delays EG --windows 60
       edgewater simulate watermarks --scenario burst,delay-shift --measure sum --json
       edgewater simulate watermarks --scenario correlated-value+step --values lognormal2
+      edgewater simulate watermarks --window 6s --every 3s --algorithm edgewater,k-slack
       edgewater simulate watermarks --measure sum --groups 10 --scope all --plot groups.png
     """
     studies = _studies(asked)
@@ -240,7 +242,10 @@ def watermarks(as_json: bool, plot: Path | None, **asked: Any) -> None:
 
 
 def _studies(asked: dict[str, Any]) -> list[Study]:
-    _check_divisors(asked["window_ms"], asked["substream_ms"], asked["slot_ms"])
+    if asked["every_ms"] is not None and (asked["every_ms"] < 1 or asked["window_ms"] % asked["every_ms"]):
+        accepted = f"a divisor of the window, {format_duration(asked['window_ms'])}"
+        raise InvalidConfig("--every", format_duration(asked["every_ms"]), accepted)
+    _check_divisors(asked["every_ms"] or asked["window_ms"], asked["substream_ms"], asked["slot_ms"])
     names = {
         "algorithm": _several(asked.pop("algorithm"), "--algorithm", (*ALGORITHMS, *ALIASES)),
         "delays": _several(asked.pop("delays"), "--delays", DELAYS),
@@ -255,7 +260,8 @@ def _studies(asked: dict[str, Any]) -> list[Study]:
 
 def _check_divisors(window_ms: int, substream_ms: int, slot_ms: int | None) -> None:
     for flag, part, name, whole in (
-        ("--substream", substream_ms, "window", window_ms), ("--slot", slot_ms, "sub-stream", substream_ms),
+        ("--substream", substream_ms, "window, and of what it slides by", window_ms),
+        ("--slot", slot_ms, "sub-stream", substream_ms),
     ):  # fmt: skip
         if part is not None and (part < 1 or whole % part):
             raise InvalidConfig(flag, format_duration(part), f"a divisor of the {name}, {format_duration(whole)}")

@@ -20,7 +20,7 @@ from bench.watermarks.goals import check_goals
 from bench.watermarks.kmeans import kmeans_rows
 from bench.watermarks.overhead import overhead
 from bench.watermarks.results import Results, Row
-from bench.watermarks.rows import goal_rows, recorded_rows, rival_rows, robustness_rows
+from bench.watermarks.rows import goal_rows, recorded_rows, rival_rows, robustness_rows, sliding_rows
 from sim.watermarks.engine import Outcome
 from sim.watermarks.recorded import RecordedDownloads
 from sim.watermarks.study import Study, run_study, run_workload
@@ -28,7 +28,7 @@ from sim.watermarks.summary import oracle_rate, summarise, table
 
 OUT = Path("bench/out")
 DOWNLOADS = Path("../shared/data/cran_downloads_dev")
-PARTS = ("goals", "robustness", "recorded", "rivals")
+PARTS = ("goals", "robustness", "recorded", "sliding", "rivals")
 
 
 def measure(part: str, study: Study) -> Row:
@@ -64,10 +64,14 @@ def _recorded(study: Study) -> Row:
 def _studies(windows: int, seed: int, quick: bool) -> dict[str, list[Study]]:
     parts = {"goals": goal_rows(), "robustness": robustness_rows(), "rivals": rival_rows()}
     parts["recorded"] = recorded_rows() if DOWNLOADS.is_dir() else []
+    parts["sliding"] = sliding_rows()
     return {
-        name: [replace(s, windows=windows, seed=seed) for s in parts[name] if not quick or s.delays in ("EG", "log")]
+        name: [
+            replace(s, windows=windows * s.overlap, seed=seed)
+            for s in parts[name] if not quick or s.delays in ("EG", "log")
+        ]
         for name in PARTS
-    }
+    }  # fmt: skip
 
 
 def _measure_missing(results: Results, part: str, studies: Sequence[Study], pool: ProcessPoolExecutor) -> None:

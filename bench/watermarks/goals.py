@@ -14,10 +14,12 @@ def least_coverage(confidence: float, trials: int) -> float:
 def check_goals(result: dict[str, Any]) -> list[str]:
     """A sentence per goal and row that is not reached."""
     missed = []
-    for name in ("goals", "robustness", "recorded"):
-        for row in result.get(name, []):
+    for name in ("goals", "robustness", "recorded", "sliding"):
+        for row in (r for r in result.get(name, []) if r["algorithm"] == "edgewater"):
             what = " ".join(str(row.get(k)) for k in ("scenario", "delays", "measure", "values", "groups", "scope"))
-            if row["coverage"] < least_coverage(row["confidence"], row.get("windows_had", row["windows"])):
+            overlap = row["window_ms"] // (row.get("every_ms") or row["window_ms"])
+            windows = row.get("windows_had", row["windows"]) // overlap
+            if row["coverage"] < least_coverage(row["confidence"], windows):
                 missed.append(f"coverage {row['coverage']:.3f}: {what}")
             if row["oracle_rate"] and row["sampling_rate"] > 1.1 * row["oracle_rate"]:
                 missed.append(f"rate {row['sampling_rate'] / row['oracle_rate']:.2f} of the oracle's: {what}")

@@ -38,6 +38,12 @@ def rival_rows() -> list[Study]:
     return rows + [replace(b, rate=25_000.0, algorithm=a) for b in base for a in ALGORITHMS]
 
 
+def sliding_rows() -> list[Study]:
+    """NYT as the paper has it, the mean distance in sliding windows: five of them overlap."""
+    ours = [Study(delays=d, window_ms=w, every_ms=w // 5) for w in (3000, 6000) for d in DELAYS]
+    return ours + [Study(every_ms=600, algorithm=a) for a in RIVALS]
+
+
 def recorded_rows() -> list[Study]:
     """Downloads as their hourly logs come: one source, as many windows as there are hours."""
     return [Study(scenario="recorded disorder", delays="log", values="downloads", edges=1, measure=m) for m in MEASURES]

@@ -29,6 +29,7 @@ from center.ledger import Ledger
 from center.results import ResultStore
 from center.spark.admission import Limits
 from center.spark.follower import CatalogFollower
+from center.spark.function_planner import FunctionPlanner, PlannerThread
 from center.spark.processor import BatchProcessor
 from center.spark.session import SessionConfig, require_java, start_session
 from center.spark.source import FORMAT, FrameSource, SourceOptions
@@ -107,6 +108,8 @@ class Job:
         )
         self._stopping = threading.Event()
         self._deadlines = DeadlineThread(self._writer, self.metrics, self._stopping)
+        planner = FunctionPlanner(self._writer, self._store, self._catalog, self.metrics)
+        self._functions = PlannerThread(planner, self._stopping)
         self._stream_problem = "Spark is starting"
 
     def problem(self) -> str:
@@ -122,6 +125,7 @@ class Job:
                 logger.info("metrics at http://%s:%d/metrics", self._config.metrics[0], port)
             stack.callback(self._close)
             self._deadlines.start()
+            self._functions.start()
             spark = start_session(self._config.session)
             stack.callback(_stop_quietly, spark.stop)
             spark.dataSource.register(FrameSource)
@@ -171,8 +175,9 @@ class Job:
     def _close(self) -> None:
         self._stopping.set()
         self._writer.close()
-        if self._deadlines.is_alive():
-            self._deadlines.join()
+        for thread in (self._deadlines, self._functions):
+            if thread.is_alive():
+                thread.join()
         self._store.close()
         self._catalog.close()
 

@@ -12,6 +12,7 @@ from center.results import MergedDelta, ResultStore
 from center.spark.follower import CatalogFollower
 from center.spark.telemetry import JobMetrics
 from edgewater.errors import StorageError
+from edgewater.query import QuerySpec
 from edgewater.streams import NEVER_MS, EdgeId
 from edgewater.wire.frames import QueryRef
 
@@ -107,6 +108,11 @@ class LedgerWriter:
         """As `Ledger.needed_rates`."""
         with self._lock:
             return self._ledger.needed_rates()
+
+    def sampled_functions(self) -> dict[QueryRef, tuple[QuerySpec, tuple[EdgeId, ...]]]:
+        """As `Ledger.sampled_functions`."""
+        with self._lock:
+            return self._ledger.sampled_functions()
 
     def wait(self, most_s: float = FOLLOW_EVERY_S) -> None:
         """Waits for the next deadline, at most so long; less if `apply` may have brought it forward."""

@@ -15,6 +15,7 @@ from edgewater.synopses.aggregates import MaxStack, SumStack
 from edgewater.synopses.base import BoolArray, BoundedError, FloatArray, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.hashing import hash_values
+from edgewater.synopses.row_sample import RowSampleStack
 from edgewater.wire.frames import Withheld
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 
@@ -64,6 +65,12 @@ class SliceEntries:
     def bounded(self) -> tuple[str, ...]:
         """The measures that the budget is about."""
         return self._bounded
+
+    def offer(self, rate: float) -> None:
+        """Records come that were drawn with this probability, to measures that are rows of a sample."""
+        for stack in self.pending.measures.values():
+            if isinstance(stack, RowSampleStack):
+                stack.offer(rate)
 
     def _of(self, name: str) -> npt.NDArray[Any]:
         return self._arrays[name][: len(self)]

@@ -21,6 +21,11 @@ Position = dict[str, Any]
 MAX_EXAMPLE_CHARACTERS = 200
 MAX_CHUNK_ROWS = 65_536
 BLOCK_BYTES = 1 << 22
+DRAINED_BYTES = 1 << 16
+"""Who has got less than this of what is still being written has reached its end: a pipe holds as much."""
+GRAIN_S = 0.02
+"""A moment that a source waits when it gets a little again and again. Without it every line would be a batch of its
+own, whatever it costs, and a source that keeps up easily would never be seen to wait."""
 
 
 class Reason(StrEnum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
+from edge.busy import Mark, unmarked
 from edge.config import CsvConfig, EdgeConfig, FileConfig, SourceConfig
 from edge.sources.base import Source
 from edge.sources.decoders import TextFormat
@@ -26,6 +27,7 @@ def build_sources(
     *,
     now_ms: Callable[[], int],
     sleep: Sleep = asyncio.sleep,
+    waiting: Mark = unmarked,
 ) -> list[Source]:
     """All sources of all streams; reads nothing yet.
 
@@ -34,21 +36,29 @@ def build_sources(
             of replays are used.
         now_ms: the wall clock.
         sleep: waits for the replay clock, and between two looks at followed files.
+        waiting: marks when a source waits for input.
     """
     sources: list[Source] = []
     for name, stream in config.streams.items():
         clock = clocks.get(name) if stream.replay is not None else None
         for given in stream.sources:
-            source = build_source(name, given, stream.record_schema, now_ms=now_ms, sleep=sleep)
+            source = build_source(name, given, stream.record_schema, now_ms=now_ms, sleep=sleep, waiting=waiting)
             if clock is None or isinstance(source, HttpSource):
                 sources.append(source)
             else:
-                sources.append(PacedSource(source, clock, now_ms=now_ms, sleep=sleep))
+                idle = _marked(sleep, source.name, waiting)
+                sources.append(PacedSource(source, clock, now_ms=now_ms, sleep=idle))
     return sources
 
 
 def build_source(
-    stream: str, given: SourceConfig, schema: RecordSchema, *, now_ms: Callable[[], int], sleep: Sleep
+    stream: str,
+    given: SourceConfig,
+    schema: RecordSchema,
+    *,
+    now_ms: Callable[[], int],
+    sleep: Sleep,
+    waiting: Mark = unmarked,
 ) -> FileSource | StdinSource | HttpSource:
     """One source, without pacing. Its name is its stream, kind and path: it outlives reordering."""
     if given.file is not None:
@@ -56,13 +66,22 @@ def build_source(
         name = f"{stream}:file:{file.path}"
         opener = file_opener(file, schema)
         return FileSource(
-            name, stream, file.path, schema, opener, now_ms=now_ms, follow=file.follow, sleep=sleep,
+            name, stream, file.path, schema, opener, now_ms=now_ms, follow=file.follow,
+            sleep=_marked(sleep, name, waiting),
             whole=lambda path: file.format == "parquet" or codec_of(path, file.compression) is not None,
         )  # fmt: skip
     if given.stdin is not None:
         text = text_format(given.stdin.format, given.stdin.csv, schema)
-        return StdinSource(f"{stream}:stdin", stream, text, now_ms=now_ms)
-    return HttpSource(http_source_name(stream), stream, schema)
+        return StdinSource(f"{stream}:stdin", stream, text, now_ms=now_ms, sleep=sleep, waiting=waiting)
+    return HttpSource(http_source_name(stream), stream, schema, waiting)
+
+
+def _marked(sleep: Sleep, source: str, waiting: Mark) -> Sleep:
+    async def idle(seconds: float) -> None:
+        with waiting(source):
+            await sleep(seconds)
+
+    return idle
 
 
 def file_opener(file: FileConfig, schema: RecordSchema) -> OpenReader:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from edge.sources.base import Chunk, Position, split_rows
+from edge.sources.base import DRAINED_BYTES, GRAIN_S, Chunk, Position, split_rows
 from edge.sources.decoders import TextFormat
 from edge.sources.file_reader import FileReader, OpenReader, Piece, gone, statement
 from edge.sources.follow import Followed, whole_by_name
@@ -111,18 +111,26 @@ class FileSource:
             for change in await asyncio.to_thread(followed.resume, at):
                 for chunk in self._chunks(change):
                     yield chunk
+            drained = False
             while True:
-                progress = False
+                progress, before, drained = False, drained, True
                 for change in await asyncio.to_thread(followed.refresh):
                     for chunk in self._chunks(change):
                         yield chunk
                 for file in followed.readable():
+                    at_end = True
                     while (piece := await asyncio.to_thread(followed.next, file, self._now_ms())) is not None:
                         progress = True
                         for chunk in self._chunks(piece):
                             yield chunk
+                        at_end = 0 < piece.nbytes < DRAINED_BYTES and not self._whole(file.position.file)
+                        if at_end:
+                            break  # what is being appended now comes with what is appended next
+                    drained &= at_end
                 if not progress:
                     await self._sleep(self._poll_s)
+                elif before and drained:
+                    await self._sleep(GRAIN_S)
         finally:
             followed.close()
 

@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from edge.busy import Mark, unmarked
 from edge.config import EdgeConfig
 from edge.sources.base import Chunk, Position
 from edge.sources.push_body import MEDIA_TYPES, BodyTooLarge, decode_body, media_type
@@ -44,14 +45,16 @@ class HttpSource:
 
     replayable = False
 
-    def __init__(self, name: str, stream: str, schema: RecordSchema) -> None:
+    def __init__(self, name: str, stream: str, schema: RecordSchema, waiting: Mark = unmarked) -> None:
         self.name = name
         self.stream = stream
         self.schema = schema
+        self._waiting = waiting
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
-        async for chunk in _never():
-            yield chunk
+        with self._waiting(self.name):
+            async for chunk in _never():
+                yield chunk
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
         raise StorageError(f"{self.name}: pushed records cannot be read again; the journal has them")
@@ -83,6 +86,7 @@ def push_routes(
     accept: Accept,
     busy: Callable[[], Busy | None],
     now_ms: Callable[[], int],
+    working: Mark = unmarked,
 ) -> list[Route]:
     """The routes through which records are pushed.
 
@@ -91,6 +95,7 @@ def push_routes(
         accept: called once per request, with all of its good records and its rejections.
         busy: asked before a body is read: why it cannot be taken now, or None.
         now_ms: the wall clock, for arrival times.
+        working: marks when a body is being decoded.
     """
     sources = {
         name: HttpSource(http_source_name(name), name, stream.record_schema)
@@ -99,7 +104,7 @@ def push_routes(
     }
     body_bytes = config.limits.max_push_bytes
     limits = PushLimits(body_bytes, MAX_BODIES_PENDING * body_bytes)
-    push = _Push(sources, accept, busy, now_ms, limits)
+    push = _Push(sources, accept, busy, now_ms, limits, working)
     return [Route("/v1/streams/{stream}", push.post, methods=["POST"])]
 
 
@@ -115,12 +120,14 @@ class _Push:
         busy: Callable[[], Busy | None],
         now_ms: Callable[[], int],
         limits: PushLimits,
+        working: Mark,
     ) -> None:
         self._sources = sources
         self._accept = accept
         self._busy = busy
         self._now_ms = now_ms
         self._limits = limits
+        self._working = working
         self._pending_bytes = 0
 
     async def post(self, request: Request) -> Response:
@@ -160,9 +167,10 @@ class _Push:
             body = await self._read(request)
             encoding = request.headers.get("content-encoding", "identity")
             limit = self._limits.max_body_bytes
-            decoded = await asyncio.to_thread(
-                decode_body, body, media, encoding, source.schema, self._now_ms(), limit, source.stream
-            )
+            with self._working(source.name):
+                decoded = await asyncio.to_thread(
+                    decode_body, body, media, encoding, source.schema, self._now_ms(), limit, source.stream
+                )
             await self._accept(
                 Chunk(source.name, decoded.batch, None, None, decoded.rejected, len(body)), source.stream
             )

@@ -69,19 +69,27 @@ async def paced(
     Order is the file's: a record waits for every record before it. Chunks are cut where the clock
     stands; each part has positions of its own, so a restart goes on inside a block.
 
+    Parts of a chunk are a grain apart at least, unless whoever takes them needs longer. So a source that keeps up
+    is seen to wait, however many records a second there are, and its parts are not smaller than they have to be.
+
     Args:
-        sleep: seconds to wait; called once for each time nothing is due, never with less than a grain.
+        sleep: seconds to wait; called once for each time nothing is due, and between two parts.
     """
+    released_ms = now_ms() - grain_ms
     async for chunk in chunks:
         rest: Chunk | None = chunk
         while rest is not None:
-            due = due_rows(rest, clock.to_event_ms(now_ms()))
+            now = now_ms()
+            due = due_rows(rest, clock.to_event_ms(now))
             if due == rest.batch.num_rows:
                 yield rest
                 rest = None
-            elif due:
+            elif due and not 0 <= now - released_ms < grain_ms:  # (so also if the wall clock was set back)
                 head, rest = rest.split(due)
+                released_ms = now
                 yield head
+            elif due:
+                await sleep((released_ms + grain_ms - now) / 1000)
             else:
                 # An empty chunk is due at once, so there is a first record.
                 next_ms = int(rest.batch.column(TIME_COLUMN)[0].as_py())

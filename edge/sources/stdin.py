@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
-from edge.sources.base import Chunk, Position, split_rows
+from edge.busy import Mark, unmarked
+from edge.sources.base import DRAINED_BYTES, GRAIN_S, Chunk, Position, split_rows
 from edge.sources.decoders import TextFormat
 from edge.sources.line_stream import LineStream
 from edgewater.errors import StorageError
@@ -38,24 +39,38 @@ class StdinSource:
 
     A read from a pipe can block for ever and a thread that does cannot be cancelled, so the thread
     only ever waits for `WAIT_S`.
+
+    Args:
+        sleep: waits a moment where a little comes again and again, so that it is read together.
+        waiting: marks when the source waits for input.
     """
 
     replayable = False
 
-    def __init__(self, name: str, stream: str, text: TextFormat, *, now_ms: Callable[[], int], fd: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        stream: str,
+        text: TextFormat,
+        *,
+        now_ms: Callable[[], int],
+        fd: int = 0,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        waiting: Mark = unmarked,
+    ) -> None:
         self.name = name
         self.stream = stream
         self._text = text
         self._now_ms = now_ms
         self._fd = fd
+        self._sleep = sleep
+        self._waiting = waiting
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         pipe = _Pipe(self._fd)
         lines = LineStream(pipe, self._text, self.name)
 
         def step() -> list[Chunk]:
-            if not pipe.wait(WAIT_S):
-                return []
             got = lines.next(False, self._now_ms())
             if got is None and pipe.ended:
                 got = lines.next(True, self._now_ms())
@@ -64,12 +79,21 @@ class StdinSource:
             decoded, nbytes = got
             return split_rows(Chunk(self.name, decoded.batch, None, None, decoded.rejected, nbytes))
 
+        little = False
         while True:
+            if not pipe.wait(0):
+                with self._waiting(self.name):
+                    while not await asyncio.to_thread(pipe.wait, WAIT_S):
+                        little = False
             chunks = await asyncio.to_thread(step)
             for chunk in chunks:
                 yield chunk
             if not chunks and pipe.ended:
                 return
+            before, little = little, 0 < sum(c.nbytes for c in chunks) < DRAINED_BYTES
+            if before and little and not pipe.ended:
+                with self._waiting(self.name):
+                    await self._sleep(GRAIN_S)
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
         raise StorageError(f"{self.name}: what came in on standard input cannot be read again")

@@ -283,7 +283,9 @@ def _update(
         mask = present.to_numpy(zero_copy_only=False)
         codes, values = codes[mask], values.filter(present)
         times, ids = (None if column is None else column[mask] for column in (times, ids))
-    if values is not None and not pa.types.is_string(values.type):
+    if values is not None and pa.types.is_fixed_size_list(values.type):
+        values = values.flatten().to_numpy().reshape(-1, values.type.list_size)
+    elif values is not None and not pa.types.is_string(values.type):
         values = values.to_numpy(zero_copy_only=False)
     if isinstance(stack, SampleStack):
         stack.update(codes, values, times=times, ids=ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -16,6 +16,9 @@ from edgewater.errors import InvalidInput, InvalidQuery, UnsupportedVersion
 from edgewater.streams import type_name
 from edgewater.synopses.base import Stack
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+if TYPE_CHECKING:
+    from edgewater.synopses.sample_functions import SampleFunction
 
 Parameters = tuple[tuple[str, Any], ...]
 """Parameters of a measure, all of them, defaults filled in, in the function's order."""
@@ -112,21 +115,23 @@ class Function:
         size_for: the parameters that reach goals. They take the goals' place when a query is read, so
             that all edges use the same ones.
         unavailable: why no query may name it, and where it can be used instead; empty: queries may.
-        argument: whether an expression is needed, possible or forbidden.
+        argument: whether an expression is needed, possible or forbidden; or "rows": one or several, together a row.
         types: names of the argument types it takes.
         error: how an error budget divides among edges — shares of a "sum", the whole for an
             "extremum" — or None if the function has no error function.
+        sample: what the center runs on the rows that have come (`sample_functions`); None: the stack has the answer.
     """
 
     name: str
     make: Callable[[Parameters, pa.DataType | None], Stack]
-    argument: Literal["none", "optional", "required"] = "required"
+    argument: Literal["none", "optional", "required", "rows"] = "required"
     types: tuple[str, ...] = ("int64", "float64")
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     error: Literal["sum", "extremum"] | None = None
     goals: Mapping[str, Parameter] = field(default_factory=dict)
     size_for: Sizing | None = None
     unavailable: str = ""
+    sample: SampleFunction | None = None
 
     def read_parameters(self, positional: Sequence[Any], named: Mapping[str, Any], at: str) -> Parameters:
         """All parameters with defaults filled in. Raises InvalidQuery."""
@@ -201,6 +206,8 @@ class Function:
 
     def check_argument(self, data_type: pa.DataType | None, at: str) -> None:
         """Raises InvalidQuery unless the function takes an argument of this type."""
+        if self.argument == "rows":
+            return  # which are numbers, or they would not have been bound (`edgewater.row_expressions`)
         if data_type is not None and type_name(data_type) not in self.types:
             raise InvalidQuery(
                 at,
@@ -313,6 +320,7 @@ from edgewater.synopses import (  # noqa: E402, F401  (they register themselves)
     kll,
     plugins,
     reservoir,
+    sample_functions,
     top_k,
 )
 

@@ -231,16 +231,18 @@ class SampleStack(ItemStack):
     def _require_same(self, rows: Rows, repeats: BoolArray) -> None:
         """Raises IncompatibleSynopses if two records of one identity have different values."""
         again = np.flatnonzero(repeats)
-        one, two = rows.at(again).values, rows.at(again - 1).values
-        if isinstance(one, pa.Array):
-            differ = ~pc.equal(one, two).to_numpy(zero_copy_only=False)
-        else:
-            differ = (one != two) & ((one == one) | (two == two))
+        differ = self._differ(rows.at(again).values, rows.at(again - 1).values)
         if differ.any():
             raise IncompatibleSynopses(
                 f"{self.kind}: {int(differ.sum())} records have the identity of another record with another value; "
                 f"every part that is merged needs a `source` of its own (this one has {self.source})"
             )
+
+    def _differ(self, one: Any, two: Any) -> BoolArray:
+        """Which values are not the same, row by row. A NaN is one NaN."""
+        if isinstance(one, pa.Array):
+            return np.asarray(~pc.equal(one, two).to_numpy(zero_copy_only=False))
+        return np.asarray((one != two) & ((one == one) | (two == two)))
 
     # Merging
 

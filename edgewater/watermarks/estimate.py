@@ -17,7 +17,6 @@ from edgewater.synopses.base import FloatArray
 from edgewater.synopses.intervals import normal_quantile
 from edgewater.watermarks.late_values import LateRatio
 from edgewater.watermarks.sample_size import neyman_sizes
-from edgewater.watermarks.stragglers import Stragglers
 from edgewater.watermarks.target import MeasureKind
 
 _SKEW_ROUNDS = 4
@@ -26,6 +25,8 @@ _SKEW_ROUNDS = 4
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """What is known of a window now. float64; arrays are [source, group], `by_lag` [source, lag group].
+
+    Of several watermarks at once (`together.py`) each is a group; `by_lag` has their sources one after the other's.
 
     Attributes:
         arrived: events, counted all, sampled or not.
@@ -38,6 +39,12 @@ class Sampled:
     total: FloatArray
     squares: FloatArray
     by_lag: FloatArray
+
+    def of(self, mark: int) -> Sampled:
+        """Of one of several watermarks."""
+        mine, sources = slice(mark, mark + 1), len(self.arrived)
+        by_lag = self.by_lag[mark * sources : (mark + 1) * sources]
+        return Sampled(self.arrived[:, mine], self.count[:, mine], self.total[:, mine], self.squares[:, mine], by_lag)
 
     def means(self, fallback: FloatArray) -> FloatArray:
         return np.asarray(np.where(self.count > 0, self.total / np.maximum(self.count, 1.0), fallback))
@@ -66,6 +73,14 @@ class WindowModel:
     events: FloatArray
     straggler_width: FloatArray
     backing: FloatArray | None = None
+
+    def of(self, group: int) -> WindowModel:
+        """Of one group."""
+        mine = slice(group, group + 1)
+        return WindowModel(
+            self.measure, self.arrived[:, mine], self.means[:, mine], self.spread[:, mine], self.population[:, mine],
+            self.events[:, mine], self.straggler_width[mine], None if self.backing is None else self.backing[:, mine],
+        )  # fmt: skip
 
     @property
     def size(self) -> FloatArray:
@@ -145,50 +160,64 @@ class WindowModel:
         here, total = count.sum(axis=0), self.population.sum(axis=0)
         missing = np.maximum(total - here, 0.0)
         both = np.asarray(quantile, np.float64)
-        one = one_sided(float(both.max()))
+        one, beyond = _tails(both)
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = (self.population * self.means).sum(axis=0) / total
             variation = np.sqrt((self.population * self.spread**2).sum(axis=0) / total) / np.abs(mean)
             lopsided = np.abs((missing / here) ** 2 - 1) / np.sqrt(missing * (total / here) ** 3)
             skew = (3 * variation + variation**3) * lopsided
             heavier = 2 / skew * (np.maximum(1 + skew * one / 6 - skew**2 / 36, 0.0) ** 3 - 1)
-        certain = missing < math.erfc(float(both.max()) / math.sqrt(2)) / 2
+        certain = missing < beyond
         return np.where(certain | ~np.isfinite(heavier), both, np.maximum(both, heavier))
 
 
-@lru_cache(maxsize=64)
-def one_sided(quantile: float) -> float:
-    """The normal quantile that leaves on one side what `quantile` leaves on both."""
-    return normal_quantile(max(1 - 2 * math.erfc(quantile / math.sqrt(2)), 1e-9))
+def _tails(quantile: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Elementwise: the normal quantile that leaves on one side what `quantile` leaves on both, and half of that."""
+    if quantile.ndim == 0:
+        one, half = _tail(float(quantile))
+        return np.asarray(one), np.asarray(half)
+    distinct, inverse = np.unique(quantile, return_inverse=True)
+    found = np.array([_tail(q) for q in distinct.tolist()])[inverse.reshape(quantile.shape)]
+    return found[..., 0], found[..., 1]
+
+
+@lru_cache(maxsize=1024)
+def _tail(quantile: float) -> tuple[float, float]:
+    both = math.erfc(quantile / math.sqrt(2))
+    return normal_quantile(max(1 - 2 * both, 1e-9)), both / 2
 
 
 def model_window(
     measure: MeasureKind,
     sampled: Sampled,
-    stragglers: Stragglers,
+    expected: FloatArray,
+    deviation: FloatArray,
     ratio: LateRatio,
     spread: FloatArray,
     fallback: FloatArray,
-    factor: float | FloatArray,
-    quantile: float,
+    quantile: float | FloatArray,
     backing: FloatArray | None = None,
 ) -> WindowModel:
-    """Puts the parts together.
+    """Puts the parts together: of one watermark, or of several that are a group each.
 
     Args:
+        expected, deviation: of the stragglers, [source, watermark]; the deviation as many times as its interval has
+            (`calibration.py`).
+        ratio: of all their sources, one watermark's after the other's.
         spread: standard deviation of values, [source, group].
         fallback: mean value where nothing was sampled.
-        factor: deviations of the straggler count that its interval has (`calibration.py`), of all sources or each;
-            `quantile`: of the rest.
+        quantile: of the rest of the interval.
         backing: windows that `fallback` is the mean of.
     """
     arrived = sampled.arrived
-    per_source = arrived.sum(axis=1, keepdims=True)
-    groups = arrived.shape[1]
-    share = np.where(per_source > 0, arrived / np.maximum(per_source, 1.0), 1.0 / groups)
-    expected = stragglers.expected[:, None] * share
+    groups, marks = arrived.shape[1], expected.shape[1]
+    share: FloatArray | float = 1.0
+    if marks < groups:  # of one watermark with groups: stragglers are shared out by what has come
+        per_source = arrived.sum(axis=1, keepdims=True)
+        share = np.where(per_source > 0, arrived / np.maximum(per_source, 1.0), 1.0 / groups)
+    expected = expected * share
     means = sampled.means(fallback)
-    weight = ratio.ratio[:, None]
+    weight, doubt = (x.reshape(marks, -1).T for x in (ratio.ratio, ratio.deviation))
     events, population = arrived + expected, arrived + weight * expected
     if measure == "count":
         effect = np.ones_like(means)
@@ -197,12 +226,12 @@ def model_window(
     else:
         size = np.maximum(events.sum(axis=0), 1.0)
         effect = (weight * means - (means * population).sum(axis=0) / size) / size
-    number = ((effect * (factor * stragglers.deviation)[:, None] * share) ** 2).sum(axis=0)
-    if groups > 1:  # of which group a straggler will be
+    number = ((effect * deviation * share) ** 2).sum(axis=0)
+    if marks < groups:  # of which group a straggler will be
         number = number + quantile**2 * (effect**2 * expected * (1 - share)).sum(axis=0)
     value = np.zeros(groups)
     if measure != "count":
-        value = ((means * expected * ratio.deviation[:, None]) ** 2).sum(axis=0)
+        value = ((means * expected * doubt) ** 2).sum(axis=0)
         if measure == "mean":
             value = value / np.maximum(events.sum(axis=0), 1.0) ** 2
     width = np.sqrt(number + quantile**2 * value)

@@ -173,6 +173,7 @@ class GroupMonitor:
             late, others = sums[:, valued][:, order], self._others.get(index, 0)
             cells_of = cell * groups + group
             found.append(GroupedSubstream(grid, index, keys, cells_of, counts[mine], place[order], late, others))
+            found[-1].bound()
         self._forget()
         return found
 
@@ -196,9 +197,12 @@ class GroupMonitor:
         given = codec.open_message(message, _KIND, _VERSION, len(types) + 7)
         keys = [codec.decode_keys(a) for a in message.arrays[: len(types)]]
         cells, counts, places, values, known, sums, others = (codec.decode(a) for a in message.arrays[len(types) :])
-        same = [k.type for k in keys] == list(types) and given == {"keys": len(types), "limit": limit}
+        before = given.get("limit")  # an earlier release had another one, and codes are made with it
+        same = [k.type for k in keys] == list(types) and given == {"keys": len(types), "limit": before}
+        same = same and isinstance(before, int) and len(keys[0]) <= min(before, limit)
         if not same or cells.shape != counts.shape or places.shape != values.shape or sums.shape != (3, len(known)):
             raise CorruptSynopsis(f"{_KIND}: columns of other types, or of unequal length")
+        cells, places, known = (codes // before * limit + codes % before for codes in (cells, places, known))
         result._table.encode(keys, len(keys[0]))
         result._cells, result._cells_held = [(cells, counts)] if len(cells) else [], len(cells)
         result._worth, result._worth_held = [(places, values)] if len(places) else [], len(places)

@@ -22,6 +22,10 @@ from edgewater.watermarks.late_values import lag_groups
 
 _KIND, _VERSION = "grouped-substream", 1
 
+MAX_CELLS = 1 << 19
+"""Of one statement, 1 to 3 MB. Between two points come arrivals of 30 slots at most, in each slot and group, less than
+half of that. What an edge holds back while its link is down may come to more: every lag of every group."""
+
 
 @dataclass(slots=True)
 class GroupedSubstream:
@@ -93,6 +97,15 @@ class GroupedSubstream:
         self.places, self.late = summed(np.concatenate(places), np.concatenate([self.late, other.late], axis=1))
         self.keys = table.rows()
         self.others += other.others
+        self.bound()
+
+    def bound(self) -> None:
+        """With more cells than a frame has room for, only the number of events is told."""
+        if len(self.cells) > MAX_CELLS:
+            self.others += int(self.counts.sum())
+            self.keys = [k.slice(0, 0) for k in self.keys]
+            self.cells = self.counts = self.places = np.zeros(0, np.int64)
+            self.late = np.zeros((3, 0))
 
     def to_state(self) -> bytes:
         """The envelope of synopses: a header, the key columns, narrow integers."""

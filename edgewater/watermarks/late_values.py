@@ -10,6 +10,7 @@ is tied to the delays it was learnt under.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +46,15 @@ class LateValues:
         self.total: FloatArray = np.zeros(shape)
         self.squares: FloatArray = np.zeros(shape)
 
+    @classmethod
+    def over(cls, parts: Sequence[LateValues]) -> LateValues:
+        """A copy of what all have learnt, their sources one after the other."""
+        result = cls.__new__(cls)
+        result.groups = parts[0].groups
+        for name in _STATE:
+            setattr(result, name, np.concatenate([getattr(p, name) for p in parts]))
+        return result
+
     def learn(self, count: FloatArray, total: FloatArray, squares: FloatArray, substreams: float = 1.0) -> None:
         """Adds sampled values of the last `substreams` sub-streams, [source, lag group]."""
         fade = float(np.exp(-substreams / MEMORY_SUBSTREAMS))
@@ -77,10 +87,10 @@ class LateValues:
             weight = np.where(np.isinf(ballast), 0.0, self.count / (self.count + ballast))
         result, variance = np.empty_like(mean), np.empty_like(mean)
         before, doubt = overall[:, 0], np.zeros(len(mean))
+        own, stays = weight**2 * within / np.maximum(self.count, 1.0), (1 - weight) ** 2
         for group in range(mean.shape[1]):
-            w = weight[:, group]
-            before = before + w * (mean[:, group] - before)
-            doubt = w**2 * within[:, 0] / np.maximum(self.count[:, group], 1.0) + (1 - w) ** 2 * doubt
+            before = before + weight[:, group] * (mean[:, group] - before)
+            doubt = own[:, group] + stays[:, group] * doubt
             result[:, group], variance[:, group] = before, doubt
         return result, variance
 
@@ -92,8 +102,8 @@ class LateValues:
             punctual: sampled events of the window by (source, lag group).
         """
         means, variances = self.means()
-        by_group = np.zeros_like(self.count)
-        np.add.at(by_group.T, self.groups, late.T)
+        starts = np.searchsorted(self.groups, np.arange(self.count.shape[1]))
+        by_group = np.add.reduceat(late, starts, axis=1)
         numerator, noise = _weighted(means, variances, by_group)
         denominator, _ = _weighted(means, variances, punctual)
         sound = (denominator != 0) & (by_group.sum(axis=1) > 0) & (punctual.sum(axis=1) > 0)

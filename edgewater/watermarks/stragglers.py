@@ -8,6 +8,7 @@ neighbouring slots to be alike (credibility; Bornhuetter and Ferguson's estimato
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,11 +61,41 @@ class Stragglers:
     alarm: float
 
 
-class StragglerModel:
-    """Reads a triangle. Its own state is how unevenly each source's events come."""
+@dataclass(frozen=True, slots=True)
+class StragglersByMark:
+    """`Stragglers` of several watermarks; arrays as there, of all their sources, one watermark's after the other's.
 
-    def __init__(self, triangle: ArrivalTriangle) -> None:
-        self.triangle = triangle
+    Attributes:
+        known, drift, alarm: per watermark.
+    """
+
+    arrived: FloatArray
+    expected: FloatArray
+    deviation: FloatArray
+    by_lag: FloatArray
+    rate: FloatArray
+    known: BoolArray
+    drift: FloatArray
+    alarm: FloatArray
+
+    def of(self, mark: int) -> Stragglers:
+        sources = len(self.expected) // len(self.known)
+        mine = slice(mark * sources, (mark + 1) * sources)
+        return Stragglers(
+            self.arrived[mine], self.expected[mine], self.deviation[mine], self.by_lag[mine], self.rate[mine],
+            bool(self.known[mark]), float(self.drift[mark]), float(self.alarm[mark]),
+        )  # fmt: skip
+
+
+class StragglerModel:
+    """Reads a triangle. Its own state is how unevenly each source's events come.
+
+    Args:
+        marks: watermarks whose sources the triangle has, each as many.
+    """
+
+    def __init__(self, triangle: ArrivalTriangle, marks: int = 1) -> None:
+        self.triangle, self.marks = triangle, marks
         self.dispersion: FloatArray = np.ones(triangle.sources)
         """Variance of a slot's events around its neighbours' mean, in units of that mean; 1: Poisson."""
         self.unrest: FloatArray = np.zeros(triangle.sources)
@@ -72,6 +103,18 @@ class StragglerModel:
         self.usual: FloatArray = np.zeros(triangle.sources)
         """Events per slot, over the last `USUAL_SUBSTREAMS` or so: what a silent source is taken to go on with."""
         self._weight: FloatArray = np.zeros(triangle.sources)
+
+    @classmethod
+    def over(cls, triangle: ArrivalTriangle, models: Sequence[StragglerModel]) -> StragglerModel:
+        """One model of all, over the triangle of theirs (`ArrivalTriangle.over`). It shares its memory with them."""
+        result = cls(triangle, len(models))
+        sources = triangle.sources // len(models)
+        for name in _STATE.values():
+            whole = np.concatenate([getattr(m, name) for m in models])
+            setattr(result, name, whole)
+            for i, model in enumerate(models):
+                setattr(model, name, whole[i * sources : (i + 1) * sources])
+        return result
 
     def on_substream(self) -> None:
         """To be called at the end of each sub-stream: learns how even arrivals are."""
@@ -93,17 +136,14 @@ class StragglerModel:
         gap = (count[:, :slots] - before) ** 2
         expected = np.maximum(before, 1.0) * (1 + 1 / _NEIGHBOURS)
         pace = 1 / np.minimum(self._weight + 1, DISPERSION_SUBSTREAMS)
-        self.dispersion = np.where(
-            learn,
-            self.dispersion + pace * ((gap.sum(axis=1) / expected.sum(axis=1)) - self.dispersion),
-            self.dispersion,
-        )
+        uneven = gap.sum(axis=1) / expected.sum(axis=1)
+        self.dispersion[:] = np.where(learn, self.dispersion + pace * (uneven - self.dispersion), self.dispersion)
         rate = sums[:, slots] / slots
         change = np.where(self._weight > 0, (rate / np.maximum(self.usual, 1e-9) - 1) ** 2, 0.0)
         change = np.minimum(change, UNREST_MOST)
-        self.unrest = np.where(learn, self.unrest + pace * (change - self.unrest), self.unrest)
+        self.unrest[:] = np.where(learn, self.unrest + pace * (change - self.unrest), self.unrest)
         pace = 1 / np.minimum(self._weight + 1, USUAL_SUBSTREAMS)
-        self.usual = np.where(learn, self.usual + pace * (rate - self.usual), self.usual)
+        self.usual[:] = np.where(learn, self.usual + pace * (rate - self.usual), self.usual)
         self._weight += learn
 
     def to_state(self) -> Arrays:
@@ -119,6 +159,10 @@ class StragglerModel:
 
         `first_lag` counts from 0: at the window's end, its last slot is 0 old. `by_lag` only if `lags_wanted`.
         """
+        return self.predict_each(first_lag, slots, lags_wanted=lags_wanted).of(0)
+
+    def predict_each(self, first_lag: int, slots: int, *, lags_wanted: bool = True) -> StragglersByMark:
+        """`predict`, of each of the watermarks whose sources the triangle has."""
         triangle = self.triangle
         first_lag = min(first_lag, triangle.grid.lags - 1)
         behind = triangle.behind
@@ -144,11 +188,11 @@ class StragglerModel:
         noise: FloatArray,
         age: IntArray,
         lags_wanted: bool,
-    ) -> Stragglers:
+    ) -> StragglersByMark:
         lags = self.triangle.grid.lags
         last = min(first_lag + slots, lags)
         born = np.arange(first_lag, lags) < age[:, None]
-        pace = _pace(seen[:, first_lag:], shares[:, :, first_lag:] * born)
+        pace = _pace(seen[:, first_lag:], shares[:, :, first_lag:], born)
         learnt = self._weight > 0
         silent = self.triangle.behind > 0
         ballast = np.where(learnt, BALLAST_SLOTS, 0.0)
@@ -163,11 +207,16 @@ class StragglerModel:
         share, arrived = shares[:, :, window], seen[:, window]
         alive = born[:, : last - first_lag]
         credence = rate / np.maximum(self.dispersion - 1, 1e-9)  # slots' worth of Poisson noise: k = λ/(φ - 1)
-        per_slot = rate[..., None] * (credence[..., None] + arrived) / (credence + 1e-12)[..., None]
-        per_slot /= 1 + rate[..., None] / (credence + 1e-12)[..., None] * share
-        out = per_slot * (1 - share) * alive
-        expected = out.sum(axis=2)
-        wobble = np.sqrt(noise[:, :, window]) * share * per_slot * alive
+        scale = (credence + 1e-12)[..., None]
+        per_slot = (credence[..., None] + arrived) * (rate[..., None] / scale)
+        worth = share * (rate[..., None] / scale)
+        worth += 1
+        per_slot /= worth
+        per_slot *= alive
+        expected = (per_slot * (1 - share)).sum(axis=2)
+        wobble = np.sqrt(noise[:, :, window])
+        wobble *= share
+        wobble *= per_slot
         inexact = wobble.sum(axis=2) ** 2
         gap = np.abs(expected[SHORT] - expected[LONG])
         trust = gap**2 / (gap**2 + inexact[SHORT] + 1e-9)  # in the short memory
@@ -179,43 +228,49 @@ class StragglerModel:
             + (1 - trust) * inexact[LONG]
             + trust * (1 - trust) * gap**2
         )
-        drift = np.abs((expected[SHORT] - expected[LONG]).sum()) / np.sqrt(inexact.sum() + 1.0)
-        by_lag = _by_lag(per_slot, shares, alive, first_lag, trust) if lags_wanted else np.zeros((len(seen), 0))
-        return Stragglers(
+        apart, doubt = self._per_mark(expected[SHORT] - expected[LONG]), self._per_mark(inexact[LONG] + inexact[SHORT])
+        drift = np.abs(apart) / np.sqrt(doubt + 1.0)
+        jump = np.abs(self._per_mark(pace.jump)) / np.sqrt(self._per_mark(pace.noise) + 1e-9)
+        by_lag = _by_lag(per_slot, shares, first_lag, trust) if lags_wanted else np.zeros((len(seen), 0))
+        return StragglersByMark(
             arrived=arrived.sum(axis=1),
             expected=mixed,
             deviation=np.sqrt(variance),
             by_lag=by_lag,
             rate=trust * rate[SHORT] + (1 - trust) * rate[LONG],
-            known=bool(known.all()),
-            drift=float(drift),
-            alarm=float(max(drift, pace.jump)),
+            known=np.asarray(known.reshape(self.marks, -1).all(axis=1)),
+            drift=np.asarray(drift),
+            alarm=np.maximum(drift, jump),
         )
+
+    def _per_mark(self, by_source: FloatArray) -> FloatArray:
+        return np.asarray(by_source.reshape(self.marks, -1).sum(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
     """Arrivals of the youngest slots, [memory, source], and how many complete slots they are worth.
 
-    `jump`: from the slots before to those, over all sources, in standard errors of even arrivals.
+    `jump`: of the rate, per source, from the slots before to those; `noise`: its variance if arrivals are even.
     """
 
     events: FloatArray
     worth: FloatArray
-    jump: float
+    jump: FloatArray
+    noise: FloatArray
 
 
-def _pace(seen: FloatArray, share: FloatArray) -> _Pace:
+def _pace(seen: FloatArray, share: FloatArray, born: BoolArray) -> _Pace:
     further = 2 * int(INFORMATIVE_SLOTS)
     for width in (4 * further, seen.shape[1]):  # most of the time a few slots are enough
-        informed = np.cumsum(share[..., :width], axis=2)
+        informed = np.cumsum(share[..., :width] * born[:, :width], axis=2)
         last = informed.shape[2] - 1
         stop = (informed < INFORMATIVE_SLOTS).sum(axis=2)
         if (stop + further <= last).all():
             break
     stop = np.minimum(stop, last)
     count = np.cumsum(seen[:, :width], axis=1)
-    memory, source = np.ogrid[: stop.shape[0], : stop.shape[1]]
+    memory, source = np.arange(stop.shape[0])[:, None], np.arange(stop.shape[1])
     beyond = np.minimum(stop + further, last)
     events, worth = count[source, stop], informed[memory, source, stop]
     before = count[source, beyond] - events
@@ -223,16 +278,15 @@ def _pace(seen: FloatArray, share: FloatArray) -> _Pace:
     safe = np.maximum(worth, _LEAST_SHARE)
     rate, old = (events / safe)[LONG], (before / worth_before)[LONG]
     noise = rate / safe[LONG] + old / worth_before[LONG]
-    return _Pace(events, worth, float(np.abs((rate - old).sum()) / np.sqrt(noise.sum() + 1e-9)))
+    return _Pace(events, worth, rate - old, noise)
 
 
-def _by_lag(
-    per_slot: FloatArray, shares: FloatArray, alive: BoolArray, first_lag: int, trust: FloatArray
-) -> FloatArray:
-    """Stragglers by lag: those of lag l come from the slots younger than l."""
-    jumps = np.diff(shares, axis=2, prepend=0.0)
-    younger = np.zeros_like(jumps)
-    width = per_slot.shape[2]
-    younger[:, :, first_lag + 1 : first_lag + 1 + width] = (per_slot * alive)[:, :, : younger.shape[2] - first_lag - 1]
-    weighted = np.cumsum(younger, axis=2) * jumps
+def _by_lag(per_slot: FloatArray, shares: FloatArray, first_lag: int, trust: FloatArray) -> FloatArray:
+    """Stragglers by lag: those of lag l come from the slots younger than l, which are `per_slot`'s."""
+    weighted, lags = np.zeros_like(shares), shares.shape[2]
+    begin, end = first_lag + 1, min(first_lag + 1 + per_slot.shape[2], lags)
+    np.cumsum(per_slot[:, :, : end - begin], axis=2, out=weighted[:, :, begin:end])
+    if end > begin:
+        weighted[:, :, end:] = weighted[:, :, end - 1 : end]
+    weighted[:, :, 1:] *= shares[:, :, 1:] - shares[:, :, :-1]
     return np.asarray(trust[:, None] * weighted[SHORT] + (1 - trust)[:, None] * weighted[LONG])

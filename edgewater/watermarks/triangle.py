@@ -11,7 +11,7 @@ betting on either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -56,13 +56,14 @@ class ArrivalTriangle:
         self.retired: FloatArray = np.zeros(sources)
         """Events of slots older than the largest lag, per source, since ever."""
         self._parts: list[ArrivalTriangle] = []
+        self._whole: ArrivalTriangle | None = None
 
     @classmethod
     def over(cls, triangles: Sequence[ArrivalTriangle]) -> ArrivalTriangle:
         """One triangle of all their sources, in their order, that shares its memory with them.
 
-        Time passes for all by one `advance` of it, which costs little more than one of theirs. It is good until one of
-        them changes by itself.
+        Time passes for all by one `advance` of it, which costs little more than one of theirs. What changes in one of
+        them by itself is seen in it. It is good until one of them becomes a part of another.
         """
         grid = triangles[0].grid
         result = cls(sum(t.sources for t in triangles), grid)
@@ -76,6 +77,7 @@ class ArrivalTriangle:
             for name in _STATE.values():
                 whole = getattr(result, name)
                 setattr(triangle, name, whole[:, :, mine] if name == "_sums" else whole[mine])
+            triangle._whole = result
         result._parts = list(triangles)
         return result
 
@@ -100,10 +102,9 @@ class ArrivalTriangle:
         # The last lag stands for all longer ones: those slots are one pile, which is never at risk again.
         self.retired += oldest + arrived[:, -1]
         seen += arrived
-        step = np.empty((2, 1, *seen.shape), np.float32)
-        step[0, 0], step[1, 0] = arrived, seen
         self._sums *= self._decay
-        self._sums += step
+        self._sums[0] += arrived.astype(np.float32)
+        self._sums[1] += seen.astype(np.float32)
         seen[:, -1] -= arrived[:, -1]
         self.age += 1
         self._forget_derived()
@@ -112,6 +113,8 @@ class ArrivalTriangle:
         self._known = None
         for part in self._parts:
             part._known = None
+        if self._whole is not None:
+            self._whole._known = None
 
     def _advance_some(self, arrived: FloatArray, reporting: BoolArray) -> None:
         part = self._part(reporting)
@@ -127,29 +130,34 @@ class ArrivalTriangle:
         """
         if len(arrived) != self.behind[source]:
             raise InvalidInput("arrived", len(arrived), f"one row for each of {self.behind[source]} slots")
-        alone = np.arange(self.sources) == source
-        part = self._part(alone)
-        for row in arrived:
-            part.advance(row[None])
-        self._take_back(part, alone)
-        self.behind[source] = 0
+        self.catch_up_all(np.array([source]), arrived[:, None])
+
+    def catch_up_all(self, sources: IntArray, arrived: Iterable[FloatArray]) -> None:
+        """Sources that stood still equally long tell what arrived at them in each slot since, [source, lag] a slot."""
+        chosen = np.zeros(self.sources, bool)
+        chosen[sources] = True
+        part = self._part(chosen)
+        for each in arrived:
+            part.advance(each)
+        self._take_back(part, chosen)
+        self.behind[sources] = 0
 
     def _part(self, chosen: BoolArray) -> ArrivalTriangle:
         part = ArrivalTriangle.__new__(ArrivalTriangle)
         part.grid, part._decay = self.grid, self._decay
         part.seen, part.age, part.retired = self.seen[chosen], self.age[chosen], self.retired[chosen]
-        part._sums, part._known, part._parts = self._sums[:, :, chosen], None, []
+        part._sums, part._known, part._parts, part._whole = self._sums[:, :, chosen], None, [], None
         return part
 
     def _take_back(self, part: ArrivalTriangle, chosen: BoolArray) -> None:
         self.seen[chosen], self.age[chosen], self.retired[chosen] = part.seen, part.age, part.retired
         self._sums[:, :, chosen] = part._sums
-        self._known = None
+        self._forget_derived()
 
     def forget_long(self) -> None:
         """Delays have changed for good: the long memory starts anew from the short one."""
         self._sums[:, LONG] = self._sums[:, SHORT]
-        self._known = None
+        self._forget_derived()
 
     def hazards(self) -> FloatArray:
         """r by [memory, source, lag]; 0 where nothing was ever at risk."""
@@ -174,9 +182,8 @@ class ArrivalTriangle:
             hazard = self.hazards()
             bounded = np.minimum(hazard, 0.999)
             term = bounded / ((1 - bounded) * np.maximum(self._sums[1], np.float32(1.0)))
-            term[..., :-1] = term[..., 1:]
-            term[..., -1] = 0
-            noise = np.cumsum(term[..., ::-1], axis=-1)[..., ::-1]
+            noise = np.zeros_like(term)
+            np.cumsum(term[..., :0:-1], axis=-1, out=noise[..., -2::-1])
             self._known = distribution(hazard), noise
         return self._known
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from edgewater.synopses.base import FloatArray
+from edgewater.synopses.base import FloatArray, IntArray
 from edgewater.watermarks.estimate import Sampled
 from edgewater.watermarks.state import Arrays, restore
 
@@ -40,16 +42,36 @@ class ValueHistory:
         """Mean squared relative distance of a window's σ² from the past's."""
         self.pooled_noise: FloatArray = np.ones(groups)
         """The same of all sources' together: what one window's sample can be trusted with."""
-        self.windows = 0
+        self.windows: int | IntArray = 0
+        self._is_joint = False
+
+    @classmethod
+    def over(cls, parts: Sequence[ValueHistory]) -> ValueHistory:
+        """A copy of what all have learnt, each without groups of its own: each is a group of it."""
+        result = cls.__new__(cls)
+        for name in _STATE:
+            setattr(result, name, np.concatenate([getattr(p, name) for p in parts], axis=-1))
+        result.windows = np.array([p.windows for p in parts])
+        result._is_joint = True
+        return result
+
+    def hand_back(self, parts: Sequence[ValueHistory]) -> None:
+        """They have learnt what this one has, which is `over` them."""
+        for i, part in enumerate(parts):
+            for name in _STATE:
+                setattr(part, name, getattr(self, name)[..., i : i + 1].copy())
+            part.windows = int(np.asarray(self.windows)[i])
 
     def learn(self, sampled: Sampled) -> None:
         """A window's sample, when it has been answered."""
         means = sampled.means(self.mean)
         variances = sampled.variances(means)
-        if self.windows:
+        windows = np.asarray(self.windows)
+        if windows.any():
             ratio = self._pooled_ratio(sampled, variances, self.variation * self._expected_means(sampled, means) ** 2)
             surprise = np.minimum((np.nan_to_num(ratio, nan=1.0, posinf=6.0) - 1) ** 2, 25.0)
-            self.pooled_noise += (surprise - self.pooled_noise) / min(self.windows, MEMORY_WINDOWS)
+            change = (surprise - self.pooled_noise) / np.clip(windows, 1, MEMORY_WINDOWS)
+            self.pooled_noise += np.where(windows > 0, change, 0.0)
         sound = (sampled.count > 1) & (means != 0)
         squared = np.where(sound, variances / np.where(means != 0, means, 1.0) ** 2, 0.0)
         self.weight = np.where(sound, self.weight + 1, self.weight)
@@ -59,10 +81,10 @@ class ValueHistory:
         surprise = np.where(self.variation > 0, (squared / np.maximum(self.variation, 1e-12) - 1) ** 2, 1.0)
         self.noise = self.noise + np.where(self.weight > 1, pace, 0.0) * (np.minimum(surprise, 25.0) - self.noise)
         self.variation = self.variation + pace * (squared - self.variation)
-        total = sampled.arrived.sum(axis=1, keepdims=True)
+        total = sampled.arrived if self._is_joint else sampled.arrived.sum(axis=1, keepdims=True)
         now = np.where(total > 0, sampled.arrived / np.maximum(total, 1.0), self.share)
-        self.share = now if not self.windows else self.share + 0.2 * (now - self.share)
-        self.windows += 1
+        self.share = np.where(windows > 0, self.share + 0.2 * (now - self.share), now)
+        self.windows = self.windows + 1
 
     @property
     def backing(self) -> FloatArray:

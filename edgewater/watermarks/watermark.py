@@ -11,6 +11,7 @@ The sample pays for the stragglers' uncertainty as long as that is cheap; else w
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple, dataclass, field
 
 import numpy as np
@@ -20,19 +21,15 @@ from edgewater.synopses.base import BoolArray, FloatArray
 from edgewater.synopses.intervals import normal_quantile
 from edgewater.watermarks import state
 from edgewater.watermarks.calibration import OFFSETS, UNTRIED, Calibration
-from edgewater.watermarks.estimate import Sampled, WindowModel, model_window
+from edgewater.watermarks.estimate import Sampled, WindowModel
 from edgewater.watermarks.grid import Grid
-from edgewater.watermarks.late_values import LateRatio, LateValues
+from edgewater.watermarks.late_values import LateValues
+from edgewater.watermarks.rehearsal import pass_slot
 from edgewater.watermarks.stragglers import StragglerModel, Stragglers
 from edgewater.watermarks.target import MeasureKind, Target, check_measure
+from edgewater.watermarks.together import window_models
 from edgewater.watermarks.triangle import LONG, ArrivalTriangle
 from edgewater.watermarks.value_history import ValueHistory
-
-DRIFT, DRIFT_SUBSTREAMS = 8.0, 4
-"""Standard errors, and for how many sub-streams on end, that the memories of delays must disagree to start anew."""
-
-SETTLED_SHARE = 0.9995
-"""Of a slot's events; from then on its count is taken for the truth that predictions are held against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,35 +136,30 @@ class Watermark:
         self.slot = 0
         failures = (1 - target.group_confidence) * self.policy.sampling_failures
         self.quantile = normal_quantile(1 - failures)
-        self._drifting = 0
+        self.drifting = 0
         self._straggler_share = 0.02  # half-width relative to the estimate, as lately seen at the answer
 
     def on_slot(self, arrived: FloatArray, reporting: BoolArray | None = None) -> None:
         """A slot has passed: `arrived` events by [source, lag]; `reporting`: the sources that can be heard."""
         self.triangle.advance(arrived, reporting)
-        self.on_advanced()
-
-    def on_advanced(self) -> None:
-        """A slot has passed in the triangle, that of this watermark or one over those of several."""
-        self.slot += 1
-        if self.slot % self.grid.substream_slots == 0:
-            self.model.on_substream()
-            self._settle()
-        if not self.triangle.behind.any():
-            self._rehearse()
+        pass_slot([self], self.model)
 
     def on_return(self, source: int, arrived: FloatArray) -> None:
         """A silent source tells what it had: `arrived` by [slot of its silence, lag]."""
         self.triangle.catch_up(source, arrived)
 
-    def plan(self) -> Plan:
-        """The rates for the window that begins now: Eq. 8 with n·N_e/N, and F for E[D] (corrections.md, Aion 3, 4)."""
+    def plan(self, ahead: Stragglers | None = None) -> Plan:
+        """The rates for the window that begins now: Eq. 8 with n·N_e/N, and F for E[D] (corrections.md, Aion 3, 4).
+
+        Args:
+            ahead: what the model predicts of a window that ends now, if it is known.
+        """
         shape = self.history.mean.shape
         if self.measure == "count":
             return Plan(np.zeros(shape))
         if not self.history.windows or not self.triangle.age.any():
             return Plan(np.full(shape, self.policy.pilot))
-        ahead = self.model.predict(0, self.window_slots)
+        ahead = ahead or self.model.predict(0, self.window_slots, lags_wanted=False)
         events = (ahead.rate * self.window_slots)[:, None] * self.history.share
         punctual = self.triangle.distributions()[LONG][:, : self.window_slots].mean(axis=1)[:, None]
         means = self.history.mean
@@ -210,8 +202,11 @@ class Watermark:
         self.history.learn(sampled)
         self.late.learn(*sums, substreams=self.window_slots / self.grid.substream_slots)
         with np.errstate(divide="ignore", invalid="ignore"):
-            share = float(np.nan_to_num(np.max(answer.straggler / np.abs(answer.estimate)), nan=1.0, posinf=1.0))
-        share = min(share, self.target.error / 2)
+            self.learn_share(float(np.max(answer.straggler / np.abs(answer.estimate))))
+
+    def learn_share(self, share: float) -> None:
+        """Stragglers' half-width relative to the estimate, as it was at an answer; infinite or NaN: unknown."""
+        share = min(share if math.isfinite(share) else 1.0, self.target.error / 2)
         self._straggler_share += 0.2 * (share - self._straggler_share)
 
     def to_state(self) -> bytes:
@@ -219,7 +214,7 @@ class Watermark:
         numbers = {
             "grid": astuple(self.grid), "window_slots": self.window_slots, "target": astuple(self.target),
             "measure": self.measure, "latest_slots": self.latest_slots, "policy": astuple(self.policy),
-            "slot": self.slot, "drifting": self._drifting, "straggler_share": self._straggler_share,
+            "slot": self.slot, "drifting": self.drifting, "straggler_share": self._straggler_share,
         }  # fmt: skip
         return state.pack(numbers, {
             **state.prefixed("triangle", self.triangle.to_state()),
@@ -244,7 +239,7 @@ class Watermark:
                 triangle.sources, grid, int(numbers["window_slots"]), target, numbers["measure"],
                 latest_slots=numbers["latest_slots"], policy=Policy(*numbers["policy"]),
             )  # fmt: skip
-            result.slot, result._drifting = int(numbers["slot"]), int(numbers["drifting"])
+            result.slot, result.drifting = int(numbers["slot"]), int(numbers["drifting"])
             result._straggler_share = float(numbers["straggler_share"])
             result.history.restore(state.part("history", arrays))
         except (KeyError, TypeError, ValueError, InvalidInput) as exc:
@@ -256,23 +251,9 @@ class Watermark:
         return result
 
     def window_model(self, offset: int, sampled: Sampled) -> tuple[Stragglers, WindowModel]:
-        """What is expected of a window `offset` slots after its end: its stragglers, and what its values may be."""
-        stragglers = self.model.predict(offset, self.window_slots)
-        if self.measure == "count":
-            even = np.ones(self.triangle.sources)
-            ratio = LateRatio(even, np.zeros_like(even))
-        else:
-            ratio = self.late.ratio(stragglers.by_lag, sampled.by_lag)
-        means = sampled.means(self.history.mean)
-        spread = self.history.spread(sampled, means)
-        factor = self.calibration.factor(offset, stragglers.alarm, self.policy.straggler_confidence)
-        # The record is of sources that can be heard: how well silence is foreseen it does not say.
-        factors = np.where(self.triangle.behind > 0, max(UNTRIED, self.quantile), factor)
-        model = model_window(
-            self.measure, sampled, stragglers, ratio, spread, self.history.mean, factors, self.quantile,
-            self.history.backing,
-        )  # fmt: skip
-        return stragglers, model
+        """`together.window_models`, of this one; the groups are its own."""
+        stragglers, model = window_models([self], self.model, offset, sampled)
+        return stragglers.of(0), model
 
     def _sampling_room(self, estimate: FloatArray, straggler_width: FloatArray) -> FloatArray:
         allowed = self.target.error * np.abs(estimate)
@@ -280,6 +261,8 @@ class Watermark:
 
     def _affordable(self, offset: int, model: WindowModel, estimate: FloatArray, sampled: Sampled) -> FloatArray | None:
         """Sizes that meet the contract now without paying too much for the stragglers; None: better wait."""
+        if (sampled.count >= sampled.arrived).all():
+            return None  # there is nothing to take
         room = self._sampling_room(estimate, model.straggler_width)
         if (room <= 0).any() or self.measure == "count":
             return None
@@ -324,39 +307,3 @@ class Watermark:
             return False
         width = max(UNTRIED, self.quantile) * float(np.sqrt((stragglers.deviation[silent] ** 2).sum()))
         return width > 0.95 * self.target.error * float(model.size.sum())
-
-    def _rehearse(self) -> None:
-        """Predicts as if a window had ended at the last sub-stream's end, for the record."""
-        for offset in self.calibration.offsets:
-            boundary = self.slot - offset
-            if boundary <= 0 or boundary % self.grid.substream_slots:
-                continue
-            ahead = self.model.predict(offset, min(self.window_slots, self.grid.lags - offset), lags_wanted=False)
-            if offset == 0:
-                self._notice(ahead.drift)
-            # The first windows know less than any later one, and say nothing of how good those will be. Nor does it
-            # say anything that in a pause nothing was expected, and nothing came.
-            if self._is_experienced() and ahead.arrived.any():
-                deviation = float(np.sqrt((ahead.deviation**2).sum()))
-                total = float(self.triangle.total(offset).sum())
-                self.calibration.predicted(boundary, offset, float(ahead.expected.sum()), deviation, ahead.alarm, total)
-
-    def _is_experienced(self) -> bool:
-        """Whether sources have been observed for two windows, with events if they have ever had any: of a stream that
-        stood idle before its first event nothing was learnt meanwhile."""
-        triangle, long_ago = self.triangle, min(2 * self.window_slots, self.grid.lags - 1)
-        older = triangle.seen[:, long_ago:].sum(axis=1) + triangle.retired
-        younger = triangle.seen[:, :long_ago].sum(axis=1)
-        return bool(triangle.age.min() >= 2 * self.window_slots and ((older > 0) | (younger == 0)).all())
-
-    def _notice(self, drift: float) -> None:
-        self._drifting = self._drifting + 1 if drift > DRIFT else 0
-        if self._drifting >= DRIFT_SUBSTREAMS:
-            self.triangle.forget_long()
-            self._drifting = 0
-
-    def _settle(self) -> None:
-        shares = self.triangle.distributions()[LONG]
-        horizon = int(np.argmax((shares >= SETTLED_SHARE).all(axis=0)))
-        for boundary in self.calibration.due(self.slot, horizon + 1):
-            self.calibration.settle(boundary, float(self.triangle.total(self.slot - boundary).sum()))

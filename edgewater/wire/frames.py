@@ -61,6 +61,24 @@ class SliceClose:
     last_ms: int | None = None
 
 
+class SamplingReason(IntEnum):
+    """Why an edge processes only a part of its records; the numbers are those of the wire."""
+
+    NONE = 0
+    """It processes all, or does not say."""
+    MEASURE = 1
+    """The measure is expensive."""
+    PROCESSOR = 2
+    """The edge's processor cannot keep up."""
+    LINK = 3
+    """The edge's link cannot keep up."""
+
+    @classmethod
+    def read(cls, number: int) -> SamplingReason:
+        """One that a newer release has added is not said, as by an older one."""
+        return cls(number) if number in cls._value2member_map_ else cls.NONE
+
+
 @dataclass(frozen=True, slots=True)
 class Arrivals:
     """Statistics of the records that arrived at an edge, of a query with an accuracy.
@@ -69,10 +87,14 @@ class Arrivals:
         through_ms: event time, by the stream's clock: all that had arrived before is told of.
         substreams: `SubstreamStatistics.to_state()`, or `GroupedSubstream.to_state()` of a query with groups, one per
             sub-stream with news; they add up.
+        sampled: why some of these records were passed over, if any were.
+        unread: more may have come, which the edge had not read.
     """
 
     through_ms: int
     substreams: tuple[bytes, ...] = ()
+    sampled: SamplingReason = SamplingReason.NONE
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +233,16 @@ def body_from_wire(message: pb.FrameBody) -> FrameBody:
 
 
 def arrivals_to_wire(arrivals: Arrivals) -> pb.Arrivals:
-    return pb.Arrivals(through_ms=arrivals.through_ms, substreams=arrivals.substreams)
+    return pb.Arrivals(
+        through_ms=arrivals.through_ms,
+        substreams=arrivals.substreams,
+        sampled=pb.Sampling.Reason.ValueType(arrivals.sampled),
+        unread=arrivals.unread,
+    )
 
 
 def arrivals_from_wire(message: pb.Arrivals) -> Arrivals:
-    return Arrivals(message.through_ms, tuple(message.substreams))
+    return Arrivals(message.through_ms, tuple(message.substreams), SamplingReason.read(message.sampled), message.unread)
 
 
 def close_to_wire(close: SliceClose) -> pb.SliceClose:

@@ -372,10 +372,16 @@ class Arrivals(_message.Message):
 
     THROUGH_MS_FIELD_NUMBER: _builtins.int
     SUBSTREAMS_FIELD_NUMBER: _builtins.int
+    SAMPLED_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
     through_ms: _builtins.int
     """All that had arrived before this time is told of, in this frame or an earlier one. Event time, by the
     stream's clock, as corrected by the offset of Sampling.
     """
+    sampled: Global___Sampling.Reason.ValueType
+    """Why some of the records told of were passed over. NONE: none were, or the edge does not say."""
+    unread: _builtins.bool
+    """More may have come, which the edge had not read."""
     @_builtins.property
     def substreams(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """SubstreamStatistics, one per sub-stream that has news; of a query with groups, GroupedSubstream. They add up."""
@@ -385,10 +391,12 @@ class Arrivals(_message.Message):
         *,
         through_ms: _builtins.int = ...,
         substreams: _abc.Iterable[_builtins.bytes] | None = ...,
+        sampled: Global___Sampling.Reason.ValueType = ...,
+        unread: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["substreams", b"substreams", "through_ms", b"through_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sampled", b"sampled", "substreams", b"substreams", "through_ms", b"through_ms", "unread", b"unread"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -537,12 +545,15 @@ class Heartbeat(_message.Message):
     RTT_MS_FIELD_NUMBER: _builtins.int
     DROPS_FIELD_NUMBER: _builtins.int
     SENT_AT_MS_FIELD_NUMBER: _builtins.int
+    BUSY_SHARE_FIELD_NUMBER: _builtins.int
     backlog_bytes: _builtins.int
     """Bytes in the journal that the center has not acknowledged."""
     bandwidth_bytes_s: _builtins.float
     """Measured: bytes per second up, and round trip."""
     rtt_ms: _builtins.float
     sent_at_ms: _builtins.int
+    busy_share: _builtins.float
+    """Of the time since the last heartbeat, the part that the busiest source did not wait for input, 0 to 1."""
     @_builtins.property
     def streams(self) -> _containers.RepeatedCompositeFieldContainer[Global___StreamProgress]: ...
     @_builtins.property
@@ -558,10 +569,11 @@ class Heartbeat(_message.Message):
         rtt_ms: _builtins.float = ...,
         drops: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         sent_at_ms: _builtins.int = ...,
+        busy_share: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bytes", b"backlog_bytes", "bandwidth_bytes_s", b"bandwidth_bytes_s", "drops", b"drops", "rtt_ms", b"rtt_ms", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backlog_bytes", b"backlog_bytes", "bandwidth_bytes_s", b"bandwidth_bytes_s", "busy_share", b"busy_share", "drops", b"drops", "rtt_ms", b"rtt_ms", "sent_at_ms", b"sent_at_ms", "streams", b"streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -978,16 +990,42 @@ class Sampling(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    class _Reason:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Sampling._Reason.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        NONE: Sampling._Reason.ValueType  # 0
+        MEASURE: Sampling._Reason.ValueType  # 1
+        """The measure is expensive."""
+        PROCESSOR: Sampling._Reason.ValueType  # 2
+        """The edge's processor cannot keep up."""
+        LINK: Sampling._Reason.ValueType  # 3
+        """The edge's link cannot keep up."""
+
+    class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
+    NONE: Sampling.Reason.ValueType  # 0
+    MEASURE: Sampling.Reason.ValueType  # 1
+    """The measure is expensive."""
+    PROCESSOR: Sampling.Reason.ValueType  # 2
+    """The edge's processor cannot keep up."""
+    LINK: Sampling.Reason.ValueType  # 3
+    """The edge's link cannot keep up."""
+
     QUERY_FIELD_NUMBER: _builtins.int
     QUERY_VERSION_FIELD_NUMBER: _builtins.int
     RATE_FIELD_NUMBER: _builtins.int
     CLOCK_OFFSET_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
     query: _builtins.str
     query_version: _builtins.int
     rate: _builtins.float
     """Probability with which a record is processed; all are counted."""
     clock_offset_ms: _builtins.float
     """The edge's clock less the center's, as the session has measured it."""
+    reason: Global___Sampling.Reason.ValueType
+    """Why the rate is below 1."""
     def __init__(
         self,
         *,
@@ -995,10 +1033,11 @@ class Sampling(_message.Message):
         query_version: _builtins.int = ...,
         rate: _builtins.float = ...,
         clock_offset_ms: _builtins.float = ...,
+        reason: Global___Sampling.Reason.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_ms", b"clock_offset_ms", "query", b"query", "query_version", b"query_version", "rate", b"rate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock_offset_ms", b"clock_offset_ms", "query", b"query", "query_version", b"query_version", "rate", b"rate", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

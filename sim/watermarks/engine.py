@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -48,11 +49,12 @@ class Silence:
     last: int
 
 
-def truth_of(events: Events, measure: MeasureKind, groups: int) -> FloatArray:
-    count = np.asarray(np.bincount(events.group, minlength=groups), np.float64)
+def truth_of(group: IntArray, value: FloatArray, measure: MeasureKind, groups: int) -> FloatArray:
+    """The measure of all events, per group."""
+    count = np.asarray(np.bincount(group, minlength=groups), np.float64)
     if measure == "count":
         return count
-    total = np.asarray(np.bincount(events.group, weights=events.value, minlength=groups), np.float64)
+    total = np.asarray(np.bincount(group, weights=value, minlength=groups), np.float64)
     if measure == "sum":
         return total
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -68,11 +70,11 @@ def queue_end_ms(arrivals_ms: FloatArray, cost_ms: float, until_ms: float) -> fl
     return float((at - np.arange(len(at)) * cost_ms).max() + len(at) * cost_ms)
 
 
-class OpenWindow:
-    """A window's events as they become visible, and its sample by thresholds on the marks."""
+class Step:
+    """The events of a step of time as they become visible, and their sample by thresholds on the marks."""
 
-    def __init__(self, events: Events, end_slot: int, grid: Grid, lag_groups: IntArray, rates: FloatArray) -> None:
-        self.events, self.end_slot, self.rates = events, end_slot, rates
+    def __init__(self, events: Events, grid: Grid, lag_groups: IntArray, rates: FloatArray) -> None:
+        self.events, self.rates = events, rates
         self.shape = rates.shape
         born = np.floor_divide(events.born_ms, grid.slot_ms).astype(np.int64)
         self.born_slot = born
@@ -82,7 +84,11 @@ class OpenWindow:
         self.lag_groups = int(lag_groups[-1]) + 1
         self.cell = events.source * self.shape[1] + events.group
         self.planned = events.mark < rates.ravel()[self.cell]
-        self.topped_up = 0
+
+    @property
+    def arrival_ms(self) -> FloatArray:
+        """When its events could be heard; not at all in this run: infinite."""
+        return np.where(self.heard_slot > self.born_slot + self.lag, np.inf, self.events.arrival_ms)
 
     def visible(self, slot: int) -> BoolArray:
         return np.asarray(self.heard_slot < slot)
@@ -113,21 +119,66 @@ class OpenWindow:
 
         return summed(np.ones(len(value))), summed(value), summed(value * value)
 
+
+class OpenWindow:
+    """A window that is not answered: its steps, which it shares with the windows that overlap it."""
+
+    def __init__(self, steps: Sequence[Step], end_slot: int) -> None:
+        self.steps, self.end_slot = steps, end_slot
+        self.topped_up = 0
+
+    @property
+    def events(self) -> int:
+        return sum(len(step.events) for step in self.steps)
+
+    def sampled(self, slot: int) -> Sampled:
+        each = [step.sampled(slot) for step in self.steps]
+        return Sampled(*(sum_of(getattr(s, f.name) for s in each) for f in fields(Sampled)))
+
+    def lag_sums(self, slot: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+        count, total, squares = zip(*(step.lag_sums(slot) for step in self.steps), strict=True)
+        return sum_of(count), sum_of(total), sum_of(squares)
+
+    def truth(self, measure: MeasureKind, groups: int) -> FloatArray:
+        """The measure of all its events, per group."""
+        group, value = (np.concatenate([getattr(s.events, n) for s in self.steps]) for n in ("group", "value"))
+        return truth_of(group, value, measure, groups)
+
+    def ready_ms(self, cost_ms: float, until_ms: float) -> float:
+        """When those of its events that were to be processed as they come have been."""
+        planned = [step.arrival_ms[step.planned] for step in self.steps]
+        return queue_end_ms(np.concatenate(planned), cost_ms, until_ms)
+
+    def missed(self, slot: int) -> int:
+        return sum(int((~step.visible(slot)).sum()) for step in self.steps)
+
     def top_up(self, slot: int, sizes: FloatArray) -> None:
         """Raises each cell's rate until as many of its visible events are in."""
-        before = int(self.in_sample(slot).sum())
-        visible = np.flatnonzero(self.visible(slot))
-        order = visible[np.argsort(self.cell[visible] + self.events.mark[visible])]  # by cell, then by mark
-        cells = self.cell[order]
+        inside = [step.in_sample(slot) for step in self.steps]
+        before = sum(int(chosen.sum()) for chosen in inside)
+        seen = [np.flatnonzero(step.visible(slot)) for step in self.steps]
+        cell = np.concatenate([step.cell[at] for step, at in zip(self.steps, seen, strict=True)])
+        mark = np.concatenate([step.events.mark[at] for step, at in zip(self.steps, seen, strict=True)])
+        taken = np.concatenate([chosen[at] for chosen, at in zip(inside, seen, strict=True)])
+        order = np.lexsort((mark, ~taken, cell))  # by cell; in it those that are in already, then by mark
+        cells = cell[order]
         starts = np.searchsorted(cells, np.arange(sizes.size))
         ends = np.searchsorted(cells, np.arange(sizes.size), side="right")
         wanted = np.minimum(sizes.ravel().astype(np.int64), ends - starts)
         some = wanted > 0
         last = order[np.where(some, starts + wanted - 1, 0)]
-        rate = np.where(some, np.nextafter(self.events.mark[last], 2.0), 0.0)
+        rate = np.where(some, np.nextafter(mark[last], 2.0), 0.0)
         rate = np.where(wanted == ends - starts, 1.0, rate)
-        self.rates = np.maximum(self.rates, rate.reshape(self.shape))
-        self.topped_up += int(self.in_sample(slot).sum()) - before
+        for step in self.steps:
+            step.rates = np.maximum(step.rates, rate.reshape(step.shape))
+        self.topped_up += sum(int(step.in_sample(slot).sum()) for step in self.steps) - before
+
+
+def sum_of(arrays: Iterable[FloatArray]) -> FloatArray:
+    first, *others = arrays
+    for other in others:
+        first = first + other
+    return first
 
 
 class Engine:
@@ -141,6 +192,7 @@ class Engine:
         self.event_cost_ms, self.silence = event_cost_ms, silence
         self.latest_slots, self.policy = latest_slots, policy
         self.slots = workload.window_ms // grid.slot_ms
+        self.step_slots = workload.step_ms // grid.slot_ms
         self._fresh()
 
     def _fresh(self) -> None:
@@ -149,42 +201,44 @@ class Engine:
             latest_slots=self.latest_slots, policy=self.policy,
         )  # fmt: skip
         self._ring = np.zeros((self.grid.lags + 2 * self.slots, self.workload.sources, self.grid.lags), np.float32)
+        self._steps: deque[Step] = deque(maxlen=self.slots // self.step_slots)
         self._open: list[tuple[OpenWindow, int]] = []
         self._silent_rows: list[FloatArray] = []
 
     def run(self, progress: Progress = lambda done: None) -> list[Outcome]:
         results: list[Outcome] = []
         origin = 0
-        for index in range(self.workload.windows):
+        steps = self.slots // self.step_slots
+        for index in range(self.workload.windows + steps - 1):
             if index and self.workload.forgets_before(index):
                 results += self._drain()
                 self._fresh()
-                origin = index * self.slots
-            results += self._window(index, origin)
-            progress(index + 1)
+                origin = index * self.step_slots
+            results += self._step(index, origin)
+            if index >= steps - 1:
+                progress(index - steps + 2)
         return results + self._drain()
 
-    def _window(self, index: int, origin: int) -> list[Outcome]:
-        """The slots of one window: its events are born, and open windows are judged."""
-        events = self.workload.window(index)
-        shifted = Events(
-            events.source, events.born_ms - origin * self.grid.slot_ms, events.delay_ms, events.value,
-            events.group, events.mark,
-        )  # fmt: skip
-        start = index * self.slots - origin
-        opened = OpenWindow(shifted, start + self.slots, self.grid, self.mark.late.groups, self.mark.plan().rates)
+    def _step(self, index: int, origin: int) -> list[Outcome]:
+        """The slots of one step: its events are born, and open windows are judged."""
+        shifted = self.workload.step(index).after(origin * self.grid.slot_ms)
+        start = index * self.step_slots - origin
+        step = Step(shifted, self.grid, self.mark.late.groups, self.mark.plan().rates)
         if self.silence and self.silence.first <= index < self.silence.last:
-            back = (self.silence.last - index) * self.slots + start
-            opened.heard_slot = np.where(
-                shifted.source == self.silence.source, np.maximum(opened.heard_slot, back), opened.heard_slot
+            back = (self.silence.last - index) * self.step_slots + start
+            step.heard_slot = np.where(
+                shifted.source == self.silence.source, np.maximum(step.heard_slot, back), step.heard_slot
             )
-        self._open.append((opened, start + self.slots))
-        arrival = opened.born_slot + opened.lag
-        flat = (arrival % len(self._ring)) * self._ring[0].size + shifted.source * self.grid.lags + opened.lag
+        self._steps.append(step)
+        end = start + self.step_slots
+        if len(self._steps) == self._steps.maxlen:
+            self._open.append((OpenWindow(tuple(self._steps), end), end))
+        arrival = step.born_slot + step.lag
+        flat = (arrival % len(self._ring)) * self._ring[0].size + shifted.source * self.grid.lags + step.lag
         used, places = np.unique(flat, return_counts=True)
         self._ring.reshape(-1)[used] += places
         done: list[Outcome] = []
-        for slot in range(start, start + self.slots):
+        for slot in range(start, end):
             self._advance(slot, index)
             done += self._judge_all()
         return done
@@ -229,14 +283,13 @@ class Engine:
     def _outcome(self, opened: OpenWindow, now: int, answer: Answer) -> Outcome:
         sampled = opened.sampled(now)
         self.mark.on_answered(sampled, answer, opened.lag_sums(now))
-        events, now_ms = opened.events, float(now * self.grid.slot_ms)
-        arrival = np.where(opened.heard_slot > opened.born_slot + opened.lag, np.inf, events.arrival_ms)
-        ready = queue_end_ms(arrival[opened.planned], self.event_cost_ms, now_ms)
+        now_ms = float(now * self.grid.slot_ms)
+        ready = opened.ready_ms(self.event_cost_ms, now_ms)
         finish = max(ready, now_ms) + opened.topped_up * self.event_cost_ms
         return Outcome(
-            answer.estimate, truth_of(events, self.measure, self.workload.groups), answer.half_width,
-            answer.straggler, finish - opened.end_slot * self.grid.slot_ms, int(sampled.count.sum()),
-            int((~opened.visible(now)).sum()), len(events), answer.met,
+            answer.estimate, opened.truth(self.measure, self.workload.groups), answer.half_width, answer.straggler,
+            finish - opened.end_slot * self.grid.slot_ms, int(sampled.count.sum()), opened.missed(now), opened.events,
+            answer.met,
         )  # fmt: skip
 
     def _drain(self) -> list[Outcome]:

@@ -29,7 +29,7 @@ class RecordedDownloads:
     """
 
     groups = 1
-    window_ms = REPLAYED_HOUR_MS
+    window_ms = step_ms = REPLAYED_HOUR_MS
 
     def __init__(self, folder: Path, *, edges: int = 1, seed: int = 1, windows: int | None = None) -> None:
         files = sorted(folder.glob("*.csv.gz"))
@@ -63,6 +63,9 @@ class RecordedDownloads:
         zeros = np.zeros(len(inside), np.int64)
         return Events(edge, np.minimum(born, REPLAYED_HOUR_MS - 1e-6) + start, arrival - born, size, zeros,
                       rng.random(len(inside)))  # fmt: skip
+
+    def step(self, index: int) -> Events:
+        return self.window(index)
 
     def forgets_before(self, index: int) -> bool:
         return False

@@ -51,9 +51,9 @@ def run_rival(
         events = workload.window(index)
         arrival = events.arrival_ms
         if silence and silence.first <= index < silence.last:
-            back = silence.last * workload.window_ms
+            back = silence.last * workload.step_ms
             arrival = np.where(events.source == silence.source, np.maximum(arrival, back), arrival)
-        end = (index + 1.0) * workload.window_ms
+        end = float(index * workload.step_ms + workload.window_ms)
         closing = algorithm.close(
             WindowArrivals(
                 end - workload.window_ms,
@@ -71,7 +71,7 @@ def run_rival(
         results.append(
             Outcome(
                 closing.estimate,
-                truth_of(events, measure, workload.groups),
+                truth_of(events.group, events.value, measure, workload.groups),
                 nothing,
                 nothing,
                 max(ready, closing.fire_ms) - end,

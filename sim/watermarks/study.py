@@ -11,6 +11,7 @@ from edgewater.watermarks.grid import Grid
 from edgewater.watermarks.target import MeasureKind, Target
 from sim.watermarks.engine import Engine, Outcome, Progress, Silence
 from sim.watermarks.rivals import run_rival
+from sim.watermarks.sliding import SlidingWorkload
 from sim.watermarks.summary import oracle_rate, summarise
 from sim.watermarks.values import Values
 from sim.watermarks.workload import MadeWorkload, Shape, Workload
@@ -23,7 +24,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The inputs of a run, as they appear in its output."""
+    """The inputs of a run, as they appear in its output. `every_ms`: a window begins so often; None: they tumble."""
 
     algorithm: str = "edgewater"
     delays: str = "EG"
@@ -33,6 +34,7 @@ class Study:
     rate: float = 5000.0
     windows: int = 400
     window_ms: int = 3000
+    every_ms: int | None = None
     substream_ms: int = 600
     slot_ms: int | None = None
     error: float = 0.05
@@ -45,6 +47,11 @@ class Study:
     fixed_ms: float = 1000.0
     latest_ms: int | None = None
     seed: int = 1
+
+    @property
+    def overlap(self) -> int:
+        """How many windows an event is in: errors of so many in a row hang together."""
+        return self.window_ms // (self.every_ms or self.window_ms)
 
     @property
     def target(self) -> Target:
@@ -61,10 +68,15 @@ class Study:
 
     def workload(self) -> tuple[Workload, Values]:
         values = Values.named(self.values, _ROOT)
-        shape = Shape(
-            self.delays, self.scenario, self.rate, self.edges, self.groups, self.window_ms, self.windows, self.seed
+        step_ms = self.every_ms or self.window_ms
+        if self.window_ms % step_ms or (self.silent_edge and step_ms != self.window_ms):
+            raise InvalidConfig("--every", f"{step_ms} ms", f"a divisor of the window, {self.window_ms} ms, and no "
+                                "silent edge")  # fmt: skip
+        steps = self.windows + self.window_ms // step_ms - 1
+        made = MadeWorkload(
+            Shape(self.delays, self.scenario, self.rate, self.edges, self.groups, step_ms, steps, self.seed), values
         )
-        return MadeWorkload(shape, values), values
+        return (made if step_ms == self.window_ms else SlidingWorkload(made, self.window_ms)), values
 
 
 def run_study(study: Study, progress: Progress = lambda done: None) -> tuple[dict[str, Any], list[Outcome]]:
@@ -85,7 +97,7 @@ def run_workload(study: Study, workload: Workload, progress: Progress = lambda d
             substream_ms=study.substream_ms, fixed_ms=study.fixed_ms, silence=study.silence, progress=progress,
         )  # fmt: skip
     grid = Grid.of(
-        workload.window_ms, study.substream_ms, int(workload.window_ms * HORIZON_WINDOWS), slot_ms=study.slot_ms
+        workload.step_ms, study.substream_ms, int(workload.window_ms * HORIZON_WINDOWS), slot_ms=study.slot_ms
     )
     latest = None if study.latest_ms is None else -(-study.latest_ms // grid.slot_ms)
     engine = Engine(

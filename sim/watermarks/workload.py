@@ -49,12 +49,24 @@ class Events:
     def __len__(self) -> int:
         return len(self.born_ms)
 
+    def after(self, ms: float) -> Events:
+        """The same, so much earlier: times are counted from there."""
+        return Events(self.source, self.born_ms - ms, self.delay_ms, self.value, self.group, self.mark)
+
 
 class Workload(Protocol):
+    """Windows of `window_ms`, one of which begins every `step_ms`: tumbling if both are equal.
+
+    Events are made step by step, in order: those born in step i, and of the window that begins with it.
+    """
+
     sources: int
     groups: int
     window_ms: int
+    step_ms: int
     windows: int
+
+    def step(self, index: int) -> Events: ...
 
     def window(self, index: int) -> Events: ...
 
@@ -98,7 +110,8 @@ class MadeWorkload:
     def __init__(self, shape: Shape, values: Values) -> None:
         self.shape, self.values = shape, values
         self.sources, self.groups = shape.sources, shape.groups
-        self.window_ms, self.windows = shape.window_ms, shape.windows
+        self.window_ms = self.step_ms = shape.window_ms
+        self.windows = shape.windows
         self._clock = np.random.default_rng([shape.seed, 0]).random(shape.sources)  # phase of each source's gaps
         self._phase = np.random.default_rng([shape.seed, 1]).random(4)
         scale = np.linspace(0.5, 2.0, shape.sources) if shape.sources > 1 else np.ones(1)
@@ -108,6 +121,9 @@ class MadeWorkload:
     def forgets_before(self, index: int) -> bool:
         """Whether the process restarts without memory before the window: under cold-start, before every one."""
         return "cold-start" in self.shape.parts
+
+    def step(self, index: int) -> Events:
+        return self.window(index)
 
     def window(self, index: int) -> Events:
         rng = np.random.default_rng([self.shape.seed, 2, index])

@@ -56,6 +56,8 @@ class Site:
         ahead_ms: its clock less the true one; event times are true ones.
         cut: the times [from, to) in which nothing it sends goes through.
         group: number of the group of each record; its key is `g0`, `g1`, …
+        slow: the times [from, to) in which it reads at most `reads` records a step; what it has not read waits.
+        says_unread: whether it says so.
     """
 
     name: str
@@ -68,6 +70,9 @@ class Site:
     cut: tuple[int, int] = (0, 0)
     at: int = 0
     group: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    slow: tuple[int, int] = (0, 0)
+    reads: int = 0
+    says_unread: bool = True
 
     @classmethod
     def make(
@@ -101,7 +106,10 @@ class Site:
     def turn(self, now_ms: int, ref: QueryRef) -> list[Frame]:
         """What arrived by now is read, and what is due is sent."""
         own_ms = now_ms + self.ahead_ms
-        to = int(np.searchsorted(self.arrival, now_ms, side="right"))
+        came = to = int(np.searchsorted(self.arrival, now_ms, side="right"))
+        if self.slow[0] <= now_ms < self.slow[1]:
+            to = min(to, self.at + self.reads)
+        unread = ("s",) if self.says_unread and to < came else ()
         if to > self.at:
             rows = slice(self.at, to)
             batch = pa.record_batch(
@@ -116,7 +124,7 @@ class Site:
             self.at = to
         frames: list[Frame] = []
         while (due := self.core.next_pull_ms(1e9, own_ms)) is not None and due <= own_ms:
-            effects = self.core.handle(Pull(1 << 18, self.core.open_between(1e9, own_ms)))
+            effects = self.core.handle(Pull(1 << 18, self.core.open_between(1e9, own_ms), unread=unread))
             built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
             if not built:
                 break

@@ -7,7 +7,7 @@ one window share nothing but the clock: each group has records, delays and value
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -175,8 +175,8 @@ def test_a_silent_edge_widens_the_intervals_of_the_groups_that_it_has() -> None:
 
 
 def test_with_too_many_groups_windows_are_answered_when_complete_until_there_are_fewer() -> None:
-    many = MAX_GROUPS + 6
-    world = World(grouped("count()"), sites(seconds=22, shares=(1.0,) * many, slower=()))
+    many = MAX_GROUPS + 40
+    world = World(grouped("count()"), sites(seconds=22, rate=2500.0, shares=(1.0,) * many, slower=()))
     ends = BEGIN_MS + 8_000
     for site in world.sites:
         site.group[site.born >= ends] %= 2
@@ -199,6 +199,34 @@ def test_groups_that_are_too_many_only_at_all_edges_together_are_too_many(monkey
     world.sites[1].group += 3  # three groups at each edge
     world.run(6)
     assert not early(world) and world.book().is_crowded
+
+
+@pytest.mark.parametrize("scope", ["each", "all"])
+def test_how_many_groups_are_reckoned_with_at_once_changes_no_answer(
+    scope: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[list[Emission]] = []
+    for block in (groups.BLOCK, 2, 1):
+        monkeypatch.setattr(groups, "BLOCK", block)
+        world = World(grouped(scope=scope), sites(seconds=9, shares=(1, 1, 0.05, 1, 0.5), slower=(0.5, 1, 2, 1, 3)))
+        for site in world.sites:  # a group that comes up late
+            site.group[(site.group == 3) & (site.born < BEGIN_MS + 3_300)] = 0
+        world.sites[1].cut = (BEGIN_MS + 4_000, BEGIN_MS + 6_500)
+        given.append(world.run(8))
+    for others in given[1:]:
+        assert [(e.window_start_ms, e.revision, e.given_at_ms, e.phase) for e in others] == [
+            (e.window_start_ms, e.revision, e.given_at_ms, e.phase) for e in given[0]
+        ]
+        for mine, theirs in zip(given[0], others, strict=True):
+            if mine.phase is not Phase.EARLY:
+                continue
+            for one, other in zip(prediction(mine).outlooks, prediction(theirs).outlooks, strict=True):
+                numbers, expected = (np.array(astuple(o)[3:12]) for o in (other, one))
+                np.testing.assert_allclose(numbers, expected, rtol=1e-9, atol=1e-9)
+                assert (one.key, one.promised, one.met, one.reason) == (
+                    other.key, other.promised, other.met, other.reason,
+                )  # fmt: skip
+    assert sum(e.phase is Phase.EARLY for e in given[0]) > 10
 
 
 def test_a_budget_of_staleness_caps_the_wait_and_says_which_groups_are_not_within_the_error() -> None:

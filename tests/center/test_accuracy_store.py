@@ -13,73 +13,16 @@ from center.catalog import FrameEntry, RegisteredQuery
 from center.decoded import Decoded
 from center.evaluate import Evaluator
 from center.evaluate_lines import Line
-from center.ledger import EdgesChanged, Ledger, Phase, Registered
+from center.ledger import Phase
 from center.measures import Questions
-from center.merge import merge_partials
-from center.results import MergedDelta, ResultStore
 from center.spark.processor import digest
 from center.spark.rows import RowKind, rows_of_frame
 from center.spark.telemetry import JobMetrics
 from center.stored_windows import StoredWindows
-from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
-from edgewater.wire.frames import Arrivals, Frame, FrameBody, Partial
-from tests.center.accuracy_world import BEGIN_MS, REF, Site, World, exponential, record_of, spec
-
-KEY = "q@1"
-
-
-class Stored(World):
-    """A world whose center writes all it does into a store."""
-
-    def open(self, path: Path) -> None:
-        self.store = ResultStore(f"sqlite:///{path}/results.db")
-
-    def _center(self) -> None:
-        arrived = sorted((s for s in self.sent if s[0] <= self.now_ms), key=lambda s: s[1])
-        if arrived:
-            self.sent = [s for s in self.sent if s[0] > self.now_ms]
-            # Positions are given in the order of arrival.
-            facts = []
-            for _, _, name, frame in arrived:
-                self.position = getattr(self, "position", 0) + 1
-                facts.append(self._fact(self.position, name, frame))
-            deltas = self._merged([frame for *_, frame in arrived])
-            self.given += self.store.apply(self.ledger, deltas, facts, {KEY: self.position}, self.now_ms)
-        due = self.ledger.next_deadline()
-        if due is not None and due <= self.now_ms:
-            self.given += self.store.tick(self.ledger, [], self.now_ms)
-
-    def _merged(self, frames: list[Frame]) -> list[MergedDelta]:
-        parts: dict[int, list[bytes]] = {}
-        for frame in frames:
-            for partial in frame.unpack().partials:
-                parts.setdefault(partial.slice_start_ms, []).append(partial.synopsis)
-        return [MergedDelta(REF, start, 0, merge_partials(each)) for start, each in sorted(parts.items())]
-
-    def crash(self, path: Path) -> None:
-        """The job dies; another reads what was written."""
-        self.store.close()
-        self.open(path)
-        self.ledger = Ledger(margin_ms=50)
-        self.store.load_ledger(self.ledger)
-        self.store.tick(self.ledger, [EdgesChanged(tuple(record_of(s.name) for s in self.sites))], self.now_ms)
-
-
-def stored(path: Path, query: QuerySpec | None = None, **more: Any) -> Stored:
-    path.mkdir(exist_ok=True)
-    query = query or spec({"total": "sum(x)", "n": "count()"})
-    world = Stored(
-        query, [Site.make(f"e{i}", i, 9, exponential(80.0), rate=300.0, **more) for i in range(2)], Ledger(margin_ms=50)
-    )
-    world.open(path)
-    world.ledger = Ledger(margin_ms=50)
-    events = [
-        EdgesChanged(tuple(record_of(s.name) for s in world.sites)),
-        Registered(RegisteredQuery(REF, query, BEGIN_MS - 1, None)),
-    ]
-    world.store.tick(world.ledger, events, BEGIN_MS)
-    return world
+from edgewater.wire.frames import Arrivals, FrameBody, Partial
+from tests.center.accuracy_world import BEGIN_MS, REF, spec
+from tests.center.stored_world import KEY, Stored, stored
 
 
 @pytest.fixture(scope="module")

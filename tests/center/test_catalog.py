@@ -334,6 +334,7 @@ def _register(url: str, number: int) -> int:
         catalog.close()
 
 
+@pytest.mark.slow
 def test_processes_that_open_a_new_catalog_at_once_agree(url: str) -> None:
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         assert pool.starmap(_register, [(url, n) for n in range(8)]) == [1] * 8

@@ -47,6 +47,7 @@ def expected(records: Records) -> dict[str, tuple[int, ...]]:
     return {k: (len(xs), wrapped(sum(xs))) for k, xs in by_key.items()}
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(RECORDS, min_size=1, max_size=6), st.randoms(use_true_random=False))
 def test_sums_merged_in_any_order_and_grouping_are_the_exact_same_integers(batches: list[Records], rng: object) -> None:

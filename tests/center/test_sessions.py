@@ -293,6 +293,7 @@ class Course:
             self.arrives(number, edge.ships())
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([{}, {"window": {"session": "1s", "max": "3s"}}]),
     st.booleans(),

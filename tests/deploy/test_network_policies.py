@@ -115,6 +115,7 @@ def test_every_policy_selects_a_pod(rendered: Any) -> None:
         ), policy["metadata"]["name"]
 
 
+@pytest.mark.slow
 def test_in_one_cluster_exactly_the_ways_that_are_needed_are_open(dev: Any) -> None:
     names_of_pods = [p["name"] for p in dev.pods]
     ports = sorted({port for p in names_of_pods for port in pod(dev, p).ports.values()} | {7079})

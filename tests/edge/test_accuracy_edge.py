@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from edge.accuracy import ArrivalMonitor, Observing
 from edge.core import EdgeCore
-from edge.durable import DurableCore
+from edge.durable import DurableCore, _decode_plain, _encode
 from edge.events import Configured, FrameBuilt, Ingested, Pull, QueryRefused, SamplingSet, SourcesOpened
 from edge.state import restore, snapshot
 from edge.streams import StreamSpec
@@ -19,7 +20,8 @@ from edgewater.synopses.base import Sum
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.watermarks.grouped import GroupedSubstream
 from edgewater.watermarks.monitor import SubstreamStatistics
-from edgewater.wire.frames import Arrivals, FrameBody, QueryRef, body_from_wire, body_to_wire
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.frames import Arrivals, FrameBody, QueryRef, SamplingReason, body_from_wire, body_to_wire
 
 REF = QueryRef("q", 1)
 COLUMNS = {"x": pa.float64()}
@@ -175,12 +177,12 @@ def test_a_sample_is_drawn_at_the_rate_and_what_is_left_out_is_counted(rate: flo
 def test_a_snapshot_of_the_monitor_goes_on_as_the_one_that_was_not_interrupted() -> None:
     edges = [core(), core()]
     for edge in edges:
-        edge.handle(SamplingSet(REF, 0.5, 30.0))
+        edge.handle(SamplingSet(REF, 0.5, 30.0, SamplingReason.PROCESSOR))
         come(edge, 990, *[(t, float(t)) for t in range(0, 990, 7)])
     again = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 10_000)}, source=3)
     restore(again, snapshot(edges[1]))
     monitor = next(iter(again.queries.values())).monitor
-    assert monitor is not None and monitor.observing == Observing(0.5, 30)
+    assert monitor is not None and monitor.observing == Observing(0.5, 30, SamplingReason.PROCESSOR)
     for edge in (edges[0], again):
         come(edge, 1_100, (800, 3.0), (1_050, 2.0))
     assert pull(edges[0], 1_540) == pull(again, 1_540)
@@ -195,12 +197,12 @@ def test_the_word_on_sampling_is_journaled(tmp_path: Path) -> None:
 
     first = durable()
     first.handle(Configured(((REF, SPEC),)))
-    first.handle(SamplingSet(REF, 0.25, -12.0))
+    first.handle(SamplingSet(REF, 0.25, -12.0, SamplingReason.LINK))
     first.sync()
     first.close()
     second = durable()
     monitor = second.core.queries[REF].monitor
-    assert monitor is not None and monitor.observing == Observing(0.25, -12)
+    assert monitor is not None and monitor.observing == Observing(0.25, -12, SamplingReason.LINK)
     second.close()
 
 
@@ -314,8 +316,59 @@ def test_statistics_by_group_come_out_of_the_journal_byte_by_byte(tmp_path: Path
     dying.close()
 
 
+def why(body: FrameBody | None) -> SamplingReason:
+    assert body is not None and body.arrivals is not None
+    return body.arrivals.sampled
+
+
+def test_reports_say_why_records_were_passed_over_until_they_are_all_told() -> None:
+    edge = core()
+    come(edge, 100, (50, 1.0))
+    assert why(pull(edge, 500)) is SamplingReason.NONE
+    edge.handle(SamplingSet(REF, 0.5, 0.0, SamplingReason.PROCESSOR))
+    assert why(pull(edge, 1_000)) is SamplingReason.NONE, "nothing has come yet that was passed over"
+    come(edge, 1_100, *[(t, 1.0) for t in range(1_000, 1_100)])
+    edge.handle(SamplingSet(REF, 1.0))
+    come(edge, 1_400, (1_300, 1.0))
+    assert why(pull(edge, 1_500)) is SamplingReason.PROCESSOR, "it says so also if sampling has ended since"
+    come(edge, 1_600, (1_550, 1.0))
+    assert why(pull(edge, 2_000)) is SamplingReason.NONE
+
+
+def test_a_report_in_parts_says_why_in_each() -> None:
+    edge = core()
+    edge.handle(SamplingSet(REF, 0.5, 0.0, SamplingReason.LINK))
+    come(edge, 2_400, *[(t, 1.0) for t in range(0, 2_400, 10)])
+    said = []
+    while (body := pull(edge, 2_500, 10)) is not None and body.arrivals is not None:
+        said.append(body.arrivals.sampled)
+    assert len(said) > 1 and set(said) == {SamplingReason.LINK}
+
+
+def test_words_and_checkpoints_of_an_older_release_have_no_reason() -> None:
+    word = SamplingSet(REF, 0.5, 3.0, SamplingReason.MEASURE)
+    record = _encode(word)
+    assert _decode_plain(record.kind, json.loads(record.payload)) == word
+    plain = SamplingSet(REF, 0.5, 3.0)
+    assert json.loads(_encode(plain).payload) == {"query": ["q", 1], "rate": 0.5, "clock_offset_ms": 3.0}
+    assert _decode_plain(record.kind, json.loads(_encode(plain).payload)) == plain
+    monitor = core().queries[REF].monitor
+    assert monitor is not None
+    document, blobs = monitor.snapshot()
+    older = {name: value for name, value in document.items() if name not in ("reason", "sampled")}
+    monitor.restore({**older, "rate": 0.5}, blobs)
+    assert monitor.observing == Observing(0.5)
+
+
+def test_a_reason_of_a_newer_release_is_none_that_could_be_said() -> None:
+    message = pb.Arrivals(through_ms=5)
+    message.MergeFromString(pb.Arrivals(sampled=pb.Sampling.LINK).SerializeToString()[:-1] + bytes([9]))
+    body = body_from_wire(pb.FrameBody(through_ms=7, arrivals=message))
+    assert body.arrivals == Arrivals(5)
+
+
 def test_arrivals_survive_the_wire() -> None:
-    for arrivals in (None, Arrivals(5), Arrivals(-(1 << 62), (b"a", b"bc"))):
+    for arrivals in (None, Arrivals(5), Arrivals(-(1 << 62), (b"a", b"bc"), SamplingReason.MEASURE)):
         body = FrameBody(7, arrivals=arrivals)
         assert body_from_wire(body_to_wire(body)) == body
 

@@ -171,6 +171,8 @@ def test_a_file_is_shipped_whole_and_bad_lines_are_counted(tmp_path: Path) -> No
             assert 'edgewater_edge_records_total{stream="flights"} 500.0' in metrics
             assert 'edgewater_edge_rejected_records_total{reason="malformed",stream="flights"} 1.0' in metrics
             assert "edgewater_edge_connected 1.0" in metrics
+            (busy,) = (line for line in metrics.splitlines() if line.startswith("edgewater_edge_busy_share "))
+            assert 0.0 < float(busy.split()[1]) <= 1.0
 
     run(test, tmp_path)
 

@@ -339,6 +339,7 @@ def test_acknowledged_frames_are_forgotten_and_the_others_kept() -> None:
     assert [f.seq for f in core.unacked] == [2]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 1000),

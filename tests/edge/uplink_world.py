@@ -23,7 +23,7 @@ from edge.uplink import QueryStatusReport, Uplink
 from edgewater.query import QuerySpec
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire import uplink_pb2_grpc
-from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef
+from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SamplingReason
 
 PATIENCE_S = 30
 MILES = QueryRef("miles", 1)
@@ -125,7 +125,7 @@ class Agent:
         self.budget, self.shares = order, dict(order.shares)
         self._heard.set()
 
-    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float) -> None:
+    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
         self.sampling = (query, rate, clock_offset_ms)
 
     async def budget_reports(self, *, anew: bool) -> Sequence[pb.BudgetReport]:

@@ -270,7 +270,7 @@ def test_measures_have_one_canonical_text(text: str, canonical: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (5, "functions: .*count, .*distinct, .*kll, max"),
+        (5, "functions: .*count, .*distinct, .*kll, .*max"),
         (None, "such as sum"),
         ("", "No expression"),
         ("bytes", "a function of an expression"),

@@ -97,6 +97,7 @@ def of_either_sign(seed: int, negative: float, count: int = 150) -> list[Records
     return result
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.sampled_from([0.3, 0.5, 0.9]), st.sampled_from(["sum", "max", "min"]))
 @settings(max_examples=25, deadline=None)
 def test_an_absolute_budget_holds_whatever_signs_the_values_have(seed: int, negative: float, function: str) -> None:
@@ -104,6 +105,7 @@ def test_an_absolute_budget_holds_whatever_signs_the_values_have(seed: int, nega
     assert error.max() <= ERROR * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.sampled_from([0.3, 0.5, 0.9]), st.sampled_from(["sum", "max", "min"]))
 @settings(max_examples=25, deadline=None)
 def test_a_relative_budget_holds_whatever_signs_the_values_have(seed: int, negative: float, function: str) -> None:

@@ -21,6 +21,7 @@ from edgewater.synopses.items import ITEM_TYPES
 from edgewater.synopses.kll import KllStack
 from edgewater.synopses.registry import function_named, function_names
 from edgewater.synopses.reservoir import ReservoirStack
+from edgewater.synopses.row_sample import RowSampleStack
 from edgewater.synopses.sample_rows import SampleStack
 from edgewater.synopses.testing import Subject
 from edgewater.synopses.top_k import TopKStack
@@ -33,7 +34,7 @@ BOUNDED_STATE = {"top_k", "kll"}
 
 SMALL = {
     "count_min", "fast_agms", "bloom", "cuckoo", "counting_cuckoo", "top_k", "reservoir", "fifo", "biased", "bernoulli",
-    "equi_width", "equi_depth",
+    "equi_width", "equi_depth", "kmeans", "exact_quantile",
 }  # fmt: skip
 """Functions whose stacks are subjects with small parameters, made by hand below: their defaults are for real data."""
 
@@ -96,6 +97,9 @@ def samples_and_histograms() -> list[Subject]:
         (ReservoirStack, {"size": 3}, ("float64",)),
         (BernoulliStack, {"rate": 0.5}, ("int64", "float64", "bool")),
         (BernoulliStack, {"rate": 1.0, "limit": 30}, ("float64",)),
+        (RowSampleStack, {}, ("int64", "float64")),
+        (RowSampleStack, {"limit": 30}, ("float64",)),
+        (RowSampleStack, {"limit": 2}, ("int64",)),
         (FifoStack, {"size": 50}, ("int64", "float64", "bool")),
         (FifoStack, {"size": 2}, ("float64",)),
         (FifoStack, {"size": 50, "quota": 4}, ("int64",)),

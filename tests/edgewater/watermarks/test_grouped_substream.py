@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis, InvalidConfig, InvalidRecord, SynopsisError
 from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.watermarks import grouped
 from edgewater.watermarks.grid import Grid
 from edgewater.watermarks.group_monitor import GroupMonitor
 from edgewater.watermarks.grouped import GroupedSubstream
@@ -133,6 +134,42 @@ class _Told:
         self.events = int(part.counts.sum())
 
 
+def test_of_more_cells_than_the_bound_only_the_number_of_events_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told_by(batch: Batch) -> GroupedSubstream:
+        edge = monitor()
+        born, arrival, group, values, kept = batch
+        edge.observe(np.full(len(born), 500), arrival, keys_of(group), values, kept)
+        (part,) = edge.take()
+        return part
+
+    one, other = (told_by(b) for b in list(batches(5))[3:5])
+    cells, events = len(one.cells), int(one.counts.sum() + other.counts.sum())
+    monkeypatch.setattr(grouped, "MAX_CELLS", cells)
+    one.merge(other)
+    read = GroupedSubstream.from_state(one.to_state(), GRID)
+    for part in (one, read):
+        assert (part.others, part.groups, len(part.arrivals()), len(part.tallies())) == (events, 0, 0, 0)
+    one.merge(told_by(list(batches(5))[5]))
+    assert one.others == events and one.groups, "what comes later is told again"
+    monkeypatch.setattr(grouped, "MAX_CELLS", cells - 1)
+    assert told_by(list(batches(5))[3]).others > 0
+
+
+def test_a_state_with_an_earlier_releases_limit_goes_on_with_the_new_one() -> None:
+    before, after = GroupMonitor(GRID, TYPES, LIMIT), GroupMonitor(GRID, TYPES, 4 * LIMIT)
+    given_batches = list(batches(11))
+    for i, (born, arrival, group, values, kept) in enumerate(given_batches):
+        if i == len(given_batches) // 2:
+            before = GroupMonitor.from_state(before.to_state(), GRID, TYPES, 4 * LIMIT)
+        for edge in (before, after):
+            edge.observe(born, arrival, keys_of(group), values, kept)
+    assert [p.to_state() for p in before.take()] == [p.to_state() for p in after.take()]
+    full = monitor()
+    full.observe(np.full(LIMIT, 500), 510, keys_of(np.arange(LIMIT)))
+    with pytest.raises(CorruptSynopsis):
+        GroupMonitor.from_state(full.to_state(), GRID, TYPES, LIMIT - 1)
+
+
 def test_events_from_further_in_the_future_than_the_skew_are_left_out() -> None:
     m = monitor()
     born = np.array([1_000, 1_500, 2_001], np.int64)
@@ -168,7 +205,7 @@ def test_cells_outside_of_the_grid_and_columns_of_unequal_length_are_refused() -
     with pytest.raises(CorruptSynopsis, match="one length"):
         GroupedSubstream.from_state(part.to_state(), GRID)
     with pytest.raises(CorruptSynopsis, match="other types"):
-        GroupMonitor.from_state(monitor().to_state(), GRID, TYPES, LIMIT + 1)
+        GroupMonitor.from_state(monitor().to_state(), GRID, TYPES[::-1], LIMIT)
 
 
 def test_what_is_not_of_the_same_sub_stream_does_not_merge() -> None:

@@ -1,0 +1,60 @@
+"""What part of its records a function of a sample needs of each edge, learnt from window to window. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from center.function_answers import SEED, function_confidence
+from center.results import AnswerRecord
+from center.sampling import RESERVE
+from edgewater.query import QuerySpec
+from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses.row_sample import RowSampleStack
+from edgewater.watermarks.function_estimate import plan_rate
+
+RECENT = 5
+"""Windows of which the neediest decides: they differ, and rows that were passed over cannot be had afterwards."""
+
+
+class FunctionRates:
+    """One query's plan: 1, until a window has been looked at."""
+
+    def __init__(self) -> None:
+        self._needed: deque[float] = deque(maxlen=RECENT)
+        self._seen: tuple[int, int] | None = None
+
+    @property
+    def rate(self) -> float:
+        """In (0, 1], for the windows to come."""
+        return min(1.0, RESERVE * max(self._needed)) if self._needed else 1.0
+
+    def knows(self, record: AnswerRecord) -> bool:
+        return self._seen == (record.window_start_ms, record.revision)
+
+    def note(self, record: AnswerRecord, spec: QuerySpec) -> None:
+        """Learns from an answer what its window would have needed. Raises SynopsisError for damaged bytes."""
+        again = self._seen is not None and self._seen[0] == record.window_start_ms
+        self._seen = record.window_start_ms, record.revision
+        if record.synopsis is None:
+            return
+        needed = list(needed_rates(GroupedAggregate.from_bytes(record.synopsis), spec))
+        if needed:
+            if again and self._needed:
+                self._needed.pop()
+            self._needed.append(max(needed))
+
+
+def needed_rates(aggregate: GroupedAggregate, spec: QuerySpec) -> Iterable[float]:
+    """The rate that each group of a window needs for the query's accuracy."""
+    accuracy = spec.accuracy
+    assert accuracy is not None
+    measure = next(m for m in spec.measures if m.name == accuracy.of)
+    function, stack = measure.function.sample, aggregate.measures[measure.name]
+    assert function is not None and isinstance(stack, RowSampleStack)
+    parameters, rng = dict(measure.parameters), np.random.default_rng(SEED)
+    confidence = function_confidence(spec, measure, len(stack))
+    for rows, rate in zip(stack.rows_by_group(), stack.rates(), strict=True):
+        yield plan_rate(function, parameters, rows, float(rate), accuracy.error, rng, confidence=confidence)

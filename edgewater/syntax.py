@@ -1,0 +1,77 @@
+"""SQL scalar expressions as trees: parsed by sqlglot, and what can be said of one without a stream's columns."""
+
+from __future__ import annotations
+
+import sqlglot
+from sqlglot import exp
+
+from edgewater import record_functions
+from edgewater.errors import InvalidQuery
+
+MAX_DEPTH = 100
+KNOWN = (
+    "arithmetic, comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, CASE, COALESCE, CAST "
+    "and the functions abs, ceil, floor, round, sqrt, ln, lower, upper, trim, length, nullif"
+)
+"""What expressions may be made of, besides columns and literals."""
+
+_PASS_NULL_ON = (
+    exp.Paren, exp.Neg, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.Mod,
+    exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Not, exp.Like, exp.ILike,
+    exp.Abs, exp.Ceil, exp.Floor, exp.Round, exp.Sqrt, exp.Ln,
+    exp.Lower, exp.Upper, exp.Trim, exp.Length, exp.Cast, exp.Anonymous,
+)  # fmt: skip
+"""What is null if one of its operands is."""
+
+
+def parse_sql(text: str, field: str) -> exp.Expression:
+    """The parsed expression. Raises InvalidQuery with the parser's own position for bad syntax."""
+    try:
+        tree = sqlglot.parse_one(text)
+    except RecursionError:
+        raise InvalidQuery(field, text, f"an expression of at most {MAX_DEPTH} nested terms") from None
+    except sqlglot.errors.SqlglotError as exc:
+        reason = str(exc).replace("\x1b[4m", "»").replace("\x1b[0m", "«").splitlines()[0]
+        raise InvalidQuery(field, text, "a SQL expression over the stream's columns", reason) from exc
+    if tree is None or isinstance(tree, exp.Query | exp.Command | exp.DDL | exp.DML):
+        raise InvalidQuery(field, text, "a SQL expression, not a statement")
+    if _depth(tree) > MAX_DEPTH:
+        raise InvalidQuery(field, text, f"an expression of at most {MAX_DEPTH} nested terms")
+    return tree
+
+
+def _depth(tree: exp.Expression) -> int:
+    """Levels of a syntax tree, without recursion."""
+    depth, level = 0, [tree]
+    while level:
+        depth += 1
+        level = [child for node in level for child in node.iter_expressions()]
+    return depth
+
+
+def column_names(tree: exp.Expression) -> list[str]:
+    """The columns an expression reads, in order of first appearance."""
+    return list(dict.fromkeys(node.name for node in tree.find_all(exp.Column)))
+
+
+def called_names(tree: exp.Expression) -> list[str]:
+    """The functions an expression calls that are not SQL's, in lower case, in order of first appearance."""
+    return list(dict.fromkeys(node.name.lower() for node in tree.find_all(exp.Anonymous)))
+
+
+def needed_columns(tree: exp.Expression) -> list[str]:
+    """The columns of which a null makes the expression null, whatever the others are: not those in COALESCE, say."""
+    if isinstance(tree, exp.Column):
+        return [tree.name]
+    if not isinstance(tree, _PASS_NULL_ON):
+        return []
+    return list(dict.fromkeys(name for child in tree.iter_expressions() for name in needed_columns(child)))
+
+
+def check_calls(tree: exp.Expression, field: str) -> None:
+    """Raises InvalidQuery for a call of a function that neither SQL nor a package here has."""
+    for name in called_names(tree):
+        if record_functions.named(name) is None:
+            known = ", ".join([KNOWN, *sorted(record_functions.installed())])
+            reason = f"unknown function {name}: {record_functions.INSTALLED.hint()}"
+            raise InvalidQuery(field, tree.sql(), known, reason)
