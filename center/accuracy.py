@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import base64
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from center.blocks import Look
 from center.groups import Groups
+from center.interval_record import IntervalRecord
 from center.points import next_point
 from center.prediction import Outlook, Prediction, assembled
 from center.sampling_reasons import SamplingReasons
@@ -40,6 +41,8 @@ MAX_BEHIND, MAX_LEAP = 8, 16
 """In longest lags: after how much silence an edge, or a query, is begun with anew."""
 RECORD = 400
 """Windows over which coverage is measured."""
+FURTHEST = 10.0
+"""In half-widths: beyond it an error is as bad as any."""
 LOOKS = tuple(5 << n for n in range(12))
 """Slots after a window's end at which an early answer with groups is looked at again."""
 
@@ -60,7 +63,8 @@ class AccuracyBook:
         self.edges: list[str] = []
         self._slot: int | None = None  # None: nothing is known of any time
         self._before = 0  # the slot before time last went on
-        self._base = 0  # of windows that began before it nothing is known
+        self._base = 0  # of windows that began before it nothing is known of when their records came
+        self._counted = -(1 << 62)  # and of those before this one, not how many came
         self._groups = Groups(self._fresh, accuracy, clockwork)
         self._first: dict[str, int] = {}  # by edge: what was born before is in no watermark
         self._behind: dict[str, int] = {}  # by edge: slots since it was last heard
@@ -68,6 +72,7 @@ class AccuracyBook:
         self._reports: dict[str, list[Report]] = {}
         self._ahead: dict[str, list[list[int]]] = {}  # (slot, lag, count, stratum) of arrivals with a time to come
         self._reasons = SamplingReasons()
+        self._intervals = IntervalRecord(accuracy.confidence, accuracy.scope)
         self._unread: dict[str, bool] = {}  # by edge: it may have input that it had not read when it told last
         self._waits: dict[int, int] = {}
         self._given: dict[int, tuple[Prediction, Prediction, bool]] = {}  # the first answer, the last, was it early
@@ -117,13 +122,17 @@ class AccuracyBook:
         """The window is final; whether its first early answer's intervals hold the truth, if that can be told."""
         first = self._given.get(start_ms)
         held: list[bool] = []
+        ratios: list[float] = []
         if first is not None and first[2]:
             known = [o for o in first[0].outlooks if o.promised]
-            truths = self._groups.truths(start_ms, self.edges)
-            held = [_holds(o, truth) for o in known if (truth := truths.get(o.key)) is not None]
-            held = held if len(held) == len(known) else []
+            with self._groups.told_ahead(self._told_ahead()):
+                truths = self._groups.truths(start_ms, self.edges)
+            told = [(o, truth) for o in known if (truth := truths.get(o.key)) is not None]
+            if len(told) == len(known):
+                held = [_holds(o, truth) for o, truth in told]
+                ratios = [_ratio(o, truth, first[0].widening) for o, truth in told]
         if first is not None or start_ms in self._waits:
-            self.apply(["finish", start_ms, self._share(held)])
+            self.apply(["finish", start_ms, self._share(held), ratios])
         return all(held) if held else None
 
     def _share(self, held: Sequence[bool]) -> float | None:
@@ -184,36 +193,47 @@ class AccuracyBook:
             return None
         if self._waits_for_readers:
             return None
-        looks, reasons, until = self._groups.judge(start_ms, self.edges)
+        looks, reasons, until = self._groups.judge(start_ms, self.edges, self._intervals.widening)
         if until is not None:
             self.apply(["wait", start_ms, until])
-        return self._predicted(start_ms, looks, reasons) if reasons and until is None else None
+        if not reasons or until is not None:
+            return None
+        return self._predicted(start_ms, looks, reasons, self.unread, widened=True)
 
     def predict(self, start_ms: int) -> Prediction:
         """The window as it looks now, good enough or not."""
-        return self._predicted(start_ms, self._groups.looks(start_ms, self.edges), {}, self.unread)
+        looks = self._groups.looks(start_ms, self.edges, widening=self._intervals.widening)
+        return self._predicted(start_ms, looks, {}, self.unread, widened=True)
 
     def settled(self, start_ms: int) -> tuple[Prediction | None, dict[str, frozenset[SamplingReason]]]:
         """What a complete window comes to of which some records were not processed; None: the data say it. And by edge
         that did not, why: none if it did not say.
 
-        All of the window has been told, if not of the times that all edges have told of.
+        All of the window has been told, if not of the times that all edges have told of. So it need not have ended
+        here, as when sources end in its midst, nor have begun since arrivals are known, as after a long silence.
         """
-        ahead = ((e, s) for e in self.edges for report in self._reports.get(e, ()) for s in report.substreams)
-        with self._groups.told_ahead(ahead):
+        if self._slot is None or self.is_crowded or self.clockwork.slot_at(start_ms) < self._counted:
+            return None, {}
+        with self._groups.told_ahead(self._told_ahead()):
             because = self.sampled_because(start_ms)
             if not because:
                 return None, {}
             return self._predicted(start_ms, self._groups.looks(start_ms, self.edges, complete=True), {}), because
 
+    def _told_ahead(self) -> Iterator[tuple[str, SubstreamStatistics | GroupedSubstream]]:
+        """What edges have told of times to which not all have told."""
+        return ((e, s) for e in self.edges for report in self._reports.get(e, ()) for s in report.substreams)
+
     def _predicted(
-        self, start_ms: int, looks: Sequence[Look], reasons: Mapping[str, str], unread: Sequence[str] = ()
-    ) -> Prediction:
+        self, start_ms: int, looks: Sequence[Look], reasons: Mapping[str, str], unread: Sequence[str] = (), *,
+        widened: bool = False,
+    ) -> Prediction:  # fmt: skip
         outlooks = [outlook for look in looks for outlook in look.outlooks(reasons)]
         silent = tuple(e for e in self.edges if self._behind.get(e))
         unheard = [e for e in self.edges if e not in self._applied]
         waited = max(self.slot - self.clockwork.slot_at(start_ms) - self.clockwork.window_slots, 0)
-        return assembled(outlooks, self.accuracy.scope is not None, unheard, silent, waited, unread)
+        return assembled(outlooks, self.accuracy.scope is not None, unheard, silent, waited, unread,
+                         self._intervals.widening if widened else 1.0)  # fmt: skip
 
     @property
     def unread(self) -> list[str]:
@@ -305,6 +325,7 @@ class AccuracyBook:
         if self._groups.crowded_until is not None and target >= self._groups.crowded_until:
             self._groups.clear()
             self._base = self._rounded(target + DEFAULT_MAX_SKEW_MS // self.clockwork.grid.slot_ms, up=True)
+            self._counted = self._base
             self._first = dict.fromkeys(self.edges, self._base)
 
     def _begin(self, target: int, heard: Sequence[str]) -> None:
@@ -313,6 +334,8 @@ class AccuracyBook:
         # What has come before has no lag that could be learnt from, for what came with it is not known.
         self._first = dict.fromkeys(self.edges, self._base)
         self._behind = dict.fromkeys(self.edges, 0)
+        if self.is_crowded:
+            self._counted = self._base
         self._groups.begin(self._slot, len(self.edges))
         self._given, self._waits = {}, {}
         self._applied = dict.fromkeys(heard, self._base)
@@ -366,7 +389,9 @@ class AccuracyBook:
         if first is None and self._slot is not None:
             self._groups.learn(start_ms, self.edges, prediction.outlooks)
 
-    def _finish(self, start_ms: int, covered: float | None) -> None:
+    def _finish(self, start_ms: int, covered: float | None, ratios: Sequence[float] = ()) -> None:
+        """An older release did not note how far off the intervals were."""
+        self._intervals.note(ratios)
         self._waits.pop(start_ms, None)
         if self._given.pop(start_ms, None) is not None and covered is not None:
             self.outcomes.append(covered)
@@ -384,7 +409,7 @@ class AccuracyBook:
         """JSON. With the notes behind it, it is all there is."""
         return {
             "edges": self.edges, "slot": self._slot, "before": self._before, "base": self._base,
-            "now_ms": self.now_ms, "first": self._first,
+            "counted": self._counted, "now_ms": self.now_ms, "first": self._first,
             "behind": self._behind, "unread": self._unread, "applied": self._applied, "ahead": self._ahead,
             "groups": self._groups.to_state(), "reasons": self._reasons.to_state(),
             "reports": {
@@ -392,6 +417,7 @@ class AccuracyBook:
                 for e, reports in self._reports.items()
             },
             "waits": list(self._waits.items()), "outcomes": list(self.outcomes),
+            "intervals": self._intervals.to_state(),
             "given": [[s, a.to_list(), b.to_list(), early] for s, (a, b, early) in self._given.items()],
         }  # fmt: skip
 
@@ -399,6 +425,7 @@ class AccuracyBook:
         """Puts a new book into the state that `to_state` gave; raises what damaged JSON or bytes raise."""
         self.edges, self._base, self.now_ms = list(state["edges"]), state["base"], state["now_ms"]
         self._slot, self._before = state["slot"], state["before"]
+        self._counted = state.get("counted", self._base)  # an older release counted anew as well
         self._groups.restore(state["groups"])
         self._reasons.restore(state.get("reasons", {}))
         self._first, self._behind = dict(state["first"]), dict(state["behind"])
@@ -408,11 +435,20 @@ class AccuracyBook:
             self._reports[edge] = [Report(point, self._read(each), *unread) for point, each, *unread in reports]
         self._waits = dict(map(tuple, state["waits"]))
         self.outcomes.extend(state["outcomes"])
+        self._intervals.restore(state.get("intervals", []))
         self._given = {start: (Prediction.read(a), Prediction.read(b), early) for start, a, b, early in state["given"]}
 
 
 def _holds(outlook: Outlook, truth: float) -> bool:
     return bool(outlook.lower - 1e-9 * abs(truth) <= truth <= outlook.upper + 1e-9 * abs(truth))
+
+
+def _ratio(outlook: Outlook, truth: float, widening: float) -> float:
+    """How far off the estimate was, in half-widths as the model had them; rounded, for it goes into the log."""
+    off, half = abs(outlook.estimate - truth), outlook.half_width / widening
+    if off <= 1e-9 * abs(truth):
+        return 0.0
+    return round(min(off / half, FURTHEST), 3) if half > 0 else FURTHEST
 
 
 def _in_base64(each: Iterable[bytes]) -> list[str]:

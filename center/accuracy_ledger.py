@@ -162,7 +162,7 @@ class AccuracyLedger(GridLedger):
         seen = book.is_seen(start_ms) and book.has_ended(start_ms)
         self._predicted, self._because = None, {}
         if phase is not Phase.EARLY:
-            self._predicted, self._because = book.settled(start_ms) if seen else (None, {})
+            self._predicted, self._because = book.settled(start_ms)
         elif state is not None and state.is_answered:
             if not dirty or not seen or not book.may_revise(start_ms):
                 return None

@@ -21,7 +21,7 @@ from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 from edgewater.watermarks.estimate import Sampled, WindowModel
 from edgewater.watermarks.stragglers import LEAST_EVENTS, StragglersByMark
 from edgewater.watermarks.together import Together
-from edgewater.watermarks.watermark import TopUp, Wait
+from edgewater.watermarks.watermark import Answer, TopUp, Wait
 
 BLOCK = 64
 """Strata of a block: so many that calling NumPy does not count, and few enough that a window which waits for one of
@@ -85,8 +85,13 @@ class Block:
             shares = straggler / np.abs(np.array([o.estimate if o.promised else 1.0 for o in told]))
         self.together.on_answered(known, sampled_by(tallies, start_ms, edges), (count, total, squares), shares)
 
-    def look(self, start_ms: int, edges: Sequence[str], *, complete: bool = False) -> Look:
-        """The block's part of the window that starts there, now; `complete`: no more of it will come."""
+    def look(self, start_ms: int, edges: Sequence[str], *, complete: bool = False, widening: float = 1.0) -> Look:
+        """The block's part of the window that starts there, now.
+
+        Args:
+            complete: no more of it will come.
+            widening: how many times as wide as the model says an interval is to be, if all that came was processed.
+        """
         sampled = sampled_by([s.tallies for s in self.strata], start_ms, edges)
         offset = self.strata[0].offset(start_ms)
         stragglers, model = self.together.window_models(offset, sampled)
@@ -94,6 +99,9 @@ class Block:
             arrived = sampled.arrived
             model = replace(model, population=arrived, events=arrived, straggler_width=np.zeros(len(self.strata)))
         sampling = model.sampling_width(sampled.count, np.array([s.mark.quantile for s in self.strata]))
+        if widening > 1 and not complete:
+            factor = np.where((sampled.count >= sampled.arrived).all(axis=0), widening, 1.0)
+            sampling, model = sampling * factor, replace(model, straggler_width=model.straggler_width * factor)
         promised = np.ones(len(self.strata), bool)
         if complete:
             stragglers = replace(stragglers, known=promised)
@@ -155,6 +163,9 @@ class Look:
                 continue
             sampled = self.sampled.of(i)
             verdict = stratum.judge(self.start_ms, sampled, (self.stragglers.of(i), self.model.of(i)))
+            if isinstance(verdict, Answer) and verdict.met:
+                # By the model alone, whose intervals have been too narrow: with what comes next it may be.
+                return reasons, stratum.slot + 1
             if isinstance(verdict, TopUp):
                 reasons[stratum.key] = "the edges were asked for too small a sample"
             elif not isinstance(verdict, Wait):

@@ -56,10 +56,12 @@ class Groups:
     # Changes
 
     def begin(self, slot: int, sources: int) -> None:
-        """Nothing is known of any time before `slot`."""
+        """Nothing is known of when what was born before `slot` came. What was told of it stays: it was counted."""
+        told = {key: s.tallies for key, s in self._strata.items() if not s.tallies.is_empty}
         self.clear()
-        if self._accuracy.scope is None:
-            self._admit(ALL, slot, np.ones(sources, bool))
+        for key in told if self._accuracy.scope is not None else [ALL]:
+            stratum = self._admit(key, slot, np.ones(sources, bool))
+            stratum.tallies = told.get(key, stratum.tallies)
 
     def clear(self) -> None:
         self._strata, self._side_by_side, self.crowded_until, self.lost_sample = {}, None, None, False
@@ -224,18 +226,22 @@ class Groups:
             if (stratum := self._strata.get(group_key(values))) is not None:
                 stratum.tallies.add_sums(edge, told.index, sums[i])
 
-    def looks(self, start_ms: int, edges: Sequence[str], *, complete: bool = False) -> list[Look]:
-        """At the window that starts there, of all groups; `complete`: no more of it will come."""
-        looks = [b.look(start_ms, edges, complete=complete) for b in self._blocks()]
+    def looks(
+        self, start_ms: int, edges: Sequence[str], *, complete: bool = False, widening: float = 1.0
+    ) -> list[Look]:
+        """At the window that starts there, of all groups; see `Block.look`."""
+        looks = [b.look(start_ms, edges, complete=complete, widening=widening) for b in self._blocks()]
         promised = sum(int(look.promised.sum()) for look in looks)
         if self._accuracy.scope == "all" and promised:
             for i, block in enumerate(self._blocks()):
                 others = [s.promise_among(promised) for s in block.strata]
                 if any(others):
-                    looks[i] = block.look(start_ms, edges, complete=complete)
+                    looks[i] = block.look(start_ms, edges, complete=complete, widening=widening)
         return looks
 
-    def judge(self, start_ms: int, edges: Sequence[str]) -> tuple[list[Look], dict[str, str], int | None]:
+    def judge(
+        self, start_ms: int, edges: Sequence[str], widening: float = 1.0
+    ) -> tuple[list[Look], dict[str, str], int | None]:
         """Whether the window can be answered.
 
         Returns:
@@ -245,7 +251,7 @@ class Groups:
         """
         reasons: dict[str, str] = {}
         looks: list[Look] = []
-        for look in self._one_by_one(start_ms, edges):
+        for look in self._one_by_one(start_ms, edges, widening):
             found, until = look.verdicts()
             if until is not None:
                 return looks, reasons, until
@@ -253,11 +259,11 @@ class Groups:
             reasons |= found
         return looks, reasons, None
 
-    def _one_by_one(self, start_ms: int, edges: Sequence[str]) -> Iterator[Look]:
+    def _one_by_one(self, start_ms: int, edges: Sequence[str], widening: float) -> Iterator[Look]:
         if self._accuracy.scope == "all":  # how much each has to keep depends on how many there are
-            yield from self.looks(start_ms, edges)
+            yield from self.looks(start_ms, edges, widening=widening)
         else:
-            yield from (b.look(start_ms, edges) for b in self._blocks())
+            yield from (b.look(start_ms, edges, widening=widening) for b in self._blocks())
 
     def truths(self, start_ms: int, edges: Sequence[str]) -> dict[str, float | None]:
         """By group, `tallies.truths`."""

@@ -63,6 +63,7 @@ class Prediction:
         silent: edges that cannot be heard.
         waited_slots: since the window's end.
         groups: of a query with groups, each of which records have come or are expected; else None.
+        widening: how many times as wide as the model says the interval is (`interval_record`).
     """
 
     estimate: float
@@ -79,6 +80,7 @@ class Prediction:
     silent: tuple[str, ...]
     waited_slots: int
     groups: tuple[Outlook, ...] | None = None
+    widening: float = 1.0
 
     @property
     def half_width(self) -> float:
@@ -130,6 +132,7 @@ def assembled(
     silent: tuple[str, ...],
     waited_slots: int,
     unread: Sequence[str] = (),
+    widening: float = 1.0,
 ) -> Prediction:
     """The window, from its groups.
 
@@ -154,7 +157,7 @@ def assembled(
     arrived, expected, sampled = (sum(getattr(o, n) for o in outlooks) for n in ("arrived", "expected", "sampled"))
     return Prediction(
         worst.estimate, worst.lower, worst.upper, worst.sampling, worst.straggler, worst.missing, met, reason, arrived,
-        expected, sampled, silent, waited_slots, tuple(outlooks) if grouped else None,
+        expected, sampled, silent, waited_slots, tuple(outlooks) if grouped else None, widening,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from edgewater.arithmetic import to_float
 from edgewater.query import BoundMeasure, BoundQuery
 from edgewater.synopses.base import BoolArray, FloatArray
 from edgewater.syntax import needed_columns, parse_sql
@@ -108,5 +109,5 @@ class Promise:
 
 def _floats(column: pa.Array) -> FloatArray:
     """float64, NaN for null."""
-    values: FloatArray = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    values: FloatArray = to_float(column).to_numpy(zero_copy_only=False)
     return values

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from sqlglot import exp
 
+from edgewater.arithmetic import to_float
 from edgewater.errors import InvalidQuery
 from edgewater.expressions import NUMERIC, Bound, bind
 from edgewater.record_functions import Failures
@@ -15,15 +16,18 @@ from edgewater.streams import type_name
 
 
 def as_row(columns: Sequence[exp.Expression]) -> exp.Expression:
-    """One expression for several: `(x, y)`."""
-    return columns[0] if len(columns) == 1 else exp.Tuple(expressions=list(columns))
+    """One expression for several: `(x, y)`. A lone literal keeps its parentheses, or it would be read as a parameter."""
+    if len(columns) > 1:
+        return exp.Tuple(expressions=list(columns))
+    (only,) = columns
+    return exp.Paren(this=only) if isinstance(only.this if isinstance(only, exp.Neg) else only, exp.Literal) else only
 
 
 def columns_of(row: exp.Expression) -> list[exp.Expression]:
     """The expressions of a row's columns."""
     if isinstance(row, exp.Tuple):
         return list(row.expressions)
-    return [row.this if isinstance(row, exp.Paren) else row]
+    return [row.unnest()]
 
 
 def bind_row(
@@ -42,7 +46,7 @@ def bind_row(
             raise InvalidQuery(field, column.sql(), "a number", f"its type is {type_name(part.type)}")
 
     def evaluate(batch: pa.RecordBatch) -> pa.Array:
-        arrays = [part.array(batch).cast(pa.float64()) for part in parts]
+        arrays = [to_float(part.array(batch)) for part in parts]
         rows = np.stack([a.to_numpy(zero_copy_only=False) for a in arrays], axis=1)  # a null is NaN
         absent = ~np.isfinite(rows).all(axis=1)
         mask = pa.array(absent) if absent.any() else None

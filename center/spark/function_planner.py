@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import threading
 
-from center.catalog import Catalog
+from center.catalog import Catalog, query_key
 from center.function_rates import FunctionRates
 from center.results import ResultStore
 from center.sampling import rates_differ
 from center.spark.telemetry import JobMetrics
 from center.spark.writer import LedgerWriter
-from edgewater.errors import EdgewaterError
+from edgewater.errors import EdgewaterError, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import QueryRef
@@ -42,7 +42,12 @@ class FunctionPlanner:
             for ref in [r for r in known if r not in queries]:
                 del known[ref]
         for ref, (spec, edges) in queries.items():
-            self._look_at(ref, spec, edges)
+            try:
+                self._look_at(ref, spec, edges)
+            except StorageError:
+                raise
+            except Exception:  # a user's code, or damaged bytes: the other queries have their plans
+                logger.exception("query %s: no look at its function of a sample", query_key(ref))
 
     def _look_at(self, ref: QueryRef, spec: QuerySpec, edges: tuple[EdgeId, ...]) -> None:
         plan = self._plans.setdefault(ref, FunctionRates())

@@ -107,7 +107,9 @@ class RowSampleStack(SampleStack):
     def offer(self, rate: float) -> None:
         """From now on records come that were drawn at `rate`; those that are held are thinned to it."""
         cut_of(rate)
-        self.offered = min(self.offered, rate)
+        if rate < self.offered:
+            self.offered = rate
+            self._hold(self._held.at(self._promising(self._held)))
 
     def rates(self) -> FloatArray:
         """The probability with which each row was drawn, per group."""
@@ -147,7 +149,7 @@ class RowSampleStack(SampleStack):
         cuts = other._cuts().copy()  # `other` may be this stack itself
         super().merge(other, codes)
         mine = self._view("cut")
-        mine[codes] = np.maximum(mine[codes], cuts)
+        np.maximum.at(mine, codes, cuts)  # several of its groups may become one
         self._hold(self._held.at(self._kept(self._held)))
 
     def take(self, groups: IntArray) -> Self:

@@ -83,13 +83,13 @@ def estimate_function(
     of the same answer are not its.
 
     Args:
-        rows: float64 (n, columns).
+        rows: float64 (n, columns). The function gets a copy, and may do with it what it likes.
         plan: whether `endless_error` is wanted where all rows are here, which then costs as much as the error does.
     """
     check_confidence(confidence, "confidence", InvalidInput)
     run = _Run(function, parameters, len(function.names(parameters, rows.shape[1])), rate, confidence)
     try:
-        return run.estimate(rows, rng, replicates, plan)
+        return run.estimate(rows.copy(), rng, replicates, plan)
     except Exception as exc:  # whatever a stranger's code raises
         return run.nothing(len(rows), f"{type(exc).__name__}: {exc}")
 
