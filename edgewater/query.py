@@ -65,7 +65,10 @@ class Measure:
         if function is None:
             raise InvalidQuery(at, text, accepted, f"unknown function {called}: {plugins.INSTALLED.hint()}")
         positional = [a for a in arguments if not isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
-        named = {a.this.name: a.expression for a in arguments if a not in positional}
+        by_name = [a for a in arguments if isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
+        named = {a.this.name: a.expression for a in by_name}
+        if len(named) < len(by_name):
+            raise InvalidQuery(at, text, f"each parameter of {called} once", "a parameter is given twice")
         expression = _argument(function, positional, at, text)
         if isinstance(expression, exp.Star):
             expression = None

@@ -293,6 +293,7 @@ def test_measures_have_one_canonical_text(text: str, canonical: str) -> None:
         ("distinct(a, precision=3)", "a whole number from 4 to 18"),
         ("distinct(a, width=3)", "unknown or repeated parameter"),
         ("distinct(a, 12, precision=12)", "unknown or repeated parameter"),
+        ("distinct(a, precision=12, precision=13)", "a parameter is given twice"),
         ("quantiles(a, accuracy=0)", "a relative accuracy"),
         ("quantiles(a, accuracy='1%')", "a relative accuracy"),
         ("sum(DISTINCT a)", "DISTINCT is for count only"),
