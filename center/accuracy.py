@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,8 @@ FURTHEST = 10.0
 LOOKS = tuple(5 << n for n in range(12))
 """Slots after a window's end at which an early answer with groups is looked at again."""
 
+GONE = "the window has records of edges that are not expected any more, which the estimate leaves out"
+
 Note = list[Any]
 
 
@@ -65,6 +68,7 @@ class AccuracyBook:
         self._before = 0  # the slot before time last went on
         self._base = 0  # of windows that began before it nothing is known of when their records came
         self._counted = -(1 << 62)  # and of those before this one, not how many came
+        self._lost = -(1 << 62)  # and of those before this one, some were not processed
         self._groups = Groups(self._fresh, accuracy, clockwork)
         self._first: dict[str, int] = {}  # by edge: what was born before is in no watermark
         self._behind: dict[str, int] = {}  # by edge: slots since it was last heard
@@ -123,14 +127,14 @@ class AccuracyBook:
         first = self._given.get(start_ms)
         held: list[bool] = []
         ratios: list[float] = []
-        if first is not None and first[2]:
+        if first is not None and first[2] and not self._groups.others(start_ms, self.edges)[0]:
             known = [o for o in first[0].outlooks if o.promised]
-            with self._groups.told_ahead(self._told_ahead()):
+            with self._groups.told_ahead(self._told_ahead(), self.slot, len(self.edges)):
                 truths = self._groups.truths(start_ms, self.edges)
             told = [(o, truth) for o in known if (truth := truths.get(o.key)) is not None]
             if len(told) == len(known):
                 held = [_holds(o, truth) for o, truth in told]
-                ratios = [_ratio(o, truth, first[0].widening) for o, truth in told]
+                ratios = [_ratio(o, truth, first[0].widening) for o, truth in told] if first[0].bounded else []
         if first is not None or start_ms in self._waits:
             self.apply(["finish", start_ms, self._share(held), ratios])
         return all(held) if held else None
@@ -214,7 +218,7 @@ class AccuracyBook:
         """
         if self._slot is None or self.is_crowded or self.clockwork.slot_at(start_ms) < self._counted:
             return None, {}
-        with self._groups.told_ahead(self._told_ahead()):
+        with self._groups.told_ahead(self._told_ahead(), self.slot, len(self.edges)):
             because = self.sampled_because(start_ms)
             if not because:
                 return None, {}
@@ -232,8 +236,10 @@ class AccuracyBook:
         silent = tuple(e for e in self.edges if self._behind.get(e))
         unheard = [e for e in self.edges if e not in self._applied]
         waited = max(self.slot - self.clockwork.slot_at(start_ms) - self.clockwork.window_slots, 0)
-        return assembled(outlooks, self.accuracy.scope is not None, unheard, silent, waited, unread,
+        said = assembled(outlooks, self.accuracy.scope is not None, unheard, silent, waited, unread,
                          self._intervals.widening if widened else 1.0)  # fmt: skip
+        has_others, _ = self._groups.others(start_ms, self.edges)
+        return replace(said, met=False, reason=GONE) if said.met and has_others else said
 
     @property
     def unread(self) -> list[str]:
@@ -265,15 +271,24 @@ class AccuracyBook:
         """Whether windows may lack records that edges did not process, and nothing can be said of how many."""
         return self._groups.lost_sample
 
+    def may_lack(self, start_ms: int) -> bool:
+        """Whether that is so of the window, or an edge that is not expected any more has sampled it."""
+        lost = self.has_lost_sample or self.clockwork.slot_at(start_ms) < self._lost
+        return lost or self._groups.others(start_ms, self.edges)[1]
+
     # Changes
 
     def _expect(self, edges: Sequence[str]) -> None:
         before, self.edges = self.edges, list(edges)
         self._reasons.keep(self.edges)
+        for edge in [e for e in self._reports if e not in self.edges]:
+            for told in (s for report in self._reports[edge] for s in report.substreams):
+                self._groups.add_up(edge, told)
         for table in (self._applied, self._reports, self._ahead, self._first, self._behind, self._unread):
             for edge in [e for e in table if e not in self.edges]:
                 del table[edge]
         if not self.edges:
+            self._uncount(self.slot)
             self._slot = None
             self._groups.clear()
         elif self._slot is not None:
@@ -323,9 +338,9 @@ class AccuracyBook:
             self._behind[edge] = 0 if edge in heard else self._behind.get(edge, 0) + target - slot
         self._before, self._slot = slot, target
         if self._groups.crowded_until is not None and target >= self._groups.crowded_until:
+            self._uncount(target)
             self._groups.clear()
-            self._base = self._rounded(target + DEFAULT_MAX_SKEW_MS // self.clockwork.grid.slot_ms, up=True)
-            self._counted = self._base
+            self._base = self._counted
             self._first = dict.fromkeys(self.edges, self._base)
 
     def _begin(self, target: int, heard: Sequence[str]) -> None:
@@ -335,11 +350,19 @@ class AccuracyBook:
         self._first = dict.fromkeys(self.edges, self._base)
         self._behind = dict.fromkeys(self.edges, 0)
         if self.is_crowded:
-            self._counted = self._base
+            self._uncount(self._slot)
         self._groups.begin(self._slot, len(self.edges))
         self._given, self._waits = {}, {}
         self._applied = dict.fromkeys(heard, self._base)
         self._advance(target, heard)
+
+    def _uncount(self, slot: int) -> None:
+        """What came up to a slot is not counted any more."""
+        if self._slot is None:
+            return
+        self._counted = self._rounded(slot + DEFAULT_MAX_SKEW_MS // self.clockwork.grid.slot_ms, up=True)
+        if self._groups.lost_sample or self._groups.lacks_values:
+            self._lost = self._counted
 
     def _rounded(self, slot: int, *, up: bool = False) -> int:
         """The border of sub-streams at or before a slot; with `up`, at or after it."""
@@ -409,7 +432,7 @@ class AccuracyBook:
         """JSON. With the notes behind it, it is all there is."""
         return {
             "edges": self.edges, "slot": self._slot, "before": self._before, "base": self._base,
-            "counted": self._counted, "now_ms": self.now_ms, "first": self._first,
+            "counted": self._counted, "lost": self._lost, "now_ms": self.now_ms, "first": self._first,
             "behind": self._behind, "unread": self._unread, "applied": self._applied, "ahead": self._ahead,
             "groups": self._groups.to_state(), "reasons": self._reasons.to_state(),
             "reports": {
@@ -426,6 +449,7 @@ class AccuracyBook:
         self.edges, self._base, self.now_ms = list(state["edges"]), state["base"], state["now_ms"]
         self._slot, self._before = state["slot"], state["before"]
         self._counted = state.get("counted", self._base)  # an older release counted anew as well
+        self._lost = state.get("lost", self._lost)
         self._groups.restore(state["groups"])
         self._reasons.restore(state.get("reasons", {}))
         self._first, self._behind = dict(state["first"]), dict(state["behind"])

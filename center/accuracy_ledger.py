@@ -185,7 +185,7 @@ class AccuracyLedger(GridLedger):
 
     def _quality(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Quality:
         quality = super()._quality(start_ms, slices, staleness_ms, first_staleness_ms)
-        early = self._phase(start_ms) is Phase.EARLY or self._book.has_lost_sample
+        early = self._phase(start_ms) is Phase.EARLY or self._book.may_lack(start_ms)
         covered, book, because = None, self._book, self._because
         if self._predicted is not None and self._phase(start_ms) is Phase.EARLY:
             because = book.sampled_because(start_ms)

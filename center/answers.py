@@ -22,7 +22,7 @@ from center.cells import Cell, Part, plain, without_lists
 from center.function_answers import FunctionPart, function_confidence, judged
 from center.measures import DEFAULT_QUANTILES, PLAIN, Asker, Questions, widened
 from center.results import AnswerRecord
-from edgewater.accuracy import group_key, group_values
+from edgewater.accuracy import Accuracy, group_key, group_values
 from edgewater.query import Measure, QuerySpec
 from edgewater.synopses.base import Estimates, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
@@ -57,11 +57,9 @@ class Rows:
     values: tuple[Values, ...]
     length: int
 
-    def function_of(self, spec: QuerySpec) -> FunctionPart | None:
-        """What the query's accuracy is about, if that is a function of a sample and it was asked for by itself."""
-        if spec.accuracy is None or spec.accuracy.kind is not None:
-            return None
-        parts = (part for values in self.values if values.name == spec.accuracy.of for part in values.parts)
+    def function_of(self, accuracy: Accuracy) -> FunctionPart | None:
+        """What the accuracy is about, if that is a function of a sample and it was asked for by itself."""
+        parts = (part for values in self.values if values.name == accuracy.of for part in values.parts)
         return next((part for part in parts if isinstance(part, FunctionPart)), None)
 
 
@@ -77,8 +75,11 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN) 
     contract = quality.pop("contract")
     if any("groups" in p for p in quality.get("prediction", {}).values()):
         del quality["prediction"]  # the rows say it
-    function = rows.function_of(spec)
-    if function is not None:
+    if spec.accuracy is not None and spec.accuracy.kind is None:
+        # The contract is of the whole answer, whatever part of it a reader asks for, and how.
+        whole = rows if questions == PLAIN else _rows(record, spec, Questions(measures=(spec.accuracy.of,)))
+        function = whole.function_of(spec.accuracy)
+        assert function is not None
         quality, contract = judged(quality, contract, spec, function)
     if "merged_into_ms" in quality:
         quality["merged_into"] = rfc3339(quality.pop("merged_into_ms"))
@@ -140,10 +141,12 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: Questions) -> Rows:
         groups = {name: pa.nulls(0) for name in spec.group_by}
         stacks = {m.name: m.function.make(m.parameters, None) for m in spec.measures}
         order: IntArray = np.zeros(0, np.int64)
+        groups_in_all = 0
     else:
         aggregate = GroupedAggregate.from_bytes(record.synopsis)
         _add_expected(aggregate, predictions or {})
         order = _asked_for(aggregate, sorted_groups(aggregate), questions)
+        groups_in_all = len(aggregate)
         groups = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True))
         stacks = dict(aggregate.measures)
         if not np.array_equal(order, np.arange(len(aggregate))):
@@ -155,7 +158,7 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: Questions) -> Rows:
         return widened(estimates, measure, withheld)
 
     def asker(measure: Measure) -> Asker:
-        confidence = function_confidence(spec, measure, len(order), questions.confidence)
+        confidence = function_confidence(spec, measure, groups_in_all, questions.confidence)
         return Asker(measure, stacks[measure.name], questions, partial(widen, measure=measure), confidence)
 
     values = tuple(

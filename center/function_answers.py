@@ -58,9 +58,11 @@ class FunctionPart:
         unknown, since nothing bounds what other records would change."""
         assert measure.function.sample is not None
         function, parameters = measure.function.sample, dict(measure.parameters)
-        rng = np.random.default_rng(SEED)
+        # Each group's own dice: its interval is the same whichever other groups are asked for.
         values = [
-            estimate_function(function, parameters, rows, float(rate), rng, confidence=confidence)
+            estimate_function(
+                function, parameters, rows, float(rate), np.random.default_rng(SEED), confidence=confidence
+            )
             for rows, rate in zip(stack.rows_by_group(), stack.rates(), strict=True)
         ]
         if np.isnan(widen(Estimates.exact(np.zeros(len(values)))).lower).any():

@@ -23,28 +23,27 @@ class FunctionRates:
     """One query's plan: 1, until a window has been looked at."""
 
     def __init__(self) -> None:
-        self._needed: deque[float] = deque(maxlen=RECENT)
+        self._needed: deque[tuple[int, float]] = deque(maxlen=RECENT)
         self._seen: tuple[int, int] | None = None
 
     @property
     def rate(self) -> float:
         """In (0, 1], for the windows to come."""
-        return min(1.0, RESERVE * max(self._needed)) if self._needed else 1.0
+        return min(1.0, RESERVE * max(rate for _, rate in self._needed)) if self._needed else 1.0
 
     def knows(self, record: AnswerRecord) -> bool:
         return self._seen == (record.window_start_ms, record.revision)
 
     def note(self, record: AnswerRecord, spec: QuerySpec) -> None:
         """Learns from an answer what its window would have needed. Raises SynopsisError for damaged bytes."""
-        again = self._seen is not None and self._seen[0] == record.window_start_ms
         self._seen = record.window_start_ms, record.revision
         if record.synopsis is None:
             return
         needed = list(needed_rates(GroupedAggregate.from_bytes(record.synopsis), spec))
         if needed:
-            if again and self._needed:
+            if self._needed and self._needed[-1][0] == record.window_start_ms:
                 self._needed.pop()
-            self._needed.append(max(needed))
+            self._needed.append((record.window_start_ms, max(needed)))
 
 
 def needed_rates(aggregate: GroupedAggregate, spec: QuerySpec) -> Iterable[float]:

@@ -126,8 +126,13 @@ class Groups:
             found[i] = self._texts[rows[i]] = group_key(rows[i])
         return [text for text in found if text is not None]
 
+    @property
+    def lacks_values(self) -> bool:
+        """Whether some record that is counted was not processed."""
+        return any(stratum.tallies.lacks_values for stratum in self)
+
     def _crowd(self, slot: int) -> None:
-        self.lost_sample |= any(stratum.tallies.lacks_values for stratum in self)
+        self.lost_sample |= self.lacks_values
         self._strata, self._side_by_side = {}, None
         self.crowded_until = slot + CROWDED_LAGS * self._clockwork.grid.lags + self._clockwork.window_slots
 
@@ -204,26 +209,39 @@ class Groups:
     # What they say
 
     @contextmanager
-    def told_ahead(self, reports: Iterable[tuple[str, SubstreamStatistics | GroupedSubstream]]) -> Iterator[None]:
-        """Meanwhile, tallies have what edges have told of times that are still to come here. Groups that are not known
-        yet are left out."""
-        saved = [(stratum.tallies, stratum.tallies.saved()) for stratum in self]
+    def told_ahead(
+        self, reports: Iterable[tuple[str, SubstreamStatistics | GroupedSubstream]], slot: int, sources: int
+    ) -> Iterator[None]:
+        """Meanwhile, tallies have what so many edges have told of times that are still to come here, behind `slot`,
+        those of groups that are not known yet among them."""
+        saved, numbers = [(stratum.tallies, stratum.tallies.saved()) for stratum in self], self._numbers
+        known = set(self._strata)
         try:
             for edge, told in reports:
-                self._add_up(edge, told)
+                self.add_up(edge, told, None if self.crowded_until is not None else (slot, sources))
             yield
         finally:
             for tallies, sums in saved:
                 tallies.put_back(sums)
+            self._numbers = numbers
+            if new := [key for key in self._strata if key not in known]:
+                self.let_go(new)
 
-    def _add_up(self, edge: str, told: SubstreamStatistics | GroupedSubstream) -> None:
+    def add_up(
+        self, edge: str, told: SubstreamStatistics | GroupedSubstream, new: tuple[int, int] | None = None
+    ) -> None:
+        """What an edge has told, without the times; of groups that are known, or also of others, which begin with
+        `new`: the slot, and how many sources there are."""
         if isinstance(told, SubstreamStatistics):
             if ALL in self._strata:
                 self._strata[ALL].tallies.add(edge, told)
             return
         sums = told.tallies()
         for i, values in enumerate(zip(*(k.to_pylist() for k in told.keys), strict=True)):
-            if (stratum := self._strata.get(group_key(values))) is not None:
+            stratum = self._strata.get(key := group_key(values))
+            if stratum is None and new is not None and sums[i][0] > 0:
+                stratum = self._admit(key, new[0], np.ones(new[1], bool))
+            if stratum is not None:
                 stratum.tallies.add_sums(edge, told.index, sums[i])
 
     def looks(
@@ -275,6 +293,14 @@ class Groups:
             return np.zeros(len(edges), bool)
         sampled = sampled_by([s.tallies for s in self], start_ms, edges)
         return np.asarray((sampled.count < sampled.arrived).any(axis=1))
+
+    def others(self, start_ms: int, edges: Sequence[str]) -> tuple[bool, bool]:
+        """Whether besides these edges any has told of records of the window, and whether it did not process all."""
+        told = {edge for stratum in self for edge in stratum.tallies.edges(start_ms)}.difference(edges)
+        if not told:
+            return False, False
+        sampled = sampled_by([s.tallies for s in self], start_ms, sorted(told))
+        return bool(sampled.arrived.any()), bool((sampled.count < sampled.arrived).any())
 
     def rates(self, promised: set[str]) -> list[float] | None:
         """By source, the part of its records that has to be processed: the largest that any group needs, for an edge

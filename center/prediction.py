@@ -64,6 +64,7 @@ class Prediction:
         waited_slots: since the window's end.
         groups: of a query with groups, each of which records have come or are expected; else None.
         widening: how many times as wide as the model says the interval is (`interval_record`).
+        bounded: False where input was unread, or nothing has ever come of an edge: no interval holds what that may be.
     """
 
     estimate: float
@@ -81,6 +82,7 @@ class Prediction:
     waited_slots: int
     groups: tuple[Outlook, ...] | None = None
     widening: float = 1.0
+    bounded: bool = True
 
     @property
     def half_width(self) -> float:
@@ -158,6 +160,7 @@ def assembled(
     return Prediction(
         worst.estimate, worst.lower, worst.upper, worst.sampling, worst.straggler, worst.missing, met, reason, arrived,
         expected, sampled, silent, waited_slots, tuple(outlooks) if grouped else None, widening,
+        not unheard and not unread,
     )  # fmt: skip
 
 

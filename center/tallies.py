@@ -95,6 +95,10 @@ class Tallies:
         first = self._index(start_ms)
         return range(first, first + self._clockwork.window_slots // self._clockwork.grid.substream_slots)
 
+    def edges(self, start_ms: int) -> set[str]:
+        """Those that have told of records of the window that starts there."""
+        return {edge for index in self.substreams(start_ms) for edge in self._sums.get(index, ())}
+
     def sums(self, index: int, edges: Sequence[str]) -> list[FloatArray]:
         """Of a sub-stream, by edge, what `add_sums` was given."""
         by_edge = self._sums.get(index)

@@ -182,6 +182,13 @@ class ArrivalMonitor:
         self.last_arrival_ms = max(time_ms, at_least)
         return self.last_arrival_ms
 
+    def step_back(self) -> None:
+        """The center has measured that this edge's clock was ahead: points are told anew, by the right time.
+
+        Standing still until then would leave the center without word for as long as the clock was ahead.
+        """
+        self._complete = self._told = self.last_arrival_ms = NEVER_MS
+
     def _complete_through(self, point: int) -> None:
         if point <= self._complete:
             return

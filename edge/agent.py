@@ -112,7 +112,7 @@ class Agent:
         registry = CollectorRegistry()
         registry.register(telemetry.EdgeCollector(self.durable, self._gauges, self.rejected))
         routes = telemetry.routes(registry, self.missing)
-        pushed = push_routes(self.config, self.accept, self.busy, now_ms, self.meter.working)
+        pushed = push_routes(self.config, self.accept, self.busy, now_ms, self.meter.working, self.meter.refused)
         return Starlette(routes=[*routes, *pushed])
 
     def _gauges(self) -> dict[str, tuple[str, float]]:

@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
+REFUSED_S = 2.0
+"""For so long what was pushed and not taken counts as input: its sender is told to come again after a second."""
+
 Mark = Callable[[str], AbstractContextManager[None]]
 """Marks a time in what a source does, by its name."""
 
@@ -30,18 +33,22 @@ class _Source:
     began_s: when each piece of work that is under way began; the first is a source's own, pushes come behind it.
     idle: waits for input that are under way.
     drained_s: when it last waited for input, and so had read all there was.
+    refused_s: when something that was pushed could last not be taken.
     """
 
     depth: int = 0
     began_s: dict[int, float] = field(default_factory=dict)
     idle: int = 0
     drained_s: float = -math.inf
+    refused_s: float = -math.inf
     since_s: float = 0.0
     busy_s: float = 0.0
     before_s: float = 0.0
 
     def unread_s(self, now_s: float) -> float:
         """For how long there may have been input that has not been read."""
+        if now_s - self.refused_s <= REFUSED_S:
+            return math.inf
         pushed = list(self.began_s.values())[1:]
         if pushed:
             return now_s - min(pushed)  # they overlap, and each is read by itself
@@ -97,6 +104,10 @@ class BusyMeter:
             yield
         finally:
             self._shift(source, +1)
+
+    def refused(self, source: str) -> None:
+        """Something that was pushed could not be taken: it will come again."""
+        self._sources.setdefault(source, _Source()).refused_s = self._monotonic()
 
     def unread(self, longer_s: float) -> set[str]:
         """The sources that may have had input for longer than that which has not been read."""

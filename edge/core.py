@@ -225,7 +225,7 @@ class EdgeCore:
         if pipeline is not None and pipeline.monitor is not None:
             clock = self.streams[pipeline.spec.stream].spec.clock
             speed = clock.speed if clock is not None else 1.0
-            pipeline.monitor.observing = Observing(event.rate, round(event.clock_offset_ms * speed), event.reason)
+            pipeline.observe_as(Observing(event.rate, round(event.clock_offset_ms * speed), event.reason))
         elif pipeline is not None and pipeline.ships_rows and event.rate > 0:
             pipeline.drawn_at = event.rate
         return []

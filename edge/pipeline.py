@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from edge.accuracy import ArrivalMonitor
+from edge.accuracy import ArrivalMonitor, Observing
 from edge.arguments import Arguments, Promise
 from edge.cache.budgets import Limits
 from edge.cache.entries import SliceEntries
@@ -26,18 +26,20 @@ from edge.cache.ranking import Choice, Ranking, portion
 from edge.departures import Chance, choose, slots_left
 from edge.drift import drift_near
 from edge.shares import ShareSchedule
-from edge.slices import UNKNOWN_CARRIER, Carrier, Progress, Slice
+from edge.slices import INITIAL_ENTRY_BYTES, UNKNOWN_CARRIER, Carrier, Progress, Slice
 from edgewater.accuracy import clockwork
 from edgewater.algebra import LateRule, late_rule_of
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.streams import NEVER_MS, TIME_COLUMN
+from edgewater.streams import END_OF_TIME_MS, NEVER_MS, TIME_COLUMN
 from edgewater.synopses.base import BoolArray, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.row_sample import drawn
-from edgewater.windows import Session
+from edgewater.windows import Session, Sliding
 from edgewater.wire.frames import Arrivals, FrameBody, Partial, QueryRef, SliceClose
 
 NOTHING_OPEN = (NEVER_MS, NEVER_MS)
+MOST_OVER = 2
+"""Times its capacity that entries may take in a frame, if they are more than one."""
 HALF_SPENT = 0.5
 """With eager promotion, entries that have used up half of their limit count as what is to be sent."""
 
@@ -140,16 +142,28 @@ class QueryPipeline:
                 seen = self.promise.observed(arguments, kept)
                 self.monitor.observe(when, came_ms, seen.values, kept, keys, seen.population)
                 arguments = seen.processed
-            elif self.drawn_at < 1.0:
+            elif self.drawn_at < 1.0 and self._end(start) > watermark_ms:
+                # Of what is late nothing is passed over: it would thin what has been sent to the rate of now.
                 kept = drawn(self.source, numbers, self.drawn_at)
                 arguments = arguments.among(kept)
             if kept is not None:
                 sampled_out = part.num_rows - int(kept.sum())
                 dropped["sampled-out"] = dropped.get("sampled-out", 0) + sampled_out
-            self._update(start, arguments, when, numbers, watermark_ms, touch, kept)
+            keys = [part.column(name) for name in self.spec.group_by]
+            self._update(start, keys, arguments, when, numbers, watermark_ms, touch, kept)
             if kept is not None and self.monitor is not None:
                 self.slices[start].told_by_ms = self.monitor.last_arrival_ms
         return dropped
+
+    def observe_as(self, observing: Observing) -> None:
+        """Takes a word of the center in."""
+        assert self.monitor is not None
+        step_ms = observing.clock_offset_ms - self.monitor.observing.clock_offset_ms
+        self.monitor.observing = observing
+        if step_ms > self.monitor.clockwork.grid.substream_ms:
+            self.monitor.step_back()
+            for held in self.slices.values():
+                held.told_by_ms = max(held.told_by_ms - step_ms, NEVER_MS)
 
     def _refused(self, start: int, watermark_ms: int) -> str:
         if start < self.since_ms:
@@ -161,6 +175,7 @@ class QueryPipeline:
     def _update(
         self,
         start: int,
+        keys: list[pa.Array],
         arguments: Arguments,
         times: IntArray,
         ids: IntArray,
@@ -177,15 +192,18 @@ class QueryPipeline:
         if self._end(start) <= watermark_ms:
             held.late += len(times)
         held.stated = False
-        if self.ships_rows and self.drawn_at < held.drawn_at:
-            held.drawn_at = self.drawn_at
+        if self.ships_rows and kept is not None:
+            held.drawn_at = min(held.drawn_at, self.drawn_at)
         if held.drawn_at < 1.0:
             held.entries.offer(held.drawn_at)
+        if self.ships_rows and kept is not None:
+            # Also of a group of which no row is drawn the center has to know, and that it was drawn from.
+            held.entries.announce(keys, len(times), touch, self._elapsed(start, int(times.max())))
         if kept is not None:
             times, ids = times[kept], ids[kept]
             if not len(times):
                 return
-        keys = [arguments.records.column(name) for name in self.spec.group_by]
+            keys = [arguments.records.column(name) for name in self.spec.group_by]
         elapsed = self._elapsed(start, int(times.max()))
         held.entries.update(keys, arguments.by_measure(), len(times), times, touch, ids, elapsed)
 
@@ -235,7 +253,8 @@ class QueryPipeline:
 
     def closed_bytes(self, watermark_ms: int) -> int:
         """Estimated bytes of closed slices that are still to be sent."""
-        return sum(size for end, size in self._sizes() if end <= watermark_ms)
+        through = self._told_through(watermark_ms)
+        return sum(size for end, size in self._sizes() if end <= through)
 
     def open_bytes(self, watermark_ms: int, after_ms: int) -> tuple[int, int | None]:
         """Estimated bytes of open slices that may leave early, and the first one's end.
@@ -261,16 +280,48 @@ class QueryPipeline:
     def _sizes(self) -> Iterator[tuple[int, int]]:
         margin = HALF_SPENT if self.spec.cache.eviction == "gain" else 1.0
         for start, held in self.slices.items():
-            if held.in_time and held.stated:
+            if self._is_untold(held) or (held.in_time and held.stated):
                 continue  # what a staleness budget has omitted stays here
             waiting = held.count_waiting(self._limits(start), 1.0 if held.learnt else margin)
             yield self._end(start), int(waiting * self.progress.entry_bytes)
 
     def has_news(self, watermark_ms: int) -> bool:
         """Is there something to tell the center about slices that the watermark has closed?"""
-        return self._crossed(watermark_ms) or any(
-            not held.stated and self._end(start) <= watermark_ms for start, held in self.slices.items()
+        through = self._told_through(watermark_ms)
+        return self._crossed(through) or any(
+            not held.stated and self._end(start) <= through and not self._is_untold(held)
+            for start, held in self.slices.items()
         )
+
+    def _is_untold(self, held: Slice) -> bool:
+        """Whether records of the slice were passed over of which the center has not been told."""
+        came_ms = held.told_by_ms
+        return self.monitor is not None and came_ms > NEVER_MS and came_ms >= self.monitor.told_before_ms
+
+    def _told_through(self, watermark_ms: int) -> int:
+        """Up to where slices may be closed: else the center would take what was processed for all there is.
+
+        One that was closed before, and of which more has come, holds up no others but those with which one of its
+        windows would become final.
+        """
+        through, before = watermark_ms, self.progress.through_ms
+        if self.monitor is None:
+            return through
+        for start in [s for s, held in self.slices.items() if self._is_untold(held) and self._end(s) <= watermark_ms]:
+            end = self._end(start)
+            through = min(through, (end if end > before else self._next_final(start, before)) - 1)
+        return through
+
+    def _next_final(self, start: int, after: int) -> int:
+        """When the next window over a slice becomes final, behind `after`; the end of time if there is none."""
+        window = self.spec.window
+        assert isinstance(window, Sliding)  # as those of all queries with a monitor
+        every, last_end = window.every_ms, window.last_window_end(start)
+        first_end = last_end - (last_end - self._end(start)) // every * every
+        last = last_end + self.spec.lateness_ms
+        if last <= after:
+            return END_OF_TIME_MS
+        return max(first_end + self.spec.lateness_ms, last - (last - after - 1) // every * every)
 
     def _crossed(self, through_ms: int) -> bool:
         """Has a slice ended since the center was last told how far this edge has come?"""
@@ -298,21 +349,20 @@ class QueryPipeline:
         """
         arrivals, partials = self._tell(open_between_ms[0], watermark_ms, capacity_bytes, unread)
         closes: list[SliceClose] = []
-        through, room, closing = watermark_ms, capacity_bytes, False
+        through, room, closing = self._told_through(watermark_ms), capacity_bytes, False
         for start in sorted(self.slices):
             held = self.slices[start]
             end = self._end(start)
             if end > watermark_ms and (closing or not self._may_leave_early(end, open_between_ms)):
                 continue  # what an answer waits for does not wait for a frame to be filled
-            if end <= watermark_ms and self.monitor is not None and held.told_by_ms >= self.monitor.told_before_ms:
-                # Else the center would take what was processed for all there is.
-                through = min(through, end - 1)
-                break
+            if through < end <= watermark_ms or (end <= watermark_ms and self._is_untold(held)):
+                continue
             made: list[Partial] = []
             chosen = self._choose(start, held, room, end <= watermark_ms, open_between_ms, carrier)
-            drained = chosen.drained
-            if len(chosen.groups):
-                made = [self._partial(start, held, chosen.groups)]
+            groups = self._fitting(held, chosen.groups, capacity_bytes)
+            drained = chosen.drained and len(groups) == len(chosen.groups)
+            if len(groups):
+                made = [self._partial(start, held, groups)]
                 partials += made
                 room -= sum(len(p.synopsis) for p in made)
             if made and self._in_sessions and (end > watermark_ms or not drained):
@@ -360,11 +410,23 @@ class QueryPipeline:
         """What leaves a slice now, of at most about `room` bytes, but one entry if there is any room."""
         entry_bytes, end = self.progress.entry_bytes, self._end(start)
         count = max(1, int(room / entry_bytes)) if room > 0 else 0
-        slots = slots_left(self.spec, end, open_between_ms[0], carrier, entry_bytes)
+        # What is omitted has to be stated as withheld, and is only of measures that are bounded.
+        slots = slots_left(self.spec, end, open_between_ms[0], carrier, entry_bytes) if self.bounded_measures else None
         if not closed and self.spec.cache.eviction == "gain":
             count = min(count, portion(end - open_between_ms[0], carrier.bytes_per_ms / entry_bytes))
         chance = Chance(start, end, closed, open_between_ms, count)
         return choose(held, self.spec, self.history, self._limits(start), chance, slots)
+
+    def _fitting(self, held: Slice, groups: IntArray, capacity_bytes: int) -> IntArray:
+        """The first of these groups, at least one, that together are not far larger than a frame should be: the center
+        refuses a frame above its bound, for ever. Until one was sent nobody knows how large an entry is, and of samples
+        none is like another."""
+        pending = held.entries.pending
+        if not pending.samples and self.progress.entry_bytes != INITIAL_ENTRY_BYTES:
+            return groups
+        while len(groups) > 1 and pending.take(groups).nbytes > MOST_OVER * capacity_bytes:
+            groups, held.ranking = groups[: len(groups) // 2], Ranking()  # the others have their turn again
+        return groups
 
     @property
     def _in_sessions(self) -> bool:

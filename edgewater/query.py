@@ -94,6 +94,13 @@ class Measure:
         called = (record_functions.named(name) for name in _called(self.argument))
         return any(function is not None and function.expensive for function in called)
 
+    @property
+    def entry_bytes(self) -> int:
+        """About the most that one group's state takes in a frame."""
+        if self.function.sample is None or self.argument is None:
+            return self.function.entry_bytes(self.parameters)
+        return self.function.entry_bytes(self.parameters, len(columns_of(parse_sql(self.argument, ""))))
+
     def to_text(self) -> str:
         """The canonical text that `parse` reads back."""
         parts = [self.argument] if self.argument is not None else []
@@ -137,11 +144,11 @@ def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression]]
         name = "distinct" if match else tree.name.lower()
         return name, list(tree.expressions)
     if isinstance(tree, exp.Func):
-        arguments = [tree.this] if tree.args.get("this") is not None else []
-        extra = tree.args.get("expressions") or []
+        # All of them, whatever the parser calls them: corr(x, y) has no list of arguments.
+        arguments = list(tree.iter_expressions())
         name = re.match(r"\s*(\w+)\s*\(", text)
         if name:
-            return name[1].lower(), [*arguments, *extra]
+            return name[1].lower(), arguments
     raise InvalidQuery(at, text, accepted)
 
 

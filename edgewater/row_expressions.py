@@ -1,4 +1,4 @@
-"""Several expressions as one argument: rows of numbers, for functions of a sample (`edgewater.synopses.sample_functions`)."""
+"""Several expressions as one argument: rows of numbers, for functions of a sample (`synopses.sample_functions`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgewater.streams import type_name
 
 
 def as_row(columns: Sequence[exp.Expression]) -> exp.Expression:
-    """One expression for several: `(x, y)`. A lone literal keeps its parentheses, or it would be read as a parameter."""
+    """One expression for several: `(x, y)`. A lone literal keeps parentheses, or it would be read as a parameter."""
     if len(columns) > 1:
         return exp.Tuple(expressions=list(columns))
     (only,) = columns

@@ -142,6 +142,17 @@ class SliceEntries:
                 numbers = np.nan_to_num(argument.to_numpy(zero_copy_only=False).astype(np.float64))
                 kept[:groups] += np.bincount(codes, numbers * numbers, groups).astype(np.float32)
 
+    def announce(self, keys: Sequence[pa.Array], rows: int, touch: int, elapsed: float) -> None:
+        """Makes the groups of these records known, of which perhaps none is processed: each has something to send."""
+        self.newest = max(self.newest, touch)
+        known = len(self)
+        codes = self.pending.encode(keys, rows)
+        self._grow()
+        unsent = self._of("unsent")
+        unsent[codes] = np.maximum(unsent[codes], 1)
+        self._of("touched")[codes] = touch
+        self._of("first")[known:] = elapsed
+
     def _grow(self) -> None:
         groups = len(self.pending)
         if groups > len(self._arrays["touched"]):

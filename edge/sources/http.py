@@ -87,6 +87,7 @@ def push_routes(
     busy: Callable[[], Busy | None],
     now_ms: Callable[[], int],
     working: Mark = unmarked,
+    refused: Callable[[str], None] = lambda _: None,
 ) -> list[Route]:
     """The routes through which records are pushed.
 
@@ -96,6 +97,7 @@ def push_routes(
         busy: asked before a body is read: why it cannot be taken now, or None.
         now_ms: the wall clock, for arrival times.
         working: marks when a body is being decoded.
+        refused: told the source when a request is to be sent again.
     """
     sources = {
         name: HttpSource(http_source_name(name), name, stream.record_schema)
@@ -104,7 +106,7 @@ def push_routes(
     }
     body_bytes = config.limits.max_push_bytes
     limits = PushLimits(body_bytes, MAX_BODIES_PENDING * body_bytes)
-    push = _Push(sources, accept, busy, now_ms, limits, working)
+    push = _Push(sources, accept, busy, now_ms, limits, working, refused)
     return [Route("/v1/streams/{stream}", push.post, methods=["POST"])]
 
 
@@ -121,6 +123,7 @@ class _Push:
         now_ms: Callable[[], int],
         limits: PushLimits,
         working: Mark,
+        refused: Callable[[str], None],
     ) -> None:
         self._sources = sources
         self._accept = accept
@@ -128,6 +131,7 @@ class _Push:
         self._now_ms = now_ms
         self._limits = limits
         self._working = working
+        self._refused = refused
         self._pending_bytes = 0
 
     async def post(self, request: Request) -> Response:
@@ -147,9 +151,9 @@ class _Push:
             return self._too_large()
         if self._pending_bytes + reserved > self._limits.max_pending_bytes:
             detail = f"{self._pending_bytes} bytes wait to be written; at most {self._limits.max_pending_bytes}"
-            return problem(429, "too-many-requests", detail, retry_after_s=self._limits.retry_after_s)
+            return self._again(source, 429, "too-many-requests", detail, self._limits.retry_after_s)
         if (busy := self._busy()) is not None:
-            return problem(503, busy.code, busy.message, retry_after_s=busy.retry_after_s)
+            return self._again(source, 503, busy.code, busy.message, busy.retry_after_s)
         self._pending_bytes += reserved
         try:
             return await self._take(request, source, media)
@@ -181,9 +185,9 @@ class _Push:
         except InvalidInput as exc:
             return problem(422, exc.code, exc.message)
         except Busy as exc:
-            return problem(503, exc.code, exc.message, retry_after_s=exc.retry_after_s)
+            return self._again(source, 503, exc.code, exc.message, exc.retry_after_s)
         except StorageError as exc:
-            return problem(503, exc.code, exc.message, retry_after_s=self._limits.retry_after_s)
+            return self._again(source, 503, exc.code, exc.message, self._limits.retry_after_s)
         reply = {"accepted": decoded.batch.num_rows, "rejected": [r.to_json() for r in decoded.rejected]}
         return JSONResponse(reply)
 
@@ -195,6 +199,11 @@ class _Push:
             if size > self._limits.max_body_bytes:
                 raise BodyTooLarge
         return b"".join(parts)
+
+    def _again(self, source: HttpSource, status: int, code: str, detail: str, retry_after_s: int) -> Response:
+        """The reply to a request that could not be taken now."""
+        self._refused(source.name)
+        return problem(status, code, detail, retry_after_s=retry_after_s)
 
     def _too_large(self) -> Response:
         limit = self._limits.max_body_bytes

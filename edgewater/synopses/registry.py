@@ -190,8 +190,8 @@ class Function:
             text = ", ".join(f"{n}={v}" for n, v in parameters)
             raise InvalidQuery(at, text, f"parameters of at most {MAX_STATE_BYTES >> 20} MiB per group", shown)
 
-    def entry_bytes(self, parameters: Parameters) -> int:
-        """About the most that one group's state takes in a frame.
+    def entry_bytes(self, parameters: Parameters, columns: int = 1) -> int:
+        """About the most that one group's state takes in a frame, of rows with so many columns.
 
         Counters are written in 32 bits or fewer: an edge's slice has fewer than 2^32 records.
         """
@@ -200,7 +200,7 @@ class Function:
         stack.grow(1)
         given = dict(parameters)
         # Of a sampled number its keys and its value; a text takes more, which nobody knows before it is there.
-        record = 8 * (1 + len(getattr(stack, "key_types", ())))
+        record = 8 * (columns + len(getattr(stack, "key_types", ())))
         records = int(given.get("size", given.get("limit", 0)))
         return (stack.nbytes - empty) // (2 if stack.properties.linear else 1) + records * record
 
@@ -217,12 +217,14 @@ class Function:
             )
 
 
-def require_fit(measures: Mapping[str, tuple[Function, Parameters]]) -> None:
+def require_fit(sizes: Mapping[str, int]) -> None:
     """Raises InvalidQuery, with the size of each, unless one group of all measures together fits a frame.
 
     For new queries: one that is registered is served however large it is.
+
+    Args:
+        sizes: about the most bytes that each measure's state takes of one group.
     """
-    sizes = {name: function.entry_bytes(parameters) for name, (function, parameters) in measures.items()}
     if sum(sizes.values()) > MAX_ENTRY_BYTES:
         largest = sorted(sizes.items(), key=lambda one: -one[1])
         shown = ", ".join(f"{name} {size / (1 << 20):.1f} MiB" for name, size in largest[:8])

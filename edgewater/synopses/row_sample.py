@@ -1,4 +1,4 @@
-"""A sample of rows of numbers, for functions of several columns that have no synopsis of their own (`sample_functions`).
+"""A sample of rows of numbers, for functions of several columns without a synopsis of their own (`sample_functions`).
 
 A row is in if its tag, a hash of the record's identity, is at most a group's bound. The bound is the least that any
 part was drawn at; and where more than `limit` rows would be held, it is lowered to just below the tag of the first

@@ -1,9 +1,9 @@
 """Functions of a whole window's rows that no synopsis adds up: k-means, exact quantiles, a user's own.
 
-Edges ship rows (`row_sample`), all or a sample of them, and the center runs the function on what came, when it is asked.
-How far a sample's value may be off is found by running it on resamples (`edgewater.watermarks.function_estimate`), unless
-the function knows better. A user's own is a `SampleFunction` and `sample_function(...)`, brought by a package as other
-functions are (`plugins`).
+Edges ship rows (`row_sample`), all or a sample of them, and the center runs the function on what came, when it is
+asked. How far a sample's value may be off is found by running it on resamples
+(`edgewater.watermarks.function_estimate`), unless the function knows better. A user's own is a `SampleFunction` and
+`sample_function(...)`, brought by a package as other functions are (`plugins`).
 """
 
 from __future__ import annotations
@@ -120,7 +120,9 @@ def _seeds(rows: FloatArray, k: int, run: int) -> FloatArray:
 
 
 def _lloyd(rows: FloatArray, start: FloatArray, rounds: int) -> tuple[FloatArray, float]:
-    centroids = start.copy()
+    # Around their middle: far from the origin, squares have no digits left for what rows differ by.
+    middle = rows.mean(axis=0)
+    rows, centroids = rows - middle, start - middle
     for _ in range(rounds):
         # |x - c|² less |x|², which is the same for all c.
         nearest = ((centroids**2).sum(axis=1) - 2 * rows @ centroids.T).argmin(axis=1)
@@ -131,7 +133,7 @@ def _lloyd(rows: FloatArray, start: FloatArray, rounds: int) -> tuple[FloatArray
             break
         centroids = moved
     squares = np.stack([((rows - c) ** 2).sum(axis=1) for c in centroids], axis=1)
-    return centroids, float(squares.min(axis=1).mean())
+    return centroids + middle, float(squares.min(axis=1).mean())
 
 
 class ExactQuantile(SampleFunction):

@@ -11,6 +11,7 @@ import numpy as np
 
 from edgewater.errors import InvalidInput
 from edgewater.synopses.base import FloatArray
+from edgewater.synopses.intervals import normal_quantile
 from edgewater.synopses.sample_functions import SampleFunction
 from edgewater.watermarks.bootstrap import DEFAULT_REPLICATES
 from edgewater.watermarks.sample_size import finite
@@ -20,6 +21,8 @@ LEAST_PLANNED = 200
 """Rows that a plan asks for at least: of fewer, what resamples scatter by says little."""
 TOP_UP = 1.25
 """By what a planned rate is raised that turned out too small."""
+LEAST_RESAMPLED = 30
+"""Rows of a sample below which nothing is said of how far off it is: two rows that are alike scatter by nothing."""
 MOST_RESAMPLED = 2_000
 """Rows of a resample. Of a larger sample they are fewer than it has, and what they scatter by is scaled by √(m/n)."""
 
@@ -113,8 +116,11 @@ def plan_rate(
         rows: float64 (n, columns), in an order that is random: a prefix is a sample.
         rate: with which they were drawn.
     """
+    population = len(rows) / rate
+    if population <= LEAST_PLANNED:
+        return 1.0  # whatever the function says
     found = estimate_function(function, parameters, rows, rate, rng, confidence=confidence, plan=True)
-    planned, population = found.rate_for(target), len(rows) / rate
+    planned = found.rate_for(target)
     while planned < rate:
         taken = rows[: math.ceil(planned * population)]
         found = estimate_function(function, parameters, taken, planned, rng, confidence=confidence)
@@ -122,6 +128,11 @@ def plan_rate(
             break
         planned = min(1.0, planned * TOP_UP)
     return planned
+
+
+def _known(error: float) -> float:
+    """An error that is no number says nothing."""
+    return math.inf if math.isnan(error) else float(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,18 +162,25 @@ class _Run:
         by_formula = self.function.interval(rows, self.parameters, self.confidence, rate)
         if by_formula is not None:
             endless = self.function.interval(rows, self.parameters, self.confidence, 0.0)
-            return FunctionEstimate(*by_formula, size, rate, endless[3] if endless is not None else math.inf)
+            value, lower, upper, error = by_formula
+            unending = _known(endless[3]) if endless is not None else math.inf
+            return FunctionEstimate(value, lower, upper, _known(error), size, rate, unending)
         value = self.fit(rows, None)
         if rate >= 1 and not plan:
             return FunctionEstimate(value, value, value, 0.0, size, rate, math.inf)
         taken = max(min(size, MOST_RESAMPLED), least)
         values = np.array([self.fit(rows[rng.integers(0, size, taken)], value) for _ in range(replicates)])
         gaps = np.array([self.function.distance(v, value, self.parameters) for v in values])
-        rank, scale = min(replicates, math.ceil((replicates + 1) * self.confidence)) - 1, math.sqrt(taken / size)
-        endless_error = float(np.sort(gaps)[rank]) * scale
-        # One row, resampled, is always itself.
-        endless_error = endless_error if size > 1 else math.inf
+        rank = min(replicates, math.ceil((replicates + 1) * self.confidence)) - 1
+        # So few resamples have no quantile near 1: beyond their largest it is a normal distribution's.
+        resolved = replicates / (replicates + 1)
+        beyond = max(normal_quantile(self.confidence) / normal_quantile(resolved), 1.0)
+        scale = math.sqrt(taken / size) * beyond
+        endless_error = _known(float(np.sort(gaps)[rank])) * scale
+        if size < LEAST_RESAMPLED:
+            endless_error = math.inf
         shrink = math.sqrt(max(0.0, 1 - rate))
         off = np.sort(np.abs(values - value), axis=0)[rank] * scale * shrink
         error = endless_error * shrink if rate < 1 else 0.0
-        return FunctionEstimate(value, value - off, value + off, error, size, rate, endless_error)
+        found = FunctionEstimate(value, value - off, value + off, error, size, rate, endless_error)
+        return found if rate >= 1 or size >= LEAST_RESAMPLED else found.without_bounds()

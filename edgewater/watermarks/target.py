@@ -26,8 +26,9 @@ def check_measure(name: str, field: str = "measure", error: type[InvalidInput] =
             return known
     raise error(
         field, name,
-        "mean, sum or count; for a proportion, the mean of an expression that is 0 or 1; for a quantile, exact_quantile, a "
-        "function of a sample; for others a budget of staleness, which answers in time with what there is",
+        "mean, sum or count; for a proportion, the mean of an expression that is 0 or 1; for a quantile, "
+        "exact_quantile, a function of a sample; for others a budget of staleness, which answers in time with what "
+        "there is",
         "nothing bounds what stragglers would change in it",
     )  # fmt: skip
 

@@ -120,6 +120,39 @@ def test_a_sample_that_is_too_small_is_said(tmp_path: Path) -> None:
     assert "asked for are 5 %" in violation["message"]
 
 
+def test_the_contract_is_of_the_whole_answer_whatever_part_is_asked_for(tmp_path: Path) -> None:
+    query = quantile_spec(group_by=["k"])
+    world = stored(tmp_path, query, rate=RATE, seconds=9, shares=(20.0, 1.0))
+    told(world, 0.2)
+    world.run(8)
+    record, answer = answers(world)[-1]
+    assert not answer["contract"]["met"], "the smaller group has too few"
+
+    asked = [
+        Questions(groups=(("k", ("g0",)),)), Questions(confidence=0.1), Questions(values=True),
+    ]  # fmt: skip
+    rendered = [render(record, query, each) for each in asked]
+
+    assert [r["contract"] for r in rendered] == [answer["contract"]] * 3
+    assert [r["quality"] for r in rendered] == [answer["quality"]] * 3
+    assert rendered[0]["data"] == answer["data"][:1]
+
+
+def test_a_window_that_is_answered_again_takes_the_place_of_its_own_plan_only(tmp_path: Path) -> None:
+    query = quantile_spec()
+    world = stored(tmp_path, query, rate=RATE, seconds=9)
+    world.run(8)
+    (first, _), (second, _), *_ = answers(world)
+    plan = FunctionRates()
+    plan.note(first, query)
+    alone = plan.rate
+
+    plan.note(replace(second, synopsis=None), query)
+    plan.note(replace(second, revision=second.revision + 1), query)
+
+    assert plan.rate >= alone
+
+
 def test_groups_have_a_value_and_a_sample_each(tmp_path: Path) -> None:
     query = quantile_spec(group_by=["k"])
     world = stored(tmp_path, query, rate=RATE, seconds=9, shares=(5.0, 1.0))

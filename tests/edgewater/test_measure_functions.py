@@ -8,7 +8,9 @@ import pytest
 from edgewater.errors import InvalidQuery
 from edgewater.query import Measure
 from edgewater.streams import COLUMN_TYPES
-from edgewater.synopses.registry import MAX_STATE_BYTES, require_fit
+from edgewater.synopses import registry
+from edgewater.synopses.registry import MAX_STATE_BYTES, Parameter, require_fit
+from edgewater.synopses.sample_functions import SampleFunction, sample_function
 
 
 @pytest.mark.parametrize(
@@ -74,9 +76,12 @@ def test_what_cannot_work_is_refused_with_its_field(text: str, said: str) -> Non
 def test_measures_that_fit_no_frame_together_are_refused_with_the_size_of_each() -> None:
     def fit(*texts: str) -> None:
         measures = [Measure.parse(f"m{i}", text) for i, text in enumerate(texts)]
-        require_fit({m.name: (m.function, m.parameters) for m in measures})
+        require_fit({m.name: m.entry_bytes for m in measures})
 
     fit(*["count_min(ip)"] * 3)
+    fit("kmeans(a, b, c, d, limit=65536)")
+    with pytest.raises(InvalidQuery, match=r"m0 8\.5 MiB"):
+        fit(f"kmeans({', '.join('abcdefghijklmnop')}, limit=65536)")
     fit(*["bernoulli(ip, rate=0.1)"] * 3)
     too_much = {"1.2": ["count_min(ip)"] * 4, "2.0": ["bloom(ip, bits=16777216)"] * 2, "1.0": ["sample(ip, 65536)"] * 4}
     for size, texts in too_much.items():
@@ -95,3 +100,12 @@ def test_infinities_of_both_signs_merge_to_no_number_without_a_warning(text: str
     assert np.isnan(above.query().value).all()
     below.update(np.zeros(2, np.int64), np.array([np.inf, 1.0]))
     assert np.isnan(below.query().value).all()
+
+
+def test_a_function_of_a_name_that_sql_has_gets_all_of_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
+    for name in ("corr", "quantile"):
+        registry.register_function(sample_function(name, SampleFunction(), {"q": Parameter.number(0.5, 0, 1)}))
+
+    assert Measure.parse("m", "corr(x, y)").argument == "(x, y)"
+    assert dict(Measure.parse("m", "quantile(x, 0.9)").parameters)["q"] == 0.9

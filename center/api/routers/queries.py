@@ -65,7 +65,7 @@ async def register(request: Request, center: Center) -> Response:
     A query that cannot work is refused with the field, its value and what would be accepted.
     """
     spec = QuerySpec.from_mapping(_read(await _body(request), request.headers.get("content-type", "")))
-    require_fit({m.name: (m.function, m.parameters) for m in spec.measures})
+    require_fit({m.name: m.entry_bytes for m in spec.measures})
     return await run_in_threadpool(_register, center, spec)
 
 

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from center.catalog import query_key
+from center.function_rates import FunctionRates
 from center.ledger import FrameFact, Ledger
-from center.results import MergedDelta
+from center.results import AnswerRecord, MergedDelta
 from center.spark.follower import CatalogFollower
 from center.spark.function_planner import FunctionPlanner, PlannerThread
 from center.spark.telemetry import JobMetrics
@@ -83,6 +84,28 @@ def test_a_sample_that_would_make_other_measures_wrong_is_not_asked_for(world: A
     planner.look()
 
     assert world.catalog.sampling_rates() == {}
+
+
+def test_a_query_that_cannot_be_looked_at_keeps_no_other_from_its_plan(
+    world: Any, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = FunctionPlanner(writer, world.store, world.catalog, JobMetrics())
+    refs = [world.catalog.register(median_spec(name), world.now).ref for name in ("bad", "good")]
+    writer.turn()
+    for ref in refs:
+        answer_window(world, writer, ref, 0, spread=20.0)
+    note = FunctionRates.note
+
+    def failing(self: FunctionRates, record: AnswerRecord, spec: QuerySpec) -> None:
+        if spec.name == "bad":
+            raise RuntimeError("a stranger's code")
+        note(self, record, spec)
+
+    monkeypatch.setattr(FunctionRates, "note", failing)
+
+    planner.look()
+
+    assert list(world.catalog.sampling_rates()) == [refs[1]]
 
 
 def test_a_deleted_query_is_forgotten(world: Any, writer: LedgerWriter) -> None:

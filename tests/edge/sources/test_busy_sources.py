@@ -10,12 +10,13 @@ import httpx
 import pyarrow as pa
 import pytest
 from starlette.applications import Starlette
+from starlette.routing import Route
 
 from edge.busy import BusyMeter
-from edge.config import parse_config
+from edge.config import EdgeConfig, parse_config
 from edge.sources.base import GRAIN_S, Chunk
 from edge.sources.decoders import TextFormat
-from edge.sources.http import HttpSource, push_routes
+from edge.sources.http import Busy, HttpSource, push_routes
 from edge.sources.replay import paced
 from edge.sources.stdin import StdinSource
 from edgewater.streams import TIME_COLUMN, StreamClock
@@ -159,7 +160,32 @@ def test_of_a_push_decoding_is_work_and_waiting_for_the_disk_is_not(ndjson: Any,
     async def accept(chunk: Chunk, stream: str) -> None:
         happened.append(f"accept {chunk.source}")
 
-    config = parse_config(
+    routes = push_routes(pushed(), accept, lambda: None, lambda: arrival_ms, lambda name: _marked(happened))
+    assert asyncio.run(push(routes, ndjson(0, 3))) == 200
+    assert happened == ["begin", "end", "accept flights:http"]
+
+
+def test_what_could_not_be_taken_and_is_sent_again_has_not_been_read(ndjson: Any, arrival_ms: int) -> None:
+    wall = Wall()
+
+    async def accept(chunk: Chunk, stream: str) -> None:
+        pass
+
+    def routes(busy: Busy | None) -> list[Route]:
+        return push_routes(pushed(), accept, lambda: busy, lambda: arrival_ms, refused=wall.meter.refused)
+
+    with wall.meter.working("flights:http"), wall.meter.waiting("flights:http"):
+        assert asyncio.run(push(routes(None), ndjson(0, 3))) == 200
+        assert wall.meter.unread(0.1) == set()
+        assert asyncio.run(push(routes(Busy("the edge is full")), ndjson(0, 3))) == 503
+        wall.ms += 1_500
+        assert wall.meter.unread(0.1) == {"flights:http"}, "it comes again after a second"
+        wall.ms += 1_000
+        assert wall.meter.unread(0.1) == set(), "or not at all"
+
+
+def pushed() -> EdgeConfig:
+    return parse_config(
         {
             "edge": "jfk",
             "center": {"address": "127.0.0.1:1"},
@@ -173,16 +199,13 @@ def test_of_a_push_decoding_is_work_and_waiting_for_the_disk_is_not(ndjson: Any,
             },
         }
     )
-    routes = push_routes(config, accept, lambda: None, lambda: arrival_ms, lambda name: _marked(happened))
 
-    async def run() -> int:
-        transport = httpx.ASGITransport(app=Starlette(routes=routes))
-        async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
-            headers = {"content-type": "application/x-ndjson"}
-            return (await client.post("/v1/streams/flights", content=ndjson(0, 3), headers=headers)).status_code
 
-    assert asyncio.run(run()) == 200
-    assert happened == ["begin", "end", "accept flights:http"]
+async def push(routes: list[Route], body: bytes) -> int:
+    transport = httpx.ASGITransport(app=Starlette(routes=routes))
+    async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
+        headers = {"content-type": "application/x-ndjson"}
+        return (await client.post("/v1/streams/flights", content=body, headers=headers)).status_code
 
 
 def test_a_source_of_pushes_is_not_busy_while_nobody_pushes(schema: Any) -> None:

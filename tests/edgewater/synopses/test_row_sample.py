@@ -141,3 +141,48 @@ def test_a_query_makes_rows_of_its_expressions() -> None:
     assert back.rows_by_group()[0].tolist() == [[1.0, 2.0]]
     _, rows = back.sampled()
     assert rows.to_pylist() == [[1.0, 2.0]]
+
+
+def test_what_is_held_is_thinned_when_the_rate_falls_and_no_more_rows_come() -> None:
+    stack = part(1, 3_000, 1.0, 10_000)
+    before = to_bytes(stack)
+
+    stack.offer(0.1)
+
+    back = RowSampleStack.from_message(codec.unseal(to_bytes(stack)))
+    assert back.rates() == pytest.approx([0.1] * GROUPS)
+    assert 0 < sum(map(len, back.rows_by_group())) < 600
+    assert to_bytes(stack) != before
+
+
+def test_groups_that_become_one_have_the_least_of_their_rates() -> None:
+    low, high = part(1, 3_000, 0.2, 10_000), part(2, 3_000, 1.0, 10_000)
+    result = RowSampleStack(1, columns=2, limit=10_000)
+    both = RowSampleStack(2, columns=2, limit=10_000)
+    both.merge(low.take(np.array([0])), np.array([0]))
+    both.merge(high.take(np.array([0])), np.array([1]))
+
+    result.merge(both, np.zeros(2, np.int64))
+
+    assert result.rates() == pytest.approx([0.2])
+
+
+def test_whole_numbers_beyond_2_to_53_are_rows_of_the_nearest_float() -> None:
+    spec = QuerySpec.from_mapping(
+        {"name": "q", "from": "s", "measures": {"c": "kmeans(x, x)"}, "window": {"tumbling": "1s"}}
+    )
+    argument = spec.bind({"x": pa.int64()}).measures[0].argument
+    assert argument is not None
+
+    rows = argument.array(pa.record_batch({"x": [2**60 + 1, None, 3], "event_time_ms": [0] * 3}))
+
+    assert rows.to_pylist() == [[2.0**60, 2.0**60], None, [3.0, 3.0]]
+
+
+@pytest.mark.parametrize(
+    "text", ["kmeans((3), k=2)", "kmeans((-3))", "kmeans(((x)))", "kmeans(x, (3))", "kmeans((x, x))"]
+)
+def test_what_is_registered_can_be_read_again(text: str) -> None:
+    spec = QuerySpec.from_mapping({"name": "q", "from": "s", "measures": {"c": text}, "window": {"tumbling": "1s"}})
+
+    assert QuerySpec.from_mapping(spec.to_mapping()) == spec
