@@ -23,7 +23,8 @@ from center.function_answers import FunctionPart, function_confidence, judged
 from center.measures import DEFAULT_QUANTILES, PLAIN, Asker, Questions, widened
 from center.results import AnswerRecord
 from edgewater.accuracy import Accuracy, group_key, group_values
-from edgewater.query import Measure, QuerySpec
+from edgewater.measure import Measure
+from edgewater.query import QuerySpec
 from edgewater.synopses.base import Estimates, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
 

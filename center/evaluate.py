@@ -25,7 +25,8 @@ from center.evaluate_lines import Line, Partner
 from center.function_answers import FunctionPart, function_confidence
 from center.measures import widened
 from edgewater.errors import IncompatibleSynopses, InvalidRequest, NotFound
-from edgewater.query import Measure, QuerySpec
+from edgewater.measure import Measure
+from edgewater.query import QuerySpec
 from edgewater.synopses.base import Estimates, Stack
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.questions import Ranking

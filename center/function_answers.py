@@ -1,28 +1,34 @@
 """What a function of a sample comes to in an answer: its numbers, their interval, and whether that keeps the contract.
 
 It is computed when somebody asks, on the rows that the answer holds. So it costs the job nothing, and is the same each
-time: the rows are in an order of their own, and resampling is seeded. Pure.
+time: the rows are in an order of their own, and resampling is seeded.
 """
 
 from __future__ import annotations
 
+import hashlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from cachetools import LRUCache
 
 from center.cells import Cell, interval_columns, intervals, nullable, plain
 from center.quality import ACCURACY, ALL_NEEDED
-from edgewater.query import Measure, QuerySpec
-from edgewater.synopses.base import Estimates
+from edgewater.measure import Measure
+from edgewater.query import QuerySpec
+from edgewater.synopses.base import Estimates, FloatArray
 from edgewater.synopses.row_sample import RowSampleStack
 from edgewater.watermarks.function_estimate import FunctionEstimate, estimate_function
 from edgewater.watermarks.target import Target
 
 DEFAULT_CONFIDENCE = 0.95
 SEED = 20
+KEPT_BYTES = 8 << 20
+"""Of values that are kept."""
 SAMPLED = "sampled: the measure is expensive"
 OTHERS = "not sampled: the query has other measures, which a sample would make wrong"
 
@@ -58,11 +64,8 @@ class FunctionPart:
         unknown, since nothing bounds what other records would change."""
         assert measure.function.sample is not None
         function, parameters = measure.function.sample, dict(measure.parameters)
-        # Each group's own dice: its interval is the same whichever other groups are asked for.
         values = [
-            estimate_function(
-                function, parameters, rows, float(rate), np.random.default_rng(SEED), confidence=confidence
-            )
+            _estimated(measure, rows, float(rate), confidence)
             for rows, rate in zip(stack.rows_by_group(), stack.rates(), strict=True)
         ]
         if np.isnan(widen(Estimates.exact(np.zeros(len(values)))).lower).any():
@@ -93,6 +96,29 @@ class FunctionPart:
         for name in ("error", "size", "rate"):
             result[f"{measure}.{name}"] = nullable(np.array([getattr(v, name) for v in self.values], float))
         return result
+
+
+def _estimated(measure: Measure, rows: FloatArray, rate: float, confidence: float) -> FunctionEstimate:
+    """One group's value. It takes long and the same rows always have the same, so it is kept for who asks next: for one
+    group, in another format, or under another revision."""
+    function = measure.function.sample
+    assert function is not None
+    of_rows = hashlib.blake2b(rows.tobytes(), digest_size=16).digest()
+    key = (measure.function.name, measure.parameters, rows.shape, of_rows, rate, confidence)
+    with _LOCK:
+        held = _KEPT.get(key)
+    if held is not None:
+        return held
+    # Each group's own dice: its interval is the same whichever other groups are asked for.
+    rng = np.random.default_rng(SEED)
+    made = estimate_function(function, dict(measure.parameters), rows, rate, rng, confidence=confidence)
+    with _LOCK:
+        _KEPT[key] = made
+    return made
+
+
+_KEPT: LRUCache[Any, FunctionEstimate] = LRUCache(KEPT_BYTES, getsizeof=lambda e: 3 * e.value.nbytes + 512)
+_LOCK = threading.Lock()
 
 
 def judged(

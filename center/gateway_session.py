@@ -15,7 +15,7 @@ from center.plan import Orders
 from center.sampling import EdgeSampling
 from center.share_keeper import ShareKeeper
 from edgewater.errors import Conflict, EdgewaterError, ProtocolError
-from edgewater.query import NAME
+from edgewater.measure import NAME
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef
 

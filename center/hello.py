@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from center.edge_records import HeartbeatRecord, StreamRecord
 from center.shares import Report
 from edgewater.errors import ProtocolError
-from edgewater.query import MAX_MEASURES, NAME
+from edgewater.measure import NAME
+from edgewater.query import MAX_MEASURES
 from edgewater.streams import COLUMN_TYPES, END_OF_TIME_MS, LIVE, EdgeId, StreamClock
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import QueryRef

@@ -25,7 +25,7 @@ import google_crc32c
 from google.protobuf.message import DecodeError
 
 from edgewater.errors import ProtocolError, StorageError
-from edgewater.query import NAME
+from edgewater.measure import NAME
 from edgewater.streams import EdgeId
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame

@@ -18,7 +18,7 @@ from center.asking import answerable, ask, by_itself, kind_asked, question, requ
 from center.cells import Interval, Keyed, Listed, Number, OfItems, Part
 from center.function_answers import DEFAULT_CONFIDENCE, FunctionPart
 from edgewater.errors import InvalidRequest
-from edgewater.query import Measure
+from edgewater.measure import Measure
 from edgewater.synopses.base import Count, Estimates, FloatArray, IntArray, Quantile, Question, Stack
 from edgewater.synopses.bloom import BloomStack
 from edgewater.synopses.count_min import CountMinStack

@@ -34,9 +34,9 @@ from edge.sources.decoders import EXTENSIONS, Format
 from edge.sources.inputs import CODECS
 from edge.sources.schema import DAY_MS, YEAR_2000_MS, EventTime, RecordSchema, TimeUnit
 from edgewater.errors import InvalidConfig, InvalidInput
+from edgewater.measure import NAME, NAME_ACCEPTED
 from edgewater.plain_yaml import load_yaml
 from edgewater.quantities import duration_ms, size_bytes
-from edgewater.query import NAME, NAME_ACCEPTED
 from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
 
 IDLE_MS = 10_000

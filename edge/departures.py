@@ -9,11 +9,15 @@ import numpy as np
 from edge.cache import choice
 from edge.cache.budgets import Limits
 from edge.cache.history import GroupHistory
-from edge.cache.ranking import NOTHING, Choice
+from edge.cache.ranking import NOTHING, Choice, Ranking
 from edge.cache.sizing import Slots
-from edge.slices import Carrier, Slice
+from edge.slices import INITIAL_ENTRY_BYTES, Carrier, Slice
 from edgewater.query import QuerySpec, StalenessBudget
 from edgewater.streams import NEVER_MS
+from edgewater.synopses.base import IntArray
+
+MOST_OVER = 2
+"""Times its capacity that entries may take in a frame, if they are more than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +89,15 @@ def slots_left(spec: QuerySpec, end_ms: int, now_ms: int, carrier: Carrier, entr
     allowed = spec.budget.staleness_ms - carrier.way_ms
     left = rate * (end_ms + allowed - now_ms)
     return Slots(max(left, 0.0), max(rate * (spec.window.slice_ms + allowed), 0.0))
+
+
+def fitting(held: Slice, groups: IntArray, capacity_bytes: int, entry_bytes: float) -> IntArray:
+    """The first of these groups, at least one, that together are not far larger than a frame should be: the center
+    refuses a frame above its bound, for ever. Until one was sent nobody knows how large an entry is, and of samples
+    none is like another."""
+    pending = held.entries.pending
+    if not pending.samples and entry_bytes != INITIAL_ENTRY_BYTES:
+        return groups
+    while len(groups) > 1 and pending.take(groups).nbytes > MOST_OVER * capacity_bytes:
+        groups, held.ranking = groups[: len(groups) // 2], Ranking()  # the others have their turn again
+    return groups

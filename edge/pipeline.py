@@ -23,23 +23,22 @@ from edge.cache.budgets import Limits
 from edge.cache.entries import SliceEntries
 from edge.cache.history import GroupHistory
 from edge.cache.ranking import Choice, Ranking, portion
-from edge.departures import Chance, choose, slots_left
+from edge.departures import Chance, choose, fitting, slots_left
 from edge.drift import drift_near
 from edge.shares import ShareSchedule
-from edge.slices import INITIAL_ENTRY_BYTES, UNKNOWN_CARRIER, Carrier, Progress, Slice
+from edge.slices import UNKNOWN_CARRIER, Carrier, Progress, Slice
+from edge.untold import is_untold, told_through
 from edgewater.accuracy import clockwork
 from edgewater.algebra import LateRule, late_rule_of
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.streams import END_OF_TIME_MS, NEVER_MS, TIME_COLUMN
+from edgewater.streams import NEVER_MS, TIME_COLUMN
 from edgewater.synopses.base import BoolArray, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.row_sample import drawn
-from edgewater.windows import Session, Sliding
+from edgewater.windows import Session
 from edgewater.wire.frames import Arrivals, FrameBody, Partial, QueryRef, SliceClose
 
 NOTHING_OPEN = (NEVER_MS, NEVER_MS)
-MOST_OVER = 2
-"""Times its capacity that entries may take in a frame, if they are more than one."""
 HALF_SPENT = 0.5
 """With eager promotion, entries that have used up half of their limit count as what is to be sent."""
 
@@ -186,7 +185,9 @@ class QueryPipeline:
         """Counts the records, and processes those that are `kept` (None: all), of which the arguments are."""
         held = self.slices.get(start)
         if held is None:
-            held = self.slices[start] = Slice(self._entries(), *self.spent.pop(start, ()))
+            held = self.slices[start] = Slice(
+                SliceEntries.of(self.bound, self.source, self.bounded_measures), *self.spent.pop(start, ())
+            )
         held.observed += len(times)
         held.first_ms, held.last_ms = min(held.first_ms, int(times.min())), max(held.last_ms, int(times.max()))
         if self._end(start) <= watermark_ms:
@@ -206,16 +207,6 @@ class QueryPipeline:
             keys = [arguments.records.column(name) for name in self.spec.group_by]
         elapsed = self._elapsed(start, int(times.max()))
         held.entries.update(keys, arguments.by_measure(), len(times), times, touch, ids, elapsed)
-
-    def _entries(self) -> SliceEntries:
-        keys = dict(zip(self.spec.group_by, self.bound.group_types, strict=True))
-        stacks = {
-            m.measure.name: m.measure.function.make(m.measure.parameters, m.argument.type if m.argument else None)
-            for m in self.bound.measures
-        }
-        aggregate = GroupedAggregate(keys, stacks)
-        aggregate.set_source(self.source)
-        return SliceEntries(aggregate, self.bounded_measures)
 
     def _end(self, start: int) -> int:
         return start + self.spec.window.slice_ms
@@ -294,34 +285,14 @@ class QueryPipeline:
         )
 
     def _is_untold(self, held: Slice) -> bool:
-        """Whether records of the slice were passed over of which the center has not been told."""
-        came_ms = held.told_by_ms
-        return self.monitor is not None and came_ms > NEVER_MS and came_ms >= self.monitor.told_before_ms
+        return self.monitor is not None and is_untold(held, self.monitor.told_before_ms)
 
     def _told_through(self, watermark_ms: int) -> int:
-        """Up to where slices may be closed: else the center would take what was processed for all there is.
-
-        One that was closed before, and of which more has come, holds up no others but those with which one of its
-        windows would become final.
-        """
-        through, before = watermark_ms, self.progress.through_ms
+        """Up to where slices may be closed."""
         if self.monitor is None:
-            return through
-        for start in [s for s, held in self.slices.items() if self._is_untold(held) and self._end(s) <= watermark_ms]:
-            end = self._end(start)
-            through = min(through, (end if end > before else self._next_final(start, before)) - 1)
-        return through
-
-    def _next_final(self, start: int, after: int) -> int:
-        """When the next window over a slice becomes final, behind `after`; the end of time if there is none."""
-        window = self.spec.window
-        assert isinstance(window, Sliding)  # as those of all queries with a monitor
-        every, last_end = window.every_ms, window.last_window_end(start)
-        first_end = last_end - (last_end - self._end(start)) // every * every
-        last = last_end + self.spec.lateness_ms
-        if last <= after:
-            return END_OF_TIME_MS
-        return max(first_end + self.spec.lateness_ms, last - (last - after - 1) // every * every)
+            return watermark_ms
+        told_before_ms, through_ms = self.monitor.told_before_ms, self.progress.through_ms
+        return told_through(self.slices, self.spec, told_before_ms, watermark_ms, through_ms)
 
     def _crossed(self, through_ms: int) -> bool:
         """Has a slice ended since the center was last told how far this edge has come?"""
@@ -359,7 +330,7 @@ class QueryPipeline:
                 continue
             made: list[Partial] = []
             chosen = self._choose(start, held, room, end <= watermark_ms, open_between_ms, carrier)
-            groups = self._fitting(held, chosen.groups, capacity_bytes)
+            groups = fitting(held, chosen.groups, capacity_bytes, self.progress.entry_bytes)
             drained = chosen.drained and len(groups) == len(chosen.groups)
             if len(groups):
                 made = [self._partial(start, held, groups)]
@@ -416,17 +387,6 @@ class QueryPipeline:
             count = min(count, portion(end - open_between_ms[0], carrier.bytes_per_ms / entry_bytes))
         chance = Chance(start, end, closed, open_between_ms, count)
         return choose(held, self.spec, self.history, self._limits(start), chance, slots)
-
-    def _fitting(self, held: Slice, groups: IntArray, capacity_bytes: int) -> IntArray:
-        """The first of these groups, at least one, that together are not far larger than a frame should be: the center
-        refuses a frame above its bound, for ever. Until one was sent nobody knows how large an entry is, and of samples
-        none is like another."""
-        pending = held.entries.pending
-        if not pending.samples and self.progress.entry_bytes != INITIAL_ENTRY_BYTES:
-            return groups
-        while len(groups) > 1 and pending.take(groups).nbytes > MOST_OVER * capacity_bytes:
-            groups, held.ranking = groups[: len(groups) // 2], Ranking()  # the others have their turn again
-        return groups
 
     @property
     def _in_sessions(self) -> bool:

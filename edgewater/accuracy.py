@@ -28,7 +28,7 @@ from edgewater.watermarks.target import (
 from edgewater.windows import Sliding, Window
 
 if TYPE_CHECKING:
-    from edgewater.query import Measure
+    from edgewater.measure import Measure
 
 DEFAULT_SUBSTREAM_MS = 600
 SUBSTREAMS_SHORT, SUBSTREAMS_LONG, SHORT_MS = 5, 20, 12_000

@@ -24,7 +24,8 @@ from edgewater.synopses.base import Properties
 from edgewater.windows import CountWindow, SlicedWindow, Sliding, Window
 
 if TYPE_CHECKING:
-    from edgewater.query import Measure, QuerySpec
+    from edgewater.measure import Measure
+    from edgewater.query import QuerySpec
 
 BATCH = "center.batch.build over a DataFrame, or edgewater.slicing over a stream in one process"
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edgewater.query import Measure, QuerySpec
+from edgewater.measure import Measure
+from edgewater.query import QuerySpec
 from edgewater.synopses.base import FloatArray, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.key_table import KeyTable

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgewater.errors import InvalidConfig, InvalidQuery
+from edgewater.measure import Measure
 from edgewater.quantities import duration_ms, format_duration
-from edgewater.query import ErrorBudget, Measure, QuerySpec
+from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.windows import Sliding, Tumbling
 
 AGGREGATES = ("sum", "count", "min", "max")

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from edgewater.query import BoundQuery
 from edgewater.synopses import codec
 from edgewater.synopses.aggregates import MaxStack, SumStack
 from edgewater.synopses.base import BoolArray, BoundedError, FloatArray, IntArray
@@ -53,6 +54,18 @@ class SliceEntries:
         self._with_error = frozenset(n for n in bounded if isinstance(pending.measures[n], BoundedError))
         self.remembered = Remembered()
         self.newest = 0
+
+    @classmethod
+    def of(cls, bound: BoundQuery, source: int, bounded: Sequence[str]) -> SliceEntries:
+        """Of a query. `source`: who numbers its records (`GroupedAggregate.set_source`)."""
+        keys = dict(zip(bound.spec.group_by, bound.group_types, strict=True))
+        stacks = {
+            m.measure.name: m.measure.function.make(m.measure.parameters, m.argument.type if m.argument else None)
+            for m in bound.measures
+        }
+        aggregate = GroupedAggregate(keys, stacks)
+        aggregate.set_source(source)
+        return cls(aggregate, bounded)
 
     def __len__(self) -> int:
         return len(self.pending)

@@ -12,7 +12,8 @@ from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import EdgesChanged, Emission, FrameFact, Ledger, Registered
 from center.merge import merge_partials
 from center.results import MergedDelta, ResultStore
-from edgewater.query import Measure, QuerySpec
+from edgewater.measure import Measure
+from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import QueryRef, SliceClose

@@ -254,3 +254,25 @@ def test_what_edges_keep_back_makes_the_bounds_unknown(tmp_path: Path) -> None:
 
     assert cell["estimate"] is not None
     assert (cell["lower"], cell["upper"], cell["error"]) == (None, None, None)
+
+
+def test_a_value_is_computed_once_for_all_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = spec({"c": "kmeans(x, k=2)"}, accuracy={"error": "20%", "of": "c"})
+    world = stored(tmp_path, query, rate=300.0, seconds=9)
+    told(world, 0.5)
+    world.run(8)
+    (record, first), *_ = reversed(answers(world))
+    function = function_named("kmeans")
+    assert function is not None and function.sample is not None
+    calls: list[int] = []
+    fit = type(function.sample).fit
+    monkeypatch.setattr(
+        type(function.sample), "fit", lambda self, rows, *rest: calls.append(len(rows)) or fit(self, rows, *rest)
+    )
+
+    assert render(record, query) == first
+    assert to_table(record, query).num_rows == 1
+    assert not calls
+
+    render(record, query, Questions(confidence=0.8))
+    assert calls, "another confidence is another interval"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from center.merge import merge_partials
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses
-from edgewater.query import Measure
+from edgewater.measure import Measure
 from edgewater.synopses.base import Count
 from edgewater.synopses.grouped import GroupedAggregate
 

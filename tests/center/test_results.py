@@ -17,7 +17,7 @@ from center.ledger import Deleted, EdgesChanged, Ledger, Phase, Reported
 from center.results import ResultStore
 from center.results_writing import MAX_SIDE_BY_SIDE
 from edgewater.errors import Conflict, IncompatibleSynopses, InvalidRequest, NotFound, StorageError
-from edgewater.query import Measure
+from edgewater.measure import Measure
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import QueryRef
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgewater.errors import InvalidQuery
-from edgewater.query import Measure
+from edgewater.measure import Measure
 from edgewater.streams import COLUMN_TYPES
 from edgewater.synopses import registry
 from edgewater.synopses.registry import MAX_STATE_BYTES, Parameter, require_fit

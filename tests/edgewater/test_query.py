@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import InvalidQuery
-from edgewater.query import ErrorBudget, Measure, QuerySpec, StalenessBudget
+from edgewater.measure import Measure
+from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.windows import Sliding
 
 COLUMNS = {"carrier": pa.string(), "bytes": pa.int64(), "delay": pa.float64(), "ok": pa.bool_()}

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgewater.errors import InvalidQuery, UnsupportedVersion
-from edgewater.query import Measure
+from edgewater.measure import Measure
 from edgewater.synopses import Count, HyperLogLog, codec, from_bytes, plugins, registry
 from edgewater.synopses.plugins import Plugins, Problem, SynopsisPluginWarning
 from edgewater.synopses.registry import function_named, function_names, stack_from_message

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgewater.errors import InvalidInput, InvalidQuery
-from edgewater.query import Measure
+from edgewater.measure import Measure
 from edgewater.synopses.base import FloatArray
 from edgewater.synopses.registry import Function, function_named
 from edgewater.synopses.sample_functions import SampleFunction, sample_function

@@ -1,0 +1,144 @@
+"""What a query computes: a function of an expression over the record's columns, read from text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sqlglot import exp
+
+from edgewater import record_functions
+from edgewater.errors import InvalidQuery
+from edgewater.row_expressions import as_row, columns_of
+from edgewater.synopses import plugins
+from edgewater.synopses.registry import Function, Parameters, function_named, function_names
+from edgewater.syntax import called_names, check_calls, parse_sql
+
+NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+NAME_ACCEPTED = "lower-case letters, digits and _, starting with a letter, at most 63 characters"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One value that a query computes: a function of an expression over the record's columns.
+
+    Attributes:
+        argument: SQL text of the expression, or None for ``count()``.
+    """
+
+    name: str
+    function: Function
+    argument: str | None
+    parameters: Parameters
+
+    @classmethod
+    def parse(cls, name: str, text: object) -> Measure:
+        """Reads ``sum(bytes)`` or ``count_min(ip, width=65536)``. Raises InvalidQuery."""
+        at = f"measures.{name}"
+        if not NAME.fullmatch(name):
+            raise InvalidQuery(at, name, NAME_ACCEPTED, "a measure's name")
+        accepted = "a function of an expression, such as sum(bytes); functions: " + ", ".join(function_names())
+        if not isinstance(text, str):
+            raise InvalidQuery(at, text, accepted)
+        called, arguments = _call(text, at, accepted)
+        function = function_named(called)
+        if function is None:
+            raise InvalidQuery(at, text, accepted, f"unknown function {called}: {plugins.INSTALLED.hint()}")
+        positional = [a for a in arguments if not isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
+        by_name = [a for a in arguments if isinstance(a, exp.EQ | exp.Kwarg | exp.PropertyEQ)]
+        named = {a.this.name: a.expression for a in by_name}
+        if len(named) < len(by_name):
+            raise InvalidQuery(at, text, f"each parameter of {called} once", "a parameter is given twice")
+        expression = _argument(function, positional, at, text)
+        if isinstance(expression, exp.Star):
+            expression = None
+        if isinstance(expression, exp.Distinct):
+            raise InvalidQuery(at, text, f"distinct(expression) or {called}(expression)", "DISTINCT is for count only")
+        if expression is None and function.argument in ("required", "rows"):
+            raise InvalidQuery(at, text, f"{called}(expression)", "an argument is missing")
+        if expression is not None:
+            check_calls(expression, at)
+        parameters = function.read_parameters(
+            [_literal(p, at, text) for p in positional], {k: _literal(v, at, text) for k, v in named.items()}, at
+        )
+        return cls(name, function, expression.sql() if expression is not None else None, parameters)
+
+    @property
+    def is_expensive(self) -> bool:
+        """Processing records costs so much that a sample pays: it is a function that needs all rows at one place, or
+        its argument calls a function that says so."""
+        if self.function.sample is not None:
+            return True
+        if self.argument is None or "(" not in self.argument:
+            return False
+        called = (record_functions.named(name) for name in _called(self.argument))
+        return any(function is not None and function.expensive for function in called)
+
+    @property
+    def entry_bytes(self) -> int:
+        """About the most that one group's state takes in a frame."""
+        if self.function.sample is None or self.argument is None:
+            return self.function.entry_bytes(self.parameters)
+        return self.function.entry_bytes(self.parameters, len(columns_of(parse_sql(self.argument, ""))))
+
+    def to_text(self) -> str:
+        """The canonical text that `parse` reads back."""
+        parts = [self.argument] if self.argument is not None else []
+        parts += [f"{k}={v!r}" for k, v in self.parameters if self.function.parameters[k].default != v]
+        return f"{self.function.name}({', '.join(parts)})"
+
+
+@lru_cache(maxsize=1024)
+def _called(expression: str) -> tuple[str, ...]:
+    """The record functions that an expression calls: parsing it costs a millisecond."""
+    return tuple(called_names(parse_sql(expression, "")))
+
+
+def _argument(function: Function, positional: list[exp.Expression], at: str, text: str) -> exp.Expression | None:
+    """What the function is of, taken from the positional arguments: the first, or of a row all that are no literals."""
+    if not positional or function.argument == "none":
+        return None
+    if function.sample is None:
+        return positional.pop(0)
+    columns: list[exp.Expression] = []
+    while positional and not isinstance(positional[0].this if isinstance(positional[0], exp.Neg) else positional[0],
+                                        exp.Literal):  # fmt: skip
+        columns += columns_of(positional.pop(0))
+    least, most = function.sample.columns
+    if columns and not least <= len(columns) <= most:
+        accepted = (
+            f"{function.name} of {least} column" if least == most else f"{function.name} of {least} to {most} columns"
+        )
+        raise InvalidQuery(at, text, accepted, f"{len(columns)} are given")
+    return as_row(columns) if columns else None
+
+
+def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression]]:
+    """The function's name as written, and its arguments."""
+    # `distinct` is a keyword of SQL: behind SELECT it parses, with its arguments as a list of columns.
+    match = re.fullmatch(r"\s*distinct\s*\((.*)\)\s*", text, re.IGNORECASE | re.DOTALL)
+    tree = parse_sql(f"distinct_of({match[1]})" if match else text, at)
+    if isinstance(tree, exp.Count) and isinstance(tree.this, exp.Distinct):
+        return "distinct", list(tree.this.expressions)
+    if isinstance(tree, exp.Anonymous):
+        name = "distinct" if match else tree.name.lower()
+        return name, list(tree.expressions)
+    if isinstance(tree, exp.Func):
+        # All of them, whatever the parser calls them: corr(x, y) has no list of arguments.
+        arguments = list(tree.iter_expressions())
+        name = re.match(r"\s*(\w+)\s*\(", text)
+        if name:
+            return name[1].lower(), arguments
+    raise InvalidQuery(at, text, accepted)
+
+
+def _literal(node: exp.Expression, at: str, text: str) -> object:
+    negative = isinstance(node, exp.Neg)
+    inner = node.this if negative else node
+    if isinstance(inner, exp.Literal):
+        if inner.is_string:
+            return inner.this
+        number = int(inner.this) if inner.is_int else float(inner.this)
+        return -number if negative else number
+    raise InvalidQuery(at, text, "parameters that are literals, such as precision=14", f"{node.sql()} is not")
