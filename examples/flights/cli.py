@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -52,6 +53,8 @@ def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Pat
     except OSError as exc:
         raise click.ClickException(str(exc)) from exc
     run = Demo(directory.absolute(), seconds, port)
+    # Whoever ends the demo ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     reports: list[QueryReport] = []
     try:
         console.print(f"starting the center (Spark takes a few seconds); logs are in {directory}")
