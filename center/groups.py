@@ -214,6 +214,10 @@ class Groups:
     ) -> Iterator[None]:
         """Meanwhile, tallies have what so many edges have told of times that are still to come here, behind `slot`,
         those of groups that are not known yet among them."""
+        reports = list(reports)
+        if not reports:
+            yield
+            return
         saved, numbers = [(stratum.tallies, stratum.tallies.saved()) for stratum in self], self._numbers
         known = set(self._strata)
         try:
@@ -237,8 +241,8 @@ class Groups:
                 self._strata[ALL].tallies.add(edge, told)
             return
         sums = told.tallies()
-        for i, values in enumerate(zip(*(k.to_pylist() for k in told.keys), strict=True)):
-            stratum = self._strata.get(key := group_key(values))
+        for i, key in enumerate(self._keys(told)):
+            stratum = self._strata.get(key)
             if stratum is None and new is not None and sums[i][0] > 0:
                 stratum = self._admit(key, new[0], np.ones(new[1], bool))
             if stratum is not None:

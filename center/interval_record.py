@@ -31,23 +31,27 @@ class IntervalRecord:
     def __init__(self, confidence: float, scope: GroupScope | None) -> None:
         self._confidence, self._of_all = confidence, scope == "all"
         self._windows: deque[list[float]] = deque(maxlen=RECORD)
-        self._widening = 1.0
+        self._widening: float | None = 1.0  # None: not known since a window came
 
     @property
     def widening(self) -> float:
         """How many times as wide as the model says, from 1."""
+        if self._widening is None:
+            self._widening = self._learnt()
         return self._widening
 
     def note(self, ratios: Sequence[float]) -> None:
         """A window's intervals: by group, how far off the estimate was, in half-widths of the model."""
-        if not ratios:
-            return
-        self._windows.append(list(ratios))
+        if ratios:
+            self._windows.append(list(ratios))
+            self._widening = None
+
+    def _learnt(self) -> float:
         if len(self._windows) < LEAST:
-            return
+            return 1.0
         errors = sorted(map(max, self._windows) if self._of_all else (r for each in self._windows for r in each))
         rank = min(math.ceil((len(errors) + 1) * self._confidence), len(errors))
-        self._widening = min(max(errors[rank - 1], 1.0), WIDEST)
+        return min(max(errors[rank - 1], 1.0), WIDEST)
 
     def to_state(self) -> list[list[float]]:
         """JSON."""

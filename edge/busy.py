@@ -86,15 +86,14 @@ class BusyMeter:
     @contextmanager
     def waiting(self, source: str) -> Iterator[None]:
         """Within a piece of work: all there is has been read, and it goes on when there is more."""
-        self._shift(source, -1)
-        state = self._sources[source]
-        state.idle += 1
-        try:
-            yield
-        finally:
-            state.idle -= 1
-            state.drained_s = self._monotonic()
-            self._shift(source, +1)
+        with self.held(source):
+            state = self._sources[source]
+            state.idle += 1
+            try:
+                yield
+            finally:
+                state.idle -= 1
+                state.drained_s = self._monotonic()
 
     @contextmanager
     def held(self, source: str) -> Iterator[None]:

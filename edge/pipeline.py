@@ -133,11 +133,11 @@ class QueryPipeline:
                 dropped[reason] = dropped.get(reason, 0) + part.num_rows
                 continue
             when, numbers = (times, ids) if rows is None else (times[rows], ids[rows])
+            keys = [part.column(name) for name in self.spec.group_by]
             arguments, kept = Arguments(self.bound, part), None
             if self.monitor is not None and self.promise is not None:
                 kept = self.monitor.sample(numbers)
                 came_ms = arrival_ms - self.monitor.observing.clock_offset_ms
-                keys = [part.column(name) for name in self.spec.group_by]
                 seen = self.promise.observed(arguments, kept)
                 self.monitor.observe(when, came_ms, seen.values, kept, keys, seen.population)
                 arguments = seen.processed
@@ -148,7 +148,6 @@ class QueryPipeline:
             if kept is not None:
                 sampled_out = part.num_rows - int(kept.sum())
                 dropped["sampled-out"] = dropped.get("sampled-out", 0) + sampled_out
-            keys = [part.column(name) for name in self.spec.group_by]
             self._update(start, keys, arguments, when, numbers, watermark_ms, touch, kept)
             if kept is not None and self.monitor is not None:
                 self.slices[start].told_by_ms = self.monitor.last_arrival_ms
@@ -326,7 +325,7 @@ class QueryPipeline:
             end = self._end(start)
             if end > watermark_ms and (closing or not self._may_leave_early(end, open_between_ms)):
                 continue  # what an answer waits for does not wait for a frame to be filled
-            if through < end <= watermark_ms or (end <= watermark_ms and self._is_untold(held)):
+            if end <= watermark_ms and (end > through or self._is_untold(held)):
                 continue
             made: list[Partial] = []
             chosen = self._choose(start, held, room, end <= watermark_ms, open_between_ms, carrier)

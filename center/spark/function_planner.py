@@ -34,16 +34,24 @@ class FunctionPlanner:
         self._writer, self._store, self._catalog, self._metrics = writer, store, catalog, metrics
         self._plans: dict[QueryRef, FunctionRates] = {}
         self._told: dict[QueryRef, dict[EdgeId, float]] = {}
+        self._looked: dict[QueryRef, int] = {}  # the id of the newest answer of all queries by then
 
     def look(self) -> None:
         """Takes in each query's newest answer. Raises StorageError."""
         queries = self._writer.sampled_functions()
-        for known in (self._plans, self._told):
-            for ref in [r for r in known if r not in queries]:
-                del known[ref]
+        for ref in [r for r in self._plans if r not in queries]:
+            for known in (self._plans, self._told, self._looked):
+                known.pop(ref, None)
+        if not queries:
+            return
+        newest = self._store.last_answer_id()
         for ref, (spec, edges) in queries.items():
+            # Of other measures a sample would make wrong numbers. An answer has all its rows: much to load in vain.
+            if len(spec.measures) > 1 or self._looked.get(ref) == newest:
+                continue
             try:
                 self._look_at(ref, spec, edges)
+                self._looked[ref] = newest
             except StorageError:
                 raise
             except Exception:  # a user's code, or damaged bytes: the other queries have their plans
@@ -52,8 +60,7 @@ class FunctionPlanner:
     def _look_at(self, ref: QueryRef, spec: QuerySpec, edges: tuple[EdgeId, ...]) -> None:
         plan = self._plans.setdefault(ref, FunctionRates())
         record = self._store.latest(ref)
-        # Of other measures a sample would make wrong numbers.
-        if len(spec.measures) > 1 or record is None or plan.knows(record):
+        if record is None or plan.knows(record):
             return
         plan.note(record, spec)
         rates = dict.fromkeys(edges, plan.rate)
