@@ -29,12 +29,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
-from center.ledger import EdgesChanged, Emission, FrameFact, Ledger, Phase, Registered, Reported, Tick
-from center.sampling import rates_differ
-from edge.core import EdgeCore
-from edge.events import Acked, Configured, Effect, Event, FrameBuilt, Ingested, Pull, SamplingSet, SourcesOpened
-from edge.streams import StreamSpec
+from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
+from center.ledger.ledger import EdgesChanged, Emission, FrameFact, Ledger, Phase, Registered, Reported, Tick
+from center.sampling.policy import rates_differ
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, Configured, Effect, Event, FrameBuilt, Ingested, Pull, SamplingSet, SourcesOpened
+from edge.core.streams import StreamSpec
 from edgewater import record_functions
 from edgewater.query import QuerySpec
 from edgewater.record_functions import RecordFunction, RecordFunctions

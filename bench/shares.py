@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from center.shares import Members, Policy, Report, Reported, ShareBook, Turn
-from edge.core import EdgeCore
-from edge.drift import DriftMeter
-from edge.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
-from edge.streams import StreamSpec
+from center.budgets.allocation import Members, Policy, Report, Reported, ShareBook, Turn
+from edge.core.core import EdgeCore
+from edge.core.drift import DriftMeter
+from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
+from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate

@@ -17,7 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
-from edgewater.slicing import Bucketing, Slicer, Sliding
+from center.slicing import Bucketing, Slicer, Sliding
 from edgewater.synopses import CountMin, DDSketch, HyperLogLog
 
 OUT = Path("bench/out")

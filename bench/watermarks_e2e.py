@@ -32,7 +32,7 @@ import numpy as np
 from bench.watermarks_e2e_edges import Pusher, Schedule, edge_config
 from bench.watermarks_e2e_machine import Machine
 from bench.watermarks_e2e_stages import quantiles_ms, scrape, since, stages
-from examples.flights.run import Demo, free_port
+from sim.demo.run import Demo, free_port
 
 WINDOW_MS = 3_000
 SETTLE_S = 3.0

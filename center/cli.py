@@ -74,7 +74,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
         logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
         logging.getLogger("py4j").setLevel(logging.WARNING)
         if supervised:
-            from center.supervisor import stop_with_supervisor
+            from center.ops.supervisor import stop_with_supervisor
 
             stop_with_supervisor()
         if data_dir is not None:
@@ -136,9 +136,9 @@ def run(config: CenterConfig, as_json: bool) -> None:
     \b
       edgewater center run --data-dir /var/lib/edgewater --set gateway.listen=127.0.0.1:7500
     """
-    from center.checks import check
-    from center.starting import Starting
-    from center.supervisor import Supervisor, only_one
+    from center.ops.preflight import check
+    from center.ops.startup import Starting
+    from center.ops.supervisor import Supervisor, only_one
 
     with only_one(config.data_dir):
         failed = [c for c in check(config, os.environ) if not c.ok]
@@ -155,7 +155,7 @@ def run(config: CenterConfig, as_json: bool) -> None:
 @configured
 def gateway(config: CenterConfig) -> None:
     """Take frames from edges, until SIGTERM or Ctrl-C. Any number may run over one catalog and log."""
-    from center.processes import run_gateway
+    from center.ops.processes import run_gateway
 
     run_gateway(config)
 
@@ -164,7 +164,7 @@ def gateway(config: CenterConfig) -> None:
 @configured
 def job(config: CenterConfig) -> None:
     """Merge frames on Spark and answer, until SIGTERM or Ctrl-C. One runs per catalog; needs Java 17."""
-    from center.processes import run_job
+    from center.ops.processes import run_job
 
     run_job(config)
 
@@ -173,7 +173,7 @@ def job(config: CenterConfig) -> None:
 @configured
 def api(config: CenterConfig) -> None:
     """Serve answers over REST, until SIGTERM or Ctrl-C. Any number may run; /docs describes it."""
-    from center.processes import run_api
+    from center.ops.processes import run_api
 
     run_api(config)
 
@@ -186,7 +186,7 @@ def check_command(config: CenterConfig, as_json: bool) -> None:
 
     Ends with code 0 if all is well, else with 1.
     """
-    from center.checks import check
+    from center.ops.preflight import check
 
     found = check(config, os.environ)
     if as_json:

@@ -22,27 +22,26 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from edge import telemetry
-from edge.busy import BusyMeter
-from edge.clock import now_ms
-from edge.commit import GroupCommit
+from edge import metrics as telemetry
 from edge.config import EdgeConfig, StreamConfig, TlsConfig
-from edge.core import EdgeCore
-from edge.durable import DurableCore, Position, load_identity
-from edge.events import Ingested, SourceEnded, SourcesOpened, Tick
-from edge.link import DailyCap, LinkLimits
-from edge.memory import give_back
-from edge.session import Session
-from edge.sources.base import Chunk, Source
-from edge.sources.build import build_sources
+from edge.core.core import EdgeCore
+from edge.core.events import Ingested, SourceEnded, SourcesOpened, Tick
+from edge.core.streams import StreamSpec
+from edge.durability.durable_core import DurableCore, Position, load_identity
+from edge.durability.group_commit import GroupCommit
+from edge.durability.quota_file import SpentFile
+from edge.process import give_back, now_ms
+from edge.records import Chunk, Source
+from edge.sources.factory import build_sources
 from edge.sources.http import Busy, push_routes
-from edge.sources.replay import replay_clock
-from edge.spent import SpentFile
-from edge.streams import StreamSpec
-from edge.uplink import TlsFiles, Uplink
+from edge.sources.pacing import replay_clock
+from edge.uplink.client import TlsFiles, Uplink
+from edge.uplink.flow_control import DailyCap, LinkLimits
+from edge.uplink.outbox import Session
+from edge.utilization import BusyMeter
 from edgewater.errors import InvalidConfig, InvalidInput, StorageError
 from edgewater.streams import StreamClock
-from edgewater.synopses.sample_rows import source_of
+from edgewater.synopses.sampling.sample_rows import source_of
 
 log = logging.getLogger(__name__)
 

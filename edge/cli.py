@@ -12,10 +12,9 @@ from pathlib import Path
 
 import click
 
-from edge import journal
-from edge.clock import now_ms
-from edge.durable import KIND_NAMES
-from edge.memory import use_system_allocator
+from edge.durability import journal
+from edge.durability.durable_core import KIND_NAMES
+from edge.process import now_ms, use_system_allocator
 from edgewater.errors import EdgewaterError, InvalidInput
 
 EXIT_FAILED = 1
@@ -62,7 +61,7 @@ def run(config: Path, log_level: str) -> None:
     use_system_allocator()
     from edge.agent import open_agent
     from edge.config import load_config
-    from edge.durable import sole_user
+    from edge.durability.durable_core import sole_user
 
     try:
         given = load_config(config)
@@ -88,8 +87,8 @@ def check(config: Path, as_json: bool) -> None:
     Reads the beginning of every source with the agent's own decoders and says what would be accepted,
     what would be refused and why. Exit status 1 if there is a problem, 2 if the file is not accepted.
     """
-    from edge.check import check as run_check
     from edge.config import load_config
+    from edge.preflight import check as run_check
 
     try:
         report = run_check(load_config(config), now_ms)

@@ -28,11 +28,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from edge.config_errors import invalid_config
-from edge.sources.decode_csv import CsvDialect
-from edge.sources.decoders import EXTENSIONS, Format
-from edge.sources.inputs import CODECS
-from edge.sources.schema import DAY_MS, YEAR_2000_MS, EventTime, RecordSchema, TimeUnit
+from edge.codecs.csv_codec import CsvDialect
+from edge.codecs.decompression import CODECS
+from edge.codecs.formats import EXTENSIONS, Format
+from edge.codecs.schema import DAY_MS, YEAR_2000_MS, EventTime, RecordSchema, TimeUnit
+from edgewater.config_errors import invalid_config
 from edgewater.errors import InvalidConfig, InvalidInput
 from edgewater.measure import NAME, NAME_ACCEPTED
 from edgewater.plain_yaml import load_yaml
@@ -307,7 +307,7 @@ class StreamConfig(Model):
 
     @property
     def idle_ms(self) -> int | None:
-        """As `edge.streams.StreamSpec.idle_ms`: a live stream's default is 10 s, a replay's none."""
+        """As `edge.core.streams.StreamSpec.idle_ms`: a live stream's default is 10 s, a replay's none."""
         if self.idle is not None:
             return self.idle
         return IDLE_MS if self.replay is None else None

@@ -12,10 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgewater.errors import InvalidQuery
-from edgewater.quantities import duration_ms, format_duration, fraction, require_keys
-from edgewater.watermarks.grid import Grid
-from edgewater.watermarks.target import (
+from edgewater.arrivals.grid import Grid
+from edgewater.arrivals.target import (
     MEASURES,
     SCOPES,
     GroupScope,
@@ -25,6 +23,8 @@ from edgewater.watermarks.target import (
     check_error,
     check_measure,
 )
+from edgewater.errors import InvalidQuery
+from edgewater.quantities import duration_ms, format_duration, fraction, require_keys
 from edgewater.windows import Sliding, Window
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edgewater.measure import Measure
     from edgewater.query import QuerySpec
 
-BATCH = "center.batch.build over a DataFrame, or edgewater.slicing over a stream in one process"
+BATCH = "center.batch.build over a DataFrame, or center.slicing over a stream in one process"
 
 
 class LateRule(StrEnum):

@@ -8,7 +8,7 @@ Sessions have no borders that are known beforehand, and still are merges of slic
 slices as wide as the gap, two records of one slice are less than a gap apart and so in one session, and
 a session is a run of neighbouring slices in which each begins less than a gap after the last record of
 the one before. Edges slice on the grid and say where records of a slice begin and end; who knows all
-of them (`center/sessions.py`) tells the sessions.
+of them (`center/ledger/sessionize.py`) tells the sessions.
 
     Window
     ├── SlicedWindow        what a query may ask

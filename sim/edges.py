@@ -21,9 +21,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from edge.core import EdgeCore
-from edge.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened, Tick
-from edge.streams import StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened, Tick
+from edge.core.streams import StreamSpec
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses.grouped import GroupedAggregate

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge.core import EdgeCore
-from edge.events import Acked, Configured, FrameBuilt, Ingested, Pull, SourcesOpened, Tick
-from edge.link import MAX_FRAME_BYTES, MIN_FRAME_BYTES
-from edge.streams import StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, Configured, FrameBuilt, Ingested, Pull, SourcesOpened, Tick
+from edge.core.streams import StreamSpec
+from edge.uplink.flow_control import MAX_FRAME_BYTES, MIN_FRAME_BYTES
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses.grouped import GroupedAggregate

@@ -13,9 +13,9 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from edge.sources.decode_csv import CsvDialect, read_header
-from edge.sources.decoders import EXTENSIONS
-from edge.sources.inputs import CODECS
+from edge.codecs.csv_codec import CsvDialect, read_header
+from edge.codecs.decompression import CODECS
+from edge.codecs.formats import EXTENSIONS
 from edgewater.errors import InvalidConfig
 
 MAX_BLOCK_BYTES = 1 << 30

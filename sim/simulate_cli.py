@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
+from edgewater.arrivals.target import MEASURES, SCOPES, check_confidence, check_error, check_measure
 from edgewater.errors import InvalidConfig
 from edgewater.quantities import duration_ms, format_duration, fraction
-from edgewater.watermarks.target import MEASURES, SCOPES, check_confidence, check_error, check_measure
 from sim.watermarks.rivals import RIVALS
 from sim.watermarks.study import Study, run_study
 from sim.watermarks.summary import table

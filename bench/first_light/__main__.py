@@ -56,7 +56,7 @@ def _memory() -> dict[str, Any]:
         subprocess.run([sys.executable, "-m", "venv", str(EDGE_VENV)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "-q", "."], check=True)
     program = (
-        "from edge.memory import *; use_system_allocator();"
+        "from edge.process import *; use_system_allocator();"
         "import edge.agent, json; from bench.first_light.edge_rates import *; before = resident_mib();"
         "at = memory_at(100_000); give_back();"
         "print(json.dumps({'idle_mib': before, **at, 'given_back_mib': resident_mib()}))"

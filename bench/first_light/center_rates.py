@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 from bench.first_light.synthetic_edge import WINDOW_MS, SyntheticEdge, spec, synopsis
-from examples.flights.run import Demo
+from sim.demo.run import Demo
 
 QUERIES = 10
 GROUPS_4KB = 170

@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 
 from bench.first_light.edge_rates import COLUMNS, QUERY
-from edge.clock import now_ms
 from edge.config import parse_config
-from edge.core import EdgeCore
-from edge.durable import DurableCore
-from edge.events import Configured, Ingested, SourcesOpened
-from edge.sources.base import Source
-from edge.sources.build import build_sources
-from edge.streams import StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, Ingested, SourcesOpened
+from edge.core.streams import StreamSpec
+from edge.durability.durable_core import DurableCore
+from edge.process import now_ms
+from edge.records import Source
+from edge.sources.factory import build_sources
 from edgewater.streams import type_name
 from edgewater.wire.frames import QueryRef
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from edge.clock import now_ms
-from edge.ports import QueryStatusReport
-from edge.uplink import LinkLimits, Uplink
+from edge.process import now_ms
+from edge.uplink.client import LinkLimits, Uplink
+from edge.uplink.ports import QueryStatusReport
 from edgewater.query import QuerySpec
-from edgewater.synopses.aggregates import CountStack, IntegerSumStack
+from edgewater.synopses.exact.aggregates import CountStack, IntegerSumStack
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SliceClose

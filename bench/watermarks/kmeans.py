@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from center.early_trigger.bootstrap import sample_for_function
+from center.early_trigger.sample_size import mean_size
+from edgewater.arrivals.target import Target
 from edgewater.synopses.base import FloatArray
-from edgewater.watermarks.bootstrap import sample_for_function
-from edgewater.watermarks.sample_size import mean_size
-from edgewater.watermarks.target import Target
 
 CLUSTERS = 4
 POPULATION = 15_000

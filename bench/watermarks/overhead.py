@@ -18,15 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from edge.core import EdgeCore
-from edge.events import Configured, Ingested, SourcesOpened
-from edge.streams import StreamSpec
+from edge.arrivals.monitor import SubstreamMonitor
+from edge.arrivals.sampler import BernoulliSampler
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, Ingested, SourcesOpened
+from edge.core.streams import StreamSpec
 from edgewater.accuracy import Clockwork, clockwork
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses.base import FloatArray, IntArray
-from edgewater.watermarks.monitor import SubstreamMonitor
-from edgewater.watermarks.sampler import BernoulliSampler
 from edgewater.wire.frames import QueryRef
 
 EVENTS, RATE, URLS = 400_000, 500_000, 977

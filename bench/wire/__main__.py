@@ -23,12 +23,12 @@ import click
 import yaml
 
 from bench.wire import workload
-from center.catalog import Catalog
+from center.catalog.frame_index import query_key
+from center.catalog.store import Catalog
 from center.config import CenterConfig
-from center.frame_index import query_key
 from edgewater.query import QuerySpec
 from edgewater.streams import END_OF_TIME_MS
-from examples.flights.run import free_port
+from sim.demo.run import free_port
 
 OUT = Path("bench/out")
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000

@@ -16,18 +16,18 @@ from fastapi import Depends, FastAPI
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from center.api import problems
-from center.api.live import Changes, Feed
+from center.api.answer_cache import Renderer
+from center.api.edge_progress import Progress
+from center.api.live_feed import Changes, Feed
 from center.api.metrics import ApiMetrics, CenterCollector, Measured
 from center.api.models import ProblemDetails
-from center.api.progress import Progress
-from center.api.rendering import Renderer
 from center.api.routers import alarms, answers, edges, evaluate, health, live, queries
-from center.api.state import Services
-from center.catalog import Catalog
+from center.api.services import Services
+from center.catalog.liveness import PartRegistry
+from center.catalog.store import Catalog
 from center.config import ApiSection
-from center.decoded import Decoded
-from center.parts import PartRegistry
-from center.results import ResultStore
+from center.results.store import ResultStore
+from center.serving.synopsis_cache import Decoded
 from edgewater import __version__
 from edgewater.errors import Unauthenticated
 

@@ -10,9 +10,9 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from center.api.progress import Progress, edge_state
-from center.parts import PARTS, PartRegistry, part_status
-from center.results import ResultStore
+from center.api.edge_progress import Progress, edge_state
+from center.catalog.liveness import PARTS, PartRegistry, part_status
+from center.results.store import ResultStore
 from edgewater.errors import StorageError
 from edgewater.streams import END_OF_TIME_MS
 

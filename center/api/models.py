@@ -1,6 +1,6 @@
 """The JSON of the API as pydantic models: what OpenAPI describes, and what most endpoints build.
 
-Answers are rendered by `center/answers.py` and passed on as bytes; `Answer` describes them, and the tests
+Answers are rendered by `center/serving/render.py` and passed on as bytes; `Answer` describes them, and the tests
 hold the two together.
 """
 
@@ -10,10 +10,10 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from center.answers import rfc3339
-from center.api.progress import EdgeState, edge_state, watermark
-from center.api.question_models import AnswerRow, Rfc3339, WindowRange
-from center.catalog import AlarmRecord, EdgeRecord, QueryStatusRecord, RegisteredQuery
+from center.api.edge_progress import EdgeState, edge_state, watermark
+from center.api.measure_models import AnswerRow, Rfc3339, WindowRange
+from center.catalog.store import AlarmRecord, EdgeRecord, QueryStatusRecord, RegisteredQuery
+from center.serving.render import rfc3339
 from edgewater.streams import type_name
 
 EXAMPLE_SPEC: dict[str, Any] = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from center.batch.building import build, plan
-from center.batch.evaluation import evaluate, latest_revisions
-from center.batch.sql import register_sql
+from center.batch.builder import build, plan
+from center.batch.evaluator import evaluate, latest_revisions
+from center.batch.sql_functions import register_sql
 from center.batch.strategy import Strategy
 
 __all__ = ["Strategy", "build", "evaluate", "latest_revisions", "plan", "register_sql"]

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from center.batch.layout import RESULT_COLUMNS, SPARK_TYPES, Layout
-from center.batch.template import Template
+from center.batch.pattern import Template
 from edgewater.errors import InvalidRequest
 
 ColumnLike: TypeAlias = "str | Column"

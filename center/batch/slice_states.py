@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from center.batch.template import Template
-from edgewater.synopses import codec
+from center.batch.pattern import Template
 from edgewater.synopses.base import BoolArray, IntArray, Stack
+from edgewater.synopses.encoding import codec
 from edgewater.synopses.key_table import KeyTable
-from edgewater.synopses.sample_rows import SampleStack
+from edgewater.synopses.sampling.sample_rows import SampleStack
 
 ROWS_BYTES = 64 << 20
 """Partials are given on in batches of about so many bytes: Arrow's binary arrays end at 2 GiB."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from center.batch.windowing import Family, family_of
+from center.batch.windows import Family, family_of
 from edgewater.errors import InvalidRequest
 from edgewater.synopses.base import Properties
 

@@ -23,9 +23,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from center.batch.compute import Job
+from center.batch.compute_phase import Job
 from center.batch.layout import SPARK_TYPES
-from center.batch.merging import Piece, bounds_of, piece_of, sessions, union
+from center.batch.merge_phase import Piece, bounds_of, piece_of, sessions, union
 from center.spark.workers import settle
 from edgewater.windows import Session
 

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.cache.budgets import Limits
 from edge.cache.entries import SliceEntries
 from edge.cache.forecast import Forecast, forecast
 from edge.cache.history import GroupHistory
+from edge.cache.partition import Limits
 from edgewater.synopses.base import FloatArray, IntArray
 
 LAST_DIGIT = 1e-6

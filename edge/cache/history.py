@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge.cache.aim import Aim
 from edge.cache.entries import Remembered, SliceEntries
-from edgewater.synopses import codec
+from edge.cache.error_target import Aim
 from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 
 MAX_GROUPS = 1 << 16

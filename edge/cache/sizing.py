@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.cache.aim import nth_largest
 from edge.cache.entries import SliceEntries
+from edge.cache.error_target import nth_largest
 from edge.cache.forecast import forecast
 from edge.cache.history import GroupHistory
 from edgewater.synopses.base import FloatArray, IntArray

@@ -15,11 +15,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edge.busy import Mark, unmarked
+from edge.codecs.schema import RecordSchema
 from edge.config import EdgeConfig
-from edge.sources.base import Chunk, Position
-from edge.sources.push_body import MEDIA_TYPES, BodyTooLarge, decode_body, media_type
-from edge.sources.schema import RecordSchema
+from edge.records import Chunk, Position
+from edge.sources.http_body import MEDIA_TYPES, BodyTooLarge, decode_body, media_type
+from edge.utilization import Mark, unmarked
 from edgewater.errors import EdgewaterError, InvalidInput, StorageError
 
 MAX_BODIES_PENDING = 4

@@ -7,10 +7,10 @@ import os
 import select
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from edge.busy import Mark, unmarked
-from edge.sources.base import DRAINED_BYTES, GRAIN_S, Chunk, Position, split_rows
-from edge.sources.decoders import TextFormat
-from edge.sources.line_stream import LineStream
+from edge.codecs.formats import TextFormat
+from edge.codecs.line_stream import LineStream
+from edge.records import DRAINED_BYTES, GRAIN_S, Chunk, Position, split_rows
+from edge.utilization import Mark, unmarked
 from edgewater.errors import StorageError
 
 WAIT_S = 0.25

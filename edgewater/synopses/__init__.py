@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-# First: it imports the modules that register functions, whichever of them a caller asks for.
-from edgewater.synopses import registry  # noqa: F401  # isort: skip
 from collections.abc import Sequence
 from typing import Any
 
 from edgewater.errors import UnsupportedVersion
-from edgewater.synopses import codec, merging, plugins
+from edgewater.synopses import plugins
 from edgewater.synopses.base import (
     Count,
     Distinct,
@@ -25,22 +23,19 @@ from edgewater.synopses.base import (
     Synopsis,
     Variance,
 )
-from edgewater.synopses.bernoulli import BernoulliSample
-from edgewater.synopses.biased_reservoir import BiasedReservoir
-from edgewater.synopses.bloom import BloomFilter
-from edgewater.synopses.count_min import CountMin
-from edgewater.synopses.cuckoo import CountingCuckooFilter, CuckooFilter
-from edgewater.synopses.ddsketch import DDSketch
-from edgewater.synopses.equi_depth import EquiDepthHistogram
-from edgewater.synopses.equi_width import EquiWidthHistogram
-from edgewater.synopses.fast_agms import FastAgms
-from edgewater.synopses.fifo import FifoSample
+from edgewater.synopses.distinct.hyperloglog import HyperLogLog
+from edgewater.synopses.encoding import codec, merging
+from edgewater.synopses.frequency.count_min import CountMin
+from edgewater.synopses.frequency.fast_agms import FastAgms
+from edgewater.synopses.frequency.top_k import TopK
 from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.haar import HaarWavelet
-from edgewater.synopses.haar_max import MaxErrorWavelet
-from edgewater.synopses.hyperloglog import HyperLogLog
-from edgewater.synopses.kll import Kll
+from edgewater.synopses.histograms.equi_depth import EquiDepthHistogram
+from edgewater.synopses.histograms.equi_width import EquiWidthHistogram
 from edgewater.synopses.manager import GeneralManager, SliceManager
+from edgewater.synopses.membership.bloom import BloomFilter
+from edgewater.synopses.membership.cuckoo import CountingCuckooFilter, CuckooFilter
+from edgewater.synopses.quantiles.ddsketch import DDSketch
+from edgewater.synopses.quantiles.kll import Kll
 from edgewater.synopses.questions import (
     Contains,
     FalsePositiveRate,
@@ -59,9 +54,14 @@ from edgewater.synopses.questions import (
     TopItems,
     UnionSize,
 )
-from edgewater.synopses.reservoir import ReservoirSample
+from edgewater.synopses.sampling import sample_functions  # noqa: F401  (registers its functions)
+from edgewater.synopses.sampling.bernoulli import BernoulliSample
+from edgewater.synopses.sampling.biased_reservoir import BiasedReservoir
+from edgewater.synopses.sampling.fifo import FifoSample
+from edgewater.synopses.sampling.reservoir import ReservoirSample
 from edgewater.synopses.single import SingleSynopsis
-from edgewater.synopses.top_k import TopK
+from edgewater.synopses.wavelets.haar import HaarWavelet
+from edgewater.synopses.wavelets.haar_max import MaxErrorWavelet
 
 __all__ = [
     "AnySynopsis",

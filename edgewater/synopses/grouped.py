@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, SynopsisError
 from edgewater.streams import COLUMN_TYPES, type_name
-from edgewater.synopses import codec
 from edgewater.synopses.base import Estimates, IntArray, Properties, Question, Stack
+from edgewater.synopses.encoding import codec
 from edgewater.synopses.key_table import KeyTable
-from edgewater.synopses.kll import KllStack
+from edgewater.synopses.quantiles.kll import KllStack
 from edgewater.synopses.registry import stack_from_message
-from edgewater.synopses.sample_rows import SampleStack
+from edgewater.synopses.sampling.sample_rows import SampleStack
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 T = TypeVar("T")

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
 from edgewater.streams import COLUMN_TYPES, type_name
-from edgewater.synopses import codec
-from edgewater.synopses.aggregates import ArrayStack
 from edgewater.synopses.base import FloatArray
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.exact.aggregates import ArrayStack
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, finalised, hash_values
 
 ITEM_TYPES = ("string", "int64", "float64", "bool")

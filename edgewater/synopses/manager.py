@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
-from edgewater.synopses import codec
 from edgewater.synopses.base import Count, Estimate, Mean, Properties, Question, Questions, Sum
-from edgewater.synopses.haar import HaarWavelet
-from edgewater.synopses.haar_max import MaxErrorWavelet
+from edgewater.synopses.encoding import codec
 from edgewater.synopses.items import check_whole
 from edgewater.synopses.questions import Point, RangeSum
+from edgewater.synopses.wavelets.haar import HaarWavelet
+from edgewater.synopses.wavelets.haar_max import MaxErrorWavelet
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 MAX_PARTITIONS = 1 << 16

@@ -124,3 +124,5 @@ def _check_function(function: Function, kinds: set[str]) -> None:
 
 INSTALLED = Plugins()
 """Those of this process."""
+
+registry.add_extensions(lambda: INSTALLED)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
@@ -18,7 +18,7 @@ from edgewater.synopses.base import Stack
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 if TYPE_CHECKING:
-    from edgewater.synopses.sample_functions import SampleFunction
+    from edgewater.synopses.sampling.sample_functions import SampleFunction
 
 Parameters = tuple[tuple[str, Any], ...]
 """Parameters of a measure, all of them, defaults filled in, in the function's order."""
@@ -248,6 +248,29 @@ _ALIASES: dict[str, str] = {}
 _KINDS: dict[str, type[Stack]] = {}
 
 
+class Extensions(Protocol):
+    """Packages of users that bring functions and kinds. They register them when they are loaded."""
+
+    def load(self) -> None:
+        """Loads all of them, once; later calls do nothing."""
+
+    def hint(self) -> str:
+        """Which packages were loaded or failed, for the end of an error message."""
+
+
+_extensions: list[Callable[[], Extensions]] = []
+
+
+def add_extensions(current: Callable[[], Extensions]) -> None:
+    """Asks the extensions that `current` returns for every name and kind that is not registered."""
+    _extensions.append(current)
+
+
+def _load_extensions() -> None:
+    for current in _extensions:
+        current().load()
+
+
 def register_function(function: Function, *aliases: str) -> None:
     """Makes a function known to queries. A name is registered once."""
     for name in (function.name, *aliases):
@@ -277,13 +300,13 @@ def is_kind(name: str) -> bool:
 def function_named(name: str) -> Function | None:
     """The function of this name or alias, also one that a user's package brings (`plugins`)."""
     if not is_function(name):
-        plugins.INSTALLED.load()
+        _load_extensions()
     return _FUNCTIONS.get(_ALIASES.get(name, name))
 
 
 def function_names() -> list[str]:
     """The functions that queries may name, plugins' included."""
-    plugins.INSTALLED.load()
+    _load_extensions()
     return sorted(name for name, function in _FUNCTIONS.items() if not function.unavailable)
 
 
@@ -295,47 +318,12 @@ def item_type(data_type: pa.DataType | None) -> str | None:
 def stack_from_message(message: SynopsisMessage) -> Stack:
     """Raises UnsupportedVersion for an unknown kind, CorruptSynopsis for bad contents."""
     if not is_kind(message.kind):
-        plugins.INSTALLED.load()
+        _load_extensions()
     kind = _KINDS.get(message.kind)
     if kind is None:
         known = ", ".join(sorted(_KINDS))
-        hint = plugins.INSTALLED.hint()
+        hint = "; ".join(current().hint() for current in _extensions)
         raise UnsupportedVersion(
             f"synopsis kind {message.kind!r} is not known to this release (it knows {known}); {hint}"
         )
     return kind.from_message(message)
-
-
-from edgewater.synopses import (  # noqa: E402, F401  (they register themselves)
-    aggregates,
-    bernoulli,
-    biased_reservoir,
-    bloom,
-    count_min,
-    cuckoo,
-    ddsketch,
-    equi_depth,
-    equi_width,
-    fast_agms,
-    fifo,
-    hyperloglog,
-    kll,
-    plugins,
-    reservoir,
-    sample_functions,
-    top_k,
-)
-
-
-def _no_stack(_: Parameters, __: pa.DataType | None) -> Stack:
-    raise NotImplementedError("haar has no stack of groups")
-
-
-register_function(
-    Function(
-        "haar",
-        _no_stack,
-        unavailable="a wavelet needs all records in the order of one signal, which edges and groups do not have: build"
-        " it with center.batch or edgewater.synopses.HaarWavelet",
-    )
-)

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
 from edgewater.streams import COLUMN_TYPES, type_name
-from edgewater.synopses import codec
 from edgewater.synopses.base import Estimate, Properties, Question, Questions, Stack, arrow_values
+from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 

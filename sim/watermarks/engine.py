@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from center.early_trigger.estimate import Sampled
+from center.early_trigger.trigger import Answer, Policy, TopUp, Wait, Watermark
+from edgewater.arrivals.grid import Grid
+from edgewater.arrivals.target import MeasureKind, Target
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
-from edgewater.watermarks.estimate import Sampled
-from edgewater.watermarks.grid import Grid
-from edgewater.watermarks.target import MeasureKind, Target
-from edgewater.watermarks.watermark import Answer, Policy, TopUp, Wait, Watermark
 from sim.watermarks.workload import Events, Workload
 
 Progress = Callable[[int], None]

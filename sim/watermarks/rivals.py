@@ -1,11 +1,12 @@
-"""The baselines of `edgewater.watermarks.baselines` on a workload, one window after the other."""
+"""The baselines of `sim.watermarks.baselines` on a workload, one window after the other."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from edgewater.arrivals.target import MeasureKind, Target
 from edgewater.errors import InvalidConfig
-from edgewater.watermarks.baselines import (
+from sim.watermarks.baselines import (
     AionMinus,
     AionPrinted,
     AqKSlack,
@@ -15,7 +16,6 @@ from edgewater.watermarks.baselines import (
     KSlack,
     WindowArrivals,
 )
-from edgewater.watermarks.target import MeasureKind, Target
 from sim.watermarks.engine import Outcome, Progress, Silence, queue_end_ms, truth_of
 from sim.watermarks.workload import Workload
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from edgewater.arrivals.grid import Grid
+from edgewater.arrivals.target import MeasureKind, Target
 from edgewater.errors import InvalidConfig
-from edgewater.watermarks.grid import Grid
-from edgewater.watermarks.target import MeasureKind, Target
 from sim.watermarks.engine import Engine, Outcome, Progress, Silence
 from sim.watermarks.rivals import run_rival
 from sim.watermarks.sliding import SlidingWorkload

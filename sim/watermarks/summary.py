@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from center.early_trigger.sample_size import mean_size
+from edgewater.arrivals.target import MeasureKind, Target
 from edgewater.synopses.base import FloatArray
-from edgewater.watermarks.sample_size import mean_size
-from edgewater.watermarks.target import MeasureKind, Target
 from sim.watermarks.engine import Outcome
 from sim.watermarks.workload import Workload
 

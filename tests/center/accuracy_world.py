@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from center.accuracy_ledger import AccuracyLedger
-from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
-from center.ledger import EdgesChanged, Emission, FrameFact, Ledger, Phase, Registered, Reported, Tick
-from edge.core import EdgeCore
-from edge.events import Acked, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
-from edge.streams import StreamSpec
+from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
+from center.ledger.early_answers import AccuracyLedger
+from center.ledger.ledger import EdgesChanged, Emission, FrameFact, Ledger, Phase, Registered, Reported, Tick
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
+from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
 from edgewater.synopses.base import FloatArray, IntArray

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from center.catalog import Catalog, StreamRecord, UnindexedFrame
-from center.log import Location
+from center.catalog.store import Catalog, StreamRecord, UnindexedFrame
+from center.storage.frame_log import Location
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
 from edgewater.wire.frames import QueryRef

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from postgres import OLDEST, PostgresServer, find_binaries, serving
-from results_world import Job
 
-from center.catalog import Catalog
+from center.catalog.store import Catalog
+from tests.center.postgres import OLDEST, PostgresServer, find_binaries, serving
+from tests.center.results_world import Job
 
 
 @pytest.fixture(scope="session")

@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 import pytest
 
-from center.catalog import Catalog, Indexed, UnindexedFrame
-from center.gateway import CODE_METADATA, Gateway
-from center.gateway_config import GatewayConfig
-from center.log import FrameLog, Location, StoredFrame
+from center.catalog.store import Catalog, Indexed, UnindexedFrame
+from center.ingest.config import GatewayConfig
+from center.ingest.gateway import CODE_METADATA, Gateway
+from center.storage.frame_log import FrameLog, Location, StoredFrame
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from center.quality import Phase, Totals, WithheldBound, assess
-from center.results import AnswerRecord
+from center.ledger.quality import Phase, Totals, WithheldBound, assess
+from center.results.store import AnswerRecord
 from edgewater.query import QuerySpec
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import QueryRef

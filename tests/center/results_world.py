@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import func, select
 
-from center import results_tables as t
-from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
-from center.ledger import EdgesChanged, Emission, FrameFact, Ledger, Registered
-from center.merge import merge_partials
-from center.results import MergedDelta, ResultStore
+from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
+from center.ledger.ledger import EdgesChanged, Emission, FrameFact, Ledger, Registered
+from center.results import schema as t
+from center.results.partials import merge_partials
+from center.results.store import MergedDelta, ResultStore
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from edge.core import EdgeCore
-from edge.events import Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
-from edge.streams import StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
+from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
 from edgewater.windows import Session

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from center.shares import Flagged, Grant, Members, Policy, Report, Reported, ShareBook, Turn
-from edge.shares import ShareSchedule
+from center.budgets.allocation import Flagged, Grant, Members, Policy, Report, Reported, ShareBook, Turn
+from edge.core.budget_schedule import ShareSchedule
 from edgewater.streams import NEVER_MS, EdgeId
 
 SLICE_MS = 1_000

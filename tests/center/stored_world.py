@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from center.catalog import RegisteredQuery
-from center.ledger import EdgesChanged, Ledger, Registered
-from center.merge import merge_partials
-from center.results import MergedDelta, ResultStore
+from center.catalog.store import RegisteredQuery
+from center.ledger.ledger import EdgesChanged, Ledger, Registered
+from center.results.partials import merge_partials
+from center.results.store import MergedDelta, ResultStore
 from edgewater.query import QuerySpec
 from edgewater.wire.frames import Frame
 from tests.center.accuracy_world import BEGIN_MS, REF, Site, World, exponential, record_of, spec

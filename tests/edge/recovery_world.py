@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edge.core import EdgeCore
-from edge.durable import DurableCore, Position
-from edge.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
-from edge.streams import StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
+from edge.core.streams import StreamSpec
+from edge.durability.durable_core import DurableCore, Position
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses.grouped import GroupedAggregate

@@ -13,19 +13,19 @@ from typing import Any
 
 import httpx
 import pytest
-from test_core import merged
 
-from center.catalog import Catalog
-from center.gateway import Gateway
-from center.gateway_config import GatewayConfig
-from center.log import FrameLog
+from center.catalog.store import Catalog
+from center.ingest.config import GatewayConfig
+from center.ingest.gateway import Gateway
+from center.storage.frame_log import FrameLog
 from edge.agent import Agent, open_agent
-from edge.clock import now_ms
 from edge.config import parse_config
+from edge.process import now_ms
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import END_OF_TIME_MS
 from edgewater.wire.frames import FrameBody
+from tests.edge.core.test_core import merged
 
 DAY_MS = 86_400_000
 QUERY = QuerySpec.from_mapping(

@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 import numpy as np
 
-from center.catalog import Catalog
-from center.gateway import Gateway
-from center.gateway_config import GatewayConfig
-from center.log import FrameLog
-from edge.link import LinkLimits
-from edge.ports import BudgetOrder
-from edge.uplink import QueryStatusReport, Uplink
+from center.catalog.store import Catalog
+from center.ingest.config import GatewayConfig
+from center.ingest.gateway import Gateway
+from center.storage.frame_log import FrameLog
+from edge.uplink.client import QueryStatusReport, Uplink
+from edge.uplink.flow_control import LinkLimits
+from edge.uplink.ports import BudgetOrder
 from edgewater.query import QuerySpec
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire import uplink_pb2_grpc

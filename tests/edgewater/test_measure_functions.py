@@ -10,7 +10,7 @@ from edgewater.measure import Measure
 from edgewater.streams import COLUMN_TYPES
 from edgewater.synopses import registry
 from edgewater.synopses.registry import MAX_STATE_BYTES, Parameter, require_fit
-from edgewater.synopses.sample_functions import SampleFunction, sample_function
+from edgewater.synopses.sampling.sample_functions import SampleFunction, sample_function
 
 
 @pytest.mark.parametrize(

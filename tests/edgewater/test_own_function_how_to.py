@@ -13,9 +13,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from edge.core import EdgeCore
-from edge.events import Configured, QueryAccepted, QueryRefused
-from edge.streams import StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, QueryAccepted, QueryRefused
+from edge.core.streams import StreamSpec
 from edgewater import record_functions
 from edgewater.errors import InvalidQuery
 from edgewater.functions_cli import functions

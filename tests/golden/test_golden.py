@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-from make import HERE, SAMPLES
 
 from edgewater.synopses import (
     AnySynopsis,
@@ -17,6 +16,7 @@ from edgewater.synopses import (
     TopK,
     from_bytes,
 )
+from tests.golden.make import HERE, SAMPLES
 
 FILES = sorted(HERE.glob("*.bin"))
 

@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.merge import merge_partials
-from edge.events import BudgetSet
+from center.results.partials import merge_partials
+from edge.core.events import BudgetSet
 from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
-from edgewater.synopses.aggregates import CountStack
+from edgewater.synopses.exact.aggregates import CountStack
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import FrameBody
 from sim import edges as edges_module

@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from center.api.models import Alarm, AlarmList
-from center.api.responses import problems
-from center.api.state import Center
-from center.catalog import MAX_ALARMS
+from center.api.openapi import problems
+from center.api.services import Center
+from center.catalog.store import MAX_ALARMS
 
 router = APIRouter(prefix="/v1", tags=["alarms"])
 

@@ -9,18 +9,18 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from center.answers import rfc3339
+from center.api.answer_cache import Page, entity_tag
 from center.api.models import Answer, AnswerList, AnswerPage, Revisions
 from center.api.negotiation import JSON, matches, negotiate
-from center.api.questions import QuestionParams
-from center.api.rendering import Page, entity_tag
-from center.api.responses import answers as answer_responses
-from center.api.responses import problems
-from center.api.state import Center, Services
-from center.api.times import Time
-from center.catalog import RegisteredQuery
-from center.measures import Questions
-from center.results import AnswerRecord
+from center.api.openapi import answers as answer_responses
+from center.api.openapi import problems
+from center.api.query_params import QuestionParams
+from center.api.services import Center, Services
+from center.api.time_params import Time
+from center.catalog.store import RegisteredQuery
+from center.results.store import AnswerRecord
+from center.serving.measures import Questions
+from center.serving.render import rfc3339
 from edgewater.errors import InvalidRequest, NotFound
 
 MAX_LIMIT = 1_000

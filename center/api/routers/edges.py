@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from center.api.models import Edge, EdgeList
-from center.api.responses import problems
-from center.api.state import Center
+from center.api.openapi import problems
+from center.api.services import Center
 from edgewater.streams import EdgeId
 
 router = APIRouter(prefix="/v1/edges", tags=["edges"])

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from center.api.evaluate_stream import MAX_LINE_BYTES, NDJSON, READ_TYPES, Exchange, Questioning
+from center.api.measure_models import EvaluatedLine, QuestionLine
+from center.api.openapi import Responses, problems
 from center.api.problems import HttpProblem
-from center.api.question_models import EvaluatedLine, QuestionLine
-from center.api.questioning import MAX_LINE_BYTES, NDJSON, READ_TYPES, Exchange, Questioning
-from center.api.responses import Responses, problems
-from center.api.state import Center
-from center.evaluate import Evaluator
-from center.stored_windows import StoredWindows
+from center.api.services import Center
+from center.serving.evaluator import Evaluator
+from center.serving.stored_windows import StoredWindows
 
 EXAMPLE_QUESTIONS = """\
 {"id":1,"latest":1,"measure":"ips","question":"frequency","item":"10.0.0.1"}

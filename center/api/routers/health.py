@@ -7,8 +7,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse, Response
 
 from center.api.models import PartReadiness, Readiness
-from center.api.state import Center, Services
-from center.parts import PARTS, part_status
+from center.api.services import Center, Services
+from center.catalog.liveness import PARTS, part_status
 from edgewater.errors import StorageError
 
 router = APIRouter(tags=["health"])

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
-from center.api.live import Stream
-from center.api.questions import QuestionParams
-from center.api.responses import Responses, problems
-from center.api.state import Center, Services
+from center.api.live_feed import Stream
+from center.api.openapi import Responses, problems
+from center.api.query_params import QuestionParams
+from center.api.services import Center, Services
 from edgewater.errors import EdgewaterError, InvalidRequest
 
 EXAMPLE = """\

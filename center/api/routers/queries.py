@@ -11,13 +11,13 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from center.answers import rfc3339
+from center.api.edge_progress import edge_progress
 from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, Query, QueryDetail, QueryEdge, QueryList
+from center.api.openapi import problems
 from center.api.problems import HttpProblem
-from center.api.progress import edge_progress
-from center.api.responses import problems
-from center.api.state import Center, Services
-from center.catalog import expected_edges
+from center.api.services import Center, Services
+from center.catalog.store import expected_edges
+from center.serving.render import rfc3339
 from edgewater.errors import InvalidQuery
 from edgewater.plain_yaml import load_yaml
 from edgewater.query import QuerySpec

@@ -7,8 +7,8 @@ from contextlib import suppress
 import numpy as np
 
 from edgewater.errors import CorruptSynopsis, InvalidRequest, SynopsisError, UnsupportedVersion
-from edgewater.synopses import codec
 from edgewater.synopses.base import Question
+from edgewater.synopses.encoding import codec
 from edgewater.synopses.registry import stack_from_message
 from edgewater.synopses.testing.subject import GROUPS, Subject, codes_for, merged, pick, refused, to_bytes
 from edgewater.synopses.testing.zoo import SEED

@@ -17,11 +17,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from center.api.app import create_app
-from center.catalog import Catalog, HeartbeatRecord, RegisteredQuery, StreamRecord
+from center.catalog.liveness import PartRegistry
+from center.catalog.store import Catalog, HeartbeatRecord, RegisteredQuery, StreamRecord
 from center.config import ApiSection
-from center.ledger import EdgesChanged, FrameFact, Ledger, Registered
-from center.parts import PartRegistry
-from center.results import MergedDelta, ResultStore
+from center.ledger.ledger import EdgesChanged, FrameFact, Ledger, Registered
+from center.results.store import MergedDelta, ResultStore
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from center.answers import render
 from center.api.models import Answer, AnswerList, AnswerPage
+from center.serving.render import render
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000

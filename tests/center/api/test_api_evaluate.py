@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from center.api.questioning import MAX_LINE_BYTES, Lines, TooLong
-from center.decoded import Decoded
-from center.evaluate import Evaluator
-from center.evaluate_lines import Line
-from center.stored_windows import StoredWindows
+from center.api.evaluate_stream import MAX_LINE_BYTES, Lines, TooLong
+from center.serving.evaluator import Evaluator
+from center.serving.question_lines import Line
+from center.serving.stored_windows import StoredWindows
+from center.serving.synopsis_cache import Decoded
 from edgewater.wire.frames import Withheld
 
 HOUR, T0 = 3_600_000, 1_356_998_400_000
@@ -150,13 +150,13 @@ def test_what_is_withheld_of_a_sum_bounds_the_sum_and_not_how_many_records_are_m
 
 def test_what_is_remembered_of_looks_is_bounded_by_the_windows_in_it(asked, monkeypatch):
     desk = asked.desk
-    monkeypatch.setattr("center.stored_windows._FOUND", 8)
+    monkeypatch.setattr("center.serving.stored_windows._FOUND", 8)
     windows = StoredWindows(desk.results, desk.catalog.query("flights"), Decoded(1 << 20), desk.catalog.query)
     for count in (1, 2, 3):
         assert len(windows.latest(count)) == count
         assert len(windows.at(T0 + count)) == 1
     assert sum(map(len, windows._found.values())) < 8
-    monkeypatch.setattr("center.stored_windows._FOUND", 3)
+    monkeypatch.setattr("center.serving.stored_windows._FOUND", 3)
     windows = StoredWindows(desk.results, desk.catalog.query("flights"), Decoded(1 << 20), desk.catalog.query)
     assert len(windows.latest(3)) == 3, "more than can be remembered is given all the same"
 

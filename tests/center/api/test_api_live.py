@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from center.answers import render
-from center.api.live import Changes, Stream, newest_revisions
-from center.api.progress import Progress
+from center.api.edge_progress import Progress
+from center.api.live_feed import Changes, Stream, newest_revisions
+from center.serving.render import render
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000
@@ -117,8 +117,8 @@ def test_a_client_that_was_slow_gets_the_newest_revision_of_each_window_and_no_q
 
 def test_a_client_that_is_too_far_behind_is_told_of_the_gap_and_gets_the_newest(two_hours, monkeypatch):
     desk, query = two_hours
-    monkeypatch.setattr("center.api.live.PAGE", 2)
-    monkeypatch.setattr("center.api.live.MAX_PAGES", 1)
+    monkeypatch.setattr("center.api.live_feed.PAGE", 2)
+    monkeypatch.setattr("center.api.live_feed.MAX_PAGES", 1)
     stream = Stream(desk.app().state.services.feed, query, after=0)
     assert stream._begin() == []
     for _ in range(4):
@@ -133,7 +133,7 @@ def test_a_client_that_is_too_far_behind_is_told_of_the_gap_and_gets_the_newest(
 
 def test_a_client_far_behind_reads_page_after_page_and_misses_no_window(two_hours, monkeypatch):
     desk, query = two_hours
-    monkeypatch.setattr("center.api.live.PAGE", 2)
+    monkeypatch.setattr("center.api.live_feed.PAGE", 2)
     for hour in range(2, 6):
         desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1})
         desk.report(query, "lga", T0 + hour * HOUR, {"UA": 1})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from center.api.models import Answer
-from center.ledger import FrameFact
-from center.results import MergedDelta
+from center.ledger.ledger import FrameFact
+from center.results.store import MergedDelta
 from edgewater.streams import EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import SliceClose

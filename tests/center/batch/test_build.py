@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from center.batch import Strategy, build
+from center.slicing import SlidingCount
 from edgewater.errors import InvalidRequest
-from edgewater.slicing import SlidingCount
 from edgewater.synopses import (
     BloomFilter,
     CountMin,

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from center.batch import Strategy, build, evaluate
-from edgewater.slicing import SlidingCount
+from center.slicing import SlidingCount
 from edgewater.synopses import HaarWavelet, Point, RangeSum, from_bytes
 from edgewater.windows import CountWindow, Sliding, Tumbling
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from center.batch import Strategy, compute, plan
-from center.batch.compute import Compute, Job
+from center.batch import Strategy, plan
+from center.batch import compute_phase as compute
+from center.batch.compute_phase import Compute, Job
 from center.batch.layout import Layout
-from center.batch.merging import Finish, Piece, bounds_of, sessions, sliding
-from center.batch.template import Template
+from center.batch.merge_phase import Finish, Piece, bounds_of, sessions, sliding
+from center.batch.pattern import Template
 from edgewater.errors import InvalidRequest
 from edgewater.synopses import CountMin, GroupedAggregate, HaarWavelet, HyperLogLog, ReservoirSample, from_bytes
 from edgewater.synopses.base import Properties

@@ -7,8 +7,8 @@ import json
 import pyarrow as pa
 import pytest
 
-from center.batch.answering import AskQuestions, question_named, question_of
 from center.batch.layout import TIMESTAMP
+from center.batch.questions import AskQuestions, question_named, question_of
 from edgewater.errors import InvalidRequest
 from edgewater.synopses import CountMin
 

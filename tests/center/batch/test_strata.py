@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.batch.compute import Compute, Job
+from center.batch.compute_phase import Compute, Job
 from center.batch.layout import Layout
-from center.batch.merging import Combine, Finish
-from center.batch.ordering import _Parts, _Register
-from center.batch.template import Template
+from center.batch.merge_phase import Combine, Finish
+from center.batch.ordered import _Parts, _Register
+from center.batch.pattern import Template
 from edgewater.synopses import CountMin, HaarWavelet
 from edgewater.windows import Sliding, Tumbling
 

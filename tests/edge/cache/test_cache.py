@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge import state
-from edge.cache.budgets import Limits, primary
 from edge.cache.entries import SliceEntries
 from edge.cache.eviction import POLICIES, View, first_to_leave
 from edge.cache.forecast import Forecast
 from edge.cache.history import MAX_GROUPS, GroupHistory
+from edge.cache.partition import Limits, primary
 from edge.cache.sizing import Slots, linear, nth_largest, prev_window, pure_pess
-from edge.core import EdgeCore
-from edge.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
-from edge.streams import StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
+from edge.core.streams import StreamSpec
+from edge.durability import checkpoint as state
 from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import EdgeCore
-from edge.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
-from edge.streams import StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
+from edge.core.streams import StreamSpec
 from edgewater.caching import EVICTIONS
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.core import EdgeCore
-from edge.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
-from edge.streams import StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
+from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses.base import FloatArray, IntArray

@@ -12,13 +12,13 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from edge.busy import BusyMeter
+from edge.codecs.formats import TextFormat
 from edge.config import EdgeConfig, parse_config
-from edge.sources.base import GRAIN_S, Chunk
-from edge.sources.decoders import TextFormat
+from edge.records import GRAIN_S, Chunk
 from edge.sources.http import Busy, HttpSource, push_routes
-from edge.sources.replay import paced
+from edge.sources.pacing import paced
 from edge.sources.stdin import StdinSource
+from edge.utilization import BusyMeter
 from edgewater.streams import TIME_COLUMN, StreamClock
 
 WALL_MS = 1_700_000_000_000

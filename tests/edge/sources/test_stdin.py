@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from edge.sources.decoders import TextFormat
+from edge.codecs.formats import TextFormat
 from edge.sources.stdin import StdinSource
 from edgewater.errors import InvalidRecord, StorageError
 

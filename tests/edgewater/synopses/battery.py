@@ -8,23 +8,23 @@ from typing import Any
 
 from edgewater.streams import COLUMN_TYPES
 from edgewater.synopses import plugins
-from edgewater.synopses.bernoulli import BernoulliStack
-from edgewater.synopses.biased_reservoir import BiasedReservoirStack
-from edgewater.synopses.bloom import BloomStack
-from edgewater.synopses.count_min import CountMinStack
-from edgewater.synopses.cuckoo import CountingCuckooStack, CuckooStack
-from edgewater.synopses.equi_depth import EquiDepthStack
-from edgewater.synopses.equi_width import EquiWidthStack
-from edgewater.synopses.fast_agms import FastAgmsStack
-from edgewater.synopses.fifo import FifoStack
+from edgewater.synopses.frequency.count_min import CountMinStack
+from edgewater.synopses.frequency.fast_agms import FastAgmsStack
+from edgewater.synopses.frequency.top_k import TopKStack
+from edgewater.synopses.histograms.equi_depth import EquiDepthStack
+from edgewater.synopses.histograms.equi_width import EquiWidthStack
 from edgewater.synopses.items import ITEM_TYPES
-from edgewater.synopses.kll import KllStack
+from edgewater.synopses.membership.bloom import BloomStack
+from edgewater.synopses.membership.cuckoo import CountingCuckooStack, CuckooStack
+from edgewater.synopses.quantiles.kll import KllStack
 from edgewater.synopses.registry import function_named, function_names
-from edgewater.synopses.reservoir import ReservoirStack
-from edgewater.synopses.row_sample import RowSampleStack
-from edgewater.synopses.sample_rows import SampleStack
+from edgewater.synopses.sampling.bernoulli import BernoulliStack
+from edgewater.synopses.sampling.biased_reservoir import BiasedReservoirStack
+from edgewater.synopses.sampling.fifo import FifoStack
+from edgewater.synopses.sampling.reservoir import ReservoirStack
+from edgewater.synopses.sampling.row_sample import RowSampleStack
+from edgewater.synopses.sampling.sample_rows import SampleStack
 from edgewater.synopses.testing import Subject
-from edgewater.synopses.top_k import TopKStack
 
 FLOAT_STATE = {"float_sum", "mean", "variance", "ddsketch", "equi_depth"}
 """Kinds whose state has float64 sums: equal to rounding only, while all others are equal to the bit."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from battery import subjects
 
 from edgewater.errors import IncompatibleSynopses
 from edgewater.synopses.registry import function_named
 from edgewater.synopses.testing import Subject, algebra, contract
+from tests.edgewater.synopses.battery import subjects
 
 pytestmark = pytest.mark.slow  # thousands of cases: `make quick` leaves them to `make test`
 

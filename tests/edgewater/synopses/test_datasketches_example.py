@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.merge import merge_partials
-from edge.core import EdgeCore
-from edge.events import Configured, FrameBuilt, Ingested, Pull, QueryAccepted, SourceEnded, SourcesOpened
-from edge.streams import StreamSpec
+from center.results.partials import merge_partials
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, FrameBuilt, Ingested, Pull, QueryAccepted, SourceEnded, SourcesOpened
+from edge.core.streams import StreamSpec
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
 from edgewater.streams import COLUMN_TYPES
-from edgewater.synopses import Count, Distinct, GroupedAggregate, Quantile, codec, from_bytes
+from edgewater.synopses import Count, Distinct, GroupedAggregate, Quantile, from_bytes
+from edgewater.synopses.encoding import codec
 from edgewater.synopses.key_table import KeyTable
 from edgewater.synopses.registry import function_named
 

@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import real_data
-from interval_coverage import least_hits, zoo
 
 from edgewater.synopses.base import Count, Distinct, Estimates, Mean, Quantile, Question, Rank, Sum
-from edgewater.synopses.bernoulli import BernoulliStack
-from edgewater.synopses.bloom import BloomStack
-from edgewater.synopses.count_min import CountMinStack
-from edgewater.synopses.cuckoo import CuckooStack
-from edgewater.synopses.fast_agms import FastAgmsStack
-from edgewater.synopses.hyperloglog import HyperLogLogStack
-from edgewater.synopses.kll import KllStack
+from edgewater.synopses.distinct.hyperloglog import HyperLogLogStack
+from edgewater.synopses.frequency.count_min import CountMinStack
+from edgewater.synopses.frequency.fast_agms import FastAgmsStack
+from edgewater.synopses.membership.bloom import BloomStack
+from edgewater.synopses.membership.cuckoo import CuckooStack
+from edgewater.synopses.quantiles.kll import KllStack
 from edgewater.synopses.questions import Frequency, Proportion, SelfJoinSize, SubsetCount
-from edgewater.synopses.reservoir import ReservoirStack
-from edgewater.synopses.sample_rows import SampleStack
+from edgewater.synopses.sampling.bernoulli import BernoulliStack
+from edgewater.synopses.sampling.reservoir import ReservoirStack
+from edgewater.synopses.sampling.sample_rows import SampleStack
 from edgewater.synopses.testing.subject import pick, to_bytes
+from tests.edgewater.synopses import real_data
+from tests.edgewater.synopses.interval_coverage import least_hits, zoo
 
 pytestmark = pytest.mark.slow
 

@@ -20,9 +20,9 @@ from edgewater.synopses import (
     SliceManager,
     Sum,
     Synopsis,
-    codec,
     from_bytes,
 )
+from edgewater.synopses.encoding import codec
 
 SEED = 23
 

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import EdgeCore
-from edge.events import Configured, QueryRefused
-from edge.streams import StreamSpec
+from edge.core.core import EdgeCore
+from edge.core.events import Configured, QueryRefused
+from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.synopses import plugins, registry
 from edgewater.synopses.plugins import Plugins

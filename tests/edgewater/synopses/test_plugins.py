@@ -15,7 +15,8 @@ from click.testing import CliRunner
 
 from edgewater.errors import InvalidQuery, UnsupportedVersion
 from edgewater.measure import Measure
-from edgewater.synopses import Count, HyperLogLog, codec, from_bytes, plugins, registry
+from edgewater.synopses import Count, HyperLogLog, from_bytes, plugins, registry
+from edgewater.synopses.encoding import codec
 from edgewater.synopses.plugins import Plugins, Problem, SynopsisPluginWarning
 from edgewater.synopses.registry import function_named, function_names, stack_from_message
 from edgewater.synopses_cli import synopses
@@ -23,7 +24,7 @@ from edgewater.synopses_cli import synopses
 Install = Callable[[str, dict[str, str], str], None]
 
 TALLY = """
-    from edgewater.synopses.aggregates import CountStack
+    from edgewater.synopses.exact.aggregates import CountStack
     from edgewater.synopses.registry import Function
     from edgewater.synopses.single import SingleSynopsis
 
@@ -98,7 +99,7 @@ def test_bytes_alone_are_enough_for_a_kind_to_be_found(install: Install) -> None
 NO_IMPORT = "import a_package_that_is_not_there\n"
 TAKEN = TALLY.format(name="Count", kind="count")
 TAKEN_FUNCTION = """
-    from edgewater.synopses.aggregates import CountStack
+    from edgewater.synopses.exact.aggregates import CountStack
     from edgewater.synopses.registry import Function
     ALL = Function("distinct", lambda *_: CountStack())
 """
@@ -112,13 +113,13 @@ UNLISTED = TALLY.format(name="Tally", kind="tally") + "    ALL = FUNCTION\n"
 NO_PROPERTIES = TALLY.format(name="Tally", kind="tally") + "    TallyStack.properties = 'commutative'\n"
 CLAIMS_FOLD = """
     from edgewater.synopses.base import Properties
-    from edgewater.synopses.aggregates import CountStack
+    from edgewater.synopses.exact.aggregates import CountStack
     class ALL(CountStack):
         kind = "folding"
         properties = Properties(foldable=True)
 """
 CRASHES = """
-    from edgewater.synopses.aggregates import CountStack
+    from edgewater.synopses.exact.aggregates import CountStack
     from edgewater.synopses.registry import Function
     def make(parameters, type_):
         raise ZeroDivisionError("by design")

@@ -3,7 +3,7 @@ import pytest
 
 from edgewater.errors import InvalidQuery
 from edgewater.synopses import DDSketch, HyperLogLog
-from edgewater.synopses.aggregates import CountStack
+from edgewater.synopses.exact.aggregates import CountStack
 from edgewater.synopses.registry import Function, function_named, function_names, register_function, register_kind
 
 

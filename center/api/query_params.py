@@ -1,0 +1,154 @@
+"""What a reader asks of an answer: which groups and measures, which quantiles, what confidence.
+
+Read from the query string, checked against the query's spec (`QuestionParams.asked`), and hashable, so
+that what was rendered for one reader serves the next.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from center.serving.measures import MAX_ASKED, Questions, require_possible
+from edgewater.errors import InvalidRequest
+from edgewater.query import QuerySpec
+from edgewater.synopses.asking import read_confidence
+
+MAX_VALUES = MAX_ASKED
+
+
+class QuestionParams(BaseModel):
+    """The question parameters of every endpoint that gives answers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    group: Annotated[
+        list[str],
+        Field(
+            max_length=MAX_VALUES,
+            description="`column:value`, such as `carrier:UA`. Only groups with this value; repeated for one column:"
+            " any of the values; for several columns: all must hold. `null` stands for a missing value.",
+            examples=[["carrier:UA"]],
+        ),
+    ] = []
+    measure: Annotated[
+        list[str],
+        Field(max_length=MAX_VALUES, description="Only these measures.", examples=[["flights"]]),
+    ] = []
+    quantile: Annotated[
+        list[float],
+        Field(
+            max_length=MAX_VALUES,
+            description="Ranks in [0, 1], of measures that answer quantiles; 0.5, 0.9, 0.95 and 0.99 of those made"
+            " for it, if nothing is asked.",
+            examples=[[0.5, 0.99]],
+        ),
+    ] = []
+    item: Annotated[
+        list[str],
+        Field(
+            max_length=MAX_VALUES,
+            description="How often this item came (`count_min`, `top_k`, `fast_agms`, `counting_cuckoo`), or whether it"
+            " did (`bloom`, `cuckoo`). Read as the type of the measure's argument.",
+            examples=[["10.0.0.1"]],
+        ),
+    ] = []
+    contains: Annotated[
+        list[str],
+        Field(max_length=MAX_VALUES, description="Whether this item is there, of filters.", examples=[["10.0.0.1"]]),
+    ] = []
+    rank: Annotated[
+        list[float],
+        Field(max_length=MAX_VALUES, description="The share of values that are at most this one.", examples=[[250.0]]),
+    ] = []
+    x: Annotated[list[float], Field(max_length=MAX_VALUES, description="The same as `rank`.")] = []
+    range: Annotated[
+        list[str],
+        Field(
+            max_length=MAX_VALUES,
+            description="`lo:hi`: how many values are from lo to hi, both included, of histograms and samples. An end"
+            " may be left out.",
+            examples=[["0:100"]],
+        ),
+    ] = []
+    top: Annotated[
+        int | None,
+        Field(ge=1, description="Only so many of the most frequent items of a `top_k`.", examples=[10]),
+    ] = None
+    values: Annotated[
+        bool, Field(description="The values that a sample holds, instead of what it estimates.", examples=[True])
+    ] = False
+    confidence: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            lt=1,
+            description="Of the intervals. Where a synopsis has one of its own that is lower, the request is refused;"
+            " exact measures hold at any.",
+            examples=[0.95],
+        ),
+    ] = None
+
+    def asked(self, spec: QuerySpec) -> Questions:
+        """The parameters checked against a query; what is repeated stands once. Raises InvalidRequest."""
+        asked = Questions(
+            groups=_groups(self.group, spec),
+            measures=_measures(self.measure, spec),
+            quantiles=tuple(dict.fromkeys(_ranks(self.quantile))) or None,
+            ranks=tuple(dict.fromkeys(_numbers("rank", [*self.rank, *self.x]))),
+            ranges=tuple(dict.fromkeys(map(_range, self.range))),
+            items=tuple(dict.fromkeys(self.item)),
+            contains=tuple(dict.fromkeys(self.contains)),
+            top=self.top,
+            values=self.values,
+            confidence=read_confidence(self.confidence),
+        )
+        named = [m for m in spec.measures if not asked.measures or m.name in asked.measures]
+        require_possible(asked, {m.name: m.function.make(m.parameters, None) for m in named})
+        return asked
+
+
+def _groups(given: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    wanted: dict[str, list[str]] = {}
+    for text in given:
+        column, colon, value = text.partition(":")
+        if not colon or column not in spec.group_by:
+            columns = ", ".join(spec.group_by) or f"(none: {spec.name} is not grouped)"
+            raise InvalidRequest("group", text, f"column:value with one of the columns {columns}")
+        wanted.setdefault(column, []).append(value)
+    return tuple((column, tuple(dict.fromkeys(values))) for column, values in sorted(wanted.items()))
+
+
+def _measures(given: list[str], spec: QuerySpec) -> tuple[str, ...]:
+    names = [m.name for m in spec.measures]
+    for name in given:
+        if name not in names:
+            raise InvalidRequest("measure", name, f"one of {', '.join(names)}")
+    return tuple(name for name in names if name in given)
+
+
+def _ranks(given: list[float]) -> list[float]:
+    for q in given:
+        if math.isnan(q) or not 0 <= q <= 1:
+            raise InvalidRequest("quantile", q, "a rank from 0 to 1, such as 0.99")
+    return given
+
+
+def _numbers(field: str, given: list[float]) -> list[float]:
+    for x in given:
+        if math.isnan(x):
+            raise InvalidRequest(field, x, "a number")
+    return given
+
+
+def _range(text: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    try:
+        ends = float(low or -math.inf), float(high or math.inf)
+    except ValueError:
+        ends = math.nan, math.nan
+    if not colon or math.isnan(ends[0]) or math.isnan(ends[1]):
+        raise InvalidRequest("range", text, "lo:hi, such as 0:100, of which either may be left out")
+    return ends

@@ -1,0 +1,46 @@
+"""What every endpoint has at hand, made once per process by `create_app`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from center.api.answer_cache import Renderer
+from center.api.edge_progress import Progress
+from center.api.live_feed import Feed
+from center.api.metrics import ApiMetrics
+from center.catalog.liveness import PartRegistry
+from center.catalog.store import Catalog
+from center.results.store import ResultStore
+from center.serving.synopsis_cache import Decoded
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The stores, which block (endpoints that use them are plain functions), and the process' own caches.
+
+    Attributes:
+        now_ms: wall clock.
+    """
+
+    catalog: Catalog
+    results: ResultStore
+    parts: PartRegistry
+    now_ms: Callable[[], int]
+    renderer: Renderer
+    progress: Progress
+    feed: Feed
+    metrics: ApiMetrics
+    decoded: Decoded
+
+
+def _services(request: Request) -> Services:
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+Center = Annotated[Services, Depends(_services)]

@@ -1,0 +1,302 @@
+"""The merge phase: partials in, one synopsis per window and stratum out.
+
+Partials come sorted by stratum, block of windows, slice and part. Those of one slice are merged; sliding
+windows are then put together from slices with two stacks, at three merges per window whatever the overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from center.batch.compute_phase import Job
+from center.batch.layout import timestamp
+from center.batch.pattern import merged
+from center.batch.slice_states import ROWS_BYTES, Rows
+from center.spark.workers import settle
+from edgewater.synopses import from_bytes
+from edgewater.windows import Session, Sliding
+
+Partial = tuple[tuple[Any, ...], dict[str, Any], "Piece"]
+"""A row of the compute phase: stratum, columns, and what they are as a piece."""
+
+_NAN = float("nan")
+_NUMBERS = ("slice_start", "first_ms", "last_ms", "records", "nulls")
+
+FAN_IN = 64
+"""Parts that are decoded at a time: a merge needs all its parts in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A synopsis of some records, and what is known of them.
+
+    Attributes:
+        data: its bytes; None if it only exists as `held`.
+        held: itself, decoded; None if it only exists as `data`.
+        start: of its first slice.
+        cut: a session that its greatest length ends.
+    """
+
+    start: int
+    first_ms: int
+    last_ms: int
+    records: int
+    nulls: int
+    data: bytes | None = None
+    held: Any = None
+    cut: bool = False
+
+    def synopsis(self) -> Any:
+        return from_bytes(self.data) if self.held is None and self.data is not None else self.held
+
+    def decoded(self) -> Piece:
+        """The same, to be merged several times."""
+        return replace(self, held=self.synopsis())
+
+    def to_bytes(self) -> bytes:
+        if self.data is None:
+            return bytes(self.held.to_bytes())
+        from_bytes(self.data)  # a lone part is checked too: damage has to show here
+        return self.data
+
+
+_NOTHING = Piece(0, 0, 0, 0, 0)
+
+
+def union(pieces: Iterable[Piece]) -> Piece:
+    """All pieces, at least one, as one."""
+    first, *others = pieces
+    while others:
+        parts, others = others[:FAN_IN], others[FAN_IN:]
+        first = Piece(
+            first.start,
+            min(p.first_ms for p in (first, *parts)),
+            max(p.last_ms for p in (first, *parts)),
+            sum(p.records for p in (first, *parts)),
+            sum(p.nulls for p in (first, *parts)),
+            held=merged(first.synopsis(), [p.synopsis() for p in parts]),
+        )
+    return first
+
+
+class TwoStacks:
+    """A queue of slices whose union costs O(1) merges, amortised, per slice that comes or goes.
+
+    The front holds the unions of each slice with all that follow it there; what comes is added to the
+    union of the back; when the front is used up, the back becomes the front (Tangwongsan et al., "Low-Latency
+    Sliding-Window Aggregation in Worst-Case Constant Time", DEBS 2017, describe it as folklore).
+    """
+
+    def __init__(self) -> None:
+        self._front: list[Piece] = []
+        self._back: list[Piece] = []
+        self._added: Piece | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._front or self._back)
+
+    def push(self, piece: Piece) -> None:
+        self._back.append(piece)
+        self._added = piece if self._added is None else union([self._added, piece])
+
+    def drop_before(self, start: int) -> None:
+        while self:
+            if not self._front:
+                self._flip()
+            if self._front[-1].start >= start:
+                return
+            self._front.pop()
+
+    def _flip(self) -> None:
+        suffix: Piece | None = None
+        for piece in reversed(self._back):
+            suffix = piece if suffix is None else union([piece, suffix])
+            self._front.append(suffix)
+        self._back, self._added = [], None
+
+    def union(self) -> Piece:
+        parts = [p for p in (self._front[-1] if self._front else None, self._added) if p is not None]
+        return union(parts)
+
+
+def sliding(slices: Iterable[Piece], window: Sliding, first: int, end: int) -> Iterator[tuple[int, Piece]]:
+    """The windows that start in [first, end) and hold a slice, ascending, with their unions.
+
+    Args:
+        slices: ascending by start, one per slice.
+    """
+    queue = TwoStacks()
+    at: int | None = None
+    for piece in slices:
+        while at is not None and queue and at + window.size_ms <= piece.start and at < end:
+            queue.drop_before(at)
+            if queue:
+                yield at, queue.union()
+                at += window.every_ms
+        if at is None or not queue:
+            at = max(window.windows_of_slice(piece.start)[0], first)
+        queue.push(piece.decoded())
+    while at is not None and at < end:
+        queue.drop_before(at)
+        if not queue:
+            return
+        yield at, queue.union()
+        at += window.every_ms
+
+
+def sessions(slices: Iterable[Piece], window: Session) -> Iterator[Piece]:
+    """The sessions of one stratum, ascending. Slices are ascending, one per slice of the window's grid."""
+    run: list[Piece] = []
+    for piece in slices:
+        goes_on = bool(run) and piece.first_ms - run[-1].last_ms < window.gap_ms
+        if run and not (goes_on and piece.start < run[0].start + window.slices_per_window * window.gap_ms):
+            yield replace(union(run), cut=goes_on)
+            run = []
+        run.append(piece)
+    if run:
+        yield union(run)
+
+
+class Untimed:
+    """Rows that count records without a time: they pass by the merge."""
+
+    def __init__(self) -> None:
+        self.records = 0
+
+    def without(self, rows: Iterator[Partial]) -> Iterator[Partial]:
+        for row in rows:
+            if row[1]["slice_start"] is None:
+                self.records += row[1]["records"]
+            else:
+                yield row
+
+    def row(self) -> dict[str, Any]:
+        """A partial, or a result, without a window."""
+        return {"records": self.records, "nulls": 0, "part": 0, "revision": 1, "late": 0}
+
+
+class Level:
+    """A level of the merge tree as `DataFrame.mapInArrow` wants it: sorted partials in, merged rows out."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
+        strata = len(self._job.layout.strata)
+        rows = Rows(self._schema, strata)
+        untimed = Untimed()
+        for key, row in self._merged(untimed.without(_rows(batches, strata))):
+            rows.add(list(key), row)
+            if rows.nbytes > ROWS_BYTES:
+                yield rows.take()
+        if untimed.records:
+            rows.add([None] * strata, untimed.row())
+        if len(rows):
+            yield rows.take()
+
+    @property
+    def _schema(self) -> pa.Schema:
+        """Of what comes out."""
+        raise NotImplementedError
+
+    def _merged(self, parts: Iterator[Partial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """(stratum, columns) of what comes out."""
+        raise NotImplementedError
+
+
+class Combine(Level):
+    """The parts of one slice as one, which goes on to the next level."""
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return self._job.layout.partial_schema
+
+    def _merged(self, parts: Iterator[Partial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        for (key, block, start), same in groupby(parts, lambda r: (r[0], r[1]["block"], r[2].start)):
+            listed = list(same)
+            piece = union(piece for _, _, piece in listed)
+            row = {"slice_start": start, "block": block, "part": listed[0][1]["part"], "first_ms": piece.first_ms}
+            row |= {"last_ms": piece.last_ms, "records": piece.records, "nulls": piece.nulls}
+            yield key, row | {"synopsis": piece.to_bytes()}
+
+
+class Finish(Level):
+    """The last level: windows, as `build` gives them."""
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return self._job.layout.result_schema
+
+    def _merged(self, parts: Iterator[Partial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        for (key, block), same in groupby(parts, lambda r: (r[0], r[1]["block"])):
+            pieces = (piece for _, _, piece in same)
+            slices = (union(alike) for _, alike in groupby(pieces, lambda p: p.start))
+            for start, end, piece in self._windows(block, slices):
+                yield key, result_row(start, end, piece)
+
+    def _windows(self, block: int, slices: Iterator[Piece]) -> Iterator[tuple[int | None, int | None, Piece]]:
+        job, window = self._job, self._job.window
+        if isinstance(window, Session):
+            for piece in sessions(slices, window):
+                yield *bounds_of(job, piece), piece
+        elif job.slides:
+            first = job.grid.offset_ms + block * job.block_ms
+            for start, piece in sliding(slices, job.grid, first, first + job.block_ms):
+                if isinstance(window, Sliding):
+                    yield start, start + window.size_ms, piece
+                elif start >= 0:  # windows of records begin at the first one
+                    yield *bounds_of(job, piece), piece
+        else:
+            for piece in slices:
+                yield *bounds_of(job, piece), piece
+
+
+def bounds_of(job: Job, piece: Piece) -> tuple[int | None, int | None]:
+    """[start, end) of a window, in ms; of a global one the time that its records span."""
+    match job.window:
+        case Sliding(size_ms=size):
+            return piece.start, piece.start + size
+        case Session() as session:
+            # Where it is cut the next one begins, as at the center (`center.ledger.sessionize`).
+            border = session.slice_start(piece.last_ms) + session.gap_ms
+            return piece.first_ms, border if piece.cut else piece.last_ms + session.gap_ms
+    return (None, None) if job.layout.time is None else (piece.first_ms, piece.last_ms + 1)
+
+
+def result_row(start: int | None, end: int | None, piece: Piece) -> dict[str, Any]:
+    return {
+        "window_start": timestamp(start),
+        "window_end": timestamp(end),
+        "synopsis": piece.to_bytes(),
+        "records": piece.records,
+        "nulls": piece.nulls,
+        "revision": 1,
+        "late": 0,
+    }
+
+
+def _rows(batches: Iterator[pa.RecordBatch], strata: int) -> Iterator[Partial]:
+    for batch in batches:
+        columns = [c.to_pylist() for c in batch.columns]
+        names = batch.schema.names[strata:]
+        for row in zip(*columns, strict=True):
+            held = dict(zip(names, row[strata:], strict=True))
+            # A row without a slice counts records without a time.
+            piece = piece_of(held) if held["slice_start"] is not None else _NOTHING
+            yield stratum_of(row[:strata]), held, piece
+
+
+def stratum_of(values: Iterable[Any]) -> tuple[Any, ...]:
+    """A stratum as a key: equal to itself also where values are NaN, which Spark takes for one group."""
+    return tuple(_NAN if value != value else value for value in values)
+
+
+def piece_of(row: dict[str, Any]) -> Piece:
+    start, first_ms, last_ms, records, nulls = (int(row[n]) for n in _NUMBERS)
+    return Piece(start, first_ms, last_ms, records, nulls, row["synopsis"])

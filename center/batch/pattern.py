@@ -1,0 +1,112 @@
+"""The empty synopsis that a user gives, as what every task makes its own from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edgewater.errors import InvalidRequest, UnsupportedVersion
+from edgewater.synopses import from_bytes
+from edgewater.synopses.base import Properties, Question, Questions, Stack
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses.registry import stack_from_message
+from edgewater.synopses.sampling.sample_rows import SampleStack
+
+ACCEPTED = "an empty synopsis, such as CountMin(width=65536, depth=5) or HyperLogLog()"
+ITEM_TYPES = ("string", "int64", "float64", "bool")
+NUMBER_TYPES = ("int64", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """An empty synopsis as bytes, which reach any worker, and what its class says of it.
+
+    Attributes:
+        data: its bytes; parameters and seeds are in them.
+        types: names of the types of values it takes.
+        keys, measures: of a `GroupedAggregate`, which takes several columns; else empty. Keys with their types.
+        arguments: those of the measures that have one.
+    """
+
+    data: bytes
+    kind: str
+    properties: Properties
+    questions: Questions
+    types: tuple[str, ...]
+    keys: tuple[tuple[str, str], ...] = ()
+    measures: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, prototype: object) -> Template:
+        """Raises InvalidRequest for anything but an empty synopsis that `from_bytes` reads back."""
+        named = type(prototype).__name__
+        if isinstance(prototype, type) or not all(hasattr(prototype, n) for n in ("to_bytes", "properties", "kind")):
+            raise InvalidRequest("synopsis", prototype, ACCEPTED)
+        records = getattr(prototype, "records", 0)
+        if records:
+            raise InvalidRequest("synopsis", f"{named} of {records} values", ACCEPTED, "it is the pattern of others")
+        data = prototype.to_bytes()  # type: ignore[attr-defined]
+        try:
+            read = from_bytes(data)
+        except UnsupportedVersion as exc:
+            raise InvalidRequest("synopsis", named, ACCEPTED, f"its bytes are not read back: {exc}") from exc
+        if isinstance(read, GroupedAggregate):
+            return cls._of_grouped(data, read)
+        types = getattr(read, "types", NUMBER_TYPES if read.properties.ordered else ITEM_TYPES)
+        return cls(data, read.kind, read.properties, tuple(read.questions), tuple(types))
+
+    @classmethod
+    def _of_grouped(cls, data: bytes, read: GroupedAggregate) -> Template:
+        for name, stack in read.measures.items():
+            if isinstance(stack, SampleStack):
+                raise InvalidRequest(
+                    f"synopsis.{name}",
+                    stack.kind,
+                    "the sample itself with stratify_by",
+                    "records of a sample need an identity, which a grouped aggregate does not give them",
+                )
+        keys = tuple((str(name), str(kind)) for name, kind in read.parameters["keys"])
+        return cls(data, read.kind, read.properties, (), ITEM_TYPES, keys, tuple(read.measures))
+
+    @property
+    def is_grouped(self) -> bool:
+        return bool(self.measures)
+
+    def fresh(self) -> Any:
+        """An empty synopsis."""
+        return from_bytes(self.data)
+
+    def stack(self) -> Stack | None:
+        """A stack of no groups, or None for a synopsis that has no stack."""
+        try:
+            stack = stack_from_message(codec.unseal(self.data))
+        except UnsupportedVersion:
+            return None
+        return stack.take(np.zeros(0, np.int64))
+
+    @property
+    def samples(self) -> bool:
+        """Whether records need an identity, so that parts merge."""
+        return isinstance(self.stack(), SampleStack)
+
+    def union(self, parts: Sequence[bytes]) -> bytes:
+        """The bytes of the union; a lone part is checked and passed on.
+
+        Raises:
+            CorruptSynopsis, UnsupportedVersion, IncompatibleSynopses.
+        """
+        first, *others = (from_bytes(part) for part in parts)
+        return parts[0] if not others else merged(first, others).to_bytes()
+
+    def answers(self, question: Question) -> bool:
+        return not self.questions or isinstance(question, self.questions)
+
+
+def merged(first: Any, others: Sequence[Any]) -> Any:
+    """`first` and all others as one."""
+    return first.merge_many(list(others)) if others else first

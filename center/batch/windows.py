@@ -1,0 +1,44 @@
+"""What kinds of windows there are, and which slices and blocks of slices they are made of."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from center.slicing import SlidingCount
+from edgewater.errors import InvalidRequest
+from edgewater.windows import CountWindow, Session, SlicedWindow, Sliding, Tumbling
+
+ACCEPTED = 'None, Tumbling("60s"), Sliding("20s", "5s"), Session("30s"), CountWindow(1000) or SlidingCount(1000, 100)'
+
+
+class Family(StrEnum):
+    """Windows by what decides their borders."""
+
+    GLOBAL = "global"
+    TUMBLING = "tumbling"
+    SLIDING = "sliding"
+    SESSION = "session"
+    COUNT = "count"
+
+
+def family_of(window: object) -> Family:
+    """Raises InvalidRequest for anything that is no window."""
+    match window:
+        case None:
+            return Family.GLOBAL
+        case Sliding():
+            return Family.TUMBLING if window.is_tumbling else Family.SLIDING
+        case Session():
+            return Family.SESSION
+        case CountWindow() | SlidingCount():
+            return Family.COUNT
+    raise InvalidRequest("window", window, ACCEPTED)
+
+
+def grid_of(window: object) -> SlicedWindow | None:
+    """The slices of a window: in event time, or for a count window in numbers of records."""
+    if isinstance(window, CountWindow):
+        return Tumbling(window.count)
+    if isinstance(window, SlidingCount):
+        return Sliding(window.count, window.every)
+    return window if isinstance(window, SlicedWindow) else None

@@ -1,0 +1,144 @@
+"""The catalog's tables."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, Table, UniqueConstraint
+from sqlalchemy.types import JSON
+
+from center.storage.database import Name, Prose
+
+metadata = MetaData()
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", Name(64), primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+"""``schema``: version of these tables. ``catalog``: raised with every change an edge must hear of; its
+row is also the lock under which queries and edges change."""
+
+queries = Table(
+    "queries",
+    metadata,
+    Column("name", Name(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("spec", JSON, nullable=False),
+    Column("registered_at_ms", BigInteger, nullable=False),
+    Column("deleted_at_ms", BigInteger),
+    Column("last_position", BigInteger, nullable=False),
+)
+Index(
+    "one_live_query_per_name",
+    queries.c.name,
+    unique=True,
+    sqlite_where=queries.c.deleted_at_ms.is_(None),
+    postgresql_where=queries.c.deleted_at_ms.is_(None),
+)
+
+edges = Table(
+    "edges",
+    metadata,
+    Column("edge", Name(128), primary_key=True),
+    Column("incarnation", Name(128), nullable=False),
+    Column("labels", JSON, nullable=False),
+    Column("streams", JSON, nullable=False),
+    Column("first_seen_ms", BigInteger, nullable=False),
+    Column("last_seen_ms", BigInteger, nullable=False),
+    Column("connected", Boolean, nullable=False),
+    Column("session", Name(64), nullable=False),
+    Column("progress", JSON, nullable=False),
+    Column("backlog_bytes", BigInteger, nullable=False),
+    Column("bandwidth_bytes_s", Float, nullable=False),
+    Column("rtt_ms", Float, nullable=False),
+    Column("clock_offset_ms", Float, nullable=False),
+    Column("retired", Boolean, nullable=False),
+)
+"""One row per edge that ever said Hello. ``progress``: watermarks, records and drops."""
+
+incarnations = Table(
+    "incarnations",
+    metadata,
+    Column("edge", Name(128), primary_key=True),
+    Column("incarnation", Name(128), primary_key=True),
+    Column("first_seq", BigInteger, nullable=False),
+    Column("awaited_seq", BigInteger, nullable=False),
+)
+"""``first_seq … awaited_seq - 1`` are durable. The row is the lock under which its frames are indexed."""
+
+statuses = Table(
+    "query_statuses",
+    metadata,
+    Column("name", Name(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("edge", Name(128), primary_key=True),
+    Column("accepted", Boolean, nullable=False),
+    Column("code", Name(64), nullable=False),
+    Column("message", Prose, nullable=False),
+)
+
+frames = Table(
+    "frames",
+    metadata,
+    Column("name", Name(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("position", BigInteger, primary_key=True),
+    Column("edge", Name(128), nullable=False),
+    Column("incarnation", Name(128), nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("crc32c", BigInteger, nullable=False),
+    Column("segment", Name(255), nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("length", BigInteger, nullable=False),
+    Column("wire_bytes", BigInteger, nullable=False),
+    Column("received_at_ms", BigInteger, nullable=False),
+    UniqueConstraint("edge", "incarnation", "seq", name="frame_identity"),
+)
+Index("frames_by_segment", frames.c.segment)
+
+forgotten_segments = Table("forgotten_segments", metadata, Column("segment", Name(255), primary_key=True))
+"""Segments given up for removal. A frame is never indexed in one, whoever still has it open."""
+
+shares = Table(
+    "shares",
+    metadata,
+    Column("name", Name(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("book", JSON, nullable=False),
+    Column("changed", BigInteger, nullable=False),
+    Column("written_at_ms", BigInteger, nullable=False),
+)
+"""One row per query under an error budget: its `ShareBook`. ``changed``: the counter ``shares`` when the
+words to edges changed last."""
+
+center_ways = Table(
+    "center_ways",
+    metadata,
+    Column("name", Name(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("center_ms", BigInteger, nullable=False),
+    Column("measured_at_ms", BigInteger, nullable=False),
+)
+"""How long the center takes from a frame's arrival until its values are answered with."""
+
+sampling_rates = Table(
+    "sampling_rates",
+    metadata,
+    Column("name", Name(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("rates", JSON, nullable=False),
+)
+"""By edge, the part of its records that a query with an accuracy needs processed. Whether an edge that keeps up
+is told to is another question."""
+
+alarms = Table(
+    "alarms",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("kind", Name(64), nullable=False),
+    Column("edge", Name(128), nullable=False),
+    Column("message", Prose, nullable=False),
+    Column("first_at_ms", BigInteger, nullable=False),
+    Column("last_at_ms", BigInteger, nullable=False),
+    Column("times", BigInteger, nullable=False),
+)

@@ -1,0 +1,348 @@
+"""The gateway: the gRPC service that edges connect to (`edgewater.v1.Uplink`).
+
+It authenticates an edge, checks its frames, and acknowledges a frame once it is durable in the frame log
+and stands in the catalog's index, never before. Any number of gateways work over one catalog: what a
+frame's identity has been used for is decided there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import grpc
+
+from center.catalog.store import Catalog
+from center.config import is_loopback
+from center.ingest.assignments import Plan
+from center.ingest.authentication import Credentials, require_own_id
+from center.ingest.budget_sync import ShareKeeper
+from center.ingest.config import GatewayConfig
+from center.ingest.group_commit import Committer
+from center.ingest.metrics import GatewayMetrics
+from center.ingest.session import Session
+from center.ingest.status_writer import Notes
+from center.ingest.validation import PROTOCOL, Greeting, read_hello
+from center.storage.frame_log import FrameLog
+from edgewater.errors import Conflict, EdgewaterError, InvalidConfig, ProtocolError, StorageError
+from edgewater.streams import EdgeId
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire import uplink_pb2_grpc
+
+STATUS_OF_CODE = {
+    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
+    "corrupt-frame": grpc.StatusCode.DATA_LOSS,
+    "conflict": grpc.StatusCode.DATA_LOSS,
+    "protocol": grpc.StatusCode.FAILED_PRECONDITION,
+    "storage": grpc.StatusCode.UNAVAILABLE,
+}
+"""How an error of `edgewater.errors` ends a session; the code itself travels as trailing metadata."""
+
+CODE_METADATA = "edgewater-code"
+STOP_GRACE_S = 2.0
+_ENVELOPE_BYTES = 64 << 10
+logger = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Serves edges from `start` to `stop`.
+
+    Args:
+        catalog, log: where frames go. The gateway is the only one that appends to this `log` object.
+        now_ms: wall clock, ms since the epoch.
+    """
+
+    def __init__(self, catalog: Catalog, log: FrameLog, config: GatewayConfig, now_ms: Callable[[], int]) -> None:
+        self._catalog = catalog
+        self._log = log
+        self._config = config
+        self._now_ms = now_ms
+        self._credentials = Credentials(config.tokens)
+        self._sessions: dict[EdgeId, Session] = {}
+        self._server: Any = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._opening: set[EdgeId] = set()
+        self._unheard = 0
+        self._plan = Plan(-1, ())
+        self._untold = False
+        self._planning = asyncio.Lock()
+        self._catalog_trouble: str | None = None
+        self.metrics = GatewayMetrics()
+        self._notes = Notes(catalog, self.metrics, config.heartbeat_ms / 1000)
+        self._keeper = ShareKeeper(catalog, self._notes, now_ms, config.shares)
+        self._committer = Committer(
+            catalog,
+            log,
+            self.metrics,
+            max_waiting_bytes=config.max_waiting_bytes,
+            on_stall=self._on_stall,
+            retry_ms=config.retry_ms,
+            retry_max_ms=config.retry_max_ms,
+        )
+
+    async def start(self, address: str) -> int:
+        """Begins to serve at ``host:port``; the port, which may have been given as 0.
+
+        Raises:
+            InvalidConfig: the address cannot be had, or lets others than this machine in without credentials.
+            StorageError: the catalog cannot be read.
+        """
+        closed = self._config.tokens or (self._config.tls is not None and self._config.tls.client_ca is not None)
+        if not closed and not is_loopback(address):
+            raise InvalidConfig(
+                "gateway.listen",
+                address,
+                "a loopback address, or tokens or a client CA",
+                "nobody would be asked who he is",
+            )
+        await self._replan()
+        await asyncio.to_thread(self._sweep)
+        self._server = grpc.aio.server(options=_server_options(self._config))
+        add_servicer: Any = uplink_pb2_grpc.add_UplinkServicer_to_server  # generated, untyped
+        add_servicer(_Servicer(self), self._server)
+        try:
+            port = self._listen(address)
+        except RuntimeError as exc:
+            raise InvalidConfig("gateway.listen", address, "a host:port that is free", str(exc)) from exc
+        self._tasks = [
+            asyncio.create_task(self._committer.run(), name="committer"),
+            asyncio.create_task(self._notes.run(), name="notes"),
+            asyncio.create_task(self._poll(), name="poll"),
+        ]
+        await self._server.start()
+        return port
+
+    def _listen(self, address: str) -> int:
+        tls = self._config.tls
+        if tls is None:
+            return int(self._server.add_insecure_port(address))
+        ca = tls.client_ca.read_bytes() if tls.client_ca is not None else None
+        pair = (tls.key.read_bytes(), tls.cert.read_bytes())
+        return int(
+            self._server.add_secure_port(
+                address, grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+            )
+        )
+
+    async def stop(self) -> None:
+        """Ends the sessions, acknowledging what was received, and makes durable what still waits.
+
+        Does not wait for a disk that refuses: such frames were never acknowledged, and come again.
+        """
+        for session in list(self._sessions.values()):
+            session.finish()
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
+        await self._committer.close()
+        if self._tasks and self._committer.stalled is None:
+            await asyncio.wait(self._tasks[:1], timeout=STOP_GRACE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._notes.flush()
+        self._log.roll()
+
+    def readiness(self) -> list[str]:
+        """What is missing for frames to be acknowledged; empty: nothing is."""
+        missing = []
+        if self._server is None:
+            missing.append("the gateway has not started")
+        if self._committer.stalled is not None:
+            missing.append(f"frames cannot be made durable: {self._committer.stalled}")
+        if self._catalog_trouble is not None:
+            missing.append(f"the catalog cannot be read: {self._catalog_trouble}")
+        return missing
+
+    async def serve(self, requests: AsyncIterator[pb.FromEdge], context: Any) -> None:
+        """One call of the service, from its first message to its end."""
+        code = "done"
+        try:
+            await self._session(requests, context)
+        except EdgewaterError as exc:
+            code = exc.code
+            logger.warning("session refused or ended: %s", exc)
+            status = STATUS_OF_CODE.get(exc.code, grpc.StatusCode.INTERNAL)
+            await context.abort(status, exc.message, ((CODE_METADATA, exc.code),))
+        except asyncio.CancelledError:
+            code = "cut"
+            raise
+        except Exception:
+            code = "internal"
+            raise
+        finally:
+            self.metrics.ended.labels(code).inc()
+
+    async def _session(self, requests: AsyncIterator[pb.FromEdge], context: Any) -> None:
+        credential = self._credentials.identify(context.invocation_metadata() or (), context.auth_context() or {})
+        if self._unheard >= self._config.max_sessions:
+            raise StorageError(f"{self._unheard} calls have not said Hello yet, which is this gateway's limit")
+        self._unheard += 1
+        try:
+            greeting = await self._greeting(requests)
+        finally:
+            self._unheard -= 1
+        require_own_id(credential, greeting.edge)
+        with self._seat(greeting.edge):
+            session = await self._open(greeting)
+            self._replace(session)
+        self.metrics.sessions.inc()
+        try:
+            await context.write(self._welcome(session))
+            await self._replan()
+            session.tell(self._plan.orders(session.edge, self._keeper.budgets))
+            if self._committer.stalled is not None:
+                session.outgoing.put(self._throttle())
+            await session.run(requests, context.write)
+        finally:
+            self.metrics.sessions.dec()
+            if self._sessions.get(session.edge) is session:
+                del self._sessions[session.edge]
+            self._notes.ended(session.edge, session.name, self._now_ms())
+
+    @contextlib.contextmanager
+    def _seat(self, edge: EdgeId) -> Iterator[None]:
+        """Holds a place for an edge until its session has it. One that is here already takes its own."""
+        if edge in self._sessions or edge in self._opening:
+            yield
+            return
+        taken = len(self._sessions) + len(self._opening)
+        if taken >= self._config.max_sessions:
+            raise StorageError(f"{taken} edges are connected, which is this gateway's limit")
+        self._opening.add(edge)
+        try:
+            yield
+        finally:
+            self._opening.discard(edge)
+
+    async def _greeting(self, requests: AsyncIterator[pb.FromEdge]) -> Greeting:
+        try:
+            first = await asyncio.wait_for(anext(requests, None), self._config.hello_timeout_ms / 1000)
+        except TimeoutError as exc:
+            raise ProtocolError(f"no Hello within {self._config.hello_timeout_ms} ms") from exc
+        if first is None or first.WhichOneof("message") != "hello":
+            came = first.WhichOneof("message") if first is not None else "the end"
+            raise ProtocolError(f"the first message was {came}, expected hello")
+        return read_hello(first.hello)
+
+    async def _open(self, greeting: Greeting) -> Session:
+        name = uuid.uuid4().hex
+        acked_through = await asyncio.to_thread(
+            self._catalog.hello,
+            greeting.edge,
+            greeting.incarnation,
+            labels=greeting.labels,
+            streams=greeting.streams,
+            oldest_seq=greeting.oldest_seq,
+            next_seq=greeting.next_seq,
+            now_ms=self._now_ms(),
+            session=name,
+        )
+        return Session(
+            name,
+            greeting,
+            acked_through,
+            committer=self._committer,
+            notes=self._notes,
+            keeper=self._keeper,
+            now_ms=self._now_ms,
+            max_frame_bytes=self._config.max_frame_bytes,
+            credit_bytes=self._config.credit_bytes,
+        )
+
+    def _replace(self, session: Session) -> None:
+        """The newest session of an edge counts: an older one is what a cut link has left behind."""
+        older = self._sessions.get(session.edge)
+        self._sessions[session.edge] = session
+        if older is not None:
+            older.fail(Conflict(f"edge {session.edge}: a newer session has taken this one's place"))
+
+    def _welcome(self, session: Session) -> pb.ToEdge:
+        acked = session.acked_through
+        return pb.ToEdge(
+            welcome=pb.Welcome(
+                protocol=PROTOCOL,
+                any_acked=acked is not None,
+                acked_through=acked or 0,
+                max_frame_bytes=self._config.max_frame_bytes,
+                credit_bytes=self._config.credit_bytes,
+                received_at_ms=self._now_ms(),
+            )
+        )
+
+    async def _poll(self) -> None:
+        """Passes on what changes in the catalog, for ever."""
+        while True:
+            await asyncio.sleep(self._config.poll_ms / 1000)
+            try:
+                await self._replan()
+                self._catalog_trouble = None
+            except StorageError as exc:
+                if self._catalog_trouble is None:
+                    logger.error("the catalog cannot be read: %s", exc)
+                self._catalog_trouble = str(exc)
+
+    async def _replan(self) -> None:
+        """Reads the catalog anew if its version has risen, lets shares move, and tells every session what
+        that means for it."""
+        async with self._planning:
+            plan = await asyncio.to_thread(self._read_plan, self._plan)
+            if plan.version > self._plan.version:
+                # Remembered until it is told: the turn may fail, and the next look finds nothing newer.
+                self._plan, self._untold = plan, True
+                self._committer.live = frozenset(p.query.ref for p in plan.queries)
+            if await self._keeper.turn(self._plan) or self._untold:
+                for session in self._sessions.values():
+                    session.tell(self._plan.orders(session.edge, self._keeper.budgets))
+                self._untold = False
+
+    def _read_plan(self, current: Plan) -> Plan:
+        # The version first: what changes while the rest is read raises it again, and is seen next time.
+        version = self._catalog.version()
+        if version == current.version:
+            return current
+        return Plan.of(version, self._catalog.queries(), self._catalog.edges())
+
+    def _sweep(self) -> None:
+        """Removes what a crash of retention left on disk, and frames of deleted queries that came too late for the
+        index, of which retention never hears."""
+        try:
+            for segment in self._catalog.spent_segments(self._log.segments()):
+                self._log.remove(segment)
+        except StorageError as exc:  # It costs space until the next start; edges wait for this one.
+            logger.warning("segments that nothing points to are left: %s", exc)
+
+    def _on_stall(self) -> None:
+        for session in self._sessions.values():
+            session.outgoing.put(self._throttle())
+
+    def _throttle(self) -> pb.ToEdge:
+        """While nothing can be made durable, edges hold back; 0 ms tells them that it is over."""
+        wait_ms = self._config.retry_max_ms if self._committer.stalled is not None else 0
+        return pb.ToEdge(throttle=pb.Throttle(retry_after_ms=wait_ms))
+
+
+class _Servicer:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Session(self, request_iterator: AsyncIterator[pb.FromEdge], context: Any) -> None:  # noqa: N802  (gRPC's name)
+        await self._gateway.serve(request_iterator, context)
+
+
+def _server_options(config: GatewayConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", config.max_frame_bytes + _ENVELOPE_BYTES),
+        # Two gateways on one port would each get some of the edges, and nobody would know.
+        ("grpc.so_reuseport", 0),
+        # A dead link is noticed within five seconds on either side; edges ping as often as this.
+        ("grpc.keepalive_time_ms", 3_000),
+        ("grpc.keepalive_timeout_ms", 2_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]

@@ -1,0 +1,232 @@
+"""The job: frames in the log become answers in the result store, for as long as it runs.
+
+Where the stream stands is known to the result store, which writes it in the same transaction as what
+it has applied. Spark's checkpoint would be a second opinion: it can be lost, cut short by a power
+failure, or unreadable to the next Spark. So every start of the stream gets a new, empty one, and begins
+at the store's positions. Nothing else is in it, as the stream keeps no state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, wait_random_exponential
+
+from center.catalog.store import Catalog
+from center.job.admission import Limits
+from center.job.catalog_events import CatalogFollower
+from center.job.frame_source import FORMAT, FrameSource, SourceOptions
+from center.job.function_planner import FunctionPlanner, PlannerThread
+from center.job.ledger_writer import DeadlineThread, LedgerWriter
+from center.job.metrics import JobMetrics, serving
+from center.job.microbatch import BatchProcessor
+from center.job.warm_up import warm_up
+from center.ledger.ledger import Ledger
+from center.results.store import ResultStore
+from center.spark.session import SessionConfig, require_java, start_session
+
+logger = logging.getLogger(__name__)
+
+LOOK_FOR_STOP_EVERY_S = 0.2
+RESTART_WITHIN_S = 10.0
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)  # noqa: TID251
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfig:
+    """What the job works on.
+
+    Attributes:
+        catalog_url, results_url: SQLAlchemy URLs.
+        log_dir: the frame log, as the gateways write it.
+        work_dir: for Spark's checkpoint; what is in it may be deleted whenever the job does not run.
+        trigger_ms: least time between the starts of two micro-batches; 0: one after the other.
+        metrics: (host, port) of ``/metrics`` and ``/livez``; None: not served.
+        margin_ms: how long before a staleness budget runs out the early answer is given.
+    """
+
+    catalog_url: str
+    results_url: str
+    log_dir: Path
+    work_dir: Path
+    session: SessionConfig = field(default_factory=SessionConfig)
+    limits: Limits = field(default_factory=Limits)
+    trigger_ms: int = 0
+    keep_frames_ms: int = 0
+    retention_every_ms: int = 10_000
+    metrics: tuple[str, int] | None = None
+    margin_ms: int = 200
+    clock: Callable[[], int] = field(default=now_ms)
+
+
+def run_job(config: JobConfig, stop: threading.Event) -> None:
+    """Runs until `stop` is set.
+
+    Raises:
+        InvalidConfig: Java is missing or too old.
+        StorageError: catalog or store cannot be opened.
+        PySparkException, Py4JError: Spark itself is gone; only a new process has a new one.
+    """
+    Job(config).run(stop)
+
+
+class Job:
+    """One run of the job; `problem` and `metrics` may be read from other threads."""
+
+    def __init__(self, config: JobConfig) -> None:
+        require_java(os.environ)
+        self._config = config
+        self.metrics = JobMetrics()
+        self._catalog = Catalog(config.catalog_url)
+        self._store = ResultStore(config.results_url)
+        ledger = Ledger(margin_ms=config.margin_ms)
+        self._store.load_ledger(ledger)
+        follower = CatalogFollower(self._catalog)
+        self._writer = LedgerWriter(ledger, self._store, follower, self.metrics, now_ms=config.clock)
+        self.processor = BatchProcessor(
+            self._writer,
+            self._catalog,
+            self.metrics,
+            now_ms=config.clock,
+            monotonic=time.monotonic,
+            margin_ms=config.margin_ms,
+        )
+        self._stopping = threading.Event()
+        self._deadlines = DeadlineThread(self._writer, self.metrics, self._stopping)
+        planner = FunctionPlanner(self._writer, self._store, self._catalog, self.metrics)
+        self._functions = PlannerThread(planner, self._stopping)
+        self._stream_problem = "Spark is starting"
+
+    def problem(self) -> str:
+        """What keeps the job from its work, as a phrase for a person; empty: nothing."""
+        return self._stream_problem or self._deadlines.problem
+
+    def run(self, stop: threading.Event) -> None:
+        """As `run_job`. Deadlines are kept from the first moment, also while Spark starts."""
+        began_s = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            if self._config.metrics is not None:
+                port = stack.enter_context(serving(self.metrics, self.problem, *self._config.metrics))
+                logger.info("metrics at http://%s:%d/metrics", self._config.metrics[0], port)
+            stack.callback(self._close)
+            self._deadlines.start()
+            self._functions.start()
+            spark = start_session(self._config.session)
+            stack.callback(_stop_quietly, spark.stop)
+            spark.dataSource.register(FrameSource)
+            logger.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)
+            warm_up(spark, self._config.session.cores)
+            logger.info("its workers run after %.1f s", time.monotonic() - began_s)
+            self._keep_streaming(spark, stop, began_s)
+
+    def _keep_streaming(self, spark: Any, stop: threading.Event, began_s: float) -> None:
+        """Starts the stream again whenever it fails, until `stop` is set or Spark is gone."""
+        attempts = Retrying(
+            retry=retry_if_exception(lambda exc: not stop.is_set() and _is_stream_failure(exc, spark)),
+            wait=wait_random_exponential(multiplier=0.2, max=RESTART_WITHIN_S),
+            sleep=sleep_using_event(stop),
+            before_sleep=self._failed,
+            reraise=True,
+        )
+        try:
+            attempts(self._stream, spark, stop, began_s)
+        except Exception as exc:
+            if stop.is_set():
+                return
+            logger.critical("Spark is gone: %s", _reason(exc))
+            raise
+
+    def _stream(self, spark: Any, stop: threading.Event, began_s: float) -> None:
+        if stop.is_set():
+            return
+        query = start_stream(spark, self._config, self.processor)
+        try:
+            self._stream_problem = ""
+            self.metrics.start_seconds.set(time.monotonic() - began_s)
+            while not stop.is_set():
+                if query.awaitTermination(LOOK_FOR_STOP_EVERY_S) and not stop.is_set():
+                    raise StreamStopped("somebody else stopped the stream")
+        finally:
+            _stop_quietly(query.stop)
+
+    def _failed(self, attempt: RetryCallState) -> None:
+        exc = attempt.outcome.exception() if attempt.outcome else None
+        reason = _reason(self.processor.failure or exc)
+        self.processor.failure = None
+        self._stream_problem = f"the stream failed and is started again: {reason}"
+        self.metrics.failures.labels("stream").inc()
+        logger.error("%s", self._stream_problem)
+
+    def _close(self) -> None:
+        self._stopping.set()
+        self._writer.close()
+        for thread in (self._deadlines, self._functions):
+            if thread.is_alive():
+                thread.join()
+        self._store.close()
+        self._catalog.close()
+
+
+class StreamStopped(Exception):
+    """The stream ended though nobody here asked it to."""
+
+
+def start_stream(spark: Any, config: JobConfig, process: Callable[[Any, int], None]) -> Any:
+    """Starts the streaming query at the result store's positions; `FrameSource` must be registered."""
+    options = SourceOptions(
+        catalog_url=config.catalog_url,
+        results_url=config.results_url,
+        log_dir=str(config.log_dir),
+        limits=config.limits,
+        parallelism=config.session.cores,
+        keep_frames_ms=config.keep_frames_ms,
+        retention_every_ms=config.retention_every_ms,
+    )
+    stream = spark.readStream.format(FORMAT).options(**options.to_options()).load()
+    writer = stream.writeStream.queryName("edgewater").foreachBatch(process)
+    writer = writer.option("checkpointLocation", str(new_checkpoint(config.work_dir)))
+    return writer.trigger(processingTime=f"{config.trigger_ms} milliseconds").start()
+
+
+def new_checkpoint(work_dir: Path) -> Path:
+    """An empty directory under `work_dir`; those of earlier starts are deleted."""
+    parent = work_dir / "checkpoints"
+    if parent.exists():
+        shutil.rmtree(parent, ignore_errors=True)
+    parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(dir=parent))
+
+
+def _is_stream_failure(exc: BaseException, spark: Any) -> bool:
+    """Whether a new stream on the same JVM may do better."""
+    try:
+        return isinstance(exc, PySparkException | StreamStopped) and not spark.sparkContext._jsc.sc().isStopped()
+    except (Py4JError, OSError):
+        return False
+
+
+def _reason(exc: BaseException | None) -> str:
+    lines = str(exc).strip().splitlines()
+    return f"{type(exc).__name__}: {lines[0] if lines else ''}"
+
+
+def _stop_quietly(stop: Callable[[], None]) -> None:
+    try:
+        stop()
+    except (PySparkException, Py4JError, OSError) as exc:
+        logger.warning("while stopping: %s", _reason(exc))

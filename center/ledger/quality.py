@@ -1,0 +1,387 @@
+"""What an answer says about itself: its phase, completeness, error by cause, and its contract."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from center.estimation.prediction import Outlook, Prediction
+from center.sampling.policy import is_expensive
+from center.sampling.reasons import in_words
+from edgewater.accuracy import MAX_GROUPS
+from edgewater.accuracy import requested as asked_accuracy
+from edgewater.caching import format_fraction
+from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.wire.frames import SamplingReason, SliceClose
+
+
+class Phase(StrEnum):
+    """How far an answer to a window has come. A window's phase never goes back."""
+
+    EARLY = "early"
+    COMPLETE = "complete"
+    FINAL = "final"
+
+    @property
+    def rank(self) -> int:
+        return _RANKS[self]
+
+
+_RANKS = {Phase.EARLY: 0, Phase.COMPLETE: 1, Phase.FINAL: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class WithheldBound:
+    """How far, at most, any group's true value lies above and below its estimate; both ≥ 0."""
+
+    above: float
+    below: float
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The statements of all edges about a slice, or about all slices of a window, taken together."""
+
+    observed: int = 0
+    late: int = 0
+    withheld: Mapping[str, WithheldBound] | None = None
+
+    @classmethod
+    def of_closes(cls, closes: Iterable[SliceClose], spec: QuerySpec) -> Totals:
+        """Of one slice: `closes` hold one statement per edge (and incarnation)."""
+        return cls.union(
+            (
+                cls(
+                    c.observed, c.late, {w.measure: WithheldBound(w.largest_above, w.largest_below) for w in c.withheld}
+                )
+                for c in closes
+            ),
+            spec,
+        )
+
+    @classmethod
+    def union(cls, parts: Iterable[Totals], spec: QuerySpec) -> Totals:
+        """Counters add up, and so do bounds of sums and counts: the worst group may be the same at
+        every edge and in every slice. An extremum is wrong by the largest single amount at most, for
+        max(aᵢ + wᵢ) ≤ max(aᵢ) + max(wᵢ)."""
+        extrema = {m.name for m in spec.measures if m.function.error == "extremum"}
+        observed = late = 0
+        bounds: dict[str, WithheldBound] = {}
+        for part in parts:
+            observed += part.observed
+            late += part.late
+            for measure, bound in (part.withheld or {}).items():
+                held = bounds.get(measure, _NOTHING)
+                join = max if measure in extrema else _add
+                bounds[measure] = WithheldBound(join(held.above, bound.above), join(held.below, bound.below))
+        return cls(observed, late, bounds)
+
+
+def _add(left: float, right: float) -> float:
+    return left + right
+
+
+_NOTHING = WithheldBound(0.0, 0.0)
+_NONE: Mapping[str, frozenset[SamplingReason]] = {}
+_ROUNDING = 1e-9
+"""Relative: n shares of E/n need not add up to E in floating point."""
+
+
+STALENESS = "staleness-budget"
+"""Code of the violation that an answer came later than its budget."""
+
+ACCURACY = "accuracy"
+"""Code of the violation that an answer's interval is wider than the error asked for."""
+
+UNKNOWN = "too little is known of arrivals to say how far the answer may be off"
+CROWDED = f"there are more than {MAX_GROUPS} groups, or were until lately: windows are answered when complete"
+NOT_SAMPLED = "not sampled: the measure is cheap, and edges and links keep up"
+ALL_NEEDED = "not sampled: the measure is expensive, but every record is needed, or how many are is not known yet"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise of the contract that the answer does not keep. `code` is stable."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionQuality:
+    """What an answer says of its session.
+
+    Attributes:
+        cut: it goes on behind its end, in the next session: it has reached its greatest length.
+        cuts: final sessions of the query, so far, of which that is true.
+        merged_into_ms: the start of the session that it is part of now. It has no data any more.
+    """
+
+    cut: bool
+    cuts: int
+    merged_into_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyQuality:
+    """What an answer to a query with an accuracy says besides.
+
+    Attributes:
+        of: the measure; `confidence`: that its interval holds the truth.
+        prediction: what the window comes to, where the data alone do not say it.
+        sampling: whether records were sampled, and why or why not.
+        waited_ms: event time from the window's end until arrivals were judged good enough.
+        coverage: of the query's windows that are final by now and were answered early, lately, the part whose
+            first interval holds the truth; None: there are none yet.
+        covered: of a final answer, whether that is true of this window; of one with groups, of all of them.
+        crowded: there are too many groups for early answers.
+    """
+
+    of: str
+    confidence: float
+    prediction: Prediction | None
+    sampling: str
+    waited_ms: int | None
+    coverage: float | None
+    covered: bool | None
+    crowded: bool = False
+
+    def to_mapping(self) -> dict[str, Any]:
+        p = self.prediction
+        stated: dict[str, Any] = {"of": self.of, "sampling": self.sampling, "waited_ms": self.waited_ms,
+                                  "coverage": self.coverage, "covered": self.covered}  # fmt: skip
+        if p is not None:
+            stated |= {"straggler_share": _finite(p.straggler_share), "silent": list(p.silent)}
+        if self.crowded:
+            stated["groups"] = {"limit": MAX_GROUPS, "reason": CROWDED}
+        elif p is not None and p.groups is not None:
+            promised = [g for g in p.groups if g.promised]
+            met, waiting = sum(g.met for g in promised), len(p.groups) - len(promised)
+            stated["groups"] = {"promised": len(promised), "met": met, "waiting": waiting}
+        return stated
+
+    def to_prediction(self) -> dict[str, Any]:
+        """By measure, the interval that takes the place of the data's."""
+        p = self.prediction
+        assert p is not None
+        if p.groups is None:
+            return {self.of: {**_interval(p), "confidence": self.confidence}}
+        groups = {g.key: list(_interval(g).values()) for g in p.groups}
+        return {self.of: {"groups": groups, "confidence": self.confidence}}
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """The quality of one answer, as it stood when the answer was given.
+
+    Attributes:
+        expected: how many edges are expected to answer; `missing` are those, sorted, that have not
+            closed the window yet, or closed it without all its records because they joined too late.
+        observed, late: records in the answer, and those of them that came after their slice's close.
+        after_final: records of the query, in total so far, that some window lacks because it was
+            final when they came.
+        withheld: by measure, where an edge withholds anything.
+        requested: the budget as asked; ``{"exact": true}`` without one.
+        session: of a session window.
+        accuracy: of a query with an accuracy.
+    """
+
+    expected: int
+    missing: tuple[str, ...]
+    observed: int
+    late: int
+    after_final: int
+    staleness_ms: int
+    withheld: Mapping[str, WithheldBound]
+    requested: Mapping[str, Any]
+    violations: tuple[Violation, ...] = ()
+    session: SessionQuality | None = None
+    accuracy: AccuracyQuality | None = None
+
+    @property
+    def reported(self) -> int:
+        return self.expected - len(self.missing)
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.missing and self.expected > 0
+
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON as `promises.md` has it: completeness, records, staleness_ms, error, contract."""
+        stated: dict[str, Any] = {
+            "completeness": {
+                "ratio": self.reported / self.expected if self.expected else 0.0,
+                "expected": self.expected,
+                "reported": self.reported,
+                "missing": list(self.missing),
+            },
+            "records": {
+                "observed": self.observed,
+                "expected": self.observed if self.is_complete else None,
+                "sampled": self.observed,
+                "late": self.late,
+                "after_final": self.after_final,
+            },
+            "staleness_ms": self.staleness_ms,
+            "error": {
+                "sketch": 0,
+                "sampling": 0,
+                "withheld": {
+                    name: {"above": _finite(b.above), "below": _finite(b.below)} for name, b in self.withheld.items()
+                },
+                "missing": 0 if self.is_complete else None,
+            },
+            "contract": {
+                "requested": dict(self.requested),
+                "met": not self.violations,
+                "violations": [{"code": v.code, "message": v.message} for v in self.violations],
+            },
+        }
+        if self.accuracy is not None:
+            stated["accuracy"] = self.accuracy.to_mapping()
+            predicted = self.accuracy.prediction
+            if predicted is not None:
+                stated["prediction"] = self.accuracy.to_prediction()
+                stated["records"] |= {"expected": round(predicted.expected), "sampled": round(predicted.sampled)}
+                parts = {"sampling": predicted.sampling, "straggler": predicted.straggler, "missing": predicted.missing}
+                stated["error"] |= {name: _finite(width) for name, width in parts.items()}
+        if self.session is not None:
+            stated["session"] = {"cut": self.session.cut, "cuts": self.session.cuts}
+            if self.session.merged_into_ms is not None:
+                stated["merged_into_ms"] = self.session.merged_into_ms
+        return stated
+
+
+def _interval(said: Prediction | Outlook) -> dict[str, float | None]:
+    return {name: _finite(getattr(said, name)) for name in ("estimate", "lower", "upper")}
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: an unbounded amount is null, "unknown"."""
+    return value if math.isfinite(value) else None
+
+
+def assess(
+    spec: QuerySpec,
+    totals: Totals,
+    *,
+    expected: int,
+    missing: tuple[str, ...],
+    after_final: int,
+    staleness_ms: int,
+    first_staleness_ms: int,
+) -> Quality:
+    """The quality of an answer.
+
+    Args:
+        first_staleness_ms: the staleness of the window's first answer, which is what a staleness
+            budget is about: later revisions are extra.
+    """
+    withheld = dict(sorted((totals.withheld or {}).items()))
+    if isinstance(spec.budget, StalenessBudget):
+        requested: dict[str, Any] = {"staleness_ms": spec.budget.staleness_ms}
+        violations = _too_stale(first_staleness_ms, spec.budget.staleness_ms)
+    else:
+        budget = spec.budget or ErrorBudget(())
+        asked = {**dict(budget.limits), **{name: format_fraction(share) for name, share in budget.relative}}
+        requested = {"error": asked} if spec.budget else {"exact": True}
+        violations = _incomplete(expected, missing) + _over_budget(withheld, budget)
+    if spec.accuracy is not None and spec.accuracy.kind is None:
+        # What is promised of a function's value is judged by whoever computes it (`function_answers`).
+        promised = {"staleness_ms": requested["staleness_ms"]} if "staleness_ms" in requested else {}
+        requested = {**asked_accuracy(spec.accuracy), **promised}
+    return Quality(
+        expected=expected,
+        missing=missing,
+        observed=totals.observed,
+        late=totals.late,
+        after_final=after_final,
+        staleness_ms=staleness_ms,
+        withheld=withheld,
+        requested=requested,
+        violations=tuple(violations),
+    )
+
+
+def judged(
+    quality: Quality,
+    spec: QuerySpec,
+    prediction: Prediction | None,
+    *,
+    early: bool,
+    covered: bool | None,
+    coverage: float | None,
+    slot_ms: int,
+    crowded: bool = False,
+    sampled_because: Mapping[str, frozenset[SamplingReason]] = _NONE,
+) -> Quality:
+    """The quality of an answer under an accuracy, from what it is without one.
+
+    Args:
+        sampled_because: by edge that did not process all of the window's records, why.
+    """
+    accuracy = spec.accuracy
+    assert accuracy is not None
+    violations = [v for v in quality.violations if v.code == STALENESS]
+    if prediction is None and early:
+        violations.append(Violation(ACCURACY, CROWDED if crowded else UNKNOWN))
+    elif prediction is not None and not prediction.met:
+        violations.append(Violation(ACCURACY, prediction.reason))
+    requested = dict(asked_accuracy(accuracy))
+    if isinstance(spec.budget, StalenessBudget):
+        requested["staleness_ms"] = spec.budget.staleness_ms
+    sampled = prediction is not None and prediction.sampled < prediction.arrived
+    waited = prediction.waited_slots * slot_ms if prediction is not None else None
+    stated = AccuracyQuality(
+        accuracy.of, accuracy.confidence, prediction,
+        in_words(sampled_because) if sampled else ALL_NEEDED if is_expensive(spec) else NOT_SAMPLED,
+        waited, coverage, covered, crowded,
+    )  # fmt: skip
+    # An open slice's counters come with its close: until then it is arrivals that tell how many records there are.
+    observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
+    return replace(quality, observed=observed, requested=requested, violations=tuple(violations), accuracy=stated)
+
+
+def _too_stale(first_staleness_ms: int, budget_ms: int) -> list[Violation]:
+    if first_staleness_ms <= budget_ms:
+        return []
+    message = f"the first answer stood {first_staleness_ms} ms after the window's end, the budget is {budget_ms} ms"
+    return [Violation(STALENESS, message)]
+
+
+def _incomplete(expected: int, missing: tuple[str, ...]) -> list[Violation]:
+    if expected > 0 and not missing:
+        return []
+    reported = expected - len(missing)
+    return [
+        Violation(
+            "missing-edges", f"{reported} of {expected} expected edges have closed the window with all its records"
+        )
+    ]
+
+
+def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> list[Violation]:
+    """Measures whose withheld bound is above their limit. Without any limit all are exact; of a measure that the
+    budget does not name, what is withheld is stated and nothing is promised.
+
+    A relative limit is one of each group's own value. The bound is that of the worst group, of which the value is
+    not known here, so it cannot break a relative limit that the edges have kept.
+    """
+    limits, relative = dict(budget.limits), dict(budget.relative)
+    violations = []
+    for measure, bound in withheld.items():
+        if measure in relative:
+            continue
+        worst, limit = max(bound.above, bound.below), limits.get(measure)
+        if limit is None and worst > 0 and not (limits or relative):
+            violations.append(Violation("withheld", f"{measure}: edges withhold up to {worst:g} of a group"))
+        elif limit is not None and worst > limit * (1 + _ROUNDING):
+            violations.append(
+                Violation(
+                    "error-budget", f"{measure}: edges withhold up to {worst:g} of a group, the budget is {limit:g}"
+                )
+            )
+    return violations

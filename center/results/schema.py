@@ -1,0 +1,96 @@
+"""The result store's tables. They may lie in the catalog's database or in one of their own."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, Table, UniqueConstraint
+
+from center.storage.database import Name, Prose
+
+metadata = MetaData()
+
+# SQLite counts by itself only in a column of its own INTEGER.
+_Id = BigInteger().with_variant(Integer, "sqlite")
+_Query = Name(96)
+"""A query key, ``name@version``."""
+
+counters = Table(
+    "result_counters",
+    metadata,
+    Column("name", Name(64), primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+"""``schema``: version of these tables. ``answer``: the last answer id, raised in the order in which
+answers become visible. ``step``: raised by each transaction of the job; its row is the writers' lock."""
+
+consumed = Table(
+    "consumed",
+    metadata,
+    Column("query", _Query, primary_key=True),
+    Column("position", BigInteger, nullable=False),
+)
+
+heads = Table(
+    "ledger_heads",
+    metadata,
+    Column("query", _Query, primary_key=True),
+    Column("state", Prose),
+)
+"""`ledger_state.Head` as JSON; null: the query is deleted, and frames of it that still come are passed over."""
+
+parts = Table(
+    "ledger_parts",
+    metadata,
+    Column("query", _Query, primary_key=True),
+    Column("kind", Name(16), primary_key=True),
+    Column("start_ms", BigInteger, primary_key=True),
+    Column("state", Prose, nullable=False),
+)
+
+deltas = Table(
+    "deltas",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=True),
+    Column("query", _Query, nullable=False),
+    Column("slice_start_ms", BigInteger, nullable=False),
+    Column("shard", Integer, nullable=False),
+    Column("synopsis", LargeBinary, nullable=False),
+)
+"""Merged slices, as batches brought them: the slice is the merge of its rows."""
+Index("deltas_by_slice", deltas.c.query, deltas.c.slice_start_ms, deltas.c.shard)
+
+shapes = Table(
+    "shapes",
+    metadata,
+    Column("query", _Query, primary_key=True),
+    Column("shape", Prose, nullable=False),
+)
+"""`merge.shape_of` the query's first delta: those of another shape do not merge with it."""
+
+answers = Table(
+    "answers",
+    metadata,
+    Column("answer_id", _Id, primary_key=True, autoincrement=False),
+    Column("query", _Query, nullable=False),
+    Column("window_start_ms", BigInteger, nullable=False),
+    Column("window_end_ms", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("phase", Name(16), nullable=False),
+    Column("given_at_ms", BigInteger, nullable=False),
+    Column("staleness_ms", BigInteger, nullable=False),
+    Column("quality", Prose, nullable=False),
+    Column("synopsis", LargeBinary),
+    UniqueConstraint("query", "window_start_ms", "revision", name="answer_identity"),
+)
+"""Rows are written once; the constraint is the promise that (query, window, revision) never changes."""
+Index("answers_of_query", answers.c.query, answers.c.answer_id)
+answers_by_phase = Index("answers_by_phase", answers.c.phase, answers.c.given_at_ms)
+"""For dropping old ones."""
+
+shipped = Table(
+    "shipped",
+    metadata,
+    Column("query", _Query, primary_key=True),
+    Column("edge", Name(128), primary_key=True),
+    Column("frames", BigInteger, nullable=False),
+    Column("wire_bytes", BigInteger, nullable=False),
+)

@@ -1,0 +1,159 @@
+"""What a function of a sample comes to in an answer: its numbers, their interval, and whether that keeps the contract.
+
+It is computed when somebody asks, on the rows that the answer holds. So it costs the job nothing, and is the same each
+time: the rows are in an order of their own, and resampling is seeded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from cachetools import LRUCache
+
+from center.early_trigger.function_estimate import FunctionEstimate, estimate_function
+from center.ledger.quality import ACCURACY, ALL_NEEDED
+from center.serving.cells import Cell, interval_columns, intervals, nullable, plain
+from edgewater.arrivals.target import Target
+from edgewater.measure import Measure
+from edgewater.query import QuerySpec
+from edgewater.synopses.base import Estimates, FloatArray
+from edgewater.synopses.sampling.row_sample import RowSampleStack
+
+DEFAULT_CONFIDENCE = 0.95
+SEED = 20
+KEPT_BYTES = 8 << 20
+"""Of values that are kept."""
+SAMPLED = "sampled: the measure is expensive"
+OTHERS = "not sampled: the query has other measures, which a sample would make wrong"
+
+
+def function_confidence(spec: QuerySpec, measure: Measure, groups: int, asked: float | None = None) -> float:
+    """Of each group's interval: what the reader asks for, or the contract, or 95 %."""
+    if asked is not None:
+        return asked
+    accuracy = spec.accuracy
+    if accuracy is None or accuracy.of != measure.name:
+        return DEFAULT_CONFIDENCE
+    return Target(accuracy.error, accuracy.confidence, max(groups, 1), accuracy.scope or "each").group_confidence
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionPart:
+    """The cell of a function: one interval, or a list of named ones; and of how many rows it is.
+
+    Attributes:
+        names: of its numbers; one without a name: it is a single number.
+        values: per row.
+    """
+
+    names: Sequence[str]
+    values: Sequence[FunctionEstimate]
+    confidence: float
+
+    @classmethod
+    def of(
+        cls, measure: Measure, stack: RowSampleStack, confidence: float, widen: Callable[[Estimates], Estimates]
+    ) -> FunctionPart:
+        """Args: widen: makes room in intervals for what the answer does not have; here it leaves them, or they are
+        unknown, since nothing bounds what other records would change."""
+        assert measure.function.sample is not None
+        function, parameters = measure.function.sample, dict(measure.parameters)
+        values = [
+            _estimated(measure, rows, float(rate), confidence)
+            for rows, rate in zip(stack.rows_by_group(), stack.rates(), strict=True)
+        ]
+        if np.isnan(widen(Estimates.exact(np.zeros(len(values)))).lower).any():
+            values = [v.without_bounds() for v in values]
+        return cls(tuple(function.names(parameters, stack.columns)), values, confidence)
+
+    def _estimates(self, at: int) -> Estimates:
+        value, lower, upper = (
+            np.array([getattr(v, bound)[at] for v in self.values], float) for bound in ("value", "lower", "upper")
+        )
+        return Estimates(value, lower, upper, self.confidence, "sample")
+
+    def cells(self, rows: int) -> list[Cell]:
+        each = [intervals(self._estimates(at), False) for at in range(len(self.names))]
+        result = []
+        for row, value in enumerate(self.values):
+            cell: Cell = {"values": [{"name": n, **e[row]} for n, e in zip(self.names, each, strict=True)]}
+            if self.names == ("",):
+                cell = each[0][row]
+            said: Cell = {"problem": value.problem} if value.problem else {}
+            result.append({**cell, "error": plain(value.error), "size": value.size, "rate": value.rate, **said})
+        return result
+
+    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
+        result: dict[str, pa.Array] = {}
+        for at, name in enumerate(self.names):
+            result.update(interval_columns(f"{measure}.{name}" if name else measure, self._estimates(at)))
+        for name in ("error", "size", "rate"):
+            result[f"{measure}.{name}"] = nullable(np.array([getattr(v, name) for v in self.values], float))
+        return result
+
+
+def _estimated(measure: Measure, rows: FloatArray, rate: float, confidence: float) -> FunctionEstimate:
+    """One group's value. It takes long and the same rows always have the same, so it is kept for who asks next: for one
+    group, in another format, or under another revision."""
+    function = measure.function.sample
+    assert function is not None
+    of_rows = hashlib.blake2b(rows.tobytes(), digest_size=16).digest()
+    key = (measure.function.name, measure.parameters, rows.shape, of_rows, rate, confidence)
+    with _LOCK:
+        held = _KEPT.get(key)
+    if held is not None:
+        return held
+    # Each group's own dice: its interval is the same whichever other groups are asked for.
+    rng = np.random.default_rng(SEED)
+    made = estimate_function(function, dict(measure.parameters), rows, rate, rng, confidence=confidence)
+    with _LOCK:
+        _KEPT[key] = made
+    return made
+
+
+_KEPT: LRUCache[Any, FunctionEstimate] = LRUCache(KEPT_BYTES, getsizeof=lambda e: 3 * e.value.nbytes + 512)
+_LOCK = threading.Lock()
+
+
+def judged(
+    quality: dict[str, Any], contract: Mapping[str, Any], spec: QuerySpec, part: FunctionPart
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The quality and the contract of an answer to a query whose accuracy is about a function."""
+    accuracy = spec.accuracy
+    assert accuracy is not None
+    worst = max((v.error for v in part.values), default=0.0)
+    off = [v for v in part.values if v.error > accuracy.error]
+    is_sampled = any(v.rate < 1 for v in part.values)
+    why_not = OTHERS if len(spec.measures) > 1 else ALL_NEEDED
+    stated = {"of": accuracy.of, "sampling": SAMPLED if is_sampled else why_not, "error": plain(worst),
+              "rate": min((v.rate for v in part.values), default=1.0)}  # fmt: skip
+    records = {**quality["records"], "sampled": sum(v.size for v in part.values)}
+    width = None if is_sampled else 0
+    if is_sampled and part.names == ("",) and len(part.values) == 1:
+        width = plain(float((part.values[0].upper - part.values[0].lower)[0]) / 2)
+    errors = {**quality["error"], "sampling": width}
+    violations = list(contract["violations"])
+    failed = next((v.problem for v in part.values if v.problem), "")
+    if failed:
+        violations.append({"code": ACCURACY, "message": f"{accuracy.of}: the function failed: {failed}"})
+    elif off:
+        size = min(v.size for v in off)
+        asked = _percent(accuracy.error)
+        message = f"{accuracy.of}: a sample of {size} rows may be off by {_percent(worst)}, asked for are {asked}"
+        if len(part.values) > 1:
+            message = f"{len(off)} of {len(part.values)} groups; {message}"
+        violations.append({"code": ACCURACY, "message": message})
+    return (
+        {**quality, "accuracy": stated, "records": records, "error": errors},
+        {**contract, "met": not violations, "violations": violations},
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %" if np.isfinite(share) else "any amount"

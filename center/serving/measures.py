@@ -1,0 +1,265 @@
+"""What an answer says of a measure: its cell, as parts. Pure.
+
+Without questions each kind of synopsis says what it is for: a top-k its list, a histogram its buckets, a
+sample what it estimates. With questions a cell says what was asked of those that can answer it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from center.serving.cells import Interval, Keyed, Listed, Number, OfItems, Part
+from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionPart
+from edgewater.errors import InvalidRequest
+from edgewater.measure import Measure
+from edgewater.synopses.asking import answerable, ask, by_itself, kind_asked, question, require_confidence, top_items
+from edgewater.synopses.base import Count, Estimates, FloatArray, IntArray, Quantile, Question, Stack
+from edgewater.synopses.frequency.count_min import CountMinStack
+from edgewater.synopses.histograms.equi_depth import EquiDepthStack
+from edgewater.synopses.histograms.equi_width import EquiWidthStack
+from edgewater.synopses.membership.bloom import BloomStack
+from edgewater.synopses.membership.cuckoo import CuckooStack
+from edgewater.synopses.questions import FalsePositiveRate, Range, Ranking
+from edgewater.synopses.sampling.row_sample import RowSampleStack
+from edgewater.synopses.sampling.sample_rows import SampleStack
+
+DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
+MAX_ASKED = 100
+_WHOLE = ("count", "integer_sum")
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What a reader asks of an answer besides what it says by itself. None and (): not asked.
+
+    Attributes:
+        quantiles: ranks in [0, 1]; None: the usual ones, of measures that say nothing else by themselves.
+        ranks: values of which the share of values at most that large is asked.
+        ranges: (lo, hi), both included.
+        items: texts of items whose frequency is asked, or, of filters, whether they are there.
+        contains: texts of items of which it is asked whether they are there.
+        top: how many of the most frequent items.
+        values: whether samples show what they hold.
+        confidence: of the intervals.
+        measures: the only ones to be given; (): all.
+        groups: column and accepted values as texts (see `is_meant`); only groups that have one of them
+            in each column named. What is left out is never rendered.
+    """
+
+    quantiles: tuple[float, ...] | None = None
+    groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    ranks: tuple[float, ...] = ()
+    ranges: tuple[tuple[float, float], ...] = ()
+    items: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()
+    top: int | None = None
+    values: bool = False
+    confidence: float | None = None
+    measures: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.quantiles is not None:
+            accepted = f"1 to {MAX_ASKED} numbers from 0 to 1"
+            if not 1 <= len(self.quantiles) <= MAX_ASKED or not all(0.0 <= q <= 1.0 for q in self.quantiles):
+                raise InvalidRequest("quantile", self.quantiles, accepted)
+        for name in ("ranks", "ranges", "items", "contains"):
+            given = getattr(self, name)
+            if len(given) > MAX_ASKED:
+                raise InvalidRequest(name.rstrip("s"), given, f"at most {MAX_ASKED} of them")
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The questions that were asked, by the reader's parameter."""
+        each = {
+            "quantile": self.quantiles, "rank": self.ranks, "range": self.ranges, "item": self.items,
+            "contains": self.contains, "top": self.top, "values": self.values,
+        }  # fmt: skip
+        return {name: value for name, value in each.items() if value}
+
+
+PLAIN = Questions()
+
+_MEANT = {
+    "quantile": ("quantile",), "rank": ("rank",), "range": ("range",), "item": ("frequency", "contains"),
+    "contains": ("contains",), "top": ("top",),
+}  # fmt: skip
+"""What a reader's parameter asks for, the first that the measure answers."""
+
+
+def _meant(parameter: str, stack: Stack) -> str | None:
+    if parameter == "values":
+        return "values" if isinstance(stack, SampleStack) else None
+    return next((name for name in _MEANT[parameter] if kind_asked(name, stack) is not None), None)
+
+
+def require_possible(questions: Questions, stacks: Mapping[str, Stack]) -> None:
+    """Raises InvalidRequest for a question that none of the measures can answer; names what they can."""
+    for parameter, value in questions.asked.items():
+        if not any(_meant(parameter, stack) for stack in stacks.values()):
+            able = "; ".join(f"{name}: {', '.join(answerable(s))}" for name, s in stacks.items())
+            raise InvalidRequest(parameter, value, f"what the measures can answer: {able}", "no measure can answer it")
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Puts questions to one measure's stack.
+
+    Attributes:
+        widen: makes room in intervals for what the answer does not have.
+        confidence: of the interval of a function of a sample.
+    """
+
+    measure: Measure
+    stack: Stack
+    questions: Questions
+    widen: Callable[[Estimates], Estimates]
+    confidence: float = DEFAULT_CONFIDENCE
+
+    def parts(self) -> list[Part]:
+        """The measure's cell. Raises InvalidRequest."""
+        asked = [(p, name) for p in self.questions.asked if (name := _meant(p, self.stack)) is not None]
+        return [self._asked(parameter, name) for parameter, name in asked] if asked else self._by_itself()
+
+    def _ask(self, kind: Question | None) -> Estimates:
+        return self.widen(ask(self.stack, kind, self.questions.confidence, measure=self.measure.name))
+
+    def _named(self, name: str, **given: Any) -> tuple[Question, Estimates]:
+        kind = question(name, given, self.stack, self.questions.confidence, measure=self.measure.name)
+        return kind, self._ask(kind)
+
+    def _asked(self, parameter: str, name: str) -> Part:
+        asked = self.questions
+        match parameter:
+            case "quantile":
+                return self._quantiles(asked.quantiles or ())
+            case "rank":
+                return Keyed("ranks", ".rank:", {_key(x): self._named(name, x=x)[1] for x in asked.ranks})
+            case "range":
+                whole = Range in self.stack.questions
+                each = {f"{_key(lo)}:{_key(hi)}": self._named(name, lo=lo, hi=hi)[1] for lo, hi in asked.ranges}
+                return Keyed("ranges", ".range:", each, whole)
+            case "top":
+                return self._top(asked.top)
+            case "values":
+                return self._values()
+        texts = asked.items if parameter == "item" else asked.contains
+        answers = [self._item(parameter, name, text) for text in texts]
+        return OfItems("items" if name == "frequency" else "contains", answers)
+
+    def _item(self, parameter: str, name: str, text: str) -> tuple[Any, Estimates]:
+        try:
+            kind, estimates = self._named(name, item=text)
+        except InvalidRequest as exc:
+            if exc.field != "item":
+                raise
+            reason = f"it is asked of {self.measure.name}: measure=… asks others alone"
+            raise InvalidRequest(parameter, text, exc.accepted, reason) from exc
+        return getattr(kind, "item", text), estimates
+
+    def _by_itself(self) -> list[Part]:
+        stack = self.stack
+        if isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
+            return [FunctionPart.of(self.measure, stack, self.confidence, self.widen)]
+        if isinstance(stack, SampleStack):
+            return self._sample(stack)
+        if isinstance(stack, Ranking):
+            return [self._top(None)]
+        if isinstance(stack, EquiWidthStack):
+            return self._buckets(stack)
+        if isinstance(stack, EquiDepthStack):
+            return [Interval("count", self._ask(Count()), True), self._boundaries(stack)]
+        if Quantile in stack.questions:
+            return [self._quantiles(DEFAULT_QUANTILES)]
+        if isinstance(stack, CountMinStack):
+            return [Interval("", self._ask(Count()), True)]
+        parts: list[Part] = [Interval("", self._ask(by_itself(stack, self.questions.confidence)), stack.kind in _WHOLE)]
+        if isinstance(stack, CuckooStack) and Count in stack.questions:
+            parts.append(Interval("count", self._ask(Count()), True))
+        if FalsePositiveRate in stack.questions:
+            parts.append(Number("false_positive_rate", stack.query(FalsePositiveRate()).value))
+        if isinstance(stack, BloomStack):
+            parts.append(Number("fill", stack.fill()))
+        return parts
+
+    def _quantiles(self, ranks: tuple[float, ...]) -> Keyed:
+        return Keyed("quantiles", "_", {_key(q): self._named("quantile", q=q)[1] for q in ranks})
+
+    def _top(self, k: int | None) -> Listed:
+        assert isinstance(self.stack, Ranking)
+        try:
+            ranked = self.stack.top(top_items(self.stack, k, self.measure.name))
+        except InvalidRequest as exc:
+            raise InvalidRequest("top", k, exc.accepted, exc.reason) from exc
+        require_confidence(ranked.frequencies, self.questions.confidence, self.measure.name)
+        return Listed("top", ranked.groups, {"item": ranked.items}, self.widen(ranked.frequencies), True)
+
+    def _sample(self, stack: SampleStack) -> list[Part]:
+        parts: list[Part] = []
+        for name in ("mean", "sum", "count"):
+            if kind_asked(name, stack) is not None:
+                parts.append(Interval(name, self._named(name)[1]))
+        groups, _ = stack.sampled()
+        return [*parts, Number("size", _per_row(groups, len(stack)), True)]
+
+    def _values(self) -> Listed:
+        assert isinstance(self.stack, SampleStack)
+        groups, values = self.stack.sampled()
+        return Listed("values", groups, {"value": values}, None)
+
+    def _buckets(self, stack: EquiWidthStack) -> list[Part]:
+        rows, bins = len(stack), stack.columns
+        counts = stack.counts
+        groups = np.repeat(np.arange(rows), bins)
+        ends = {"from": np.tile(stack.edges[:-1], rows), "to": np.tile(stack.edges[1:], rows)}
+        inside = Estimates.exact(counts[:, 1:-2].reshape(-1))
+        keys = {name: pa.array(values) for name, values in ends.items()}
+        outside = [
+            Number(name, counts[:, at].astype(np.float64), True)
+            for name, at in (("below", 0), ("above", -2), ("nan", -1))
+        ]
+        count = Interval("count", self._ask(Count()), True)
+        return [count, Listed("buckets", groups, keys, self.widen(inside), True), *outside]
+
+    def _boundaries(self, stack: EquiDepthStack) -> Listed:
+        """Row by row the boundaries, from the least value to the greatest."""
+        each = [self.widen(e) for e in stack.boundaries()]
+        value, lower, upper = (
+            np.stack([getattr(e, name) for e in each], axis=1).reshape(-1) for name in ("value", "lower", "upper")
+        )
+        groups = np.repeat(np.arange(len(stack)), len(each))
+        return Listed("boundaries", groups, {}, Estimates(value, lower, upper, each[0].confidence, each[0].basis))
+
+
+def _key(x: float) -> str:
+    """A number as the key of its answer: no other number has the same one."""
+    return str(int(x)) if x.is_integer() and abs(x) < 1e16 else repr(x)
+
+
+def _per_row(groups: IntArray, rows: int) -> FloatArray:
+    return np.bincount(groups, minlength=rows).astype(np.float64)
+
+
+def widened(estimates: Estimates, measure: Measure, withheld: Mapping[str, Any]) -> Estimates:
+    """Makes room for what edges withhold; see `Totals.union` for why their bounds add up."""
+    if not withheld:
+        return estimates
+    bound = withheld.get(measure.name)
+    if measure.function.error is not None:
+        if bound is None:
+            return estimates
+        above = math.inf if bound["above"] is None else bound["above"]
+        below = math.inf if bound["below"] is None else bound["below"]
+        lower, upper = estimates.lower - below, estimates.upper + above
+        if measure.function.name == "max":
+            # A greatest value that was never sent is stated as it is, from 0 up, whatever others have sent.
+            upper = np.maximum(upper, above) if above else upper
+    else:
+        # Records are missing from it, and no bound says how far they would move it.
+        lower = upper = np.full(len(estimates), np.nan)
+    return Estimates(estimates.value, lower, upper, estimates.confidence, estimates.basis)

@@ -1,0 +1,239 @@
+"""What an answer looks like to a reader: JSON rows, an Arrow table, or CSV. Pure.
+
+Intervals are the synopsis' own, widened by what edges stated that they withhold. Where nobody knows
+how far the truth may lie away — a mean of which records are withheld — the bounds are null and not a
+guess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from center.results.store import AnswerRecord
+from center.serving.cells import Cell, Part, plain, without_lists
+from center.serving.function_values import FunctionPart, function_confidence, judged
+from center.serving.measures import DEFAULT_QUANTILES, PLAIN, Asker, Questions, widened
+from edgewater.accuracy import Accuracy, group_key, group_values
+from edgewater.measure import Measure
+from edgewater.query import QuerySpec
+from edgewater.synopses.base import Estimates, IntArray
+from edgewater.synopses.grouped import GroupedAggregate
+
+_UNSTATED = (None, None, None)
+
+__all__ = ["DEFAULT_QUANTILES", "PLAIN", "Questions", "is_meant", "render", "rfc3339", "to_csv", "to_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """A measure's values of all groups, in the order of the rows."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    @property
+    def confidence(self) -> float:
+        return min((part.confidence for part in self.parts), default=1.0)
+
+    def cells(self, rows: int) -> list[Cell]:
+        """The measure's cell per row: what its parts say, together."""
+        each = [part.cells(rows) for part in self.parts]
+        return [{k: v for part in parts for k, v in part.items()} for parts in zip(*each, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """An answer's rows as columns, sorted by group."""
+
+    groups: dict[str, pa.Array]
+    values: tuple[Values, ...]
+    length: int
+
+    def function_of(self, accuracy: Accuracy) -> FunctionPart | None:
+        """What the accuracy is about, if that is a function of a sample and it was asked for by itself."""
+        parts = (part for values in self.values if values.name == accuracy.of for part in values.parts)
+        return next((part for part in parts if isinstance(part, FunctionPart)), None)
+
+
+def render(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN) -> dict[str, Any]:
+    """The answer as the JSON of `docs/reference/query.md`; NaN and infinity become null.
+
+    Raises:
+        InvalidRequest: a question that a measure's synopsis cannot answer.
+        SynopsisError: the stored bytes cannot be read.
+    """
+    rows = _rows(record, spec, questions)
+    quality = dict(record.quality)
+    contract = quality.pop("contract")
+    if any("groups" in p for p in quality.get("prediction", {}).values()):
+        del quality["prediction"]  # the rows say it
+    if spec.accuracy is not None and spec.accuracy.kind is None:
+        # The contract is of the whole answer, whatever part of it a reader asks for, and how.
+        whole = rows if questions == PLAIN else _rows(record, spec, Questions(measures=(spec.accuracy.of,)))
+        function = whole.function_of(spec.accuracy)
+        assert function is not None
+        quality, contract = judged(quality, contract, spec, function)
+    if "merged_into_ms" in quality:
+        quality["merged_into"] = rfc3339(quality.pop("merged_into_ms"))
+    names = list(rows.groups)
+    keys = [column.to_pylist() for column in rows.groups.values()]
+    groups = [{n: plain(v) for n, v in zip(names, key, strict=True)} for key in zip(*keys, strict=True)] if keys else []
+    columns = [(values.name, values.cells(rows.length)) for values in rows.values]
+    data = [
+        {"group": groups[i] if keys else {}, **{name: cells[i] for name, cells in columns}} for i in range(rows.length)
+    ]
+    return {
+        "query": record.query.name,
+        "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
+        "phase": record.phase.value,
+        "revision": record.revision,
+        "data": data,
+        "confidence": min((values.confidence for values in rows.values), default=1.0),
+        "quality": quality,
+        "contract": contract,
+    }
+
+
+def to_table(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN) -> pa.Table:
+    """The answer as a table: group columns, then per measure m the float64 columns ``m``, ``m_lower``
+    and ``m_upper``, or ``m_0.5``, ``m_0.5_lower``, … for quantiles; for other parts of a cell ``m.part`` (and its
+    bounds), which for lists is a column of lists. Unknown values are null.
+
+    An answer without data has no rows, and null-typed group columns: no edge has told their types.
+    """
+    rows = _rows(record, spec, questions)
+    columns: dict[str, pa.Array] = dict(rows.groups)
+    for values in rows.values:
+        for part in values.parts:
+            for name, column in part.columns(values.name, rows.length).items():
+                while name in columns:  # of a group column with such a name
+                    name = f"answer_{name}"
+                columns[name] = column
+    return pa.table(columns)
+
+
+def to_csv(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN) -> bytes:
+    """`to_table` as CSV with a header line, UTF-8; lists are JSON texts."""
+    sink = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(without_lists(to_table(record, spec, questions)), sink)
+    text: bytes = sink.getvalue().to_pybytes()
+    return text
+
+
+def rfc3339(time_ms: int) -> str:
+    """UTC, with milliseconds only where there are any."""
+    unit: Literal["ms", "s"] = "ms" if time_ms % 1000 else "s"
+    return str(np.datetime_as_string(np.array(time_ms, "datetime64[ms]"), unit=unit, timezone="UTC"))
+
+
+def _rows(record: AnswerRecord, spec: QuerySpec, questions: Questions) -> Rows:
+    withheld = record.quality["error"]["withheld"]
+    predictions = record.quality.get("prediction")
+    if record.synopsis is None:
+        groups = {name: pa.nulls(0) for name in spec.group_by}
+        stacks = {m.name: m.function.make(m.parameters, None) for m in spec.measures}
+        order: IntArray = np.zeros(0, np.int64)
+        groups_in_all = 0
+    else:
+        aggregate = GroupedAggregate.from_bytes(record.synopsis)
+        _add_expected(aggregate, predictions or {})
+        order = _asked_for(aggregate, sorted_groups(aggregate), questions)
+        groups_in_all = len(aggregate)
+        groups = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True))
+        stacks = dict(aggregate.measures)
+        if not np.array_equal(order, np.arange(len(aggregate))):
+            stacks = {name: stack.take(order) for name, stack in stacks.items()}
+
+    def widen(estimates: Estimates, measure: Measure) -> Estimates:
+        if predictions is not None:
+            return predicted(estimates, measure, predictions, groups)
+        return widened(estimates, measure, withheld)
+
+    def asker(measure: Measure) -> Asker:
+        confidence = function_confidence(spec, measure, groups_in_all, questions.confidence)
+        return Asker(measure, stacks[measure.name], questions, partial(widen, measure=measure), confidence)
+
+    values = tuple(
+        Values(m.name, tuple(asker(m).parts()))
+        for m in spec.measures
+        if not questions.measures or m.name in questions.measures
+    )
+    return Rows(groups, values, len(order))
+
+
+def predicted(
+    estimates: Estimates, measure: Measure, predictions: Mapping[str, Any], groups: Mapping[str, pa.Array]
+) -> Estimates:
+    """What the window comes to in place of what has come: the measure's own prediction; of other measures, and of
+    groups with too few records, it is only known that the truth is another, and their bounds are unknown.
+
+    Args:
+        groups: the rows' key columns.
+    """
+    p = predictions.get(measure.name)
+    unknown = np.full(len(estimates), np.nan)
+    if p is None:
+        return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
+    if "groups" not in p:
+        stated = [[p[name] for name in ("estimate", "lower", "upper")]] * len(estimates)
+    else:
+        keys = (group_key(values) for values in zip(*(c.to_pylist() for c in groups.values()), strict=True))
+        stated = [p["groups"].get(key, _UNSTATED) for key in keys]
+    columns = np.array([[math.nan if x is None else x for x in row] for row in stated], float).reshape(-1, 3).T
+    value = columns[0]
+    if "groups" in p:
+        value = np.where(np.isnan(value), estimates.value, value)
+    return Estimates(value, columns[1], columns[2], p["confidence"], estimates.basis)
+
+
+def _add_expected(aggregate: GroupedAggregate, predictions: Mapping[str, Any]) -> None:
+    """Adds rows for groups of which records are expected and none has come: those of an edge that cannot be heard."""
+    for p in predictions.values():
+        keys = [group_values(key) for key, (_, lower, _) in p.get("groups", {}).items() if lower is not None]
+        if keys:
+            types = [column.type for column in aggregate.rows()]
+            columns = [pa.array(list(c), t) for c, t in zip(zip(*keys, strict=True), types, strict=True)]
+            aggregate.encode(columns, len(keys))
+
+
+def sorted_groups(aggregate: GroupedAggregate) -> IntArray:
+    """Codes by key columns, so that equal data look equal whatever order they were merged in."""
+    if not aggregate.key_names:
+        return np.arange(len(aggregate))
+    keys = pa.table(dict(zip(aggregate.key_names, aggregate.rows(), strict=True)))
+    by = [(name, "ascending") for name in aggregate.key_names]
+    order: IntArray = pc.sort_indices(keys, sort_keys=by).to_numpy().astype(np.int64)
+    return order
+
+
+def _asked_for(aggregate: GroupedAggregate, order: IntArray, questions: Questions) -> IntArray:
+    columns = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True)) if questions.groups else {}
+    keep = np.ones(len(order), bool)
+    for name, texts in questions.groups:
+        codes = columns[name].dictionary_encode(null_encoding="encode")
+        meant = np.array([any(is_meant(v, text) for text in texts) for v in codes.dictionary.to_pylist()], bool)
+        keep &= meant[np.asarray(codes.indices)] if len(meant) else keep
+    return order[keep]
+
+
+def is_meant(value: object, text: str) -> bool:
+    """Whether a group's value is what a text in a URL means by it."""
+    if isinstance(value, str):
+        return value == text
+    if value is None:
+        return text == "null"
+    if isinstance(value, bool):
+        return text == ("true" if value else "false")
+    try:
+        return float(text) == value if isinstance(value, float) else int(text) == value
+    except ValueError:
+        return False

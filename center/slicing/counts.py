@@ -1,0 +1,183 @@
+"""Count windows: slices by rank, whose borders a late record moves.
+
+Ranks are the order of (event time, arrival) and are settled when the watermark has passed a record. A late
+one is put in where it belongs; behind it the last record of every slice moves into the next. Where values
+can be taken out of a synopsis, slices are mended so; others are built again from their rows. Rows are kept
+until all windows over them are final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from center.slicing.families import Edges, Grid
+from center.slicing.kernels import Kernel
+from center.slicing.merging import GridWindows, Partial
+from center.slicing.results import WindowResult
+from center.slicing.rows import Rows, Waiting, concatenated
+from center.slicing.watermarks import START
+
+
+@dataclass(slots=True, eq=False)
+class CountSlice:
+    """The records of ranks [start, start + len(rows)), which never reach `end`; no state if no window covers them."""
+
+    start: int
+    end: int
+    rows: Rows
+    state: Any
+
+    def partial(self) -> Partial:
+        times = self.rows.times
+        return Partial(self.start, self.state, len(self.rows), int(times[0]), int(times[-1]))
+
+
+class CountSlices:
+    """The slices by rank of one stream, and the count windows over them.
+
+    Args:
+        grids: (index of the family, grid of ranks).
+    """
+
+    def __init__(self, kernel: Kernel, grids: Sequence[tuple[int, Grid]], lateness_ms: int) -> None:
+        self.kernel, self._lateness = kernel, lateness_ms
+        self._edges = Edges([grid for _, grid in grids])
+        self.windows = [GridWindows(index, grid.size, grid.every, kernel) for index, grid in grids]
+        self.waiting = Waiting()
+        self.slices: list[CountSlice] = []
+        self.settled = 0  # records that have a rank
+        self.mended = 0  # slices whose borders moved without being built again
+
+    def add(self, rows: Rows, watermark: int) -> int:
+        """Adds rows, in any order; they have ranks once the watermark has passed them.
+
+        Returns:
+            How many come too late: windows over everything after them are final.
+        """
+        late = rows.times < watermark - self._lateness
+        if not late.any():
+            self.waiting.add(rows)
+            return 0
+        self.waiting.add(rows.at(~late))
+        return int(late.sum())
+
+    def settle(self, watermark: int) -> None:
+        """Gives ranks to what the watermark has passed."""
+        rows = self.waiting.take(watermark)
+        if rows is None:
+            return
+        last = int(self.slices[-1].rows.times[-1]) if self.slices else START
+        late = int(np.searchsorted(rows.times, last))
+        if late:
+            self._insert(rows.between(0, late))
+        self._append(rows.between(late, len(rows)))
+
+    def _append(self, rows: Rows) -> None:
+        at = 0
+        while at < len(rows):
+            start, end = self._edges.cell(self.settled)
+            piece = rows.between(at, min(at + end - self.settled, len(rows)))
+            if self.slices and self.slices[-1].start <= self.settled < self.slices[-1].end:
+                held = self.slices[-1]
+                held.rows = concatenated([held.rows, piece])
+                if held.state is not None:
+                    self.kernel.add(held.state, piece)
+                self._touch(held.start, new=False)
+            else:
+                self._open(max(start, self.settled), end, piece)
+            at += len(piece)
+            self.settled += len(piece)
+
+    def _open(self, start: int, end: int, rows: Rows) -> None:
+        covered = self._edges.needed_until(start) is not None
+        self.slices.append(CountSlice(start, end, rows, self.kernel.built(rows) if covered else None))
+        self._touch(start, new=True)
+
+    def _touch(self, start: int, *, new: bool) -> None:
+        for windows, grid in zip(self.windows, self._edges.grids, strict=True):
+            starts = [at for at in grid.starts_over(start) if at >= 0]
+            if starts:
+                windows.touch(range(starts[0], starts[-1] + 1, grid.every), start, new=new)
+
+    def _insert(self, late: Rows) -> None:
+        """Puts rows in among those that are settled, and moves borders behind them."""
+        firsts = np.array([one.rows.times[0] for one in self.slices])
+        from_slice = max(int(np.searchsorted(firsts, late.times[0], side="right")) - 1, 0)
+        moved = self.slices[from_slice:]
+        del self.slices[from_slice:]
+        origin = np.repeat(np.arange(len(moved)), [len(one.rows) for one in moved])
+        origin = np.append(origin, np.full(len(late), -1))
+        rows = concatenated([*(one.rows for one in moved), late])
+        order = np.lexsort((rows.numbers, rows.times))
+        rows, origin = rows.at(order), origin[order]
+        starts = np.array([one.start for one in moved])
+        ranks = int(starts[0]) + np.arange(len(rows))
+        now = np.searchsorted(starts, ranks, side="right") - 1
+        now[ranks >= moved[-1].end] = len(moved)
+        self.settled = int(starts[0])
+        for number, one in enumerate(moved):
+            mine = rows.at(now == number)
+            come, gone = rows.at((now == number) & (origin != number)), rows.at((origin == number) & (now != number))
+            changed = len(come) or len(gone)
+            if changed:
+                one.state = self._mended(one, mine, come, gone)
+            one.rows = mine
+            self.slices.append(one)
+            self.settled += len(mine)
+            if changed:
+                self._touch(one.start, new=True)
+        self._append(rows.at(now == len(moved)))
+
+    def _mended(self, one: CountSlice, rows: Rows, come: Rows, gone: Rows) -> Any:
+        if one.state is None:
+            return None
+        if not len(gone) or (self.kernel.invertible and len(come) + len(gone) < len(rows)):
+            if len(gone):
+                self.kernel.remove(one.state, gone)
+            self.kernel.add(one.state, come)
+            self.mended += 1
+            return one.state
+        return self.kernel.built(rows)
+
+    def between(self, start: int, end: int) -> list[Partial]:
+        """Slices whose ranks begin in [start, end)."""
+        starts = np.array([one.start for one in self.slices], np.int64)
+        low, high = np.searchsorted(starts, [start, end])
+        return [one.partial() for one in self.slices[low:high]]
+
+    def close(self) -> Iterator[WindowResult]:
+        """The answers of windows that are full, and due."""
+        for windows in self.windows:
+            due = sorted(start for start in windows.pending if start + windows.size <= self.settled)
+            for start, revision, whole in windows.answer(due, self.between):
+                yield WindowResult(
+                    windows.index,
+                    start,
+                    start + windows.size,
+                    revision,
+                    whole.state,
+                    whole.records,
+                    whole.first_ms,
+                    whole.last_ms,
+                )
+
+    def purge(self, watermark: int) -> None:
+        """Forgets what is final: no record comes any more before ranks whose times lateness has passed."""
+        fixed = 0
+        for one in self.slices:
+            fixed = one.start + int(np.searchsorted(one.rows.times, watermark - self._lateness))
+            if fixed < one.start + len(one.rows):
+                break
+        for windows in self.windows:
+            windows.forget([start for start in windows.answered if start + windows.size <= fixed])
+        gone = 0
+        # The last slice stays: it says where the next record belongs.
+        for one in self.slices[:-1]:
+            if max(self._edges.needed_until(one.start) or 0, one.start + len(one.rows)) > fixed:
+                break
+            gone += 1
+        del self.slices[:gone]

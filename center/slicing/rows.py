@@ -1,0 +1,135 @@
+"""Records as columns: values of any columnar form, event times and numbers of arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from center.slicing.families import MAX_TIME_MS
+from edgewater.errors import InvalidRecord
+from edgewater.synopses.base import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """n records.
+
+    Attributes:
+        values: NumPy array, Arrow array or Arrow record batch of length n.
+        times: int64 event times, ms.
+        numbers: int64, in the order of arrival; no two records of a stream have the same.
+    """
+
+    values: Any
+    times: IntArray
+    numbers: IntArray
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def at(self, index: npt.NDArray[Any]) -> Rows:
+        """These rows: positions, or a mask."""
+        if index.dtype == np.bool_:
+            index = np.flatnonzero(index)
+        values = self.values[index] if isinstance(self.values, np.ndarray) else self.values.take(pa.array(index))
+        return Rows(values, self.times[index], self.numbers[index])
+
+    def between(self, start: int, end: int) -> Rows:
+        """Rows [start, end), without a copy."""
+        if start == 0 and end == len(self):
+            return self
+        arrow = isinstance(self.values, pa.Array | pa.RecordBatch)
+        values = self.values.slice(start, end - start) if arrow else self.values[start:end]
+        return Rows(values, self.times[start:end], self.numbers[start:end])
+
+    def in_order(self) -> Rows:
+        """By event time; those of one time as they came."""
+        if (self.times[1:] >= self.times[:-1]).all():
+            return self
+        return self.at(np.argsort(self.times, kind="stable"))
+
+
+def concatenated(parts: Sequence[Rows]) -> Rows:
+    """All rows, one part after another. Parts hold values of one form."""
+    if len(parts) == 1:
+        return parts[0]
+    values: list[Any] = [p.values for p in parts]
+    if all(isinstance(v, np.ndarray) for v in values):
+        joined = np.concatenate(values)
+    elif isinstance(values[0], pa.RecordBatch):
+        tables = [pa.Table.from_batches([v]) for v in values]
+        joined = columnar(pa.concat_tables(tables, promote_options="permissive"))
+    else:
+        tables = [pa.table({"values": v}) for v in values]
+        joined = pa.concat_tables(tables, promote_options="permissive").combine_chunks().column(0).chunk(0)
+    return Rows(joined, np.concatenate([p.times for p in parts]), np.concatenate([p.numbers for p in parts]))
+
+
+def columnar(values: Any) -> Any:
+    """Values as a NumPy array of numbers, an Arrow array of anything else, or a record batch."""
+    if isinstance(values, Mapping):
+        values = pa.table(dict(values))
+    if isinstance(values, pa.Table):
+        batches = values.combine_chunks().to_batches()
+        return batches[0] if batches else pa.RecordBatch.from_pylist([], values.schema)
+    if isinstance(values, pa.RecordBatch) or (isinstance(values, np.ndarray) and values.dtype.kind in "iufb"):
+        return values
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
+    return values if isinstance(values, pa.Array) else pa.array(values)
+
+
+def rows_of(values: Any, times_ms: Any, first_number: int) -> Rows:
+    """Checked columns. Raises InvalidRecord."""
+    held = columnar(values)
+    count = held.num_rows if isinstance(held, pa.RecordBatch) else len(held)
+    if isinstance(times_ms, pa.ChunkedArray):
+        times_ms = times_ms.combine_chunks()
+    accepted = f"{count} whole numbers of ms within ±2^60, one per value, without nulls"
+    if isinstance(times_ms, pa.Array) and times_ms.null_count:
+        raise InvalidRecord("times_ms", f"{times_ms.null_count} nulls", accepted)
+    times = np.asarray(times_ms)
+    if times.size == 0:
+        times = times.astype(np.int64)
+    if times.dtype.kind == "M":
+        times = times.astype("datetime64[ms]").view(np.int64)
+    if times.dtype.kind not in "iu" or times.shape != (count,):
+        raise InvalidRecord("times_ms", f"{times.dtype}{times.shape}", accepted)
+    outside = times[(times > MAX_TIME_MS) | (times < -MAX_TIME_MS)] if times.dtype.kind == "i" else times[:0]
+    if times.dtype.kind == "u":
+        outside = times[times > MAX_TIME_MS]
+    if len(outside):
+        raise InvalidRecord("times_ms", int(outside[0]), accepted)
+    return Rows(held, times.astype(np.int64), np.arange(first_number, first_number + count))
+
+
+class Waiting:
+    """Rows that wait for the watermark to pass them."""
+
+    def __init__(self) -> None:
+        self.parts: list[Rows] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def add(self, rows: Rows) -> None:
+        if len(rows):
+            self.parts.append(rows)
+
+    def take(self, before_ms: int) -> Rows | None:
+        """Rows of earlier event times, in the order of (time, number); None if there are none."""
+        if not self.parts:
+            return None
+        rows = concatenated(self.parts)
+        due = rows.times < before_ms
+        if not due.any():
+            self.parts = [rows]
+            return None
+        self.parts = [] if due.all() else [rows.at(~due)]
+        taken = rows.at(due)
+        return taken.at(np.lexsort((taken.numbers, taken.times)))

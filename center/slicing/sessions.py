@@ -1,0 +1,138 @@
+"""Sessions as runs of records that grow together; their states are merges of slices.
+
+A run is what hangs together by less than a gap. It is one session, or, if it is longer than a session may be,
+several: it is cut on the grid of the gap, from its beginning on, exactly as `center/ledger/sessionize.py` does. A
+session that was cut off and is final stays as it is, and what is left of the run begins at the cut.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from center.slicing.kernels import Kernel
+from center.slicing.merging import merged
+from center.slicing.results import WindowResult
+from center.slicing.watermarks import START
+from edgewater.windows import Session
+
+Slices = Callable[[int, int], Sequence[Any]]
+"""The slices of a family's open sessions whose first record is in [first, last], ascending."""
+
+
+@dataclass(slots=True, eq=False)
+class OpenRun:
+    """A run that may still change, from its first to its last record.
+
+    Attributes:
+        changed: starts, on the grid of the gap, of where it has records that are in no answer.
+        answered: (start, end) under which its sessions, or what they grew out of, were answered -> revision.
+    """
+
+    first: int
+    last: int
+    changed: set[int] = field(default_factory=set)
+    answered: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
+class SessionWindows:
+    """The sessions of one family: the runs that are not final, by time. They never overlap.
+
+    Attributes:
+        sealed: where the last final session was cut off; nothing may come before it.
+    """
+
+    def __init__(self, index: int, family: Session) -> None:
+        self.index, self.gap = index, family.gap_ms
+        self._family = family
+        self._longest = family.slices_per_window * family.gap_ms
+        self.open: list[OpenRun] = []
+        self.sealed = START
+
+    def _near(self, first: int, last: int) -> slice:
+        """The runs that records from `first` to `last` belong to."""
+        low = bisect_left(self.open, first - self.gap + 1, key=lambda one: one.last)
+        high = bisect_left(self.open, last + self.gap, key=lambda one: one.first)
+        return slice(low, max(low, high))
+
+    def takes(self, first: int, last: int, open_ends: int) -> bool:
+        """Whether records from `first` to `last` may still come: into an open run, or one of their own."""
+        near = self._near(first, last)
+        return last + self.gap > open_ends or near.stop > near.start
+
+    def touch(self, first: int, last: int) -> None:
+        """Records of one slice, from `first` to `last`, have come; runs that they join are one from now on."""
+        near = self._near(first, last)
+        joined = self.open[near]
+        if len(joined) == 1:
+            one = joined[0]
+            one.first, one.last = min(one.first, first), max(one.last, last)
+        else:
+            one = OpenRun(first, last)
+            for other in joined:
+                one.first, one.last = min(one.first, other.first), max(one.last, other.last)
+                one.changed |= other.changed
+                one.answered |= other.answered
+            self.open[near] = [one]
+        one.changed.add(self._family.slice_start(first))
+
+    def _cut(self, run: OpenRun) -> Iterator[tuple[int, int, bool]]:
+        """The sessions of a run: (start, end) of their slices, and whether the run goes on behind."""
+        start, last = self._family.slice_start(run.first), self._family.slice_start(run.last)
+        while start + self._longest <= last:
+            yield start, start + self._longest, True
+            start += self._longest
+        yield start, last + self.gap, False
+
+    def answer(self, watermark: int, slices: Slices, kernel: Kernel) -> Iterator[WindowResult]:
+        """Sessions that the watermark has ended and that need an answer, or a new one."""
+        for run in self.open:
+            if run.first >= watermark:
+                break
+            if not run.changed:
+                continue
+            for start, border, cut in self._cut(run):
+                end = border if cut else run.last + self.gap
+                if end > watermark:
+                    break
+                parts = slices(start, border - 1)
+                bounds = (parts[0].first, end)
+                changed = {at for at in run.changed if start <= at < border}
+                if bounds in run.answered and not changed:
+                    continue
+                run.changed -= changed
+                whole = merged(kernel, [part.partial() for part in parts])
+                replaces = tuple(was for was in run.answered if start <= was[0] < border and was != bounds)
+                revision = 1 + max(run.answered.pop(was, 0) for was in (bounds, *replaces))
+                run.answered[bounds] = revision
+                yield WindowResult(
+                    self.index,
+                    *bounds,
+                    revision,
+                    whole.state,
+                    whole.records,
+                    whole.first_ms,
+                    whole.last_ms,
+                    replaces,
+                    cut,
+                )
+
+    def forget(self, open_ends: int, slices: Slices) -> list[tuple[int, int]]:
+        """The extents, [first, last], in which sessions are final now."""
+        final: list[tuple[int, int]] = []
+        for run in list(self.open):
+            for start, border, cut in self._cut(run):
+                if (border if cut else run.last + self.gap) > open_ends:
+                    return final
+                final.append((start, border - 1))
+                if cut:
+                    self._cut_off(run, border, slices)
+            self.open.remove(run)
+        return final
+
+    def _cut_off(self, run: OpenRun, border: int, slices: Slices) -> None:
+        self.sealed = border
+        run.first = slices(border, run.last)[0].first
+        run.answered = {bounds: revision for bounds, revision in run.answered.items() if bounds[0] >= border}

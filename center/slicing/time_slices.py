@@ -1,0 +1,200 @@
+"""Slices by event time, shared by all time windows and sessions of a stream.
+
+A slice is the records of one cell of the grid (`Edges`). Cells are no wider than the smallest gap between sessions,
+so that those of one cell are in one session, and wherever one of greatest length is cut, there is a border (a late
+record may move the cuts, so borders have to be everywhere on the grid of the gap). No slice is ever split, nothing
+but states is kept, and a late record costs one update.
+
+A session that is final must not grow any more, but its slices may still be open to other windows. So a slice
+knows for which families of sessions it lives, and takes only records that live for the same ones.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from center.slicing.families import Edges, Grid
+from center.slicing.kernels import Kernel
+from center.slicing.merging import GridWindows, Partial
+from center.slicing.results import WindowResult
+from center.slicing.rows import Rows
+from center.slicing.sessions import SessionWindows
+from edgewater.synopses.base import IntArray
+from edgewater.windows import Session
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """Records of the cell [start, end) with event times from `first` to `last`.
+
+    Attributes:
+        live: bit f is set if the f-th family of sessions may still change in it.
+    """
+
+    start: int
+    end: int
+    first: int
+    last: int
+    live: int
+    records: int
+    state: Any
+
+    def partial(self) -> Partial:
+        return Partial(self.first, self.state, self.records, self.first, self.last)
+
+
+def _first(one: Slice) -> int:
+    return one.first
+
+
+class TimeSlices:
+    """The slices of one stream and the windows over them.
+
+    Args:
+        grids: (index of the family, grid) of windows with known borders.
+        sessions: (index of the family, family).
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        grids: Sequence[tuple[int, Grid]],
+        sessions: Sequence[tuple[int, Session]],
+        lateness_ms: int,
+    ) -> None:
+        self.kernel, self._lateness = kernel, lateness_ms
+        self._edges = Edges([grid for _, grid in grids], [family.gap_ms for _, family in sessions])
+        self.windows = [GridWindows(index, grid.size, grid.every, kernel) for index, grid in grids]
+        self.sessions = [SessionWindows(index, family) for index, family in sessions]
+        self._gap = min((family.gap_ms for _, family in sessions), default=0)
+        self.slices: list[Slice] = []  # by event time of the first record
+
+    def add(self, rows: Rows, watermark: int) -> dict[int, int]:
+        """Adds rows in the order of event time.
+
+        Returns:
+            Per family of sessions how many of them come too late for it.
+        """
+        if not len(rows):
+            return {}
+        runs = self._alike(rows.times)
+        live, dropped = self._judged(rows.times, runs[:-1], watermark - self._lateness)
+        at = 0
+        for stop, mask in zip(runs[1:], live, strict=True):
+            while at < stop:
+                start, end = self._edges.cell(int(rows.times[at]))
+                inside = at + int(np.searchsorted(rows.times[at:stop], end))
+                self._add_piece(rows.between(at, inside), start, end, mask, watermark)
+                at = inside
+        return dropped
+
+    def _alike(self, times: IntArray) -> list[int]:
+        """Where rows begin that are all in one session of each family, or in none; and the end of the last."""
+        if not self._gap:
+            return [0, len(times)]
+        sealed = np.searchsorted(times, [windows.sealed for windows in self.sessions])
+        return sorted({*self._runs(times, self._gap), *sealed.tolist()})
+
+    @staticmethod
+    def _runs(times: IntArray, gap: int) -> list[int]:
+        """Where runs without a pause of `gap` begin, and the end of the last."""
+        return [0, *(np.flatnonzero(np.diff(times) >= gap) + 1).tolist(), len(times)]
+
+    def _judged(self, times: IntArray, runs: list[int], open_ends: int) -> tuple[list[int], dict[int, int]]:
+        """Per run for which families of sessions it lives; per family how many rows it drops."""
+        live, dropped = np.zeros(len(times), np.int64), {}
+        for bit, windows in enumerate(self.sessions):
+            sealed = dropped[windows.index] = int(np.searchsorted(times, windows.sealed))
+            borders = self._runs(times[sealed:], windows.gap) if sealed < len(times) else []
+            for a, b in pairwise(sealed + at for at in borders):
+                if windows.takes(int(times[a]), int(times[b - 1]), open_ends):
+                    live[a:b] |= 1 << bit
+                else:
+                    dropped[windows.index] += b - a
+        return live[runs].tolist(), dropped
+
+    def _add_piece(self, rows: Rows, start: int, end: int, live: int, watermark: int) -> None:
+        """Adds rows of one cell, in the same families' sessions."""
+        first, last = int(rows.times[0]), int(rows.times[-1])
+        open_ends = watermark - self._lateness
+        until = self._edges.needed_until(start)
+        if not live and (until is None or until <= open_ends):
+            return
+        at = self._place(start, end, live)
+        if at is None:
+            held = Slice(start, end, first, last, live, len(rows), self.kernel.built(rows))
+            insort(self.slices, held, key=_first)
+        else:
+            held = self.slices[at]
+            self.kernel.add(held.state, rows)
+            held.last, held.records = max(held.last, last), held.records + len(rows)
+            if first < held.first:
+                del self.slices[at]
+                held.first = first
+                insort(self.slices, held, key=_first)
+        self._touch(held, first, last, open_ends, new=at is None)
+
+    def _touch(self, held: Slice, first: int, last: int, open_ends: int, *, new: bool) -> None:
+        for windows, grid in zip(self.windows, self._edges.grids, strict=True):
+            starts = grid.starts_over(held.start)
+            # Windows that are final stay as they are.
+            final = max(-((starts.start + grid.size - open_ends - 1) // grid.every), 0) if len(starts) else 0
+            windows.touch(starts[final:], held.first, new=new)
+        for bit, sessions in enumerate(self.sessions):
+            if held.live >> bit & 1:
+                sessions.touch(first, last)
+
+    def _place(self, start: int, end: int, live: int) -> int | None:
+        """Where the slice of a cell is that records of these sessions belong to."""
+        at = bisect_left(self.slices, end, key=_first)
+        while at and self.slices[at - 1].first >= start:
+            at -= 1
+            if self.slices[at].live == live:
+                return at
+        return None
+
+    def between(self, start: int, end: int) -> list[Partial]:
+        """Slices whose first record is in [start, end)."""
+        low, high = (bisect_left(self.slices, at, key=_first) for at in (start, end))
+        return [one.partial() for one in self.slices[low:high]]
+
+    def close(self, watermark: int) -> Iterator[WindowResult]:
+        """The answers that a watermark allows and that are due."""
+        for windows in self.windows:
+            due = sorted(start for start in windows.pending if start + windows.size <= watermark)
+            for start, revision, whole in windows.answer(due, self.between):
+                end = start + windows.size
+                yield WindowResult(
+                    windows.index, start, end, revision, whole.state, whole.records, whole.first_ms, whole.last_ms
+                )
+        for bit, sessions in enumerate(self.sessions):
+            yield from sessions.answer(watermark, partial(self._alive, bit), self.kernel)
+
+    def _alive(self, bit: int, first: int, last: int) -> list[Slice]:
+        low, high = bisect_left(self.slices, first, key=_first), bisect_left(self.slices, last + 1, key=_first)
+        return [one for one in self.slices[low:high] if one.live >> bit & 1]
+
+    def purge(self, watermark: int) -> None:
+        """Forgets what is final."""
+        open_ends = watermark - self._lateness
+        for windows in self.windows:
+            windows.forget([start for start in windows.answered if start + windows.size <= open_ends])
+        for bit, sessions in enumerate(self.sessions):
+            alive = partial(self._alive, bit)
+            for first, last in sessions.forget(open_ends, alive):
+                for one in alive(first, last):
+                    one.live &= ~(1 << bit)
+        gone = 0
+        for one in self.slices:
+            until = self._edges.needed_until(one.start)
+            if one.live or (until is not None and until > open_ends):
+                break
+            gone += 1
+        del self.slices[:gone]

@@ -1,0 +1,73 @@
+"""Watermarks of sites, and the one of the stream that they drive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from center.slicing.families import MAX_TIME_MS
+from edgewater.errors import InvalidRequest
+
+START = -2 * MAX_TIME_MS
+"""The watermark before anything is known."""
+
+
+class SiteClocks:
+    """The least watermark of the live sites; it never goes back.
+
+    A site (an edge, a partition) is live from its first record or watermark on, or if it was declared;
+    it holds the stream back until it is heard of, goes idle or is retired.
+
+    Args:
+        sites: expected from the beginning.
+        idle_after_ms: a site this far behind the most advanced one is taken for idle; one without a watermark is
+            counted from the first that any site gave. None: never.
+    """
+
+    def __init__(self, sites: Sequence[str] = (), idle_after_ms: int | None = None) -> None:
+        if idle_after_ms is not None and idle_after_ms <= 0:
+            raise InvalidRequest("idle_after_ms", idle_after_ms, "a positive number of ms, or None")
+        self.idle_after_ms = idle_after_ms
+        self.sites = dict.fromkeys(sites, START)
+        self.idle: set[str] = set()
+        self.watermark = START
+        self.first: int | None = None  # watermark that any site gave
+
+    def heard(self, site: str) -> None:
+        self.sites.setdefault(site, START)
+        self.idle.discard(site)
+
+    def advance(self, site: str, watermark_ms: int) -> int:
+        """Returns the stream's watermark. One behind the site's own changes nothing."""
+        accepted = "a whole number of ms within ±2^60"
+        if isinstance(watermark_ms, bool) or not isinstance(watermark_ms, int):
+            raise InvalidRequest("watermark_ms", watermark_ms, accepted)
+        if not -MAX_TIME_MS <= watermark_ms <= MAX_TIME_MS:
+            raise InvalidRequest("watermark_ms", watermark_ms, accepted)
+        self.heard(site)
+        self.first = watermark_ms if self.first is None else self.first
+        self.sites[site] = max(self.sites[site], watermark_ms)
+        return self._least()
+
+    def set_idle(self, site: str) -> int:
+        self._require(site)
+        self.idle.add(site)
+        return self._least()
+
+    def retire(self, site: str) -> int:
+        self._require(site)
+        del self.sites[site]
+        self.idle.discard(site)
+        return self._least()
+
+    def _require(self, site: str) -> None:
+        if site not in self.sites:
+            known = ", ".join(sorted(self.sites)) or "none"
+            raise InvalidRequest("site", site, f"a site that is known: {known}")
+
+    def _least(self) -> int:
+        live = [w for site, w in self.sites.items() if site not in self.idle]
+        if live and self.idle_after_ms is not None:
+            begun = START if self.first is None else self.first
+            live = [w for w in live if max(w, begun) >= max(live) - self.idle_after_ms]
+        self.watermark = max(self.watermark, min(live, default=START))
+        return self.watermark

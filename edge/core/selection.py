@@ -1,0 +1,103 @@
+"""What leaves a slice at a pull: the cache's policies, given the budget, the clock and the link."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.cache import policy as choice
+from edge.cache.history import GroupHistory
+from edge.cache.partition import Limits
+from edge.cache.send_queue import NOTHING, Choice, Ranking
+from edge.cache.sizing import Slots
+from edge.core.slices import INITIAL_ENTRY_BYTES, Carrier, Slice
+from edgewater.query import QuerySpec, StalenessBudget
+from edgewater.streams import NEVER_MS
+from edgewater.synopses.base import IntArray
+
+MOST_OVER = 2
+"""Times its capacity that entries may take in a frame, if they are more than one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """A slice's chance to send.
+
+    Attributes:
+        start_ms, end_ms: the slice, in event time.
+        closed: the watermark has passed its end.
+        open_between_ms: now, and when what open slices have to send would be drained (`Pull.open_between`).
+        count: how many entries may leave.
+    """
+
+    start_ms: int
+    end_ms: int
+    closed: bool
+    open_between_ms: tuple[int, int]
+    count: int
+
+    @property
+    def now_ms(self) -> int:
+        return self.open_between_ms[0]
+
+    @property
+    def moment(self) -> choice.Moment:
+        after, through = self.open_between_ms
+        elapsed = (after - self.start_ms) / (self.end_ms - self.start_ms)
+        # The part of the slice's time left that its entries would take to drain; from 1 on, all of it.
+        pressure = min((through - after) / max(self.end_ms - after, 1), 1.0)
+        return choice.Moment(after, min(max(elapsed, 0.0), 1.0), pressure)
+
+
+def choose(
+    held: Slice, spec: QuerySpec, history: GroupHistory, limits: Limits, chance: Chance, slots: Slots | None
+) -> Choice:
+    """What leaves. `slots`: under a staleness budget (`slots_left`)."""
+    if not chance.closed:
+        if held.ranking.is_due(chance.now_ms, chance.end_ms):
+            held.ranking = (
+                choice.of_open(held.entries, limits, spec.cache, history, chance.moment)
+                if slots is None
+                else choice.by_deadline(held.entries, spec.cache, history, chance.moment, slots)
+            )
+        return held.ranking.draw(held.entries, chance.count)
+    if not held.learnt:
+        choice.learn(held.entries, history, slots)
+        held.learnt = True
+    count = chance.count
+    if slots is not None:
+        if held.in_time and slots.left < 1.0:
+            return NOTHING  # the rest is omitted, and stated as withheld
+        held.in_time |= slots.left >= 1.0
+        count = min(count, int(slots.left)) if held.in_time and slots.left < count else count
+    if held.ranking.is_overtaken(held.entries):
+        held.ranking = (
+            choice.of_closed(held.entries, limits) if slots is None else choice.until_deadline(held.entries, history)
+        )
+    return held.ranking.draw(held.entries, count)
+
+
+def slots_left(spec: QuerySpec, end_ms: int, now_ms: int, carrier: Carrier, entry_bytes: float) -> Slots | None:
+    """Under a staleness budget, how many entries can still be sent in time. What comes after the deadline
+    (a backfill, or a link that was down) has had no chance to be in time: it is sent whole."""
+    if not isinstance(spec.budget, StalenessBudget):
+        return None
+    if carrier.bytes_per_ms <= 0.0 or now_ms == NEVER_MS:
+        return Slots(np.inf, np.inf)
+    rate = carrier.bytes_per_ms / entry_bytes
+    allowed = spec.budget.staleness_ms - carrier.way_ms
+    left = rate * (end_ms + allowed - now_ms)
+    return Slots(max(left, 0.0), max(rate * (spec.window.slice_ms + allowed), 0.0))
+
+
+def fitting(held: Slice, groups: IntArray, capacity_bytes: int, entry_bytes: float) -> IntArray:
+    """The first of these groups, at least one, that together are not far larger than a frame should be: the center
+    refuses a frame above its bound, for ever. Until one was sent nobody knows how large an entry is, and of samples
+    none is like another."""
+    pending = held.entries.pending
+    if not pending.samples and entry_bytes != INITIAL_ENTRY_BYTES:
+        return groups
+    while len(groups) > 1 and pending.take(groups).nbytes > MOST_OVER * capacity_bytes:
+        groups, held.ranking = groups[: len(groups) // 2], Ranking()  # the others have their turn again
+    return groups

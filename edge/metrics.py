@@ -1,0 +1,89 @@
+"""What an edge tells about itself: `/metrics`, `/livez`, `/readyz`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from edge.durability.durable_core import DurableCore
+
+
+class EdgeCollector:
+    """Reads the core's own counters when somebody asks; nothing is counted twice.
+
+    Args:
+        gauges: further values by name, read at the same moment.
+        rejected: records refused by the decoders, by (stream, reason).
+    """
+
+    def __init__(
+        self,
+        durable: DurableCore,
+        gauges: Callable[[], dict[str, tuple[str, float]]],
+        rejected: dict[tuple[str, str], int],
+    ) -> None:
+        self._durable, self._gauges, self._rejected = durable, gauges, rejected
+
+    def collect(self) -> Iterable[Metric]:
+        core = self._durable.core
+        records = CounterMetricFamily("edgewater_edge_records", "Records read, by stream.", labels=["stream"])
+        watermark = GaugeMetricFamily(
+            "edgewater_edge_watermark_seconds", "Event time before which no more is expected.", labels=["stream"]
+        )
+        for name, stream in core.streams.items():
+            records.add_metric([name], stream.records)
+            watermark.add_metric([name], stream.watermark_ms / 1000)
+        yield records
+        yield watermark
+        dropped = CounterMetricFamily(
+            "edgewater_edge_dropped_records", "Records not counted in a query, by reason.", labels=["reason"]
+        )
+        for reason, count in self._durable.drops.items():
+            dropped.add_metric([reason], count)
+        yield dropped
+        failed = CounterMetricFamily(
+            "edgewater_edge_function_failures",
+            "Calls of users' functions in queries that failed: their records have null.",
+            labels=["function"],
+        )
+        for name, calls in self._durable.function_failures.items():
+            failed.add_metric([name], calls)
+        yield failed
+        rejected = CounterMetricFamily(
+            "edgewater_edge_rejected_records", "Records that could not be read.", labels=["stream", "reason"]
+        )
+        for (stream_name, reason), count in self._rejected.items():
+            rejected.add_metric([stream_name, reason], count)
+        yield rejected
+        yield CounterMetricFamily("edgewater_edge_frames", "Frames built.", core.next_seq - 1)
+        yield CounterMetricFamily(
+            "edgewater_edge_journal_damaged_records", "Journal records passed over.", self._durable.damaged_records
+        )
+        for name, (text, value) in self._gauges().items():
+            yield GaugeMetricFamily(f"edgewater_edge_{name}", text, value)
+
+
+def routes(registry: CollectorRegistry, missing: Callable[[], list[str]]) -> list[Route]:
+    """The operator's endpoints.
+
+    Args:
+        missing: what keeps the edge from accepting records, as phrases; the center is not among
+            them, because an edge without a center goes on.
+    """
+
+    async def livez(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_: Request) -> Response:
+        reasons = missing()
+        return JSONResponse({"ready": not reasons, "missing": reasons}, status_code=503 if reasons else 200)
+
+    async def metrics(_: Request) -> Response:
+        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
+
+    return [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]

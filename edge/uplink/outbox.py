@@ -1,0 +1,243 @@
+"""The agent's two faces towards the uplink: what is to be sent, and what has come down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edge.core.drift import DriftMeter
+from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Pull, QueryRefused, SamplingSet
+from edge.core.query import QueryPipeline
+from edge.durability.durable_core import DurableCore
+from edge.durability.group_commit import GroupCommit
+from edge.uplink.ports import BudgetOrder, QueryStatusReport
+from edgewater.query import ErrorBudget, QuerySpec
+from edgewater.streams import END_OF_TIME_MS, LIVE, type_name
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.frames import Frame, QueryRef, SamplingReason
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = 1
+ASSUMED_BANDWIDTH_BYTES_S = 1e6
+EMPTY_PULL_PAUSE_S = 0.05
+REPORT_EVERY_MS = 10_000
+"""How often shares are reported without news, so that the center learns how the load moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The way from here into an answer, as measured: what a staleness budget loses before the edge can use it.
+
+    A window's answer is due at the center S after the window's end. The edge has S less half a round trip, the
+    time that queued bytes need on the link, and the center's processing delay.
+
+    Attributes:
+        rtt_ms: round trip of the link alone, without the center's disk.
+        queued_bytes: in flight, and so before whatever leaves now.
+        bandwidth_bytes_s: what the link carries; 0: not known.
+        center_ms: from a frame's arrival until it is answered with; 0: not known.
+    """
+
+    rtt_ms: float = 0.0
+    queued_bytes: int = 0
+    bandwidth_bytes_s: float = 0.0
+    center_ms: int = 0
+
+    @property
+    def ms(self) -> int:
+        """The whole way, rounded up."""
+        queue_ms = 1000.0 * self.queued_bytes / self.bandwidth_bytes_s if self.bandwidth_bytes_s > 0 else 0.0
+        return int(-(-(self.rtt_ms / 2 + queue_ms) // 1)) + self.center_ms
+
+
+class Session:
+    """Implements `edge.uplink.ports.Outbox` and `edge.uplink.ports.Listener` over the durable core.
+
+    Args:
+        busy_share: how busy the reading of sources has been since the last heartbeat (`BusyMeter.take`).
+        unread: the streams that may have input which has not been read.
+
+    Attributes:
+        bandwidth_bytes_s: what the link carries: measured, or assumed as long as it was never filled.
+        changed: set whenever the core has moved, so that whoever waits looks again.
+    """
+
+    def __init__(
+        self,
+        edge: str,
+        labels: Mapping[str, str],
+        durable: DurableCore,
+        commit: GroupCommit,
+        now_ms: Callable[[], int],
+        cap_bytes_s: int | None = None,
+        busy_share: Callable[[], float] = lambda: 0.0,
+        unread: Callable[[], tuple[str, ...]] = lambda: (),
+    ) -> None:
+        self._edge, self._labels = edge, dict(labels)
+        self._durable, self._commit, self._now_ms = durable, commit, now_ms
+        self.changed = asyncio.Event()
+        self.configured = asyncio.Event()
+        if durable.core.configured:
+            self.configured.set()
+        self._busy_share, self._unread = busy_share, unread
+        self.rtt_ms = 0.0
+        self.in_flight_bytes = 0
+        self._center_ms: dict[QueryRef, int] = {}
+        self._reported_ms: dict[QueryRef, int] = {}
+        self._drifts: dict[QueryRef, DriftMeter] = {}
+        self._cap_bytes_s = float(cap_bytes_s) if cap_bytes_s is not None else float("inf")
+        self.bandwidth_bytes_s = min(ASSUMED_BANDWIDTH_BYTES_S, self._cap_bytes_s)
+        self._durable_seq = durable.core.next_seq - 1  # what recovery found is on disk
+
+    def unacknowledged(self, after: int | None) -> Iterable[Frame]:
+        unacked = self._durable.core.unacked
+        return [f for f in unacked if f.seq <= self._durable_seq and (after is None or f.seq > after)]
+
+    async def take(self, capacity_bytes: int) -> Frame:
+        """Waits for a frame worth sending, builds it, and waits until it is durable."""
+        while True:
+            now = self._now_ms()
+            due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s, now)
+            if due is not None and due <= now:
+                open_between = self._durable.core.open_between(self.bandwidth_bytes_s, now)
+                pull = Pull(capacity_bytes, open_between, self.bandwidth_bytes_s, self.way_ms, self._unread())
+                effects = self._durable.handle(pull)
+                for effect in effects:
+                    if isinstance(effect, FrameBuilt):
+                        await self._commit.durable()
+                        self._durable_seq = effect.frame.seq
+                        return effect.frame
+                await self._moved(EMPTY_PULL_PAUSE_S)
+            else:
+                await self._moved(None if due is None else (due - now) / 1000)
+
+    @property
+    def way_ms(self) -> int:
+        """From a frame's leaving until it is answered with, by the slowest of the queries' ways."""
+        center_ms = max((self._center_ms.get(ref, 0) for ref in self._durable.core.queries), default=0)
+        return Way(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s, center_ms).ms
+
+    async def _moved(self, timeout_s: float | None) -> None:
+        self.changed.clear()
+        try:
+            await asyncio.wait_for(self.changed.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def on_welcome(self, acked_through: int | None) -> None:
+        if acked_through is not None:
+            self.on_ack(acked_through)
+
+    def on_ack(self, through: int) -> None:
+        self._durable.handle(Acked(through))
+        self.changed.set()
+
+    def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
+        core = self._durable.core
+        if {ref for ref, _ in queries} != {*core.queries, *core.refused} or not core.configured:
+            for effect in self._durable.handle(Configured(tuple(queries))):
+                if isinstance(effect, QueryRefused):
+                    log.warning("query %s is refused: %s", effect.query.name, effect.message)
+        self.configured.set()
+        self.changed.set()
+        return [QueryStatusReport(ref, True, "", "") for ref in core.queries] + [
+            QueryStatusReport(ref, False, refused.code, refused.message) for ref, refused in core.refused.items()
+        ]
+
+    def on_budget(self, order: BudgetOrder) -> None:
+        pipeline = self._durable.core.queries.get(order.query)
+        if pipeline is None:
+            return
+        if order.version > pipeline.schedule.version or (order.version == 0 and order.shares != pipeline.shares):
+            self._durable.handle(BudgetSet(order.query, dict(order.shares), order.version, order.from_ms))
+            self.changed.set()
+        self._center_ms[order.query] = order.center_ms
+        # Heard before: the center does not know it, or it would not say it again.
+        self._reported_ms.pop(order.query, None)
+
+    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
+        if query in self._durable.core.queries:
+            self._durable.handle(SamplingSet(query, min(max(rate, 0.0), 1.0), clock_offset_ms, reason))
+            self.changed.set()
+
+    async def budget_reports(self, *, anew: bool) -> Sequence[pb.BudgetReport]:
+        now = self._now_ms()
+        queries = {r: p for r, p in self._durable.core.queries.items() if isinstance(p.spec.budget, ErrorBudget)}
+        due = [r for r in queries if anew or now - self._reported_ms.get(r, -REPORT_EVERY_MS) >= REPORT_EVERY_MS]
+        reports = [self._budget_report(queries[ref]) for ref in due]
+        self._reported_ms = {r: t for r, t in self._reported_ms.items() if r in queries} | dict.fromkeys(due, now)
+        self._drifts = {r: m for r, m in self._drifts.items() if r in queries}
+        if reports:
+            await self._commit.durable()
+        return reports
+
+    def _budget_report(self, pipeline: QueryPipeline) -> pb.BudgetReport:
+        meter = self._drifts.setdefault(pipeline.ref, DriftMeter(pipeline.spec.window.longest_ms))
+        meter.note(pipeline.drift, pipeline.progress.through_ms)
+        applied = pipeline.schedule.last
+        return pb.BudgetReport(
+            query=pipeline.ref.name,
+            query_version=pipeline.ref.version,
+            version=pipeline.schedule.version,
+            shares=applied.shares,
+            from_ms=applied.from_ms,
+            update_bytes=pipeline.progress.entry_bytes,
+            drift_per_s=meter.per_s,
+        )
+
+    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
+        self.in_flight_bytes = in_flight_bytes
+        if bandwidth_bytes_s > 0:
+            self.bandwidth_bytes_s = min(bandwidth_bytes_s, self._cap_bytes_s)
+        self.rtt_ms = rtt_ms
+
+    def hello(self) -> pb.Hello:
+        core = self._durable.core
+        return pb.Hello(
+            protocol_min=PROTOCOL,
+            protocol_max=PROTOCOL,
+            edge=self._edge,
+            incarnation=self._durable.incarnation,
+            labels=self._labels,
+            streams=[self._stream(name) for name in core.streams],
+            oldest_seq=core.unacked[0].seq if core.unacked else core.next_seq,
+            next_seq=core.next_seq,
+            sent_at_ms=self._now_ms(),
+        )
+
+    def _stream(self, name: str) -> pb.Stream:
+        spec = self._durable.core.streams[name].spec
+        columns = [pb.Stream.Column(name=n, type=type_name(t)) for n, t in spec.columns.items()]
+        clock = spec.clock or LIVE
+        if clock.is_live:
+            return pb.Stream(name=name, columns=columns)
+        return pb.Stream(
+            name=name,
+            columns=columns,
+            clock=pb.Stream.Clock(
+                event_origin_ms=clock.event_origin_ms, wall_origin_ms=clock.wall_origin_ms, speed=clock.speed
+            ),
+        )
+
+    def heartbeat(self) -> pb.Heartbeat:
+        core = self._durable.core
+        return pb.Heartbeat(
+            streams=[
+                pb.StreamProgress(
+                    stream=name,
+                    watermark_ms=state.watermark_ms,
+                    ended=state.watermark_ms >= END_OF_TIME_MS,
+                    records=state.records,
+                )
+                for name, state in core.streams.items()
+            ],
+            backlog_bytes=core.unacked_bytes,
+            bandwidth_bytes_s=self.bandwidth_bytes_s,
+            rtt_ms=self.rtt_ms,
+            drops=self._durable.drops,
+            sent_at_ms=self._now_ms(),
+            busy_share=self._busy_share(),
+        )

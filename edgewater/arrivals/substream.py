@@ -1,0 +1,153 @@
+"""The statistics of a sub-stream as an edge ships them: they add up over batches, and over edges of one stratum."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from edgewater.arrivals.grid import Grid
+from edgewater.errors import CorruptSynopsis, InvalidRecord, UnsupportedVersion
+from edgewater.synopses.base import FloatArray, IntArray
+
+_HEADER = struct.Struct("<BqIIqq9d")
+_VERSION = 1
+
+DEFAULT_MAX_SKEW_MS = 1_000
+"""How far in the future a record may lie, by its event time, and still count as punctual."""
+
+
+@dataclass(slots=True)
+class Moments:
+    """Count, mean and summed squared deviations; merging is Chan, Golub and LeVeque's."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    deviations: float = 0.0
+
+    @classmethod
+    def of(cls, values: FloatArray) -> Self:
+        if not len(values):
+            return cls()
+        mean = float(values.mean())
+        return cls(float(len(values)), mean, float(((values - mean) ** 2).sum()))
+
+    @classmethod
+    def weighted(cls, values: FloatArray, counts: IntArray) -> Self:
+        total = float(counts.sum())
+        if not total:
+            return cls()
+        mean = float((values * counts).sum()) / total
+        return cls(total, mean, float((counts * (values - mean) ** 2).sum()))
+
+    def merge(self, other: Moments) -> None:
+        total = self.count + other.count
+        if not total:
+            return
+        gap = other.mean - self.mean
+        self.deviations += other.deviations + gap * gap * self.count * other.count / total
+        self.mean += gap * other.count / total
+        self.count = total
+
+    @property
+    def variance(self) -> float:
+        """Of the population seen, with n - 1; 0 of fewer than two."""
+        return self.deviations / (self.count - 1) if self.count > 1 else 0.0
+
+
+@dataclass(slots=True)
+class SubstreamStatistics:
+    """One source's events born in sub-stream `index`, as far as reported.
+
+    Attributes:
+        cells: events by slot of the sub-stream and lag, as flat index slot·lags + lag (ascending) and count: the
+            rows of the center's triangle.
+        late: sampled values by lag group: count, Σv, Σv², float64 (3, groups).
+    """
+
+    grid: Grid
+    index: int
+    delay: Moments = field(default_factory=Moments)
+    gap: Moments = field(default_factory=Moments)
+    value: Moments = field(default_factory=Moments)
+    cells: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    counts: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    late: FloatArray = field(default_factory=lambda: np.zeros((3, 0)))
+    skewed: int = 0
+    from_future: int = 0
+
+    @property
+    def events(self) -> int:
+        return int(self.counts.sum())
+
+    def merge(self, other: SubstreamStatistics) -> None:
+        """Adds what another batch, or another edge of the same stratum, has of the same sub-stream.
+
+        Raises:
+            InvalidRecord: of another sub-stream or grid.
+        """
+        if (other.grid, other.index) != (self.grid, self.index):
+            raise InvalidRecord("substream", (other.grid, other.index), f"{(self.grid, self.index)}")
+        for name in ("delay", "gap", "value"):
+            getattr(self, name).merge(getattr(other, name))
+        cells = np.concatenate([self.cells, other.cells])
+        self.cells, inverse = np.unique(cells, return_inverse=True)
+        weights = np.concatenate([self.counts, other.counts])
+        self.counts = np.bincount(inverse, weights=weights, minlength=len(self.cells)).astype(np.int64)
+        if not self.late.size:
+            self.late = other.late.copy()
+        elif other.late.size:
+            self.late = self.late + other.late
+        self.skewed += other.skewed
+        self.from_future += other.from_future
+
+    def arrivals(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Arrival slot since epoch, lag, count: what `Watermark.on_slot` takes, slot by slot."""
+        slot, lag = np.divmod(self.cells, self.grid.lags)
+        return self.index * self.grid.substream_slots + slot + lag, lag, self.counts
+
+    def to_state(self) -> bytes:
+        """Compact bytes: a header, cells as varying-width differences, counts, values by lag group."""
+        moments = [x for m in (self.delay, self.gap, self.value) for x in (m.count, m.mean, m.deviations)]
+        head = _HEADER.pack(
+            _VERSION, self.index, len(self.cells), self.late.shape[1], self.skewed, self.from_future, *moments
+        )
+        steps = np.diff(self.cells, prepend=0)
+        return head + _packed(steps) + _packed(self.counts) + self.late.astype("<f8").tobytes()
+
+    @classmethod
+    def from_state(cls, state: bytes, grid: Grid) -> Self:
+        """Raises CorruptSynopsis, UnsupportedVersion."""
+        if state[:1] and state[0] > _VERSION:
+            raise UnsupportedVersion(f"sub-stream statistics of version {state[0]}; this release reads {_VERSION}")
+        try:
+            _, index, cells, groups, skewed, future, *m = _HEADER.unpack_from(state)
+            steps, at = _unpacked(state, _HEADER.size, cells)
+            counts, at = _unpacked(state, at, cells)
+            if len(state) != at + 24 * groups:
+                raise ValueError("length")
+            late = np.frombuffer(state, "<f8", 3 * groups, at).reshape(3, groups).astype(float)
+        except (struct.error, ValueError, IndexError) as exc:
+            raise CorruptSynopsis(f"sub-stream statistics cannot be read: {exc}") from exc
+        where = np.cumsum(steps)
+        limit = grid.substream_slots * grid.lags
+        if cells and (where[-1] >= limit or (steps[1:] <= 0).any() or (counts <= 0).any()):
+            raise CorruptSynopsis(f"sub-stream statistics have cells outside of {limit}, or without events")
+        delay, gap, value = (Moments(*m[i : i + 3]) for i in (0, 3, 6))
+        return cls(grid, index, delay, gap, value, where, counts, late, skewed, future)
+
+
+def _packed(values: IntArray) -> bytes:
+    """The narrowest unsigned type that holds them all, named by its width."""
+    width = next(w for w in (1, 2, 4, 8) if int(values.max(initial=0)) < 1 << (8 * w))
+    return bytes([width]) + values.astype(f"<u{width}").tobytes()
+
+
+def _unpacked(state: bytes, at: int, count: int) -> tuple[IntArray, int]:
+    width = state[at]
+    if width not in (1, 2, 4, 8):
+        raise ValueError(f"width {width}")
+    values = np.frombuffer(state, f"<u{width}", count, at + 1).astype(np.int64)
+    return values, at + 1 + width * count

@@ -1,0 +1,260 @@
+"""The questions that can be put to a measure, by the names that users write. Pure.
+
+A question is asked of a stack, so its answer comes for all groups at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from edgewater.errors import InvalidRequest
+from edgewater.synopses.base import (
+    Count,
+    Distinct,
+    Estimates,
+    IntArray,
+    Maximum,
+    Mean,
+    Minimum,
+    Quantile,
+    Question,
+    Rank,
+    Stack,
+    Sum,
+    Variance,
+)
+from edgewater.synopses.items import item_of
+from edgewater.synopses.quantiles.kll import KllStack
+from edgewater.synopses.questions import (
+    Contains,
+    FalsePositiveRate,
+    Frequency,
+    IntersectionSize,
+    JoinSize,
+    Proportion,
+    Range,
+    Ranking,
+    SelfJoinSize,
+    SubsetCount,
+    TopItems,
+    UnionSize,
+)
+from edgewater.synopses.sampling.sample_rows import SampleStack
+
+NAMES: dict[str, tuple[type[Question], ...]] = {
+    "count": (Count,),
+    "sum": (Sum,),
+    "mean": (Mean,),
+    "variance": (Variance,),
+    "min": (Minimum,),
+    "max": (Maximum,),
+    "distinct": (Distinct,),
+    "quantile": (Quantile,),
+    "rank": (Rank,),
+    "frequency": (Frequency,),
+    "contains": (Contains,),
+    "range": (Range, SubsetCount),
+    "proportion": (Proportion,),
+    "self_join_size": (SelfJoinSize,),
+    "join_size": (JoinSize,),
+    "union_size": (UnionSize,),
+    "intersection_size": (IntersectionSize,),
+    "false_positive_rate": (FalsePositiveRate,),
+    "top": (TopItems,),
+}
+"""What a question's name means; of several kinds the first that the synopsis answers."""
+
+OF_TWO = ("join_size", "union_size", "intersection_size")
+"""Questions about two synopses: `other` is the second."""
+
+COUNTED: tuple[type[Question], ...] = (Count, Frequency, Range, TopItems)
+"""Questions whose answers are whole numbers, of stacks that count."""
+
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "quantile": ("q",), "rank": ("x",), "frequency": ("item",), "contains": ("item",), "range": ("lo", "hi"),
+    "proportion": ("lo", "hi"), "top": ("k",), **dict.fromkeys(OF_TWO, ("other",)),
+}  # fmt: skip
+
+
+def kind_asked(name: str, stack: Stack) -> type[Question] | None:
+    """The kind of question that a name means to this stack; None: it cannot answer it."""
+    if isinstance(stack, SampleStack) and stack.item_type == "string" and name != "count":
+        return None  # texts are neither averaged nor ordered
+    for kind in NAMES.get(name, ()):
+        if kind in stack.questions or (kind is TopItems and isinstance(stack, Ranking)):
+            return kind
+    return None
+
+
+def answerable(stack: Stack) -> list[str]:
+    """The names of the questions that a stack answers."""
+    return [name for name in NAMES if kind_asked(name, stack) is not None]
+
+
+def question(
+    name: str, given: Mapping[str, Any], stack: Stack, confidence: float | None = None, *, measure: str = ""
+) -> Question:
+    """The question of that name to a stack.
+
+    Args:
+        given: its fields: ``q`` of a quantile, ``x`` of a rank, ``item`` of a frequency or of contains, ``lo``
+            and ``hi`` of a range or a proportion, ``k`` of top, ``other`` (a stack) of questions about two.
+            Others are passed over. An item is in JSON's type or a text that reads as the items' type.
+        confidence: of the interval; None: the question's own.
+        measure: for messages.
+
+    Raises:
+        InvalidRequest: an unknown name, one that the stack cannot answer, or a wrong or missing field.
+    """
+    kind = kind_asked(name, stack)
+    if kind is None:
+        reason = f"{measure or 'the measure'} is a {stack.kind}, which cannot answer it" if name in NAMES else ""
+        raise InvalidRequest("question", name, f"one of {', '.join(answerable(stack))}", reason)
+    wanted: dict[str, Any] = {}
+    for field in _FIELDS.get(name, ()):
+        if field not in given:
+            raise InvalidRequest(field, None, _ACCEPTED[field], f"a question for {name} needs it")
+        wanted[field] = _read_field(field, given[field], stack)
+    if confidence is not None and "confidence" in kind.__dataclass_fields__:
+        wanted["confidence"] = confidence
+    return kind(**wanted)
+
+
+_ACCEPTED = {
+    "q": "a rank from 0 to 1, such as 0.99",
+    "x": "a number",
+    "lo": "a number",
+    "hi": "a number",
+    "item": "a value of the measure's argument",
+    "k": "a whole number",
+    "other": "the measure of another query",
+}
+
+
+def _read_field(field: str, value: Any, stack: Stack) -> Any:
+    if field == "item":
+        return typed_item(value, getattr(stack, "item_type", None), field)
+    if field == "other":
+        return value
+    if field == "k":
+        return _top_count(value, getattr(stack, "k", None))
+    number = _float(value)
+    if number is None or math.isnan(number) or (field == "q" and not 0 <= number <= 1):
+        raise InvalidRequest(field, value, _ACCEPTED[field])
+    return number
+
+
+def _top_count(value: Any, most: int | None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
+        accepted = f"a whole number from 1 to {most}" if most is not None else "a whole number from 1"
+        raise InvalidRequest("k", value, accepted, "so many does the measure keep" if most is not None else "")
+    return value
+
+
+def _float(value: Any) -> float | None:
+    """The number; None for what is none, or too large a whole number for a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def typed_item(value: Any, item_type: str | None, field: str = "item") -> Any:
+    """A value, or a text that stands for it, in the type of the items. Raises InvalidRequest.
+
+    Args:
+        item_type: None: nothing is known of it, because there are no items; then the value stays as it is.
+    """
+    if item_type is None:
+        return value
+    read = value
+    if isinstance(value, str) and item_type != "string":
+        try:
+            read = _FROM_TEXT[item_type](value)
+        except (ValueError, KeyError):
+            raise InvalidRequest(field, value, f"an item of type {item_type}, as the values are") from None
+    return item_of(read, item_type)
+
+
+_FROM_TEXT: dict[str, Callable[[str], Any]] = {
+    "int64": int,
+    "float64": float,
+    "bool": {"true": True, "false": False}.__getitem__,
+}
+
+
+def top_items(stack: Stack, k: int | None, measure: str = "") -> TopItems | None:
+    """The question for the k most frequent items; None: as many as the measure is for. Raises InvalidRequest."""
+    if k is None:
+        return None
+    asked = question("top", {"k": k}, stack, measure=measure)
+    assert isinstance(asked, TopItems)
+    return asked
+
+
+def by_itself(stack: Stack, confidence: float | None) -> Question | None:
+    """The question that a stack answers if it is not asked, with its confidence where it has one; None: as it is."""
+    for kind in (Distinct, SelfJoinSize):
+        if kind in stack.questions:
+            return kind() if confidence is None else kind(confidence)
+    if isinstance(stack, SampleStack) and stack.item_type == "string":
+        if Count not in stack.questions:
+            raise InvalidRequest(
+                "question", None, "values=true of an answer", f"a {stack.kind} of texts has no estimate"
+            )
+        return Count()
+    if Mean in stack.questions and isinstance(stack, SampleStack):
+        return Mean() if confidence is None else Mean(confidence)
+    if Quantile in stack.questions and isinstance(stack, KllStack):
+        return Quantile(0.5) if confidence is None else Quantile(0.5, confidence)
+    return None
+
+
+def read_confidence(given: Any) -> float | None:
+    """A confidence as it was written; None: none was. Raises InvalidRequest."""
+    if given is None:
+        return None
+    number = isinstance(given, int | float) and not isinstance(given, bool)
+    # Half of what is left to 1 has to be seen in a float, or the interval has no end.
+    if not number or not 0 < given < 1 or 0.5 + given / 2 == 1:
+        raise InvalidRequest("confidence", given, "a number between 0 and 1, such as 0.95")
+    return float(given)
+
+
+def ask(stack: Stack, asked: Question | None, confidence: float | None = None, *, measure: str = "") -> Estimates:
+    """The stack's answer per group (not to `TopItems`: see `Ranking`), which holds at least at `confidence`.
+
+    Raises:
+        InvalidRequest: its interval cannot be made for that confidence; the message says for which it is.
+    """
+    estimates = stack.query(asked)
+    require_confidence(estimates, confidence, measure)
+    return estimates
+
+
+def require_confidence(estimates: Estimates, confidence: float | None, measure: str) -> None:
+    """Raises InvalidRequest unless the intervals hold at `confidence` (None: whatever theirs is)."""
+    if confidence is not None and len(estimates) and estimates.confidence < confidence - 1e-12:
+        held = f"{estimates.confidence:.6g}"
+        raise InvalidRequest("confidence", confidence, f"at most {held}, or none", f"{measure} is given at {held}")
+
+
+def merged(stack: Stack) -> Stack:
+    """All groups of a stack as one, in log₂(groups) merges of stacks; a copy."""
+    groups = len(stack)
+    result = stack.take(np.arange(groups))
+    if not groups:
+        result.grow(1)
+    while groups > 1:
+        half = (groups + 1) // 2
+        behind: IntArray = np.arange(half, groups)
+        kept = result.take(np.arange(half))
+        kept.merge(result.take(behind), behind - half)
+        result, groups = kept, half
+    return result

@@ -1,0 +1,264 @@
+"""The rules that ours is measured against. Each sees a window's events and may use what has arrived by then.
+
+`Default` waits for everything. `KSlack` is Default under the watermark of Mutschler and Philippsen (2013),
+the "Default" of Aion's figures. `AqKSlack` follows Ji et al. (2015) in the form Aion compares with: slack and
+sample chosen by the error. `AionPrinted` is Algorithms 1–2 with Eq. 4, 7, 8 as they stand, δ = 1 - confidence;
+`AionMinus` its sample under K-Slack's watermark. `FixedWatermark` is Spark's and Flink's bounded out-of-orderness.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from center.early_trigger.sample_size import finite, mean_size
+from edgewater.arrivals.target import MeasureKind, Target
+from edgewater.errors import InvalidInput
+from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+
+HISTORY_WINDOWS = 10
+"""m of Eq. 1, in windows: terms i - m … i - 1, m of them (corrections.md, Aion 12)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowArrivals:
+    """All events of a window, whenever they arrive. Times in ms; one entry per event, any order."""
+
+    start_ms: float
+    end_ms: float
+    born_ms: FloatArray
+    arrival_ms: FloatArray
+    value: FloatArray
+    group: IntArray
+    groups: int
+    mark: FloatArray
+
+    @property
+    def delay_ms(self) -> FloatArray:
+        return self.arrival_ms - self.born_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """When the window was closed, from what, with what answer.
+
+    Attributes:
+        processed: events that went through the operator; arrived: those that could have.
+        estimate: per group.
+    """
+
+    fire_ms: float
+    processed: BoolArray
+    arrived: BoolArray
+    estimate: FloatArray
+
+
+class Baseline(Protocol):
+    def close(self, window: WindowArrivals) -> Closing:
+        """Closes the next window. To be called in order."""
+        ...
+
+
+def measured(measure: MeasureKind, window: WindowArrivals, used: BoolArray, scale: FloatArray | float) -> FloatArray:
+    """The measure over the events used, times `scale` for totals."""
+    count = np.bincount(window.group[used], minlength=window.groups).astype(float)
+    if measure == "count":
+        return np.asarray(count * scale)
+    total = np.bincount(window.group[used], weights=window.value[used], minlength=window.groups)
+    if measure == "sum":
+        return np.asarray(total * scale)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(total / count)
+
+
+class Default:
+    """Waits until every event is there, as if it were told."""
+
+    def __init__(self, target: Target, measure: MeasureKind) -> None:
+        self.measure = measure
+
+    def close(self, window: WindowArrivals) -> Closing:
+        every = np.ones(len(window.value), bool)
+        fire = float(window.arrival_ms.max(initial=window.end_ms))
+        return Closing(fire, every, every, measured(self.measure, window, every, 1.0))
+
+
+class FixedWatermark:
+    """Closes a fixed time after the window's end; what comes later is dropped."""
+
+    def __init__(self, target: Target, measure: MeasureKind, delay_ms: float) -> None:
+        if delay_ms < 0:
+            raise InvalidInput("watermark delay", delay_ms, "0 ms or more")
+        self.measure, self.delay_ms = measure, delay_ms
+
+    def close(self, window: WindowArrivals) -> Closing:
+        fire = window.end_ms + self.delay_ms
+        there = window.arrival_ms <= fire
+        return Closing(fire, there, there, measured(self.measure, window, there, 1.0))
+
+
+class Slack:
+    """K-Slack's K: the largest delay that was ever seen."""
+
+    def __init__(self) -> None:
+        self.largest_ms = 0.0
+
+    def fire_ms(self, window: WindowArrivals) -> float:
+        order = np.argsort(window.arrival_ms)
+        arrival = window.arrival_ms[order]
+        largest = np.maximum.accumulate(np.maximum(window.delay_ms[order], self.largest_ms))
+        fire = window.end_ms
+        while True:  # what comes during the wait may lengthen it
+            seen = int(np.searchsorted(arrival, fire, side="right"))
+            slack = float(largest[seen - 1]) if seen else self.largest_ms
+            if window.end_ms + slack <= fire:
+                break
+            fire = window.end_ms + slack
+        self.largest_ms = max(self.largest_ms, float(window.delay_ms.max(initial=0.0)))
+        return fire
+
+
+class KSlack:
+    """No sampling; closes at the end plus the largest delay seen so far."""
+
+    def __init__(self, target: Target, measure: MeasureKind) -> None:
+        self.measure, self._slack = measure, Slack()
+
+    def close(self, window: WindowArrivals) -> Closing:
+        fire = self._slack.fire_ms(window)
+        there = window.arrival_ms <= fire
+        return Closing(fire, there, there, measured(self.measure, window, there, 1.0))
+
+
+class Past:
+    """Means over the last windows that the sampling baselines plan on."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[float, float, float]] = []
+
+    def learn(self, size: float, values: FloatArray) -> None:
+        if len(values) > 1:
+            self._rows = [*self._rows, (size, float(values.mean()), float(values.var(ddof=1)))][-HISTORY_WINDOWS:]
+
+    @property
+    def empty(self) -> bool:
+        return not self._rows
+
+    @property
+    def size(self) -> float:
+        return float(np.mean([r[0] for r in self._rows]))
+
+    @property
+    def variation(self) -> float:
+        """σ/|μ|; infinite where the mean is zero."""
+        mean = float(np.mean([r[1] for r in self._rows]))
+        return float(np.sqrt(np.mean([r[2] for r in self._rows])) / abs(mean)) if mean else float("inf")
+
+
+class AqKSlack:
+    """Half of the error for what is left out by the slack, half for the sample, by Chebyshev's inequality.
+
+    The slack is the shortest with which enough of the past windows would have missed at most half of the error.
+    """
+
+    def __init__(self, target: Target, measure: MeasureKind) -> None:
+        self.target, self.measure = target, measure
+        self._needed_ms: list[float] = []
+        self._past = Past()
+
+    def close(self, window: WindowArrivals) -> Closing:
+        half, late = self.target.error / 2, np.maximum(window.arrival_ms - window.end_ms, 0.0)
+        if self._needed_ms:
+            fire = window.end_ms + float(np.quantile(self._needed_ms, self.target.confidence, method="higher"))
+        else:
+            fire = float(window.arrival_ms.max(initial=window.end_ms))
+        there = window.arrival_ms <= fire
+        rate = 1.0
+        if not self._past.empty:
+            endless = self._past.variation**2 / ((1 - self.target.confidence) * half**2)
+            rate = float(finite(endless, self._past.size)) / self._past.size
+        used = there & (window.mark < rate)
+        if len(late):
+            self._needed_ms = [*self._needed_ms, float(np.quantile(late, 1 - half))][-20 * HISTORY_WINDOWS :]
+        self._past.learn(float(there.sum()), window.value[used])
+        count = _by_group(window, used)
+        scale = _by_group(window, there) / np.maximum(count, 1.0)
+        return Closing(fire, used, there, measured(self.measure, window, used, scale))
+
+
+class AionMinus:
+    """Aion's sample n/N of Eq. 4, closed by K-Slack."""
+
+    def __init__(self, target: Target, measure: MeasureKind) -> None:
+        self.target, self.measure, self._slack, self._past = target, measure, Slack(), Past()
+
+    def close(self, window: WindowArrivals) -> Closing:
+        fire = self._slack.fire_ms(window)
+        there = window.arrival_ms <= fire
+        rate, size = 1.0, float(len(window.value))
+        if not self._past.empty:
+            size = self._past.size
+            rate = float(mean_size(self._past.variation, size, self.target.error, self.target.confidence)) / size
+        used = there & (window.mark < rate)
+        self._past.learn(float(there.sum()), window.value[used])
+        return Closing(fire, used, there, _scaled(self.measure, window, used, size))
+
+
+class AionPrinted:
+    """Algorithms 1 and 2: sub-streams are closed one by one, each at its own deadline, with Eq. 7 and 8.
+
+    Kept as printed: the rate divides the window's n by one sub-stream's N; the delay is its mean; a sub-stream
+    closed drops what comes later; N is history's. Two repairs without which nothing runs: a timer at the
+    deadline, and a sub-stream waits for n of its own, not for n of itself (corrections.md, Aion 3, 4, 6, 11).
+    """
+
+    def __init__(self, target: Target, measure: MeasureKind, substream_ms: float) -> None:
+        self.target, self.measure, self.substream_ms = target, measure, substream_ms
+        self._past = Past()
+        self._delay_ms = 0.0
+
+    def close(self, window: WindowArrivals) -> Closing:
+        part = np.floor((window.born_ms - window.start_ms) / self.substream_ms).astype(np.int64)
+        processed = np.zeros(len(window.value), bool)
+        arrived = np.zeros(len(window.value), bool)
+        fire, size = window.end_ms, float(len(window.value))
+        parts = round((window.end_ms - window.start_ms) / self.substream_ms)
+        wanted, rate = np.inf, 1.0
+        if not self._past.empty:
+            size = self._past.size
+            wanted = float(mean_size(self._past.variation, size, self.target.error, self.target.confidence))
+            gap = (window.end_ms - window.start_ms) / max(size, 1.0)
+            expected = (self.substream_ms - self._delay_ms) / gap  # Eq. 7; negative where E[D] > f
+            rate = min(1.0, wanted / expected) if expected > 0 else 1.0
+        for index in range(parts):
+            mine = part == index
+            sample = mine & (window.mark < rate)
+            closed = self._closed_ms(window, sample, window.start_ms + (index + 1) * self.substream_ms, wanted)
+            fire = max(fire, closed)
+            processed |= sample & (window.arrival_ms <= closed)
+            arrived |= mine & (window.arrival_ms <= closed)
+        self._learn(window, processed)
+        return Closing(fire, processed, arrived, _scaled(self.measure, window, processed, size))
+
+    def _closed_ms(self, window: WindowArrivals, sample: BoolArray, deadline_ms: float, wanted: float) -> float:
+        """The deadline, or when the sample is as large as wanted, or all of it there."""
+        at = np.sort(window.arrival_ms[sample])
+        enough = int(min(wanted, len(at)))
+        return max(deadline_ms, float(at[enough - 1])) if enough else deadline_ms
+
+    def _learn(self, window: WindowArrivals, processed: BoolArray) -> None:
+        # History holds what was observed; late events are observed too, before they are dropped.
+        self._past.learn(float(len(window.value)), window.value[processed])
+        if len(window.value):
+            self._delay_ms = float(window.delay_ms.mean())
+
+
+def _by_group(window: WindowArrivals, used: BoolArray) -> FloatArray:
+    return np.bincount(window.group[used], minlength=window.groups).astype(float)
+
+
+def _scaled(measure: MeasureKind, window: WindowArrivals, used: BoolArray, size: float) -> FloatArray:
+    """Totals scaled to a window of `size` events (Eq. 5)."""
+    return measured(measure, window, used, size / max(float(used.sum()), 1.0))

@@ -1,0 +1,140 @@
+"""A watermark restored at any moment goes on exactly as the one that was never interrupted."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from center.early_trigger.estimate import Sampled
+from center.early_trigger.trigger import Answer, TopUp, Watermark
+from edgewater.arrivals.grid import Grid
+from edgewater.arrivals.target import MEASURES, Target
+from edgewater.errors import CorruptSynopsis, UnsupportedVersion
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.named_arrays import KIND, VERSION
+
+pytestmark = pytest.mark.slow
+
+GRID = Grid(slot_ms=20, substream_slots=5, lags=90)
+SLOTS = 20
+
+
+class World:
+    """Sources whose delays change, one of which falls silent now and then, under a watermark that answers."""
+
+    def __init__(self, mark: Watermark, seed: int) -> None:
+        self.mark, self.rng = mark, np.random.default_rng(seed)
+        self.sources = mark.triangle.sources
+        self.silent: list[np.ndarray] = []
+        self.verdicts: list[object] = []
+
+    def step(self) -> None:
+        mark, rng = self.mark, self.rng
+        born = rng.poisson(12, self.sources)
+        row = np.zeros((self.sources, GRID.lags))
+        mean = 4 if mark.slot < 300 else 9
+        for source, count in enumerate(born):
+            lag = np.minimum(rng.exponential(mean, count).astype(int), min(mark.slot, GRID.lags - 1))
+            np.add.at(row[source], lag, 1)
+        quiet = self.sources > 1 and mark.slot % 97 > 80
+        if quiet:
+            self.silent.append(row[-1])
+            mark.on_slot(row, np.arange(self.sources) < self.sources - 1)
+        else:
+            if self.silent:
+                mark.on_return(self.sources - 1, np.array(self.silent))
+                self.silent = []
+            mark.on_slot(row)
+        if mark.slot % SLOTS == 0:
+            self.answer()
+
+    def answer(self) -> None:
+        mark, rng = self.mark, self.rng
+        groups = mark.target.groups
+        rates = mark.plan().rates
+        for attempt in range(3):
+            arrived = rng.poisson(200 / groups, (self.sources, groups)).astype(float)
+            count = np.floor(arrived * np.maximum(rates, 0.1 + 0.4 * attempt))
+            value = count * rng.normal(3, 0.1, count.shape)
+            by_lag = np.zeros(mark.late.count.shape)
+            by_lag[:, :4] = count.sum(axis=1, keepdims=True) / 4
+            sampled = Sampled(arrived, count, value, 12 * count, by_lag)
+            verdict = mark.judge(mark.slot, sampled)
+            self.verdicts.append(repr(verdict))
+            if not isinstance(verdict, TopUp):
+                break
+        if isinstance(verdict, Answer):
+            mark.on_answered(sampled, verdict, (by_lag, 3 * by_lag, 12 * by_lag))
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_a_restored_watermark_goes_on_as_the_uninterrupted_one(data):
+    seed = data.draw(st.integers(0, 2**32 - 1), "seed")
+    before = data.draw(st.integers(0, 420), "slots before")
+    measure = data.draw(st.sampled_from(MEASURES), "measure")
+    sources, groups = data.draw(st.sampled_from([(1, 1), (3, 1), (2, 4)]), "sources, groups")
+    latest = data.draw(st.sampled_from([None, 4]), "latest")
+    target = Target(0.1, 0.9, groups)
+    whole = World(Watermark(sources, GRID, SLOTS, target, measure, latest_slots=latest), seed)
+    for _ in range(before):
+        whole.step()
+    state = whole.mark.to_state()
+    again = World(Watermark.from_state(state), 0)
+    again.rng.bit_generator.state = whole.rng.bit_generator.state
+    again.silent, again.verdicts = list(whole.silent), list(whole.verdicts)
+    assert again.mark.to_state() == state
+    for _ in range(130):
+        whole.step()
+        again.step()
+    assert again.verdicts == whole.verdicts
+    assert again.mark.to_state() == whole.mark.to_state()
+
+
+def test_the_state_does_not_grow_with_time():
+    world = World(Watermark(3, GRID, SLOTS, Target(), "mean"), 1)
+    sizes = []
+    for _ in range(4):
+        for _ in range(500):
+            world.step()
+        sizes.append(len(world.mark.to_state()))
+    record = 4 * 3 * 150 * 8  # four offsets, three queues of at most 150 floats each
+    assert sizes[-1] < 3 * GRID.lags * 18 + record + 4000
+    assert sizes[-1] < 1.1 * sizes[-2]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_damaged_state_is_refused(data):
+    state = bytearray(Watermark(2, GRID, SLOTS, Target(), "sum").to_state())
+    state[data.draw(st.integers(0, len(state) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises((CorruptSynopsis, UnsupportedVersion)):
+        Watermark.from_state(bytes(state))
+
+
+def resealed(change):
+    message = codec.unseal(Watermark(2, GRID, SLOTS, Target(), "sum").to_state())
+    change(message)
+    return codec.seal(message)
+
+
+def test_a_newer_version_and_another_kind_are_refused():
+    with pytest.raises(UnsupportedVersion, match=str(VERSION + 1)):
+        Watermark.from_state(resealed(lambda m: setattr(m, "version", VERSION + 1)))
+    with pytest.raises(CorruptSynopsis, match=KIND):
+        Watermark.from_state(resealed(lambda m: setattr(m, "kind", "hyperloglog")))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"window_slots":20', '"window_slots":0'), ('"measure":"sum"', '"measure":"median"'), ('"slot":0', '"slit":0'),
+     ('"triangle.sums"', '"triangle.some"'), ("[20,5,90]", "[20,5,91]"), ("[20,5,90]", "[20,5]"),
+     ('"latest_slots":null', '"latest_slots":"soon"')],
+)  # fmt: skip
+def test_a_state_that_does_not_fit_together_is_refused(old, new):
+    def change(message):
+        assert old in message.parameters
+        message.parameters = message.parameters.replace(old, new)
+
+    with pytest.raises(CorruptSynopsis):
+        Watermark.from_state(resealed(change))

@@ -1,0 +1,81 @@
+"""An edge that cannot read what comes to it: nothing is promised of what it does not know, and nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from center.ledger.ledger import Emission, Phase
+from tests.center.accuracy_world import BEGIN_MS, Site, World, exponential, first_answers, spec
+
+pytestmark = pytest.mark.slow
+
+SLOW_MS = (5_000, 9_000)
+SECONDS = 16
+ERROR = 0.05
+
+
+def world_of(*, says: bool = True, restarts: bool = False, **parts: object) -> World:
+    """600 records/s come to each of three edges; the first reads 300 for four seconds, and then catches up."""
+    slow = (BEGIN_MS + SLOW_MS[0], BEGIN_MS + SLOW_MS[1])
+    sites = [Site.make(f"e{i}", i, SECONDS + 4, exponential(60.0)) for i in range(3)]
+    sites[0].slow, sites[0].reads, sites[0].says_unread = slow, 6, says
+    accuracy = {"error": "5%", "of": "total", "substream": "500ms"}
+    world = World(spec(accuracy=accuracy, lateness="8s", **parts), sites)
+    for _ in range(SECONDS):
+        world.run(1.0)
+        if restarts:
+            world.restart()
+    return world
+
+
+def is_off(world: World, answer: Emission) -> bool:
+    assert answer.quality.accuracy is not None and answer.quality.accuracy.prediction is not None
+    truth = world.truth(answer.window_start_ms)
+    return abs(answer.quality.accuracy.prediction.estimate - truth) > ERROR * truth
+
+
+def early(world: World) -> list[Emission]:
+    return [e for e in first_answers(world.given, skip=3) if e.phase is Phase.EARLY]
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return world_of()
+
+
+def test_no_early_answer_promises_what_an_edge_has_not_read(world: World) -> None:
+    promised = [e for e in early(world) if not e.quality.violations]
+    assert len(promised) >= 3
+    assert sum(is_off(world, e) for e in promised) <= 1, "one of twenty may be"
+
+
+def test_an_edge_that_does_not_say_so_makes_answers_wrong() -> None:
+    silent = world_of(says=False)
+    wrong = [e for e in early(silent) if not e.quality.violations and is_off(silent, e)]
+    assert len(wrong) >= 2, "which is what this is for"
+
+
+def test_every_window_is_answered_and_none_while_there_is_unread_input(world: World) -> None:
+    for second in range(3, 12):
+        given = [e for e in world.given if e.window_start_ms == BEGIN_MS + second * 1_000]
+        assert given, second
+        assert given[-1].quality.observed > 0
+        first_ms = given[0].given_at_ms - BEGIN_MS
+        assert not SLOW_MS[0] + 500 < first_ms < SLOW_MS[1], "it waits until the edge has caught up"
+
+
+def test_a_deadline_is_kept_and_the_answer_says_what_it_lacks() -> None:
+    world = world_of(budget={"staleness": "1s"})
+    given = [e for e in early(world) if SLOW_MS[0] + 500 < e.given_at_ms - BEGIN_MS < SLOW_MS[1]]
+    assert given
+    for answer in given:
+        assert answer.given_at_ms <= answer.window_end_ms + 1_000
+        (violation,) = answer.quality.violations
+        assert "e0 cannot keep up: there may be input that has not been read" in violation.message
+
+
+def test_a_job_that_comes_back_gives_the_same_answers(world: World) -> None:
+    again = world_of(restarts=True)
+    assert [(e.window_start_ms, e.phase, e.revision) for e in again.given] == [
+        (e.window_start_ms, e.phase, e.revision) for e in world.given
+    ]

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from center.budgets.allocation import Policy, Report
+from center.catalog.store import Catalog
+from center.ingest.assignments import Plan
+from center.ingest.budget_sync import ShareKeeper
+from center.ingest.metrics import GatewayMetrics
+from center.ingest.status_writer import Notes
+from edgewater.errors import StorageError
+from edgewater.streams import NEVER_MS, EdgeId
+from edgewater.wire.frames import QueryRef
+from tests.center.catalog_world import JFK, LGA, hello, spec
+from tests.center.gateway_world import on_a_loop
+
+
+class Watched(Catalog):
+    """A real catalog; something else may happen while a share book is changed."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.meanwhile: Callable[[QueryRef], None] = lambda _ref: None
+        self.changed: list[QueryRef] = []
+
+    def change_shares(self, ref: QueryRef, *args: Any) -> tuple[Any, bool]:
+        self.meanwhile(ref)
+        self.changed.append(ref)
+        return super().change_shares(ref, *args)
+
+
+class World:
+    """A keeper over two queries with error budgets, and two edges."""
+
+    def __init__(self, path: Path) -> None:
+        self.catalog = Watched(f"sqlite:///{path}/catalog.db")
+        self.now_ms = 1_000_000
+        metrics = GatewayMetrics()
+        self.keeper = ShareKeeper(self.catalog, Notes(self.catalog, metrics, 1.0), lambda: self.now_ms, Policy())
+        for edge in (JFK, LGA):
+            hello(self.catalog, edge)
+        budget = {"error": {"miles": 1000, "flights": 10}}
+        self.refs = [self.catalog.register(spec(name, budget=budget), 1).ref for name in ("a", "b")]
+
+    def plan(self) -> Plan:
+        return Plan.of(self.catalog.version(), self.catalog.queries(), self.catalog.edges())
+
+    def report(self, edge: EdgeId) -> None:
+        self.keeper.reported(edge, self.refs[0], Report(0, {}, NEVER_MS, 100.0, {}))
+
+    def told(self) -> set[EdgeId]:
+        return set(self.keeper.budgets.words.get(self.refs[0], {}))
+
+
+@on_a_loop
+async def test_a_report_that_comes_while_a_changed_plan_is_taken_in_is_not_lost(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.catalog.meanwhile = lambda _ref: world.report(JFK) if not world.catalog.changed else None
+    await world.keeper.turn(world.plan())
+    assert world.told() == set()
+    await world.keeper.turn(world.plan())
+    assert world.told() == {JFK}
+    world.catalog.close()
+
+
+@pytest.mark.parametrize("how", [StorageError("database is locked"), asyncio.CancelledError()])
+@on_a_loop
+async def test_a_turn_that_is_cut_short_is_made_good_by_the_next(tmp_path: Path, how: BaseException) -> None:
+    world = World(tmp_path)
+
+    def fail(ref: QueryRef) -> None:
+        if ref == world.refs[1]:
+            raise how
+
+    world.catalog.meanwhile = fail
+    with pytest.raises(type(how)):
+        await world.keeper.turn(world.plan())
+    world.catalog.meanwhile = lambda _ref: None
+    world.catalog.changed.clear()
+    await world.keeper.turn(world.plan())
+    assert world.catalog.changed == world.refs
+    world.catalog.close()

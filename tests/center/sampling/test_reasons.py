@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+
+from center.sampling.reasons import MAX_SPANS, SamplingReasons, in_words
+from edgewater.wire.frames import SamplingReason
+
+NONE, MEASURE, PROCESSOR, LINK = SamplingReason
+
+
+def reasons(*reports: tuple[int, SamplingReason]) -> SamplingReasons:
+    result = SamplingReasons()
+    for through, reason in reports:
+        result.note("e", through, reason)
+    return result
+
+
+def of(said: SamplingReasons, began: int, ended: int) -> set[SamplingReason]:
+    return set(said.of_window(["e"], began, ended)["e"])
+
+
+def test_a_window_has_the_reasons_of_the_reports_that_overlap_it() -> None:
+    said = reasons((10, NONE), (20, LINK), (30, LINK), (40, PROCESSOR), (50, NONE), (60, MEASURE))
+    assert of(said, 10, 20) == {LINK}
+    assert of(said, 20, 35) == {LINK, PROCESSOR}
+    assert of(said, 32, 38) == {PROCESSOR}
+    assert of(said, 45, 60) == {MEASURE}
+
+
+def test_records_that_came_late_to_a_window_have_a_later_reason() -> None:
+    assert of(reasons((10, NONE), (20, NONE), (30, LINK)), 5, 15) == {LINK}
+
+
+def test_an_edge_that_does_not_say_has_no_reason() -> None:
+    said = reasons((10, NONE), (20, NONE))
+    assert of(said, 0, 20) == set()
+    assert said.of_window(["e", "unknown"], 0, 20) == {"e": frozenset(), "unknown": frozenset()}
+
+
+def test_what_is_forgotten_or_of_edges_that_are_gone_takes_no_room() -> None:
+    said = reasons((10, NONE), (20, LINK), (30, NONE), (40, PROCESSOR))
+    said.forget_before(25)
+    assert of(said, 0, 30) == {PROCESSOR}
+    said.keep([])
+    assert said.to_state() == {"spans": {}, "told": {}}
+    many = reasons(*((n, (LINK, PROCESSOR)[n % 2]) for n in range(1_000)))
+    assert len(many.to_state()["spans"]["e"]) == MAX_SPANS
+    same = reasons(*((n, LINK) for n in range(1_000)))
+    assert same.to_state()["spans"]["e"] == [[0, 999, LINK]]
+
+
+def test_the_state_goes_through_json_and_an_older_release_wrote_none() -> None:
+    said, again = reasons((10, NONE), (20, LINK)), SamplingReasons()
+    again.restore(json.loads(json.dumps(said.to_state())))
+    for each in (said, again):
+        each.note("e", 30, PROCESSOR)
+    assert again.to_state() == said.to_state()
+    again.restore({})
+    assert of(again, 0, 100) == set()
+
+
+def test_an_answer_says_why_and_of_which_edges() -> None:
+    assert in_words({"jfk": frozenset([MEASURE]), "lga": frozenset([MEASURE])}) == "sampled: the measure is expensive"
+    assert in_words({"jfk": frozenset([PROCESSOR])}) == "sampled: the processor of jfk cannot keep up"
+    assert in_words({"lga": frozenset([LINK]), "jfk": frozenset([LINK, PROCESSOR])}) == (
+        "sampled: the processor of jfk cannot keep up; the links of jfk, lga cannot keep up"
+    )
+    crowd = {f"e{i}": frozenset([PROCESSOR]) for i in range(5)}
+    assert in_words(crowd) == "sampled: the processors of e0, e1, e2 and 2 more cannot keep up"
+
+
+def test_of_an_edge_that_does_not_say_the_answer_says_what_it_may_be() -> None:
+    assert in_words({}) == in_words({"e": frozenset()}) == "sampled: an edge or its link cannot keep up"
+    mixed = {"jfk": frozenset([LINK]), "old": frozenset[SamplingReason]()}
+    assert in_words(mixed) == "sampled: the link of jfk cannot keep up; an edge or its link cannot keep up"

@@ -1,0 +1,73 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.arrivals.sampler import BernoulliSampler, Reserve, kept
+from edgewater.errors import InvalidInput
+
+
+@given(st.integers(0, 2**62), st.integers(0, 50), st.integers(0, 50))
+def test_marks_do_not_depend_on_where_batches_are_cut(source, a, b):
+    sampler = BernoulliSampler(source, seed=3)
+    whole = sampler.marks(7, a + b)
+    assert np.array_equal(np.concatenate([sampler.marks(7, a), sampler.marks(7 + a, b)]), whole)
+
+
+def test_marks_are_uniform_and_unlike_between_sources():
+    # Four standard errors: false alarms below 1e-4.
+    one, two = (BernoulliSampler(s).marks(0, 40_000) for s in (1, 2))
+    for rate in (0.01, 0.3, 0.9):
+        assert kept(one, rate).mean() == pytest.approx(rate, abs=4 * np.sqrt(rate * (1 - rate) / 40_000))
+    assert abs(np.corrcoef(one, two)[0, 1]) < 4 / 200
+
+
+def test_a_higher_rate_adds_and_never_takes_away():
+    sampler = BernoulliSampler(5)
+    low, high = sampler.keep(0, 1000, 0.1), sampler.keep(0, 1000, 0.3)
+    assert set(low) < set(high)
+    assert len(sampler.keep(0, 1000, 1.0)) == 1000
+    assert len(sampler.keep(0, 1000, 0.0)) == 0
+
+
+def test_topping_up_gives_the_sample_of_the_higher_rate():
+    rng = np.random.default_rng(2)
+    marks, values = rng.random(500), rng.random(500)
+    reserve = Reserve.of(marks, values)
+    rate = reserve.rate_for(200)
+    assert kept(marks, rate).sum() == 200
+    extra = reserve.between(0.1, rate)
+    expected = values[(marks >= 0.1) & (marks < rate)]
+    assert sorted(extra) == pytest.approx(sorted(expected))
+    assert reserve.rate_for(501) == 1.0
+    assert reserve.rate_for(0) == 0.0
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
+def test_a_rate_that_is_no_probability_is_refused(rate):
+    with pytest.raises(InvalidInput, match="rate"):
+        BernoulliSampler(1).keep(0, 10, rate)
+
+
+def test_marks_go_on_over_the_end_of_a_block_of_numbers():
+    sampler = BernoulliSampler(9)
+    whole = sampler.marks(2**32 - 5, 12)
+    assert np.array_equal(whole[:5], sampler.marks(2**32 - 5, 5))
+    assert np.array_equal(whole[5:], sampler.marks(2**32, 7))
+    assert not np.array_equal(sampler.marks(2**32, 100), sampler.marks(0, 100))
+
+
+def test_neighbours_and_equal_remainders_are_sampled_independently():
+    # Chi-square of 64 cells: above 120 by chance with probability below 2e-5.
+    marks = BernoulliSampler(3).marks(0, 1 << 18)
+    for step in (1, 2, 7, 64, 1024):
+        cells = (marks[:-step] * 8).astype(int) * 8 + (marks[step:] * 8).astype(int)
+        counts = np.bincount(cells, minlength=64)
+        expected = len(cells) / 64
+        assert ((counts - expected) ** 2 / expected).sum() < 120, step
+
+
+@given(st.integers(0, 10_000), st.floats(0, 1))
+def test_keeping_is_comparing_marks_with_the_rate(first, rate):
+    sampler = BernoulliSampler(11)
+    assert sampler.keep(first, 300, rate).tolist() == np.flatnonzero(kept(sampler.marks(first, 300), rate)).tolist()

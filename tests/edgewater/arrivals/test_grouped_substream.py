@@ -1,0 +1,222 @@
+"""Statistics by group are those of a monitor per group, however they are batched, merged, written down and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.arrivals.group_monitor import GroupMonitor
+from edge.arrivals.monitor import SubstreamMonitor
+from edgewater.arrivals import grouped
+from edgewater.arrivals.grid import Grid
+from edgewater.arrivals.grouped import GroupedSubstream
+from edgewater.arrivals.substream import SubstreamStatistics
+from edgewater.errors import CorruptSynopsis, InvalidConfig, InvalidRecord, SynopsisError
+from edgewater.synopses.base import FloatArray, IntArray
+
+GRID = Grid(10, 10, 64)
+TYPES = (pa.string(), pa.int64())
+LIMIT = 12
+Batch = tuple[IntArray, int, IntArray, FloatArray, IntArray]
+
+
+def batches(seed: int, count: int = 12, groups: int = 5, spread_ms: int = 900) -> Iterator[Batch]:
+    """Births, arrival, groups, sampled values and their positions."""
+    rng = np.random.default_rng([seed, 3])
+    for i in range(count):
+        n = int(rng.integers(0, 60))
+        arrival = 1_000 + 37 * i
+        born = arrival - rng.integers(-40, spread_ms, n)
+        kept = np.flatnonzero(rng.random(n) < 0.7)
+        yield born, arrival, rng.integers(0, groups, n), rng.gamma(2.0, 5.0, len(kept)), kept
+
+
+def keys_of(group: IntArray) -> list[pa.Array]:
+    names = [None if g == 0 else f"g{g // 2}" for g in group.tolist()]
+    return [pa.array(names, pa.string()), pa.array((group % 2).tolist(), pa.int64())]
+
+
+def monitor() -> GroupMonitor:
+    return GroupMonitor(GRID, TYPES, LIMIT)
+
+
+def told(parts: list[GroupedSubstream]) -> dict[tuple[object, ...], tuple[IntArray, FloatArray]]:
+    """By group and sub-stream: arrivals (slot, lag, count), sorted, and sums."""
+    result = {}
+    for part in parts:
+        rows, sums = part.arrivals(), part.tallies()
+        for i, key in enumerate(zip(*(k.to_pylist() for k in part.keys), strict=True)):
+            mine = rows[rows[:, 3] == i][:, :3]
+            if len(mine):
+                result[(*key, part.index)] = (mine, sums[i])
+    return result
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([0, 500_000]))
+def test_each_group_has_the_statistics_of_a_monitor_of_its_own(seed: int, spread_ms: int) -> None:
+    together, alone = monitor(), [SubstreamMonitor(GRID) for _ in range(5)]
+    for born, arrival, group, values, kept in batches(seed, spread_ms=900 + spread_ms):
+        together.observe(born, arrival, keys_of(group), values, kept)
+        for g, one in enumerate(alone):
+            mine = np.flatnonzero(group == g)
+            chosen = np.flatnonzero(group[kept] == g)
+            one.observe(born[mine], arrival, values[chosen], np.searchsorted(mine, kept[chosen]))
+    found = told(together.take())
+    expected: dict[tuple[object, ...], SubstreamStatistics] = {}
+    for g, one in enumerate(alone):
+        (name, number) = (k.to_pylist()[0] for k in keys_of(np.array([g])))
+        for s in one.take():
+            if s.events:
+                expected[name, number, s.index] = s
+    assert found.keys() == expected.keys()
+    for key, (rows, sums) in found.items():
+        s = expected[key]
+        assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, np.stack(s.arrivals(), axis=1).tolist()))
+        assert sums[0] == s.events
+        late = s.late.reshape(-1) if s.late.size else np.zeros(len(sums) - 1)
+        np.testing.assert_allclose(sums[1:], late, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_statistics_taken_in_pieces_and_merged_are_those_taken_at_once(seed: int) -> None:
+    whole, pieces = monitor(), monitor()
+    ready: dict[int, GroupedSubstream] = {}
+    for i, (born, arrival, group, values, kept) in enumerate(batches(seed)):
+        for each in (whole, pieces):
+            each.observe(born, arrival, keys_of(group), values, kept)
+        if i % 3 == 2:
+            for part in pieces.take():
+                if part.index in ready:
+                    ready[part.index].merge(GroupedSubstream.from_state(part.to_state(), GRID))
+                else:
+                    ready[part.index] = part
+    one, other = told(whole.take()), told(list(ready.values()))
+    assert one.keys() == other.keys()
+    for key, (rows, sums) in one.items():
+        assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, other[key][0].tolist()))
+        np.testing.assert_allclose(sums, other[key][1], rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_monitor_read_from_its_state_tells_the_same_bytes_and_asking_for_it_changes_nothing(seed: int) -> None:
+    plain, asked, restored = monitor(), monitor(), monitor()
+    for born, arrival, group, values, kept in batches(seed, 40):
+        for each in (plain, asked, restored):
+            each.observe(born, arrival, keys_of(group), values, kept)
+        asked.to_state()
+        restored = GroupMonitor.from_state(restored.to_state(), GRID, TYPES, LIMIT)
+    said = [[s.to_state() for s in m.take()] for m in (plain, asked, restored)]
+    assert said[0] == said[1] == said[2] and len(said[0]) > 3
+
+
+def test_of_more_groups_than_the_limit_only_the_number_of_events_is_told() -> None:
+    m = monitor()
+    total = 0
+    for born, arrival, group, values, kept in batches(1, 12, groups=2 * LIMIT + 2):
+        m.observe(born, arrival, keys_of(group), values, kept)
+        total += len(born)
+    found = m.take()
+    assert sum(s.others for s in found) == total and sum(s.events for s in map(_Told, found)) == 0
+    again = [GroupedSubstream.from_state(s.to_state(), GRID) for s in found]
+    assert [s.others for s in again] == [s.others for s in found]
+    for born, arrival, group, values, kept in batches(1):
+        m.observe(born, arrival, keys_of(group), values, kept)
+    assert sum(s.others for s in m.take()) == 0, "the next report begins anew"
+
+
+class _Told:
+    def __init__(self, part: GroupedSubstream) -> None:
+        self.events = int(part.counts.sum())
+
+
+def test_of_more_cells_than_the_bound_only_the_number_of_events_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told_by(batch: Batch) -> GroupedSubstream:
+        edge = monitor()
+        born, arrival, group, values, kept = batch
+        edge.observe(np.full(len(born), 500), arrival, keys_of(group), values, kept)
+        (part,) = edge.take()
+        return part
+
+    one, other = (told_by(b) for b in list(batches(5))[3:5])
+    cells, events = len(one.cells), int(one.counts.sum() + other.counts.sum())
+    monkeypatch.setattr(grouped, "MAX_CELLS", cells)
+    one.merge(other)
+    read = GroupedSubstream.from_state(one.to_state(), GRID)
+    for part in (one, read):
+        assert (part.others, part.groups, len(part.arrivals()), len(part.tallies())) == (events, 0, 0, 0)
+    one.merge(told_by(list(batches(5))[5]))
+    assert one.others == events and one.groups, "what comes later is told again"
+    monkeypatch.setattr(grouped, "MAX_CELLS", cells - 1)
+    assert told_by(list(batches(5))[3]).others > 0
+
+
+def test_a_state_with_an_earlier_releases_limit_goes_on_with_the_new_one() -> None:
+    before, after = GroupMonitor(GRID, TYPES, LIMIT), GroupMonitor(GRID, TYPES, 4 * LIMIT)
+    given_batches = list(batches(11))
+    for i, (born, arrival, group, values, kept) in enumerate(given_batches):
+        if i == len(given_batches) // 2:
+            before = GroupMonitor.from_state(before.to_state(), GRID, TYPES, 4 * LIMIT)
+        for edge in (before, after):
+            edge.observe(born, arrival, keys_of(group), values, kept)
+    assert [p.to_state() for p in before.take()] == [p.to_state() for p in after.take()]
+    full = monitor()
+    full.observe(np.full(LIMIT, 500), 510, keys_of(np.arange(LIMIT)))
+    with pytest.raises(CorruptSynopsis):
+        GroupMonitor.from_state(full.to_state(), GRID, TYPES, LIMIT - 1)
+
+
+def test_events_from_further_in_the_future_than_the_skew_are_left_out() -> None:
+    m = monitor()
+    born = np.array([1_000, 1_500, 2_001], np.int64)
+    m.observe(born, 1_000, keys_of(np.zeros(3, np.int64)), np.ones(2), np.array([1, 2]))
+    found = m.take()
+    assert sum(int(s.counts.sum()) for s in found) == 2
+    assert sum(float(s.late[0].sum()) for s in found) == 1
+
+
+def one() -> GroupedSubstream:
+    m = monitor()
+    m.observe(np.array([1_000, 1_005]), 1_050, keys_of(np.array([1, 2])), np.ones(2), np.arange(2))
+    (part,) = m.take()
+    return part
+
+
+@pytest.mark.parametrize("cut", [0, 3, 20, 60])
+def test_damaged_bytes_are_refused(cut: int) -> None:
+    state = one().to_state()
+    with pytest.raises(SynopsisError):
+        GroupedSubstream.from_state(state[: len(state) - 1 - cut], GRID)
+    with pytest.raises(SynopsisError):
+        GroupMonitor.from_state(state, GRID, TYPES, LIMIT)
+
+
+def test_cells_outside_of_the_grid_and_columns_of_unequal_length_are_refused() -> None:
+    part = one()
+    part.cells = part.cells + GRID.substream_slots * GRID.lags * 2
+    with pytest.raises(CorruptSynopsis, match="cells outside"):
+        GroupedSubstream.from_state(part.to_state(), GRID)
+    part = one()
+    part.keys = [part.keys[0], part.keys[1][:1]]
+    with pytest.raises(CorruptSynopsis, match="one length"):
+        GroupedSubstream.from_state(part.to_state(), GRID)
+    with pytest.raises(CorruptSynopsis, match="other types"):
+        GroupMonitor.from_state(monitor().to_state(), GRID, TYPES[::-1], LIMIT)
+
+
+def test_what_is_not_of_the_same_sub_stream_does_not_merge() -> None:
+    part, other = one(), one()
+    other.index += 1
+    with pytest.raises(InvalidRecord):
+        part.merge(other)
+
+
+def test_a_monitor_needs_a_column_and_a_limit() -> None:
+    for types, limit in ((TYPES, 0), ((), 5)):
+        with pytest.raises(InvalidConfig, match="at least one group"):
+            GroupMonitor(GRID, types, limit)

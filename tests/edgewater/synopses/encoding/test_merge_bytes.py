@@ -1,0 +1,164 @@
+"""Merging serialised synopses gives, to the bit, what reading them, `merge_many` and `to_bytes` give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
+from edgewater.synopses import (
+    BernoulliSample,
+    BiasedReservoir,
+    BloomFilter,
+    CountMin,
+    CuckooFilter,
+    DDSketch,
+    EquiDepthHistogram,
+    EquiWidthHistogram,
+    FastAgms,
+    FifoSample,
+    HyperLogLog,
+    Kll,
+    ReservoirSample,
+    TopK,
+    from_bytes,
+    merge_bytes,
+)
+from edgewater.synopses.encoding import codec
+
+MAKERS: dict[str, Any] = {
+    "hll-dense": lambda i: HyperLogLog(6),
+    "hll-sparse": lambda i: HyperLogLog(14),
+    "hll-mixed": lambda i: HyperLogLog(9),
+    "count-min-dense": lambda i: CountMin(16, 3),
+    "count-min-sparse": lambda i: CountMin(4096, 2),
+    "count-min-mixed": lambda i: CountMin(256, 4),
+    "fast-agms": lambda i: FastAgms(64, 3),
+    "bloom": lambda i: BloomFilter(512, 3),
+    "cuckoo": lambda i: CuckooFilter(1 << 12),
+    "equi-width": lambda i: EquiWidthHistogram(-1000, 1000, 50),
+    "equi-depth": lambda i: EquiDepthHistogram(8),
+    "ddsketch": lambda i: DDSketch(0.02),
+    "kll": lambda i: Kll(16, source=i),
+    "reservoir": lambda i: ReservoirSample(40, source=i),
+    "fifo": lambda i: FifoSample(40, source=i),
+    "biased": lambda i: BiasedReservoir(32, source=i),
+    "bernoulli": lambda i: BernoulliSample(0.5, source=i, limit=200),
+    "top-k": lambda i: TopK(5, capacity=20),
+}
+each = pytest.mark.parametrize("make", [pytest.param(m, id=n) for n, m in MAKERS.items()])
+SIZES = (300, 0, 1, 700, 300, 300, 5000, 300, 40, 40, 40, 40, 60_000, 300, 700, 2)
+
+
+def parts_of(make: Any, sizes: tuple[int, ...] = SIZES, scale: float = 1.0) -> list[Any]:
+    rng = np.random.default_rng(11)
+    parts = []
+    for number, size in enumerate(sizes):
+        parts.append(make(number))
+        parts[-1].update(np.round(rng.normal(0, 300, min(size, 5000) if make(0).kind == "cuckoo" else size)) * scale)
+    return parts
+
+
+def one_by_one(data: list[bytes]) -> bytes:
+    first, *others = (from_bytes(part) for part in data)
+    return first.merge_many(others).to_bytes()  # type: ignore[arg-type]
+
+
+@each
+@pytest.mark.parametrize("rotated", [0, 3, 12])
+def test_merged_bytes_are_those_of_merged_synopses(make: Any, rotated: int) -> None:
+    data = [part.to_bytes() for part in parts_of(make)]
+    data = data[rotated:] + data[:rotated]
+    merged = merge_bytes(data)
+    assert merged == one_by_one(data)
+    assert from_bytes(merged).to_bytes() == merged
+    assert merge_bytes(data[:2]) == one_by_one(data[:2])
+    assert merge_bytes(data[:1]) == data[0]
+
+
+@each
+def test_many_parts_of_one_layout_are_merged_to_the_same_bytes(make: Any) -> None:
+    data = [part.to_bytes() for part in parts_of(make, (200,) * 40)]
+    assert merge_bytes(data) == one_by_one(data)
+
+
+@pytest.mark.parametrize("make", [HyperLogLog, lambda: CountMin(64, 2), lambda: ReservoirSample(20), TopK])
+def test_parts_of_strings_are_merged_to_the_same_bytes(make: Any) -> None:
+    data = []
+    for number in range(12):
+        part = make()
+        if hasattr(part._stack, "source"):
+            part._stack.source = number
+        part.update(pa.array([f"user-{number * 30 + i}" for i in range(number * 7)], pa.string()))
+        data.append(part.to_bytes())
+    assert merge_bytes(data) == one_by_one(data)
+
+
+@pytest.mark.parametrize("make", [lambda i: HyperLogLog(8), lambda i: CountMin(256, 2), lambda i: Kll(32, source=i),
+                                  lambda i: DDSketch(), lambda i: ReservoirSample(16, source=i)])  # fmt: skip
+def test_folded_parts_merge_with_those_that_were_not(make: Any) -> None:
+    parts = parts_of(make, (400,) * 12)
+    data = [(part.fold(1) if number % 3 == 1 else part).to_bytes() for number, part in enumerate(parts)]
+    assert merge_bytes(data) == one_by_one(data)
+
+
+def test_a_sketch_that_collapses_only_when_merged_comes_out_the_same() -> None:
+    data = [
+        part.to_bytes() for number in range(12) for part in parts_of(lambda i: DDSketch(0.001), (300,), 10.0**number)
+    ]
+    assert merge_bytes(data) == one_by_one(data)
+    assert from_bytes(merge_bytes(data)).current_accuracy > 0.001  # type: ignore[union-attr]
+
+
+@each
+@pytest.mark.parametrize("damaged", [0, 7, 19])
+def test_a_damaged_part_is_refused_and_named(make: Any, damaged: int) -> None:
+    data = [part.to_bytes() for part in parts_of(make, (200,) * 20)]
+    for at in (2, 5, len(data[damaged]) // 2, len(data[damaged]) - 1):
+        broken = list(data)
+        flipped = bytearray(broken[damaged])
+        flipped[at] ^= 4
+        broken[damaged] = bytes(flipped)
+        with pytest.raises(CorruptSynopsis, match=f"^part {damaged + 1} of 20: "):
+            merge_bytes(broken)
+
+
+@each
+def test_a_part_of_other_parameters_is_refused_and_named(make: Any) -> None:
+    data = [part.to_bytes() for part in parts_of(make, (200,) * 20)]
+    strangers = (HyperLogLog(10), CountMin(32, 3), FastAgms(32, 3), Kll(17), DDSketch(0.1), ReservoirSample(7),
+                 BloomFilter(256, 3), CuckooFilter(1 << 11), EquiWidthHistogram(0, 1, 2), EquiDepthHistogram(9),
+                 FifoSample(7), BiasedReservoir(64), BernoulliSample(0.25), TopK(4))  # fmt: skip
+    mine = from_bytes(data[0]).kind
+    for stranger in strangers:
+        stranger.update(np.arange(300.0))
+        with pytest.raises(
+            IncompatibleSynopses, match=r"^part 5 of 20: .*" + (mine if stranger.kind == mine else "synopses")
+        ):
+            merge_bytes([*data[:4], stranger.to_bytes(), *data[5:]])
+
+
+@pytest.mark.parametrize("make", [lambda i: HyperLogLog(6), lambda i: CountMin(16, 3)])
+def test_counters_out_of_range_under_a_valid_checksum_are_refused_and_named(make: Any) -> None:
+    data = [part.to_bytes() for part in parts_of(make, (200,) * 20)]
+    message = codec.unseal(data[6])
+    values = bytearray(message.arrays[-1].data)
+    values[3] = 120
+    message.arrays[-1].data = bytes(values)
+    data[6] = codec.seal(message)
+    with pytest.raises(CorruptSynopsis, match=r"^part 7 of 20: "):
+        merge_bytes(data)
+
+
+def test_a_newer_part_is_refused_and_named_and_nothing_is_no_merge() -> None:
+    data = [part.to_bytes() for part in parts_of(lambda i: HyperLogLog(6), (200,) * 8)]
+    message = codec.unseal(data[2])
+    message.version = 9
+    data[2] = codec.seal(message)
+    with pytest.raises(UnsupportedVersion, match=r"^part 3 of 8: .*version 9"):
+        merge_bytes(data)
+    with pytest.raises(ValueError, match="at least one"):
+        merge_bytes([])
