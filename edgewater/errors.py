@@ -17,7 +17,7 @@
     ├── Conflict                exists already, or exists with other content
     └── StorageError            disk, log, journal or database cannot do what was asked
 
-Each class has a stable `code`; `center/api` maps it once to HTTP and `center/gateway` once to gRPC.
+Each class has a stable `code`; `center/api` maps it once to HTTP and `center/ingest` once to gRPC.
 """
 
 from __future__ import annotations
