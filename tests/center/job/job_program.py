@@ -1,4 +1,4 @@
-"""Runs the job on a directory as `tests/center/spark/conftest.py` lays it out, until SIGTERM."""
+"""Runs the job on a directory as `tests/center/job/conftest.py` lays it out, until SIGTERM."""
 
 from __future__ import annotations
 
