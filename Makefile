@@ -45,7 +45,7 @@ proto: $(STAMP)dev ## generate edgewater/wire from proto/
 		edgewater/wire/synopsis.proto edgewater/wire/uplink.proto
 	@$(PY) -m grpc_tools.protoc $(PROTOC_FLAGS) --grpc_python_out=$(OUT) edgewater/wire/uplink.proto
 
-bench: $(STAMP)dev ## the measurements of docs/explanation/measurements.md; results in bench/out
+bench: $(STAMP)dev ## the measurements of docs/results.md; results in bench/out
 	$(PY) -m bench.first_light $(ARGS)
 
 clean: ## remove what was built, not the virtual environment
