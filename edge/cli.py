@@ -130,5 +130,6 @@ def journal_check(state_dir: Path, as_json: bool) -> None:
 def journal_show(file: Path) -> None:
     """Print the records of one journal FILE, a line each."""
     for number, record in enumerate(journal.scan(file.read_bytes()).records):
-        text = record.payload.decode(errors="replace") if record.payload[:1] == b"{" else f"{len(record.payload)} bytes"
+        line, _, rest = record.payload.partition(b"\n") if record.payload[:1] == b"{" else (b"", b"", record.payload)
+        text = " ".join([*([line.decode()] if line else []), *([f"{len(rest)} bytes"] if rest else [])])
         click.echo(f"{number:6} {KIND_NAMES.get(record.kind, record.kind):15} {text[:200]}")

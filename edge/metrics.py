@@ -64,6 +64,11 @@ class EdgeCollector:
         yield CounterMetricFamily(
             "edgewater_edge_journal_damaged_records", "Journal records passed over.", self._durable.damaged_records
         )
+        yield CounterMetricFamily(
+            "edgewater_edge_replay_diverged_frames",
+            "Frames that recovery, on another platform, would have built with other bodies.",
+            len(self._durable.diverged),
+        )
         for name, (text, value) in self._gauges().items():
             yield GaugeMetricFamily(f"edgewater_edge_{name}", text, value)
 

@@ -221,12 +221,23 @@ class SliceEntries:
             self._hashes = np.concatenate([self._hashes, fresh])
         return self._hashes
 
-    def send(self, groups: IntArray) -> GroupedAggregate:
-        """Takes the pending values of these groups out: V becomes empty, F becomes F ⊕ V."""
+    def codes(self, keys: Sequence[pa.Array], rows: int) -> IntArray:
+        """The numbers of the groups with these keys; a group that is not there yet is added, with nothing pending."""
+        codes = self.pending.encode(keys, rows)
+        self._grow()
+        return codes
+
+    def send(self, groups: IntArray, told: GroupedAggregate | None = None) -> GroupedAggregate:
+        """Takes the pending values of these groups out: V becomes empty, F becomes F ⊕ V.
+
+        Args:
+            told: of a replay, what has left for these groups, in their order: F becomes F ⊕ that.
+        """
         taken = self.pending.take(groups)
+        left = taken if told is None else told
         for name in self._with_error:
             sent = self._of(f"sent:{name}")
-            sent[groups] = cast(BoundedError, taken.measures[name]).advance(sent[groups])
+            sent[groups] = cast(BoundedError, left.measures[name]).advance(sent[groups])
         self.pending.reset(groups)
         self._of("unsent")[groups] = 0
         self._of("sends")[groups] += 1

@@ -137,14 +137,9 @@ class GroupHistory:
     def restore(cls, document: Mapping[str, Any], blobs: Sequence[bytes]) -> GroupHistory:
         hashes, values, curve = (codec.decode(ArrayMessage.FromString(blob)) for blob in blobs)
         return cls(
-            tuple(document["measures"]), document["slices"], dict(document["scale"]), _aim_of(document),
+            tuple(document["measures"]), document["slices"], dict(document["scale"]), Aim.restore(document["aim"]),
             curve, document["most_sends"], document["groups"], hashes, values,
         )  # fmt: skip
-
-
-def _aim_of(document: Mapping[str, Any]) -> Aim:
-    """Of a checkpoint of an earlier version, nothing: it is learnt anew."""
-    return Aim.restore(document["aim"]) if "aim" in document else Aim()
 
 
 def _bounded(

@@ -152,11 +152,16 @@ class ArrivalMonitor:
             return now_ms
         return self.clockwork.starts_at(self.clockwork.point_after(self.clockwork.slot_at(now_ms)))
 
-    def take(self, now_ms: int, capacity_bytes: int, *, unread: bool = False) -> Arrivals | None:
+    def take(
+        self, now_ms: int, capacity_bytes: int, *, unread: bool = False, count: int | None = None
+    ) -> Arrivals | None:
         """What is told of the last point that the clock has passed; None: nothing is due.
 
         With `unread` it is said that there may be input which has not been read: "nothing has come" is then not known.
         Of more than the capacity the rest stays for the next frame, and the point is told with the last of it.
+
+        Args:
+            count: of how many sub-streams to tell, whatever the capacity.
         """
         point = max(self._point(self._not_back(now_ms)), self._complete)
         self._complete_through(point)
@@ -165,7 +170,7 @@ class ArrivalMonitor:
         substreams: list[bytes] = []
         room = capacity_bytes
         for index in sorted(self._ready):
-            if substreams and room <= 0:
+            if (substreams and room <= 0) if count is None else len(substreams) == count:
                 break
             substreams.append(self._ready.pop(index).to_state())
             room -= len(substreams[-1])
@@ -221,10 +226,8 @@ class ArrivalMonitor:
         grid = self.clockwork.grid
         self._complete, self._told = document["complete"], document["told"]
         self.last_arrival_ms = document["last_arrival_ms"]
-        # An older release did not know why.
-        reason, sampled = (SamplingReason.read(document.get(name, 0)) for name in ("reason", "sampled"))
+        reason, self._sampled = SamplingReason(document["reason"]), SamplingReason(document["sampled"])
         self.observing = Observing(document["rate"], document["clock_offset_ms"], reason)
-        self._sampled = sampled
         ready: Iterable[Statistics]
         if self.key_types:
             self._monitor = GroupMonitor.from_state(blobs[0], grid, self.key_types, MAX_GROUPS)

@@ -85,7 +85,5 @@ class ShareSchedule:
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> ShareSchedule:
-        """Reads `to_json`'s, and the plain mapping of shares that older checkpoints hold."""
-        if "steps" not in given:
-            return cls.always(given) if given else cls()
+        """Reads what `to_json` wrote."""
         return cls(given["version"], tuple(Step(start, shares) for start, shares in given["steps"]))

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import singledispatchmethod
 
+import google_crc32c
+
 from edge.core.arrival_reports import Observing
 from edge.core.events import (
     Acked,
@@ -21,9 +23,11 @@ from edge.core.events import (
     Effect,
     Event,
     FrameBuilt,
+    FrameDiverged,
     FunctionFailed,
     Ingested,
     Pull,
+    Pulled,
     QueryAccepted,
     QueryRefused,
     SamplingSet,
@@ -32,13 +36,14 @@ from edge.core.events import (
     Tick,
 )
 from edge.core.query import NOTHING_OPEN, QueryPipeline
+from edge.core.selection import Departure, Recorded
 from edge.core.slices import Carrier
 from edge.core.streams import StreamSpec, StreamState
 from edgewater.errors import InvalidQuery, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import END_OF_TIME_MS, NEVER_MS
 from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import Frame, QueryRef
+from edgewater.wire.frames import Frame, QueryRef, encode_body
 
 MAX_FRAME_BYTES = 256 * 1024
 """Bytes of partials that one frame carries, about, before compression."""
@@ -177,24 +182,55 @@ class EdgeCore:
     @_handle.register
     def _(self, event: Pull) -> list[Effect]:
         for pipeline in self._most_urgent_first():
-            stream = pipeline.spec.stream
-            body = pipeline.pull(
-                min(event.capacity_bytes, MAX_FRAME_BYTES),
-                self.streams[stream].watermark_ms,
-                event.open_between.get(stream, NOTHING_OPEN),
-                self._carrier(stream, event),
-                stream in event.unread,
-            )
-            if body is not None:
-                frame = Frame.pack(self.next_seq, pipeline.ref, body)
-                self.next_seq += 1
-                self.unacked.append(frame)
-                return [FrameBuilt(frame)]
+            left = self._pull(pipeline, event)
+            if left is not None:
+                built = FrameBuilt(Frame.pack(self.next_seq, pipeline.ref, left.body), left.closed)
+                self._number(built.frame)
+                return [built]
+        self._rest(event)
+        return []
+
+    @_handle.register
+    def _(self, event: Pulled) -> list[Effect]:
+        if event.built is None:
+            for pipeline in self._most_urgent_first():
+                self._pull(pipeline, event.pull, Recorded(None))
+            self._rest(event.pull)
+            return []
+        frame, closed = event.built.frame, event.built.closed
+        self._number(frame)
+        for pipeline in self._most_urgent_first():
+            if pipeline.ref != frame.query:
+                self._pull(pipeline, event.pull, Recorded(None))
+                continue
+            again = self._pull(pipeline, event.pull, Recorded(Departure(frame.unpack(), closed)))
+            assert again is not None, "what is recorded leaves"
+            if again.closed == closed and google_crc32c.value(encode_body(again.body)) == frame.crc32c:
+                return [event.built]
+            break
+        return [event.built, FrameDiverged(frame.seq)]
+
+    def _pull(self, pipeline: QueryPipeline, event: Pull, recorded: Recorded | None = None) -> Departure | None:
+        stream = pipeline.spec.stream
+        return pipeline.pull(
+            min(event.capacity_bytes, MAX_FRAME_BYTES),
+            self.streams[stream].watermark_ms,
+            event.open_between.get(stream, NOTHING_OPEN),
+            self._carrier(stream, event),
+            stream in event.unread,
+            recorded,
+        )
+
+    def _number(self, frame: Frame) -> None:
+        self.next_seq = frame.seq + 1
+        self.unacked.append(frame)
+
+    def _rest(self, event: Pull) -> None:
+        """After a pull that found nothing."""
         for stream, (after_ms, _) in event.open_between.items():
             ends = [p.spec.window.slice_start(after_ms) + p.spec.window.slice_ms for p in self._reading(stream)]
             left_ms = max(min(ends, default=after_ms) - after_ms, 0)
             self._rest_until_ms[stream] = after_ms + max(int(REST_PART * left_ms), REST_MIN_MS)
-        return []
 
     def _carrier(self, stream: str, event: Pull) -> Carrier:
         """The link in the stream's event time, by which budgets and deadlines go."""

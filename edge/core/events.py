@@ -84,6 +84,20 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
+class Pulled:
+    """A `Pull` as the journal has it, with its outcome: what left then has left, whatever would be chosen now.
+
+    Which groups leave may hang on the last bit of an exponential, and that on a library or a processor.
+
+    Attributes:
+        built: None: nothing left.
+    """
+
+    pull: Pull
+    built: FrameBuilt | None
+
+
+@dataclass(frozen=True, slots=True)
 class Acked:
     """The center holds every frame up to and including `through`."""
 
@@ -121,14 +135,26 @@ class SamplingSet:
     reason: SamplingReason = SamplingReason.NONE
 
 
-Event = Configured | SourcesOpened | Ingested | SourceEnded | Tick | Pull | Acked | BudgetSet | SamplingSet
+Event = Configured | SourcesOpened | Ingested | SourceEnded | Tick | Pull | Pulled | Acked | BudgetSet | SamplingSet
 
 
 @dataclass(frozen=True, slots=True)
 class FrameBuilt:
-    """A frame to be made durable, then shipped."""
+    """A frame to be made durable, then shipped.
+
+    Attributes:
+        closed: the starts of the slices that are closed by it.
+    """
 
     frame: Frame
+    closed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FrameDiverged:
+    """The state of a replay gives a frame another body than the one that left."""
+
+    seq: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,4 +196,4 @@ class QueryRefused:
     message: str
 
 
-Effect = FrameBuilt | Dropped | FunctionFailed | QueryAccepted | QueryRefused
+Effect = FrameBuilt | FrameDiverged | Dropped | FunctionFailed | QueryAccepted | QueryRefused

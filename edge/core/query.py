@@ -11,7 +11,7 @@ edges. So for a session query each frame that carries records of a slice says so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,12 +20,12 @@ import pyarrow as pa
 from edge.cache.entries import SliceEntries
 from edge.cache.history import GroupHistory
 from edge.cache.partition import Limits
-from edge.cache.send_queue import Choice, Ranking, portion
+from edge.cache.send_queue import NOTHING, Choice, Ranking, portion
 from edge.core.arrival_reports import ArrivalMonitor, Observing, is_untold, told_through
 from edge.core.budget_schedule import ShareSchedule
 from edge.core.drift import drift_near
 from edge.core.measure_inputs import Arguments, Promise
-from edge.core.selection import Chance, choose, fitting, slots_left
+from edge.core.selection import Chance, Departure, Recorded, choose, fitting, slots_left
 from edge.core.slices import UNKNOWN_CARRIER, Carrier, Progress, Slice
 from edgewater.accuracy import clockwork
 from edgewater.algebra import LateRule, late_rule_of
@@ -304,8 +304,9 @@ class QueryPipeline:
         open_between_ms: tuple[int, int] = NOTHING_OPEN,
         carrier: Carrier = UNKNOWN_CARRIER,
         unread: bool = False,
-    ) -> FrameBody | None:
-        """The body of the frame that is worth most: closed slices first, oldest first.
+        recorded: Recorded | None = None,
+    ) -> Departure | None:
+        """The frame that is worth most: closed slices first, oldest first.
 
         Args:
             capacity_bytes: about how large the body may be before compression; at least one entry
@@ -315,9 +316,11 @@ class QueryPipeline:
                 or not, it wants news.
             carrier: the link, for staleness budgets.
             unread: the stream may have input that has not been read.
+            recorded: of a replay, what left: it leaves again, with the values that this state has for it.
         """
-        arrivals, partials = self._tell(open_between_ms[0], watermark_ms, capacity_bytes, unread)
+        arrivals, partials = self._tell(open_between_ms[0], watermark_ms, capacity_bytes, unread, recorded)
         closes: list[SliceClose] = []
+        closed: list[int] = []
         through, room, closing = self._told_through(watermark_ms), capacity_bytes, False
         for start in sorted(self.slices):
             held = self.slices[start]
@@ -328,49 +331,77 @@ class QueryPipeline:
                 continue
             made: list[Partial] = []
             chosen = self._choose(start, held, room, end <= watermark_ms, open_between_ms, carrier)
-            groups = fitting(held, chosen.groups, capacity_bytes, self.progress.entry_bytes)
-            drained = chosen.drained and len(groups) == len(chosen.groups)
-            if len(groups):
-                made = [self._partial(start, held, groups)]
+            leaving = fitting(held, chosen, capacity_bytes, self.progress.entry_bytes)
+            if recorded is not None:
+                leaving = recorded.instead(start, held, leaving)
+            if len(leaving.groups):
+                made = [self._partial(start, held, leaving.groups, recorded)]
                 partials += made
                 room -= sum(len(p.synopsis) for p in made)
-            if made and self._in_sessions and (end > watermark_ms or not drained):
+            if made and self._in_sessions and (end > watermark_ms or not leaving.drained):
                 closes.append(self._statement(start, held))
             if end > watermark_ms:
                 continue
-            if not drained:
+            if not leaving.drained:
                 through = min(through, end - 1)
                 break
             if not held.stated:
-                closes.append(self._statement(start, held))
-                self._note_drift(start, held.entries)
-                held.stated = closing = True
-                if not self.bounded_measures:
-                    self.spent[start] = self.slices.pop(start).counters
+                closes.append(self._close(start, held))
+                closed.append(start)
+                closing = True
+        if recorded is not None:
+            if recorded.departure is None:
+                return None
+            self._follow(recorded, partials, closes, closed)
+            through = recorded.departure.body.through_ms
         through = max(through, self.progress.through_ms)
-        if not partials and not closes and arrivals is None and not self._crossed(through):
+        if recorded is None and not partials and not closes and arrivals is None and not self._crossed(through):
             return None
         self.progress.through_ms = through
         self._forget_final(watermark_ms)
         since = None if self.since_ms == NEVER_MS else self.since_ms
-        return FrameBody(through, tuple(partials), tuple(closes), since, arrivals)
+        return Departure(FrameBody(through, tuple(partials), tuple(closes), since, arrivals), tuple(closed))
+
+    def _close(self, start: int, held: Slice) -> SliceClose:
+        """All of the slice that is to be sent has been."""
+        statement = self._statement(start, held)
+        self._note_drift(start, held.entries)
+        held.stated = True
+        if not self.bounded_measures:
+            self.spent[start] = self.slices.pop(start).counters
+        return statement
+
+    def _follow(
+        self, recorded: Recorded, partials: list[Partial], closes: list[SliceClose], closed: Sequence[int]
+    ) -> None:
+        """Takes out what left slices to which a replay of other values has not come."""
+        for start in [s for s in recorded.parts if s in self.slices]:
+            held = self.slices[start]
+            groups = recorded.instead(start, held, NOTHING).groups
+            partials.append(self._partial(start, held, groups, recorded))
+        for start in recorded.closed:
+            if start not in closed and start in self.slices:
+                closes.append(self._close(start, self.slices[start]))
 
     def _tell(
-        self, now_ms: int, watermark_ms: int, capacity_bytes: int, unread: bool
+        self, now_ms: int, watermark_ms: int, capacity_bytes: int, unread: bool, recorded: Recorded | None
     ) -> tuple[Arrivals | None, list[Partial]]:
         """Of a query with an accuracy, what is due by the clock: statistics, and all of slices that have ended."""
         if self.monitor is None or now_ms == NEVER_MS:
             return None, []
         now_ms -= self.monitor.observing.clock_offset_ms
-        arrivals = self.monitor.take(now_ms, capacity_bytes, unread=unread)
+        count = None if recorded is None else recorded.substreams
+        arrivals = self.monitor.take(now_ms, capacity_bytes, unread=unread, count=count)
         if arrivals is None:
             return None, []
         partials = []
         for start in sorted(s for s in self.slices if watermark_ms < self._end(s) <= now_ms):
             held = self.slices[start]
             groups = np.flatnonzero(held.entries.has_pending)
+            if recorded is not None:
+                groups = recorded.instead(start, held, Choice(groups, True)).groups
             if len(groups):
-                partials.append(self._partial(start, held, groups))
+                partials.append(self._partial(start, held, groups, recorded))
         return arrivals, partials
 
     def _choose(
@@ -405,10 +436,11 @@ class QueryPipeline:
         """Is an answer given at its time, whatever has come by then?"""
         return isinstance(self.spec.budget, StalenessBudget)
 
-    def _partial(self, start: int, held: Slice, groups: IntArray) -> Partial:
+    def _partial(self, start: int, held: Slice, groups: IntArray, recorded: Recorded | None) -> Partial:
         self._note_drift(start, held.entries, groups)
         held.count_out(self._limits(start), groups)
-        data = self.encode(held.entries.send(groups))
+        told = recorded.parts.pop(start) if recorded is not None else None
+        data = self.encode(held.entries.send(groups, told))
         # The estimate follows what entries really cost, so that frames come out near the capacity.
         self.progress.entry_bytes += 0.3 * (len(data) / len(groups) - self.progress.entry_bytes)
         return Partial(start, 0, data)

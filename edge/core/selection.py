@@ -1,8 +1,12 @@
-"""What leaves a slice at a pull: the cache's policies, given the budget, the clock and the link."""
+"""What leaves a slice at a pull: the cache's policies, given the budget, the clock and the link.
+
+Policies rank by exponentials, logarithms and sums, to which another library or processor may give another last bit, and
+so other groups to leave. So a replay runs them for what they learn, and takes from the recorded frame what leaves.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,7 +18,8 @@ from edge.cache.sizing import Slots
 from edge.core.slices import INITIAL_ENTRY_BYTES, Carrier, Slice
 from edgewater.query import QuerySpec, StalenessBudget
 from edgewater.streams import NEVER_MS
-from edgewater.synopses.base import IntArray
+from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.wire.frames import FrameBody
 
 MOST_OVER = 2
 """Times its capacity that entries may take in a frame, if they are more than one."""
@@ -48,6 +53,55 @@ class Chance:
         # The part of the slice's time left that its entries would take to drain; from 1 on, all of it.
         pressure = min((through - after) / max(self.end_ms - after, 1), 1.0)
         return choice.Moment(after, min(max(elapsed, 0.0), 1.0), pressure)
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """What leaves a query at a pull.
+
+    Attributes:
+        closed: the starts of the slices of which this is all there is. (A session's slice is stated before that, too.)
+    """
+
+    body: FrameBody
+    closed: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What left a query at a pull that is replayed.
+
+    Attributes:
+        departure: None: nothing left.
+        parts: by slice, what left it and has not been taken out again yet.
+    """
+
+    departure: Departure | None
+    parts: dict[int, GroupedAggregate] = field(init=False)
+
+    def __post_init__(self) -> None:
+        partials = self.departure.body.partials if self.departure is not None else ()
+        self.parts = {p.slice_start_ms: GroupedAggregate.from_bytes(p.synopsis) for p in partials}
+
+    @property
+    def closed(self) -> tuple[int, ...]:
+        return self.departure.closed if self.departure is not None else ()
+
+    @property
+    def substreams(self) -> int:
+        """Of how many sub-streams statistics left."""
+        arrivals = self.departure.body.arrivals if self.departure is not None else None
+        return len(arrivals.substreams) if arrivals is not None else 0
+
+    def instead(self, start: int, held: Slice, chosen: Choice) -> Choice:
+        """What left the slice, instead of what the policies choose now."""
+        groups, closed = NOTHING.groups, held.stated or start in self.closed
+        if start in self.parts:
+            # By their keys: where another record was let through, groups are numbered otherwise.
+            groups = held.entries.codes(self.parts[start].rows(), len(self.parts[start]))
+        if not np.array_equal(groups, chosen.groups):
+            held.ranking = Ranking()  # those it has drawn have their turn again
+        return Choice(groups, closed)
 
 
 def choose(
@@ -91,13 +145,13 @@ def slots_left(spec: QuerySpec, end_ms: int, now_ms: int, carrier: Carrier, entr
     return Slots(max(left, 0.0), max(rate * (spec.window.slice_ms + allowed), 0.0))
 
 
-def fitting(held: Slice, groups: IntArray, capacity_bytes: int, entry_bytes: float) -> IntArray:
+def fitting(held: Slice, chosen: Choice, capacity_bytes: int, entry_bytes: float) -> Choice:
     """The first of these groups, at least one, that together are not far larger than a frame should be: the center
     refuses a frame above its bound, for ever. Until one was sent nobody knows how large an entry is, and of samples
     none is like another."""
-    pending = held.entries.pending
+    pending, groups = held.entries.pending, chosen.groups
     if not pending.samples and entry_bytes != INITIAL_ENTRY_BYTES:
-        return groups
+        return chosen
     while len(groups) > 1 and pending.take(groups).nbytes > MOST_OVER * capacity_bytes:
         groups, held.ranking = groups[: len(groups) // 2], Ranking()  # the others have their turn again
-    return groups
+    return Choice(groups, chosen.drained and len(groups) == len(chosen.groups))

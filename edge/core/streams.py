@@ -110,12 +110,10 @@ class StreamState:
         }
 
     def restore(self, state: Mapping[str, object]) -> None:
-        sources, quiet = state["sources"], state.get("quiet_since_ms", {})
+        sources, quiet = state["sources"], state["quiet_since_ms"]
         assert isinstance(sources, dict) and isinstance(quiet, dict)
         self.records = int(str(state["records"]))
         self.newest_ms = int(str(state["newest_ms"]))
         self._sources = {str(k): int(v) for k, v in sources.items()}
         self._watermark_ms = int(str(state["watermark_ms"]))
         self._quiet_since_ms = {str(k): int(v) for k, v in quiet.items()}
-        if (last := state.get("last_arrival_ms")) is not None:  # an older release knew it per stream
-            self._quiet_since_ms = dict.fromkeys(self._sources, int(str(last)))

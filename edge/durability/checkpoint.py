@@ -28,7 +28,7 @@ from edgewater.streams import NEVER_MS
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef
 
-VERSION = 3
+VERSION = 1
 _LENGTH = struct.Struct("<I")
 
 
@@ -68,8 +68,7 @@ def restore(core: EdgeCore, data: bytes) -> None:
     if document["version"] != VERSION:
         raise StorageError(f"a checkpoint of version {document['version']}; this release reads {VERSION}")
     core.configured = document["configured"]
-    # Records keep the identities they were given, also if the edge is renamed. (Absent: an older release.)
-    core.source = document.get("source", core.source)
+    core.source = document["source"]  # records keep the identities they were given, also if the edge is renamed
     core.next_seq, core._touch, core._now_ms = document["next_seq"], document["touch"], document["now_ms"]
     for name, state in document["streams"].items():
         if name in core.streams:
@@ -169,15 +168,14 @@ def _restore_query(core: EdgeCore, state: dict[str, Any], blobs: list[bytes]) ->
     pipeline.history = GroupHistory.restore(history, [blobs[n] for n in history["blobs"]])
     for start, *counters, flags, (*ranking, ranked), numbers in state["slices"]:
         entries = SliceEntries.restore([blobs[n] for n in numbers], pipeline.bounded_measures)
-        # An older release kept no event times, and had no sessions that would ask for them.
         pipeline.slices[start] = Slice(entries, *counters)
         pipeline.slices[start].flags = flags
         pipeline.slices[start].ranking = Ranking.restore(ranking, np.frombuffer(blobs[ranked], "<i4"))
-    pipeline.drawn_at = state.get("drawn_at", 1.0)  # absent: an older release, as of the next
-    for start, rate in state.get("slices_drawn_at", ()):
+    pipeline.drawn_at = state["drawn_at"]
+    for start, rate in state["slices_drawn_at"]:
         pipeline.slices[start].drawn_at = rate
-    for start, came_ms in state.get("told_by", ()):
+    for start, came_ms in state["told_by"]:
         pipeline.slices[start].told_by_ms = came_ms
-    for start, *counters in state.get("spent", ()):
+    for start, *counters in state["spent"]:
         pipeline.spent[start] = tuple(counters)
     core.queries[ref] = pipeline

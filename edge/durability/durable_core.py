@@ -1,9 +1,14 @@
 """`DurableCore`: an `EdgeCore` whose state survives a crash at any moment.
 
-Every event is journaled before the core handles it, and every frame behind the pull that built it.
-A frame may leave, and a pushing client may be told "accepted", only after `sync`. Recovery restores
-the newest checkpoint and applies the journal behind it in order: the core is deterministic, so the
-same frames come out under the same numbers.
+Every event is journaled before the core handles it, but a pull behind it, with the frame that it built. A frame may
+leave, and a pushing client may be told "accepted", only after `sync`. Recovery restores the newest checkpoint and
+applies the journal behind it in order. Frames that the center may have come out of the journal as they were built, and
+what left with them is taken out of the state again by their groups' keys: neither which groups a policy chooses nor how
+a body is compressed is worked out anew, so another library or processor sends the same frames.
+
+The state itself is worked out anew, from the records. It is compared with what left: a frame that would have another
+body now is a source's file that was changed, or a user's function that is not pure, and recovery refuses it. On another
+platform (`platform_id`) it may also be the last bit of a logarithm. Then the edge goes on, says so, and counts them.
 
 Files in the state directory: ``identity.json``; ``checkpoint-N.ckpt``, the state before
 ``journal-N.log``; ``journal-N.log``.
@@ -15,14 +20,19 @@ import contextlib
 import fcntl
 import json
 import logging
+import platform
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
 import pyarrow as pa
+from numpy.lib.introspect import opt_func_info
 
+import edgewater
 from edge.core.core import EdgeCore
 from edge.core.events import (
     Acked,
@@ -32,9 +42,11 @@ from edge.core.events import (
     Effect,
     Event,
     FrameBuilt,
+    FrameDiverged,
     FunctionFailed,
     Ingested,
     Pull,
+    Pulled,
     SamplingSet,
     SourceEnded,
     SourcesOpened,
@@ -45,8 +57,8 @@ from edge.durability import journal
 from edge.durability.journal import Record, Segment
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
-from edgewater.streams import END_OF_TIME_MS
-from edgewater.wire.frames import QueryRef, SamplingReason
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +67,20 @@ Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
 """(source, start, end) -> the batch that was read between two positions."""
 
 # Kinds of journal records. Numbers are never reused.
-CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, FRAME, ACKED, BUDGET, SAMPLING = range(1, 12)
+CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING = range(1, 11)
 KIND_NAMES = {
     CONFIGURED: "configured", SOURCES_OPENED: "sources-opened", RANGE: "range", PAYLOAD: "payload",
-    SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", FRAME: "frame", ACKED: "acked", BUDGET: "budget",
-    SAMPLING: "sampling",
+    SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", ACKED: "acked", BUDGET: "budget", SAMPLING: "sampling",
 }  # fmt: skip
+
+
+@cache
+def platform_id() -> int:
+    """A number for all that the last bit of a value may hang on: releases, the C library, and what of the processor
+    NumPy and Arrow use."""
+    releases = edgewater.__version__, np.__version__, pa.__version__, platform.python_version()
+    machine = platform.machine(), platform.libc_ver(), pa.runtime_info().simd_level, opt_func_info()
+    return int(google_crc32c.value(repr((releases, machine)).encode()))
 
 
 def load_identity(directory: Path, fresh: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -117,6 +137,8 @@ class DurableCore:
     Attributes:
         drops: records not counted in a query, by reason.
         function_failures: calls of users' functions that failed, by function.
+        damaged_records: records and checkpoints that recovery passed over.
+        diverged: numbers of frames that recovery would have built with other bodies; they leave as they were built.
     """
 
     def __init__(self, directory: Path, make_core: Callable[[], EdgeCore], reread: Reread, incarnation: str) -> None:
@@ -126,6 +148,7 @@ class DurableCore:
         self.function_failures: dict[str, int] = {}
         self._said: set[tuple[str, str]] = set()
         self.damaged_records = 0
+        self.diverged: list[int] = []
         self._make_core = make_core
         self._reread = reread
         self.incarnation = str(load_identity(directory, lambda: {"incarnation": incarnation})["incarnation"])
@@ -135,11 +158,12 @@ class DurableCore:
 
     def handle(self, event: Event) -> list[Effect]:
         """Journals an event and applies it. For ingested batches see the two methods below."""
-        self._segment.append(_encode(event))
+        if not isinstance(event, Pull):
+            self._segment.append(_encode(event))
+            return self._apply(event)
         effects = self._apply(event)
-        for effect in effects:
-            if isinstance(effect, FrameBuilt):
-                self._segment.append(_frame_record(effect))
+        built = next((e for e in effects if isinstance(e, FrameBuilt)), None)
+        self._segment.append(_pull_record(event, built))
         return effects
 
     def ingest_range(self, event: Ingested, start: Position | None, end: Position) -> list[Effect]:
@@ -230,6 +254,15 @@ class DurableCore:
         self._number = max([n for _, n in files], default=0)
         for number in range(start, self._number + 1):
             self._replay(self._read(self.directory / f"journal-{number}.log"))
+        if self.diverged:
+            log.error(
+                "the journal in %s was written by another release, library or processor, and %d frames, the first of "
+                "them %d, would have other bodies here. They leave as they were built. What has not left yet is worked "
+                "out here; if a source's file was changed meanwhile, too, its records may be wrong",
+                self.directory,
+                len(self.diverged),
+                self.diverged[0],
+            )
         return self._open(self._number)
 
     def _read(self, path: Path) -> list[Record]:
@@ -262,7 +295,7 @@ class DurableCore:
             length = int.from_bytes(data[4:8], "little")
             document = json.loads(data[8 : 8 + length])
             self.positions, self.drops = document["positions"], document["drops"]
-            self.function_failures = document.get("function_failures", {})  # an older release has none
+            self.function_failures = document["function_failures"]
             state.restore(self.core, data[8 + length :])
             return number
         if numbers and not (self.directory / "journal-0.log").exists():
@@ -273,22 +306,29 @@ class DurableCore:
         return 0
 
     def _replay(self, records: list[Record]) -> None:
-        built: list[FrameBuilt] = []
         for record in records:
-            if record.kind == FRAME:
-                self._compare(record, built)
+            if record.kind == PULL:
+                self._replay_pull(*_read_pull(record))
                 continue
             event = self._decode(record)
             if event is not None:
-                built = [e for e in self._apply(event) if isinstance(e, FrameBuilt)]
+                self._apply(event)
 
-    def _compare(self, record: Record, built: list[FrameBuilt]) -> None:
-        """A frame that comes out otherwise than it went out would be an alarm at the center."""
-        if not built or _frame_record(built[0]).payload != record.payload:
+    def _replay_pull(self, event: Pulled, written_on: int) -> None:
+        if event.built is not None and event.built.frame.seq != self.core.next_seq:
             raise StorageError(
-                f"{self.directory}: replaying the journal gave another frame than was written "
-                f"({record.payload.hex()}); a source's file was changed, or another release wrote the journal"
+                f"{self.directory}: the journal has frame {event.built.frame.seq} where {self.core.next_seq} is "
+                "expected: a damaged record was passed over. Restore the directory from a copy, or remove it to begin "
+                "anew: what its sources delivered before is then counted again"
             )
+        for effect in self._apply(event):
+            if isinstance(effect, FrameDiverged):
+                if written_on == platform_id():
+                    raise StorageError(
+                        f"{self.directory}: replaying the journal gave another frame than was written ({effect.seq}); "
+                        "a source's file or a user's function was changed"
+                    )
+                self.diverged.append(effect.seq)
 
     def _decode(self, record: Record) -> Event | None:
         if record.kind == RANGE:
@@ -320,10 +360,6 @@ def _encode(event: Event) -> Record:
             return _json(SOURCE_ENDED, {"stream": stream, "source": source})
         case Tick(now_ms, unread):
             return _json(TICK, {"now_ms": now_ms, **({"unread": unread} if unread else {})})
-        case Pull(capacity, open_between, bandwidth, way, unread):
-            link: dict[str, Any] = {"bandwidth_bytes_s": bandwidth, "way_ms": way}
-            link |= {"unread": unread} if unread else {}
-            return _json(PULL, {"capacity": capacity, "open_between": dict(open_between), **link})
         case Acked(through):
             return _json(ACKED, {"through": through})
         case BudgetSet(ref, shares, version, from_ms):
@@ -332,6 +368,8 @@ def _encode(event: Event) -> Record:
         case SamplingSet(ref, rate, offset, reason):
             word = {"rate": rate, "clock_offset_ms": offset, **({"reason": int(reason)} if reason else {})}
             return _json(SAMPLING, {"query": [ref.name, ref.version], **word})
+        case Pull() | Pulled():
+            raise TypeError("a pull is journaled with what it built")
         case Ingested():
             raise TypeError("ingest_range or ingest_payload journal a batch")
 
@@ -344,17 +382,8 @@ def _decode_plain(kind: int, given: dict[str, Any]) -> Event:
         SOURCES_OPENED: lambda: SourcesOpened(tuple((s, n) for s, n in given["sources"])),
         SOURCE_ENDED: lambda: SourceEnded(given["stream"], given["source"]),
         TICK: lambda: Tick(given["now_ms"], tuple(given.get("unread", ()))),
-        PULL: lambda: Pull(
-            given["capacity"],
-            {s: (after, through) for s, (after, through) in given["open_between"].items()},
-            given.get("bandwidth_bytes_s", 0.0),
-            given.get("way_ms", 0),
-            tuple(given.get("unread", ())),
-        ),
         ACKED: lambda: Acked(given["through"]),
-        BUDGET: lambda: BudgetSet(
-            QueryRef(*given["query"]), given["shares"], given.get("version", 0), given.get("from_ms", -END_OF_TIME_MS)
-        ),
+        BUDGET: lambda: BudgetSet(QueryRef(*given["query"]), given["shares"], given["version"], given["from_ms"]),
         SAMPLING: lambda: SamplingSet(
             QueryRef(*given["query"]),
             given["rate"],
@@ -387,7 +416,24 @@ def _payload_event(payload: bytes) -> Ingested:
     return Ingested(head["stream"], head["source"], batch, head["arrival_ms"])
 
 
-def _frame_record(effect: FrameBuilt) -> Record:
-    """A frame's number and checksum: replaying the pull builds its bytes again."""
-    frame = effect.frame
-    return Record(FRAME, frame.seq.to_bytes(8, "little") + frame.crc32c.to_bytes(4, "little"))
+def _pull_record(pull: Pull, built: FrameBuilt | None) -> Record:
+    """A line of JSON; behind it the frame as it travels, if there is one."""
+    link = {"bandwidth_bytes_s": pull.bandwidth_bytes_s, "way_ms": pull.way_ms, "unread": pull.unread}
+    head = {"capacity": pull.capacity_bytes, "open_between": dict(pull.open_between), **link}
+    if built is None:
+        return _json(PULL, head)
+    record = _json(PULL, {**head, "closed": built.closed, "platform": platform_id()})
+    return Record(PULL, record.payload + b"\n" + built.frame.to_wire().SerializeToString())
+
+
+def _read_pull(record: Record) -> tuple[Pulled, int]:
+    """The pull, and the platform on which it built its frame."""
+    text, _, frame = record.payload.partition(b"\n")
+    given = json.loads(text)
+    open_between = {s: (after, through) for s, (after, through) in given["open_between"].items()}
+    link = given["bandwidth_bytes_s"], given["way_ms"], tuple(given["unread"])
+    pull = Pull(given["capacity"], open_between, *link)
+    if not frame:
+        return Pulled(pull, None), 0
+    built = FrameBuilt(Frame.from_wire(pb.Frame.FromString(frame)), tuple(given["closed"]))
+    return Pulled(pull, built), given["platform"]

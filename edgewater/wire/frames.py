@@ -136,7 +136,8 @@ class Encoding(IntEnum):
 class Frame:
     """A numbered frame as it travels: the body is encoded, and perhaps compressed.
 
-    (edge, incarnation, seq) is the frame's identity; `crc32c` tells a re-delivery from an alarm.
+    (edge, incarnation, seq) is the frame's identity. `crc32c` is of the body before compression: it tells a
+    re-delivery, however it is compressed, from another body under the same number, which is an alarm.
     """
 
     seq: int
@@ -149,24 +150,41 @@ class Frame:
     @classmethod
     def pack(cls, seq: int, query: QueryRef, body: FrameBody) -> Frame:
         """Encodes and, where that makes it smaller, compresses a body."""
-        plain = body_to_wire(body).SerializeToString(deterministic=True)
+        plain = encode_body(body)
         packed = {Encoding.PLAIN: plain, Encoding.ZSTD: pa.compress(plain, codec="zstd", asbytes=True)}
         if len(plain) <= preset.MAX_BODY_BYTES:
             packed[Encoding.PRESET] = preset.deflate(plain)
         encoding, shipped = min(packed.items(), key=lambda item: len(item[1]))
-        return cls(seq, query, shipped, google_crc32c.value(shipped), encoding, len(plain))
+        return cls(seq, query, shipped, google_crc32c.value(plain), encoding, len(plain))
 
     def unpack(self) -> FrameBody:
-        """The body. Raises CorruptFrame for a wrong checksum or a body that cannot be read."""
-        self.check()
+        """The body. Raises CorruptFrame as `plain_body`, and for bytes that are no body."""
+        plain = self.plain_body()
+        try:
+            return body_from_wire(pb.FrameBody.FromString(plain))
+        except (DecodeError, ValueError) as exc:
+            raise CorruptFrame(f"frame {self.seq}: the checksum holds but the body cannot be read: {exc}") from exc
+
+    def plain_body(self) -> bytes:
+        """The encoded body before compression; never more than `raw_bytes` are decompressed.
+
+        Raises:
+            CorruptFrame: too long, not to be decompressed, or of another length or checksum than the frame says.
+        """
         if self.raw_bytes > MAX_BODY_BYTES:
             raise CorruptFrame(f"frame {self.seq}: a body of {self.raw_bytes} bytes, at most {MAX_BODY_BYTES}")
         try:
-            return body_from_wire(pb.FrameBody.FromString(self._plain()))
-        except (DecodeError, OSError, ValueError) as exc:
-            raise CorruptFrame(f"frame {self.seq}: the checksum holds but the body cannot be read: {exc}") from exc
+            plain = self._decompressed()
+        except (OSError, ValueError) as exc:
+            raise CorruptFrame(f"frame {self.seq}: the body cannot be decompressed: {exc}") from exc
+        if len(plain) != self.raw_bytes:
+            raise CorruptFrame(f"frame {self.seq}: a body of {len(plain)} bytes, the frame says {self.raw_bytes}")
+        actual = google_crc32c.value(plain)
+        if actual != self.crc32c:
+            raise CorruptFrame(f"frame {self.seq}: CRC32C is {actual:#010x}, the frame says {self.crc32c:#010x}")
+        return plain
 
-    def _plain(self) -> bytes:
+    def _decompressed(self) -> bytes:
         match self.encoding:
             case Encoding.PLAIN:
                 return self.body
@@ -175,12 +193,6 @@ class Frame:
                 return plain
             case Encoding.PRESET:
                 return preset.inflate(self.body, self.raw_bytes)
-
-    def check(self) -> None:
-        """Raises CorruptFrame unless the checksum fits the body."""
-        actual = google_crc32c.value(self.body)
-        if actual != self.crc32c:
-            raise CorruptFrame(f"frame {self.seq}: CRC32C is {actual:#010x}, the frame says {self.crc32c:#010x}")
 
     @property
     def wire_bytes(self) -> int:
@@ -200,7 +212,7 @@ class Frame:
 
     @classmethod
     def from_wire(cls, message: pb.Frame) -> Frame:
-        """Raises CorruptFrame for an unknown encoding. Does not check the body: see `check`."""
+        """Raises CorruptFrame for an unknown encoding. Does not check the body: see `plain_body`."""
         try:
             encoding = Encoding(message.encoding)
         except ValueError as exc:
@@ -208,6 +220,11 @@ class Frame:
             raise CorruptFrame(f"frame {message.seq}: encoding {message.encoding} is none of {known}") from exc
         query = QueryRef(message.query, message.query_version)
         return cls(message.seq, query, message.body, message.crc32c, encoding, message.raw_bytes)
+
+
+def encode_body(body: FrameBody) -> bytes:
+    """A body as it is before compression: what a frame's checksum is of. Equal bodies give equal bytes."""
+    return body_to_wire(body).SerializeToString(deterministic=True)
 
 
 def body_to_wire(body: FrameBody) -> pb.FrameBody:

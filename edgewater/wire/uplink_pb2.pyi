@@ -288,14 +288,14 @@ class Frame(_message.Message):
     RAW_BYTES_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     crc32c: _builtins.int
-    """CRC32C of `body` as shipped."""
+    """CRC32C of the FrameBody before compression: what the frame says, however it is compressed."""
     encoding: Global___Frame.Encoding.ValueType
     body: _builtins.bytes
     """A FrameBody."""
     query: _builtins.str
     query_version: _builtins.int
     raw_bytes: _builtins.int
-    """Bytes of the body before compression."""
+    """Bytes of the FrameBody before compression."""
     def __init__(
         self,
         *,

@@ -87,12 +87,6 @@ def test_a_history_that_is_read_back_aims_as_before() -> None:
     assert again.aim.snapshot() == history.aim.snapshot()
 
 
-def test_a_checkpoint_of_an_earlier_version_aims_anew() -> None:
-    document, blobs = GroupHistory(("v",)).snapshot()
-    del document["aim"]
-    assert GroupHistory.restore(document | {"target": 0.1}, blobs).aim.target is None
-
-
 def test_a_portion_shrinks_towards_the_end_and_is_never_mostly_envelope() -> None:
     assert portion(60_000.0, 1.0) == 900
     assert portion(600.0, 1.0) == FEWEST

@@ -345,19 +345,13 @@ def test_a_report_in_parts_says_why_in_each() -> None:
     assert len(said) > 1 and set(said) == {SamplingReason.LINK}
 
 
-def test_words_and_checkpoints_of_an_older_release_have_no_reason() -> None:
+def test_a_word_without_a_reason_is_written_without_one() -> None:
     word = SamplingSet(REF, 0.5, 3.0, SamplingReason.MEASURE)
     record = _encode(word)
     assert _decode_plain(record.kind, json.loads(record.payload)) == word
     plain = SamplingSet(REF, 0.5, 3.0)
     assert json.loads(_encode(plain).payload) == {"query": ["q", 1], "rate": 0.5, "clock_offset_ms": 3.0}
     assert _decode_plain(record.kind, json.loads(_encode(plain).payload)) == plain
-    monitor = core().queries[REF].monitor
-    assert monitor is not None
-    document, blobs = monitor.snapshot()
-    older = {name: value for name, value in document.items() if name not in ("reason", "sampled")}
-    monitor.restore({**older, "rate": 0.5}, blobs)
-    assert monitor.observing == Observing(0.5)
 
 
 def test_a_reason_of_a_newer_release_is_none_that_could_be_said() -> None:
