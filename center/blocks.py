@@ -21,7 +21,7 @@ from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 from edgewater.watermarks.estimate import Sampled, WindowModel
 from edgewater.watermarks.stragglers import LEAST_EVENTS, StragglersByMark
 from edgewater.watermarks.together import Together
-from edgewater.watermarks.watermark import Answer, TopUp, Wait
+from edgewater.watermarks.watermark import Answer, Wait
 
 BLOCK = 64
 """Strata of a block: so many that calling NumPy does not count, and few enough that a window which waits for one of
@@ -166,9 +166,7 @@ class Look:
             if isinstance(verdict, Answer) and verdict.met:
                 # By the model alone, whose intervals have been too narrow: with what comes next it may be.
                 return reasons, stratum.slot + 1
-            if isinstance(verdict, TopUp):
-                reasons[stratum.key] = "the edges were asked for too small a sample"
-            elif not isinstance(verdict, Wait):
+            if not isinstance(verdict, Wait):
                 reasons[stratum.key] = verdict.reason
             # No waiting makes an interval a part of nothing.
             elif zero := stratum.tallies.may_be_zero(sampled, self.block.accuracy.of):

@@ -22,7 +22,7 @@ from typing import Any
 from center.catalog import Catalog, query_of_key
 from center.ledger import Emission, FrameFact
 from center.results import MergedDelta
-from center.sampling import rates_differ
+from center.sampling import RATES_EVERY_MS, rates_differ
 from center.spark.merging import merge_key
 from center.spark.rows import Row, RowKind, control_body, from_table
 from center.spark.telemetry import JobMetrics
@@ -33,10 +33,6 @@ from edgewater.streams import EdgeId
 from edgewater.wire.frames import QueryRef
 
 logger = logging.getLogger(__name__)
-
-
-RATES_EVERY_MS = 5_000
-"""How often it is looked at what part of its records an accuracy needs of each edge."""
 
 
 class BatchFailed(Exception):
