@@ -127,13 +127,6 @@ def simulate() -> None:
     help="Length f; must divide the window, and what it slides by.",
 )
 @click.option(
-    "--slot",
-    "slot_ms",
-    default=None,
-    type=_Duration(),
-    help="Resolution of delays and waits.  [default: a 30th of the sub-stream]",
-)
-@click.option(
     "--error",
     default="5%",
     show_default=True,
@@ -184,6 +177,12 @@ def simulate() -> None:
     help="Staleness budget: answer by then, contract met or not.",
 )
 @click.option(
+    "--sampling/--no-sampling",
+    default=True,
+    show_default=True,
+    help="Of ours, whether edges process no more than the contract needs, as of an expensive measure, or all.",
+)
+@click.option(
     "--seed", default=1, show_default=True, type=click.IntRange(0), help="The same seed makes the same events."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object; a list of them for several runs.")
@@ -196,8 +195,8 @@ def watermarks(as_json: bool, plot: Path | None, **asked: Any) -> None:
     """Measures when windows are answered, from how much, and how right the answers are.
 
     Events are born at edges and reach the center late; an algorithm decides when a window is answered and from which
-    events. The production decision runs on a virtual clock, so that a run takes seconds and repeats exactly. Names that
-    are lists run every combination, one row each.
+    events. Ours is production's: the edges' statistics and samples, and the center's ledger, on a virtual clock, so
+    that a run takes seconds and repeats exactly. Names that are lists run every combination, one row each.
 
     \b
     What is printed, per row:
@@ -207,6 +206,7 @@ def watermarks(as_json: bool, plot: Path | None, **asked: Any) -> None:
       ms mean …     from a window's end until its answer stands, processing included
       rate, oracle  share of events processed; of one who knows each window's sigma (Eq. 4)
       missed        share of events that came too late for the answer
+      met           answers that say that they keep the contract
 
     \b
     Examples:
@@ -245,7 +245,7 @@ def _studies(asked: dict[str, Any]) -> list[Study]:
     if asked["every_ms"] is not None and (asked["every_ms"] < 1 or asked["window_ms"] % asked["every_ms"]):
         accepted = f"a divisor of the window, {format_duration(asked['window_ms'])}"
         raise InvalidConfig("--every", format_duration(asked["every_ms"]), accepted)
-    _check_divisors(asked["every_ms"] or asked["window_ms"], asked["substream_ms"], asked["slot_ms"])
+    _check_divisor(asked["every_ms"] or asked["window_ms"], asked["substream_ms"])
     names = {
         "algorithm": _several(asked.pop("algorithm"), "--algorithm", (*ALGORITHMS, *ALIASES)),
         "delays": _several(asked.pop("delays"), "--delays", DELAYS),
@@ -258,13 +258,10 @@ def _studies(asked: dict[str, Any]) -> list[Study]:
     ]  # fmt: skip
 
 
-def _check_divisors(window_ms: int, substream_ms: int, slot_ms: int | None) -> None:
-    for flag, part, name, whole in (
-        ("--substream", substream_ms, "window, and of what it slides by", window_ms),
-        ("--slot", slot_ms, "sub-stream", substream_ms),
-    ):  # fmt: skip
-        if part is not None and (part < 1 or whole % part):
-            raise InvalidConfig(flag, format_duration(part), f"a divisor of the {name}, {format_duration(whole)}")
+def _check_divisor(window_ms: int, substream_ms: int) -> None:
+    if substream_ms < 1 or window_ms % substream_ms:
+        accepted = f"a divisor of the window, and of what it slides by, {format_duration(window_ms)}"
+        raise InvalidConfig("--substream", format_duration(substream_ms), accepted)
 
 
 def _several(text: str, field: str, known: tuple[str, ...], *, joined: bool = False) -> list[str]:

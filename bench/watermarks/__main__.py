@@ -2,6 +2,7 @@
 
 Rows are written to bench/out/watermarks.json as they come. A run goes on where one of the same seed and number of
 windows was stopped: rows that are there are not measured again, so after a change of the code ask for `--fresh`.
+The rows of recorded arrivals read the day files of package downloads in `--downloads`; without them they are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from bench.watermarks.goals import check_goals
 from bench.watermarks.kmeans import kmeans_rows
 from bench.watermarks.overhead import overhead
 from bench.watermarks.results import Results, Row
-from bench.watermarks.rows import goal_rows, recorded_rows, rival_rows, robustness_rows, sliding_rows
+from bench.watermarks.rows import goal_rows, recorded_rows, rival_rows, robustness_rows, sliding_rows, unsampled_rows
 from sim.watermarks.engine import Outcome
 from sim.watermarks.recorded import RecordedDownloads
 from sim.watermarks.study import Study, run_study, run_workload
@@ -28,14 +29,16 @@ from sim.watermarks.summary import oracle_rate, summarise, table
 
 OUT = Path("bench/out")
 DOWNLOADS = Path("../shared/data/cran_downloads_dev")
-PARTS = ("goals", "robustness", "recorded", "sliding", "rivals")
+PARTS = ("goals", "robustness", "unsampled", "recorded", "sliding", "rivals")
+MANY_GROUPS = 4
+"""By how much fewer windows there are where groups are a hundred: each has a watermark of its own."""
 
 
-def measure(part: str, study: Study) -> Row:
+def measure(part: str, study: Study, downloads: Path) -> Row:
     """One row, with the CPU seconds it took; of rivals also the distributions that figures are drawn from."""
     started = time.process_time()
     if part == "recorded":
-        row = _recorded(study)
+        row = _recorded(study, downloads)
     else:
         row, outcomes = run_study(study)
         if part == "rivals":
@@ -55,29 +58,31 @@ def _distributions(outcomes: Sequence[Outcome]) -> Row:
     }
 
 
-def _recorded(study: Study) -> Row:
-    workload = RecordedDownloads(DOWNLOADS, edges=study.edges, seed=study.seed, windows=study.windows)
+def _recorded(study: Study, downloads: Path) -> Row:
+    workload = RecordedDownloads(downloads, edges=study.edges, seed=study.seed, windows=study.windows)
     row = asdict(study) | summarise(run_workload(study, workload), study.target) | {"windows_had": workload.windows}
     return row | {"oracle_rate": oracle_rate(workload, study.measure, study.target, workload.windows)}
 
 
-def _studies(windows: int, seed: int, quick: bool) -> dict[str, list[Study]]:
+def _studies(windows: int, seed: int, quick: bool, downloads: Path) -> dict[str, list[Study]]:
     parts = {"goals": goal_rows(), "robustness": robustness_rows(), "rivals": rival_rows()}
-    parts["recorded"] = recorded_rows() if DOWNLOADS.is_dir() else []
-    parts["sliding"] = sliding_rows()
+    parts["recorded"] = recorded_rows() if downloads.is_dir() else []
+    parts |= {"sliding": sliding_rows(), "unsampled": unsampled_rows()}
     return {
         name: [
-            replace(s, windows=windows * s.overlap, seed=seed)
+            replace(s, windows=windows * s.overlap // (MANY_GROUPS if s.groups >= 100 else 1), seed=seed)
             for s in parts[name] if not quick or s.delays in ("EG", "log")
         ]
         for name in PARTS
     }  # fmt: skip
 
 
-def _measure_missing(results: Results, part: str, studies: Sequence[Study], pool: ProcessPoolExecutor) -> None:
+def _measure_missing(
+    results: Results, part: str, studies: Sequence[Study], pool: ProcessPoolExecutor, downloads: Path
+) -> None:
     missing = results.missing(part, studies)
     with click.progressbar(length=len(missing), label=f"{part}, {len(studies) - len(missing)} known") as bar:
-        for done in as_completed([pool.submit(measure, part, study) for study in missing]):
+        for done in as_completed([pool.submit(measure, part, study, downloads) for study in missing]):
             results.add(part, done.result())
             bar.update(1)
 
@@ -90,17 +95,29 @@ def _measure_missing(results: Results, part: str, studies: Sequence[Study], pool
 @click.option("--part", type=click.Choice(["all", *PARTS, "other"]), default="all", show_default=True)
 @click.option("--fresh", is_flag=True, help="Forgets what was measured before.")
 @click.option(
+    "--downloads",
+    default=DOWNLOADS,
+    show_default=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of .csv.gz files with the columns date, time, size, ip_id.",
+)
+@click.option(
     "--json", "path", type=click.Path(dir_okay=False, path_type=Path), default=OUT / "watermarks.json",
     show_default=True, help="Where rows are kept.",
 )  # fmt: skip
-def main(quick: bool, windows: int, seed: int, workers: int, part: str, fresh: bool, path: Path) -> None:
-    """Coverage, waits and rates of every row of the issue; the goals that are missed; the papers' figures."""
+def main(
+    quick: bool, windows: int, seed: int, workers: int, part: str, fresh: bool, downloads: Path, path: Path
+) -> None:
+    """Coverage, waits and rates of every row; the goals that are missed; the papers' figures."""
     results = Results(path, fresh=fresh)
-    asked = {n: s for n, s in _studies(100 if quick else windows, seed, quick).items() if part in ("all", n)}
+    studies_of = _studies(100 if quick else windows, seed, quick, downloads)
+    asked = {n: s for n, s in studies_of.items() if part in ("all", n)}
+    if "recorded" in asked and not asked["recorded"]:
+        click.echo(f"recorded arrivals are left out: there is no folder {downloads}")
     pool = ProcessPoolExecutor(workers)
     try:
         for name, studies in asked.items():
-            _measure_missing(results, name, studies, pool)
+            _measure_missing(results, name, studies, pool, downloads)
             if studies:
                 click.echo(table(results.of(name, studies)))
     finally:

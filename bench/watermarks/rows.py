@@ -20,7 +20,7 @@ def goal_rows() -> list[Study]:
 def robustness_rows() -> list[Study]:
     heavy = [Study(values=v, delays=d, measure=m) for v in ("lognormal2", "pareto2.2") for d in ("EG", "GG")
              for m in ("mean", "sum")]  # fmt: skip
-    grouped = [Study(groups=g, scope=s, measure=m) for g in (10, 100) for s in ("each", "all") for m in MEASURES]
+    ten, hundred = ([Study(groups=g, scope=s, measure=m) for s in ("each", "all") for m in MEASURES] for g in (10, 100))
     silent = [Study(edges=10, silent_edge=True, measure=m) for m in MEASURES]
     correlated = ("correlated-source", "correlated-value")
     open_case = [Study(scenario=f"{a}+delay-shift", delays=d, measure=m) for a in correlated
@@ -28,7 +28,12 @@ def robustness_rows() -> list[Study]:
     open_case += [Study(scenario="correlated-source+correlated-value+delay-shift", measure=m) for m in ("mean", "sum")]
     larger = [Study(rate=25_000.0, window_ms=w, measure=m, values=v) for w in (3000, 6000) for m in ("mean", "sum")
               for v in ("nyt", "ysb")]  # fmt: skip
-    return heavy + grouped + silent + open_case + larger
+    return heavy + ten + silent + open_case + larger + hundred
+
+
+def unsampled_rows() -> list[Study]:
+    """As with a cheap measure on edges and links that keep up: every event is processed."""
+    return [Study(scenario=s, measure=m, sampling=False) for s in SCENARIOS for m in ("mean", "sum")]
 
 
 def rival_rows() -> list[Study]:

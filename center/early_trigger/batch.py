@@ -46,9 +46,9 @@ class Together:
         return window_models(self.marks, self.model, offset, sampled)
 
     def rates(self) -> FloatArray:
-        """`Watermark.plan` of each for the window that begins now, [source, watermark]."""
+        """`Watermark.rates` of each for the window that begins now, [source, watermark]."""
         ahead = self.model.predict_each(0, self.marks[0].window_slots, lags_wanted=False)
-        return np.concatenate([m.plan(ahead.of(i)).rates for i, m in enumerate(self.marks)], axis=1)
+        return np.concatenate([m.rates(ahead.of(i)) for i, m in enumerate(self.marks)], axis=1)
 
     def on_answered(
         self,

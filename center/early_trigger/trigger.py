@@ -1,18 +1,18 @@
 """When a window may be answered: the decision, as a deterministic state machine.
 
-Time, arrivals and samples come in; the verdict on a window is `Answer`, `TopUp` (process more of what has
-arrived) or `Wait` (until a slot, by a timer: nothing fires when no event arrives; corrections.md, Aion 11).
-A window is closed as a whole, never by sub-streams, whose own deadlines throw away a third of the events
-(Aion 6).
+Time, arrivals and samples come in; the verdict on a window is `Answer` or `Wait` (until a slot, by a timer: nothing
+fires when no event arrives; corrections.md, Aion 11). A window is closed as a whole, never by sub-streams, whose own
+deadlines throw away a third of the events (Aion 6).
 
 The contract is met when sampling and stragglers together fit: width² = sampling² + stragglers² ≤ (error·|estimate|)².
-The sample pays for the stragglers' uncertainty as long as that is cheap; else waiting does.
+The rate of the sample is set before the window begins, and an edge does not keep the events that it has passed over. So
+waiting can narrow the stragglers' part only; a window whose sample is too small by itself is answered without it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -39,19 +39,11 @@ class Policy:
     Attributes:
         sampling_failures: part of 1 - confidence that sampling may use up; the rest is for what no model foresees.
         straggler_confidence: of the straggler part of the interval.
-        eager: part of the planned sample that is processed as it arrives; the rest is topped up at the window's end,
-            when it is known how much is needed. It keeps a rate that jumps from processing too much.
-        pilot: rate of a window without history; all its events are kept to top up from.
-        surcharge: how much larger the sample may become to pay for stragglers, before waiting is preferred. It grows
-            with the wait, to four times as much after 15 slots: few windows wait so long, and they make the mean.
         patience: least share of waits: the next look is after this part of the time waited so far.
     """
 
     sampling_failures: float = 0.99
     straggler_confidence: float = 0.98
-    eager: float = 0.75
-    pilot: float = 0.05
-    surcharge: float = 0.05
     patience: float = 0.1
 
 
@@ -77,28 +69,15 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class TopUp:
-    """Process more of what has arrived: so many events in all, [source, group]."""
-
-    sizes: FloatArray
-
-
-@dataclass(frozen=True, slots=True)
 class Wait:
     """Ask again at this slot."""
 
     until: int
 
 
-Verdict = Answer | TopUp | Wait
+Verdict = Answer | Wait
 
-
-@dataclass(slots=True)
-class Plan:
-    """How a window is sampled: the rate per [source, group] at which events are processed as they arrive."""
-
-    rates: FloatArray
-    sizes: FloatArray = field(default_factory=lambda: np.zeros(0))
+SAMPLE_TOO_SMALL = "the edges were asked for too small a sample"
 
 
 class Watermark:
@@ -148,17 +127,21 @@ class Watermark:
         """A silent source tells what it had: `arrived` by [slot of its silence, lag]."""
         self.triangle.catch_up(source, arrived)
 
-    def plan(self, ahead: Stragglers | None = None) -> Plan:
-        """The rates for the window that begins now: Eq. 8 with n·N_e/N, and F for E[D] (corrections.md, Aion 3, 4).
+    def rates(self, ahead: Stragglers | None = None) -> FloatArray:
+        """The part of the events that the window which begins now needs: Eq. 8 with n·N_e/N, and F for E[D]
+        (corrections.md, Aion 3, 4). All of them without history (Aion 10).
 
         Args:
             ahead: what the model predicts of a window that ends now, if it is known.
+
+        Returns:
+            [source, group], in [0, 1].
         """
         shape = self.history.mean.shape
         if self.measure == "count":
-            return Plan(np.zeros(shape))
+            return np.zeros(shape)
         if not self.history.windows or not self.triangle.age.any():
-            return Plan(np.full(shape, self.policy.pilot))
+            return np.ones(shape)
         ahead = ahead or self.model.predict(0, self.window_slots, lags_wanted=False)
         events = (ahead.rate * self.window_slots)[:, None] * self.history.share
         punctual = self.triangle.distributions()[LONG][:, : self.window_slots].mean(axis=1)[:, None]
@@ -167,8 +150,8 @@ class Watermark:
         model = WindowModel(self.measure, events * punctual, means, spread, events, events, np.zeros(shape[1]))
         room = self._sampling_room(model.estimate, self._straggler_share * np.abs(model.estimate))
         sizes = model.sizes(room, self.quantile)
-        rates = np.where(model.arrived > 0, self.policy.eager * sizes / np.maximum(model.arrived, 1e-9), 1.0)
-        return Plan(np.clip(rates, 0.0, 1.0), sizes)
+        rates = np.where(model.arrived > 0, sizes / np.maximum(model.arrived, 1e-9), 1.0)
+        return np.asarray(np.clip(rates, 0.0, 1.0))
 
     def judge(self, end_slot: int, sampled: Sampled, modelled: tuple[Stragglers, WindowModel] | None = None) -> Verdict:
         """What to do about the window that ended at `end_slot`, now. `modelled`: its `window_model`, if it is known."""
@@ -180,17 +163,15 @@ class Watermark:
         allowed = self.target.error * np.abs(estimate)
         sampling = model.sampling_width(sampled.count, self.quantile)
         if stragglers.known and (np.hypot(sampling, model.straggler_width) <= allowed).all():
-            return self._answer(model, sampling, True)
-        if stragglers.known and (sized := self._affordable(offset, model, estimate, sampled)) is not None:
-            return TopUp(sized)
+            return _answer(model, sampling)
+        if stragglers.known and self._is_too_small(sampled, model, allowed):
+            return _answer(model, sampling, SAMPLE_TOO_SMALL)
         if self.latest_slots is not None and offset >= self.latest_slots:
-            return self._last_resort(model, sampled, sampling, "the staleness budget is spent")
+            return _answer(model, sampling, "the staleness budget is spent")
         if stragglers.known and self._nothing_to_wait_for(offset, stragglers):
-            return self._last_resort(model, sampled, sampling, "no more is expected from the edges that can be heard")
+            return _answer(model, sampling, "no more is expected from the edges that can be heard")
         if stragglers.known and self._silence_decides(stragglers, model):
-            return self._last_resort(
-                model, sampled, sampling, "edges that cannot be heard may hold more than the error"
-            )
+            return _answer(model, sampling, "edges that cannot be heard may hold more than the error")
         step = max(1, int(offset * self.policy.patience))
         until = self.slot + step
         if self.latest_slots is not None:
@@ -259,39 +240,15 @@ class Watermark:
         allowed = self.target.error * np.abs(estimate)
         return np.asarray(np.sqrt(np.maximum(allowed**2 - straggler_width**2, 0.0)))
 
-    def _affordable(self, offset: int, model: WindowModel, estimate: FloatArray, sampled: Sampled) -> FloatArray | None:
-        """Sizes that meet the contract now without paying too much for the stragglers; None: better wait."""
-        if (sampled.count >= sampled.arrived).all():
-            return None  # there is nothing to take
-        room = self._sampling_room(estimate, model.straggler_width)
-        if (room <= 0).any() or self.measure == "count":
-            return None
-        sizes = np.maximum(model.sizes(room, self.quantile), sampled.count)
-        if (np.ceil(sizes) <= sampled.count).all():
-            return None
-        sizes = np.ceil(sizes)
-        widths = np.hypot(model.sampling_width(sizes, self.quantile), model.straggler_width)
-        if (widths > 1.001 * self.target.error * np.abs(estimate)).any():
-            return None
-        without = model.sizes(self.target.error * np.abs(estimate), self.quantile)
-        # Without history, or with an edge that cannot be heard, waiting brings nothing that a sample could not.
-        limited = self.history.windows > 0 and not self.triangle.behind.any()
-        surcharge = self.policy.surcharge * (1 + min(offset, 15) / 5)
-        if limited and sizes.sum() > (1 + surcharge) * without.sum():
-            return None
-        return sizes
-
-    def _answer(self, model: WindowModel, sampling: FloatArray, met: bool, reason: str = "") -> Answer:
-        return Answer(model.estimate, sampling, model.straggler_width, model.size, met, reason)
-
-    def _last_resort(self, model: WindowModel, sampled: Sampled, sampling: FloatArray, reason: str) -> Verdict:
-        """The best that can be had now. No sample makes up for stragglers beyond the target: it is not paid for."""
-        allowed = self.target.error * np.abs(model.estimate)
-        room = self._sampling_room(model.estimate, np.minimum(model.straggler_width, 0.3 * allowed))
-        sizes = np.ceil(model.sizes(room, self.quantile))
-        if (sizes > sampled.count).any():
-            return TopUp(np.maximum(sizes, sampled.count))
-        return self._answer(model, sampling, False, reason)
+    def _is_too_small(self, sampled: Sampled, model: WindowModel, allowed: FloatArray) -> bool:
+        """Whether the sample will be too small even when all stragglers have come, sampled as the others were."""
+        if self.measure == "count":
+            return False
+        arrived = sampled.arrived.sum(axis=0)
+        rate = sampled.count.sum(axis=0) / np.maximum(arrived, 1.0)
+        expected = np.maximum(model.events - sampled.arrived, 0.0)
+        width = model.sampling_width(sampled.count + rate * expected, self.quantile)
+        return bool(((rate < 1) & (arrived > 0) & (width > allowed)).any())
 
     def _nothing_to_wait_for(self, offset: int, stragglers: Stragglers) -> bool:
         if offset + 1 >= self.grid.lags:
@@ -307,3 +264,8 @@ class Watermark:
             return False
         width = max(UNTRIED, self.quantile) * float(np.sqrt((stragglers.deviation[silent] ** 2).sum()))
         return width > 0.95 * self.target.error * float(model.size.sum())
+
+
+def _answer(model: WindowModel, sampling: FloatArray, reason: str = "") -> Answer:
+    """Args: reason: why it is given though it is not met; empty: it is met."""
+    return Answer(model.estimate, sampling, model.straggler_width, model.size, not reason, reason)

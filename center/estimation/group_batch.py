@@ -16,7 +16,7 @@ import numpy as np
 from center.early_trigger.batch import Together
 from center.early_trigger.estimate import Sampled, WindowModel
 from center.early_trigger.stragglers import LEAST_EVENTS, StragglersByMark
-from center.early_trigger.trigger import Answer, TopUp, Wait
+from center.early_trigger.trigger import Answer, Wait
 from center.estimation.arrival_counts import sampled_by, windows
 from center.estimation.group import TOO_FEW, Stratum
 from center.estimation.prediction import Outlook
@@ -166,9 +166,7 @@ class Look:
             if isinstance(verdict, Answer) and verdict.met:
                 # By the model alone, whose intervals have been too narrow: with what comes next it may be.
                 return reasons, stratum.slot + 1
-            if isinstance(verdict, TopUp):
-                reasons[stratum.key] = "the edges were asked for too small a sample"
-            elif not isinstance(verdict, Wait):
+            if not isinstance(verdict, Wait):
                 reasons[stratum.key] = verdict.reason
             # No waiting makes an interval a part of nothing.
             elif zero := stratum.tallies.may_be_zero(sampled, self.block.accuracy.of):

@@ -27,16 +27,12 @@ from center.job.processing_delay import CenterWays
 from center.job.rows import Row, RowKind, control_body, from_table
 from center.ledger.ledger import Emission, FrameFact
 from center.results.store import MergedDelta
-from center.sampling.policy import rates_differ
+from center.sampling.policy import RATES_EVERY_MS, rates_differ
 from edgewater.errors import StorageError, SynopsisError
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import QueryRef
 
 logger = logging.getLogger(__name__)
-
-
-RATES_EVERY_MS = 5_000
-"""How often it is looked at what part of its records an accuracy needs of each edge."""
 
 
 class BatchFailed(Exception):

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from center.early_trigger.trigger import Policy
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.wire import uplink_pb2 as pb
@@ -29,6 +28,8 @@ SOON = 30
 MOST_IN_A_ROW = IN_A_ROW << 6
 RESERVE = 1.25
 """By how much the sample is larger than planned: what was passed over cannot be added afterwards."""
+RATES_EVERY_MS = 5_000
+"""How often, at most, the rates that are needed are written down for the gateways."""
 WORTH_SAYING = 0.1
 CLOCKS_AGREE_MS = 20.0
 """Less than this is what a session measures between equal clocks on a busy link."""
@@ -50,13 +51,13 @@ class SamplingOrder:
 
 
 def needed_rate(spec: QuerySpec, planned: float) -> float:
-    """The rate below which the contract would be lost, from the one that the watermark plans to begin with.
+    """The rate below which the contract would be lost, from the one that the watermark plans.
 
     1 where a sample would make other numbers of the answer wrong, or save nothing: of a count all is known.
     """
     if spec.accuracy is None or spec.accuracy.kind == "count" or len(spec.measures) > 1:
         return 1.0
-    return min(1.0, RESERVE * planned / Policy().eager)
+    return min(1.0, RESERVE * planned)
 
 
 def is_expensive(spec: QuerySpec) -> bool:

@@ -1,9 +1,7 @@
 """Bernoulli sampling by marks: event i is kept at rate θ if its mark u_i < θ (corrections.md, Aion 8).
 
 The mark is a hash of (seed, source, number of the event at its source): a replay draws the same sample,
-batch boundaries do not matter, and a sample of a lower rate is part of the one of a higher rate. That
-is what makes a sample that turned out too small *topped up*: the events with θ ≤ u < θ' are added, and
-the result is the Bernoulli sample of rate θ'.
+batch boundaries do not matter, and a sample of a lower rate is part of the one of a higher rate.
 """
 
 from __future__ import annotations
@@ -98,33 +96,3 @@ def check_rate(rate: float) -> float:
 def kept(marks: FloatArray, rate: float) -> BoolArray:
     """Which events are in the sample of `rate`; all are at rate 1."""
     return np.asarray(marks < check_rate(rate))
-
-
-@dataclass(frozen=True, slots=True)
-class Reserve:
-    """The events of a sub-stream that could still be added to its sample, ordered by mark.
-
-    Attributes:
-        marks: ascending; values: in the same order.
-    """
-
-    marks: FloatArray
-    values: FloatArray
-
-    @classmethod
-    def of(cls, marks: FloatArray, values: FloatArray) -> Reserve:
-        order = np.argsort(marks, kind="stable")
-        return cls(marks[order], values[order])
-
-    def between(self, rate: float, higher: float) -> FloatArray:
-        """The values to process when the rate is raised from `rate` to `higher`."""
-        low, high = np.searchsorted(self.marks, (check_rate(rate), check_rate(higher)), side="left")
-        return self.values[low:high]
-
-    def rate_for(self, size: int) -> float:
-        """The least rate at which at least `size` values are in; 1 if there are not as many."""
-        if size <= 0:
-            return 0.0
-        if size >= len(self.marks):
-            return 1.0
-        return float(np.nextafter(self.marks[size - 1], 2.0))

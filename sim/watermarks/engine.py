@@ -1,21 +1,40 @@
-"""Our watermark under a virtual clock: slot by slot, the production decision on a workload's arrivals."""
+"""Production's early answers under a virtual clock: edges report a workload's arrivals, and the ledger answers windows.
+
+What runs is production's: the edges' statistics and samples (`edges.py`), the `Ledger` with its `AccuracyLedger` and
+book, and the rates that it asks the edges for. Simulated are time, the events, and what lies between the two sides:
+reports take no time, and carry no partials. Time goes from point to point at which edges report, and to the ledger's
+own deadlines. An answer is a window's first; that answers are revised later is not simulated.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
-from center.early_trigger.estimate import Sampled
-from center.early_trigger.trigger import Answer, Policy, TopUp, Wait, Watermark
-from edgewater.arrivals.grid import Grid
+from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
+from center.ledger.ledger import EdgesChanged, Emission, FrameFact, Ledger, Registered, Reported, Tick
+from center.ledger.quality import ACCURACY, Phase
+from center.sampling.policy import RATES_EVERY_MS, SamplingOrder, rates_differ
+from edgewater.accuracy import HORIZON_WINDOWS, clockwork, group_values
 from edgewater.arrivals.target import MeasureKind, Target
+from edgewater.quantities import format_duration
+from edgewater.query import QuerySpec
+from edgewater.streams import LIVE, EdgeId
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.wire.frames import QueryRef, SliceClose
+from sim.watermarks.edges import SimulatedEdge
 from sim.watermarks.workload import Events, Workload
 
 Progress = Callable[[int], None]
+
+REF = QueryRef("simulated", 1)
+COLUMNS = {"value": pa.float64(), "key": pa.int64()}
+HEARTBEAT_MS = 1_000
+FIRST_WINDOW = 1_000
+"""The window of the query's grid that is the workload's first: event time begins some way after the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +42,22 @@ class Outcome:
     """One window's answer and the truth. Arrays are per group.
 
     Attributes:
+        truth: NaN of a group without events, and of one whose answer waits until the window is complete.
         latency_ms: from the window's end until the answer stands, processing included.
-        processed: events that went through the query's operator; missed: those that came too late for it.
+        processed: events that went through the query's operator; missed: those that came too late for the answer.
         half_width: NaN where the algorithm states none.
+        promised: part of the groups with events that the answer has an interval for.
         met: whether the answer claims to keep the contract.
     """
 
     estimate: FloatArray
     truth: FloatArray
     half_width: FloatArray
-    straggler_width: FloatArray
     latency_ms: float
     processed: int
     missed: int
     events: int
+    promised: float = 1.0
     met: bool = True
 
 
@@ -70,232 +91,255 @@ def queue_end_ms(arrivals_ms: FloatArray, cost_ms: float, until_ms: float) -> fl
     return float((at - np.arange(len(at)) * cost_ms).max() + len(at) * cost_ms)
 
 
-class Step:
-    """The events of a step of time as they become visible, and their sample by thresholds on the marks."""
-
-    def __init__(self, events: Events, grid: Grid, lag_groups: IntArray, rates: FloatArray) -> None:
-        self.events, self.rates = events, rates
-        self.shape = rates.shape
-        born = np.floor_divide(events.born_ms, grid.slot_ms).astype(np.int64)
-        self.born_slot = born
-        self.lag = np.minimum(np.floor_divide(events.arrival_ms, grid.slot_ms).astype(np.int64) - born, grid.lags - 1)
-        self.heard_slot = born + self.lag
-        self.lag_group = lag_groups[self.lag]
-        self.lag_groups = int(lag_groups[-1]) + 1
-        self.cell = events.source * self.shape[1] + events.group
-        self.planned = events.mark < rates.ravel()[self.cell]
-
-    @property
-    def arrival_ms(self) -> FloatArray:
-        """When its events could be heard; not at all in this run: infinite."""
-        return np.where(self.heard_slot > self.born_slot + self.lag, np.inf, self.events.arrival_ms)
-
-    def visible(self, slot: int) -> BoolArray:
-        return np.asarray(self.heard_slot < slot)
-
-    def _by_cell(self, chosen: BoolArray, weights: FloatArray | None = None) -> FloatArray:
-        cells = self.shape[0] * self.shape[1]
-        picked = None if weights is None else weights[chosen]
-        counted: FloatArray = np.bincount(self.cell[chosen], weights=picked, minlength=cells).astype(np.float64)
-        return counted.reshape(self.shape)
-
-    def in_sample(self, slot: int) -> BoolArray:
-        return np.asarray(self.visible(slot) & (self.events.mark < self.rates.ravel()[self.cell]))
-
-    def sampled(self, slot: int) -> Sampled:
-        chosen, value = self.in_sample(slot), self.events.value
-        return Sampled(
-            self._by_cell(self.visible(slot)), self._by_cell(chosen), self._by_cell(chosen, value),
-            self._by_cell(chosen, value * value), self.lag_sums(slot)[0],
-        )  # fmt: skip
-
-    def lag_sums(self, slot: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        chosen = self.in_sample(slot)
-        key, value = (self.events.source * self.lag_groups + self.lag_group)[chosen], self.events.value[chosen]
-        size, shape = self.shape[0] * self.lag_groups, (self.shape[0], self.lag_groups)
-
-        def summed(weights: FloatArray) -> FloatArray:
-            return np.asarray(np.bincount(key, weights=weights, minlength=size).reshape(shape), np.float64)
-
-        return summed(np.ones(len(value))), summed(value), summed(value * value)
+def query_of(
+    workload: Workload, target: Target, measure: MeasureKind, substream_ms: int, latest_ms: int | None
+) -> QuerySpec:
+    """The query that a user would write. Raises InvalidQuery for what production refuses."""
+    horizon_ms = int(HORIZON_WINDOWS * workload.window_ms)
+    given: dict[str, object] = {
+        "name": REF.name,
+        "from": "events",
+        "measures": {"answer": "count()" if measure == "count" else f"{measure}(value)"},
+        "window": {"sliding": f"{workload.window_ms}ms", "every": f"{workload.step_ms}ms"},
+        "accuracy": {
+            "error": f"{100 * target.error:.12g}%", "confidence": f"{100 * target.confidence:.12g}%", "of": "answer",
+            "substream": f"{substream_ms}ms",
+        },
+        "lateness": f"{horizon_ms}ms",
+    }  # fmt: skip
+    if workload.groups > 1:
+        given |= {"group_by": ["key"], "accuracy": {**given["accuracy"], "scope": target.scope}}  # type: ignore[dict-item]
+    if latest_ms is not None:
+        given["budget"] = {"staleness": format_duration(latest_ms)}
+    return QuerySpec.from_mapping(given)
 
 
-class OpenWindow:
-    """A window that is not answered: its steps, which it shares with the windows that overlap it."""
+@dataclass(slots=True)
+class _Step:
+    """Events born in one step. `came_ms`: when, in the query's event time; `kept`: those processed so far."""
 
-    def __init__(self, steps: Sequence[Step], end_slot: int) -> None:
-        self.steps, self.end_slot = steps, end_slot
-        self.topped_up = 0
-
-    @property
-    def events(self) -> int:
-        return sum(len(step.events) for step in self.steps)
-
-    def sampled(self, slot: int) -> Sampled:
-        each = [step.sampled(slot) for step in self.steps]
-        return Sampled(*(sum_of(getattr(s, f.name) for s in each) for f in fields(Sampled)))
-
-    def lag_sums(self, slot: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-        count, total, squares = zip(*(step.lag_sums(slot) for step in self.steps), strict=True)
-        return sum_of(count), sum_of(total), sum_of(squares)
-
-    def truth(self, measure: MeasureKind, groups: int) -> FloatArray:
-        """The measure of all its events, per group."""
-        group, value = (np.concatenate([getattr(s.events, n) for s in self.steps]) for n in ("group", "value"))
-        return truth_of(group, value, measure, groups)
-
-    def ready_ms(self, cost_ms: float, until_ms: float) -> float:
-        """When those of its events that were to be processed as they come have been."""
-        planned = [step.arrival_ms[step.planned] for step in self.steps]
-        return queue_end_ms(np.concatenate(planned), cost_ms, until_ms)
-
-    def missed(self, slot: int) -> int:
-        return sum(int((~step.visible(slot)).sum()) for step in self.steps)
-
-    def top_up(self, slot: int, sizes: FloatArray) -> None:
-        """Raises each cell's rate until as many of its visible events are in."""
-        inside = [step.in_sample(slot) for step in self.steps]
-        before = sum(int(chosen.sum()) for chosen in inside)
-        seen = [np.flatnonzero(step.visible(slot)) for step in self.steps]
-        cell = np.concatenate([step.cell[at] for step, at in zip(self.steps, seen, strict=True)])
-        mark = np.concatenate([step.events.mark[at] for step, at in zip(self.steps, seen, strict=True)])
-        taken = np.concatenate([chosen[at] for chosen, at in zip(inside, seen, strict=True)])
-        order = np.lexsort((mark, ~taken, cell))  # by cell; in it those that are in already, then by mark
-        cells = cell[order]
-        starts = np.searchsorted(cells, np.arange(sizes.size))
-        ends = np.searchsorted(cells, np.arange(sizes.size), side="right")
-        wanted = np.minimum(sizes.ravel().astype(np.int64), ends - starts)
-        some = wanted > 0
-        last = order[np.where(some, starts + wanted - 1, 0)]
-        rate = np.where(some, np.nextafter(mark[last], 2.0), 0.0)
-        rate = np.where(wanted == ends - starts, 1.0, rate)
-        for step in self.steps:
-            step.rates = np.maximum(step.rates, rate.reshape(step.shape))
-        self.topped_up += sum(int(step.in_sample(slot).sum()) for step in self.steps) - before
-
-
-def sum_of(arrays: Iterable[FloatArray]) -> FloatArray:
-    first, *others = arrays
-    for other in others:
-        first = first + other
-    return first
+    events: Events
+    came_ms: IntArray
+    kept: BoolArray
 
 
 class Engine:
-    """Runs one query on a workload."""
+    """Runs one query on a workload.
+
+    Args:
+        sampling: edges process no more than the contract needs, as of an expensive measure; else all they read.
+        latest_ms: staleness budget.
+    """
 
     def __init__(
-        self, workload: Workload, grid: Grid, target: Target, measure: MeasureKind, event_cost_ms: float,
-        *, silence: Silence | None = None, latest_slots: int | None = None, policy: Policy | None = None,
+        self, workload: Workload, target: Target, measure: MeasureKind, event_cost_ms: float, *, substream_ms: int,
+        silence: Silence | None = None, latest_ms: int | None = None, sampling: bool = True,
     ) -> None:  # fmt: skip
-        self.workload, self.grid, self.target, self.measure = workload, grid, target, measure
-        self.event_cost_ms, self.silence = event_cost_ms, silence
-        self.latest_slots, self.policy = latest_slots, policy
-        self.slots = workload.window_ms // grid.slot_ms
-        self.step_slots = workload.step_ms // grid.slot_ms
-        self._fresh()
-
-    def _fresh(self) -> None:
-        self.mark = Watermark(
-            self.workload.sources, self.grid, self.slots, self.target, self.measure,
-            latest_slots=self.latest_slots, policy=self.policy,
-        )  # fmt: skip
-        self._ring = np.zeros((self.grid.lags + 2 * self.slots, self.workload.sources, self.grid.lags), np.float32)
-        self._steps: deque[Step] = deque(maxlen=self.slots // self.step_slots)
-        self._open: list[tuple[OpenWindow, int]] = []
-        self._silent_rows: list[FloatArray] = []
+        self.workload, self.measure, self.event_cost_ms = workload, measure, event_cost_ms
+        self.silence, self.sampling = silence, sampling
+        self.spec = query_of(workload, target, measure, substream_ms, latest_ms)
+        clock = clockwork(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
+        assert clock is not None
+        self.clock = clock
+        self.edges = [EdgeId(f"edge{i:03}") for i in range(workload.sources)]
+        self._origin_ms = FIRST_WINDOW * workload.window_ms
+        self._disorder_ms = clock.grid.lags * clock.grid.slot_ms  # for so long an edge keeps a slice open
+        self._per_window = workload.window_ms // workload.step_ms
+        self._steps: dict[int, _Step] = {}
+        self._processed: list[int] = []  # by step, and by step and edge
+        self._counts: list[list[int]] = []
+        self._outcomes: dict[int, Outcome] = {}
+        self._begin(0)
 
     def run(self, progress: Progress = lambda done: None) -> list[Outcome]:
-        results: list[Outcome] = []
-        origin = 0
-        steps = self.slots // self.step_slots
-        for index in range(self.workload.windows + steps - 1):
+        """The outcomes, window by window."""
+        for index in range(self.workload.windows + self._per_window - 1):
             if index and self.workload.forgets_before(index):
-                results += self._drain()
-                self._fresh()
-                origin = index * self.step_slots
-            results += self._step(index, origin)
-            if index >= steps - 1:
-                progress(index - steps + 2)
-        return results + self._drain()
+                self._drain()
+                self._begin(index)
+            self._add(index)
+            self._pass(self._start(index + 1))
+            if index >= self._per_window - 1:
+                progress(index - self._per_window + 2)
+        self._drain()
+        return [replace(self._outcomes[i], processed=self._processed_in(i)) for i in sorted(self._outcomes)]
 
-    def _step(self, index: int, origin: int) -> list[Outcome]:
-        """The slots of one step: its events are born, and open windows are judged."""
-        shifted = self.workload.step(index).after(origin * self.grid.slot_ms)
-        start = index * self.step_slots - origin
-        step = Step(shifted, self.grid, self.mark.late.groups, self.mark.plan().rates)
-        if self.silence and self.silence.first <= index < self.silence.last:
-            back = (self.silence.last - index) * self.step_slots + start
-            step.heard_slot = np.where(
-                shifted.source == self.silence.source, np.maximum(step.heard_slot, back), step.heard_slot
-            )
-        self._steps.append(step)
-        end = start + self.step_slots
-        if len(self._steps) == self._steps.maxlen:
-            self._open.append((OpenWindow(tuple(self._steps), end), end))
-        arrival = step.born_slot + step.lag
-        flat = (arrival % len(self._ring)) * self._ring[0].size + shifted.source * self.grid.lags + step.lag
-        used, places = np.unique(flat, return_counts=True)
-        self._ring.reshape(-1)[used] += places
-        done: list[Outcome] = []
-        for slot in range(start, end):
-            self._advance(slot, index)
-            done += self._judge_all()
-        return done
+    # Time
 
-    def _advance(self, slot: int, index: int) -> None:
-        place = slot % len(self._ring)
-        arrived = self._ring[place].astype(float)
-        self._ring[place] = 0
-        silence = self.silence
-        if silence and silence.first <= index < silence.last:
-            reporting = np.arange(self.workload.sources) != silence.source
-            self._silent_rows.append(arrived[silence.source])
-            self.mark.on_slot(arrived, reporting)
-            return
-        if silence and self._silent_rows:
-            self.mark.on_return(silence.source, np.array(self._silent_rows))
-            self._silent_rows = []
-        self.mark.on_slot(arrived)
+    def _start(self, step: int) -> int:
+        """Event time at which a step begins."""
+        return self._origin_ms + step * self.workload.step_ms
 
-    def _judge_all(self) -> list[Outcome]:
-        now, done, kept = self.mark.slot, [], []
-        for opened, due in self._open:
-            if due > now:
-                kept.append((opened, due))
+    def _begin(self, step: int) -> None:
+        """The query is registered as the step begins; nothing is known of what was before."""
+        self._first, self.now_ms = step, self._start(step)
+        has_values, grouped = self.measure != "count", self.workload.groups > 1
+        self._readers = [
+            SimulatedEdge(i + 1, self.clock.grid, grouped=grouped, has_values=has_values)
+            for i in range(len(self.edges))
+        ]
+        self._waiting = [np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.int64, float, np.int64, np.int64)]
+        self._places = np.zeros(0, np.int64)
+        self._closed = [step] * len(self.edges)  # by edge: the first step of which it has not closed the slice
+        self._seen: list[set[int]] = [set() for _ in self.edges]  # by edge: steps it has read events of
+        self._touched: list[set[int]] = [set() for _ in self.edges]  # and those whose partial it has shipped
+        self._open: dict[int, int] = {}
+        self._frames = 0
+        self._rates: dict[EdgeId, float] = {}
+        self._rates_at_ms = self._beat_at_ms = -(1 << 62)
+        self.ledger = Ledger()
+        self.ledger.handle(EdgesChanged(tuple(map(_record, self.edges))))
+        self.ledger.handle(Registered(RegisteredQuery(REF, self.spec, self.now_ms - 1, None)))
+        self._report()
+
+    def _pass(self, until_ms: int) -> None:
+        """Time goes on, from point to point."""
+        while True:
+            point_ms = self.clock.starts_at(self.clock.point_after(self.clock.slot_at(self.now_ms)))
+            if point_ms > until_ms:
+                return
+            tick_ms = self.now_ms
+            while (due_ms := self.ledger.next_deadline()) is not None and max(due_ms, tick_ms + 1) < point_ms:
+                tick_ms = max(due_ms, tick_ms + 1)
+                self._answer(self.ledger.handle(Tick(tick_ms)))
+            self.now_ms = point_ms
+            self._read(point_ms)
+            self._report()
+
+    def _drain(self) -> None:
+        """Time goes on without new events until all windows are answered."""
+        while self._open:
+            self._pass(self.now_ms + self.clock.grid.substream_ms)
+        self._read(1 << 62)
+
+    # Edges
+
+    def _add(self, index: int) -> None:
+        """The events of a step, in the order in which they will arrive."""
+        events = self.workload.step(index)
+        born = np.floor(events.born_ms).astype(np.int64) + self._origin_ms
+        came = np.maximum(np.floor(events.arrival_ms).astype(np.int64) + self._origin_ms, born)
+        self._steps[index] = _Step(events, came, np.zeros(len(events), bool))
+        self._processed.append(0)
+        self._counts.append(np.bincount(events.source, minlength=len(self.edges)).tolist())
+        columns = (came, born, events.source, events.value, events.group, np.full(len(events), index))
+        merged = [np.concatenate(pair) for pair in zip(self._waiting, columns, strict=True)]
+        places = np.concatenate([self._places, np.arange(len(events))])
+        order = np.argsort(merged[0], kind="stable")
+        self._waiting, self._places = [column[order] for column in merged], places[order]
+        if (window := index - self._per_window + 1) >= self._first:
+            self._open[self._start(window)] = window
+
+    def _read(self, before_ms: int) -> None:
+        """Edges read what arrives before a time."""
+        cut = int(np.searchsorted(self._waiting[0], before_ms))
+        came, born, source, value, group, step = (column[:cut] for column in self._waiting)
+        places, self._places = self._places[:cut], self._places[cut:]
+        self._waiting = [column[cut:] for column in self._waiting]
+        order = np.argsort(source, kind="stable")
+        cuts = np.searchsorted(source[order], np.arange(len(self.edges) + 1)).tolist()
+        for i, reader in enumerate(self._readers):
+            mine = order[cuts[i] : cuts[i + 1]]
+            if not len(mine):
                 continue
-            verdict = self._judge(opened, now)
-            if isinstance(verdict, Wait):
-                kept.append((opened, verdict.until))
-            else:
-                done.append(self._outcome(opened, now, verdict))
-        self._open = kept
-        return done
+            kept = reader.read(born[mine], came[mine], value[mine], group[mine])
+            self._note_read(i, step[mine], places[mine], kept)
 
-    def _judge(self, opened: OpenWindow, now: int) -> Answer | Wait:
-        for _ in range(6):
-            verdict = self.mark.judge(opened.end_slot, opened.sampled(now))
-            if not isinstance(verdict, TopUp):
-                return verdict
-            opened.top_up(now, verdict.sizes)
-        return Wait(now + 1)
+    def _note_read(self, edge: int, step: IntArray, places: IntArray, kept: IntArray) -> None:
+        for index in np.unique(step).tolist():
+            self._seen[edge].add(index)
+            chosen = places[kept[step[kept] == index]]
+            self._processed[index] += len(chosen)
+            if index in self._steps:
+                self._steps[index].kept[chosen] = True
 
-    def _outcome(self, opened: OpenWindow, now: int, answer: Answer) -> Outcome:
-        sampled = opened.sampled(now)
-        self.mark.on_answered(sampled, answer, opened.lag_sums(now))
-        now_ms = float(now * self.grid.slot_ms)
-        ready = opened.ready_ms(self.event_cost_ms, now_ms)
-        finish = max(ready, now_ms) + opened.topped_up * self.event_cost_ms
-        return Outcome(
-            answer.estimate, opened.truth(self.measure, self.workload.groups), answer.half_width, answer.straggler,
-            finish - opened.end_slot * self.grid.slot_ms, int(sampled.count.sum()), opened.missed(now), opened.events,
-            answer.met,
+    def _report(self) -> None:
+        """All edges that can be heard report up to now, and hear at which rate to sample."""
+        heard = [i for i in range(len(self.edges)) if not self._is_silent(i)]
+        facts = tuple(self._fact(i) for i in heard)
+        self._answer(self.ledger.handle(Reported(facts, self.now_ms)))
+        if not self.sampling:
+            return
+        if self.now_ms - self._rates_at_ms >= RATES_EVERY_MS:
+            self._rates_at_ms, rates = self.now_ms, self.ledger.needed_rates()[REF]
+            self._rates = rates if rates_differ(self._rates, rates) else self._rates
+        if self.now_ms - self._beat_at_ms >= HEARTBEAT_MS:
+            self._beat_at_ms = self.now_ms
+            for i in heard:
+                order = SamplingOrder(REF, self._rates.get(self.edges[i], 1.0), always=True)
+                self._readers[i].heartbeat(order)
+
+    def _is_silent(self, edge: int) -> bool:
+        silence = self.silence
+        if silence is None or edge != silence.source:
+            return False
+        return self._start(silence.first) < self.now_ms <= self._start(silence.last)
+
+    def _fact(self, edge: int) -> FrameFact:
+        """The frame that the edge ships now."""
+        width = self.workload.step_ms
+        through = max((self.now_ms - self._disorder_ms - self._origin_ms) // width, self._first)
+        closes = [
+            SliceClose(self._start(i), self._counts[i][edge], 0)
+            for i in range(self._closed[edge], min(through, len(self._counts)))
+        ]
+        self._closed[edge] = through
+        ended = {i for i in self._seen[edge] - self._touched[edge] if self._start(i + 1) <= self.now_ms}
+        self._touched[edge] |= ended
+        self._frames += 1
+        return FrameFact(
+            REF, self._frames, self.edges[edge], self._start(through), tuple(closes),
+            tuple(map(self._start, sorted(ended))), 0, self.now_ms, "i", None, self._readers[edge].report(self.now_ms),
         )  # fmt: skip
 
-    def _drain(self) -> list[Outcome]:
-        """Time goes on without new windows until all are answered."""
-        done: list[Outcome] = []
-        while self._open:
-            self._advance(self.mark.slot, self.workload.windows)
-            done += self._judge_all()
-        return done
+    # Answers
+
+    def _answer(self, emissions: Sequence[Emission]) -> None:
+        for emission in emissions:
+            window = self._open.pop(emission.window_start_ms, None)
+            if window is not None:
+                self._outcomes[window] = self._outcome(window, emission)
+        if emissions:
+            oldest = min(self._open.values(), default=len(self._counts) - self._per_window + 1)
+            for index in [i for i in self._steps if i < oldest]:
+                del self._steps[index]
+
+    def _outcome(self, window: int, emission: Emission) -> Outcome:
+        """The window's first answer; what will have been processed of it is added at the end."""
+        steps = [self._steps[i] for i in range(window, window + self._per_window)]
+        group, value = (np.concatenate([getattr(s.events, name) for s in steps]) for name in ("group", "value"))
+        came, kept = np.concatenate([s.came_ms for s in steps]), np.concatenate([s.kept for s in steps])
+        groups = self.workload.groups
+        truth = truth_of(group, value, self.measure, groups)
+        events, end_ms, given_ms = len(came), emission.window_end_ms, emission.given_at_ms
+        ready_ms = queue_end_ms(came[kept] - end_ms, self.event_cost_ms, given_ms - end_ms)
+        assert emission.quality.accuracy is not None
+        prediction = emission.quality.accuracy.prediction
+        estimate, half = np.full(groups, np.nan), np.full(groups, np.nan)
+        if prediction is None:  # the answer is what has come
+            here = came < given_ms
+            arrived, promised = int(here.sum()), 1.0
+            estimate = truth_of(group[here], value[here], self.measure, groups)
+            if emission.phase is not Phase.EARLY:
+                half = np.zeros(groups)
+        else:
+            arrived = round(prediction.arrived)
+            told = [o for o in prediction.outlooks if o.promised]
+            at = [int(str(group_values(o.key)[0])) if o.key else 0 for o in told]
+            estimate[at], half[at] = [o.estimate for o in told], [o.half_width for o in told]
+            truth = np.where(np.isin(np.arange(groups), at), truth, np.nan)
+            promised = len(told) / max(len(np.unique(group)), 1)
+        met = all(v.code != ACCURACY for v in emission.quality.violations)
+        latency_ms = max(ready_ms, given_ms - end_ms)
+        return Outcome(estimate, truth, half, latency_ms, 0, max(events - arrived, 0), events, promised, met)
+
+    def _processed_in(self, window: int) -> int:
+        return sum(self._processed[window : window + self._per_window])
+
+
+def _record(edge: EdgeId) -> EdgeRecord:
+    return EdgeRecord(
+        edge=edge, incarnation="i", labels={}, streams=(StreamRecord("events", COLUMNS, LIVE),), first_seen_ms=0,
+        last_seen_ms=0, connected=True, watermarks={}, records={}, drops={}, backlog_bytes=0, bandwidth_bytes_s=0.0,
+        rtt_ms=0.0, clock_offset_ms=0.0, retired=False, incarnations=1,
+    )  # fmt: skip

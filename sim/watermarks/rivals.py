@@ -67,18 +67,15 @@ def run_rival(
             )
         )
         ready = queue_end_ms(arrival[closing.processed], event_cost_ms, closing.fire_ms)
-        nothing = np.full(workload.groups, np.nan)
         results.append(
             Outcome(
                 closing.estimate,
                 truth_of(events.group, events.value, measure, workload.groups),
-                nothing,
-                nothing,
+                np.full(workload.groups, np.nan),
                 max(ready, closing.fire_ms) - end,
                 int(closing.processed.sum()),
                 int((~closing.arrived).sum()),
                 len(events),
-                True,
             )
         )
         progress(index + 1)

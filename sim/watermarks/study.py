@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from edgewater.arrivals.grid import Grid
 from edgewater.arrivals.target import MeasureKind, Target
 from edgewater.errors import InvalidConfig
 from sim.watermarks.engine import Engine, Outcome, Progress, Silence
@@ -16,15 +14,15 @@ from sim.watermarks.summary import oracle_rate, summarise
 from sim.watermarks.values import Values
 from sim.watermarks.workload import MadeWorkload, Shape, Workload
 
-HORIZON_WINDOWS = 2.56
-"""Delays are told apart up to this many windows; longer ones are lumped together."""
-
-_ROOT = Path(__file__).resolve().parents[2]
-
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The inputs of a run, as they appear in its output. `every_ms`: a window begins so often; None: they tumble."""
+    """The inputs of a run, as they appear in its output.
+
+    Attributes:
+        every_ms: a window begins so often; None: they tumble.
+        sampling: of ours, whether edges sample, as of an expensive measure; else they process all they read.
+    """
 
     algorithm: str = "edgewater"
     delays: str = "EG"
@@ -36,7 +34,6 @@ class Study:
     window_ms: int = 3000
     every_ms: int | None = None
     substream_ms: int = 600
-    slot_ms: int | None = None
     error: float = 0.05
     confidence: float = 0.95
     groups: int = 1
@@ -46,6 +43,7 @@ class Study:
     event_cost_ms: float = 0.02
     fixed_ms: float = 1000.0
     latest_ms: int | None = None
+    sampling: bool = True
     seed: int = 1
 
     @property
@@ -67,7 +65,7 @@ class Study:
         return Silence(self.edges // 2, first, first + max(1, self.windows // 10))
 
     def workload(self) -> tuple[Workload, Values]:
-        values = Values.named(self.values, _ROOT)
+        values = Values.named(self.values)
         step_ms = self.every_ms or self.window_ms
         if self.window_ms % step_ms or (self.silent_edge and step_ms != self.window_ms):
             raise InvalidConfig("--every", f"{step_ms} ms", f"a divisor of the window, {self.window_ms} ms, and no "
@@ -96,11 +94,8 @@ def run_workload(study: Study, workload: Workload, progress: Progress = lambda d
             workload, study.algorithm, study.target, study.measure, study.event_cost_ms,
             substream_ms=study.substream_ms, fixed_ms=study.fixed_ms, silence=study.silence, progress=progress,
         )  # fmt: skip
-    grid = Grid.of(
-        workload.step_ms, study.substream_ms, int(workload.window_ms * HORIZON_WINDOWS), slot_ms=study.slot_ms
-    )
-    latest = None if study.latest_ms is None else -(-study.latest_ms // grid.slot_ms)
     engine = Engine(
-        workload, grid, study.target, study.measure, study.event_cost_ms, silence=study.silence, latest_slots=latest
-    )
+        workload, study.target, study.measure, study.event_cost_ms, substream_ms=study.substream_ms,
+        silence=study.silence, latest_ms=study.latest_ms, sampling=study.sampling,
+    )  # fmt: skip
     return engine.run(progress)

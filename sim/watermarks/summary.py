@@ -20,7 +20,9 @@ def summarise(outcomes: list[Outcome], target: Target) -> dict[str, Any]:
 
     `coverage`: windows (with several groups and scope "each": window-group pairs) whose relative error is at most the
     target's. `interval_coverage`: those whose stated interval holds the truth; None where none is stated.
-    `missed`: share of events that came too late to be used. Groups without events are left out.
+    `missed`: share of events that came too late to be used. `contract_met`: answers that claim to keep the contract.
+    `promised`: share of groups with events that the answer has an interval for; the others, whose answer waits until
+    the window is complete, are left out, and so are groups without events.
     """
     truth, estimate = _stack(outcomes, "truth"), _stack(outcomes, "estimate")
     error = relative_errors(truth, estimate)
@@ -43,6 +45,7 @@ def summarise(outcomes: list[Outcome], target: Target) -> dict[str, Any]:
         "sampling_rate": sum(o.processed for o in outcomes) / max(events, 1),
         "missed": sum(o.missed for o in outcomes) / max(events, 1),
         "contract_met": float(np.mean([o.met for o in outcomes])),
+        "promised": float(np.mean([o.promised for o in outcomes])),
     }
 
 
@@ -82,6 +85,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         ("bias", "bias", "{:+.4f}"), ("error_p95", "err p95", "{:.4f}"), ("latency_ms_mean", "ms mean", "{:.1f}"),
         ("latency_ms_p95", "ms p95", "{:.1f}"), ("latency_ms_p99", "ms p99", "{:.1f}"),
         ("sampling_rate", "rate", "{:.4f}"), ("oracle_rate", "oracle", "{:.4f}"), ("missed", "missed", "{:.4f}"),
+        ("contract_met", "met", "{:.3f}"),
     )  # fmt: skip
     lines = [[title for _, title, _ in columns]]
     lines += [["-" if row.get(key) is None else form.format(row[key]) for key, _, form in columns] for row in rows]

@@ -4,7 +4,7 @@ import pytest
 from center.early_trigger.calibration import ALARM, LEAST_RECORD, UNTRIED, Calibration
 from center.early_trigger.estimate import Sampled, WindowModel
 from center.early_trigger.late_values import LateValues
-from center.early_trigger.trigger import Answer, TopUp, Wait, Watermark
+from center.early_trigger.trigger import SAMPLE_TOO_SMALL, Answer, Wait, Watermark
 from center.early_trigger.value_history import ValueHistory
 from edgewater.arrivals.grid import Grid
 from edgewater.arrivals.target import Target
@@ -82,20 +82,35 @@ def test_the_staleness_budget_ends_the_wait_and_says_so():
     assert "staleness" in answer.reason
 
 
-def test_too_small_a_sample_is_topped_up_at_once():
+def test_too_small_a_sample_is_answered_at_once_and_says_so():
     mark = Watermark(1, GRID, SLOTS, Target(), "mean")
     steady(mark, 20 * SLOTS)
     values = np.random.default_rng(2).gamma(2, 1, 560)
-    few = sampled(560, values[:100])
-    verdict = mark.judge(20 * SLOTS, few)
-    assert isinstance(verdict, TopUp)
-    assert 100 < verdict.sizes[0, 0] <= 560
+    answer = mark.judge(20 * SLOTS, sampled(560, values[:100]))
+    assert isinstance(answer, Answer)
+    assert not answer.met
+    assert answer.reason == SAMPLE_TOO_SMALL
 
 
-def test_counts_are_not_sampled_and_first_windows_are_piloted():
-    assert Watermark(1, GRID, SLOTS, Target(), "count").plan().rates[0, 0] == 0
-    first = Watermark(1, GRID, SLOTS, Target(), "mean")
-    assert first.plan().rates[0, 0] == first.policy.pilot
+def test_a_sample_that_is_too_small_with_the_stragglers_but_not_without_waits_for_them():
+    mark = Watermark(1, GRID, SLOTS, Target(), "sum")
+    rng = np.random.default_rng(1)
+    for _ in range(20 * SLOTS):
+        row = np.zeros((1, GRID.lags))
+        np.add.at(row[0], np.minimum(rng.exponential(5, 30).astype(int), GRID.lags - 1), 1)
+        mark.on_slot(row)
+    arrived = int(mark.triangle.seen[0, :SLOTS].sum())
+    values = rng.gamma(2, 1, arrived)
+    verdicts = [mark.judge(20 * SLOTS, sampled(arrived, values[:n])) for n in range(50, arrived + 1, 10)]
+    kinds = [v.reason if isinstance(v, Answer) else "wait" for v in verdicts]
+    first = [kinds.index(kind) for kind in (SAMPLE_TOO_SMALL, "wait", "")]
+    assert first == sorted(first)
+    assert kinds == sorted(kinds, key=[SAMPLE_TOO_SMALL, "wait", ""].index)
+
+
+def test_counts_are_not_sampled_and_without_history_all_is_needed():
+    assert Watermark(1, GRID, SLOTS, Target(), "count").rates()[0, 0] == 0
+    assert Watermark(1, GRID, SLOTS, Target(), "mean").rates()[0, 0] == 1
 
 
 def test_a_measure_without_a_bound_on_stragglers_is_refused_and_says_what_there_is():

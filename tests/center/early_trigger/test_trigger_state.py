@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from center.early_trigger.estimate import Sampled
-from center.early_trigger.trigger import Answer, TopUp, Watermark
+from center.early_trigger.trigger import Answer, Watermark
 from edgewater.arrivals.grid import Grid
 from edgewater.arrivals.target import MEASURES, Target
 from edgewater.errors import CorruptSynopsis, UnsupportedVersion
@@ -51,18 +51,15 @@ class World:
     def answer(self) -> None:
         mark, rng = self.mark, self.rng
         groups = mark.target.groups
-        rates = mark.plan().rates
-        for attempt in range(3):
-            arrived = rng.poisson(200 / groups, (self.sources, groups)).astype(float)
-            count = np.floor(arrived * np.maximum(rates, 0.1 + 0.4 * attempt))
-            value = count * rng.normal(3, 0.1, count.shape)
-            by_lag = np.zeros(mark.late.count.shape)
-            by_lag[:, :4] = count.sum(axis=1, keepdims=True) / 4
-            sampled = Sampled(arrived, count, value, 12 * count, by_lag)
-            verdict = mark.judge(mark.slot, sampled)
-            self.verdicts.append(repr(verdict))
-            if not isinstance(verdict, TopUp):
-                break
+        rates = mark.rates()
+        arrived = rng.poisson(200 / groups, (self.sources, groups)).astype(float)
+        count = np.floor(arrived * np.maximum(rates, 0.5))
+        value = count * rng.normal(3, 0.1, count.shape)
+        by_lag = np.zeros(mark.late.count.shape)
+        by_lag[:, :4] = count.sum(axis=1, keepdims=True) / 4
+        sampled = Sampled(arrived, count, value, 12 * count, by_lag)
+        verdict = mark.judge(mark.slot, sampled)
+        self.verdicts.append(repr(verdict))
         if isinstance(verdict, Answer):
             mark.on_answered(sampled, verdict, (by_lag, 3 * by_lag, 12 * by_lag))
 

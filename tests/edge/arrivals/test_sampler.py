@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.arrivals.sampler import BernoulliSampler, Reserve, kept
+from edge.arrivals.sampler import BernoulliSampler, kept
 from edgewater.errors import InvalidInput
 
 
@@ -28,19 +28,6 @@ def test_a_higher_rate_adds_and_never_takes_away():
     assert set(low) < set(high)
     assert len(sampler.keep(0, 1000, 1.0)) == 1000
     assert len(sampler.keep(0, 1000, 0.0)) == 0
-
-
-def test_topping_up_gives_the_sample_of_the_higher_rate():
-    rng = np.random.default_rng(2)
-    marks, values = rng.random(500), rng.random(500)
-    reserve = Reserve.of(marks, values)
-    rate = reserve.rate_for(200)
-    assert kept(marks, rate).sum() == 200
-    extra = reserve.between(0.1, rate)
-    expected = values[(marks >= 0.1) & (marks < rate)]
-    assert sorted(extra) == pytest.approx(sorted(expected))
-    assert reserve.rate_for(501) == 1.0
-    assert reserve.rate_for(0) == 0.0
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])

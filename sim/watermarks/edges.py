@@ -1,0 +1,73 @@
+"""Edges under a virtual clock: production's statistics, samples and heartbeats on the events of a workload."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from center.sampling.policy import EdgeSampling, SamplingOrder
+from edge.arrivals.group_monitor import GroupMonitor
+from edge.arrivals.monitor import SubstreamMonitor
+from edge.arrivals.sampler import BernoulliSampler
+from edgewater.accuracy import MAX_GROUPS
+from edgewater.arrivals.grid import Grid
+from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.wire.frames import Arrivals, SamplingReason
+
+UNLIMITED_BYTES_S = 1e12
+
+
+class SimulatedEdge:
+    """One edge: counts the events that it reads, takes its sample of them, and reports both.
+
+    Args:
+        number: the edge's, by which it draws a sample of its own.
+        grouped: statistics are kept per group.
+        has_values: the measure has values; a count has none, and is not sampled.
+    """
+
+    def __init__(self, number: int, grid: Grid, *, grouped: bool, has_values: bool) -> None:
+        self._monitor = GroupMonitor(grid, (pa.int64(),), MAX_GROUPS) if grouped else SubstreamMonitor(grid)
+        self._slot_ms, self._has_values = grid.slot_ms, has_values
+        self._sampler = BernoulliSampler(number)
+        self._orders = EdgeSampling()
+        self._read = 0
+        self.rate = 1.0
+
+    def read(self, born_ms: IntArray, came_ms: IntArray, value: FloatArray, group: IntArray) -> IntArray:
+        """Takes events in, in order of arrival; returns the positions of those that the operator processes."""
+        kept = np.zeros(0, np.int64)
+        if self._has_values:
+            kept = self._sampler.keep(self._read, len(born_ms), self.rate)
+        self._read += len(born_ms)
+        if isinstance(self._monitor, GroupMonitor):
+            self._read_by_slot(self._monitor, born_ms, came_ms, value, group, kept)
+        elif self._has_values:
+            self._monitor.observe(born_ms, came_ms, value[kept], kept)
+        else:
+            self._monitor.observe(born_ms, came_ms)
+        return kept
+
+    def _read_by_slot(
+        self, monitor: GroupMonitor, born_ms: IntArray, came_ms: IntArray, value: FloatArray, group: IntArray,
+        kept: IntArray,
+    ) -> None:  # fmt: skip
+        """The monitor of groups takes batches that arrived at once."""
+        slot = came_ms // self._slot_ms
+        begins = np.flatnonzero(np.diff(slot, prepend=-1))
+        ends = [*begins[1:].tolist(), len(slot)]
+        cuts = np.searchsorted(kept, [*begins, len(slot)]).tolist()
+        for i, (begin, end) in enumerate(zip(begins.tolist(), ends, strict=True)):
+            mine = kept[cuts[i] : cuts[i + 1]]
+            sampled = (value[mine], mine - begin) if self._has_values else ()
+            monitor.observe(born_ms[begin:end], int(came_ms[begin]), [pa.array(group[begin:end])], *sampled)
+
+    def report(self, through_ms: int) -> Arrivals:
+        """What has come since the last report."""
+        reason = SamplingReason.MEASURE if self.rate < 1 else SamplingReason.NONE
+        return Arrivals(through_ms, tuple(s.to_state() for s in self._monitor.take()), reason)
+
+    def heartbeat(self, order: SamplingOrder) -> None:
+        """The gateway's answer to a heartbeat of an edge whose link and processor keep up."""
+        for word in self._orders.on_heartbeat(0, UNLIMITED_BYTES_S, 0.0, (order,)):
+            self.rate = word.rate
