@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from edge.durability.durable_core import DurableCore
+from edge.durability import journal
+from edge.durability.durable_core import PULL, DurableCore
 from edgewater.errors import StorageError
 from tests.edge.recovery_world import BUDGETED, EXACT, SHARE, Center, World, flights, truth
 
@@ -129,6 +131,23 @@ def test_a_source_that_was_changed_behind_the_journal_is_noticed(tmp_path: Path)
     world.edge.sync()
     with pytest.raises(StorageError, match="another frame than was written"):
         World(tmp_path, flights(300, seed=2), center)
+
+
+def test_a_frame_that_was_lost_with_a_damaged_record_is_noticed(tmp_path: Path) -> None:
+    """Going on without it would send its groups again under other numbers."""
+    world = World(tmp_path, DATA, Center())
+    world.configure()
+    for _ in range(4):
+        world.ingest(40)
+        world.pull()
+    world.edge.sync()
+    path = tmp_path / "journal-0.log"
+    data = bytearray(path.read_bytes())
+    first = next(r for r in journal.scan(bytes(data)).records if r.kind == PULL and b"closed" in r.payload)
+    data[data.index(first.payload)] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match="has frame 2 where 1 is expected"):
+        World(tmp_path, DATA, Center())
 
 
 def test_an_incarnation_survives_restarts(tmp_path: Path) -> None:

@@ -12,22 +12,33 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from tests.edge.recovery_world import Center, World, flights
 from sqlglot import exp
 
-from edge.core.core import EdgeCore
-from edge.core.events import Acked, BudgetSet, Configured, Event, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
-from edge.core.streams import StreamSpec
 from edge.durability import durable_core as durable
-from edge.durability.checkpoint import snapshot
+from edge.core.core import EdgeCore
 from edge.durability.durable_core import DurableCore, Position
+from edge.core.events import (
+    Acked,
+    BudgetSet,
+    Configured,
+    Event,
+    FrameBuilt,
+    Ingested,
+    Pull,
+    SamplingSet,
+    SourceEnded,
+    SourcesOpened,
+)
+from edge.durability.checkpoint import snapshot
+from edge.core.streams import StreamSpec
 from edgewater import expressions
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire import preset
-from edgewater.wire.frames import Frame, QueryRef
-from tests.edge.recovery_world import Center, World, flights
+from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 REF = QueryRef("q", 1)
 FIELDS = {"key": pa.int64(), "value": pa.float64()}
@@ -221,6 +232,60 @@ def check_sums(case: Case, at: float, frames: list[Frame]) -> None:
             assert largest <= at
         for key, value in true.items():
             assert -1e-9 <= value - sent.get(key, 0.0) <= largest + 1e-9
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "sessions": {"window": {"session": "2s"}, "lateness": "30s"},
+    "sessions, staleness": {"window": {"session": "2s"}, "budget": {"staleness": "1s"}},
+    "sliding, late records": {"window": {"sliding": "20s", "every": "5s"}, "lateness": "30s"},
+    "error budget, late records": {"budget": {"error": {"v": 900}}, "lateness": "20s"},
+    "accuracy": {"group_by": [], "accuracy": {"error": "5%", "substream": "1s"}, "lateness": "5s"},
+    "accuracy, groups": {"accuracy": {"error": "5%", "substream": "1s"}, "lateness": "5s"},
+    "samples": {"measures": {"v": "reservoir(distance, size=5)", "k": "kll(distance, k=8)"}},
+}
+
+
+class KindWorld(World):
+    """Pulls as an agent does: by a clock, and a link that takes a few groups at a time."""
+
+    def __init__(self, directory: Path, spec: QuerySpec) -> None:
+        self.spec = spec
+        super().__init__(directory, DATA, Center())
+
+    def configure(self) -> None:
+        self.edge.handle(SourcesOpened((("flights", "file"),)))
+        self.edge.handle(Configured(((REF, self.spec),)))
+        self.edge.handle(BudgetSet(REF, {"v": 900.0}, 1))
+        if self.spec.accuracy is not None:
+            self.edge.handle(SamplingSet(REF, 0.5, 3.0, SamplingReason.LINK))
+
+    def run(self) -> int:
+        """The number of frames, of which two thirds are acknowledged."""
+        self.configure()
+        while self.row < self.data.num_rows:
+            start, end = self.row, min(self.row + 23, self.data.num_rows)
+            records = self.data.slice(start, end - start)
+            now_ms = int(np.max(records.column(TIME_COLUMN).to_numpy())) + 150
+            self.edge.ingest_range(Ingested("flights", "file", records, now_ms), {"row": start}, {"row": end})
+            for _ in range(4):
+                open_between = self.edge.core.open_between(500.0, now_ms)
+                self.edge.handle(Pull(90, open_between, 500.0, 20))
+        self.edge.handle(Acked(2 * self.edge.core.next_seq // 3))
+        return self.edge.core.next_seq - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_replay_of_any_kind_of_query_gives_the_very_state(kind: str, tmp_path: Path) -> None:
+    mapping = {
+        "name": "q", "from": "flights", "group_by": ["carrier"], "measures": {"v": "sum(distance)"},
+        "window": {"tumbling": "10s"},
+    }  # fmt: skip
+    spec = QuerySpec.from_mapping(mapping | KINDS[kind])
+    world = KindWorld(tmp_path, spec)
+    assert world.run() > 10
+    world.edge.sync()
+    again = KindWorld(tmp_path, spec).edge.core
+    assert snapshot(again) == snapshot(world.edge.core)
 
 
 class LogWorld(World):
