@@ -36,7 +36,7 @@ def test_a_beat_replaces_the_one_before_of_the_same_process(registry: ComponentR
 def test_two_processes_and_the_catalog_share_one_database(url: str, registry: ComponentRegistry) -> None:
     Catalog(url).close()
     other = ComponentRegistry(url)
-    other.beat(beat("gateway", 1000))
+    other.record(beat("gateway", 1000))
     other.close()
     assert registry.heartbeats() == [beat("gateway", 1000)]
 
