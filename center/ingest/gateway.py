@@ -329,7 +329,7 @@ class _Servicer:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def GatewaySession(self, request_iterator: AsyncIterator[pb.FromEdge], context: Any) -> None:  # noqa: N802  (gRPC's name)
+    async def Session(self, request_iterator: AsyncIterator[pb.FromEdge], context: Any) -> None:  # noqa: N802  (gRPC's name)
         await self._gateway.serve(request_iterator, context)
 
 
