@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from center.api.app import create_app
-from center.catalog.liveness import PartRegistry
+from center.catalog.liveness import ComponentRegistry
 from center.catalog.store import Catalog, StreamRecord
 from center.config import ApiSection
 from center.ledger.ledger import EdgesChanged, FrameFact, Ledger, Registered
@@ -88,10 +88,10 @@ class Desk:
 
     def __init__(self, directory: Path) -> None:
         url = f"sqlite:///{directory}/catalog.db"
-        self.catalog, self.parts = Catalog(url), PartRegistry(url)
+        self.catalog, self.components = Catalog(url), ComponentRegistry(url)
         self.results = ResultStore(f"sqlite:///{directory}/results.db")
         self.app = create_app(
-            self.catalog, self.results, self.parts, ApiSection(), now_ms=lambda: time.time_ns() // 1_000_000
+            self.catalog, self.results, self.components, ApiSection(), now_ms=lambda: time.time_ns() // 1_000_000
         )
         self.catalog.hello(
             EdgeId("e"),
@@ -116,7 +116,7 @@ class Desk:
         self.results.apply(ledger, [delta], [fact], {query.key: 1}, 0)
 
     def close(self) -> None:
-        for store in (self.catalog, self.parts, self.results):
+        for store in (self.catalog, self.components, self.results):
             store.close()
 
 

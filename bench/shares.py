@@ -1,6 +1,6 @@
 """What dividing an error budget by need saves over dividing it equally, at the same budget.
 
-Ten production `EdgeCore`s, a production `ShareBook`, no link: each edge ships what it must, once a second,
+Ten production `EdgeCore`s, a production `BudgetAllocator`, no link: each edge ships what it must, once a second,
 and hears of its share within a second. Edges' record rates are Zipf-skewed, values lognormal, groups Zipf.
 Bytes are those of the frames, as compressed; the first windows, in which shares find their place, are left
 out for both. Error is that of the worst group of any window, as a share of E.
@@ -19,7 +19,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from center.budgets.allocation import Members, Policy, Report, Reported, ShareBook, Turn
+from center.budgets.allocation import (
+    AllocationPolicy,
+    BudgetAllocator,
+    BudgetReport,
+    MembersChanged,
+    RebalanceEvent,
+    ShareReported,
+)
 from edge.core.core import EdgeCore
 from edge.core.drift import DriftMeter
 from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
@@ -87,8 +94,8 @@ def run(trace: Trace, skew: float, budget: float, division: str) -> Row:
     ids = [EdgeId(f"edge-{i}") for i in range(EDGES)]
     cores = {e: _core(spec) for e in ids}
     meters = {e: DriftMeter(WINDOW_MS) for e in ids}
-    book = ShareBook({"bytes": limit}, {}, Policy(interval_ms=10_000))
-    book.handle(Members(frozenset(ids), {}))
+    book = BudgetAllocator({"bytes": limit}, {}, AllocationPolicy(interval_ms=10_000))
+    book.handle(MembersChanged(frozenset(ids), {}))
     if division == "equal":
         for core in cores.values():
             core.handle(BudgetSet(REF, {"bytes": limit / EDGES}, 1))
@@ -107,7 +114,7 @@ def run(trace: Trace, skew: float, budget: float, division: str) -> Row:
             if division != "equal":
                 _report(book, edge, core, meters[edge], second * 1000)
         if division != "equal":
-            book.handle(Turn((second + 1) * 1000, 1 << 50))
+            book.handle(RebalanceEvent((second + 1) * 1000, 1 << 50))
             for edge, word in book.grants().items():
                 cores[edge].handle(BudgetSet(REF, word.shares, word.version, word.from_ms))
     closed = slice(WARM_UP, WINDOWS - 1)
@@ -142,14 +149,14 @@ def _ship(core: EdgeCore) -> list[tuple[int, dict[int, Mapping[str, float]]]]:
     return shipped
 
 
-def _report(book: ShareBook, edge: EdgeId, core: EdgeCore, meter: DriftMeter, now_ms: int) -> None:
+def _report(book: BudgetAllocator, edge: EdgeId, core: EdgeCore, meter: DriftMeter, now_ms: int) -> None:
     pipeline = core.queries[REF]
     meter.note(pipeline.drift, pipeline.progress.through_ms)
     last = pipeline.schedule.last
-    report = Report(
+    report = BudgetReport(
         pipeline.schedule.version, last.shares, last.from_ms, pipeline.progress.entry_bytes, dict(meter.per_s)
     )
-    assert book.handle(Reported(edge, report, now_ms + 1)) == []
+    assert book.handle(ShareReported(edge, report, now_ms + 1)) == []
 
 
 def main() -> None:

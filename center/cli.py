@@ -137,18 +137,18 @@ def run(config: CenterConfig, as_json: bool) -> None:
       edgewater center run --data-dir /var/lib/edgewater --set gateway.listen=127.0.0.1:7500
     """
     from center.ops.preflight import check
-    from center.ops.startup import Starting
-    from center.ops.supervisor import Supervisor, only_one
+    from center.ops.startup import Startup
+    from center.ops.supervisor import Supervisor, exclusive_lock
 
-    with only_one(config.data_dir):
+    with exclusive_lock(config.data_dir):
         failed = [c for c in check(config, os.environ) if not c.ok]
         if failed:
             for one in failed:
                 click.echo(f"edgewater: {one.message}", err=True)
             sys.exit(2)
-        starting = Starting(config, _flags(click.get_current_context().params), as_json=as_json)
-        supervisor = Supervisor(starting.commands(), config.pids_dir, monotonic=time.monotonic)
-        asyncio.run(starting.run(supervisor))
+        startup = Startup(config, _flags(click.get_current_context().params), as_json=as_json)
+        supervisor = Supervisor(startup.commands(), config.pids_dir, monotonic=time.monotonic)
+        asyncio.run(startup.run(supervisor))
 
 
 @center.command()

@@ -23,7 +23,7 @@ from center.api.metrics import ApiMetrics, CenterCollector, Measured
 from center.api.models import ProblemDetails
 from center.api.routers import alarms, answers, edges, evaluate, health, live, queries
 from center.api.services import Services
-from center.catalog.liveness import PartRegistry
+from center.catalog.liveness import ComponentRegistry
 from center.catalog.store import Catalog
 from center.config import ApiSection
 from center.results.store import ResultStore
@@ -50,7 +50,7 @@ BEARER = HTTPBearer(auto_error=False, description="The token of `api.token` in t
 def create_app(
     catalog: Catalog,
     results: ResultStore,
-    parts: PartRegistry,
+    components: ComponentRegistry,
     config: ApiSection,
     *,
     now_ms: Callable[[], int],
@@ -62,7 +62,7 @@ def create_app(
         now_ms: wall clock.
         monotonic: a clock in seconds, for the pace of live streams.
     """
-    services = _services(catalog, results, parts, config, now_ms, monotonic)
+    services = _services(catalog, results, components, config, now_ms, monotonic)
     app = FastAPI(
         title="Edgewater",
         summary="Answers about data that is born in many places",
@@ -85,7 +85,7 @@ def create_app(
 def _services(
     catalog: Catalog,
     results: ResultStore,
-    parts: PartRegistry,
+    components: ComponentRegistry,
     config: ApiSection,
     now_ms: Callable[[], int],
     monotonic: Callable[[], float],
@@ -93,9 +93,9 @@ def _services(
     metrics = ApiMetrics()
     renderer = Renderer(config.cache, metrics.on_lookup)
     progress = Progress(catalog, now_ms)
-    metrics.registry.register(CenterCollector(parts, results, progress, now_ms))
+    metrics.registry.register(CenterCollector(components, results, progress, now_ms))
     feed = Feed(results, progress, renderer, Changes(results.last_answer_id), config.progress / 1000, monotonic)
-    return Services(catalog, results, parts, now_ms, renderer, progress, feed, metrics, Decoded(config.cache))
+    return Services(catalog, results, components, now_ms, renderer, progress, feed, metrics, Decoded(config.cache))
 
 
 def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from center.api.edge_progress import Progress, edge_state
-from center.catalog.liveness import PARTS, PartRegistry, part_status
+from center.catalog.liveness import COMPONENTS, ComponentRegistry, component_status
 from center.results.store import ResultStore
 from edgewater.errors import StorageError
 from edgewater.streams import END_OF_TIME_MS
@@ -48,25 +48,25 @@ class CenterCollector(Collector):
     """The center's state, read from the stores when Prometheus asks. A store out of reach is one metric less."""
 
     def __init__(
-        self, parts: PartRegistry, results: ResultStore, progress: Progress, now_ms: Callable[[], int]
+        self, components: ComponentRegistry, results: ResultStore, progress: Progress, now_ms: Callable[[], int]
     ) -> None:
-        self._parts = parts
+        self._components = components
         self._results = results
         self._progress = progress
         self._now_ms = now_ms
 
     def collect(self) -> Iterator[Metric]:
-        for family in (self._part_families, self._edge_families, self._answer_families):
+        for family in (self._component_families, self._edge_families, self._answer_families):
             try:
                 yield from family()
             except StorageError:
                 continue
 
-    def _part_families(self) -> list[Metric]:
-        up = GaugeMetricFamily("edgewater_part_ready", "1 if the part does its work.", labels=["part"])
-        heartbeats = self._parts.parts()
-        for part in PARTS:
-            up.add_metric([part], float(part_status(part, heartbeats, self._now_ms()).ready))
+    def _component_families(self) -> list[Metric]:
+        up = GaugeMetricFamily("edgewater_component_ready", "1 if the component is ready.", labels=["component"])
+        heartbeats = self._components.heartbeats()
+        for component in COMPONENTS:
+            up.add_metric([component], float(component_status(component, heartbeats, self._now_ms()).ready))
         return [up]
 
     def _edge_families(self) -> list[Metric]:

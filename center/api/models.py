@@ -280,7 +280,7 @@ class Revisions(BaseModel):
     revisions: list[int] = Field(description="Ascending.")
 
 
-class PartReadiness(BaseModel):
+class ComponentReadiness(BaseModel):
     ready: bool
     reason: str | None = Field(description="Why not.")
     address: str | None
@@ -290,4 +290,4 @@ class PartReadiness(BaseModel):
 class Readiness(BaseModel):
     ready: bool
     missing: list[str] = Field(description="What is missing, and why.", examples=[["job: no heartbeat for 12 s"]])
-    parts: dict[str, PartReadiness]
+    components: dict[str, ComponentReadiness]

@@ -12,7 +12,7 @@ from center.api.answer_cache import Renderer
 from center.api.edge_progress import Progress
 from center.api.live_feed import Feed
 from center.api.metrics import ApiMetrics
-from center.catalog.liveness import PartRegistry
+from center.catalog.liveness import ComponentRegistry
 from center.catalog.store import Catalog
 from center.results.store import ResultStore
 from center.serving.synopsis_cache import Decoded
@@ -28,7 +28,7 @@ class Services:
 
     catalog: Catalog
     results: ResultStore
-    parts: PartRegistry
+    components: ComponentRegistry
     now_ms: Callable[[], int]
     renderer: Renderer
     progress: Progress

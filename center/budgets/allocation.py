@@ -26,14 +26,23 @@ from typing import Any
 from center.budgets.holdings import NOTHING, Grant, Holding
 from edgewater.streams import NEVER_MS, EdgeId
 
-__all__ = ["Flagged", "Grant", "Members", "Policy", "Report", "Reported", "ShareBook", "Turn"]
+__all__ = [
+    "AllocationPolicy",
+    "BudgetAllocator",
+    "BudgetReport",
+    "Grant",
+    "MembersChanged",
+    "RebalanceEvent",
+    "ShareReported",
+    "ShareViolation",
+]
 
 _ROUNDING = 1e-9
 """Relative: shares that went through the wire and sums of them compare equal within this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class AllocationPolicy:
     """When a budget is divided anew.
 
     Attributes:
@@ -53,7 +62,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BudgetReport:
     """What an edge says it applies, from its journal.
 
     Attributes:
@@ -71,7 +80,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class MembersChanged:
     """Who is expected to answer the query. `retired`: those who were and are gone for good, each with
     a slice from which on it can have closed none."""
 
@@ -80,32 +89,32 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class ShareReported:
     edge: EdgeId
-    report: Report
+    report: BudgetReport
     now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RebalanceEvent:
     """Time to see whether shares should move. `horizon_ms`: event time that no sound clock is past."""
 
     now_ms: int
     horizon_ms: int
 
 
-Event = Members | Reported | Turn
+Event = MembersChanged | ShareReported | RebalanceEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Flagged:
+class ShareViolation:
     """An edge applies a share that it was not given. It is given its own again."""
 
     edge: EdgeId
     message: str
 
 
-class ShareBook:
+class BudgetAllocator:
     """The shares of one query.
 
     Args:
@@ -118,20 +127,22 @@ class ShareBook:
         targets: by edge, the shares aimed at.
     """
 
-    def __init__(self, divided: Mapping[str, float], whole: Mapping[str, float], policy: Policy | None = None) -> None:
+    def __init__(
+        self, divided: Mapping[str, float], whole: Mapping[str, float], policy: AllocationPolicy | None = None
+    ) -> None:
         self.divided, self.whole = dict(divided), dict(whole)
-        self.policy = policy or Policy()
+        self.policy = policy or AllocationPolicy()
         self.holdings: dict[EdgeId, Holding] = {}
         self.expected: frozenset[EdgeId] = frozenset()
         self.targets: dict[EdgeId, dict[str, float]] = {}
         self.decided_at_ms = 0
 
-    def handle(self, event: Event) -> list[Flagged]:
+    def handle(self, event: Event) -> list[ShareViolation]:
         """Takes an event in. What edges are to be told afterwards says `grants`."""
         return self._handle(event)
 
     @singledispatchmethod
-    def _handle(self, event: Event) -> list[Flagged]:
+    def _handle(self, event: Event) -> list[ShareViolation]:
         raise TypeError(f"{type(event).__name__} is no event of a share book")
 
     def grants(self) -> dict[EdgeId, Grant]:
@@ -166,7 +177,7 @@ class ShareBook:
     # What it is told
 
     @_handle.register
-    def _(self, event: Members) -> list[Flagged]:
+    def _(self, event: MembersChanged) -> list[ShareViolation]:
         self.expected = event.expected
         for edge, gone_from_ms in event.retired.items():
             holding = self.holdings.get(edge)
@@ -175,7 +186,7 @@ class ShareBook:
         return []
 
     @_handle.register
-    def _(self, event: Reported) -> list[Flagged]:
+    def _(self, event: ShareReported) -> list[ShareViolation]:
         if event.edge not in self.expected:
             return []
         report, held = event.report, self.holdings.get(event.edge, NOTHING)
@@ -188,7 +199,7 @@ class ShareBook:
         wrong = self._not_given(held, report)
         if wrong:
             self.holdings[event.edge] = held.forget(report.version, self._claimed(report), self._entitled(held))
-            return [Flagged(event.edge, f"edge {event.edge} {wrong}")]
+            return [ShareViolation(event.edge, f"edge {event.edge} {wrong}")]
         if held.pending is not None and report.version == held.pending.version:
             held = held.confirm(report.from_ms)
         elif report.version != held.version:
@@ -197,7 +208,7 @@ class ShareBook:
         self.holdings[event.edge] = held
         return []
 
-    def _not_given(self, held: Holding, report: Report) -> str:
+    def _not_given(self, held: Holding, report: BudgetReport) -> str:
         """What is wrong with a report; empty: nothing is."""
         known, pending = self.divided | self.whole, held.pending
         given = {m: held.most(m, NEVER_MS) for m in known}  # by any word, should it have lost its state
@@ -215,7 +226,7 @@ class ShareBook:
                 return f"applies a share of {share:g} to {measure}, of which it was given {most:g}"
         return ""
 
-    def _claimed(self, report: Report) -> dict[str, float]:
+    def _claimed(self, report: BudgetReport) -> dict[str, float]:
         return {m: s for m, s in report.shares.items() if m in self.divided | self.whole and math.isfinite(s) and s > 0}
 
     def _entitled(self, held: Holding) -> dict[str, float]:
@@ -226,7 +237,7 @@ class ShareBook:
     # What it does
 
     @_handle.register
-    def _(self, event: Turn) -> list[Flagged]:
+    def _(self, event: RebalanceEvent) -> list[ShareViolation]:
         if not self.expected:
             return []
         present = sorted(

@@ -37,7 +37,7 @@ class Holding:
         steps: ascending, from `NEVER_MS` on: an upper bound of what it applies, but for `pending`.
         word: the last one to it.
         heard_ms: wall time of its last report; 0: none has come.
-        update_bytes, drift: as in `Report`.
+        update_bytes, drift: as in `BudgetReport`.
     """
 
     version: int = 0

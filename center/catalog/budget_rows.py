@@ -15,7 +15,7 @@ from edgewater.wire.frames import QueryRef
 
 
 @dataclass(frozen=True, slots=True)
-class BookChange:
+class BudgetUpdate:
     """What became of a share book.
 
     Attributes:
@@ -29,7 +29,7 @@ class BookChange:
     result: Any
 
 
-ChangeShares = Callable[[Any, int], BookChange]
+ComputeBudgetUpdate = Callable[[Any, int], BudgetUpdate]
 """(the book as JSON or None, wall time of its last writing) -> what becomes of it."""
 
 
@@ -38,7 +38,7 @@ def version(connection: Connection) -> int:
     return int(connection.execute(rows).scalar_one())
 
 
-def change(connection: Connection, ref: QueryRef, step: ChangeShares, now_ms: int) -> tuple[Any, bool]:
+def change(connection: Connection, ref: QueryRef, step: ComputeBudgetUpdate, now_ms: int) -> tuple[Any, bool]:
     # The lock also keeps a query from being deleted, and two gateways from changing one book, meanwhile.
     lock(connection)
     c = t.shares.c
@@ -63,21 +63,21 @@ def books(connection: Connection, after: int) -> dict[QueryRef, Any]:
     return {QueryRef(r.name, r.version): r.book for r in connection.execute(rows)}
 
 
-def note_center_way(connection: Connection, ref: QueryRef, center_ms: int, now_ms: int) -> None:
-    c = t.center_ways.c
+def record_processing_delay(connection: Connection, ref: QueryRef, center_ms: int, now_ms: int) -> None:
+    c = t.processing_delays.c
     this = (c.name == ref.name) & (c.version == ref.version)
     values = {"center_ms": center_ms, "measured_at_ms": now_ms}
     lock(connection)
-    if connection.execute(update(t.center_ways).where(this).values(**values)).rowcount == 0:
-        connection.execute(insert(t.center_ways).values(name=ref.name, version=ref.version, **values))
+    if connection.execute(update(t.processing_delays).where(this).values(**values)).rowcount == 0:
+        connection.execute(insert(t.processing_delays).values(name=ref.name, version=ref.version, **values))
     _bump(connection)
 
 
-def center_ways(connection: Connection) -> dict[QueryRef, int]:
-    return {QueryRef(r.name, r.version): r.center_ms for r in connection.execute(select(t.center_ways))}
+def processing_delays(connection: Connection) -> dict[QueryRef, int]:
+    return {QueryRef(r.name, r.version): r.center_ms for r in connection.execute(select(t.processing_delays))}
 
 
-def note_sampling_rates(connection: Connection, ref: QueryRef, rates: Mapping[EdgeId, float]) -> None:
+def record_sampling_rates(connection: Connection, ref: QueryRef, rates: Mapping[EdgeId, float]) -> None:
     c = t.sampling_rates.c
     this = (c.name == ref.name) & (c.version == ref.version)
     lock(connection)
@@ -100,5 +100,5 @@ def _drop_ended(connection: Connection) -> None:
     """Rows of queries that are deleted: seldom enough to be done whenever a new one comes."""
     ended = select(t.queries.c.name, t.queries.c.version).where(t.queries.c.deleted_at_ms.is_not(None))
     for name, query_version in connection.execute(ended).all():
-        for table in (t.shares, t.center_ways, t.sampling_rates):
+        for table in (t.shares, t.processing_delays, t.sampling_rates):
             connection.execute(delete(table).where(table.c.name == name, table.c.version == query_version))

@@ -166,7 +166,7 @@ def edge_from_row(row: Row[Any], incarnations: int) -> EdgeRecord:
     )
 
 
-def require_one_shape(edge: EdgeId, streams: Iterable[StreamRecord], edges: Iterable[EdgeRecord]) -> None:
+def require_consistent_schema(edge: EdgeId, streams: Iterable[StreamRecord], edges: Iterable[EdgeRecord]) -> None:
     """A stream has one shape, whichever edge serves it; a column that only some have is no contradiction.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, exists, insert, or_, select, tuple_, update
 
 from center.catalog import schema as t
-from center.storage.frame_log import Location
+from center.storage.frame_log import FrameLocation
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import QueryRef
@@ -27,7 +27,7 @@ _CHUNK = 200
 """Identities per SELECT: below the least number of bound parameters that a database takes."""
 
 
-class Indexed(StrEnum):
+class IndexOutcome(StrEnum):
     """What became of a frame.
 
     The first three are acknowledged. The last two are not, and nothing behind them of the same
@@ -44,10 +44,10 @@ class Indexed(StrEnum):
 
     @property
     def acknowledged(self) -> bool:
-        return self in (Indexed.NEW, Indexed.DUPLICATE, Indexed.DISCARDED)
+        return self in (IndexOutcome.NEW, IndexOutcome.DUPLICATE, IndexOutcome.DISCARDED)
 
 
-class ForgottenSegment(StorageError):
+class SegmentDropped(StorageError):
     """A frame was appended to a segment that retention has taken meanwhile: append it to a new one."""
 
 
@@ -67,7 +67,7 @@ class UnindexedFrame:
     crc32c: int
     wire_bytes: int
     received_at_ms: int
-    location: Location | None
+    location: FrameLocation | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def query_key(query: QueryRef) -> str:
     return f"{query.name}@{query.version}"
 
 
-def query_of_key(key: str) -> QueryRef:
+def query_from_key(key: str) -> QueryRef:
     """Reads what `query_key` wrote. Raises StorageError."""
     name, _, version = key.rpartition("@")
     if not name or not version.isdigit():
@@ -111,7 +111,7 @@ class _Progress:
     """Checksums of those already in the index, by seq, as far as the batch asks for them."""
 
 
-def index_frames(connection: Connection, batch: Sequence[UnindexedFrame]) -> list[Indexed]:
+def index_frames(connection: Connection, batch: Sequence[UnindexedFrame]) -> list[IndexOutcome]:
     """Judges the frames of any number of edges in order and indexes the new ones."""
     progress = _lock_incarnations(connection, batch)
     _load_checksums(connection, batch, progress)
@@ -125,7 +125,7 @@ def index_frames(connection: Connection, batch: Sequence[UnindexedFrame]) -> lis
         incarnation = progress[frame.edge, frame.incarnation]
         outcome = _judge(frame, incarnation, live=frame.query in positions)
         outcomes.append(outcome)
-        if outcome is Indexed.NEW:
+        if outcome is IndexOutcome.NEW:
             positions[frame.query] += 1
             rows.append(_row(frame, positions[frame.query]))
     if rows:
@@ -140,31 +140,31 @@ def index_frames(connection: Connection, batch: Sequence[UnindexedFrame]) -> lis
     return outcomes
 
 
-def _judge(frame: UnindexedFrame, incarnation: _Progress, *, live: bool) -> Indexed:
+def _judge(frame: UnindexedFrame, incarnation: _Progress, *, live: bool) -> IndexOutcome:
     if incarnation.stopped:
-        return Indexed.REFUSED
+        return IndexOutcome.REFUSED
     if frame.seq < incarnation.awaited:
         # Frames that retention or a deleted query took out of the index cannot be compared any more.
         if incarnation.crcs.get(frame.seq, frame.crc32c) == frame.crc32c:
-            return Indexed.DUPLICATE
+            return IndexOutcome.DUPLICATE
         incarnation.stopped = True
-        return Indexed.CONFLICT
+        return IndexOutcome.CONFLICT
     if frame.seq > incarnation.awaited or (live and frame.location is None):
         incarnation.stopped = True
-        return Indexed.REFUSED
+        return IndexOutcome.REFUSED
     incarnation.awaited += 1
     if not live:
-        return Indexed.DISCARDED
+        return IndexOutcome.DISCARDED
     incarnation.crcs[frame.seq] = frame.crc32c
-    return Indexed.NEW
+    return IndexOutcome.NEW
 
 
 def _check_segments(connection: Connection, batch: Sequence[UnindexedFrame]) -> None:
     segments = sorted({f.location.segment for f in batch if f.location is not None})
     for begin in range(0, len(segments), _CHUNK):
-        chunk = t.forgotten_segments.c.segment.in_(segments[begin : begin + _CHUNK])
-        for (segment,) in connection.execute(select(t.forgotten_segments.c.segment).where(chunk)):
-            raise ForgottenSegment(f"segment {segment} has been given up for removal")
+        chunk = t.dropped_segments.c.segment.in_(segments[begin : begin + _CHUNK])
+        for (segment,) in connection.execute(select(t.dropped_segments.c.segment).where(chunk)):
+            raise SegmentDropped(f"segment {segment} has been given up for removal")
 
 
 def _lock_incarnations(connection: Connection, batch: Sequence[UnindexedFrame]) -> dict[tuple[EdgeId, str], _Progress]:
@@ -234,7 +234,7 @@ def last_positions(connection: Connection) -> dict[str, int]:
 
 
 def entries(connection: Connection, key: str, after: int, through: int) -> list[FrameEntry]:
-    ref, table = query_of_key(key), t.frames.c
+    ref, table = query_from_key(key), t.frames.c
     rows = (
         select(t.frames)
         .where(table.name == ref.name, table.version == ref.version, table.position > after, table.position <= through)
@@ -270,7 +270,7 @@ def spent(connection: Connection, segments: Sequence[str]) -> list[str]:
     found = []
     for begin in range(0, len(segments), _CHUNK):
         chunk = segments[begin : begin + _CHUNK]
-        forgotten = t.forgotten_segments.c.segment
+        forgotten = t.dropped_segments.c.segment
         given_up = set(connection.execute(select(forgotten).where(forgotten.in_(chunk))).scalars())
         indexed = set(connection.execute(select(table.segment).where(table.segment.in_(chunk)).distinct()).scalars())
         found += [s for s in chunk if s in given_up or (s.partition("/")[0] in deleted and s not in indexed)]
@@ -282,7 +282,7 @@ def forget(connection: Connection, through: Mapping[str, int]) -> list[str]:
     table = t.frames.c
     touched: set[str] = set()
     for key in sorted(through):
-        ref = query_of_key(key)
+        ref = query_from_key(key)
         connection.execute(select(t.queries.c.name).where(_is_query(ref)).with_for_update()).all()
         old = and_(table.name == ref.name, table.version == ref.version, table.position <= through[key])
         touched.update(connection.execute(select(table.segment).where(old).distinct()).scalars())
@@ -293,5 +293,5 @@ def forget(connection: Connection, through: Mapping[str, int]) -> list[str]:
         if connection.execute(select(table.segment).where(table.segment == segment).limit(1)).first() is None
     ]
     if unused:
-        connection.execute(insert(t.forgotten_segments), [{"segment": s} for s in unused])
+        connection.execute(insert(t.dropped_segments), [{"segment": s} for s in unused])
     return unused

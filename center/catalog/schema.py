@@ -5,14 +5,14 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, Table, UniqueConstraint
 from sqlalchemy.types import JSON
 
-from center.storage.database import Name, Prose
+from center.storage.database import FreeText, Identifier
 
 metadata = MetaData()
 
 counters = Table(
     "counters",
     metadata,
-    Column("name", Name(64), primary_key=True),
+    Column("name", Identifier(64), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
 """``schema``: version of these tables. ``catalog``: raised with every change an edge must hear of; its
@@ -21,7 +21,7 @@ row is also the lock under which queries and edges change."""
 queries = Table(
     "queries",
     metadata,
-    Column("name", Name(63), primary_key=True),
+    Column("name", Identifier(63), primary_key=True),
     Column("version", BigInteger, primary_key=True),
     Column("spec", JSON, nullable=False),
     Column("registered_at_ms", BigInteger, nullable=False),
@@ -39,14 +39,14 @@ Index(
 edges = Table(
     "edges",
     metadata,
-    Column("edge", Name(128), primary_key=True),
-    Column("incarnation", Name(128), nullable=False),
+    Column("edge", Identifier(128), primary_key=True),
+    Column("incarnation", Identifier(128), nullable=False),
     Column("labels", JSON, nullable=False),
     Column("streams", JSON, nullable=False),
     Column("first_seen_ms", BigInteger, nullable=False),
     Column("last_seen_ms", BigInteger, nullable=False),
     Column("connected", Boolean, nullable=False),
-    Column("session", Name(64), nullable=False),
+    Column("session", Identifier(64), nullable=False),
     Column("progress", JSON, nullable=False),
     Column("backlog_bytes", BigInteger, nullable=False),
     Column("bandwidth_bytes_s", Float, nullable=False),
@@ -59,8 +59,8 @@ edges = Table(
 incarnations = Table(
     "incarnations",
     metadata,
-    Column("edge", Name(128), primary_key=True),
-    Column("incarnation", Name(128), primary_key=True),
+    Column("edge", Identifier(128), primary_key=True),
+    Column("incarnation", Identifier(128), primary_key=True),
     Column("first_seq", BigInteger, nullable=False),
     Column("awaited_seq", BigInteger, nullable=False),
 )
@@ -69,25 +69,25 @@ incarnations = Table(
 statuses = Table(
     "query_statuses",
     metadata,
-    Column("name", Name(63), primary_key=True),
+    Column("name", Identifier(63), primary_key=True),
     Column("version", BigInteger, primary_key=True),
-    Column("edge", Name(128), primary_key=True),
+    Column("edge", Identifier(128), primary_key=True),
     Column("accepted", Boolean, nullable=False),
-    Column("code", Name(64), nullable=False),
-    Column("message", Prose, nullable=False),
+    Column("code", Identifier(64), nullable=False),
+    Column("message", FreeText, nullable=False),
 )
 
 frames = Table(
     "frames",
     metadata,
-    Column("name", Name(63), primary_key=True),
+    Column("name", Identifier(63), primary_key=True),
     Column("version", BigInteger, primary_key=True),
     Column("position", BigInteger, primary_key=True),
-    Column("edge", Name(128), nullable=False),
-    Column("incarnation", Name(128), nullable=False),
+    Column("edge", Identifier(128), nullable=False),
+    Column("incarnation", Identifier(128), nullable=False),
     Column("seq", BigInteger, nullable=False),
     Column("crc32c", BigInteger, nullable=False),
-    Column("segment", Name(255), nullable=False),
+    Column("segment", Identifier(255), nullable=False),
     Column("offset", BigInteger, nullable=False),
     Column("length", BigInteger, nullable=False),
     Column("wire_bytes", BigInteger, nullable=False),
@@ -96,25 +96,25 @@ frames = Table(
 )
 Index("frames_by_segment", frames.c.segment)
 
-forgotten_segments = Table("forgotten_segments", metadata, Column("segment", Name(255), primary_key=True))
+dropped_segments = Table("dropped_segments", metadata, Column("segment", Identifier(255), primary_key=True))
 """Segments given up for removal. A frame is never indexed in one, whoever still has it open."""
 
 shares = Table(
     "shares",
     metadata,
-    Column("name", Name(63), primary_key=True),
+    Column("name", Identifier(63), primary_key=True),
     Column("version", BigInteger, primary_key=True),
     Column("book", JSON, nullable=False),
     Column("changed", BigInteger, nullable=False),
     Column("written_at_ms", BigInteger, nullable=False),
 )
-"""One row per query under an error budget: its `ShareBook`. ``changed``: the counter ``shares`` when the
+"""One row per query under an error budget: its `BudgetAllocator`. ``changed``: the counter ``shares`` when the
 words to edges changed last."""
 
-center_ways = Table(
-    "center_ways",
+processing_delays = Table(
+    "processing_delays",
     metadata,
-    Column("name", Name(63), primary_key=True),
+    Column("name", Identifier(63), primary_key=True),
     Column("version", BigInteger, primary_key=True),
     Column("center_ms", BigInteger, nullable=False),
     Column("measured_at_ms", BigInteger, nullable=False),
@@ -124,7 +124,7 @@ center_ways = Table(
 sampling_rates = Table(
     "sampling_rates",
     metadata,
-    Column("name", Name(63), primary_key=True),
+    Column("name", Identifier(63), primary_key=True),
     Column("version", BigInteger, primary_key=True),
     Column("rates", JSON, nullable=False),
 )
@@ -135,9 +135,9 @@ alarms = Table(
     "alarms",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("kind", Name(64), nullable=False),
-    Column("edge", Name(128), nullable=False),
-    Column("message", Prose, nullable=False),
+    Column("kind", Identifier(64), nullable=False),
+    Column("edge", Identifier(128), nullable=False),
+    Column("message", FreeText, nullable=False),
     Column("first_at_ms", BigInteger, nullable=False),
     Column("last_at_ms", BigInteger, nullable=False),
     Column("times", BigInteger, nullable=False),

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 from center.catalog import budget_rows as share_rows
 from center.catalog import schema as t
-from center.catalog.budget_rows import ChangeShares
+from center.catalog.budget_rows import ComputeBudgetUpdate
 from center.catalog.edge_rows import bump, count, describe, edge_rows, greet, incarnation_row, lock
 from center.catalog.edges import (
     AlarmRecord,
@@ -26,22 +26,22 @@ from center.catalog.edges import (
     QueryStatusRecord,
     StreamRecord,
     expected_edges,
-    require_one_shape,
+    require_consistent_schema,
 )
 from center.catalog.frame_index import (
-    ForgottenSegment,
     FrameEntry,
-    Indexed,
+    IndexOutcome,
+    SegmentDropped,
     UnindexedFrame,
     entries,
     forget,
     index_frames,
     last_positions,
+    query_from_key,
     query_key,
-    query_of_key,
     spent,
 )
-from center.storage.database import connect, opening, reading, writing
+from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
@@ -51,17 +51,17 @@ __all__ = [
     "AlarmRecord",
     "Catalog",
     "EdgeRecord",
-    "ForgottenSegment",
     "FrameEntry",
     "HeartbeatRecord",
-    "Indexed",
+    "IndexOutcome",
     "QueryStatusRecord",
     "RegisteredQuery",
+    "SegmentDropped",
     "StreamRecord",
     "UnindexedFrame",
     "expected_edges",
+    "query_from_key",
     "query_key",
-    "query_of_key",
 ]
 
 logger = logging.getLogger(__name__)
@@ -100,8 +100,8 @@ class Catalog:
     """
 
     def __init__(self, url: str) -> None:
-        self._engine = connect(url)
-        with opening(self._engine, t.metadata) as connection:
+        self._engine = open_engine(url)
+        with schema_transaction(self._engine, t.metadata) as connection:
             rows = select(t.counters.c.name, t.counters.c.value)
             counters: dict[str, int] = dict(connection.execute(rows).all())
             for name, value in (("schema", SCHEMA_VERSION), ("catalog", 0), ("shares", 0)):
@@ -125,7 +125,7 @@ class Catalog:
             InvalidQuery: it does not fit the stream as an edge serves it; names the edge.
         """
         mapping = spec.to_mapping()
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             lock(connection)
             rows = connection.execute(select(t.queries).where(t.queries.c.name == spec.name)).all()
             for live in (_query_from_row(r) for r in rows if r.deleted_at_ms is None):
@@ -146,7 +146,7 @@ class Catalog:
 
     def delete(self, name: str, now_ms: int) -> None:
         """Ends the live query of that name. Frames it has stay until they are forgotten. Raises NotFound."""
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             lock(connection)
             live = (t.queries.c.name == name) & t.queries.c.deleted_at_ms.is_(None)
             if connection.execute(update(t.queries).where(live).values(deleted_at_ms=now_ms)).rowcount == 0:
@@ -157,7 +157,7 @@ class Catalog:
     def query(self, name: str) -> RegisteredQuery:
         """The live query of that name. Raises NotFound."""
         live = select(t.queries).where(t.queries.c.name == name, t.queries.c.deleted_at_ms.is_(None))
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             row = connection.execute(live).first()
         if row is None:
             raise NotFound(f"query {name} is not registered")
@@ -172,53 +172,53 @@ class Catalog:
         rows = select(t.queries).order_by(t.queries.c.name, t.queries.c.version)
         if not deleted:
             rows = rows.where(t.queries.c.deleted_at_ms.is_(None))
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             read = [_readable(row) for row in connection.execute(rows)]
         return [query for query in read if query is not None]
 
     def version(self) -> int:
         """A number that rises with whatever changes what an edge is asked or how a budget is shared:
         a query registered or deleted, an edge new, retired or with other streams. Cheap to poll."""
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return int(
                 connection.execute(select(t.counters.c.value).where(t.counters.c.name == "catalog")).scalar_one()
             )
 
     # Shares of budgets
 
-    def shares_version(self) -> int:
+    def budgets_version(self) -> int:
         """A number that rises with every change of what edges are told of their budgets. Cheap to poll."""
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return share_rows.version(connection)
 
-    def change_shares(self, ref: QueryRef, change: ChangeShares, now_ms: int) -> tuple[Any, bool]:
+    def update_budget(self, ref: QueryRef, change: ComputeBudgetUpdate, now_ms: int) -> tuple[Any, bool]:
         """Lets `change` alter a query's share book in one transaction; its result, and whether it was written."""
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             return share_rows.change(connection, ref, change, now_ms)
 
-    def share_books(self, after: int) -> dict[QueryRef, Any]:
-        """The books of which the words have changed since `shares_version` was `after`."""
-        with reading(self._engine) as connection:
+    def budget_states(self, after: int) -> dict[QueryRef, Any]:
+        """The books of which the words have changed since `budgets_version` was `after`."""
+        with read_transaction(self._engine) as connection:
             return share_rows.books(connection, after)
 
-    def note_center_way(self, ref: QueryRef, center_ms: int, now_ms: int) -> None:
+    def record_processing_delay(self, ref: QueryRef, center_ms: int, now_ms: int) -> None:
         """How long the center takes, from a frame's arrival until its values are answered with."""
-        with writing(self._engine) as connection:
-            share_rows.note_center_way(connection, ref, center_ms, now_ms)
+        with write_transaction(self._engine) as connection:
+            share_rows.record_processing_delay(connection, ref, center_ms, now_ms)
 
-    def center_ways(self) -> dict[QueryRef, int]:
-        """What `note_center_way` was told last, in ms."""
-        with reading(self._engine) as connection:
-            return share_rows.center_ways(connection)
+    def processing_delays(self) -> dict[QueryRef, int]:
+        """What `record_processing_delay` was told last, in ms."""
+        with read_transaction(self._engine) as connection:
+            return share_rows.processing_delays(connection)
 
-    def note_sampling_rates(self, ref: QueryRef, rates: Mapping[EdgeId, float]) -> None:
+    def record_sampling_rates(self, ref: QueryRef, rates: Mapping[EdgeId, float]) -> None:
         """By edge, the part of its records that the query's accuracy needs processed."""
-        with writing(self._engine) as connection:
-            share_rows.note_sampling_rates(connection, ref, rates)
+        with write_transaction(self._engine) as connection:
+            share_rows.record_sampling_rates(connection, ref, rates)
 
     def sampling_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
-        """What `note_sampling_rates` was told last."""
-        with reading(self._engine) as connection:
+        """What `record_sampling_rates` was told last."""
+        with read_transaction(self._engine) as connection:
             return share_rows.sampling_rates(connection)
 
     # Edges
@@ -249,10 +249,10 @@ class Catalog:
                 edge's state is a copy from the past. It raises an alarm too. Or a column has another type
                 than at an edge that serves the same stream: their partials would not merge.
         """
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             lock(connection)
             # Under the lock: of two first Hellos at once, the second has to see the first.
-            require_one_shape(edge, streams, edge_rows(connection))
+            require_consistent_schema(edge, streams, edge_rows(connection))
             first, awaited = incarnation_row(connection, edge, incarnation, locked=True) or (oldest_seq, oldest_seq)
             behind = next_seq < awaited
             if behind:
@@ -274,7 +274,7 @@ class Catalog:
 
     def heartbeats(self, records: Iterable[HeartbeatRecord]) -> None:
         """Notes heartbeats of any number of edges in one transaction; unknown edges are passed over."""
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             # Sorted, or two gateways that each hold a row would wait for the other's.
             for record in sorted(records, key=lambda r: r.edge):
                 connection.execute(update(t.edges).where(t.edges.c.edge == record.edge).values(**record.to_row()))
@@ -284,12 +284,12 @@ class Catalog:
         row = t.edges.c.edge == edge
         if session is not None:
             row &= t.edges.c.session == session
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             connection.execute(update(t.edges).where(row).values(connected=False, last_seen_ms=now_ms))
 
     def retire(self, edge: EdgeId) -> None:
         """Declares an edge gone for good: answers no longer wait for it. Raises NotFound."""
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             lock(connection)
             retired = update(t.edges).where(t.edges.c.edge == edge).values(retired=True)
             if connection.execute(retired).rowcount == 0:
@@ -298,12 +298,12 @@ class Catalog:
 
     def edges(self) -> list[EdgeRecord]:
         """All edges that ever said Hello, by id."""
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return edge_rows(connection)
 
     def edge(self, edge: EdgeId | str) -> EdgeRecord:
         """Raises NotFound."""
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             found = edge_rows(connection, edge)
         if not found:
             raise NotFound(f"edge {edge} has never connected")
@@ -314,7 +314,7 @@ class Catalog:
         c = t.statuses.c
         row = (c.name == ref.name) & (c.version == ref.version) & (c.edge == edge)
         values: dict[str, Any] = {"accepted": accepted, "code": code[:64], "message": message[:4_000]}
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             lock(connection)
             q = t.queries.c
             live = (q.name == ref.name) & (q.version == ref.version) & q.deleted_at_ms.is_(None)
@@ -328,7 +328,7 @@ class Catalog:
         """What each edge has said of a query; an edge that has not is not in it."""
         c = t.statuses.c
         rows = select(t.statuses).where(c.name == ref.name, c.version == ref.version).order_by(c.edge)
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return {
                 EdgeId(r.edge): QueryStatusRecord(ref, EdgeId(r.edge), r.accepted, r.code, r.message)
                 for r in connection.execute(rows)
@@ -338,11 +338,11 @@ class Catalog:
 
     def acked_through(self, edge: EdgeId, incarnation: str) -> int | None:
         """The highest seq that is durable, all before it being so too; None if none is."""
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             first, awaited = incarnation_row(connection, edge, incarnation) or (0, 0)
         return awaited - 1 if awaited > first else None
 
-    def index(self, frames: Sequence[UnindexedFrame]) -> list[Indexed]:
+    def index(self, frames: Sequence[UnindexedFrame]) -> list[IndexOutcome]:
         """Indexes frames in one transaction and says of each what became of it, in the order given.
 
         Once it returns, what is `acknowledged` may be acknowledged. A frame below `acked_through` is a
@@ -350,36 +350,36 @@ class Catalog:
         next positions, which become visible in order.
 
         Raises:
-            ForgottenSegment: append the frames to a new segment and come again; nothing was indexed.
+            SegmentDropped: append the frames to a new segment and come again; nothing was indexed.
         """
         if not frames:
             return []
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             return index_frames(connection, frames)
 
     def positions(self) -> dict[str, int]:
         """Last position by query key, sorted: live queries, and deleted ones that still have frames."""
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return last_positions(connection)
 
     def frames(self, key: str, after: int, through: int) -> list[FrameEntry]:
         """A query's frames at positions ``after + 1 … through``, ascending."""
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return entries(connection, key, after, through)
 
-    def forget_frames(self, through: Mapping[str, int]) -> list[str]:
+    def drop_frames(self, through: Mapping[str, int]) -> list[str]:
         """Retention: drops the index up to a position per query key.
 
         Returns:
             The segments that nothing points to any more; remove them from the log. No frame will be
             indexed in them, even if a gateway still has one open.
         """
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             return forget(connection, through)
 
-    def spent_segments(self, segments: Sequence[str]) -> list[str]:
+    def removable_segments(self, segments: Sequence[str]) -> list[str]:
         """Of these segments of the log, those that no frame stands in or ever will; they may be removed."""
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return spent(connection, segments)
 
     # Alarms
@@ -390,14 +390,14 @@ class Catalog:
         Beyond `MAX_MESSAGES` of one kind at one edge, the message takes the place, and goes on with the count,
         of the one that came last the longest ago.
         """
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             lock(connection)
             _alarm(connection, kind, message, edge, now_ms)
 
     def alarms(self, limit: int = MAX_ALARMS) -> list[AlarmRecord]:
         """The latest alarms, the latest first."""
         rows = select(t.alarms).order_by(t.alarms.c.last_at_ms.desc(), t.alarms.c.id.desc()).limit(limit)
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return [
                 AlarmRecord(r.kind, EdgeId(r.edge), r.message, r.first_at_ms, r.last_at_ms, r.times)
                 for r in connection.execute(rows)

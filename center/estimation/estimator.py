@@ -29,7 +29,7 @@ from center.estimation.conformal import IntervalRecord
 from center.estimation.group_batch import Look
 from center.estimation.groups import Groups
 from center.estimation.prediction import Outlook, Prediction, assembled
-from center.sampling.reasons import SamplingReasons
+from center.sampling.reasons import SamplingReasonHistory
 from edgewater.accuracy import Accuracy, Clockwork
 from edgewater.arrivals.grouped import GroupedSubstream
 from edgewater.arrivals.substream import DEFAULT_MAX_SKEW_MS, SubstreamStatistics
@@ -75,7 +75,7 @@ class AccuracyBook:
         self._applied: dict[str, int] = {}
         self._reports: dict[str, list[Report]] = {}
         self._ahead: dict[str, list[list[int]]] = {}  # (slot, lag, count, stratum) of arrivals with a time to come
-        self._reasons = SamplingReasons()
+        self._reasons = SamplingReasonHistory()
         self._intervals = IntervalRecord(accuracy.confidence, accuracy.scope)
         self._unread: dict[str, bool] = {}  # by edge: it may have input that it had not read when it told last
         self._waits: dict[int, int] = {}

@@ -6,29 +6,29 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from center.budgets.allocation import Grant, Members
+from center.budgets.allocation import Grant, MembersChanged
 from center.catalog.store import EdgeRecord, RegisteredQuery, expected_edges
-from center.sampling.policy import SamplingOrder, is_expensive
+from center.sampling.policy import SamplingRequirement, is_expensive
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import END_OF_TIME_MS, LIVE, EdgeId, StreamClock
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import QueryRef
 
-CLOCKS_AGREE_MS = 10_000
+MAX_CLOCK_LEAD_MS = 10_000
 """Wall time by which an edge's clock may be ahead of the center's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class EdgeAssignment:
     """The messages that tell one edge what to do."""
 
     queries: pb.Queries
     budgets: tuple[pb.Budget, ...]
-    sampling: tuple[SamplingOrder, ...] = ()
+    sampling: tuple[SamplingRequirement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedQuery:
+class QueryAssignment:
     """A live query, the edges expected to answer it, and those that did and are retired."""
 
     query: RegisteredQuery
@@ -37,14 +37,14 @@ class PlannedQuery:
     clock: StreamClock = LIVE
 
     @classmethod
-    def of(cls, query: RegisteredQuery, edges: Sequence[EdgeRecord]) -> PlannedQuery:
+    def of(cls, query: RegisteredQuery, edges: Sequence[EdgeRecord]) -> QueryAssignment:
         gone = tuple(e for e in edges if e.retired)
         ids = {e.edge for e in gone}
         serving = [s for e in edges if (s := e.stream(query.spec.stream)) is not None and not e.retired]
         expected = tuple(e for e in expected_edges(query.spec, edges) if e not in ids)
         return cls(query, expected, gone, serving[0].clock if serving else LIVE)
 
-    def members(self, now_ms: int) -> Members:
+    def members(self, now_ms: int) -> MembersChanged:
         """Who shares the query's budget. A retired edge can have closed what its clock had passed, or,
         in a stream that runs ahead of its clock, what its last heartbeat said."""
         window, stream = self.query.spec.window, self.query.spec.stream
@@ -54,26 +54,26 @@ class PlannedQuery:
             said = edge.watermarks.get(stream, today)
             ahead = today < said < END_OF_TIME_MS
             gone[edge.edge] = window.slice_start(said) + window.slice_ms if ahead else today
-        return Members(frozenset(self.expected), gone)
+        return MembersChanged(frozenset(self.expected), gone)
 
     def horizon_ms(self, now_ms: int) -> int:
         """The first slice that lies ahead of every edge's clock."""
         window = self.query.spec.window
-        return window.slice_start(self.clock.to_event_ms(now_ms + CLOCKS_AGREE_MS)) + window.slice_ms
+        return window.slice_start(self.clock.to_event_ms(now_ms + MAX_CLOCK_LEAD_MS)) + window.slice_ms
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AssignmentPlan:
     """The live queries as of one version of the catalog."""
 
     version: int
-    queries: tuple[PlannedQuery, ...]
+    queries: tuple[QueryAssignment, ...]
 
     @classmethod
-    def of(cls, version: int, queries: Sequence[RegisteredQuery], edges: Sequence[EdgeRecord]) -> Plan:
-        return cls(version, tuple(PlannedQuery.of(q, edges) for q in queries))
+    def of(cls, version: int, queries: Sequence[RegisteredQuery], edges: Sequence[EdgeRecord]) -> AssignmentPlan:
+        return cls(version, tuple(QueryAssignment.of(q, edges) for q in queries))
 
-    def orders(self, edge: EdgeId, budgets: Budgets) -> Orders:
+    def orders(self, edge: EdgeId, budgets: BudgetSnapshot) -> EdgeAssignment:
         """What `edge` is to be told: the queries that expect it, and its part of their budgets."""
         mine = [p.query for p in self.queries if edge in p.expected]
         queries = pb.Queries(
@@ -84,15 +84,15 @@ class Plan:
         )
         parts = (budgets.of(q, edge) for q in mine)
         observed = tuple(
-            SamplingOrder(q.ref, budgets.rates.get(q.ref, {}).get(edge, 1.0), is_expensive(q.spec))
+            SamplingRequirement(q.ref, budgets.rates.get(q.ref, {}).get(edge, 1.0), is_expensive(q.spec))
             for q in mine
             if q.spec.accuracy is not None
         )
-        return Orders(queries, tuple(part for part in parts if part is not None), observed)
+        return EdgeAssignment(queries, tuple(part for part in parts if part is not None), observed)
 
 
 @dataclass(frozen=True, slots=True)
-class Budgets:
+class BudgetSnapshot:
     """What is known of budgets: the words to edges per query, how long the center itself takes, and by query
     and edge what part of records an accuracy needs."""
 

@@ -12,11 +12,19 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from center.budgets.allocation import Flagged, Grant, Policy, Report, Reported, ShareBook, Turn
-from center.catalog.budget_rows import BookChange
+from center.budgets.allocation import (
+    AllocationPolicy,
+    BudgetAllocator,
+    BudgetReport,
+    Grant,
+    RebalanceEvent,
+    ShareReported,
+    ShareViolation,
+)
+from center.catalog.budget_rows import BudgetUpdate
 from center.catalog.store import Catalog
-from center.ingest.assignments import Budgets, Plan, PlannedQuery, limits
-from center.ingest.status_writer import Notes
+from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment, limits
+from center.ingest.status_writer import StatusWriter
 from edgewater.query import ErrorBudget
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import QueryRef
@@ -27,28 +35,30 @@ ALARM = "share-not-given"
 logger = logging.getLogger(__name__)
 
 
-class ShareKeeper:
+class BudgetSync:
     """The budgets as one gateway sees them.
 
     Args:
         now_ms: wall clock.
     """
 
-    def __init__(self, catalog: Catalog, notes: Notes, now_ms: Callable[[], int], policy: Policy) -> None:
+    def __init__(
+        self, catalog: Catalog, notes: StatusWriter, now_ms: Callable[[], int], policy: AllocationPolicy
+    ) -> None:
         self._catalog = catalog
         self._notes = notes
         self._now_ms = now_ms
         self._policy = policy
-        self._waiting: dict[QueryRef, dict[EdgeId, Report]] = {}
+        self._waiting: dict[QueryRef, dict[EdgeId, BudgetReport]] = {}
         self._seen = -1
         self._planned = -1
-        self.budgets = Budgets()
+        self.budgets = BudgetSnapshot()
 
-    def reported(self, edge: EdgeId, ref: QueryRef, report: Report) -> None:
+    def reported(self, edge: EdgeId, ref: QueryRef, report: BudgetReport) -> None:
         """What an edge says that it applies; the next `turn` takes it in."""
         self._waiting.setdefault(ref, {})[edge] = report
 
-    async def turn(self, plan: Plan) -> bool:
+    async def turn(self, plan: AssignmentPlan) -> bool:
         """Takes in what edges and other gateways have said; whether edges are to be told something new.
 
         Raises:
@@ -66,11 +76,11 @@ class ShareKeeper:
         await self._follow(live)
         return self.budgets is not before
 
-    async def _turn(self, planned: PlannedQuery) -> None:
+    async def _turn(self, planned: QueryAssignment) -> None:
         ref, reports = planned.query.ref, self._waiting.get(planned.query.ref, {})
         taken = dict(reports)
         change = _Change(planned, taken, self._now_ms(), self._policy)
-        flagged, written = await asyncio.to_thread(self._catalog.change_shares, ref, change, self._now_ms())
+        flagged, written = await asyncio.to_thread(self._catalog.update_budget, ref, change, self._now_ms())
         for each in flagged:
             self._notes.alarm(ALARM, f"query {ref.name}: {each.message}", each.edge, self._now_ms())
         if written:
@@ -83,40 +93,42 @@ class ShareKeeper:
 
     async def _follow(self, live: set[QueryRef]) -> None:
         """Reads what has changed, by this gateway or another."""
-        version = await asyncio.to_thread(self._catalog.shares_version)
+        version = await asyncio.to_thread(self._catalog.budgets_version)
         if version == self._seen:
             return
-        books = await asyncio.to_thread(self._catalog.share_books, self._seen)
-        ways = await asyncio.to_thread(self._catalog.center_ways)
+        books = await asyncio.to_thread(self._catalog.budget_states, self._seen)
+        ways = await asyncio.to_thread(self._catalog.processing_delays)
         rates = await asyncio.to_thread(self._catalog.sampling_rates)
         words = {ref: words for ref, words in self.budgets.words.items() if ref in live}
         words.update({ref: words_of(book) for ref, book in books.items()})
-        self.budgets, self._seen = Budgets(words, ways, rates), version
+        self.budgets, self._seen = BudgetSnapshot(words, ways, rates), version
 
 
 class _Change:
     """One query's turn, as the catalog's transaction calls it."""
 
-    def __init__(self, planned: PlannedQuery, reports: Mapping[EdgeId, Report], now_ms: int, policy: Policy) -> None:
+    def __init__(
+        self, planned: QueryAssignment, reports: Mapping[EdgeId, BudgetReport], now_ms: int, policy: AllocationPolicy
+    ) -> None:
         self._planned, self._reports, self._now_ms, self._policy = planned, reports, now_ms, policy
 
-    def __call__(self, given: Any, written_at_ms: int) -> BookChange:
-        book = ShareBook(*limits(self._planned.query.spec), self._policy)
+    def __call__(self, given: Any, written_at_ms: int) -> BudgetUpdate:
+        book = BudgetAllocator(*limits(self._planned.query.spec), self._policy)
         if given is not None:
             book.restore(given)
         before = book.obligations()
-        flagged: list[Flagged] = book.handle(self._planned.members(self._now_ms))
+        flagged: list[ShareViolation] = book.handle(self._planned.members(self._now_ms))
         for edge, report in self._reports.items():
-            flagged += book.handle(Reported(edge, report, self._now_ms))
-        flagged += book.handle(Turn(self._now_ms, self._planned.horizon_ms(self._now_ms)))
+            flagged += book.handle(ShareReported(edge, report, self._now_ms))
+        flagged += book.handle(RebalanceEvent(self._now_ms, self._planned.horizon_ms(self._now_ms)))
         changed = book.obligations() != before
         if not changed and self._now_ms - written_at_ms < WRITE_EVERY_MS:
-            return BookChange(None, False, flagged)
-        return BookChange(book.to_json(), changed, flagged)
+            return BudgetUpdate(None, False, flagged)
+        return BudgetUpdate(book.to_json(), changed, flagged)
 
 
 def words_of(book: Any) -> dict[EdgeId, Grant]:
     """The last word to each edge, of a book as JSON."""
-    whole = ShareBook({}, {})
+    whole = BudgetAllocator({}, {})
     whole.restore(book)
     return whole.grants()

@@ -18,15 +18,15 @@ import grpc
 
 from center.catalog.store import Catalog
 from center.config import is_loopback
-from center.ingest.assignments import Plan
+from center.ingest.assignments import AssignmentPlan
 from center.ingest.authentication import Credentials, require_own_id
-from center.ingest.budget_sync import ShareKeeper
+from center.ingest.budget_sync import BudgetSync
 from center.ingest.config import GatewayConfig
-from center.ingest.group_commit import Committer
+from center.ingest.group_commit import GroupCommit
 from center.ingest.metrics import GatewayMetrics
-from center.ingest.session import Session
-from center.ingest.status_writer import Notes
-from center.ingest.validation import PROTOCOL, Greeting, read_hello
+from center.ingest.session import GatewaySession
+from center.ingest.status_writer import StatusWriter
+from center.ingest.validation import PROTOCOL, Hello, read_hello
 from center.storage.frame_log import FrameLog
 from edgewater.errors import Conflict, EdgewaterError, InvalidConfig, ProtocolError, StorageError
 from edgewater.streams import EdgeId
@@ -62,19 +62,19 @@ class Gateway:
         self._config = config
         self._now_ms = now_ms
         self._credentials = Credentials(config.tokens)
-        self._sessions: dict[EdgeId, Session] = {}
+        self._sessions: dict[EdgeId, GatewaySession] = {}
         self._server: Any = None
         self._tasks: list[asyncio.Task[None]] = []
         self._opening: set[EdgeId] = set()
         self._unheard = 0
-        self._plan = Plan(-1, ())
+        self._plan = AssignmentPlan(-1, ())
         self._untold = False
         self._planning = asyncio.Lock()
         self._catalog_trouble: str | None = None
         self.metrics = GatewayMetrics()
-        self._notes = Notes(catalog, self.metrics, config.heartbeat_ms / 1000)
-        self._keeper = ShareKeeper(catalog, self._notes, now_ms, config.shares)
-        self._committer = Committer(
+        self._notes = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000)
+        self._keeper = BudgetSync(catalog, self._notes, now_ms, config.shares)
+        self._committer = GroupCommit(
             catalog,
             log,
             self.metrics,
@@ -182,12 +182,12 @@ class Gateway:
             raise StorageError(f"{self._unheard} calls have not said Hello yet, which is this gateway's limit")
         self._unheard += 1
         try:
-            greeting = await self._greeting(requests)
+            hello = await self._greeting(requests)
         finally:
             self._unheard -= 1
-        require_own_id(credential, greeting.edge)
-        with self._seat(greeting.edge):
-            session = await self._open(greeting)
+        require_own_id(credential, hello.edge)
+        with self._seat(hello.edge):
+            session = await self._open(hello)
             self._replace(session)
         self.metrics.sessions.inc()
         try:
@@ -218,7 +218,7 @@ class Gateway:
         finally:
             self._opening.discard(edge)
 
-    async def _greeting(self, requests: AsyncIterator[pb.FromEdge]) -> Greeting:
+    async def _greeting(self, requests: AsyncIterator[pb.FromEdge]) -> Hello:
         try:
             first = await asyncio.wait_for(anext(requests, None), self._config.hello_timeout_ms / 1000)
         except TimeoutError as exc:
@@ -228,22 +228,22 @@ class Gateway:
             raise ProtocolError(f"the first message was {came}, expected hello")
         return read_hello(first.hello)
 
-    async def _open(self, greeting: Greeting) -> Session:
+    async def _open(self, hello: Hello) -> GatewaySession:
         name = uuid.uuid4().hex
         acked_through = await asyncio.to_thread(
             self._catalog.hello,
-            greeting.edge,
-            greeting.incarnation,
-            labels=greeting.labels,
-            streams=greeting.streams,
-            oldest_seq=greeting.oldest_seq,
-            next_seq=greeting.next_seq,
+            hello.edge,
+            hello.incarnation,
+            labels=hello.labels,
+            streams=hello.streams,
+            oldest_seq=hello.oldest_seq,
+            next_seq=hello.next_seq,
             now_ms=self._now_ms(),
             session=name,
         )
-        return Session(
+        return GatewaySession(
             name,
-            greeting,
+            hello,
             acked_through,
             committer=self._committer,
             notes=self._notes,
@@ -253,14 +253,14 @@ class Gateway:
             credit_bytes=self._config.credit_bytes,
         )
 
-    def _replace(self, session: Session) -> None:
+    def _replace(self, session: GatewaySession) -> None:
         """The newest session of an edge counts: an older one is what a cut link has left behind."""
         older = self._sessions.get(session.edge)
         self._sessions[session.edge] = session
         if older is not None:
             older.fail(Conflict(f"edge {session.edge}: a newer session has taken this one's place"))
 
-    def _welcome(self, session: Session) -> pb.ToEdge:
+    def _welcome(self, session: GatewaySession) -> pb.ToEdge:
         acked = session.acked_through
         return pb.ToEdge(
             welcome=pb.Welcome(
@@ -299,18 +299,18 @@ class Gateway:
                     session.tell(self._plan.orders(session.edge, self._keeper.budgets))
                 self._untold = False
 
-    def _read_plan(self, current: Plan) -> Plan:
+    def _read_plan(self, current: AssignmentPlan) -> AssignmentPlan:
         # The version first: what changes while the rest is read raises it again, and is seen next time.
         version = self._catalog.version()
         if version == current.version:
             return current
-        return Plan.of(version, self._catalog.queries(), self._catalog.edges())
+        return AssignmentPlan.of(version, self._catalog.queries(), self._catalog.edges())
 
     def _sweep(self) -> None:
         """Removes what a crash of retention left on disk, and frames of deleted queries that came too late for the
         index, of which retention never hears."""
         try:
-            for segment in self._catalog.spent_segments(self._log.segments()):
+            for segment in self._catalog.removable_segments(self._log.segments()):
                 self._log.remove(segment)
         except StorageError as exc:  # It costs space until the next start; edges wait for this one.
             logger.warning("segments that nothing points to are left: %s", exc)

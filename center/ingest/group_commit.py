@@ -17,9 +17,9 @@ from weakref import WeakSet
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
-from center.catalog.store import Catalog, ForgottenSegment, Indexed, UnindexedFrame
+from center.catalog.store import Catalog, IndexOutcome, SegmentDropped, UnindexedFrame
 from center.ingest.metrics import GatewayMetrics
-from center.storage.frame_log import FrameLog, Location, StoredFrame
+from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from edgewater.errors import StorageError
 from edgewater.wire.frames import QueryRef
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ReceivedFrame:
     """A frame as a session hands it over.
 
     Attributes:
@@ -46,7 +46,7 @@ class Arrival:
         return self.stored.frame.wire_bytes
 
 
-class Committer:
+class GroupCommit:
     """Makes frames durable, in the order in which they were submitted.
 
     Args:
@@ -72,7 +72,7 @@ class Committer:
         self._max_waiting_bytes = max_waiting_bytes
         self._on_stall = on_stall
         self._wait = wait_exponential(multiplier=retry_ms / 1000, max=retry_max_ms / 1000)
-        self._waiting: deque[tuple[Arrival, asyncio.Future[Indexed]]] = deque()
+        self._waiting: deque[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]] = deque()
         self._waiting_bytes = 0
         self._stopped: WeakSet[object] = WeakSet()
         self._changed = asyncio.Condition()
@@ -82,11 +82,11 @@ class Committer:
         self.stalled: str | None = None
         """Why nothing can be made durable at present; None: all is well."""
 
-    async def submit(self, arrival: Arrival) -> asyncio.Future[Indexed]:
+    async def submit(self, arrival: ReceivedFrame) -> asyncio.Future[IndexOutcome]:
         """Queues a frame, waiting for room if need be. The future says what became of it."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._waiting_bytes < self._max_waiting_bytes)
-            outcome: asyncio.Future[Indexed] = asyncio.get_running_loop().create_future()
+            outcome: asyncio.Future[IndexOutcome] = asyncio.get_running_loop().create_future()
             self._waiting.append((arrival, outcome))
             self._count(arrival.wire_bytes)
             self._changed.notify_all()
@@ -102,7 +102,7 @@ class Committer:
                 batch = self._take()
             if not batch:
                 continue
-            outcomes: Sequence[Indexed] | Exception
+            outcomes: Sequence[IndexOutcome] | Exception
             try:
                 outcomes = await self._commit([arrival for arrival, _ in batch])
             except Exception as exc:  # A bug must end these sessions, not the acknowledgements of all others.
@@ -114,7 +114,9 @@ class Committer:
                 self._changed.notify_all()
 
     def _answer(
-        self, batch: Sequence[tuple[Arrival, asyncio.Future[Indexed]]], outcomes: Sequence[Indexed] | Exception
+        self,
+        batch: Sequence[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]],
+        outcomes: Sequence[IndexOutcome] | Exception,
     ) -> None:
         for i, (arrival, waiting) in enumerate(batch):
             if isinstance(outcomes, Exception) or not outcomes[i].acknowledged:
@@ -136,7 +138,7 @@ class Committer:
         self._waiting_bytes += size
         self._metrics.waiting.set(self._waiting_bytes)
 
-    def _take(self) -> list[tuple[Arrival, asyncio.Future[Indexed]]]:
+    def _take(self) -> list[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]]:
         """The next batch; frames of sessions that were stopped are answered at once."""
         batch, size = [], 0
         while self._waiting and size < MAX_BATCH_BYTES:
@@ -144,17 +146,17 @@ class Committer:
             if arrival.session in self._stopped:
                 self._count(-arrival.wire_bytes)
                 if not waiting.done():
-                    waiting.set_result(Indexed.REFUSED)
+                    waiting.set_result(IndexOutcome.REFUSED)
                 continue
             batch.append((arrival, waiting))
             size += arrival.wire_bytes
         self._changed.notify_all()
         return batch
 
-    async def _commit(self, batch: Sequence[Arrival]) -> list[Indexed]:
+    async def _commit(self, batch: Sequence[ReceivedFrame]) -> list[IndexOutcome]:
         began = time.perf_counter()
-        located: list[Location | None] | None = None
-        outcomes: list[Indexed] = []
+        located: list[FrameLocation | None] | None = None
+        outcomes: list[IndexOutcome] = []
         refusals = retry_if_exception_type((OSError, StorageError))
         async for attempt in AsyncRetrying(wait=self._wait, retry=refusals, before_sleep=self._stall):
             with attempt:
@@ -164,7 +166,7 @@ class Committer:
                         located = await asyncio.to_thread(self._write, batch)
                     try:
                         outcomes = await asyncio.to_thread(self._index, batch, located)
-                    except ForgottenSegment:
+                    except SegmentDropped:
                         self._log.roll()
                         located = None
         if self.stalled is not None:
@@ -177,7 +179,7 @@ class Committer:
             self._metrics.frames.labels(outcome.value).inc()
         return outcomes
 
-    def _write(self, batch: Sequence[Arrival]) -> list[Location | None]:
+    def _write(self, batch: Sequence[ReceivedFrame]) -> list[FrameLocation | None]:
         """Writes what must be kept, durably; where each frame lies, or None."""
         fresh = [i for i, arrival in enumerate(batch) if not arrival.redelivered]
         live = self.live  # Of one look, whatever the event loop sets meanwhile.
@@ -185,7 +187,7 @@ class Committer:
             # Whoever made a frame has heard of its query, so a look taken now shows every query that lives.
             live = self.live = frozenset(q.ref for q in self._catalog.queries())
         kept = [i for i in fresh if batch[i].stored.frame.query in live]
-        located: list[Location | None] = [None] * len(batch)
+        located: list[FrameLocation | None] = [None] * len(batch)
         if kept:
             locations = self._log.append([batch[i].stored for i in kept])
             self._log.sync()
@@ -193,7 +195,7 @@ class Committer:
                 located[i] = location
         return located
 
-    def _index(self, batch: Sequence[Arrival], located: Sequence[Location | None]) -> list[Indexed]:
+    def _index(self, batch: Sequence[ReceivedFrame], located: Sequence[FrameLocation | None]) -> list[IndexOutcome]:
         return self._catalog.index(
             [
                 UnindexedFrame(

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from center.catalog.store import Indexed, QueryStatusRecord
-from center.ingest.assignments import Orders
-from center.ingest.budget_sync import ShareKeeper
-from center.ingest.group_commit import Arrival, Committer
-from center.ingest.status_writer import Notes
-from center.ingest.validation import MAX_SEQ, Greeting, plain_text, read_budget_report, read_busy_share, read_heartbeat
-from center.sampling.policy import EdgeSampling
+from center.catalog.store import IndexOutcome, QueryStatusRecord
+from center.ingest.assignments import EdgeAssignment
+from center.ingest.budget_sync import BudgetSync
+from center.ingest.group_commit import GroupCommit, ReceivedFrame
+from center.ingest.status_writer import StatusWriter
+from center.ingest.validation import MAX_SEQ, Hello, plain_text, read_budget_report, read_busy_share, read_heartbeat
+from center.sampling.policy import EdgeSamplingController
 from center.storage.frame_log import StoredFrame
 from edgewater.errors import Conflict, EdgewaterError, ProtocolError
 from edgewater.measure import NAME
@@ -20,7 +20,7 @@ from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef
 
 
-class Outgoing:
+class ConflatingQueue:
     """What is to be written next. A newer message of a kind replaces one that still waits, so a slow edge
     gets the newest acknowledgement and the newest orders, and never a queue."""
 
@@ -50,7 +50,7 @@ class Outgoing:
             await self._changed.wait()
 
 
-class Session:
+class GatewaySession:
     """A session after its Hello.
 
     Args:
@@ -61,20 +61,20 @@ class Session:
     def __init__(
         self,
         name: str,
-        greeting: Greeting,
+        hello: Hello,
         acked_through: int | None,
         *,
-        committer: Committer,
-        notes: Notes,
-        keeper: ShareKeeper,
+        committer: GroupCommit,
+        notes: StatusWriter,
+        keeper: BudgetSync,
         now_ms: Callable[[], int],
         max_frame_bytes: int,
         credit_bytes: int,
     ) -> None:
         self.name = name
-        self.greeting = greeting
-        self.edge = greeting.edge
-        self.outgoing = Outgoing()
+        self.hello = hello
+        self.edge = hello.edge
+        self.outgoing = ConflatingQueue()
         self._committer = committer
         self._notes = notes
         self._keeper = keeper
@@ -83,23 +83,23 @@ class Session:
         self._credit_bytes = credit_bytes
         self._acked = acked_through
         self._durable = -1 if acked_through is None else acked_through
-        self._expected = greeting.oldest_seq if acked_through is None else acked_through + 1
+        self._expected = hello.oldest_seq if acked_through is None else acked_through + 1
         self._in_flight_bytes = 0
         self._in_flight = 0
         self._indexed = asyncio.Event()
         self._finishing = asyncio.Event()
         self._drain = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._told: Orders | None = None
+        self._told: EdgeAssignment | None = None
         self._asked: frozenset[QueryRef] = frozenset()
-        self._sampling = EdgeSampling()
+        self._sampling = EdgeSamplingController()
 
     @property
     def acked_through(self) -> int | None:
         """The highest seq that is durable at the center, as far as this session knows."""
         return self._acked
 
-    def tell(self, orders: Orders) -> None:
+    def tell(self, orders: EdgeAssignment) -> None:
         """Sends what of the orders is not what the edge was told last."""
         told, self._told = self._told, orders
         self._asked = frozenset(QueryRef(q.name, q.version) for q in orders.queries.queries)
@@ -180,7 +180,7 @@ class Session:
             # Anything else is a message of a newer protocol, which by its range speaks ours too.
 
     async def _on_frame(self, message: pb.Frame) -> None:
-        who = f"edge {self.edge}, incarnation {self.greeting.incarnation}"
+        who = f"edge {self.edge}, incarnation {self.hello.incarnation}"
         if message.ByteSize() > self._max_frame_bytes:
             raise ProtocolError(
                 f"{who}: frame {message.seq} has {message.ByteSize()} bytes, at most {self._max_frame_bytes}"
@@ -198,14 +198,14 @@ class Session:
         while self._in_flight_bytes >= 2 * self._credit_bytes:
             self._indexed.clear()
             await self._indexed.wait()
-        stored = StoredFrame(self.edge, self.greeting.incarnation, frame)
+        stored = StoredFrame(self.edge, self.hello.incarnation, frame)
         self._in_flight += 1
         self._in_flight_bytes += frame.wire_bytes
-        arrival = Arrival(stored, self._now_ms(), frame.seq <= self._durable, self)
+        arrival = ReceivedFrame(stored, self._now_ms(), frame.seq <= self._durable, self)
         outcome = await self._committer.submit(arrival)
         outcome.add_done_callback(lambda done: self._on_indexed(frame, done))
 
-    def _on_indexed(self, frame: Frame, done: asyncio.Future[Indexed]) -> None:
+    def _on_indexed(self, frame: Frame, done: asyncio.Future[IndexOutcome]) -> None:
         self._in_flight -= 1
         self._in_flight_bytes -= frame.wire_bytes
         self._indexed.set()
@@ -216,12 +216,12 @@ class Session:
             self.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
             return
         outcome = done.result()
-        who = f"edge {self.edge}, incarnation {self.greeting.incarnation}, frame {frame.seq}"
-        if outcome is Indexed.CONFLICT:
+        who = f"edge {self.edge}, incarnation {self.hello.incarnation}, frame {frame.seq}"
+        if outcome is IndexOutcome.CONFLICT:
             message = f"{who}: stands in the log with another checksum than {frame.crc32c:#010x}"
             self._notes.alarm("frame-conflict", message, self.edge, self._now_ms())
             self.fail(Conflict(message))
-        elif outcome is Indexed.REFUSED:
+        elif outcome is IndexOutcome.REFUSED:
             self.fail(ProtocolError(f"{who}: does not follow what the center has; say Hello again"))
         else:
             self._acked = frame.seq if self._acked is None else max(self._acked, frame.seq)

@@ -28,7 +28,7 @@ class _Waiting:
     alarms: dict[tuple[EdgeId, str], tuple[str, int]] = field(default_factory=dict)
 
 
-class Notes:
+class StatusWriter:
     """Args: interval_s: the least time between two writings."""
 
     def __init__(self, catalog: Catalog, metrics: GatewayMetrics, interval_s: float) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from center.budgets.allocation import Report
+from center.budgets.allocation import BudgetReport
 from center.catalog.edges import HeartbeatRecord, StreamRecord
 from edgewater.errors import ProtocolError
 from edgewater.measure import NAME
@@ -32,7 +32,7 @@ _ID_ACCEPTED = "letters, digits, '.', '_' and '-', at most 127, the first a lett
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
+class Hello:
     """A checked Hello; fields as in the wire's message."""
 
     edge: EdgeId
@@ -44,7 +44,7 @@ class Greeting:
     sent_at_ms: int
 
 
-def read_hello(message: pb.Hello) -> Greeting:
+def read_hello(message: pb.Hello) -> Hello:
     """Raises ProtocolError, naming the field, its value and what is accepted."""
     if not message.protocol_min <= PROTOCOL <= message.protocol_max:
         raise ProtocolError(
@@ -60,7 +60,7 @@ def read_hello(message: pb.Hello) -> Greeting:
     streams = tuple(_stream(s) for s in message.streams)
     if len({s.name for s in streams}) != len(streams):
         raise ProtocolError("Hello: a stream stands twice")
-    return Greeting(
+    return Hello(
         EdgeId(message.edge),
         message.incarnation,
         {plain_text(k): plain_text(v) for k, v in message.labels.items()},
@@ -119,7 +119,7 @@ def read_busy_share(message: pb.Heartbeat) -> float:
     return min(max(_finite(message.busy_share), 0.0), 1.0)
 
 
-def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef, Report]:
+def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef, BudgetReport]:
     """Raises ProtocolError for what no edge can mean; a share that is merely wrong is for the book to flag."""
     who = f"edge {edge}: a budget report"
     if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
@@ -129,7 +129,7 @@ def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef
     for field in ("shares", "drift_per_s"):
         if len(getattr(message, field)) > MAX_MEASURES:
             raise ProtocolError(f"{who}: {len(getattr(message, field))} {field}, at most {MAX_MEASURES}")
-    report = Report(
+    report = BudgetReport(
         message.version, dict(message.shares), message.from_ms, message.update_bytes, dict(message.drift_per_s)
     )
     return QueryRef(message.query, message.query_version), report

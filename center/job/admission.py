@@ -17,7 +17,7 @@ FrameSizes = Callable[[str, int, int], Sequence[tuple[int, int]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """What one micro-batch takes at most: of one query, and of all together.
 
     The first frame of a batch is admitted whatever its size, or one beyond the limit would block
@@ -34,7 +34,7 @@ class Admission(Protocol):
     """Decides what the next micro-batch takes: `RoundRobin`, or Klink once it is here."""
 
     def admit(
-        self, start: Mapping[str, int], last: Mapping[str, int], sizes: FrameSizes, limits: Limits
+        self, start: Mapping[str, int], last: Mapping[str, int], sizes: FrameSizes, limits: BatchLimits
     ) -> dict[str, int]:
         """The new end position of each query that advances: above its `start` (0 if it has none),
         at most its `last`. Empty only if no query has frames waiting."""
@@ -50,7 +50,7 @@ class RoundRobin:
         self._last_first = ""
 
     def admit(
-        self, start: Mapping[str, int], last: Mapping[str, int], sizes: FrameSizes, limits: Limits
+        self, start: Mapping[str, int], last: Mapping[str, int], sizes: FrameSizes, limits: BatchLimits
     ) -> dict[str, int]:
         waiting = self._in_turn(sorted(key for key, position in last.items() if position > start.get(key, 0)))
         waiting = waiting[: limits.frames]
@@ -76,7 +76,7 @@ class RoundRobin:
         return turned
 
 
-def _take_in_turn(queues: Mapping[str, deque[tuple[int, int]]], limits: Limits) -> dict[str, int]:
+def _take_in_turn(queues: Mapping[str, deque[tuple[int, int]]], limits: BatchLimits) -> dict[str, int]:
     ends: dict[str, int] = {}
     taken = dict.fromkeys(queues, 0)
     frames_left, bytes_left = limits.frames, limits.bytes

@@ -6,7 +6,7 @@ from center.catalog.store import Catalog
 from center.ledger.ledger import Deleted, EdgesChanged, LedgerEvent, Registered
 
 
-class CatalogFollower:
+class CatalogEvents:
     """Notices registrations, deletions and changes among edges by the catalog's version."""
 
     def __init__(self, catalog: Catalog) -> None:

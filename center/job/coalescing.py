@@ -18,7 +18,7 @@ MANY_FRAMES = 64
 """So many waiting frames are worth a batch, whoever is lacking."""
 
 
-class Gathering:
+class BatchCoalescer:
     """Holds a batch back while an edge is lacking that spoke in one of the query's last batches.
 
     With one edge, or once all are there, nothing is held back. An edge that has gone away costs `MOST_S` in each of

@@ -9,7 +9,7 @@ from center.results.store import ResultStore
 from center.storage.frame_log import FrameLog
 
 
-class Retention:
+class FrameRetention:
     """Drops, now and then, what has been applied and is older than `keep_ms`.
 
     What Spark has processed is not asked: only what the store holds may go. A crash between the index
@@ -40,7 +40,7 @@ class Retention:
         through = {key: position for key, position in through.items() if position > self._dropped.get(key, 0)}
         if not through:
             return []
-        removed = self._catalog.forget_frames(through)
+        removed = self._catalog.drop_frames(through)
         for segment in removed:
             self._log.remove(segment)
         self._dropped |= through

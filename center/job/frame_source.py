@@ -31,11 +31,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from center.catalog.store import Catalog, FrameEntry
-from center.job.admission import Admission, Limits, RoundRobin
-from center.job.coalescing import MANY_FRAMES, Gathering
-from center.job.frame_retention import Retention
+from center.job.admission import Admission, BatchLimits, RoundRobin
+from center.job.coalescing import MANY_FRAMES, BatchCoalescer
+from center.job.frame_retention import FrameRetention
 from center.job.merge import merge_rows
-from center.job.rows import ROW_DDL, Row, row_of_damage, rows_of_frame, to_batch
+from center.job.rows import ROW_DDL, FrameRow, row_of_damage, rows_of_frame, to_batch
 from center.results.store import ResultStore
 from center.spark.workers import settle
 from center.storage.frame_log import FrameLog
@@ -70,7 +70,7 @@ class SourceOptions:
     catalog_url: str
     results_url: str
     log_dir: str
-    limits: Limits = field(default_factory=Limits)
+    limits: BatchLimits = field(default_factory=BatchLimits)
     parallelism: int = 2
     keep_frames_ms: int = 0
     retention_every_ms: int = 10_000
@@ -92,7 +92,7 @@ class SourceOptions:
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> SourceOptions:
-        limits = Limits(
+        limits = BatchLimits(
             int(options["frames_per_query"]),
             int(options["bytes_per_query"]),
             int(options["frames"]),
@@ -137,7 +137,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
     def __init__(self, options: SourceOptions, admission: Admission | None = None) -> None:
         self._options = options
         self._admission = admission or RoundRobin()
-        self._gathering = Gathering()
+        self._coalescer = BatchCoalescer()
         self._target: Offset | None = None
         self._failures = 0
 
@@ -153,10 +153,10 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return ResultStore(self._options.results_url)
 
     @cached_property
-    def _retention(self) -> Retention:
+    def _retention(self) -> FrameRetention:
         log = FrameLog(self._options.log_dir)
         keep_ms, every_ms = self._options.keep_frames_ms, self._options.retention_every_ms
-        return Retention(self._catalog, self._store, log, keep_ms=keep_ms, every_ms=every_ms)
+        return FrameRetention(self._catalog, self._store, log, keep_ms=keep_ms, every_ms=every_ms)
 
     def initialOffset(self) -> Offset:  # noqa: N802
         return _sorted(self._store.consumed())
@@ -186,10 +186,10 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return _sorted({**start, **{key: max(end, start.get(key, 0)) for key, end in ends.items()}})
 
     def _gathered(self, start: Offset, last: Offset) -> Offset:
-        """The last positions, once the edges that speak at the same moments have all spoken (`Gathering`)."""
+        """The last positions, once the edges that speak at the same moments have all spoken (`BatchCoalescer`)."""
         if self._target is not None:
             return last
-        self._gathering.keep(last)
+        self._coalescer.keep(last)
         while True:
             waiting = {key: end for key, end in last.items() if end > start.get(key, 0)}
             if sum(end - start.get(key, 0) for key, end in waiting.items()) > MANY_FRAMES:
@@ -198,7 +198,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
                 key: {str(entry.edge) for entry in self._catalog.frames(key, start.get(key, 0), end)}
                 for key, end in waiting.items()
             }
-            if not self._gathering.holds(edges, time.monotonic()):
+            if not self._coalescer.holds(edges, time.monotonic()):
                 return last
             time.sleep(LOOK_AGAIN_S)
             last = self._catalog.positions()
@@ -228,7 +228,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             yield to_batch(merged)
 
     def commit(self, end: Offset) -> None:
-        """Retention. That Spark is through with `end` is not asked: the result store knows. Never raises."""
+        """FrameRetention. That Spark is through with `end` is not asked: the result store knows. Never raises."""
         try:
             self._retention.run(now_ms())
         except Exception as exc:
@@ -256,7 +256,7 @@ def divide(frames: Sequence[tuple[str, FrameEntry]], parallelism: int) -> list[t
     return [tuple(run) for run in runs if run]
 
 
-def read_frame(log: FrameLog, log_dir: Path, key: str, entry: FrameEntry) -> list[Row]:
+def read_frame(log: FrameLog, log_dir: Path, key: str, entry: FrameEntry) -> list[FrameRow]:
     """The rows of one frame; of a damaged one the row that says so.
 
     Raises:
@@ -282,7 +282,7 @@ def _is_lost(error: OSError, log_dir: Path) -> bool:
     return isinstance(error, FileNotFoundError) and log_dir.is_dir() and any(log_dir.iterdir())
 
 
-def _narrowed(limits: Limits, limit: ReadLimit) -> Limits:
+def _narrowed(limits: BatchLimits, limit: ReadLimit) -> BatchLimits:
     """Our limits with the one that Spark asks for. A minimum is not waited for: an answer would be late."""
     if isinstance(limit, ReadMaxBytes):
         return replace(limits, bytes=limit.max_bytes)

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S = 2.0
 
 
-class FunctionPlanner:
+class FunctionRatePlanner:
     """The plans of all queries whose accuracy is about a function of a sample.
 
     After a restart each query keeps the rate that it was told, until a new window says another.
@@ -67,14 +67,14 @@ class FunctionPlanner:
         for edge, rate in rates.items():
             self._metrics.needed_rate.labels(ref.name, edge).set(rate)
         if rates_differ(self._told.get(ref, {}), rates):
-            self._catalog.note_sampling_rates(ref, rates)
+            self._catalog.record_sampling_rates(ref, rates)
             self._told[ref] = rates
 
 
-class PlannerThread(threading.Thread):
+class FunctionRateThread(threading.Thread):
     """Looks now and then, until stopped."""
 
-    def __init__(self, planner: FunctionPlanner, stop: threading.Event) -> None:
+    def __init__(self, planner: FunctionRatePlanner, stop: threading.Event) -> None:
         super().__init__(name="functions", daemon=True)
         self._planner, self._stopping = planner, stop
 

@@ -25,10 +25,10 @@ from pyspark.errors import PySparkException
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, wait_random_exponential
 
 from center.catalog.store import Catalog
-from center.job.admission import Limits
-from center.job.catalog_events import CatalogFollower
+from center.job.admission import BatchLimits
+from center.job.catalog_events import CatalogEvents
 from center.job.frame_source import FORMAT, FrameSource, SourceOptions
-from center.job.function_planner import FunctionPlanner, PlannerThread
+from center.job.function_planner import FunctionRatePlanner, FunctionRateThread
 from center.job.ledger_writer import DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics, serving
 from center.job.microbatch import BatchProcessor
@@ -65,7 +65,7 @@ class JobConfig:
     log_dir: Path
     work_dir: Path
     session: SessionConfig = field(default_factory=SessionConfig)
-    limits: Limits = field(default_factory=Limits)
+    limits: BatchLimits = field(default_factory=BatchLimits)
     trigger_ms: int = 0
     keep_frames_ms: int = 0
     retention_every_ms: int = 10_000
@@ -96,7 +96,7 @@ class Job:
         self._store = ResultStore(config.results_url)
         ledger = Ledger(margin_ms=config.margin_ms)
         self._store.load_ledger(ledger)
-        follower = CatalogFollower(self._catalog)
+        follower = CatalogEvents(self._catalog)
         self._writer = LedgerWriter(ledger, self._store, follower, self.metrics, now_ms=config.clock)
         self.processor = BatchProcessor(
             self._writer,
@@ -108,8 +108,8 @@ class Job:
         )
         self._stopping = threading.Event()
         self._deadlines = DeadlineThread(self._writer, self.metrics, self._stopping)
-        planner = FunctionPlanner(self._writer, self._store, self._catalog, self.metrics)
-        self._functions = PlannerThread(planner, self._stopping)
+        planner = FunctionRatePlanner(self._writer, self._store, self._catalog, self.metrics)
+        self._functions = FunctionRateThread(planner, self._stopping)
         self._stream_problem = "Spark is starting"
 
     def problem(self) -> str:

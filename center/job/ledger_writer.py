@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from center.job.catalog_events import CatalogFollower
+from center.job.catalog_events import CatalogEvents
 from center.job.metrics import JobMetrics
 from center.ledger.ledger import Emission, FrameFact, Ledger, LedgerEvent
 from center.ledger.quality import STALENESS
@@ -33,7 +33,7 @@ class LedgerWriter:
         self,
         ledger: Ledger,
         store: ResultStore,
-        follower: CatalogFollower,
+        follower: CatalogEvents,
         metrics: JobMetrics,
         *,
         now_ms: Callable[[], int],

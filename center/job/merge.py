@@ -6,15 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from center.job.rows import Row, RowKind
+from center.job.rows import FrameRow, RowKind
 from center.results.partials import merge_partials
 from edgewater.errors import SynopsisError
 
 
-def merge_rows(rows: Iterable[Row]) -> list[Row]:
+def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:
     """One partial per (query, slice, shard), and all rows of other kinds as they came."""
-    passed: list[Row] = []
-    partials: defaultdict[tuple[str, int, int], list[Row]] = defaultdict(list)
+    passed: list[FrameRow] = []
+    partials: defaultdict[tuple[str, int, int], list[FrameRow]] = defaultdict(list)
     for row in rows:
         if row.kind is RowKind.PARTIAL:
             partials[row.query, row.slice_start_ms, row.shard].append(row)
@@ -25,7 +25,7 @@ def merge_rows(rows: Iterable[Row]) -> list[Row]:
     return passed
 
 
-def merge_key(parts: list[Row]) -> list[Row]:
+def merge_key(parts: list[FrameRow]) -> list[FrameRow]:
     """The merged partial of one key, and a REFUSED row for each part that cannot be merged."""
     try:
         return [replace(parts[0], payload=merge_partials([part.payload for part in parts]))]
@@ -33,9 +33,9 @@ def merge_key(parts: list[Row]) -> list[Row]:
         return _merge_one_by_one(parts)
 
 
-def _merge_one_by_one(parts: list[Row]) -> list[Row]:
+def _merge_one_by_one(parts: list[FrameRow]) -> list[FrameRow]:
     """A damaged part, or one that does not fit the others, costs its own data only: it is told and left out."""
-    merged: Row | None = None
+    merged: FrameRow | None = None
     refused = []
     for part in parts:
         try:

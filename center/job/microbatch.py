@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from center.catalog.store import Catalog, query_of_key
+from center.catalog.store import Catalog, query_from_key
 from center.job.ledger_writer import LedgerWriter
 from center.job.merge import merge_key
 from center.job.metrics import JobMetrics
-from center.job.processing_delay import CenterWays
-from center.job.rows import Row, RowKind, control_body, from_table
+from center.job.processing_delay import ProcessingDelays
+from center.job.rows import FrameRow, RowKind, control_body, from_table
 from center.ledger.ledger import Emission, FrameFact
 from center.results.store import MergedDelta
 from center.sampling.policy import RATES_EVERY_MS, rates_differ
@@ -40,7 +40,7 @@ class BatchFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class MicroBatch:
     """A micro-batch as the driver gets it, of one query or of all.
 
     Attributes:
@@ -51,12 +51,12 @@ class Batch:
     deltas: tuple[MergedDelta, ...]
     facts: tuple[FrameFact, ...]
     through: Mapping[str, int]
-    passed_over: tuple[Row, ...]
+    passed_over: tuple[FrameRow, ...]
 
-    def of(self, key: str) -> Batch:
+    def of(self, key: str) -> MicroBatch:
         """The part of one query."""
-        ref = query_of_key(key)
-        return Batch(
+        ref = query_from_key(key)
+        return MicroBatch(
             tuple(d for d in self.deltas if d.query == ref),
             tuple(f for f in self.facts if f.query == ref),
             {key: self.through[key]},
@@ -64,11 +64,11 @@ class Batch:
         )
 
 
-def digest(rows: Iterable[Row]) -> Batch:
+def digest(rows: Iterable[FrameRow]) -> MicroBatch:
     """Sorts merged rows into what the store wants. Pure."""
-    partials: defaultdict[tuple[str, int, int], list[Row]] = defaultdict(list)
+    partials: defaultdict[tuple[str, int, int], list[FrameRow]] = defaultdict(list)
     facts: list[FrameFact] = []
-    passed_over: list[Row] = []
+    passed_over: list[FrameRow] = []
     through: dict[str, int] = {}
     for row in rows:
         if row.kind is RowKind.PARTIAL:
@@ -84,14 +84,14 @@ def digest(rows: Iterable[Row]) -> Batch:
     for parts in partials.values():
         for row in parts if len(parts) == 1 else merge_key(parts):
             if row.kind is RowKind.PARTIAL:
-                deltas.append(MergedDelta(query_of_key(row.query), row.slice_start_ms, row.shard, row.payload))
+                deltas.append(MergedDelta(query_from_key(row.query), row.slice_start_ms, row.shard, row.payload))
             else:
                 passed_over.append(row)
     facts.sort(key=lambda fact: (fact.query.name, fact.query.version, fact.position))
-    return Batch(tuple(deltas), tuple(facts), through, tuple(passed_over))
+    return MicroBatch(tuple(deltas), tuple(facts), through, tuple(passed_over))
 
 
-def news(rows: Iterable[Row], consumed: Mapping[str, int]) -> list[Row]:
+def news(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> list[FrameRow]:
     """The rows of queries of which something is new: of the others Spark has run the batch again.
 
     Whole queries only. A partial may be merged from frames on both sides of what is consumed, if ever the source
@@ -103,7 +103,7 @@ def news(rows: Iterable[Row], consumed: Mapping[str, int]) -> list[Row]:
     return [row for row in rows if through[row.query] > consumed.get(row.query, 0)]
 
 
-def gaps(rows: Iterable[Row], consumed: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+def gaps(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     """By query key, the first and last position between those consumed and those read that has no row."""
     read: defaultdict[str, set[int]] = defaultdict(set)
     for row in rows:
@@ -117,10 +117,10 @@ def gaps(rows: Iterable[Row], consumed: Mapping[str, int]) -> dict[str, tuple[in
     return missing
 
 
-def _fact(row: Row) -> FrameFact:
+def _fact(row: FrameRow) -> FrameFact:
     body = control_body(row.payload)
     return FrameFact(
-        query=query_of_key(row.query),
+        query=query_from_key(row.query),
         position=row.position,
         edge=EdgeId(row.edge),
         through_ms=body.through_ms,
@@ -159,7 +159,7 @@ class BatchProcessor:
         self._metrics = metrics
         self._now_ms = now_ms
         self._monotonic = monotonic
-        self._ways = CenterWays(margin_ms)
+        self._ways = ProcessingDelays(margin_ms)
         self._rates: dict[QueryRef, dict[EdgeId, float]] = {}
         self._rates_at_ms = 0
         self._stuck: dict[str, str] = {}
@@ -213,7 +213,7 @@ class BatchProcessor:
             self._ways.note(ref, each, now_ms)
         for ref, way_ms in self._ways.news(now_ms).items():
             try:
-                self._catalog.note_center_way(ref, way_ms, now_ms)
+                self._catalog.record_processing_delay(ref, way_ms, now_ms)
             except StorageError as exc:  # The batch has been applied; this is for later ones.
                 self._ways.forget(ref)
                 logger.warning("how long frames of %s take is not written down: %s", ref.name, exc)
@@ -229,19 +229,19 @@ class BatchProcessor:
             if not rates_differ(self._rates.get(ref, {}), rates):
                 continue
             try:
-                self._catalog.note_sampling_rates(ref, rates)
+                self._catalog.record_sampling_rates(ref, rates)
                 self._rates[ref] = rates
             except StorageError as exc:  # The batch has been applied; this is for edges that cannot keep up.
                 logger.warning("the sampling rates of %s are not written down: %s", ref.name, exc)
 
-    def _apply(self, batch: Batch) -> list[Emission]:
+    def _apply(self, batch: MicroBatch) -> list[Emission]:
         try:
             return self._writer.apply(batch.deltas, batch.facts, batch.through)
         except SynopsisError:
             # One query's synopses do not merge with those in the store. The others must not wait for it.
             return [emission for key in batch.through for emission in self._apply_alone(key, batch.of(key))]
 
-    def _apply_alone(self, key: str, batch: Batch) -> list[Emission]:
+    def _apply_alone(self, key: str, batch: MicroBatch) -> list[Emission]:
         try:
             return self._writer.apply(batch.deltas, batch.facts, batch.through)
         except SynopsisError as exc:
@@ -266,7 +266,7 @@ class BatchProcessor:
             self._metrics.passed_over.labels("lost").inc()
             self._catalog.add_alarm("frames-lost", f"{where} were dropped unread", EdgeId(""), self._now_ms())
 
-    def _tell(self, passed_over: Iterable[Row]) -> None:
+    def _tell(self, passed_over: Iterable[FrameRow]) -> None:
         """Counts and alarms, before the batch is applied: told twice after a crash is better than never."""
         for row in passed_over:
             kind = "frame-damaged" if row.kind is RowKind.DAMAGED else "partial-refused"

@@ -21,7 +21,7 @@ WORTH_SAYING = 0.2
 WORTH_SAYING_MS = 20
 
 
-class CenterWays:
+class ProcessingDelays:
     """Delays of the last minute, at most `MAX_SAMPLES` per query.
 
     Args:

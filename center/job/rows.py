@@ -50,7 +50,7 @@ ROW_DDL = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FrameRow:
     """One row; the field names are the columns of `ROW_SCHEMA`, and none is ever null."""
 
     query: str
@@ -65,18 +65,19 @@ class Row:
     received_at_ms: int = 0
 
 
-def rows_of_frame(key: str, entry: FrameEntry, body: FrameBody) -> list[Row]:
+def rows_of_frame(key: str, entry: FrameEntry, body: FrameBody) -> list[FrameRow]:
     """The rows of a frame that was read: its control row first."""
     stubs = tuple(Partial(p.slice_start_ms, p.shard, b"") for p in body.partials)
     control = body_to_wire(replace(body, partials=stubs)).SerializeToString()
     origin = (str(entry.edge), entry.incarnation)
     partials = [
-        Row(key, entry.position, RowKind.PARTIAL, *origin, p.slice_start_ms, p.shard, p.synopsis) for p in body.partials
+        FrameRow(key, entry.position, RowKind.PARTIAL, *origin, p.slice_start_ms, p.shard, p.synopsis)
+        for p in body.partials
     ]
     return [_entry_row(key, entry, RowKind.CONTROL, control), *partials]
 
 
-def row_of_damage(key: str, entry: FrameEntry, reason: str) -> Row:
+def row_of_damage(key: str, entry: FrameEntry, reason: str) -> FrameRow:
     """The row of a frame that cannot be read."""
     return _entry_row(key, entry, RowKind.DAMAGED, reason.encode())
 
@@ -86,7 +87,7 @@ def control_body(payload: bytes) -> FrameBody:
     return body_from_wire(FrameBodyMessage.FromString(payload))
 
 
-def to_batch(rows: list[Row]) -> pa.RecordBatch:
+def to_batch(rows: list[FrameRow]) -> pa.RecordBatch:
     columns = [
         pa.array([getattr(row, name) for row in rows], kind)
         for name, kind in zip(ROW_SCHEMA.names, ROW_SCHEMA.types, strict=True)
@@ -94,11 +95,13 @@ def to_batch(rows: list[Row]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
-def from_table(table: pa.Table | pa.RecordBatch) -> list[Row]:
+def from_table(table: pa.Table | pa.RecordBatch) -> list[FrameRow]:
     columns = [table.column(name).to_pylist() for name in ROW_SCHEMA.names]
-    return [Row(query, position, RowKind(kind), *rest) for query, position, kind, *rest in zip(*columns, strict=True)]
+    return [
+        FrameRow(query, position, RowKind(kind), *rest) for query, position, kind, *rest in zip(*columns, strict=True)
+    ]
 
 
-def _entry_row(key: str, entry: FrameEntry, kind: RowKind, payload: bytes) -> Row:
+def _entry_row(key: str, entry: FrameEntry, kind: RowKind, payload: bytes) -> FrameRow:
     origin = (str(entry.edge), entry.incarnation)
-    return Row(key, entry.position, kind, *origin, 0, 0, payload, entry.wire_bytes, entry.received_at_ms)
+    return FrameRow(key, entry.position, kind, *origin, 0, 0, payload, entry.wire_bytes, entry.received_at_ms)

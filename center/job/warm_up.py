@@ -13,7 +13,7 @@ import pyarrow as pa
 
 import center.job.frame_source  # noqa: F401  (a worker that reads loads it: before `settle`, or every collection walks it)
 from center.job.merge import merge_rows
-from center.job.rows import ROW_DDL, Row, RowKind, to_batch
+from center.job.rows import ROW_DDL, FrameRow, RowKind, to_batch
 from center.spark.workers import settle
 from edgewater.synopses.exact.aggregates import CountStack
 from edgewater.synopses.grouped import GroupedAggregate
@@ -30,7 +30,7 @@ class MergeSomething:
             pass
         aggregate = GroupedAggregate({"key": pa.string()}, {"n": CountStack()})
         aggregate.update([pa.array(["a", "b"])], {"n": None}, 2)
-        rows = [Row("", n, RowKind.PARTIAL, "", "", 0, 0, aggregate.to_bytes(), 0, 0) for n in range(1, PARTS)]
+        rows = [FrameRow("", n, RowKind.PARTIAL, "", "", 0, 0, aggregate.to_bytes(), 0, 0) for n in range(1, PARTS)]
         settle()
         yield to_batch(merge_rows(rows))
 

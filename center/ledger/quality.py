@@ -10,7 +10,7 @@ from typing import Any
 
 from center.estimation.prediction import Outlook, Prediction
 from center.sampling.policy import is_expensive
-from center.sampling.reasons import in_words
+from center.sampling.reasons import describe_reasons
 from edgewater.accuracy import MAX_GROUPS
 from edgewater.accuracy import requested as asked_accuracy
 from edgewater.caching import format_fraction
@@ -337,7 +337,7 @@ def judged(
     waited = prediction.waited_slots * slot_ms if prediction is not None else None
     stated = AccuracyQuality(
         accuracy.of, accuracy.confidence, prediction,
-        in_words(sampled_because) if sampled else ALL_NEEDED if is_expensive(spec) else NOT_SAMPLED,
+        describe_reasons(sampled_because) if sampled else ALL_NEEDED if is_expensive(spec) else NOT_SAMPLED,
         waited, coverage, covered, crowded,
     )  # fmt: skip
     # An open slice's counters come with its close: until then it is arrivals that tell how many records there are.

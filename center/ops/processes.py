@@ -23,7 +23,7 @@ from edgewater.errors import InvalidConfig
 if TYPE_CHECKING:  # what a part needs is imported when it runs: the API must not load Spark, nor the gateway
     import uvicorn
 
-    from center.catalog.liveness import Beating, Part
+    from center.catalog.liveness import Component, HeartbeatThread
     from center.ingest.config import GatewayConfig
     from center.job.job import JobConfig
 
@@ -59,12 +59,12 @@ def bound(listener: socket.socket) -> str:
 
 
 @contextlib.contextmanager
-def _beating(config: CenterConfig, part: Part, **kwargs: Any) -> Iterator[Beating]:
-    from center.catalog.liveness import Beating, PartRegistry
+def _beating(config: CenterConfig, component: Component, **kwargs: Any) -> Iterator[HeartbeatThread]:
+    from center.catalog.liveness import ComponentRegistry, HeartbeatThread
 
-    registry = PartRegistry(config.catalog)
+    registry = ComponentRegistry(config.catalog)
     try:
-        with Beating(registry, part, instance(), now_ms=now_ms, **kwargs) as beating:
+        with HeartbeatThread(registry, component, instance(), now_ms=now_ms, **kwargs) as beating:
             yield beating
     finally:
         registry.close()
@@ -75,7 +75,7 @@ def run_api(config: CenterConfig) -> None:
     import uvicorn
 
     from center.api.app import create_app
-    from center.catalog.liveness import PartRegistry
+    from center.catalog.liveness import ComponentRegistry
     from center.catalog.store import Catalog
     from center.results.store import ResultStore
 
@@ -86,7 +86,7 @@ def run_api(config: CenterConfig) -> None:
     app = create_app(
         Catalog(config.catalog),
         ResultStore(config.results),
-        PartRegistry(config.catalog),
+        ComponentRegistry(config.catalog),
         config.api,
         now_ms=now_ms,
     )

@@ -14,10 +14,10 @@ from typing import Any
 
 import click
 
-from center.catalog.liveness import PARTS, Heartbeat, Part, PartRegistry, part_status
+from center.catalog.liveness import COMPONENTS, Component, ComponentHeartbeat, ComponentRegistry, component_status
 from center.config import CenterConfig, split_address
 from center.ops.processes import now_ms
-from center.ops.supervisor import PartCommand, Supervisor
+from center.ops.supervisor import ComponentCommand, Supervisor
 from edgewater.errors import StorageError
 
 POLL_S = 0.2
@@ -26,7 +26,7 @@ SAY_MISSING_EVERY_S = 30.0
 log = logging.getLogger(__name__)
 
 
-class Starting:
+class Startup:
     """Starts the parts of a center and tells when they are ready.
 
     Args:
@@ -41,15 +41,15 @@ class Starting:
         self._as_json = as_json
         self._addresses: dict[str, str] = {}
 
-    def commands(self) -> list[PartCommand]:
-        return [PartCommand(part, functools.partial(self._argv, part)) for part in PARTS]
+    def commands(self) -> list[ComponentCommand]:
+        return [ComponentCommand(component, functools.partial(self._argv, component)) for component in COMPONENTS]
 
-    def _argv(self, part: Part) -> list[str]:
-        argv = [sys.executable, "-m", "edgewater", "center", part, "--supervised", *self._flags]
-        configured = {"gateway": self._config.gateway.listen, "api": self._config.api.listen}.get(part)
-        if configured is not None and split_address(configured)[1] == 0 and part in self._addresses:
+    def _argv(self, component: Component) -> list[str]:
+        argv = [sys.executable, "-m", "edgewater", "center", component, "--supervised", *self._flags]
+        configured = {"gateway": self._config.gateway.listen, "api": self._config.api.listen}.get(component)
+        if configured is not None and split_address(configured)[1] == 0 and component in self._addresses:
             # Any port would do at first; after a restart only the same one, or nobody would find it.
-            argv += ["--set", f"{part}.listen={self._addresses[part]}"]
+            argv += ["--set", f"{component}.listen={self._addresses[component]}"]
         return argv
 
     async def run(self, supervisor: Supervisor) -> None:
@@ -57,7 +57,7 @@ class Starting:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        registry = PartRegistry(self._config.catalog)
+        registry = ComponentRegistry(self._config.catalog)
         telling = asyncio.create_task(self._tell_when_ready(registry, supervisor))
         try:
             await supervisor.run(stop)
@@ -66,7 +66,7 @@ class Starting:
             await asyncio.gather(telling, return_exceptions=True)
             registry.close()
 
-    async def _tell_when_ready(self, registry: PartRegistry, supervisor: Supervisor) -> None:
+    async def _tell_when_ready(self, registry: ComponentRegistry, supervisor: Supervisor) -> None:
         began_s = said_s = time.monotonic()
         while True:
             missing = await self._missing(registry, supervisor)
@@ -78,16 +78,16 @@ class Starting:
             await asyncio.sleep(POLL_S)
         self._say(supervisor, time.monotonic() - began_s)
 
-    async def _missing(self, registry: PartRegistry, supervisor: Supervisor) -> list[str]:
+    async def _missing(self, registry: ComponentRegistry, supervisor: Supervisor) -> list[str]:
         try:
-            beats = await asyncio.to_thread(registry.parts)
+            beats = await asyncio.to_thread(registry.heartbeats)
         except StorageError as exc:
             return [exc.message]
         # Beats of an earlier run say nothing about this one.
-        mine = [b for b in beats if _pid(b) == supervisor.pids.get(b.part)]
-        self._addresses.update({b.part: b.address for b in mine if b.address})
-        statuses = [part_status(part, mine, now_ms()) for part in PARTS]
-        return [f"{s.part}: {s.reason}" for s in statuses if not s.ready]
+        mine = [b for b in beats if _pid(b) == supervisor.pids.get(b.component)]
+        self._addresses.update({b.component: b.address for b in mine if b.address})
+        statuses = [component_status(component, mine, now_ms()) for component in COMPONENTS]
+        return [f"{s.component}: {s.reason}" for s in statuses if not s.ready]
 
     def _say(self, supervisor: Supervisor, took_s: float) -> None:
         gateway, api = self._addresses["gateway"], f"http://{self._addresses['api']}"
@@ -105,5 +105,5 @@ class Starting:
         sys.stdout.flush()
 
 
-def _pid(heartbeat: Heartbeat) -> int:
+def _pid(heartbeat: ComponentHeartbeat) -> int:
     return int(heartbeat.instance.rpartition(":")[2])

@@ -35,10 +35,10 @@ GRACE_S = 25.0
 
 
 @dataclass(frozen=True, slots=True)
-class PartCommand:
+class ComponentCommand:
     """A part and how to start it; `argv` is asked before every start."""
 
-    part: str
+    name: str
     argv: Callable[[], Sequence[str]]
 
 
@@ -75,7 +75,7 @@ class Supervisor:
 
     def __init__(
         self,
-        commands: Sequence[PartCommand],
+        commands: Sequence[ComponentCommand],
         pids_dir: Path,
         *,
         monotonic: Callable[[], float],
@@ -88,7 +88,7 @@ class Supervisor:
         self._backoff = backoff
         self._grace_s = grace_s
         self._running: dict[str, asyncio.subprocess.Process] = {}
-        self._restarts = {c.part: 0 for c in self._commands}
+        self._restarts = {c.name: 0 for c in self._commands}
 
     @property
     def pids(self) -> Mapping[str, int]:
@@ -124,38 +124,38 @@ class Supervisor:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _keep(self, command: PartCommand, stop: asyncio.Event) -> None:
+    async def _keep(self, command: ComponentCommand, stop: asyncio.Event) -> None:
         failures = 0
         while not stop.is_set():
             began_s = self._monotonic()
             code = await self._run_once(command, stop)
             if stop.is_set():
                 return
-            if code == EXIT_BAD_INPUT and self._restarts[command.part] == 0:
+            if code == EXIT_BAD_INPUT and self._restarts[command.name] == 0:
                 raise InvalidConfig(
-                    command.part, f"exit code {code}", "a configuration it can work with", "it said why above"
+                    command.name, f"exit code {code}", "a configuration it can work with", "it said why above"
                 )
             failures = 1 if self._monotonic() - began_s >= self._backoff.settled_s else failures + 1
             delay_s = self._backoff.delay_s(failures)
-            self._restarts[command.part] += 1
-            log.warning("%s %s; starting it again in %.1f s", command.part, describe_exit(code), delay_s)
+            self._restarts[command.name] += 1
+            log.warning("%s %s; starting it again in %.1f s", command.name, describe_exit(code), delay_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), delay_s)
 
-    async def _run_once(self, command: PartCommand, stop: asyncio.Event) -> int:
+    async def _run_once(self, command: ComponentCommand, stop: asyncio.Event) -> int:
         process = await asyncio.create_subprocess_exec(
             *command.argv(), stdin=asyncio.subprocess.PIPE, start_new_session=True
         )
-        self._running[command.part] = process
-        pid_file = self._pids_dir / f"{command.part}.pid"
+        self._running[command.name] = process
+        pid_file = self._pids_dir / f"{command.name}.pid"
         _write_whole(pid_file, f"{process.pid}\n")
-        log.info("%s runs as process %d", command.part, process.pid)
+        log.info("%s runs as process %d", command.name, process.pid)
         if stop.is_set():  # asked to stop while the child was being made: nobody has signalled it
             process.terminate()
         try:
             return await process.wait()
         finally:
-            del self._running[command.part]
+            del self._running[command.name]
             pid_file.unlink(missing_ok=True)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -177,7 +177,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def only_one(data_dir: Path) -> Iterator[None]:
+def exclusive_lock(data_dir: Path) -> Iterator[None]:
     """Holds the directory's lock, so that two supervisors never share it. Raises StorageError."""
     data_dir.mkdir(parents=True, exist_ok=True)
     with (data_dir / "supervisor.lock").open("a") as lock:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, Table, UniqueConstraint
 
-from center.storage.database import Name, Prose
+from center.storage.database import FreeText, Identifier
 
 metadata = MetaData()
 
 # SQLite counts by itself only in a column of its own INTEGER.
 _Id = BigInteger().with_variant(Integer, "sqlite")
-_Query = Name(96)
+_Query = Identifier(96)
 """A query key, ``name@version``."""
 
 counters = Table(
     "result_counters",
     metadata,
-    Column("name", Name(64), primary_key=True),
+    Column("name", Identifier(64), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
 """``schema``: version of these tables. ``answer``: the last answer id, raised in the order in which
@@ -33,7 +33,7 @@ heads = Table(
     "ledger_heads",
     metadata,
     Column("query", _Query, primary_key=True),
-    Column("state", Prose),
+    Column("state", FreeText),
 )
 """`ledger_state.Head` as JSON; null: the query is deleted, and frames of it that still come are passed over."""
 
@@ -41,9 +41,9 @@ parts = Table(
     "ledger_parts",
     metadata,
     Column("query", _Query, primary_key=True),
-    Column("kind", Name(16), primary_key=True),
+    Column("kind", Identifier(16), primary_key=True),
     Column("start_ms", BigInteger, primary_key=True),
-    Column("state", Prose, nullable=False),
+    Column("state", FreeText, nullable=False),
 )
 
 deltas = Table(
@@ -62,7 +62,7 @@ shapes = Table(
     "shapes",
     metadata,
     Column("query", _Query, primary_key=True),
-    Column("shape", Prose, nullable=False),
+    Column("shape", FreeText, nullable=False),
 )
 """`merge.shape_of` the query's first delta: those of another shape do not merge with it."""
 
@@ -74,10 +74,10 @@ answers = Table(
     Column("window_start_ms", BigInteger, nullable=False),
     Column("window_end_ms", BigInteger, nullable=False),
     Column("revision", BigInteger, nullable=False),
-    Column("phase", Name(16), nullable=False),
+    Column("phase", Identifier(16), nullable=False),
     Column("given_at_ms", BigInteger, nullable=False),
     Column("staleness_ms", BigInteger, nullable=False),
-    Column("quality", Prose, nullable=False),
+    Column("quality", FreeText, nullable=False),
     Column("synopsis", LargeBinary),
     UniqueConstraint("query", "window_start_ms", "revision", name="answer_identity"),
 )
@@ -90,7 +90,7 @@ shipped = Table(
     "shipped",
     metadata,
     Column("query", _Query, primary_key=True),
-    Column("edge", Name(128), primary_key=True),
+    Column("edge", Identifier(128), primary_key=True),
     Column("frames", BigInteger, nullable=False),
     Column("wire_bytes", BigInteger, nullable=False),
 )

@@ -15,13 +15,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, case, delete, func, insert, select, update
 
-from center.catalog.store import query_key, query_of_key
+from center.catalog.store import query_from_key, query_key
 from center.ledger.ledger import Deleted, Emission, FrameFact, Ledger, LedgerEvent, Phase, Reported, Tick
 from center.ledger.state import pack_state
 from center.results import schema as t
 from center.results.trimming import drop_answers
 from center.results.writes import Delta, add_deltas, add_shipped, set_consumed, write_answers, write_ledger
-from center.storage.database import connect, opening, reading, writing
+from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
 from edgewater.errors import Conflict, InvalidRequest, NotFound, StorageError
 from edgewater.wire.frames import QueryRef
 
@@ -75,10 +75,10 @@ class ResultStore:
     """
 
     def __init__(self, url: str) -> None:
-        self._engine = connect(url)
+        self._engine = open_engine(url)
         # The step that the ledger in memory stands at; None: unknown, to be loaded before it is used.
         self._step: int | None = None
-        with opening(self._engine, t.metadata) as connection:
+        with schema_transaction(self._engine, t.metadata) as connection:
             t.answers_by_phase.create(connection, checkfirst=True)  # A store of an older release has none.
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
             for name, value in (("schema", SCHEMA_VERSION), ("answer", 0), ("step", 0)):
@@ -97,12 +97,12 @@ class ResultStore:
 
     def consumed(self) -> dict[str, int]:
         """By query key, the position through which frames have been applied; absent: none has."""
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return _positions(connection)
 
     def load_ledger(self, ledger: Ledger) -> None:
         """Puts the ledger's queries into the state of the last transaction."""
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             step = _counter(connection, "step")
             heads = connection.execute(select(t.heads.c.query, t.heads.c.state)).all()
             parts: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)
@@ -111,9 +111,9 @@ class ResultStore:
                 parts[key].append((kind, start, state))
         for key, state in heads:
             if state is None:
-                ledger.handle(Deleted(query_of_key(key)))
+                ledger.handle(Deleted(query_from_key(key)))
             else:
-                ledger.restore(query_of_key(key), pack_state(state, parts[key]))
+                ledger.restore(query_from_key(key), pack_state(state, parts[key]))
         self._step = step
 
     def apply(
@@ -139,7 +139,7 @@ class ResultStore:
             SynopsisError: deltas that do not merge with the query's others; its message names the query.
         """
         self._ensure_loaded(ledger)
-        with ledger.transaction() as transaction, writing(self._engine) as connection:
+        with ledger.transaction() as transaction, write_transaction(self._engine) as connection:
             step = self._begin_step(connection)
             new = _not_applied(_positions(connection), through, facts)
             fresh = [f for f in facts if query_key(f.query) in new]
@@ -169,7 +169,7 @@ class ResultStore:
             emissions = [e for event in (*events, Tick(now_ms)) for e in ledger.handle(event)]
             changes = transaction.changes()
             if changes or emissions:
-                with writing(self._engine) as connection:
+                with write_transaction(self._engine) as connection:
                     step = self._begin_step(connection)
                     write_ledger(connection, changes)
                     write_answers(connection, ledger, emissions)
@@ -179,7 +179,7 @@ class ResultStore:
     def forget(self, ref: QueryRef) -> None:
         """Drops a deleted query's answers. Its slices went when the ledger was told `Deleted`; the
         positions stay, so that a frame read again counts nowhere."""
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             for table in (t.answers, t.shipped):
                 connection.execute(delete(table).where(table.c.query == query_key(ref)))
 
@@ -190,7 +190,7 @@ class ResultStore:
         A window goes with all its revisions once its final one is old enough; one that is not final yet stays,
         however old. A deleted query's answers go together, once the last of them is old enough.
         """
-        with writing(self._engine) as connection:
+        with write_transaction(self._engine) as connection:
             return drop_answers(connection, before_ms)
 
     def _ensure_loaded(self, ledger: Ledger) -> None:
@@ -224,7 +224,7 @@ class ResultStore:
     def last(self, ref: QueryRef, count: int) -> int | None:
         """The start of the first of the query's last `count` windows; None: none has an answer."""
         newest = _standing(ref).order_by(t.answers.c.window_start_ms.desc()).limit(count).subquery()
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             start: int | None = connection.execute(select(func.min(newest.c.window_start_ms))).scalar_one()
         return start
 
@@ -282,7 +282,7 @@ class ResultStore:
         rows = select(t.answers.c.revision).where(
             t.answers.c.query == query_key(ref), t.answers.c.window_start_ms == window_start_ms
         )
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return list(connection.execute(rows.order_by(t.answers.c.revision)).scalars())
 
     def answers_after(self, answer_id: int, limit: int, query: QueryRef | None = None) -> list[AnswerRecord]:
@@ -294,14 +294,14 @@ class ResultStore:
 
     def last_answer_id(self) -> int:
         """The id of the last answer that was given, 0 before the first."""
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return _counter(connection, "answer")
 
     def shipped(self, ref: QueryRef) -> dict[str, dict[str, int]]:
         """By edge, the ``frames`` and ``wire_bytes`` that were applied."""
         rows = select(t.shipped.c.edge, t.shipped.c.frames, t.shipped.c.wire_bytes)
         rows = rows.where(t.shipped.c.query == query_key(ref)).order_by(t.shipped.c.edge)
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return {edge: {"frames": n, "wire_bytes": size} for edge, n, size in connection.execute(rows)}
 
     def _newest(self, ref: QueryRef, newest: Any) -> list[AnswerRecord]:
@@ -315,7 +315,7 @@ class ResultStore:
         return self._answers(select(t.answers).join(chosen, here).order_by(t.answers.c.window_start_ms))
 
     def _answers(self, rows: Any) -> list[AnswerRecord]:
-        with reading(self._engine) as connection:
+        with read_transaction(self._engine) as connection:
             return [_record(row) for row in connection.execute(rows)]
 
 
@@ -331,7 +331,7 @@ def _standing(ref: QueryRef) -> Select[Any]:
 def _record(row: Row[Any]) -> AnswerRecord:
     return AnswerRecord(
         answer_id=row.answer_id,
-        query=query_of_key(row.query),
+        query=query_from_key(row.query),
         window_start_ms=row.window_start_ms,
         window_end_ms=row.window_end_ms,
         revision=row.revision,

@@ -31,13 +31,13 @@ RESERVE = 1.25
 RATES_EVERY_MS = 5_000
 """How often, at most, the rates that are needed are written down for the gateways."""
 WORTH_SAYING = 0.1
-CLOCKS_AGREE_MS = 20.0
+CLOCK_OFFSET_NOISE_MS = 20.0
 """Less than this is what a session measures between equal clocks on a busy link."""
 HEARTBEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingOrder:
+class SamplingRequirement:
     """What one edge is to be told of a query with an accuracy.
 
     Attributes:
@@ -65,7 +65,7 @@ def is_expensive(spec: QuerySpec) -> bool:
     return spec.accuracy is not None and any(m.is_expensive for m in spec.measures if m.name == spec.accuracy.of)
 
 
-class ProcessorLoad:
+class ProcessorLoadDetector:
     """Whether an edge's processor keeps up, heartbeat by heartbeat.
 
     Sampling itself lowers the share by which that is judged. So after a relief that did not last, the next one takes
@@ -94,12 +94,12 @@ class ProcessorLoad:
         self._calm_needed = min(2 * self._calm_needed, MOST_IN_A_ROW) if again else IN_A_ROW
 
 
-class EdgeSampling:
+class EdgeSamplingController:
     """Decides for one edge in one session, heartbeat by heartbeat."""
 
     def __init__(self) -> None:
         self._link_overloaded = False
-        self._processor = ProcessorLoad()
+        self._processor = ProcessorLoadDetector()
         self._offsets: deque[float] = deque(maxlen=HEARTBEATS)
         self._told: dict[QueryRef, tuple[float, float, SamplingReason]] = {}
 
@@ -108,7 +108,7 @@ class EdgeSampling:
         backlog_bytes: int,
         bandwidth_bytes_s: float,
         clock_offset_ms: float,
-        orders: tuple[SamplingOrder, ...],
+        orders: tuple[SamplingRequirement, ...],
         busy_share: float = 0.0,
     ) -> list[pb.Sampling]:
         """The words that are news to the edge; of each query the first is said whatever it is."""
@@ -124,7 +124,7 @@ class EdgeSampling:
             known = self._told.get(order.query)
             if known is not None and known[2] is reason and not _differs(known[:2], rate, offset):
                 continue
-            said = offset if abs(offset) > CLOCKS_AGREE_MS else 0.0
+            said = offset if abs(offset) > CLOCK_OFFSET_NOISE_MS else 0.0
             self._told[order.query] = (rate, said, reason)
             ref, why = order.query, pb.Sampling.Reason.ValueType(reason)
             word = pb.Sampling(query=ref.name, query_version=ref.version, rate=rate, clock_offset_ms=said, reason=why)
@@ -133,7 +133,7 @@ class EdgeSampling:
         self._told = {ref: word for ref, word in self._told.items() if ref in live}
         return news
 
-    def _reason(self, order: SamplingOrder) -> SamplingReason:
+    def _reason(self, order: SamplingRequirement) -> SamplingReason:
         if order.needed >= 1.0:
             return SamplingReason.NONE
         if order.always:
@@ -146,7 +146,7 @@ class EdgeSampling:
 def _differs(known: tuple[float, float], rate: float, offset_ms: float) -> bool:
     told_rate, told_offset = known
     return abs(rate - told_rate) > WORTH_SAYING * told_rate or (rate == 1.0) != (told_rate == 1.0) or (
-        abs(offset_ms - told_offset) > CLOCKS_AGREE_MS
+        abs(offset_ms - told_offset) > CLOCK_OFFSET_NOISE_MS
     )  # fmt: skip
 
 

@@ -11,11 +11,11 @@ MAX_SPANS = 64
 """Of one edge: a reason changes with heartbeats, of which many go into a window."""
 NAMED = 3
 """Edges that a reason names."""
-NOT_SAID = "an edge or its link cannot keep up"
+UNREPORTED = "an edge or its link cannot keep up"
 """Of an edge of an older release."""
 
 
-class SamplingReasons:
+class SamplingReasonHistory:
     """By edge, what its reports gave as the reason. Times are slots of arrival, from one report to the next."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class SamplingReasons:
         self._told = dict(state.get("told", {}))
 
 
-def in_words(reasons: Mapping[str, frozenset[SamplingReason]]) -> str:
+def describe_reasons(reasons: Mapping[str, frozenset[SamplingReason]]) -> str:
     """Why an answer is sampled.
 
     Args:
@@ -82,7 +82,7 @@ def in_words(reasons: Mapping[str, frozenset[SamplingReason]]) -> str:
         if edges := said[reason]:
             words.append(f"the {what}{'s' * (len(edges) > 1)} of {_listed(edges)} cannot keep up")
     if said[SamplingReason.NONE] or not words:
-        words.append(NOT_SAID)
+        words.append(UNREPORTED)
     return "sampled: " + "; ".join(words)
 
 

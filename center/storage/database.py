@@ -2,9 +2,9 @@
 
 What the stores rest on, and what makes it so:
 
-- A transaction that reads sees one state of the database: `reading`. On SQLite that is WAL's; on
+- A transaction that reads sees one state of the database: `read_transaction`. On SQLite that is WAL's; on
   PostgreSQL REPEATABLE READ, because its default shows each statement another state.
-- A transaction that writes reads what was committed before it took its locks: `writing`. On SQLite the
+- A transaction that writes reads what was committed before it took its locks: `write_transaction`. On SQLite the
   transaction is the lock, from its first moment. On PostgreSQL the locks are rows (``FOR UPDATE``), and
   READ COMMITTED lets the statements that follow see what the former owner of the lock has committed;
   under REPEATABLE READ they would fail instead.
@@ -56,7 +56,7 @@ _SESSION = f"""
 The last one takes the row locks from a client whose machine has gone away in mid-transaction."""
 
 
-class Name(TypeDecorator[str]):
+class Identifier(TypeDecorator[str]):
     """Text that identifies something, at most `length` characters.
 
     Compared and ordered by code point, as Python and SQLite do: PostgreSQL would go by its database's
@@ -78,7 +78,7 @@ class Name(TypeDecorator[str]):
         return _without_nul(value)
 
 
-class Prose(TypeDecorator[str]):
+class FreeText(TypeDecorator[str]):
     """Text of any length, for people or for programs, by which nothing is looked up."""
 
     impl = Text
@@ -93,8 +93,8 @@ def _without_nul(value: str | None) -> str | None:
     return None if value is None else value.replace("\0", "\ufffd")
 
 
-def connect(url: str) -> Engine:
-    """An engine for `reading` and `writing`. Does not connect yet.
+def open_engine(url: str) -> Engine:
+    """An engine for `read_transaction` and `write_transaction`. Does not connect yet.
 
     Raises:
         InvalidConfig: not a URL of a database that Edgewater runs on.
@@ -175,14 +175,14 @@ _READS: dict[str, dict[str, Any]] = {
 
 
 @contextmanager
-def writing(engine: Engine) -> Iterator[Connection]:
+def write_transaction(engine: Engine) -> Iterator[Connection]:
     """A transaction that may write. Raises StorageError for whatever the database refuses."""
     with _refusals(engine), engine.begin() as connection:
         yield connection
 
 
 @contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
+def read_transaction(engine: Engine) -> Iterator[Connection]:
     """A transaction that only reads, from one state of the database. Raises StorageError."""
     options = _READS[engine.dialect.name]
     with _refusals(engine), engine.connect() as connection, connection.execution_options(**options).begin():
@@ -190,13 +190,13 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 @contextmanager
-def opening(engine: Engine, tables: MetaData) -> Iterator[Connection]:
+def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]:
     """A store's first transaction, in which those tables are made that are not there yet.
 
     Nobody else makes any meanwhile. If it fails, no connection is left behind.
     """
     try:
-        with writing(engine) as connection:
+        with write_transaction(engine) as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(select(func.pg_advisory_xact_lock(_TABLES_LOCK)))
             tables.create_all(connection)

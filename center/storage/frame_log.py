@@ -47,7 +47,7 @@ class StoredFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
+class FrameLocation:
     """Where a record lies: its segment (path inside the log, ``/`` between parts), first byte and bytes."""
 
     segment: str
@@ -83,14 +83,14 @@ class FrameLog:
         self._open: OrderedDict[str, _Segment] = OrderedDict()
         self._touched: dict[str, _Segment] = {}
 
-    def append(self, frames: Sequence[StoredFrame]) -> list[Location]:
+    def append(self, frames: Sequence[StoredFrame]) -> list[FrameLocation]:
         """Writes frames and says where they lie, in the order given. Durable only after `sync`.
 
         Raises:
             OSError: the disk refuses. What this call and others since the last `sync` wrote is given up
                 and must be appended again.
         """
-        locations: list[Location | None] = [None] * len(frames)
+        locations: list[FrameLocation | None] = [None] * len(frames)
         keys = [_key(f) for f in frames]
         order = sorted(range(len(frames)), key=keys.__getitem__)
         try:
@@ -102,7 +102,7 @@ class FrameLog:
             raise
         return [location for location in locations if location is not None]
 
-    def _append_to(self, key: str, records: Sequence[tuple[int, bytes]]) -> Iterable[tuple[int, Location]]:
+    def _append_to(self, key: str, records: Sequence[tuple[int, bytes]]) -> Iterable[tuple[int, FrameLocation]]:
         """Writes records of one query, with one write per segment they fall into."""
         begun = 0
         while begun < len(records):
@@ -112,7 +112,7 @@ class FrameLog:
             for i, record in records[begun:]:
                 if offset > 0 and offset + len(record) > self._segment_bytes:
                     break
-                located.append((i, Location(segment.name, offset, len(record))))
+                located.append((i, FrameLocation(segment.name, offset, len(record))))
                 offset += len(record)
             if not located:
                 self._close(key)

@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 import pytest
 
-from center.catalog.store import Catalog, Indexed, UnindexedFrame
+from center.catalog.store import Catalog, IndexOutcome, UnindexedFrame
 from center.ingest.config import GatewayConfig
 from center.ingest.gateway import CODE_METADATA, Gateway
-from center.storage.frame_log import FrameLog, Location, StoredFrame
+from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
@@ -76,7 +76,7 @@ class WatchedLog(FrameLog):
         self._loop.call_soon_threadsafe(self.refused.set)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def append(self, frames: Sequence[StoredFrame]) -> list[Location]:
+    def append(self, frames: Sequence[StoredFrame]) -> list[FrameLocation]:
         if self.refuse_append:
             self._refuse()
         self._written += frames
@@ -101,7 +101,7 @@ class WatchedCatalog(Catalog):
         self.refuse = False
         self.gate: asyncio.Event | None = None
 
-    def index(self, frames: Sequence[UnindexedFrame]) -> list[Indexed]:
+    def index(self, frames: Sequence[UnindexedFrame]) -> list[IndexOutcome]:
         if self.refuse:
             raise StorageError("database: disk I/O error")
         if self.gate is not None:

@@ -10,12 +10,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from center.budgets.allocation import Flagged, Grant, Members, Policy, Report, Reported, ShareBook, Turn
+from center.budgets.allocation import (
+    AllocationPolicy,
+    BudgetAllocator,
+    BudgetReport,
+    Grant,
+    MembersChanged,
+    RebalanceEvent,
+    ShareReported,
+    ShareViolation,
+)
 from edge.core.budget_schedule import ShareSchedule
 from edgewater.streams import NEVER_MS, EdgeId
 
 SLICE_MS = 1_000
-EAGER = Policy(gain=1.02, interval_ms=0)
+EAGER = AllocationPolicy(gain=1.02, interval_ms=0)
 
 
 @dataclass(slots=True)
@@ -48,11 +57,11 @@ class EdgeModel:
     def crash(self) -> None:
         self.schedule, self.through, self.closed = self.durable[0], self.durable[1], dict(self.durable[2])
 
-    def report(self) -> Report:
+    def report(self) -> BudgetReport:
         """Said only of what is durable."""
         self.sync()
         last = self.schedule.last
-        return Report(self.schedule.version, last.shares, last.from_ms, self.update_bytes, {"bytes": self.drift})
+        return BudgetReport(self.schedule.version, last.shares, last.from_ms, self.update_bytes, {"bytes": self.drift})
 
     def holds_back(self, start: int) -> float:
         return self.closed.get(start, self.schedule.at(start).get("bytes", 0.0))
@@ -61,26 +70,26 @@ class EdgeModel:
 class ShareWorld:
     """Args: limits: E of ``bytes``."""
 
-    def __init__(self, limit: float, edges: Mapping[str, float], policy: Policy = EAGER) -> None:
+    def __init__(self, limit: float, edges: Mapping[str, float], policy: AllocationPolicy = EAGER) -> None:
         self.limit, self.policy = limit, policy
         self.edges = {EdgeId(e): EdgeModel(EdgeId(e), drift=drift) for e, drift in edges.items()}
         self.expected = set(self.edges)
         self.retired: dict[EdgeId, int] = {}
         self.now_ms = 1
-        self.up: list[tuple[EdgeId, Report]] = []
+        self.up: list[tuple[EdgeId, BudgetReport]] = []
         self.down: list[tuple[EdgeId, Grant]] = []
-        self.flagged: list[Flagged] = []
+        self.flagged: list[ShareViolation] = []
         self.book = self._book()
         self.durable = json.dumps(self.book.to_json())
 
-    def _book(self) -> ShareBook:
-        return ShareBook({"bytes": self.limit}, {"top": 7.0}, self.policy)
+    def _book(self) -> BudgetAllocator:
+        return BudgetAllocator({"bytes": self.limit}, {"top": 7.0}, self.policy)
 
     def turn(self, *, crash_before_commit: bool = False, crash_before_send: bool = False) -> None:
         """One transaction of the gateway; a crash loses what is not committed, or not sent."""
         self.now_ms += 1_000
-        self._tell(Members(frozenset(self.expected), self.retired))
-        self._tell(Turn(self.now_ms, 1 << 50))
+        self._tell(MembersChanged(frozenset(self.expected), self.retired))
+        self._tell(RebalanceEvent(self.now_ms, 1 << 50))
         if crash_before_commit:
             self.crash_center()
             return
@@ -93,13 +102,13 @@ class ShareWorld:
     def crash_center(self) -> None:
         self.book = self._book()
         self.book.restore(json.loads(self.durable))
-        self.book.handle(Members(frozenset(self.expected), self.retired))
+        self.book.handle(MembersChanged(frozenset(self.expected), self.retired))
 
     def receive(self, index: int) -> None:
         edge, report = self.up[index]
-        self._tell(Reported(edge, report, self.now_ms))
+        self._tell(ShareReported(edge, report, self.now_ms))
 
-    def _tell(self, event: Members | Reported | Turn) -> None:
+    def _tell(self, event: MembersChanged | ShareReported | RebalanceEvent) -> None:
         self.flagged += self.book.handle(event)
 
     def check(self) -> None:
@@ -119,7 +128,7 @@ class ShareWorld:
         for _ in range(rounds):
             for name, edge in self.edges.items():
                 if name in self.expected and name not in gone:
-                    self._tell(Reported(name, edge.report(), self.now_ms))
+                    self._tell(ShareReported(name, edge.report(), self.now_ms))
             self.turn()
             for name, grant in self.down:
                 if name not in gone:

@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse, Response
 
-from center.api.models import PartReadiness, Readiness
+from center.api.models import ComponentReadiness, Readiness
 from center.api.services import Center, Services
-from center.catalog.liveness import PARTS, part_status
+from center.catalog.liveness import COMPONENTS, component_status
 from edgewater.errors import StorageError
 
 router = APIRouter(tags=["health"])
@@ -38,22 +38,22 @@ def _readiness(center: Services) -> Readiness:
     except StorageError as exc:
         missing.append(f"results: {exc.message}")
     try:
-        heartbeats = center.parts.parts()
+        heartbeats = center.components.heartbeats()
     except StorageError as exc:
-        return Readiness(ready=False, missing=[*missing, f"catalog: {exc.message}"], parts={})
+        return Readiness(ready=False, missing=[*missing, f"catalog: {exc.message}"], components={})
     now_ms = center.now_ms()
-    parts: dict[str, PartReadiness] = {}
-    for part in PARTS:
-        status = part_status(part, heartbeats, now_ms)
-        parts[part] = PartReadiness(
+    components: dict[str, ComponentReadiness] = {}
+    for component in COMPONENTS:
+        status = component_status(component, heartbeats, now_ms)
+        components[component] = ComponentReadiness(
             ready=status.ready,
             reason=status.reason or None,
             address=status.address or None,
             instances=status.instances,
         )
         if not status.ready:
-            missing.append(f"{part}: {status.reason}")
-    return Readiness(ready=not missing, missing=missing, parts=parts)
+            missing.append(f"{component}: {status.reason}")
+    return Readiness(ready=not missing, missing=missing, components=components)
 
 
 @router.get("/metrics", summary="Metrics in Prometheus' text format", response_class=Response)

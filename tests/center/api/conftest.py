@@ -17,7 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from center.api.app import create_app
-from center.catalog.liveness import PartRegistry
+from center.catalog.liveness import ComponentRegistry
 from center.catalog.store import Catalog, HeartbeatRecord, RegisteredQuery, StreamRecord
 from center.config import ApiSection
 from center.ledger.ledger import EdgesChanged, FrameFact, Ledger, Registered
@@ -47,14 +47,14 @@ class Desk:
         self.now = T0 + 1000 * HOUR
         url = f"sqlite:///{path}/catalog.db"
         self.catalog = Catalog(url)
-        self.parts = PartRegistry(url)
+        self.components = ComponentRegistry(url)
         self.results = ResultStore(f"sqlite:///{path}/results.db")
         self.ledger = Ledger()
         self._positions: dict[str, int] = {}
 
     def app(self, **config: Any) -> FastAPI:
         section = ApiSection(**config)
-        return create_app(self.catalog, self.results, self.parts, section, now_ms=lambda: self.now)
+        return create_app(self.catalog, self.results, self.components, section, now_ms=lambda: self.now)
 
     def ask(self, method: str, path: str, *, app: FastAPI | None = None, **request: Any) -> httpx.Response:
         async def once() -> httpx.Response:
@@ -144,7 +144,7 @@ class Desk:
 def desk(tmp_path: Path) -> Iterator[Desk]:
     desk = Desk(tmp_path)
     yield desk
-    for store in (desk.catalog, desk.parts, desk.results):
+    for store in (desk.catalog, desk.components, desk.results):
         store.close()
 
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from center.api.models import Edge, ProblemDetails, Readiness
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS, install
-from center.catalog.liveness import Heartbeat
+from center.catalog.liveness import ComponentHeartbeat
 from edgewater import errors
 from edgewater.streams import EdgeId
 
@@ -19,7 +19,9 @@ T0 = 1_356_998_400_000
 
 def beat(desk, *parts, at=None, problem=""):
     for part in parts:
-        desk.parts.beat(Heartbeat(part, "host:1", "127.0.0.1:1", 0, desk.now if at is None else at, problem))
+        desk.components.record(
+            ComponentHeartbeat(part, "host:1", "127.0.0.1:1", 0, desk.now if at is None else at, problem)
+        )
 
 
 def test_an_edge_is_shown_as_its_hello_and_heartbeat_described_it(desk):
@@ -62,7 +64,7 @@ def test_the_center_is_ready_when_all_parts_beat(desk):
     ready = desk.get("/readyz")
     assert ready.status_code == 200
     assert ready.json()["missing"] == []
-    assert ready.json()["parts"]["gateway"]["address"] == "127.0.0.1:1"
+    assert ready.json()["components"]["gateway"]["address"] == "127.0.0.1:1"
 
 
 def test_a_part_that_is_missing_is_named_with_why(desk):
@@ -76,7 +78,7 @@ def test_a_part_that_is_missing_is_named_with_why(desk):
         "gateway: frames cannot be made durable: the disk is full",
         "job: no heartbeat for 12 s",
     ]
-    desk.parts.leave("gateway", "host:1")
+    desk.components.remove("gateway", "host:1")
     assert "gateway: has not started" in desk.get("/readyz").json()["missing"]
 
 
@@ -103,8 +105,8 @@ def test_metrics_tell_requests_by_route_and_the_centers_state(desk):
         'edgewater_api_requests_total{method="GET",route="/v1/queries/{name}",status="200"} 1.0',
         'edgewater_api_requests_total{method="GET",route="/v1/queries/{name}",status="404"} 1.0',
         'edgewater_api_requests_total{method="GET",route="(none)",status="404"} 1.0',
-        'edgewater_part_ready{part="gateway"} 1.0',
-        'edgewater_part_ready{part="job"} 0.0',
+        'edgewater_component_ready{component="gateway"} 1.0',
+        'edgewater_component_ready{component="job"} 0.0',
         'edgewater_edges{state="up"} 1.0',
         'edgewater_edge_watermark_lag_seconds{edge="jfk",stream="flights"} 2.0',
         "edgewater_queries 1.0",

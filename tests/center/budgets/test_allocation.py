@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from center.budgets.allocation import Members, Policy, Report, Reported, ShareBook, Turn
+from center.budgets.allocation import (
+    AllocationPolicy,
+    BudgetAllocator,
+    BudgetReport,
+    MembersChanged,
+    RebalanceEvent,
+    ShareReported,
+)
 from edgewater.streams import EdgeId
 from tests.center.share_world import EAGER, SLICE_MS, ShareWorld
 
@@ -48,8 +55,8 @@ def test_a_new_edge_has_nothing_until_the_others_have_confirmed_that_they_shrank
     assert world.shares()["a"] == pytest.approx(E)
     world.edges |= ShareWorld(E, {"b": 1.0}).edges
     world.expected.add(B)
-    world.book.handle(Members(frozenset(world.expected), {}))
-    world.book.handle(Reported(B, world.edges[B].report(), world.now_ms))
+    world.book.handle(MembersChanged(frozenset(world.expected), {}))
+    world.book.handle(ShareReported(B, world.edges[B].report(), world.now_ms))
     world.turn()
     grants = world.book.grants()
     assert grants[A].shares["bytes"] == pytest.approx(E / 2)
@@ -57,7 +64,7 @@ def test_a_new_edge_has_nothing_until_the_others_have_confirmed_that_they_shrank
     shrunk_from = world.edges[A].through
     for edge in (A, B):
         world.edges[edge].hear(grants[edge])
-        world.book.handle(Reported(edge, world.edges[edge].report(), world.now_ms))
+        world.book.handle(ShareReported(edge, world.edges[edge].report(), world.now_ms))
     world.turn()
     grant = world.book.grants()[B]
     assert grant.shares["bytes"] == pytest.approx(E / 2)
@@ -92,8 +99,8 @@ def test_a_retired_edges_share_is_recovered_for_slices_that_it_cannot_have_close
     gone_from = world.edges[B].through
     world.expected.remove(B)
     world.retired = {B: gone_from}
-    world.book.handle(Members(frozenset({A}), world.retired))
-    world.book.handle(Reported(A, world.edges[A].report(), world.now_ms))
+    world.book.handle(MembersChanged(frozenset({A}), world.retired))
+    world.book.handle(ShareReported(A, world.edges[A].report(), world.now_ms))
     world.turn()
     grant = world.book.grants()[A]
     assert (grant.from_ms, grant.shares["bytes"]) == (gone_from, pytest.approx(E))
@@ -106,7 +113,7 @@ def test_a_retired_edge_that_comes_back_with_its_old_share_is_flagged_and_cut_ba
     world.turn()
     world.expected, world.retired = {A, B}, {}
     world.turn()
-    (flagged,) = world.book.handle(Reported(B, world.edges[B].report(), world.now_ms))
+    (flagged,) = world.book.handle(ShareReported(B, world.edges[B].report(), world.now_ms))
     assert flagged.edge == B and "was given 0" in flagged.message
     assert world.book.grants()[B].shares == {"bytes": 0.0, "top": 0.0}
     world.calm()
@@ -117,12 +124,12 @@ def test_an_edge_that_applies_more_than_it_was_given_is_flagged_once_and_given_i
     world = ShareWorld(E, {"a": 1.0, "b": 1.0})
     world.calm()
     held = world.book.holdings[A]
-    lie = Report(held.version, {"bytes": 0.9 * E}, held.last.from_ms)
-    (flagged,) = world.book.handle(Reported(A, lie, world.now_ms))
+    lie = BudgetReport(held.version, {"bytes": 0.9 * E}, held.last.from_ms)
+    (flagged,) = world.book.handle(ShareReported(A, lie, world.now_ms))
     assert flagged.edge == A and "900" in flagged.message
     word = world.book.grants()[A]
     assert word.version > held.version and word.shares["bytes"] == pytest.approx(E / 2)
-    assert world.book.handle(Reported(A, lie, world.now_ms)) == [], "the same again is the same"
+    assert world.book.handle(ShareReported(A, lie, world.now_ms)) == [], "the same again is the same"
     assert world.book.grants()[A] == word
     assert world.book.in_force(1 << 40)["bytes"] == pytest.approx(1.4 * E), (
         "what it claims is counted against all growth"
@@ -134,19 +141,19 @@ def test_a_report_that_no_edge_can_mean_is_flagged(shares: dict[str, float]) -> 
     world = ShareWorld(E, {"a": 1.0})
     world.calm()
     held = world.book.holdings[A]
-    assert world.book.handle(Reported(A, Report(held.version, shares, held.last.from_ms), 1))
+    assert world.book.handle(ShareReported(A, BudgetReport(held.version, shares, held.last.from_ms), 1))
 
 
 def test_a_word_that_is_applied_to_earlier_slices_than_it_was_given_for_is_flagged() -> None:
-    book = ShareBook({"bytes": E}, {}, EAGER)
-    book.handle(Members(frozenset({A, B}), {}))
+    book = BudgetAllocator({"bytes": E}, {}, EAGER)
+    book.handle(MembersChanged(frozenset({A, B}), {}))
     for edge in (A, B):
-        book.handle(Reported(edge, Report(0, {}, 0), 1))
-    book.handle(Turn(2, 1 << 50))
+        book.handle(ShareReported(edge, BudgetReport(0, {}, 0), 1))
+    book.handle(RebalanceEvent(2, 1 << 50))
     for edge in (A, B):
-        book.handle(Reported(edge, Report(1, book.grants()[edge].shares, 5_000), 2))
+        book.handle(ShareReported(edge, BudgetReport(1, book.grants()[edge].shares, 5_000), 2))
     book.holdings[A] = book.holdings[A].give({"bytes": 1.0}, 9_000)
-    (flagged,) = book.handle(Reported(A, Report(2, {"bytes": 1.0}, 8_000), 3))
+    (flagged,) = book.handle(ShareReported(A, BudgetReport(2, {"bytes": 1.0}, 8_000), 3))
     assert "from 8000" in flagged.message
 
 
@@ -155,7 +162,7 @@ def test_an_edge_that_has_lost_its_state_counts_with_all_it_ever_had_until_it_co
     world.calm()
     before = world.book.holdings[B].last.shares["bytes"]
     world.edges |= ShareWorld(E, {"b": 9.0}).edges
-    assert world.book.handle(Reported(B, world.edges[B].report(), world.now_ms)) == []
+    assert world.book.handle(ShareReported(B, world.edges[B].report(), world.now_ms)) == []
     assert world.book.in_force(0)["bytes"] <= E * (1 + 1e-9)
     assert world.book.holdings[B].bound("bytes", 1 << 40) >= before
     world.calm()
@@ -163,7 +170,7 @@ def test_an_edge_that_has_lost_its_state_counts_with_all_it_ever_had_until_it_co
 
 
 def test_small_changes_and_quick_ones_move_nothing() -> None:
-    world = ShareWorld(E, {"a": 1.0, "b": 1.0}, Policy(gain=1.1, interval_ms=60_000))
+    world = ShareWorld(E, {"a": 1.0, "b": 1.0}, AllocationPolicy(gain=1.1, interval_ms=60_000))
     world.calm()
     versions = {e: h.version for e, h in world.book.holdings.items()}
     world.now_ms += 60_000
@@ -195,7 +202,7 @@ def test_a_center_that_crashes_at_any_step_neither_exceeds_the_budget_nor_forget
     world = ShareWorld(E, {f"e{i}": d for i, d in enumerate(drifts)})
     for step in range(13):
         for name, edge in world.edges.items():
-            world.book.handle(Reported(name, edge.report(), world.now_ms))
+            world.book.handle(ShareReported(name, edge.report(), world.now_ms))
         world.turn(crash_before_commit=step == crash_at and not sent, crash_before_send=step == crash_at and sent)
         for name, grant in world.down:
             world.edges[name].hear(grant)

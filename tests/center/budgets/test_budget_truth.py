@@ -10,7 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.budgets.allocation import Members, Policy, Report, Reported, ShareBook, Turn
+from center.budgets.allocation import (
+    AllocationPolicy,
+    BudgetAllocator,
+    BudgetReport,
+    MembersChanged,
+    RebalanceEvent,
+    ShareReported,
+)
 from center.catalog.store import RegisteredQuery
 from center.ledger.ledger import EdgesChanged, FrameFact, Ledger, Registered
 from center.results.store import AnswerRecord, MergedDelta, ResultStore
@@ -59,12 +66,12 @@ class World:
         for core in self.cores.values():
             core.handle(SourcesOpened((("events", "f"),)))
             core.handle(Configured(((REF, self.spec),)))
-        self.book = ShareBook(
+        self.book = BudgetAllocator(
             {"s": E_SUM},
             {m.name: E_MAX for m in self.spec.measures if m.function.error == "extremum"},
-            Policy(gain=1.01, interval_ms=0),
+            AllocationPolicy(gain=1.01, interval_ms=0),
         )
-        self.book.handle(Members(frozenset(map(EdgeId, EDGES)), {}))
+        self.book.handle(MembersChanged(frozenset(map(EdgeId, EDGES)), {}))
         self.position, self.checked, self.now_ms = 0, 0, 1
         self.records: list[tuple[str, int, int]] = []
         self.versions: dict[str, int] = dict.fromkeys(EDGES, 0)
@@ -97,9 +104,9 @@ class World:
         self.now_ms += 1_000
         pipeline = self.cores[edge].queries[REF]
         last = pipeline.schedule.last
-        report = Report(pipeline.schedule.version, last.shares, last.from_ms, 50.0, {"s": drift})
-        assert self.book.handle(Reported(EdgeId(edge), report, self.now_ms)) == []
-        self.book.handle(Turn(self.now_ms, 1 << 50))
+        report = BudgetReport(pipeline.schedule.version, last.shares, last.from_ms, 50.0, {"s": drift})
+        assert self.book.handle(ShareReported(EdgeId(edge), report, self.now_ms)) == []
+        self.book.handle(RebalanceEvent(self.now_ms, 1 << 50))
         if (word := self.book.grants().get(EdgeId(edge))) is not None and self.rng.random() < 0.7:
             self.cores[edge].handle(BudgetSet(REF, word.shares, word.version, word.from_ms))
             self.versions[edge] = word.version

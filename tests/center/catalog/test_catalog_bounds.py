@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from center.catalog.store import MAX_MESSAGES, Catalog
-from center.storage.frame_log import Location
+from center.storage.frame_log import FrameLocation
 from edgewater.wire.frames import QueryRef
 from tests.center.catalog_world import JFK, LGA, frame, hello, spec
 
@@ -43,12 +43,14 @@ def test_spent_are_segments_given_up_and_those_of_deleted_queries_that_are_drain
     miles, ended = (catalog.register(spec(name), 1).ref for name in ("miles", "ended"))
     hello(catalog)
     kept, late, forgotten = "ended@1/a-1.frames", "ended@1/a-2.frames", "miles@1/a-1.frames"
-    catalog.index([frame(ended, 0, location=Location(kept, 0, 1)), frame(miles, 1, location=Location(forgotten, 0, 1))])
-    catalog.forget_frames({"miles@1": 1})
+    catalog.index(
+        [frame(ended, 0, location=FrameLocation(kept, 0, 1)), frame(miles, 1, location=FrameLocation(forgotten, 0, 1))]
+    )
+    catalog.drop_frames({"miles@1": 1})
     unindexed = ["miles@1/a-2.frames", "unknown@1/a-1.frames"]
     on_disk = sorted([kept, late, forgotten, *unindexed])
-    assert catalog.spent_segments(on_disk) == [forgotten]
+    assert catalog.removable_segments(on_disk) == [forgotten]
     catalog.delete("ended", 2)
-    assert catalog.spent_segments(on_disk) == [late, forgotten]
-    catalog.forget_frames({"ended@1": 1})
-    assert catalog.spent_segments(on_disk) == [kept, late, forgotten]
+    assert catalog.removable_segments(on_disk) == [late, forgotten]
+    catalog.drop_frames({"ended@1": 1})
+    assert catalog.removable_segments(on_disk) == [kept, late, forgotten]

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from center.catalog.store import (
     Catalog,
-    ForgottenSegment,
     HeartbeatRecord,
-    Indexed,
+    IndexOutcome,
+    SegmentDropped,
     StreamRecord,
     _read_spec,
     _tell_once,
     expected_edges,
+    query_from_key,
     query_key,
-    query_of_key,
 )
-from center.storage.frame_log import Location
+from center.storage.frame_log import FrameLocation
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
 from edgewater.streams import LIVE, EdgeId, StreamClock
 from edgewater.synopses import registry
@@ -162,7 +162,7 @@ def test_positions_of_a_query_have_no_gaps_whoever_sent_the_frames(catalog: Cata
     ref = catalog.register(spec(), 1).ref
     hello(catalog, JFK)
     hello(catalog, LGA)
-    assert catalog.index([frame(ref, 0), frame(ref, 0, edge=LGA), frame(ref, 1)]) == [Indexed.NEW] * 3
+    assert catalog.index([frame(ref, 0), frame(ref, 0, edge=LGA), frame(ref, 1)]) == [IndexOutcome.NEW] * 3
     assert catalog.positions() == {"miles@1": 3}
     assert [(e.position, e.edge, e.seq) for e in catalog.frames("miles@1", 0, 3)] == [
         (1, "jfk", 0),
@@ -176,8 +176,8 @@ def test_positions_of_a_query_have_no_gaps_whoever_sent_the_frames(catalog: Cata
 def test_a_re_delivery_is_acknowledged_and_not_indexed(catalog: Catalog) -> None:
     ref = catalog.register(spec(), 1).ref
     hello(catalog)
-    assert catalog.index([frame(ref, 0), frame(ref, 0)]) == [Indexed.NEW, Indexed.DUPLICATE]
-    assert catalog.index([frame(ref, 0)]) == [Indexed.DUPLICATE]
+    assert catalog.index([frame(ref, 0), frame(ref, 0)]) == [IndexOutcome.NEW, IndexOutcome.DUPLICATE]
+    assert catalog.index([frame(ref, 0)]) == [IndexOutcome.DUPLICATE]
     assert catalog.positions() == {"miles@1": 1}
 
 
@@ -187,7 +187,7 @@ def test_the_same_identity_with_another_checksum_is_a_conflict_and_stops_the_edg
     hello(catalog, LGA)
     catalog.index([frame(ref, 0)])
     outcomes = catalog.index([frame(ref, 0, crc32c=8), frame(ref, 1), frame(ref, 0, edge=LGA)])
-    assert outcomes == [Indexed.CONFLICT, Indexed.REFUSED, Indexed.NEW]
+    assert outcomes == [IndexOutcome.CONFLICT, IndexOutcome.REFUSED, IndexOutcome.NEW]
     assert catalog.positions() == {"miles@1": 2}
     assert catalog.acked_through(JFK, "i1") == 0
 
@@ -195,7 +195,10 @@ def test_the_same_identity_with_another_checksum_is_a_conflict_and_stops_the_edg
 def test_a_frame_after_a_gap_is_refused(catalog: Catalog) -> None:
     ref = catalog.register(spec(), 1).ref
     hello(catalog)
-    assert catalog.index([frame(ref, 0), frame(ref, 2), frame(ref, 3)]) == [Indexed.NEW, *[Indexed.REFUSED] * 2]
+    assert catalog.index([frame(ref, 0), frame(ref, 2), frame(ref, 3)]) == [
+        IndexOutcome.NEW,
+        *[IndexOutcome.REFUSED] * 2,
+    ]
 
 
 def test_a_frame_of_an_unknown_or_deleted_query_moves_the_acknowledgement_and_nothing_else(catalog: Catalog) -> None:
@@ -204,7 +207,7 @@ def test_a_frame_of_an_unknown_or_deleted_query_moves_the_acknowledgement_and_no
     catalog.index([frame(ref, 0)])
     catalog.delete("miles", 2)
     outcomes = catalog.index([frame(ref, 1), frame(QueryRef("other", 1), 2, location=None)])
-    assert outcomes == [Indexed.DISCARDED, Indexed.DISCARDED]
+    assert outcomes == [IndexOutcome.DISCARDED, IndexOutcome.DISCARDED]
     assert catalog.acked_through(JFK, "i1") == 2
     assert catalog.positions() == {"miles@1": 1}, "what was there before it was deleted is still to be drained"
 
@@ -212,7 +215,7 @@ def test_a_frame_of_an_unknown_or_deleted_query_moves_the_acknowledgement_and_no
 def test_a_frame_that_is_not_in_the_log_is_never_counted_as_there(catalog: Catalog) -> None:
     ref = catalog.register(spec(), 1).ref
     hello(catalog)
-    assert catalog.index([frame(ref, 0, location=None)]) == [Indexed.REFUSED]
+    assert catalog.index([frame(ref, 0, location=None)]) == [IndexOutcome.REFUSED]
     assert catalog.acked_through(JFK, "i1") is None
 
 
@@ -242,7 +245,7 @@ def test_frames_that_a_center_set_back_has_lost_are_an_alarm_and_the_rest_is_tak
     hello(catalog)
     catalog.index([frame(ref, 0)])
     assert hello(catalog, oldest_seq=4, next_seq=6) == 3
-    assert catalog.index([frame(ref, 4)]) == [Indexed.NEW]
+    assert catalog.index([frame(ref, 4)]) == [IndexOutcome.NEW]
     assert [a.message for a in catalog.alarms()] == ["edge jfk: frames 1 to 3 of incarnation i1 are lost"]
 
 
@@ -250,20 +253,20 @@ def test_forgetting_returns_the_segments_that_nothing_points_to(catalog: Catalog
     ref = catalog.register(spec(), 1).ref
     hello(catalog)
     segments = ["miles@1/a", "miles@1/a", "miles@1/b"]
-    catalog.index([frame(ref, n, location=Location(s, n, 1)) for n, s in enumerate(segments)])
-    assert catalog.forget_frames({"miles@1": 1}) == []
-    assert catalog.forget_frames({"miles@1": 2}) == ["miles@1/a"]
+    catalog.index([frame(ref, n, location=FrameLocation(s, n, 1)) for n, s in enumerate(segments)])
+    assert catalog.drop_frames({"miles@1": 1}) == []
+    assert catalog.drop_frames({"miles@1": 2}) == ["miles@1/a"]
     assert catalog.positions() == {"miles@1": 3}
     assert [e.position for e in catalog.frames("miles@1", 0, 3)] == [3]
-    assert catalog.index([frame(ref, 0)]) == [Indexed.DUPLICATE], "a forgotten frame is a re-delivery still"
+    assert catalog.index([frame(ref, 0)]) == [IndexOutcome.DUPLICATE], "a forgotten frame is a re-delivery still"
 
 
 def test_no_frame_is_indexed_in_a_segment_that_was_given_up(catalog: Catalog) -> None:
     ref = catalog.register(spec(), 1).ref
     hello(catalog)
     catalog.index([frame(ref, 0)])
-    catalog.forget_frames({"miles@1": 1})
-    with pytest.raises(ForgottenSegment, match="miles@1/w-1"):
+    catalog.drop_frames({"miles@1": 1})
+    with pytest.raises(SegmentDropped, match="miles@1/w-1"):
         catalog.index([frame(ref, 1)])
     assert catalog.acked_through(JFK, "i1") == 0
 
@@ -273,15 +276,15 @@ def test_a_deleted_query_leaves_the_positions_once_it_is_drained(catalog: Catalo
     hello(catalog)
     catalog.index([frame(ref, 0)])
     catalog.delete("miles", 2)
-    assert catalog.forget_frames({"miles@1": 1}) == ["miles@1/w-1.frames"]
+    assert catalog.drop_frames({"miles@1": 1}) == ["miles@1/w-1.frames"]
     assert catalog.positions() == {}
 
 
 def test_a_key_is_read_back_and_a_foreign_one_refused() -> None:
     ref = QueryRef("miles", 12)
-    assert query_of_key(query_key(ref)) == ref
+    assert query_from_key(query_key(ref)) == ref
     with pytest.raises(StorageError, match="'miles'"):
-        query_of_key("miles")
+        query_from_key("miles")
 
 
 def test_a_catalog_of_a_newer_release_is_refused(url: str) -> None:
@@ -316,13 +319,13 @@ def test_threads_that_index_the_same_frames_at_once_index_each_of_them_once(cata
     hello(catalog)
     batches = [[frame(ref, n, crc32c=n) for n in range(b * 5, b * 5 + 5)] for b in range(8)]
 
-    def send(_thread: int) -> list[Indexed]:
+    def send(_thread: int) -> list[IndexOutcome]:
         return [outcome for batch in batches for outcome in catalog.index(batch)]
 
     with ThreadPoolExecutor(4) as pool:
         outcomes = list(pool.map(send, range(4)))
-    assert all(o in (Indexed.NEW, Indexed.DUPLICATE) for each in outcomes for o in each)
-    assert sum(o is Indexed.NEW for each in outcomes for o in each) == 40
+    assert all(o in (IndexOutcome.NEW, IndexOutcome.DUPLICATE) for each in outcomes for o in each)
+    assert sum(o is IndexOutcome.NEW for each in outcomes for o in each) == 40
     assert [e.seq for e in catalog.frames("miles@1", 0, 100)] == list(range(40))
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from center.estimation.estimator import AccuracyBook
 from center.ledger.ledger import Emission
-from center.sampling.policy import EdgeSampling, SamplingOrder
-from center.sampling.reasons import in_words
+from center.sampling.policy import EdgeSamplingController, SamplingRequirement
+from center.sampling.reasons import describe_reasons
 from edge.core.events import SamplingSet
 from edge.durability.checkpoint import restore, snapshot
 from edge.utilization import BusyMeter
@@ -36,7 +36,7 @@ class Machine:
     """An edge's processor, and the gateway's rule for it."""
 
     site: Site
-    sampling: EdgeSampling = field(default_factory=EdgeSampling)
+    sampling: EdgeSamplingController = field(default_factory=EdgeSamplingController)
     now_ms: float = BEGIN_MS
     read: int = 0
     shares: list[float] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Machine:
 
     def beat(self, rates: dict[EdgeId, float]) -> None:
         share = self.meter.take()
-        order = SamplingOrder(REF, rates.get(EdgeId(self.site.name), 1.0))
+        order = SamplingRequirement(REF, rates.get(EdgeId(self.site.name), 1.0))
         for word in self.sampling.on_heartbeat(0, 1e6, 0.0, (order,), share):
             reason = SamplingReason.read(word.reason)
             self.site.core.handle(SamplingSet(REF, word.rate, word.clock_offset_ms, reason))
@@ -183,4 +183,4 @@ def test_a_log_and_a_snapshot_of_an_older_release_are_read_and_know_no_reason() 
     older.restore({name: value for name, value in book.to_state().items() if name != "reasons"})
     older.apply(["report", "e0", run.world.now_ms + 500, []])
     assert older.sampled_because(start) == {"e0": frozenset()}
-    assert in_words(older.sampled_because(start)) == "sampled: an edge or its link cannot keep up"
+    assert describe_reasons(older.sampled_because(start)) == "sampled: an edge or its link cannot keep up"

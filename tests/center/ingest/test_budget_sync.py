@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from center.budgets.allocation import Policy, Report
+from center.budgets.allocation import AllocationPolicy, BudgetReport
 from center.catalog.store import Catalog
-from center.ingest.assignments import Plan
-from center.ingest.budget_sync import ShareKeeper
+from center.ingest.assignments import AssignmentPlan
+from center.ingest.budget_sync import BudgetSync
 from center.ingest.metrics import GatewayMetrics
-from center.ingest.status_writer import Notes
+from center.ingest.status_writer import StatusWriter
 from edgewater.errors import StorageError
 from edgewater.streams import NEVER_MS, EdgeId
 from edgewater.wire.frames import QueryRef
@@ -28,10 +28,10 @@ class Watched(Catalog):
         self.meanwhile: Callable[[QueryRef], None] = lambda _ref: None
         self.changed: list[QueryRef] = []
 
-    def change_shares(self, ref: QueryRef, *args: Any) -> tuple[Any, bool]:
+    def update_budget(self, ref: QueryRef, *args: Any) -> tuple[Any, bool]:
         self.meanwhile(ref)
         self.changed.append(ref)
-        return super().change_shares(ref, *args)
+        return super().update_budget(ref, *args)
 
 
 class World:
@@ -41,17 +41,19 @@ class World:
         self.catalog = Watched(f"sqlite:///{path}/catalog.db")
         self.now_ms = 1_000_000
         metrics = GatewayMetrics()
-        self.keeper = ShareKeeper(self.catalog, Notes(self.catalog, metrics, 1.0), lambda: self.now_ms, Policy())
+        self.keeper = BudgetSync(
+            self.catalog, StatusWriter(self.catalog, metrics, 1.0), lambda: self.now_ms, AllocationPolicy()
+        )
         for edge in (JFK, LGA):
             hello(self.catalog, edge)
         budget = {"error": {"miles": 1000, "flights": 10}}
         self.refs = [self.catalog.register(spec(name, budget=budget), 1).ref for name in ("a", "b")]
 
-    def plan(self) -> Plan:
-        return Plan.of(self.catalog.version(), self.catalog.queries(), self.catalog.edges())
+    def plan(self) -> AssignmentPlan:
+        return AssignmentPlan.of(self.catalog.version(), self.catalog.queries(), self.catalog.edges())
 
     def report(self, edge: EdgeId) -> None:
-        self.keeper.reported(edge, self.refs[0], Report(0, {}, NEVER_MS, 100.0, {}))
+        self.keeper.reported(edge, self.refs[0], BudgetReport(0, {}, NEVER_MS, 100.0, {}))
 
     def told(self) -> set[EdgeId]:
         return set(self.keeper.budgets.words.get(self.refs[0], {}))

@@ -126,7 +126,7 @@ async def test_segments_that_nobody_will_ever_read_are_removed_at_the_start(tmp_
         await edge.hello()
         await edge.send(frame(0), frame(1, drained), frame(2, ended))
         await edge.acked(2)
-        assert c.catalog.forget_frames({"drained@1": 1}), "and then retention dies, before it has removed them"
+        assert c.catalog.drop_frames({"drained@1": 1}), "and then retention dies, before it has removed them"
         c.log.roll()
         c.catalog.delete("ended", 2)
         await edge.send(frame(3, ended))
@@ -163,7 +163,7 @@ async def test_frames_go_to_a_new_segment_when_retention_has_taken_the_open_one(
         await edge.hello()
         await edge.send(frame(0))
         await edge.acked(0)
-        for segment in c.catalog.forget_frames({"miles@1": 1}):
+        for segment in c.catalog.drop_frames({"miles@1": 1}):
             c.log.remove(segment)
         await edge.send(frame(1))
         await edge.acked(1)
@@ -296,7 +296,7 @@ async def test_how_long_the_center_takes_is_told_under_a_staleness_budget(tmp_pa
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.register(spec(budget={"staleness": "2s"}), 1)
         await edge.hello()
-        await asyncio.to_thread(c.catalog.note_center_way, MILES, 340, 5)
+        await asyncio.to_thread(c.catalog.record_processing_delay, MILES, 340, 5)
         assert (await edge.until("budget")).budget.center_ms == 340
 
 

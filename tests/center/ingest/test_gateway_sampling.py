@@ -13,7 +13,7 @@ async def test_an_edge_that_cannot_keep_up_is_told_the_sampling_rate_that_its_ac
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         measured = {"group_by": None, "measures": {"miles": "sum(distance)"}, "accuracy": {"error": "5%"}}
         query = c.catalog.register(spec(**measured), 1)
-        c.catalog.note_sampling_rates(query.ref, {EdgeId("jfk"): 0.25})
+        c.catalog.record_sampling_rates(query.ref, {EdgeId("jfk"): 0.25})
         await edge.hello()
         await eventually(lambda: c.gateway._keeper.budgets.rates)
         await edge.until("queries", lambda queries: len(queries.queries) == 1)

@@ -238,16 +238,16 @@ async def test_a_query_registered_while_the_catalog_fails_reaches_the_edges_once
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         await edge.hello()
         await edge.until("queries", lambda told: not told.queries)
-        read, failed_at = c.catalog.shares_version, []
+        read, failed_at = c.catalog.budgets_version, []
 
         def refuse() -> int:
             failed_at.append(c.gateway._plan.version)
             raise StorageError("database is locked")
 
-        c.catalog.shares_version = refuse  # type: ignore[method-assign]
+        c.catalog.budgets_version = refuse  # type: ignore[method-assign]
         c.catalog.register(spec(), 1)
         await eventually(lambda: c.catalog.version() in failed_at)
-        c.catalog.shares_version = read  # type: ignore[method-assign]
+        c.catalog.budgets_version = read  # type: ignore[method-assign]
         (query,) = (await edge.until("queries")).queries.queries
         assert query.name == "miles"
 

@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
-from center.job.admission import Limits
+from center.job.admission import BatchLimits
 from center.job.job import JobConfig, run_job
 
 if __name__ == "__main__":
@@ -22,7 +22,7 @@ if __name__ == "__main__":
         f"sqlite:///{path}/results.db",
         path / "log",
         path / "work",
-        limits=Limits(frames=frames),
+        limits=BatchLimits(frames=frames),
     )
     run_job(config, stop)
     print("stopped", flush=True)

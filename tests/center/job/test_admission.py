@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.job.admission import FrameSizes, Limits, RoundRobin
+from center.job.admission import BatchLimits, FrameSizes, RoundRobin
 
 MB = 1 << 20
 
@@ -24,7 +24,7 @@ def last_of(frames: dict[str, list[int]]) -> dict[str, int]:
 def test_all_that_waits_is_admitted_where_the_limits_allow_it() -> None:
     frames = {"a@1": [100] * 3, "b@1": [100] * 5}
 
-    ends = RoundRobin().admit({"a@1": 1}, last_of(frames), sizes_of(frames), Limits())
+    ends = RoundRobin().admit({"a@1": 1}, last_of(frames), sizes_of(frames), BatchLimits())
 
     assert ends == {"a@1": 3, "b@1": 5}
 
@@ -32,20 +32,20 @@ def test_all_that_waits_is_admitted_where_the_limits_allow_it() -> None:
 def test_nothing_is_admitted_where_nothing_waits() -> None:
     frames = {"a@1": [100]}
 
-    assert RoundRobin().admit({"a@1": 1}, last_of(frames), sizes_of(frames), Limits()) == {}
+    assert RoundRobin().admit({"a@1": 1}, last_of(frames), sizes_of(frames), BatchLimits()) == {}
 
 
 def test_a_long_backlog_leaves_room_for_a_short_one() -> None:
     frames = {"long@1": [MB] * 1000, "short@1": [MB] * 2}
 
-    ends = RoundRobin().admit({}, last_of(frames), sizes_of(frames), Limits(bytes=10 * MB))
+    ends = RoundRobin().admit({}, last_of(frames), sizes_of(frames), BatchLimits(bytes=10 * MB))
 
     assert ends == {"long@1": 8, "short@1": 2}
 
 
 def test_no_query_takes_more_than_its_own_limits() -> None:
     frames = {"small@1": [1] * 100, "large@1": [MB] * 100}
-    limits = Limits(frames_per_query=7, bytes_per_query=3 * MB)
+    limits = BatchLimits(frames_per_query=7, bytes_per_query=3 * MB)
 
     ends = RoundRobin().admit({}, last_of(frames), sizes_of(frames), limits)
 
@@ -54,7 +54,7 @@ def test_no_query_takes_more_than_its_own_limits() -> None:
 
 def test_a_frame_beyond_every_limit_passes_alone() -> None:
     frames = {"a@1": [50 * MB, 1]}
-    limits = Limits(bytes_per_query=MB, bytes=MB)
+    limits = BatchLimits(bytes_per_query=MB, bytes=MB)
 
     assert RoundRobin().admit({}, last_of(frames), sizes_of(frames), limits) == {"a@1": 1}
 
@@ -63,26 +63,26 @@ def test_the_turn_moves_on_so_that_each_query_is_first_once() -> None:
     frames = {f"q{i}@1": [MB] * 10 for i in range(4)}
     admission = RoundRobin()
 
-    first = [admission.admit({}, last_of(frames), sizes_of(frames), Limits(frames=1)) for _ in range(4)]
+    first = [admission.admit({}, last_of(frames), sizes_of(frames), BatchLimits(frames=1)) for _ in range(4)]
 
     assert sorted(key for ends in first for key in ends) == sorted(frames)
 
 
 def test_positions_that_retention_has_dropped_are_passed() -> None:
-    assert RoundRobin().admit({}, {"a@1": 5}, lambda *_: [], Limits()) == {"a@1": 5}
+    assert RoundRobin().admit({}, {"a@1": 5}, lambda *_: [], BatchLimits()) == {"a@1": 5}
 
 
 @given(
     frames=st.dictionaries(st.sampled_from("abcdef"), st.lists(st.integers(1, 300), max_size=30)),
     limits=st.builds(
-        Limits,
+        BatchLimits,
         frames_per_query=st.integers(1, 20),
         bytes_per_query=st.integers(0, 500),
         frames=st.integers(1, 30),
         bytes=st.integers(0, 1000),
     ),
 )
-def test_batches_stay_within_the_limits_and_reach_the_end(frames: dict[str, list[int]], limits: Limits) -> None:
+def test_batches_stay_within_the_limits_and_reach_the_end(frames: dict[str, list[int]], limits: BatchLimits) -> None:
     admission, last, start = RoundRobin(), last_of(frames), dict[str, int]()
     while any(last[key] > start.get(key, 0) for key in last):
         ends = admission.admit(start, last, sizes_of(frames), limits)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.job.coalescing import REMEMBERED_BATCHES, Gathering
+from center.job.coalescing import REMEMBERED_BATCHES, BatchCoalescer
 
 ALL = {"a@1": {"jfk", "lga", "ewr"}}
 
 
-def make_gathering() -> Gathering:
+def make_gathering() -> BatchCoalescer:
     """One that has seen all three edges speak."""
-    gathering = Gathering(most_s=0.05)
+    gathering = BatchCoalescer(most_s=0.05)
     assert not gathering.holds(ALL, 0.0)
     return gathering
 
 
 def test_whom_nobody_has_heard_is_not_waited_for() -> None:
-    assert not Gathering(most_s=0.05).holds({"a@1": {"jfk"}}, 0.0)
+    assert not BatchCoalescer(most_s=0.05).holds({"a@1": {"jfk"}}, 0.0)
 
 
 def test_a_batch_waits_for_the_edges_that_spoke_before_and_begins_with_the_last_of_them() -> None:
@@ -45,7 +45,7 @@ def test_the_bound_counts_from_the_first_frame_of_each_batch() -> None:
 
 
 def test_one_query_that_lacks_an_edge_holds_all_back() -> None:
-    gathering = Gathering(most_s=0.05)
+    gathering = BatchCoalescer(most_s=0.05)
     assert not gathering.holds(ALL | {"b@1": {"jfk"}}, 0.0)
 
     assert gathering.holds({"a@1": {"jfk"}, "b@1": {"jfk"}}, 1.0)
@@ -76,7 +76,7 @@ edges = st.frozensets(st.sampled_from(["jfk", "lga", "ewr"]), min_size=1)
 def test_whatever_comes_nothing_waits_longer_than_the_bound_and_a_look(
     looks: list[dict[str, frozenset[str]]], every_s: float
 ) -> None:
-    gathering, held_since_s = Gathering(most_s=0.05), None
+    gathering, held_since_s = BatchCoalescer(most_s=0.05), None
     for i, waiting in enumerate(looks):
         now_s = i * every_s
         if gathering.holds(waiting, now_s):

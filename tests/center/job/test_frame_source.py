@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles, ReadMinRows
 
 from center.catalog.store import FrameEntry
-from center.job.admission import Limits
-from center.job.catalog_events import CatalogFollower
+from center.job.admission import BatchLimits
+from center.job.catalog_events import CatalogEvents
 from center.job.frame_source import FramePartition, FrameReader, SourceOptions, divide
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
-from center.job.rows import Row, RowKind, from_table
+from center.job.rows import FrameRow, RowKind, from_table
 from center.ledger.ledger import Ledger
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
@@ -33,13 +33,13 @@ def reader(options: SourceOptions) -> FrameReader:
     return FrameReader(options)
 
 
-def read_all(reader: FrameReader, start: dict[str, int], end: dict[str, int]) -> list[Row]:
+def read_all(reader: FrameReader, start: dict[str, int], end: dict[str, int]) -> list[FrameRow]:
     executor = pickle.loads(pickle.dumps(reader))
     partitions = [pickle.loads(pickle.dumps(p)) for p in reader.partitions(start, end)]
     return [row for p in partitions for batch in executor.read(p) for row in from_table(batch)]
 
 
-def positions(rows: list[Row]) -> dict[str, list[int]]:
+def positions(rows: list[FrameRow]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for row in rows:
         if row.kind is not RowKind.PARTIAL:
@@ -48,7 +48,7 @@ def positions(rows: list[Row]) -> dict[str, list[int]]:
 
 
 def test_options_travel_as_text_and_names_that_spark_blacks_out() -> None:
-    options = SourceOptions("postgresql://u:secret@h/d", "r", "l", Limits(1, 2, 3, 4), 5, 6, 7)
+    options = SourceOptions("postgresql://u:secret@h/d", "r", "l", BatchLimits(1, 2, 3, 4), 5, 6, 7)
 
     text = options.to_options()
 
@@ -65,7 +65,7 @@ def test_all_frames_are_read_once_in_batches_of_any_size(world: Any, options: So
     for window in range(3):
         for ref in refs:
             world.ship_window(ref, window)
-    reader, start, read = FrameReader(options), dict[str, int](), list[Row]()
+    reader, start, read = FrameReader(options), dict[str, int](), list[FrameRow]()
     while (end := reader.latestOffset(start, ReadMaxFiles(5))) != start:
         assert sum(end.values()) - sum(start.values()) <= 5
         read += read_all(reader, start, end)
@@ -78,7 +78,7 @@ def test_all_frames_are_read_once_in_batches_of_any_size(world: Any, options: So
 def test_what_the_store_has_consumed_is_not_read_again(reader: FrameReader, world: Any) -> None:
     (ref,) = world.register("a")
     world.ship_window(ref, 0)
-    writer = LedgerWriter(Ledger(), world.store, CatalogFollower(world.catalog), JobMetrics(), now_ms=world.clock)
+    writer = LedgerWriter(Ledger(), world.store, CatalogEvents(world.catalog), JobMetrics(), now_ms=world.clock)
     writer.apply([], [], {"a@1": 4})
 
     assert positions(read_all(reader, {}, {"a@1": 6})) == {"a@1": [5, 6]}
@@ -122,10 +122,10 @@ def test_the_limits_that_spark_gives_are_respected(world: Any) -> None:
     for window in range(2):
         world.ship_window(ref, window)
     last = world.positions_of(ref)
-    tight = SourceOptions(world.catalog_url, world.results_url, str(world.log_dir), Limits(frames=2))
+    tight = SourceOptions(world.catalog_url, world.results_url, str(world.log_dir), BatchLimits(frames=2))
     reader = FrameReader(tight)
 
-    assert reader.getDefaultReadLimit() == ReadMaxBytes(Limits().bytes)
+    assert reader.getDefaultReadLimit() == ReadMaxBytes(BatchLimits().bytes)
     assert reader.latestOffset({}, reader.getDefaultReadLimit()) == {"a@1": 2}
     assert reader.latestOffset({}, ReadMaxBytes(1)) == {"a@1": 1}
     assert reader.latestOffset({}, ReadMinRows(50)) == {"a@1": 2}

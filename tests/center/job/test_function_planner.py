@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from center.catalog.store import query_key
-from center.job.catalog_events import CatalogFollower
-from center.job.function_planner import FunctionPlanner, PlannerThread
+from center.job.catalog_events import CatalogEvents
+from center.job.function_planner import FunctionRatePlanner, FunctionRateThread
 from center.job.function_rates import FunctionRates
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
@@ -35,7 +35,7 @@ def median_spec(name: str, **measures: str) -> QuerySpec:
 
 @pytest.fixture
 def writer(world: Any) -> Iterator[LedgerWriter]:
-    writer = LedgerWriter(Ledger(), world.store, CatalogFollower(world.catalog), JobMetrics(), now_ms=world.clock)
+    writer = LedgerWriter(Ledger(), world.store, CatalogEvents(world.catalog), JobMetrics(), now_ms=world.clock)
     yield writer
     writer.close()
 
@@ -58,7 +58,7 @@ def answer_window(world: Any, writer: LedgerWriter, ref: QueryRef, window: int, 
 
 def test_every_edge_is_told_what_the_newest_window_needed(world: Any, writer: LedgerWriter) -> None:
     metrics = JobMetrics()
-    planner = FunctionPlanner(writer, world.store, world.catalog, metrics)
+    planner = FunctionRatePlanner(writer, world.store, world.catalog, metrics)
     ref = world.catalog.register(median_spec("q"), world.now).ref
     writer.turn()
     planner.look()
@@ -77,7 +77,7 @@ def test_every_edge_is_told_what_the_newest_window_needed(world: Any, writer: Le
 
 
 def test_a_sample_that_would_make_other_measures_wrong_is_not_asked_for(world: Any, writer: LedgerWriter) -> None:
-    planner = FunctionPlanner(writer, world.store, world.catalog, JobMetrics())
+    planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
     world.catalog.register(median_spec("q", n="count()"), world.now)
     writer.turn()
 
@@ -89,7 +89,7 @@ def test_a_sample_that_would_make_other_measures_wrong_is_not_asked_for(world: A
 def test_a_query_that_cannot_be_looked_at_keeps_no_other_from_its_plan(
     world: Any, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planner = FunctionPlanner(writer, world.store, world.catalog, JobMetrics())
+    planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
     refs = [world.catalog.register(median_spec(name), world.now).ref for name in ("bad", "good")]
     writer.turn()
     for ref in refs:
@@ -109,7 +109,7 @@ def test_a_query_that_cannot_be_looked_at_keeps_no_other_from_its_plan(
 
 
 def test_a_deleted_query_is_forgotten(world: Any, writer: LedgerWriter) -> None:
-    planner = FunctionPlanner(writer, world.store, world.catalog, JobMetrics())
+    planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
     ref = world.catalog.register(median_spec("q"), world.now).ref
     writer.turn()
     answer_window(world, writer, ref, 0, spread=20.0)
@@ -124,7 +124,7 @@ def test_a_deleted_query_is_forgotten(world: Any, writer: LedgerWriter) -> None:
 
 def test_a_thread_that_is_stopped_ends(world: Any, writer: LedgerWriter) -> None:
     stop = threading.Event()
-    thread = PlannerThread(FunctionPlanner(writer, world.store, world.catalog, JobMetrics()), stop)
+    thread = FunctionRateThread(FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics()), stop)
     thread.start()
 
     stop.set()

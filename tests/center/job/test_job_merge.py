@@ -8,7 +8,7 @@ import pytest
 from center.catalog.store import FrameEntry
 from center.job.merge import merge_rows
 from center.job.microbatch import digest, gaps, news
-from center.job.rows import ROW_SCHEMA, Row, RowKind, from_table, row_of_damage, rows_of_frame, to_batch
+from center.job.rows import ROW_SCHEMA, FrameRow, RowKind, from_table, row_of_damage, rows_of_frame, to_batch
 from edgewater.streams import END_OF_TIME_MS, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import FrameBody, Partial, QueryRef, SliceClose
@@ -33,7 +33,7 @@ def entry(position: int, edge: str = "jfk") -> FrameEntry:
 
 def frame_rows(
     position: int, *partials: Partial, through_ms: int = 0, closes: tuple[SliceClose, ...] = ()
-) -> list[Row]:
+) -> list[FrameRow]:
     return rows_of_frame(KEY, entry(position), FrameBody(through_ms, partials, closes))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from center.job.catalog_events import CatalogFollower
+from center.job.catalog_events import CatalogEvents
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger.ledger import FrameFact, Ledger
@@ -29,7 +29,7 @@ def metrics() -> JobMetrics:
 
 @pytest.fixture
 def writer(world: Any, metrics: JobMetrics) -> LedgerWriter:
-    return LedgerWriter(Ledger(), world.store, CatalogFollower(world.catalog), metrics, now_ms=world.clock)
+    return LedgerWriter(Ledger(), world.store, CatalogEvents(world.catalog), metrics, now_ms=world.clock)
 
 
 def closing_frames(world: Any, ref: Any, **more: Any) -> list[FrameFact]:

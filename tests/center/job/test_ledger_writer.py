@@ -8,8 +8,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from center.job.catalog_events import CatalogFollower
-from center.job.frame_retention import Retention
+from center.job.catalog_events import CatalogEvents
+from center.job.frame_retention import FrameRetention
 from center.job.ledger_writer import DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics, serving
 from center.ledger.ledger import Ledger, Phase
@@ -33,7 +33,7 @@ def staleness_spec(name: str) -> QuerySpec:
 
 @pytest.fixture
 def writer(world: Any) -> Iterator[LedgerWriter]:
-    writer = LedgerWriter(Ledger(), world.store, CatalogFollower(world.catalog), JobMetrics(), now_ms=world.clock)
+    writer = LedgerWriter(Ledger(), world.store, CatalogEvents(world.catalog), JobMetrics(), now_ms=world.clock)
     yield writer
     writer.close()
 
@@ -51,7 +51,7 @@ def test_an_answer_that_is_due_needs_no_data(world: Any, writer: LedgerWriter) -
 
 
 def test_the_catalogs_news_are_taken_in_once(world: Any) -> None:
-    follower = CatalogFollower(world.catalog)
+    follower = CatalogEvents(world.catalog)
     world.register("a")
     version, events = follower.news()
     assert len(events) == 2, "the edges, and the query"
@@ -138,7 +138,7 @@ def test_a_taken_address_is_told_by_its_key() -> None:
 def test_retention_drops_what_the_store_holds_and_nothing_else(world: Any, writer: LedgerWriter) -> None:
     (ref,) = world.register("a")
     world.ship_window(ref, 0)
-    retention = Retention(world.catalog, world.store, world.log, every_ms=1_000)
+    retention = FrameRetention(world.catalog, world.store, world.log, every_ms=1_000)
 
     assert retention.run(0) == []
     writer.apply([], [], {"a@1": 4})
@@ -154,7 +154,7 @@ def test_retention_keeps_frames_for_as_long_as_asked(world: Any, writer: LedgerW
         world.ship_window(ref, window)
         world.now += 10_000
     writer.apply([], [], {"a@1": 18})
-    retention = Retention(world.catalog, world.store, world.log, keep_ms=15_000, every_ms=0)
+    retention = FrameRetention(world.catalog, world.store, world.log, keep_ms=15_000, every_ms=0)
 
     retention.run(world.now)
 

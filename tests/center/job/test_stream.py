@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from center.job.admission import Limits
-from center.job.catalog_events import CatalogFollower
+from center.job.admission import BatchLimits
+from center.job.catalog_events import CatalogEvents
 from center.job.frame_source import FORMAT, FrameSource, SourceOptions
 from center.job.job import JobConfig, start_stream
 from center.job.ledger_writer import LedgerWriter
@@ -66,7 +66,7 @@ class Run:
         self.store = ResultStore(world.results_url)
         ledger = Ledger()
         self.store.load_ledger(ledger)
-        follower = CatalogFollower(world.catalog)
+        follower = CatalogEvents(world.catalog)
         self.writer = LedgerWriter(ledger, self.store, follower, self.metrics, now_ms=world.clock)
         self.process = BatchProcessor(
             self.writer, world.catalog, self.metrics, now_ms=world.clock, monotonic=time.monotonic
@@ -115,7 +115,7 @@ def test_a_stream_stopped_midway_that_lost_its_checkpoint_counts_all_once(spark:
     for window in range(4):
         for ref in refs:
             world.ship_window(ref, window)
-    first = Run(world, limits=Limits(frames=5))
+    first = Run(world, limits=BatchLimits(frames=5))
     enough = threading.Event()
 
     def process(frame: Any, batch_id: int) -> None:
@@ -158,7 +158,7 @@ def test_a_batch_that_spark_runs_again_changes_nothing(spark: Any, world: Any) -
     for window in range(3):
         world.ship_window(ref, window)
     world.end(ref)
-    run = Run(world, limits=Limits(frames=4))
+    run = Run(world, limits=BatchLimits(frames=4))
 
     def twice(frame: Any, batch_id: int) -> None:
         run.process(frame, batch_id)
@@ -212,7 +212,7 @@ def test_a_checkpoint_behind_the_store_counts_nothing_twice(spark: Any, world: A
 def test_a_checkpoint_ahead_of_the_store_fails_and_a_new_one_loses_nothing(spark: Any, world: Any) -> None:
     (ref,) = world.register("a")
     world.ship_window(ref, 0)
-    first = Run(world, limits=Limits(frames=3))  # two batches: Spark commits one when the next begins
+    first = Run(world, limits=BatchLimits(frames=3))  # two batches: Spark commits one when the next begins
     with kept_checkpoint(spark, first, until := Until(world, first.process)):
         until.wait()
     world.lose_results()
@@ -232,7 +232,7 @@ def test_a_checkpoint_ahead_of_the_store_fails_and_a_new_one_loses_nothing(spark
 def test_frames_that_were_dropped_and_never_applied_are_told_and_passed(spark: Any, world: Any) -> None:
     (ref,) = world.register("a")
     world.ship_window(ref, 0)
-    world.catalog.forget_frames({"a@1": 2})
+    world.catalog.drop_frames({"a@1": 2})
     world.end(ref)
 
     run = Run(world)
@@ -284,7 +284,7 @@ def test_frames_of_a_deleted_query_are_consumed_and_forgotten(spark: Any, world:
 
 def test_applied_frames_leave_the_index_and_then_the_disk(spark: Any, world: Any) -> None:
     (ref,) = world.register("a")
-    run = Run(world, keep_frames_ms=0, retention_every_ms=0, limits=Limits(frames=4))
+    run = Run(world, keep_frames_ms=0, retention_every_ms=0, limits=BatchLimits(frames=4))
     for window in range(20):
         world.ship_window(ref, window)
     world.end(ref)

@@ -19,7 +19,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from center.catalog.liveness import PartRegistry
+from center.catalog.liveness import ComponentRegistry
 from edgewater.__main__ import main
 
 WAIT_S = 120.0
@@ -120,10 +120,10 @@ def eventually(look: Callable[[], Any]) -> Any:
 
 @pytest.mark.e2e
 def test_the_api_is_a_process_that_beats_answers_and_signs_off(tmp_path: Path) -> None:
-    registry = PartRegistry(f"sqlite:///{tmp_path}/catalog.db")
+    registry = ComponentRegistry(f"sqlite:///{tmp_path}/catalog.db")
     with process("api", "--data-dir", str(tmp_path), "--set", f"api.listen={ANY}") as api:
-        (beat,) = eventually(registry.parts)
-        assert beat.part == "api"
+        (beat,) = eventually(registry.heartbeats)
+        assert beat.component == "api"
         url = f"http://{beat.address}"
         assert eventually(lambda: httpx.get(f"{url}/livez").json() == {"live": True})
         unready = httpx.get(f"{url}/readyz")
@@ -131,25 +131,25 @@ def test_the_api_is_a_process_that_beats_answers_and_signs_off(tmp_path: Path) -
         assert unready.json()["missing"] == ["gateway: has not started", "job: has not started"]
         api.send_signal(signal.SIGTERM)
         assert api.wait(WAIT_S) == 0
-    assert registry.parts() == []
+    assert registry.heartbeats() == []
 
 
 @pytest.mark.e2e
 def test_the_gateway_is_a_process_that_beats_and_shows_its_metrics(tmp_path: Path) -> None:
-    registry = PartRegistry(f"sqlite:///{tmp_path}/catalog.db")
+    registry = ComponentRegistry(f"sqlite:///{tmp_path}/catalog.db")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         metrics = f"127.0.0.1:{probe.getsockname()[1]}"
     flags = ("--data-dir", str(tmp_path), "--set", f"gateway.listen={ANY}", "--set", f"gateway.metrics={metrics}")
     with process("gateway", *flags) as gateway:
-        (beat,) = eventually(registry.parts)
-        assert (beat.part, beat.problem) == ("gateway", "")
+        (beat,) = eventually(registry.heartbeats)
+        assert (beat.component, beat.problem) == ("gateway", "")
         host, _, port = beat.address.rpartition(":")
         socket.create_connection((host, int(port))).close()
         assert eventually(lambda: httpx.get(f"http://{metrics}/readyz").status_code == 200)
         assert "edgewater_gateway" in httpx.get(f"http://{metrics}/metrics").text
         gateway.send_signal(signal.SIGTERM)
         assert gateway.wait(WAIT_S) == 0
-    assert registry.parts() == []
+    assert registry.heartbeats() == []
 
 
 @pytest.mark.e2e
@@ -171,10 +171,10 @@ def test_a_whole_center_runs_outlives_the_death_of_each_part_and_stops_as_one(tm
             assert killed == ready["pids"][part]
             os.kill(killed, signal.SIGKILL)
             eventually(lambda f=pid_file, pid=killed: f.exists() and int(f.read_text()) != pid)  # type: ignore[misc]
-        eventually(lambda: httpx.get(f"{ready['api']}/readyz").json()["parts"]["gateway"]["instances"] == 1)
+        eventually(lambda: httpx.get(f"{ready['api']}/readyz").json()["components"]["gateway"]["instances"] == 1)
         again = eventually(lambda: (r := httpx.get(f"{ready['api']}/readyz").json())["ready"] and r)
         # Ports that were left to chance stay what they were, or nobody would find the center again.
-        assert again["parts"]["gateway"]["address"] == ready["gateway"]
+        assert again["components"]["gateway"]["address"] == ready["gateway"]
 
         pids = [int(f.read_text()) for f in (tmp_path / "pids").iterdir()]
         center.send_signal(signal.SIGTERM)

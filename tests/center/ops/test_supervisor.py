@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from center.ops.supervisor import Backoff, PartCommand, Supervisor, describe_exit, only_one
+from center.ops.supervisor import Backoff, ComponentCommand, Supervisor, describe_exit, exclusive_lock
 from edgewater.errors import InvalidConfig, StorageError
 
 WAIT_S = 30.0
@@ -29,7 +29,7 @@ def python(code: str, *args: str) -> Callable[[], list[str]]:
     return lambda: [sys.executable, "-c", code, *args]
 
 
-def supervise(tmp_path: Path, *commands: PartCommand, grace_s: float = 20.0) -> Supervisor:
+def supervise(tmp_path: Path, *commands: ComponentCommand, grace_s: float = 20.0) -> Supervisor:
     quick = Backoff(first_s=0.01, most_s=0.05)
     return Supervisor(commands, tmp_path / "pids", monotonic=time.monotonic, backoff=quick, grace_s=grace_s)
 
@@ -60,7 +60,7 @@ def test_a_part_that_is_killed_is_started_again_under_a_new_process_id(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pid_file = tmp_path / "pids" / "gateway.pid"
-    supervisor = supervise(tmp_path, PartCommand("gateway", python(SLEEPER)))
+    supervisor = supervise(tmp_path, ComponentCommand("gateway", python(SLEEPER)))
 
     async def kill_it(_: asyncio.Event) -> None:
         await until(pid_file.exists)
@@ -74,7 +74,7 @@ def test_a_part_that_is_killed_is_started_again_under_a_new_process_id(
 
 
 def test_all_parts_are_stopped_together_and_their_pid_files_removed(tmp_path: Path) -> None:
-    supervisor = supervise(tmp_path, *(PartCommand(p, python(SLEEPER)) for p in ("gateway", "job", "api")))
+    supervisor = supervise(tmp_path, *(ComponentCommand(p, python(SLEEPER)) for p in ("gateway", "job", "api")))
     pids: dict[str, int] = {}
 
     async def note(_: asyncio.Event) -> None:
@@ -95,7 +95,7 @@ child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}, {str(begun)!r}])
 pathlib.Path({str(child_pid)!r}).write_text(str(child.pid))
 {STUBBORN}
 """
-    supervisor = supervise(tmp_path, PartCommand("job", python(code, str(tmp_path / "parent"))), grace_s=0.2)
+    supervisor = supervise(tmp_path, ComponentCommand("job", python(code, str(tmp_path / "parent"))), grace_s=0.2)
 
     async def wait(_: asyncio.Event) -> None:
         await until(lambda: begun.exists() and (tmp_path / "parent").exists())
@@ -118,7 +118,7 @@ while not os.path.exists({str(begun)!r}): time.sleep(0.01)
 path.write_text(str(child.pid))
 os._exit(1)
 """
-    supervisor = supervise(tmp_path, PartCommand("job", python(code)))
+    supervisor = supervise(tmp_path, ComponentCommand("job", python(code)))
 
     async def wait(_: asyncio.Event) -> None:
         await until(lambda: supervisor.restarts["job"] == 1 and "job" in supervisor.pids)
@@ -129,7 +129,7 @@ os._exit(1)
 
 def test_a_part_that_cannot_use_its_configuration_is_not_started_again_and_stops_the_others(tmp_path: Path) -> None:
     supervisor = supervise(
-        tmp_path, PartCommand("api", python(SLEEPER)), PartCommand("job", python("import sys; sys.exit(2)"))
+        tmp_path, ComponentCommand("api", python(SLEEPER)), ComponentCommand("job", python("import sys; sys.exit(2)"))
     )
     with pytest.raises(InvalidConfig, match="job"):
         asyncio.run(asyncio.wait_for(supervisor.run(asyncio.Event()), WAIT_S))
@@ -144,8 +144,8 @@ def test_children_stop_when_the_supervisor_itself_is_killed(tmp_path: Path) -> N
     )
     parent = f"""
 import asyncio, pathlib, sys, time
-from center.ops.supervisor import PartCommand, Supervisor
-command = PartCommand("api", lambda: [sys.executable, "-c", {child!r}])
+from center.ops.supervisor import ComponentCommand, Supervisor
+command = ComponentCommand("api", lambda: [sys.executable, "-c", {child!r}])
 asyncio.run(Supervisor([command], pathlib.Path({str(tmp_path)!r}), monotonic=time.monotonic).run(asyncio.Event()))
 """
     pid_file = tmp_path / "api.pid"
@@ -168,7 +168,11 @@ def test_an_exit_is_described_by_its_code_or_its_signal() -> None:
 
 
 def test_two_supervisors_never_share_a_directory(tmp_path: Path) -> None:
-    with only_one(tmp_path), pytest.raises(StorageError, match="another `edgewater center run`"), only_one(tmp_path):
+    with (
+        exclusive_lock(tmp_path),
+        pytest.raises(StorageError, match="another `edgewater center run`"),
+        exclusive_lock(tmp_path),
+    ):
         pass
-    with only_one(tmp_path):
+    with exclusive_lock(tmp_path):
         pass

@@ -6,9 +6,9 @@ import pytest
 
 from center.sampling.policy import (
     MOST_IN_A_ROW,
-    EdgeSampling,
-    ProcessorLoad,
-    SamplingOrder,
+    EdgeSamplingController,
+    ProcessorLoadDetector,
+    SamplingRequirement,
     is_expensive,
     needed_rate,
     rates_differ,
@@ -19,7 +19,7 @@ from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import QueryRef
 
 REF = QueryRef("q", 1)
-ORDERS = (SamplingOrder(REF, 0.2),)
+ORDERS = (SamplingRequirement(REF, 0.2),)
 
 
 def spec(**measures: str) -> QuerySpec:
@@ -29,7 +29,7 @@ def spec(**measures: str) -> QuerySpec:
 
 
 def test_an_edge_that_keeps_up_is_told_once_to_process_everything() -> None:
-    edge = EdgeSampling()
+    edge = EdgeSamplingController()
     (word,) = edge.on_heartbeat(0, 1e6, 3.0, ORDERS)
     assert (word.query, word.query_version, word.rate, word.clock_offset_ms) == ("q", 1, 1.0, 0.0)
     for _ in range(10):
@@ -37,7 +37,7 @@ def test_an_edge_that_keeps_up_is_told_once_to_process_everything() -> None:
 
 
 def test_an_overloaded_edge_is_told_the_needed_rate_until_it_is_relieved() -> None:
-    edge = EdgeSampling()
+    edge = EdgeSamplingController()
     edge.on_heartbeat(0, 1e6, 0.0, ORDERS)
     (word,) = edge.on_heartbeat(2_500_000, 1e6, 0.0, ORDERS)
     assert word.rate == 0.2
@@ -46,12 +46,14 @@ def test_an_overloaded_edge_is_told_the_needed_rate_until_it_is_relieved() -> No
     assert word.rate == 1.0
 
 
-def beat(edge: EdgeSampling, share: float, behind_s: float = 0.0, orders: tuple[SamplingOrder, ...] = ORDERS):  # type: ignore[no-untyped-def]
+def beat(
+    edge: EdgeSamplingController, share: float, behind_s: float = 0.0, orders: tuple[SamplingRequirement, ...] = ORDERS
+):  # type: ignore[no-untyped-def]
     return [(word.rate, word.reason) for word in edge.on_heartbeat(int(behind_s * 1e6), 1e6, 0.0, orders, share)]
 
 
 def test_a_processor_is_overloaded_when_three_heartbeats_in_a_row_say_so_and_relieved_likewise() -> None:
-    edge = EdgeSampling()
+    edge = EdgeSamplingController()
     assert beat(edge, 0.99) == [(1.0, pb.Sampling.NONE)]
     assert beat(edge, 0.99) == beat(edge, 0.5) == beat(edge, 0.99) == beat(edge, 0.95) == []
     assert beat(edge, 0.91) == [(0.2, pb.Sampling.PROCESSOR)]
@@ -61,12 +63,12 @@ def test_a_processor_is_overloaded_when_three_heartbeats_in_a_row_say_so_and_rel
 
 
 def test_an_edge_that_does_not_say_how_busy_it_is_is_not_busy() -> None:
-    edge = EdgeSampling()
+    edge = EdgeSamplingController()
     words = [edge.on_heartbeat(0, 1e6, 0.0, ORDERS) for _ in range(10)]
     assert [w.rate for told in words for w in told] == [1.0]
 
 
-def overloaded_until(load: ProcessorLoad, beats: int, busy: float, calm: float) -> list[int]:
+def overloaded_until(load: ProcessorLoadDetector, beats: int, busy: float, calm: float) -> list[int]:
     """At which heartbeats an edge that is busy unless it samples is told to."""
     changes = []
     for n in range(beats):
@@ -78,14 +80,14 @@ def overloaded_until(load: ProcessorLoad, beats: int, busy: float, calm: float) 
 
 
 def test_an_edge_that_is_overloaded_for_good_is_relieved_ever_more_rarely_and_not_never() -> None:
-    changes = overloaded_until(ProcessorLoad(), 2_000, busy=1.0, calm=0.4)
+    changes = overloaded_until(ProcessorLoadDetector(), 2_000, busy=1.0, calm=0.4)
     gaps = [b - a for a, b in pairwise(changes)]
     assert gaps == sorted(gaps) and gaps[:3] == [6, 9, 15]
     assert gaps[-1] == MOST_IN_A_ROW + 3 and len(changes) < 20
 
 
 def test_a_relief_that_lasted_makes_the_next_one_easy_again() -> None:
-    load = ProcessorLoad()
+    load = ProcessorLoadDetector()
     overloaded_until(load, 100, busy=1.0, calm=0.4)
     while load.overloaded:
         load.on_heartbeat(0.4)
@@ -100,7 +102,7 @@ def test_a_relief_that_lasted_makes_the_next_one_easy_again() -> None:
 
 
 def test_an_expensive_measure_is_sampled_also_where_everything_keeps_up() -> None:
-    edge, always = EdgeSampling(), SamplingOrder(QueryRef("k", 1), 0.3, always=True)
+    edge, always = EdgeSamplingController(), SamplingRequirement(QueryRef("k", 1), 0.3, always=True)
     assert beat(edge, 0.0, orders=(always, *ORDERS)) == [(0.3, pb.Sampling.MEASURE), (1.0, pb.Sampling.NONE)]
     for _ in range(2):
         assert beat(edge, 1.0, orders=(always, *ORDERS)) == []
@@ -108,7 +110,7 @@ def test_an_expensive_measure_is_sampled_also_where_everything_keeps_up() -> Non
 
 
 def test_of_several_reasons_the_one_that_lasts_longest_is_said_and_a_change_of_it_is_news() -> None:
-    edge = EdgeSampling()
+    edge = EdgeSamplingController()
     beat(edge, 1.0)
     assert beat(edge, 1.0, behind_s=3) == [(0.2, pb.Sampling.LINK)]
     assert beat(edge, 1.0, behind_s=3) == [(0.2, pb.Sampling.PROCESSOR)]
@@ -118,7 +120,7 @@ def test_of_several_reasons_the_one_that_lasts_longest_is_said_and_a_change_of_i
 
 
 def test_where_every_record_is_needed_there_is_no_reason_to_sample() -> None:
-    edge, order = EdgeSampling(), SamplingOrder(REF, 1.0, always=True)
+    edge, order = EdgeSamplingController(), SamplingRequirement(REF, 1.0, always=True)
     assert beat(edge, 1.0, behind_s=9, orders=(order,)) == [(1.0, pb.Sampling.NONE)]
 
 
@@ -127,26 +129,26 @@ def test_sums_of_columns_are_not_expensive() -> None:
 
 
 def test_a_rate_that_is_not_known_is_one() -> None:
-    edge = EdgeSampling()
-    (word,) = edge.on_heartbeat(10_000_000, 1e6, 0.0, (SamplingOrder(REF, 1.0),))
+    edge = EdgeSamplingController()
+    (word,) = edge.on_heartbeat(10_000_000, 1e6, 0.0, (SamplingRequirement(REF, 1.0),))
     assert word.rate == 1.0
 
 
 def test_a_clock_that_is_off_is_told_by_the_median_of_heartbeats() -> None:
-    edge = EdgeSampling()
+    edge = EdgeSamplingController()
     (word,) = edge.on_heartbeat(0, 1e6, 400.0, ORDERS)
     assert word.clock_offset_ms == 400.0
     assert edge.on_heartbeat(0, 1e6, -5_000.0, ()) == [], "a query that is gone is told nothing"
-    edge = EdgeSampling()
+    edge = EdgeSamplingController()
     edge.on_heartbeat(0, 1e6, 400.0, ORDERS)
     edge.on_heartbeat(0, 1e6, 401.0, ORDERS)
     assert edge.on_heartbeat(0, 1e6, -5_000.0, ORDERS) == [], "one slow heartbeat moves nothing"
 
 
 def test_a_query_that_is_registered_anew_is_told_again() -> None:
-    edge = EdgeSampling()
+    edge = EdgeSamplingController()
     edge.on_heartbeat(0, 1e6, 0.0, ORDERS)
-    again = SamplingOrder(QueryRef("q", 2), 0.2)
+    again = SamplingRequirement(QueryRef("q", 2), 0.2)
     (word,) = edge.on_heartbeat(0, 1e6, 0.0, (again,))
     assert word.query_version == 2
 

@@ -2,20 +2,20 @@ from __future__ import annotations
 
 import json
 
-from center.sampling.reasons import MAX_SPANS, SamplingReasons, in_words
+from center.sampling.reasons import MAX_SPANS, SamplingReasonHistory, describe_reasons
 from edgewater.wire.frames import SamplingReason
 
 NONE, MEASURE, PROCESSOR, LINK = SamplingReason
 
 
-def reasons(*reports: tuple[int, SamplingReason]) -> SamplingReasons:
-    result = SamplingReasons()
+def reasons(*reports: tuple[int, SamplingReason]) -> SamplingReasonHistory:
+    result = SamplingReasonHistory()
     for through, reason in reports:
         result.note("e", through, reason)
     return result
 
 
-def of(said: SamplingReasons, began: int, ended: int) -> set[SamplingReason]:
+def of(said: SamplingReasonHistory, began: int, ended: int) -> set[SamplingReason]:
     return set(said.of_window(["e"], began, ended)["e"])
 
 
@@ -50,7 +50,7 @@ def test_what_is_forgotten_or_of_edges_that_are_gone_takes_no_room() -> None:
 
 
 def test_the_state_goes_through_json_and_an_older_release_wrote_none() -> None:
-    said, again = reasons((10, NONE), (20, LINK)), SamplingReasons()
+    said, again = reasons((10, NONE), (20, LINK)), SamplingReasonHistory()
     again.restore(json.loads(json.dumps(said.to_state())))
     for each in (said, again):
         each.note("e", 30, PROCESSOR)
@@ -60,16 +60,19 @@ def test_the_state_goes_through_json_and_an_older_release_wrote_none() -> None:
 
 
 def test_an_answer_says_why_and_of_which_edges() -> None:
-    assert in_words({"jfk": frozenset([MEASURE]), "lga": frozenset([MEASURE])}) == "sampled: the measure is expensive"
-    assert in_words({"jfk": frozenset([PROCESSOR])}) == "sampled: the processor of jfk cannot keep up"
-    assert in_words({"lga": frozenset([LINK]), "jfk": frozenset([LINK, PROCESSOR])}) == (
+    assert (
+        describe_reasons({"jfk": frozenset([MEASURE]), "lga": frozenset([MEASURE])})
+        == "sampled: the measure is expensive"
+    )
+    assert describe_reasons({"jfk": frozenset([PROCESSOR])}) == "sampled: the processor of jfk cannot keep up"
+    assert describe_reasons({"lga": frozenset([LINK]), "jfk": frozenset([LINK, PROCESSOR])}) == (
         "sampled: the processor of jfk cannot keep up; the links of jfk, lga cannot keep up"
     )
     crowd = {f"e{i}": frozenset([PROCESSOR]) for i in range(5)}
-    assert in_words(crowd) == "sampled: the processors of e0, e1, e2 and 2 more cannot keep up"
+    assert describe_reasons(crowd) == "sampled: the processors of e0, e1, e2 and 2 more cannot keep up"
 
 
 def test_of_an_edge_that_does_not_say_the_answer_says_what_it_may_be() -> None:
-    assert in_words({}) == in_words({"e": frozenset()}) == "sampled: an edge or its link cannot keep up"
+    assert describe_reasons({}) == describe_reasons({"e": frozenset()}) == "sampled: an edge or its link cannot keep up"
     mixed = {"jfk": frozenset([LINK]), "old": frozenset[SamplingReason]()}
-    assert in_words(mixed) == "sampled: the link of jfk cannot keep up; an edge or its link cannot keep up"
+    assert describe_reasons(mixed) == "sampled: the link of jfk cannot keep up; an edge or its link cannot keep up"

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import event
 
-from center.catalog.liveness import PartRegistry
-from center.catalog.store import Catalog, HeartbeatRecord, Indexed, UnindexedFrame
+from center.catalog.liveness import ComponentRegistry
+from center.catalog.store import Catalog, HeartbeatRecord, IndexOutcome, UnindexedFrame
 from center.results.store import ResultStore
-from center.storage.database import connect, reading, writing
-from center.storage.frame_log import Location
+from center.storage.database import open_engine, read_transaction, write_transaction
+from center.storage.frame_log import FrameLocation
 from edgewater.errors import InvalidConfig, NotFound, ProtocolError, StorageError
 from edgewater.streams import END_OF_TIME_MS, EdgeId
 from tests.center.catalog_world import FLIGHTS, JFK, LGA, frame, hello, spec
@@ -36,7 +36,7 @@ def index(catalog: Catalog, frames: Sequence[UnindexedFrame]) -> int:
         except OSError:
             refused += 1
         else:
-            assert outcomes == [Indexed.NEW] * len(frames)
+            assert outcomes == [IndexOutcome.NEW] * len(frames)
             return refused
 
 
@@ -83,12 +83,12 @@ def test_positions_are_seen_in_order_and_without_gaps_whoever_commits_and_whoeve
 
 
 def test_one_reading_transaction_sees_one_state(url: str, catalog: Catalog) -> None:
-    engine = connect(url)
-    with reading(engine) as connection:
+    engine = open_engine(url)
+    with read_transaction(engine) as connection:
         before = connection.exec_driver_sql("SELECT count(*) FROM queries").scalar_one()
         catalog.register(spec(), 1)
         assert connection.exec_driver_sql("SELECT count(*) FROM queries").scalar_one() == before == 0
-    with reading(engine) as connection:
+    with read_transaction(engine) as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM queries").scalar_one() == 1
     engine.dispose()
 
@@ -144,9 +144,9 @@ def test_the_largest_numbers_come_back_as_they_were(catalog: Catalog) -> None:
     hello(catalog, oldest_seq=1 << 62, next_seq=1 << 62, now_ms=MOST)
     beat = HeartbeatRecord(JFK, {"flights": END_OF_TIME_MS}, {"flights": MOST}, {}, 1 << 62, 1e300, 5e-324, -1e300, 7)
     catalog.heartbeats([beat])
-    location = Location("miles@1/w-1.frames", 1 << 61, 1 << 40)
+    location = FrameLocation("miles@1/w-1.frames", 1 << 61, 1 << 40)
     arrived = UnindexedFrame(ref, JFK, "i1", 1 << 62, (1 << 32) - 1, MOST, -MOST, location)
-    assert catalog.index([arrived]) == [Indexed.NEW]
+    assert catalog.index([arrived]) == [IndexOutcome.NEW]
     (entry,) = catalog.frames("miles@1", 0, MOST)
     assert (entry.seq, entry.crc32c, entry.offset, entry.length) == (1 << 62, (1 << 32) - 1, 1 << 61, 1 << 40)
     assert (entry.wire_bytes, entry.received_at_ms) == (MOST, -MOST)
@@ -175,13 +175,13 @@ def test_a_name_with_a_nul_is_not_found_and_a_text_with_one_is_kept_without_it(c
 
 
 def test_the_drivers_own_errors_are_storage_errors_too(url: str) -> None:
-    engine = connect(url)
-    with pytest.raises(StorageError, match="nonsense"), writing(engine) as connection:
+    engine = open_engine(url)
+    with pytest.raises(StorageError, match="nonsense"), write_transaction(engine) as connection:
         connection.connection.cursor().execute("nonsense")
     engine.dispose()
 
 
-@pytest.mark.parametrize("store", [Catalog, ResultStore, PartRegistry])
+@pytest.mark.parametrize("store", [Catalog, ResultStore, ComponentRegistry])
 def test_a_file_that_is_no_database_is_a_storage_error(tmp_path: Path, store: Callable[[str], object]) -> None:
     (tmp_path / "odd.db").write_bytes(b"no database at all\n" * 100)
     for path, told in (("odd.db", "not a database"), ("odd.db/below/c.db", "Not a directory")):

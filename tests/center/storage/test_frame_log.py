@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from center.storage import frame_log
-from center.storage.frame_log import FrameLog, Location, StoredFrame, decode, encode
+from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame, decode, encode
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef
@@ -25,7 +25,7 @@ def stored(seq: int = 0, query: QueryRef = MILES, size: int = 100, edge: str = "
     return StoredFrame(EdgeId(edge), "i1", Frame.pack(seq, query, body))
 
 
-def read(log: FrameLog, location: Location) -> StoredFrame:
+def read(log: FrameLog, location: FrameLocation) -> StoredFrame:
     return log.read(location.segment, location.offset, location.length)
 
 

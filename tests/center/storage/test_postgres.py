@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from center.catalog.liveness import Heartbeat, PartRegistry
-from center.catalog.store import Catalog, ForgottenSegment, Indexed
-from center.storage.database import connect, reading, writing
+from center.catalog.liveness import ComponentHeartbeat, ComponentRegistry
+from center.catalog.store import Catalog, IndexOutcome, SegmentDropped
+from center.storage.database import open_engine, read_transaction, write_transaction
 from edgewater.errors import StorageError
 from edgewater.wire.frames import QueryRef
 from tests.center.catalog_world import frame, hello, spec
@@ -31,7 +31,7 @@ def ref(catalog: Catalog) -> QueryRef:
     """A live query of which one frame is indexed."""
     ref = catalog.register(spec(), 1).ref
     hello(catalog)
-    assert catalog.index([frame(ref, 0)]) == [Indexed.NEW]
+    assert catalog.index([frame(ref, 0)]) == [IndexOutcome.NEW]
     return ref
 
 
@@ -47,7 +47,7 @@ def before(engine: Engine, fragment: str, action: Callable[[], object]) -> None:
 
 
 def setting(engine: Engine, name: str) -> str:
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         return str(connection.exec_driver_sql(f"SHOW {name}").scalar_one())
 
 
@@ -57,8 +57,8 @@ def test_no_frame_is_indexed_in_a_segment_that_is_given_up_meanwhile(
 ) -> None:
     retention = open_catalog()
     given_up: list[str] = []
-    before(catalog._engine, moment, lambda: given_up.extend(retention.forget_frames({"miles@1": 1})))
-    with pytest.raises(ForgottenSegment):
+    before(catalog._engine, moment, lambda: given_up.extend(retention.drop_frames({"miles@1": 1})))
+    with pytest.raises(SegmentDropped):
         catalog.index([frame(ref, 1)])
     assert given_up == ["miles@1/w-1.frames"]
     assert catalog.acked_through(frame(ref, 1).edge, "i1") == 0
@@ -69,7 +69,7 @@ def test_a_frame_that_meets_its_querys_deletion_is_discarded(
 ) -> None:
     other = open_catalog()
     before(catalog._engine, "FROM queries", lambda: other.delete("miles", 2))
-    assert catalog.index([frame(ref, 1)]) == [Indexed.DISCARDED]
+    assert catalog.index([frame(ref, 1)]) == [IndexOutcome.DISCARDED]
     assert catalog.positions() == {"miles@1": 1}
 
 
@@ -94,7 +94,7 @@ def test_a_server_killed_in_mid_transaction_costs_time_and_nothing_else(
         postgres.start()
     assert sleeper.version() == version
     assert bystander.positions() == {"miles@1": 1}
-    assert catalog.index([frame(ref, 0), frame(ref, 1)]) == [Indexed.DUPLICATE, Indexed.NEW]
+    assert catalog.index([frame(ref, 0), frame(ref, 1)]) == [IndexOutcome.DUPLICATE, IndexOutcome.NEW]
     assert [e.seq for e in bystander.frames("miles@1", 0, 9)] == [0, 1]
 
 
@@ -119,31 +119,31 @@ def test_a_batch_whose_server_dies_is_applied_once_when_it_is_back(
 
 
 def test_parts_beat_again_when_the_server_is_back(postgres: PostgresServer, url: str) -> None:
-    registry, beat = PartRegistry(url), Heartbeat("job", "host:1", "", 0, 5)
+    registry, beat = ComponentRegistry(url), ComponentHeartbeat("job", "host:1", "", 0, 5)
     postgres.kill()
     try:
         with pytest.raises(StorageError):
-            registry.beat(beat)
+            registry.record(beat)
     finally:
         postgres.start()
-    registry.beat(beat)
-    assert registry.parts() == [beat]
+    registry.record(beat)
+    assert registry.heartbeats() == [beat]
     registry.close()
 
 
 def test_a_lock_that_nobody_gives_back_is_a_storage_error(url: str, catalog: Catalog, ref: QueryRef) -> None:
     impatient = Catalog(f"{url}%20-c%20lock_timeout=50ms")
-    with writing(catalog._engine) as connection:
+    with write_transaction(catalog._engine) as connection:
         connection.exec_driver_sql("SELECT 1 FROM queries FOR UPDATE")
         with pytest.raises(StorageError, match="lock timeout"):
             impatient.index([frame(ref, 1)])
-    assert impatient.index([frame(ref, 1)]) == [Indexed.NEW]
+    assert impatient.index([frame(ref, 1)]) == [IndexOutcome.NEW]
     impatient.close()
 
 
 def test_a_commit_is_durable_whatever_the_server_is_set_to(postgres: PostgresServer, url: str) -> None:
-    engine = connect(url)
-    with writing(engine) as connection:
+    engine = open_engine(url)
+    with write_transaction(engine) as connection:
         theirs = "SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit'"
         assert connection.exec_driver_sql(theirs).scalar_one() == "off"
     assert setting(engine, "synchronous_commit") == "on"
@@ -151,17 +151,17 @@ def test_a_commit_is_durable_whatever_the_server_is_set_to(postgres: PostgresSer
 
 
 def test_transactions_have_the_isolation_they_rest_on_whatever_the_server_is_set_to(url: str) -> None:
-    engine = connect(url)
+    engine = open_engine(url)
     for _ in range(2):  # The second time on a connection that has served the other kind.
         assert setting(engine, "transaction_isolation") == "read committed"
-        with reading(engine) as connection:
+        with read_transaction(engine) as connection:
             assert connection.exec_driver_sql("SHOW transaction_isolation").scalar_one() == "repeatable read"
             assert connection.exec_driver_sql("SHOW transaction_read_only").scalar_one() == "on"
     engine.dispose()
 
 
 def test_settings_that_the_url_has_stay_and_those_that_wait_for_ever_do_not(url: str) -> None:
-    engine = connect(f"{url}%20-c%20lock_timeout=5s%20-c%20synchronous_commit=remote_apply&application_name=mine")
+    engine = open_engine(f"{url}%20-c%20lock_timeout=5s%20-c%20synchronous_commit=remote_apply&application_name=mine")
     names = ("lock_timeout", "synchronous_commit", "application_name", "idle_in_transaction_session_timeout")
     assert [setting(engine, name) for name in names] == ["5s", "remote_apply", "mine", "1min"]
     engine.dispose()
@@ -174,4 +174,4 @@ def test_any_postgresql_url_is_opened_with_the_driver_that_comes_along(url: str)
 def test_a_missing_driver_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(StorageError, match=r"pip install 'edgewater\[postgres\]'"):
-        connect("postgresql://localhost/edgewater")
+        open_engine("postgresql://localhost/edgewater")

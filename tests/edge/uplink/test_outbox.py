@@ -79,7 +79,7 @@ async def until(test: object) -> None:
 
 
 def word(catalog: Catalog, name: str) -> Grant:
-    books = catalog.share_books(-1)
+    books = catalog.budget_states(-1)
     return words_of(books[REF]).get(EdgeId(name), Grant()) if REF in books else Grant()
 
 
@@ -134,7 +134,7 @@ async def test_the_centers_part_of_the_way_shortens_what_a_staleness_budget_leav
     async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
         catalog.register(spec(staleness="2s"), 1)
         await until(lambda: REF in jfk.durable.core.queries)
-        catalog.note_center_way(REF, 340, 5)
+        catalog.record_processing_delay(REF, 340, 5)
         await until(lambda: jfk.session.way_ms >= 340)
         jfk.session.on_link(100_000.0, 80.0, 50_000)
         assert jfk.session.way_ms == 40 + 500 + 340
