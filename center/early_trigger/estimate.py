@@ -120,34 +120,24 @@ class WindowModel:
         return np.asarray(quantile * np.sqrt(np.nan_to_num(variance.sum(axis=0), nan=0.0, posinf=np.inf)) / self.unit)
 
     def sizes(self, half_width: FloatArray, quantile: float) -> FloatArray:
-        """The fewest values, [source, group], with which the sampling width is at most `half_width` per group.
+        """Of one group, the fewest values, [source, 1], with which the sampling width is at most `half_width`, (1,).
 
         As many as have arrived where that is not enough.
         """
         if self.measure == "count":
             return np.zeros(self.arrived.shape)
-        total = half_width * self.unit
-        sizes = self._sizes(total, np.full(total.shape, quantile))
+        total = float((half_width * self.unit)[0])
+        sizes = self._sizes(total, quantile)
         for _ in range(_SKEW_ROUNDS):
-            quantiles = self._skewed_quantile(sizes, quantile)
-            if not (quantiles > quantile).any():
+            skewed = float(self._skewed_quantile(sizes, quantile)[0])
+            if not skewed > quantile:
                 break
-            sizes = self._sizes(total, quantiles)
+            sizes = self._sizes(total, skewed)
         return sizes
 
-    def _sizes(self, total: FloatArray, quantiles: FloatArray) -> FloatArray:
-        if self.arrived.shape[1] == 1:
-            sizes = neyman_sizes(
-                self.population[:, 0], self.spread[:, 0], float(total[0]), float(quantiles[0]), self.arrived[:, 0]
-            )
-            return sizes[:, None]
-        # One rate for all sources of a group: with many groups, strata are too small to be treated apart.
-        weight = self.population * self.spread
-        room = (np.maximum(total, 0.0) / quantiles) ** 2 + (weight * self.spread).sum(axis=0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            wanted = (weight**2 / np.maximum(self.arrived, 1.0)).sum(axis=0) / room
-        rate = np.where(total > 0, np.minimum(np.nan_to_num(wanted, nan=1.0), 1.0), 1.0)
-        return np.asarray(np.minimum(np.ceil(rate * self.arrived), self.arrived))
+    def _sizes(self, total: float, quantile: float) -> FloatArray:
+        sizes = neyman_sizes(self.population[:, 0], self.spread[:, 0], total, quantile, self.arrived[:, 0])
+        return sizes[:, None]
 
     def _skewed_quantile(self, count: FloatArray, quantile: float | FloatArray) -> FloatArray:
         """The quantile, larger where so few values are missing, or there, that a single large one decides.
@@ -198,10 +188,10 @@ def model_window(
     quantile: float | FloatArray,
     backing: FloatArray | None = None,
 ) -> WindowModel:
-    """Puts the parts together: of one watermark, or of several that are a group each.
+    """Puts the parts together: of several watermarks, each of which is a group.
 
     Args:
-        expected, deviation: of the stragglers, [source, watermark]; the deviation as many times as its interval has
+        expected, deviation: of the stragglers, [source, group]; the deviation as many times as its interval has
             (`calibration.py`).
         ratio: of all their sources, one watermark's after the other's.
         spread: standard deviation of values, [source, group].
@@ -210,14 +200,9 @@ def model_window(
         backing: windows that `fallback` is the mean of.
     """
     arrived = sampled.arrived
-    groups, marks = arrived.shape[1], expected.shape[1]
-    share: FloatArray | float = 1.0
-    if marks < groups:  # of one watermark with groups: stragglers are shared out by what has come
-        per_source = arrived.sum(axis=1, keepdims=True)
-        share = np.where(per_source > 0, arrived / np.maximum(per_source, 1.0), 1.0 / groups)
-    expected = expected * share
+    groups = arrived.shape[1]
     means = sampled.means(fallback)
-    weight, doubt = (x.reshape(marks, -1).T for x in (ratio.ratio, ratio.deviation))
+    weight, doubt = (x.reshape(groups, -1).T for x in (ratio.ratio, ratio.deviation))
     events, population = arrived + expected, arrived + weight * expected
     if measure == "count":
         effect = np.ones_like(means)
@@ -226,9 +211,7 @@ def model_window(
     else:
         size = np.maximum(events.sum(axis=0), 1.0)
         effect = (weight * means - (means * population).sum(axis=0) / size) / size
-    number = ((effect * deviation * share) ** 2).sum(axis=0)
-    if marks < groups:  # of which group a straggler will be
-        number = number + quantile**2 * (effect**2 * expected * (1 - share)).sum(axis=0)
+    number = ((effect * deviation) ** 2).sum(axis=0)
     value = np.zeros(groups)
     if measure != "count":
         value = ((means * expected * doubt) ** 2).sum(axis=0)

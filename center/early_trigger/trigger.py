@@ -85,6 +85,7 @@ class Watermark:
 
     Args:
         window_slots: length of the query's windows.
+        target: of one group; each group of a query has a watermark of its own.
         latest_slots: after a window's end the answer is given at the latest so many slots later; None: no budget.
     """
 
@@ -102,6 +103,8 @@ class Watermark:
         if window_slots < 1:
             raise InvalidInput("window", window_slots, "at least one slot")
         check_measure(measure)
+        if target.groups != 1:
+            raise InvalidInput("groups", target.groups, "one group: each has a watermark of its own")
         if latest_slots is not None and latest_slots < 0:
             raise InvalidInput("latest", latest_slots, "0 slots or more after the window's end")
         self.grid, self.window_slots, self.target, self.measure = grid, window_slots, target, measure
@@ -110,10 +113,10 @@ class Watermark:
         self.triangle = ArrivalTriangle(sources, grid)
         self.model = StragglerModel(self.triangle)
         self.late = LateValues(sources, grid.lags)
-        self.history = ValueHistory(sources, target.groups)
+        self.history = ValueHistory(sources, 1)
         self.calibration = Calibration(tuple(o for o in OFFSETS if o < grid.lags // 2))
         self.slot = 0
-        failures = (1 - target.group_confidence) * self.policy.sampling_failures
+        failures = (1 - target.confidence) * self.policy.sampling_failures
         self.quantile = normal_quantile(1 - failures)
         self.drifting = 0
         self._straggler_share = 0.02  # half-width relative to the estimate, as lately seen at the answer
@@ -232,7 +235,7 @@ class Watermark:
         return result
 
     def window_model(self, offset: int, sampled: Sampled) -> tuple[Stragglers, WindowModel]:
-        """`together.window_models`, of this one; the groups are its own."""
+        """`together.window_models`, of this one."""
         stragglers, model = window_models([self], self.model, offset, sampled)
         return stragglers.of(0), model
 

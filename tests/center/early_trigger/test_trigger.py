@@ -161,9 +161,11 @@ def test_of_the_last_few_missing_values_a_large_one_is_reckoned_with():
     assert quantile_used(2.0, 1.96) == pytest.approx(1.96, rel=0.15)
 
 
-def test_a_window_needs_a_slot():
+def test_a_window_needs_a_slot_and_a_watermark_is_of_one_group():
     with pytest.raises(InvalidInput, match="window"):
         Watermark(1, GRID, 0, Target(), "count")
+    with pytest.raises(InvalidInput, match="watermark of its own"):
+        Watermark(1, GRID, SLOTS, Target(groups=2), "count")
 
 
 def test_calibration_is_wary_first_and_then_follows_the_record():
