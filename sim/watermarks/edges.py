@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from center.sampling.policy import EdgeSampling, SamplingOrder
+from center.sampling.policy import EdgeSamplingController, SamplingRequirement
 from edge.arrivals.group_monitor import GroupMonitor
 from edge.arrivals.monitor import SubstreamMonitor
 from edge.arrivals.sampler import BernoulliSampler
@@ -30,7 +30,7 @@ class SimulatedEdge:
         self._monitor = GroupMonitor(grid, (pa.int64(),), MAX_GROUPS) if grouped else SubstreamMonitor(grid)
         self._slot_ms, self._has_values = grid.slot_ms, has_values
         self._sampler = BernoulliSampler(number)
-        self._orders = EdgeSampling()
+        self._orders = EdgeSamplingController()
         self._read = 0
         self.rate = 1.0
 
@@ -67,7 +67,7 @@ class SimulatedEdge:
         reason = SamplingReason.MEASURE if self.rate < 1 else SamplingReason.NONE
         return Arrivals(through_ms, tuple(s.to_state() for s in self._monitor.take()), reason)
 
-    def heartbeat(self, order: SamplingOrder) -> None:
+    def heartbeat(self, order: SamplingRequirement) -> None:
         """The gateway's answer to a heartbeat of an edge whose link and processor keep up."""
         for word in self._orders.on_heartbeat(0, UNLIMITED_BYTES_S, 0.0, (order,)):
             self.rate = word.rate

@@ -17,7 +17,7 @@ import pyarrow as pa
 from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger.ledger import EdgesChanged, Emission, FrameFact, Ledger, Registered, Reported, Tick
 from center.ledger.quality import ACCURACY, Phase
-from center.sampling.policy import RATES_EVERY_MS, SamplingOrder, rates_differ
+from center.sampling.policy import RATES_EVERY_MS, SamplingRequirement, rates_differ
 from edgewater.accuracy import HORIZON_WINDOWS, clockwork, group_values
 from edgewater.arrivals.target import MeasureKind, Target
 from edgewater.quantities import format_duration
@@ -266,7 +266,7 @@ class Engine:
         if self.now_ms - self._beat_at_ms >= HEARTBEAT_MS:
             self._beat_at_ms = self.now_ms
             for i in heard:
-                order = SamplingOrder(REF, self._rates.get(self.edges[i], 1.0), always=True)
+                order = SamplingRequirement(REF, self._rates.get(self.edges[i], 1.0), always=True)
                 self._readers[i].heartbeat(order)
 
     def _is_silent(self, edge: int) -> bool:

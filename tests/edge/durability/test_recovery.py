@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from edge.durability.durable_core import DurableCore
 from edge.durability import journal
 from edge.durability.durable_core import PULL, DurableCore
 from edgewater.errors import StorageError

@@ -12,12 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from tests.edge.recovery_world import Center, World, flights
 from sqlglot import exp
 
-from edge.durability import durable_core as durable
 from edge.core.core import EdgeCore
-from edge.durability.durable_core import DurableCore, Position
 from edge.core.events import (
     Acked,
     BudgetSet,
@@ -30,8 +27,10 @@ from edge.core.events import (
     SourceEnded,
     SourcesOpened,
 )
-from edge.durability.checkpoint import snapshot
 from edge.core.streams import StreamSpec
+from edge.durability import durable_core as durable
+from edge.durability.checkpoint import snapshot
+from edge.durability.durable_core import DurableCore, Position
 from edgewater import expressions
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
@@ -39,6 +38,7 @@ from edgewater.streams import TIME_COLUMN
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire import preset
 from edgewater.wire.frames import Frame, QueryRef, SamplingReason
+from tests.edge.recovery_world import Center, World, flights
 
 REF = QueryRef("q", 1)
 FIELDS = {"key": pa.int64(), "value": pa.float64()}
