@@ -26,8 +26,8 @@ from center.api.app import create_app
 from center.catalog.liveness import ComponentRegistry
 from center.catalog.store import Catalog, StreamRecord
 from center.config import ApiSection
-from center.ledger.ledger import EdgesChanged, FrameFact, Ledger, Registered
-from center.results.store import MergedDelta, ResultStore
+from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
+from center.results import MergedDelta, ResultStore
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
@@ -110,8 +110,8 @@ class Desk:
 
     def _answer(self, ledger: Ledger, spec: QuerySpec) -> None:
         query = self.catalog.register(spec, 0)
-        self.results.tick(ledger, [EdgesChanged(tuple(self.catalog.edges())), Registered(query)], 0)
-        fact = FrameFact(query.ref, 1, EdgeId("e"), HOUR, (SliceClose(0, RECORDS, 0),), (0,), 500, 0, "e1")
+        self.results.tick(ledger, [EdgesChanged(tuple(self.catalog.edges())), QueryRegistered(query)], 0)
+        fact = FrameSummary(query.ref, 1, EdgeId("e"), HOUR, (SliceClose(0, RECORDS, 0),), (0,), 500, 0, "e1")
         delta = MergedDelta(query.ref, 0, 0, _aggregate(spec).to_bytes())
         self.results.apply(ledger, [delta], [fact], {query.key: 1}, 0)
 

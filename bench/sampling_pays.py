@@ -30,7 +30,16 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
-from center.ledger.ledger import EdgesChanged, Emission, FrameFact, Ledger, Phase, Registered, Reported, Tick
+from center.ledger import (
+    EdgesChanged,
+    Emission,
+    FramesMerged,
+    FrameSummary,
+    Ledger,
+    Phase,
+    QueryRegistered,
+    TimeAdvanced,
+)
 from center.sampling.policy import rates_differ
 from edge.core.core import EdgeCore
 from edge.core.events import Acked, Configured, Effect, Event, FrameBuilt, Ingested, Pull, SamplingSet, SourcesOpened
@@ -168,7 +177,7 @@ class Run:
             bandwidth_bytes_s=1e6, rtt_ms=1.0, clock_offset_ms=0.0, retired=False, incarnations=1,
         )  # fmt: skip
         self.ledger.handle(EdgesChanged((record,)))
-        self.ledger.handle(Registered(RegisteredQuery(REF, self.spec, BEGIN_MS - 1, None)))
+        self.ledger.handle(QueryRegistered(RegisteredQuery(REF, self.spec, BEGIN_MS - 1, None)))
 
     def _edge(self, event: Event) -> list[Effect]:
         self.events.append(event)
@@ -214,10 +223,10 @@ class Run:
         facts = tuple(_fact(frame, now) for at, frame in self.way if at <= now)
         self.way = [(at, frame) for at, frame in self.way if at > now]
         if facts:
-            self.given += self.ledger.handle(Reported(facts, now))
+            self.given += self.ledger.handle(FramesMerged(facts, now))
         due = self.ledger.next_deadline()
         if due is not None and due <= now:
-            self.given += self.ledger.handle(Tick(now))
+            self.given += self.ledger.handle(TimeAdvanced(now))
         needed = self.ledger.needed_rates().get(REF, {}).get(EDGE, 1.0)
         if self.sampled and rates_differ({EDGE: self.rate}, {EDGE: needed}):
             self.rate = needed
@@ -228,10 +237,10 @@ def _core() -> EdgeCore:
     return EdgeCore({"log": StreamSpec(COLUMNS, LIVE, DISORDER_MS)}, source=1)
 
 
-def _fact(frame: Frame, now: int) -> FrameFact:
+def _fact(frame: Frame, now: int) -> FrameSummary:
     body = frame.unpack()
     touched = tuple(sorted({p.slice_start_ms for p in body.partials}))
-    return FrameFact(
+    return FrameSummary(
         REF, frame.seq, EDGE, body.through_ms, body.closes, touched, frame.wire_bytes, now, "i", body.since_ms,
         body.arrivals,
     )  # fmt: skip

@@ -20,13 +20,17 @@ of them (`center/ledger/sessionize.py`) tells the sessions.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from edgewater.errors import InvalidQuery
 from edgewater.quantities import duration_ms, format_duration
+
+T = TypeVar("T")
 
 IntArray = npt.NDArray[np.int64]
 Span = int | str
@@ -261,6 +265,10 @@ class Session(SlicedWindow):
         an edge has told all that belongs to the session when it has closed that slice."""
         return -(-end_ms // self.gap_ms) * self.gap_ms
 
+    def cut_ms(self, first_ms: int) -> int:
+        """Where a session whose first record is at `first_ms` is cut if it reaches its maximum length."""
+        return self.slice_start(first_ms) + self.slices_per_window * self.gap_ms
+
     def last_window_end(self, slice_start_ms: int) -> int:
         return slice_start_ms + (self.slices_per_window + 1) * self.gap_ms
 
@@ -298,3 +306,34 @@ def _span(value: Span, name: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     return duration_ms(value, f"window.{name}", InvalidQuery)
+
+
+Extent = tuple[int, int]
+"""Event times, ms, of the first and the last record of a slice."""
+
+
+def sessions_of(slices: Iterable[T], window: Session, extent: Callable[[T], Extent]) -> Iterator[tuple[list[T], bool]]:
+    """Groups slices into sessions.
+
+    Args:
+        slices: slices with records, ascending; each lies within one slice of the window's grid.
+        extent: the extent of a slice.
+
+    Yields:
+        The slices of each session, ascending, and whether the session was cut at its maximum length, so that the
+        next one continues it.
+    """
+    session: list[T] = []
+    cut_ms = last_ms = 0
+    for item in slices:
+        first_ms, item_last_ms = extent(item)
+        continues = bool(session) and first_ms - last_ms < window.gap_ms
+        if session and not (continues and first_ms < cut_ms):
+            yield session, continues
+            session = []
+        if not session:
+            cut_ms = window.cut_ms(first_ms)
+        session.append(item)
+        last_ms = item_last_ms
+    if session:
+        yield session, False

@@ -1,6 +1,6 @@
 """A center that merges what edges ship, fast: the values of all groups of a window in one array.
 
-Equal to `center.results.partials.merge_partials` of the same frames.
+Equal to `GroupedAggregate.merge_bytes` of the same frames.
 """
 
 from __future__ import annotations

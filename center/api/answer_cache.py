@@ -20,7 +20,7 @@ from cachetools import LRUCache
 
 from center.api.negotiation import ARROW, CSV, JSON
 from center.catalog.store import RegisteredQuery
-from center.results.store import AnswerRecord
+from center.results import AnswerRecord
 from center.serving.cells import without_lists
 from center.serving.measures import Questions
 from center.serving.render import render, rfc3339, to_table

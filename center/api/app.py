@@ -26,7 +26,7 @@ from center.api.services import Services
 from center.catalog.liveness import ComponentRegistry
 from center.catalog.store import Catalog
 from center.config import ApiSection
-from center.results.store import ResultStore
+from center.results import ResultStore
 from center.serving.synopsis_cache import Decoded
 from edgewater import __version__
 from edgewater.errors import Unauthenticated

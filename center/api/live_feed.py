@@ -25,7 +25,7 @@ from sse_starlette import ServerSentEvent
 from center.api.answer_cache import Renderer
 from center.api.edge_progress import Progress
 from center.catalog.store import RegisteredQuery
-from center.results.store import AnswerRecord, ResultStore
+from center.results import AnswerRecord, ResultStore
 from center.serving.measures import PLAIN, Questions
 from edgewater.errors import NotFound, StorageError
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from center.api.edge_progress import Progress, edge_state
 from center.catalog.liveness import COMPONENTS, ComponentRegistry, component_status
-from center.results.store import ResultStore
+from center.results import ResultStore
 from edgewater.errors import StorageError
 from edgewater.streams import END_OF_TIME_MS
 

@@ -14,7 +14,7 @@ from center.api.live_feed import Feed
 from center.api.metrics import ApiMetrics
 from center.catalog.liveness import ComponentRegistry
 from center.catalog.store import Catalog
-from center.results.store import ResultStore
+from center.results import ResultStore
 from center.serving.synopsis_cache import Decoded
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from center.catalog.store import Catalog
-from center.ledger.ledger import Deleted, EdgesChanged, LedgerEvent, Registered
+from center.ledger import EdgesChanged, LedgerEvent, QueryDeleted, QueryRegistered
 
 
 class CatalogEvents:
@@ -25,8 +25,8 @@ class CatalogEvents:
         queries = self._catalog.queries(deleted=True)
         # A deletion ends all versions up to its own, so it goes before a later one's registration.
         events: list[LedgerEvent] = [EdgesChanged(tuple(self._catalog.edges()))]
-        events += [Deleted(query.ref) for query in queries if query.deleted_at_ms is not None]
-        events += [Registered(query) for query in queries if query.deleted_at_ms is None]
+        events += [QueryDeleted(query.ref) for query in queries if query.deleted_at_ms is not None]
+        events += [QueryRegistered(query) for query in queries if query.deleted_at_ms is None]
         return version, events
 
     def told(self, version: int) -> None:

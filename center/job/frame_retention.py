@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from center.catalog.store import Catalog
-from center.results.store import ResultStore
+from center.results import ResultStore
 from center.storage.frame_log import FrameLog
 
 

@@ -36,7 +36,7 @@ from center.job.coalescing import MANY_FRAMES, BatchCoalescer
 from center.job.frame_retention import FrameRetention
 from center.job.merge import merge_rows
 from center.job.rows import ROW_DDL, FrameRow, row_of_damage, rows_of_frame, to_batch
-from center.results.store import ResultStore
+from center.results import ResultStore
 from center.spark.workers import settle
 from center.storage.frame_log import FrameLog
 from edgewater.errors import CorruptFrame, StorageError

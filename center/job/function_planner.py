@@ -12,7 +12,7 @@ from center.catalog.store import Catalog, query_key
 from center.job.function_rates import FunctionRates
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
-from center.results.store import ResultStore
+from center.results import ResultStore
 from center.sampling.policy import rates_differ
 from edgewater.errors import EdgewaterError, StorageError
 from edgewater.query import QuerySpec

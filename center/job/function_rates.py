@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from center.early_trigger.function_estimate import plan_rate
-from center.results.store import AnswerRecord
+from center.results import AnswerRecord
 from center.sampling.policy import RESERVE
 from center.serving.function_values import SEED, function_confidence
 from edgewater.query import QuerySpec

@@ -33,8 +33,8 @@ from center.job.ledger_writer import DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics, serving
 from center.job.microbatch import BatchProcessor
 from center.job.warm_up import warm_up
-from center.ledger.ledger import Ledger
-from center.results.store import ResultStore
+from center.ledger import Ledger
+from center.results import ResultStore
 from center.spark.session import SessionConfig, require_java, start_session
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from center.job.catalog_events import CatalogEvents
 from center.job.metrics import JobMetrics
-from center.ledger.ledger import Emission, FrameFact, Ledger, LedgerEvent
-from center.ledger.quality import STALENESS
-from center.results.store import MergedDelta, ResultStore
+from center.ledger import STALENESS, Emission, FrameSummary, Ledger, LedgerEvent
+from center.results import MergedDelta, ResultStore
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import NEVER_MS, EdgeId
@@ -52,7 +51,7 @@ class LedgerWriter:
         return self._store.consumed()
 
     def apply(
-        self, deltas: Sequence[MergedDelta], facts: Sequence[FrameFact], through: Mapping[str, int]
+        self, deltas: Sequence[MergedDelta], facts: Sequence[FrameSummary], through: Mapping[str, int]
     ) -> list[Emission]:
         """As `ResultStore.apply`, once the ledger knows of every query that the catalog does."""
         with self._lock:
@@ -65,7 +64,7 @@ class LedgerWriter:
         self._changed.set()
         return emissions
 
-    def _note_told(self, facts: Sequence[FrameFact]) -> None:
+    def _note_told(self, facts: Sequence[FrameSummary]) -> None:
         for fact in facts:
             if fact.arrivals is None or fact.arrivals.through_ms <= NEVER_MS or self._ledger.is_deleted(fact.query):
                 continue

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from center.job.rows import FrameRow, RowKind
-from center.results.partials import merge_partials
 from edgewater.errors import SynopsisError
+from edgewater.synopses.grouped import GroupedAggregate
 
 
 def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:
@@ -28,7 +28,7 @@ def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:
 def merge_key(parts: list[FrameRow]) -> list[FrameRow]:
     """The merged partial of one key, and a REFUSED row for each part that cannot be merged."""
     try:
-        return [replace(parts[0], payload=merge_partials([part.payload for part in parts]))]
+        return [replace(parts[0], payload=GroupedAggregate.merge_bytes([part.payload for part in parts]))]
     except SynopsisError:
         return _merge_one_by_one(parts)
 
@@ -40,7 +40,7 @@ def _merge_one_by_one(parts: list[FrameRow]) -> list[FrameRow]:
     for part in parts:
         try:
             payloads = [part.payload] if merged is None else [merged.payload, part.payload]
-            merged = replace(part, payload=merge_partials(payloads))
+            merged = replace(part, payload=GroupedAggregate.merge_bytes(payloads))
         except SynopsisError as exc:
             refused.append(replace(part, kind=RowKind.REFUSED, payload=f"{exc.code}: {exc}".encode()))
     return refused if merged is None else [merged, *refused]

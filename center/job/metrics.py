@@ -12,7 +12,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
 
-from center.ledger.ledger import Emission, FrameFact, Phase
+from center.ledger import Emission, FrameSummary, Phase
 from edgewater.errors import InvalidConfig
 from edgewater.wire.frames import QueryRef
 
@@ -39,7 +39,12 @@ class JobMetrics:
                 self.chosen_wait.labels(query).observe(said.waited_ms / 1000)
 
     def note_batch(
-        self, facts: Sequence[FrameFact], emissions: Iterable[Emission], began_ms: int, merged_ms: int, applied_ms: int
+        self,
+        facts: Sequence[FrameSummary],
+        emissions: Iterable[Emission],
+        began_ms: int,
+        merged_ms: int,
+        applied_ms: int,
     ) -> None:
         """How long a batch's frames have taken, and of the first answers that it brought, where their time went.
 
@@ -54,7 +59,7 @@ class JobMetrics:
             if emission.revision != 1 or last_ms is None:
                 continue
             parts = {
-                "arrive": last_ms - (emission.given_at_ms - emission.quality.staleness_ms),
+                "arrive": last_ms - (emission.answered_at_ms - emission.quality.staleness_ms),
                 "wait": began_ms - last_ms,
                 "merge": merged_ms - began_ms,
                 "apply": applied_ms - merged_ms,

@@ -25,8 +25,8 @@ from center.job.merge import merge_key
 from center.job.metrics import JobMetrics
 from center.job.processing_delay import ProcessingDelays
 from center.job.rows import FrameRow, RowKind, control_body, from_table
-from center.ledger.ledger import Emission, FrameFact
-from center.results.store import MergedDelta
+from center.ledger import Emission, FrameSummary
+from center.results import MergedDelta
 from center.sampling.policy import RATES_EVERY_MS, rates_differ
 from edgewater.errors import StorageError, SynopsisError
 from edgewater.streams import EdgeId
@@ -49,7 +49,7 @@ class MicroBatch:
     """
 
     deltas: tuple[MergedDelta, ...]
-    facts: tuple[FrameFact, ...]
+    facts: tuple[FrameSummary, ...]
     through: Mapping[str, int]
     passed_over: tuple[FrameRow, ...]
 
@@ -67,7 +67,7 @@ class MicroBatch:
 def digest(rows: Iterable[FrameRow]) -> MicroBatch:
     """Sorts merged rows into what the store wants. Pure."""
     partials: defaultdict[tuple[str, int, int], list[FrameRow]] = defaultdict(list)
-    facts: list[FrameFact] = []
+    facts: list[FrameSummary] = []
     passed_over: list[FrameRow] = []
     through: dict[str, int] = {}
     for row in rows:
@@ -117,9 +117,9 @@ def gaps(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> dict[str, tup
     return missing
 
 
-def _fact(row: FrameRow) -> FrameFact:
+def _fact(row: FrameRow) -> FrameSummary:
     body = control_body(row.payload)
-    return FrameFact(
+    return FrameSummary(
         query=query_from_key(row.query),
         position=row.position,
         edge=EdgeId(row.edge),
@@ -204,7 +204,7 @@ class BatchProcessor:
         self._metrics.last_batch.set(now_ms / 1000)
         return len(batch.facts)
 
-    def _note_ways(self, facts: Iterable[FrameFact], now_ms: int) -> None:
+    def _note_ways(self, facts: Iterable[FrameSummary], now_ms: int) -> None:
         """Tells the edges, by way of the catalog, how long frames take here."""
         delays: defaultdict[QueryRef, list[int]] = defaultdict(list)
         for fact in facts:

@@ -1,5 +1,8 @@
-"""What the ledger is told, and what it decides. Times: `…_ms` of windows and `through_ms` are event
-time; `now_ms`, `given_at_ms` and `received_at_ms` are wall time. All int64 ms since the epoch, UTC."""
+"""The ledger's events and its decisions.
+
+Windows, slices and `through_ms` are event time; `now_ms`, `answered_at_ms` and `received_at_ms` are wall time. All
+times are int64 ms since the epoch, UTC.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from edgewater.wire.frames import Arrivals, QueryRef, SliceClose
 
 
 @dataclass(frozen=True, slots=True)
-class FrameFact:
-    """What a frame says, without the synopses it carries.
+class FrameSummary:
+    """A frame without its synopses.
 
     Attributes:
-        touched: the starts of the slices that the frame has partials of.
-        incarnation: the edge's; counters of closes are totals per incarnation.
-        since_ms: event time from which on the edge has all records of the query; None: it has all.
-        arrivals: of a query with an accuracy, where the frame has any.
+        touched: start times of the slices that the frame has partials of.
+        incarnation: incarnation of the edge; the counters of closes are totals per incarnation.
+        since_ms: event time from which the edge has all records of the query; None: it has all.
+        arrivals: arrival statistics, of a query with an accuracy; None: the frame has none.
     """
 
     query: QueryRef
@@ -36,47 +39,48 @@ class FrameFact:
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    """A query that edges may answer from now on. Telling it again changes nothing."""
+class QueryRegistered:
+    """A query was registered. Idempotent."""
 
     query: RegisteredQuery
 
 
 @dataclass(frozen=True, slots=True)
-class Deleted:
-    """A query that is gone: its state is dropped, frames of it that still come are passed over."""
+class QueryDeleted:
+    """A query was deleted: its state is dropped and its remaining frames are ignored."""
 
     ref: QueryRef
 
 
 @dataclass(frozen=True, slots=True)
 class EdgesChanged:
-    """All edges that the catalog knows, retired ones too. What that unblocks, the next Tick answers."""
+    """The catalog's full list of edges, retired ones included. Windows that it completes are answered by the next
+    `TimeAdvanced`."""
 
     edges: tuple[EdgeRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
-    """Frames that have been merged: a micro-batch, of any number of queries."""
+class FramesMerged:
+    """The partials of these frames were merged: one micro-batch, of any number of queries."""
 
-    facts: tuple[FrameFact, ...]
+    frames: tuple[FrameSummary, ...]
     now_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has come to `now_ms`."""
+class TimeAdvanced:
+    """The wall clock reached `now_ms`."""
 
     now_ms: int
 
 
-LedgerEvent = Registered | Deleted | EdgesChanged | Reported | Tick
+LedgerEvent = QueryRegistered | QueryDeleted | EdgesChanged | FramesMerged | TimeAdvanced
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """The decision to answer a window now: all that an `AnswerRecord` stores but the data.
+    """The decision to answer a window now: an `AnswerRecord` without its data.
 
     Attributes:
         slices_from_ms, slices_to_ms: the data are the merge of the slices that start in [from, to).
@@ -87,7 +91,7 @@ class Emission:
     window_end_ms: int
     revision: int
     phase: Phase
-    given_at_ms: int
+    answered_at_ms: int
     quality: Quality
     slices_from_ms: int
     slices_to_ms: int

@@ -1,4 +1,4 @@
-"""What an answer says about itself: its phase, completeness, error by cause, and its contract."""
+"""`Quality`: an answer's phase, completeness, error by cause, and contract."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from center.estimation.prediction import Outlook, Prediction
 from center.sampling.policy import is_expensive
 from center.sampling.reasons import describe_reasons
 from edgewater.accuracy import MAX_GROUPS
-from edgewater.accuracy import requested as asked_accuracy
+from edgewater.accuracy import requested as requested_accuracy
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.wire.frames import SamplingReason, SliceClose
 
 
 class Phase(StrEnum):
-    """How far an answer to a window has come. A window's phase never goes back."""
+    """Progress of a window's answers. A window's phase never moves back."""
 
     EARLY = "early"
     COMPLETE = "complete"
@@ -35,7 +35,7 @@ _RANKS = {Phase.EARLY: 0, Phase.COMPLETE: 1, Phase.FINAL: 2}
 
 @dataclass(frozen=True, slots=True)
 class WithheldBound:
-    """How far, at most, any group's true value lies above and below its estimate; both ≥ 0."""
+    """How far, at most, any group's true value lies above and below its estimate; both are ≥ 0."""
 
     above: float
     below: float
@@ -43,7 +43,7 @@ class WithheldBound:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The statements of all edges about a slice, or about all slices of a window, taken together."""
+    """Union of all edges' closes of a slice, or of all slices of a window."""
 
     observed: int = 0
     late: int = 0
@@ -51,7 +51,7 @@ class Totals:
 
     @classmethod
     def of_closes(cls, closes: Iterable[SliceClose], spec: QuerySpec) -> Totals:
-        """Of one slice: `closes` hold one statement per edge (and incarnation)."""
+        """Totals of one slice; `closes` holds one close per edge and incarnation."""
         return cls.union(
             (
                 cls(
@@ -64,9 +64,8 @@ class Totals:
 
     @classmethod
     def union(cls, parts: Iterable[Totals], spec: QuerySpec) -> Totals:
-        """Counters add up, and so do bounds of sums and counts: the worst group may be the same at
-        every edge and in every slice. An extremum is wrong by the largest single amount at most, for
-        max(aᵢ + wᵢ) ≤ max(aᵢ) + max(wᵢ)."""
+        """Adds counters and the bounds of sums and counts: the worst group may be the same at every edge and in every
+        slice. The error of an extremum is at most the largest single bound, since max(aᵢ + wᵢ) ≤ max(aᵢ) + max(wᵢ)."""
         extrema = {m.name for m in spec.measures if m.function.error == "extremum"}
         observed = late = 0
         bounds: dict[str, WithheldBound] = {}
@@ -87,24 +86,26 @@ def _add(left: float, right: float) -> float:
 _NOTHING = WithheldBound(0.0, 0.0)
 _NONE: Mapping[str, frozenset[SamplingReason]] = {}
 _ROUNDING = 1e-9
-"""Relative: n shares of E/n need not add up to E in floating point."""
+"""Relative tolerance: n shares of E/n need not add up to E in floating point."""
 
 
 STALENESS = "staleness-budget"
-"""Code of the violation that an answer came later than its budget."""
+"""Violation code: the answer came later than its staleness budget."""
 
 ACCURACY = "accuracy"
-"""Code of the violation that an answer's interval is wider than the error asked for."""
+"""Violation code: the answer's interval is wider than the requested error."""
 
-UNKNOWN = "too little is known of arrivals to say how far the answer may be off"
-CROWDED = f"there are more than {MAX_GROUPS} groups, or were until lately: windows are answered when complete"
+TOO_FEW_ARRIVALS = "too few arrivals are known for an error bound"
+TOO_MANY_GROUPS = f"there are, or recently were, more than {MAX_GROUPS} groups: windows are answered when complete"
 NOT_SAMPLED = "not sampled: the measure is cheap, and edges and links keep up"
-ALL_NEEDED = "not sampled: the measure is expensive, but every record is needed, or how many are is not known yet"
+ALL_RECORDS_NEEDED = (
+    "not sampled: the measure is expensive, but every record is needed, or the needed rate is not known yet"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise of the contract that the answer does not keep. `code` is stable."""
+    """A part of the contract that the answer does not keep. `code` is stable."""
 
     code: str
     message: str
@@ -112,12 +113,12 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class SessionQuality:
-    """What an answer says of its session.
+    """Session details of an answer.
 
     Attributes:
-        cut: it goes on behind its end, in the next session: it has reached its greatest length.
-        cuts: final sessions of the query, so far, of which that is true.
-        merged_into_ms: the start of the session that it is part of now. It has no data any more.
+        cut: the session reached its maximum length and continues in the next one.
+        cuts: number of final sessions of the query so far that were cut.
+        merged_into_ms: start of the session that it was merged into; it has no data any more.
     """
 
     cut: bool
@@ -127,17 +128,18 @@ class SessionQuality:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyQuality:
-    """What an answer to a query with an accuracy says besides.
+    """Accuracy details of an answer to a query with an accuracy.
 
     Attributes:
-        of: the measure; `confidence`: that its interval holds the truth.
-        prediction: what the window comes to, where the data alone do not say it.
-        sampling: whether records were sampled, and why or why not.
-        waited_ms: event time from the window's end until arrivals were judged good enough.
-        coverage: of the query's windows that are final by now and were answered early, lately, the part whose
-            first interval holds the truth; None: there are none yet.
-        covered: of a final answer, whether that is true of this window; of one with groups, of all of them.
-        crowded: there are too many groups for early answers.
+        of: measure that the accuracy is about.
+        confidence: probability that the measure's interval contains the true value.
+        prediction: predicted value of the window; None: the data alone determine it.
+        sampling: whether records were sampled, and the reason.
+        waited_ms: event time from the window's end until the arrivals met the error target.
+        coverage: fraction of the recent final windows with an early answer whose first interval contained the true
+            value; None: there are none yet.
+        covered: of a final answer, whether that holds for this window (for all its groups).
+        too_many_groups: the query has too many groups for early answers.
     """
 
     of: str
@@ -147,7 +149,7 @@ class AccuracyQuality:
     waited_ms: int | None
     coverage: float | None
     covered: bool | None
-    crowded: bool = False
+    too_many_groups: bool = False
 
     def to_mapping(self) -> dict[str, Any]:
         p = self.prediction
@@ -155,8 +157,8 @@ class AccuracyQuality:
                                   "coverage": self.coverage, "covered": self.covered}  # fmt: skip
         if p is not None:
             stated |= {"straggler_share": _finite(p.straggler_share), "silent": list(p.silent)}
-        if self.crowded:
-            stated["groups"] = {"limit": MAX_GROUPS, "reason": CROWDED}
+        if self.too_many_groups:
+            stated["groups"] = {"limit": MAX_GROUPS, "reason": TOO_MANY_GROUPS}
         elif p is not None and p.groups is not None:
             promised = [g for g in p.groups if g.promised]
             met, waiting = sum(g.met for g in promised), len(p.groups) - len(promised)
@@ -164,7 +166,7 @@ class AccuracyQuality:
         return stated
 
     def to_prediction(self) -> dict[str, Any]:
-        """By measure, the interval that takes the place of the data's."""
+        """Per measure, the interval that replaces the one of the data."""
         p = self.prediction
         assert p is not None
         if p.groups is None:
@@ -175,18 +177,18 @@ class AccuracyQuality:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The quality of one answer, as it stood when the answer was given.
+    """The quality of one answer at the time it was emitted.
 
     Attributes:
-        expected: how many edges are expected to answer; `missing` are those, sorted, that have not
-            closed the window yet, or closed it without all its records because they joined too late.
-        observed, late: records in the answer, and those of them that came after their slice's close.
-        after_final: records of the query, in total so far, that some window lacks because it was
-            final when they came.
-        withheld: by measure, where an edge withholds anything.
-        requested: the budget as asked; ``{"exact": true}`` without one.
-        session: of a session window.
-        accuracy: of a query with an accuracy.
+        expected: number of expected edges.
+        missing: those, sorted, that have not closed the window, or closed it without all its records because they
+            joined too late.
+        observed, late: records in the answer, and those of them that arrived after their slice's close.
+        after_final: number of records of the query so far that arrived for a final window and are in no answer.
+        withheld: per measure, where an edge withholds anything.
+        requested: the budget as requested; ``{"exact": true}`` without one.
+        session: set for session windows.
+        accuracy: set for a query with an accuracy.
     """
 
     expected: int
@@ -210,7 +212,7 @@ class Quality:
         return not self.missing and self.expected > 0
 
     def to_mapping(self) -> dict[str, Any]:
-        """JSON as `promises.md` has it: completeness, records, staleness_ms, error, contract."""
+        """The members of an answer's JSON: completeness, records, staleness_ms, error, contract."""
         stated: dict[str, Any] = {
             "completeness": {
                 "ratio": self.reported / self.expected if self.expected else 0.0,
@@ -255,12 +257,12 @@ class Quality:
         return stated
 
 
-def _interval(said: Prediction | Outlook) -> dict[str, float | None]:
-    return {name: _finite(getattr(said, name)) for name in ("estimate", "lower", "upper")}
+def _interval(interval: Prediction | Outlook) -> dict[str, float | None]:
+    return {name: _finite(getattr(interval, name)) for name in ("estimate", "lower", "upper")}
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity: an unbounded amount is null, "unknown"."""
+    """None (JSON null, "unknown") for an infinite value: JSON has no infinity."""
     return value if math.isfinite(value) else None
 
 
@@ -274,11 +276,10 @@ def assess(
     staleness_ms: int,
     first_staleness_ms: int,
 ) -> Quality:
-    """The quality of an answer.
+    """Computes the quality of an answer.
 
     Args:
-        first_staleness_ms: the staleness of the window's first answer, which is what a staleness
-            budget is about: later revisions are extra.
+        first_staleness_ms: staleness of the window's first answer. A staleness budget applies to that one only.
     """
     withheld = dict(sorted((totals.withheld or {}).items()))
     if isinstance(spec.budget, StalenessBudget):
@@ -290,9 +291,9 @@ def assess(
         requested = {"error": asked} if spec.budget else {"exact": True}
         violations = _incomplete(expected, missing) + _over_budget(withheld, budget)
     if spec.accuracy is not None and spec.accuracy.kind is None:
-        # What is promised of a function's value is judged by whoever computes it (`function_answers`).
+        # The error of a function's value is checked where the value is computed (`center.serving.function_values`).
         promised = {"staleness_ms": requested["staleness_ms"]} if "staleness_ms" in requested else {}
-        requested = {**asked_accuracy(spec.accuracy), **promised}
+        requested = {**requested_accuracy(spec.accuracy), **promised}
     return Quality(
         expected=expected,
         missing=missing,
@@ -306,7 +307,7 @@ def assess(
     )
 
 
-def judged(
+def with_accuracy(
     quality: Quality,
     spec: QuerySpec,
     prediction: Prediction | None,
@@ -315,32 +316,32 @@ def judged(
     covered: bool | None,
     coverage: float | None,
     slot_ms: int,
-    crowded: bool = False,
+    too_many_groups: bool = False,
     sampled_because: Mapping[str, frozenset[SamplingReason]] = _NONE,
 ) -> Quality:
-    """The quality of an answer under an accuracy, from what it is without one.
+    """Extends the quality of an answer by what its accuracy requires.
 
     Args:
-        sampled_because: by edge that did not process all of the window's records, why.
+        sampled_because: reasons per edge that did not process all of the window's records.
     """
     accuracy = spec.accuracy
     assert accuracy is not None
     violations = [v for v in quality.violations if v.code == STALENESS]
     if prediction is None and early:
-        violations.append(Violation(ACCURACY, CROWDED if crowded else UNKNOWN))
+        violations.append(Violation(ACCURACY, TOO_MANY_GROUPS if too_many_groups else TOO_FEW_ARRIVALS))
     elif prediction is not None and not prediction.met:
         violations.append(Violation(ACCURACY, prediction.reason))
-    requested = dict(asked_accuracy(accuracy))
+    requested = dict(requested_accuracy(accuracy))
     if isinstance(spec.budget, StalenessBudget):
         requested["staleness_ms"] = spec.budget.staleness_ms
     sampled = prediction is not None and prediction.sampled < prediction.arrived
     waited = prediction.waited_slots * slot_ms if prediction is not None else None
     stated = AccuracyQuality(
         accuracy.of, accuracy.confidence, prediction,
-        describe_reasons(sampled_because) if sampled else ALL_NEEDED if is_expensive(spec) else NOT_SAMPLED,
-        waited, coverage, covered, crowded,
+        describe_reasons(sampled_because) if sampled else ALL_RECORDS_NEEDED if is_expensive(spec) else NOT_SAMPLED,
+        waited, coverage, covered, too_many_groups,
     )  # fmt: skip
-    # An open slice's counters come with its close: until then it is arrivals that tell how many records there are.
+    # An open slice's counters arrive with its close; until then the arrival counts say how many records there are.
     observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
     return replace(quality, observed=observed, requested=requested, violations=tuple(violations), accuracy=stated)
 
@@ -348,7 +349,7 @@ def judged(
 def _too_stale(first_staleness_ms: int, budget_ms: int) -> list[Violation]:
     if first_staleness_ms <= budget_ms:
         return []
-    message = f"the first answer stood {first_staleness_ms} ms after the window's end, the budget is {budget_ms} ms"
+    message = f"the first answer came {first_staleness_ms} ms after the window's end; the budget is {budget_ms} ms"
     return [Violation(STALENESS, message)]
 
 
@@ -358,17 +359,17 @@ def _incomplete(expected: int, missing: tuple[str, ...]) -> list[Violation]:
     reported = expected - len(missing)
     return [
         Violation(
-            "missing-edges", f"{reported} of {expected} expected edges have closed the window with all its records"
+            "missing-edges", f"{reported} of {expected} expected edges have closed the window with all their records"
         )
     ]
 
 
 def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> list[Violation]:
-    """Measures whose withheld bound is above their limit. Without any limit all are exact; of a measure that the
-    budget does not name, what is withheld is stated and nothing is promised.
+    """Measures whose withheld bound exceeds their limit. Without any limit, all measures must be exact; a measure that
+    the budget does not name has no limit.
 
-    A relative limit is one of each group's own value. The bound is that of the worst group, of which the value is
-    not known here, so it cannot break a relative limit that the edges have kept.
+    A relative limit applies to each group's own value. The bound is that of the worst group, whose value is not known
+    here, so it is not compared with a relative limit: the edges enforce that one.
     """
     limits, relative = dict(budget.limits), dict(budget.relative)
     violations = []
@@ -377,11 +378,11 @@ def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> 
             continue
         worst, limit = max(bound.above, bound.below), limits.get(measure)
         if limit is None and worst > 0 and not (limits or relative):
-            violations.append(Violation("withheld", f"{measure}: edges withhold up to {worst:g} of a group"))
+            violations.append(Violation("withheld", f"{measure}: edges withhold up to {worst:g} per group"))
         elif limit is not None and worst > limit * (1 + _ROUNDING):
             violations.append(
                 Violation(
-                    "error-budget", f"{measure}: edges withhold up to {worst:g} of a group, the budget is {limit:g}"
+                    "error-budget", f"{measure}: edges withhold up to {worst:g} per group; the budget is {limit:g}"
                 )
             )
     return violations

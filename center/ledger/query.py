@@ -1,16 +1,16 @@
-"""One query's windows: what edges have reported of them, and when each is answered.
+"""`QueryLedger`: what edges have reported of one query's windows, and when each window is answered.
 
-Three frontiers in event time decide. *Closed*: every expected edge has closed what ends before it, so
-windows are ``complete``; it goes back when an edge joins. *Final*: the lateness behind it, and never
-goes back. *Due*: where the clock stands, less the staleness budget; windows that it passes unclosed
-are answered ``early`` with what there is.
+Three frontiers in event time decide. *Closed*: every expected edge has closed the slices before it, so windows that end
+there are ``complete``; it moves back when an edge joins. *Final*: the closed frontier less the lateness; it never moves
+back. *Due*: the stream's clock less the staleness budget; windows that it passes before they are closed are answered
+``early`` with the data at hand.
 
-Windows wait in heaps by start, and a frontier that moves pops those it has passed. So a batch costs
-what it touches and closes, however many windows are open. Entries of a heap are hints: the tables
-(`Parts`) are the truth, and a heap can be rebuilt from them at any time.
+Windows are kept in heaps by start, and a frontier that advances pops those it has passed. A batch therefore costs what
+it touches and closes, however many windows are open. Heap entries are hints: the tables (`StateTable`) are
+authoritative and the heaps can be rebuilt from them.
 
-Which windows there are is what kinds of windows differ in: `GridLedger` and `SessionLedger`. All that
-is asked here of windows is that they lie in event time as their starts do, the ends too.
+Subclasses define which windows exist: `TimeWindowLedger` and `SessionWindowLedger`. The rules here assume only that
+windows ordered by start are ordered by end.
 """
 
 from __future__ import annotations
@@ -22,80 +22,89 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from center.catalog.store import EdgeRecord, expected_edges
-from center.ledger.events import Emission, FrameFact
+from center.ledger.events import Emission, FrameSummary
 from center.ledger.quality import Phase, Quality, Totals, assess
-from center.ledger.state import Head, Origin, Part, PartKind, Parts, SealedSlice, SliceState, WindowState
+from center.ledger.state import (
+    EdgeIncarnation,
+    EntryKind,
+    QueryState,
+    SealedSlice,
+    SliceState,
+    StateEntry,
+    StateTable,
+    WindowState,
+)
 from edgewater.query import StalenessBudget
 from edgewater.streams import NEVER_MS, EdgeId, StreamClock
 from edgewater.wire.frames import SliceClose
 
 MAX_SEALED_STATEMENTS = 4096
-"""Statements (slice, edge) that are kept of final windows, to tell what comes after."""
+"""Counts (slice, edge) that are kept of final windows, to detect records that arrive after them."""
 
 
 class QueryLedger(ABC):
-    """The rules for one query. Driven by `Ledger`, which sees to transactions."""
+    """The rules for one query. `Ledger` drives it and provides its transactions."""
 
-    def __init__(self, head: Head, parts: Iterable[tuple[PartKind, int, Part]], margin_ms: int) -> None:
-        self._spec = head.query.spec
+    def __init__(self, state: QueryState, entries: Iterable[tuple[EntryKind, int, StateEntry]], margin_ms: int) -> None:
+        self._spec = state.query.spec
         budget = self._spec.budget
-        # How long after its end a window is due; None: whenever all edges have closed it.
+        # How long after its end a window is due; None: it is due when all edges have closed it.
         self._due_after_ms: int | None = None
         if isinstance(budget, StalenessBudget):
             self._due_after_ms = budget.staleness_ms - min(margin_ms, budget.staleness_ms // 2)
-        self._slices: Parts[SliceState] = Parts()
-        self._windows: Parts[WindowState] = Parts()
-        self._sealed: Parts[SealedSlice] = Parts()
-        for _, start, part in parts:
-            if isinstance(part, SliceState):
-                self._slices.put(start, part)
-            elif isinstance(part, WindowState):
-                self._windows.put(start, part)
-            elif isinstance(part, SealedSlice):
-                self._sealed.put(start, part)
-        self._head_before: Head | None = None
-        self._set_head(head)
+        self._slices: StateTable[SliceState] = StateTable()
+        self._windows: StateTable[WindowState] = StateTable()
+        self._sealed: StateTable[SealedSlice] = StateTable()
+        for _, start, entry in entries:
+            if isinstance(entry, SliceState):
+                self._slices.put(start, entry)
+            elif isinstance(entry, WindowState):
+                self._windows.put(start, entry)
+            elif isinstance(entry, SealedSlice):
+                self._sealed.put(start, entry)
+        self._state_before: QueryState | None = None
+        self._set_state(state)
         self._rebuild_heaps()
 
     @property
-    def head(self) -> Head:
-        return self._head
+    def state(self) -> QueryState:
+        return self._state
 
-    # What it is told
+    # Events
 
     def edges_changed(self, edges: Sequence[EdgeRecord]) -> None:
-        """Takes over who is expected, and the stream's clock. Answers nothing: `settle` does."""
-        head = self._head
+        """Updates the expected edges and the stream's clock. Emits nothing: `emit_due` does."""
+        state = self._state
         retired = {e.edge for e in edges if e.retired}
         expected = {e for e in expected_edges(self._spec, edges) if e not in retired}
         if self._spec.edges is None:
-            # Reported, but the list is older than its Hello: it belongs to those that are waited for.
+            # An edge that has reported but is younger than the list is expected too.
             listed = {e.edge for e in edges}
-            expected.update(EdgeId(e) for e in head.through_ms if e not in listed)
+            expected.update(EdgeId(e) for e in state.through_ms if e not in listed)
         serving = [e for e in sorted(edges, key=lambda e: e.edge) if not e.retired and e.stream(self._spec.stream)]
         clock = self._choose_clock(serving)
-        due_from_ms = head.due_from_ms
-        if serving and clock != head.clock:
+        due_from_ms = state.due_from_ms
+        if serving and clock != state.clock:
             due_from_ms = self._first_due_window(clock, min(e.first_seen_ms for e in serving))
         gone = tuple(sorted(e.edge for e in edges if e.retired and e.stream(self._spec.stream)))
-        changed = replace(head, expected=tuple(sorted(expected)), retired=gone, clock=clock, due_from_ms=due_from_ms)
-        if changed != head:
-            self._set_head(changed)
+        changed = replace(state, expected=tuple(sorted(expected)), retired=gone, clock=clock, due_from_ms=due_from_ms)
+        if changed != state:
+            self._set_state(changed)
 
-    def report(self, facts: Iterable[FrameFact], unlisted: Iterable[EdgeId], now_ms: int) -> list[Emission]:
-        """Frames of this query have been merged.
+    def report(self, frames: Iterable[FrameSummary], unlisted: Iterable[EdgeId], now_ms: int) -> list[Emission]:
+        """Applies merged frames of this query.
 
         Args:
-            unlisted: edges among them that `edges_changed` has not told of yet.
+            unlisted: edges among them that `edges_changed` has not listed yet.
         """
-        return self._settle(self._windows_over(self._note(facts, unlisted)), now_ms)
+        return self._emit_due(self._affected_windows(self._apply_frames(frames, unlisted)), now_ms)
 
-    def settle(self, now_ms: int) -> list[Emission]:
-        """Answers what time or `edges_changed` has made ripe."""
-        return self._settle(set(), now_ms)
+    def emit_due(self, now_ms: int) -> list[Emission]:
+        """Emits the windows that became due by time or by `edges_changed`."""
+        return self._emit_due(set(), now_ms)
 
     def deadline(self) -> int | None:
-        """Wall time, ms, at which the next window is due; None: no window will be, without news."""
+        """Wall time, ms, at which the next window is due; None: no window becomes due by time alone."""
         if self._due_after_ms is None:
             return None
         while self._awaiting_due and not self._is_unanswered(self._awaiting_due[0]):
@@ -105,116 +114,103 @@ class QueryLedger(ABC):
 
     @abstractmethod
     def sealed_before(self) -> int:
-        """Slices that start before it belong to final windows only: nothing is applied to them."""
+        """Event time, ms: slices that start before it belong to final windows only and accept no more data."""
 
-    # Transactions: see `Parts`
+    # Transactions
 
     def begin(self) -> None:
-        self._head_before = self._head
-        for _, parts in self._tables():
-            parts.begin()
+        self._state_before = self._state
+        for _, table in self._tables():
+            table.begin()
 
-    def commit(self) -> None:
-        self._head_before = None
-        for _, parts in self._tables():
-            parts.commit()
+    def state_changed(self) -> bool:
+        return self._state_before is not self._state
 
-    def rollback(self) -> None:
-        assert self._head_before is not None
-        for _, parts in self._tables():
-            parts.rollback()
-        self._set_head(self._head_before)
-        self._head_before = None
-        self._rebuild_heaps()
+    def changed_entries(self) -> list[tuple[EntryKind, int, StateEntry | None]]:
+        """The entries changed since `begin`; None: removed."""
+        return [(kind, start, value) for kind, table in self._tables() for start, value in table.changes().items()]
 
-    def head_changed(self) -> bool:
-        return self._head_before is not self._head
+    def all_entries(self) -> list[tuple[EntryKind, int, StateEntry]]:
+        return [(kind, start, value) for kind, table in self._tables() for start, value in sorted(table.items())]
 
-    def changed_parts(self) -> list[tuple[PartKind, int, Part | None]]:
-        """Of the running transaction; None: gone."""
-        return [(kind, start, value) for kind, parts in self._tables() for start, value in parts.changes().items()]
-
-    def all_parts(self) -> list[tuple[PartKind, int, Part]]:
-        return [(kind, start, value) for kind, parts in self._tables() for start, value in sorted(parts.items())]
-
-    def _tables(self) -> list[tuple[PartKind, Parts[Any]]]:
+    def _tables(self) -> list[tuple[EntryKind, StateTable[Any]]]:
         return [("slice", self._slices), ("window", self._windows), ("sealed", self._sealed)]
 
-    # Which windows there are
+    # Which windows exist
 
     @abstractmethod
-    def _windows_over(self, changed: Sequence[int]) -> set[int]:
-        """The windows, not final, that have to be answered anew since these slices have changed."""
+    def _affected_windows(self, changed: Sequence[int]) -> set[int]:
+        """The windows, not final, that need a new answer because these slices changed."""
 
     @abstractmethod
     def _end(self, start_ms: int) -> int: ...
 
     @abstractmethod
-    def _reach(self, start_ms: int) -> tuple[int, int]:
-        """The event time [from, to) that an edge must have told all of, for the window to lack nothing of it."""
+    def _required_span(self, start_ms: int) -> tuple[int, int]:
+        """The event time [from, to) that an edge must have closed for the window to have all its records."""
 
     @abstractmethod
     def _slices_of(self, start_ms: int) -> range:
-        """The starts of the slices that the window is made of."""
+        """Start times of the window's slices."""
 
     @abstractmethod
     def _has_final_window(self, slice_start_ms: int) -> bool: ...
 
     def _next_without_data(self) -> list[int]:
-        """The next window that is due although nothing is known of it, if there is one."""
+        """The next window that becomes due without data, if there is one."""
         return []
 
     def _pop_overdue(self, now_ms: int) -> Sequence[int]:
-        """Windows of which nothing is known though their time has come."""
+        """Windows without data that are due."""
         return ()
 
     def _first_due_window(self, clock: StreamClock | None, first_seen_ms: int) -> int | None:
-        """The first window that is due with or without data."""
+        """The first window that becomes due with or without data."""
         return None
 
-    # Taking in
+    # Frames
 
-    def _note(self, facts: Iterable[FrameFact], unlisted: Iterable[EdgeId]) -> list[int]:
-        """Writes down what frames say; returns the slices, not final, of which they say something new."""
-        through, gaps = dict(self._head.through_ms), dict(self._head.gaps)
+    def _apply_frames(self, frames: Iterable[FrameSummary], unlisted: Iterable[EdgeId]) -> list[int]:
+        """Applies frames and returns the slices, not final, that they changed."""
+        through, gaps = dict(self._state.through_ms), dict(self._state.gaps)
         touched: set[int] = set()
-        stated: dict[int, dict[Origin, SliceClose]] = {}
-        for fact in sorted(facts, key=lambda f: f.position):
-            closed = through.get(fact.edge, NEVER_MS)
-            if fact.since_ms is not None and fact.since_ms != gaps.get(fact.edge, (0, None))[1]:
-                # It joined, or lost its state: what it had not closed by then it does not have.
-                gaps[fact.edge] = (closed, fact.since_ms)
-            through[fact.edge] = max(closed, fact.through_ms)
-            touched.update(fact.touched)
-            for close in fact.closes:
-                stated.setdefault(close.slice_start_ms, {})[fact.edge, fact.incarnation] = close
+        stated: dict[int, dict[EdgeIncarnation, SliceClose]] = {}
+        for frame in sorted(frames, key=lambda f: f.position):
+            closed = through.get(frame.edge, NEVER_MS)
+            if frame.since_ms is not None and frame.since_ms != gaps.get(frame.edge, (0, None))[1]:
+                # The edge joined or lost its state: it does not have the records between its last close and then.
+                gaps[frame.edge] = (closed, frame.since_ms)
+            through[frame.edge] = max(closed, frame.through_ms)
+            touched.update(frame.touched)
+            for close in frame.closes:
+                stated.setdefault(close.slice_start_ms, {})[frame.edge, frame.incarnation] = close
         changed = []
-        after_final = self._head.after_final
+        after_final = self._state.after_final
         for start in sorted(touched | stated.keys()):
             closes = stated.get(start, {})
-            after_final += self._after_final(start, closes)
+            after_final += self._count_after_final(start, closes)
             if start < self.sealed_before():
-                self._note_sealed(start, {o: c.observed for o, c in closes.items()})
-            elif self._note_slice(start, closes, start in touched):
+                self._update_sealed(start, {o: c.observed for o, c in closes.items()})
+            elif self._update_slice(start, closes, start in touched):
                 changed.append(start)
-        expected = self._head.expected
+        expected = self._state.expected
         if self._spec.edges is None:
             expected = tuple(sorted({*expected, *unlisted}))
-        self._set_head(replace(self._head, through_ms=through, gaps=gaps, expected=expected, after_final=after_final))
+        self._set_state(replace(self._state, through_ms=through, gaps=gaps, expected=expected, after_final=after_final))
         return changed
 
-    def _after_final(self, start_ms: int, closes: Mapping[Origin, SliceClose]) -> int:
-        """The records that these statements add to a slice of which a window is final already."""
+    def _count_after_final(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose]) -> int:
+        """Number of records that these closes add to a slice that belongs to a final window."""
         if not self._has_final_window(start_ms):
             return 0
         state, sealed = self._slices.get(start_ms), self._sealed.get(start_ms)
         known = {o: c.observed for o, c in state.closes.items()} if state else dict(sealed.observed) if sealed else {}
         return sum(max(0, c.observed - known.get(o, 0)) for o, c in closes.items())
 
-    def _note_slice(self, start_ms: int, closes: Mapping[Origin, SliceClose], touched: bool) -> bool:
+    def _update_slice(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose], touched: bool) -> bool:
         held = self._slices.get(start_ms)
         known = held.closes if held else {}
-        # "Nothing seen, nothing withheld" is what silence says too: no reason to answer again.
+        # A close with no records and nothing withheld carries no news: it needs no new answer.
         nothing = SliceClose(start_ms, 0, 0)
         news = {o: c for o, c in closes.items() if c != known.get(o, nothing)}
         if not news and not touched:
@@ -226,57 +222,57 @@ class QueryLedger(ABC):
             self._slices.put(start_ms, SliceState.of({**known, **news}, had_data, self._spec))
         return True
 
-    def _await_window(self, start_ms: int) -> None:
+    def _track_window(self, start_ms: int) -> None:
         heappush(self._awaiting_close, start_ms)
         heappush(self._awaiting_final, start_ms)
         if self._due_after_ms is not None:
             heappush(self._awaiting_due, start_ms)
 
-    # Answering
+    # Answers
 
-    def _settle(self, dirty: set[int], now_ms: int) -> list[Emission]:
-        final = max(self._head.final_through_ms, self._closed_ms - self._spec.lateness_ms)
-        if final > self._head.final_through_ms:
-            self._set_head(replace(self._head, final_through_ms=final))
+    def _emit_due(self, dirty: set[int], now_ms: int) -> list[Emission]:
+        final = max(self._state.final_through_ms, self._closed_ms - self._spec.lateness_ms)
+        if final > self._state.final_through_ms:
+            self._set_state(replace(self._state, final_through_ms=final))
         due = self._pop_due(now_ms)
         emissions = []
         for start in sorted(dirty | due | self._pop_closed()):
-            emission = self._judge(start, start in dirty, start in due, now_ms)
+            emission = self._answer_window(start, start in dirty, start in due, now_ms)
             if emission is not None:
                 emissions.append(emission)
         self._seal_slices()
         return emissions
 
-    def _judge(self, start_ms: int, dirty: bool, due: bool, now_ms: int) -> Emission | None:
-        """The answer to a window, if it is to get one now."""
+    def _answer_window(self, start_ms: int, dirty: bool, due: bool, now_ms: int) -> Emission | None:
+        """The answer to a window, or None if it gets none now."""
         state = self._windows.get(start_ms)
         if state is None:
             if not due:
-                return None  # No data and no answer: a window that nobody has heard of.
+                return None  # no data and no answer
             state = WindowState(has_data=False)
-            self._await_window(start_ms)
+            self._track_window(start_ms)
         reached = self._phase(start_ms)
         phase = max(reached, state.phase, key=lambda p: p.rank)
-        # What was complete may come to lack an edge: one that joined, or that a session has grown past.
-        lacks = phase is Phase.COMPLETE and reached is Phase.EARLY
+        # A complete window can lack an edge again: one that joined, or that a session has grown beyond.
+        lacks_edges = phase is Phase.COMPLETE and reached is Phase.EARLY
         if state.is_answered:
-            if not dirty and phase is state.phase and (lacks or not state.lacks):
+            if not dirty and phase is state.phase and (lacks_edges or not state.lacks_edges):
                 return None
         elif phase is Phase.EARLY and not due:
             return None
         end, slices = self._end(start_ms), self._slices_of(start_ms)
-        staleness = max(0, now_ms - self._head.running_clock.to_wall_ms(end))
+        staleness = max(0, now_ms - self._state.running_clock.to_wall_ms(end))
         first = staleness if state.first_staleness_ms is None else state.first_staleness_ms
         quality = self._quality(start_ms, slices, staleness, first)
         if phase is Phase.FINAL:
-            self._retire(start_ms)
+            self._close_window(start_ms)
         else:
             revision = state.revision + 1
-            answered = replace(state, revision=revision, phase=phase, first_staleness_ms=first, lacks=lacks)
+            answered = replace(state, revision=revision, phase=phase, first_staleness_ms=first, lacks_edges=lacks_edges)
             self._windows.put(start_ms, answered)
-            if lacks and not state.lacks:
+            if lacks_edges and not state.lacks_edges:
                 heappush(self._awaiting_close, start_ms)
-        ref, revision = self._head.query.ref, state.revision + 1
+        ref, revision = self._state.query.ref, state.revision + 1
         return Emission(ref, start_ms, end, revision, phase, now_ms, quality, slices.start, slices.stop)
 
     def _quality(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Quality:
@@ -284,34 +280,34 @@ class QueryLedger(ABC):
         return assess(
             self._spec,
             Totals.union((s.totals for s in states if s is not None), self._spec),
-            expected=len(self._head.expected),
-            missing=tuple(e for e in self._head.expected if self._is_missing(e, start_ms)),
-            after_final=self._head.after_final,
+            expected=len(self._state.expected),
+            missing=tuple(e for e in self._state.expected if self._is_missing(e, start_ms)),
+            after_final=self._state.after_final,
             staleness_ms=staleness_ms,
             first_staleness_ms=first_staleness_ms,
         )
 
     def _is_missing(self, edge: EdgeId, start_ms: int) -> bool:
-        """Whether a window lacks records of the edge: it has not closed it, or never had them all."""
-        begin, end = self._reach(start_ms)
-        gap_from, gap_to = self._head.gaps.get(edge, (NEVER_MS, NEVER_MS))
-        return self._head.through_ms.get(edge, NEVER_MS) < end or max(begin, gap_from) < min(end, gap_to)
+        """Whether the window lacks records of the edge: the edge has not closed it, or has a gap in it."""
+        begin, end = self._required_span(start_ms)
+        gap_from, gap_to = self._state.gaps.get(edge, (NEVER_MS, NEVER_MS))
+        return self._state.through_ms.get(edge, NEVER_MS) < end or max(begin, gap_from) < min(end, gap_to)
 
-    def _retire(self, start_ms: int) -> None:
-        """A window has got its final answer."""
+    def _close_window(self, start_ms: int) -> None:
+        """Removes a window that has its final answer."""
         self._windows.drop(start_ms)
 
     def _pop_closed(self) -> set[int]:
         """Windows with data or an answer that the closed or the final frontier has passed."""
         passed = set()
-        while self._awaiting_close and self._reach(self._awaiting_close[0])[1] <= self._closed_ms:
+        while self._awaiting_close and self._required_span(self._awaiting_close[0])[1] <= self._closed_ms:
             passed.add(heappop(self._awaiting_close))
-        while self._awaiting_final and self._is_final(self._reach(self._awaiting_final[0])[1]):
+        while self._awaiting_final and self._is_final(self._required_span(self._awaiting_final[0])[1]):
             passed.add(heappop(self._awaiting_final))
         return {start for start in passed if start in self._windows}
 
     def _pop_due(self, now_ms: int) -> set[int]:
-        """Windows without an answer whose time has come, with data or without."""
+        """Windows without an answer that are due, with data or without."""
         if self._due_after_ms is None:
             return set()
         due = set()
@@ -321,7 +317,7 @@ class QueryLedger(ABC):
                 due.add(start)
         return due.union(self._pop_overdue(now_ms))
 
-    # After the last answer
+    # After the final answer
 
     def _seal_slices(self) -> None:
         before = self.sealed_before()
@@ -329,9 +325,9 @@ class QueryLedger(ABC):
             start = heappop(self._open_slices)
             state = self._slices.drop(start)
             if state is not None:
-                self._note_sealed(start, {o: c.observed for o, c in state.closes.items()})
+                self._update_sealed(start, {o: c.observed for o, c in state.closes.items()})
 
-    def _note_sealed(self, start_ms: int, observed: Mapping[Origin, int]) -> None:
+    def _update_sealed(self, start_ms: int, observed: Mapping[EdgeIncarnation, int]) -> None:
         held = self._sealed.get(start_ms)
         known = held.observed if held else {}
         news = {o: n for o, n in observed.items() if n > known.get(o, 0)}
@@ -347,41 +343,41 @@ class QueryLedger(ABC):
 
     # Frontiers
 
-    def _set_head(self, head: Head) -> None:
-        self._head = head
-        if head.expected:
-            self._closed_ms = min(head.through_ms.get(e, NEVER_MS) for e in head.expected)
+    def _set_state(self, state: QueryState) -> None:
+        self._state = state
+        if state.expected:
+            self._closed_ms = min(state.through_ms.get(e, NEVER_MS) for e in state.expected)
         else:
-            # Nobody is waited for: either no edge is known, and nothing is closed, or all that
-            # reported are retired, and what the last of them closed stands.
-            self._closed_ms = max((head.through_ms.get(e, NEVER_MS) for e in head.retired), default=NEVER_MS)
+            # No edge is expected. If none is known, nothing is closed; if all that reported are retired, the
+            # furthest close among them counts.
+            self._closed_ms = max((state.through_ms.get(e, NEVER_MS) for e in state.retired), default=NEVER_MS)
 
     def _phase(self, start_ms: int) -> Phase:
-        closed_at_ms = self._reach(start_ms)[1]
+        closed_at_ms = self._required_span(start_ms)[1]
         if self._is_final(closed_at_ms):
             return Phase.FINAL
         return Phase.COMPLETE if closed_at_ms <= self._closed_ms else Phase.EARLY
 
     def _is_final(self, end_ms: int) -> bool:
-        return end_ms <= self._head.final_through_ms
+        return end_ms <= self._state.final_through_ms
 
     def _is_unanswered(self, start_ms: int) -> bool:
         state = self._windows.get(start_ms)
         return state is not None and not state.is_answered
 
     def _due_at(self, start_ms: int) -> int:
-        return self._head.running_clock.to_wall_ms(self._end(start_ms)) + (self._due_after_ms or 0)
+        return self._state.running_clock.to_wall_ms(self._end(start_ms)) + (self._due_after_ms or 0)
 
     def _choose_clock(self, serving: Sequence[EdgeRecord]) -> StreamClock | None:
-        """The clock in use as long as any edge has it, so that a newcomer does not move deadlines."""
+        """Keeps the clock in use as long as any edge has it, so that a new edge does not move deadlines."""
         clocks = [s.clock for e in serving if (s := e.stream(self._spec.stream)) is not None]
-        if not clocks or self._head.clock in clocks:
-            return self._head.clock
+        if not clocks or self._state.clock in clocks:
+            return self._state.clock
         return clocks[0]
 
     def _rebuild_heaps(self) -> None:
         windows = list(self._windows.items())
-        self._awaiting_close = [start for start, w in windows if w.phase is Phase.EARLY or w.lacks]
+        self._awaiting_close = [start for start, w in windows if w.phase is Phase.EARLY or w.lacks_edges]
         self._awaiting_final = [start for start, _ in windows]
         self._awaiting_due = [start for start, w in windows if not w.is_answered and self._due_after_ms is not None]
         self._open_slices = list(self._slices)

@@ -1,30 +1,27 @@
-"""Where sessions begin and end, from where the records of each slice begin and end. Pure.
+"""Session windows from the extents of slices. Pure.
 
-With slices as wide as the gap, records of one slice are in one session, and only neighbouring slices can
-share one (`edgewater.windows`). So sessions are a function of the slices' extents alone: it makes no
-difference which edge said what, in which order, or how often.
+Slices are as wide as the gap, so all records of one slice belong to one session and only neighbouring slices can share
+one (`edgewater.windows`). Sessions are therefore a function of the slices' extents: which edge reported an extent, in
+which order and how often makes no difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from edgewater.windows import Session
-
-Extent = tuple[int, int]
-"""Event times of the first and the last record of a slice, at all edges together."""
+from edgewater.windows import Extent, Session, sessions_of
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SessionWindow:
     """A session: whole neighbouring slices.
 
     Attributes:
-        start_ms: its first record; together with the query it names the session.
-        end_ms: a gap behind its last record, or where it was cut.
-        from_ms, to_ms: its slices, the first one's start and the last one's end.
-        cut: it goes on behind its end, and only its greatest length ends it there.
+        start_ms: first record; identifies the session within the query.
+        end_ms: a gap after the last record, or the cut.
+        from_ms, to_ms: start of the first slice and end of the last one.
+        cut: the session reached its maximum length and continues in the next one.
     """
 
     start_ms: int
@@ -37,10 +34,10 @@ class Run:
         return range(self.from_ms, self.to_ms, window.gap_ms)
 
 
-def run_around(slice_start_ms: int, extents: Mapping[int, Extent], window: Session) -> range:
-    """The slices that hang together with one that has records, however long that becomes.
+def connected_slices(slice_start_ms: int, extents: Mapping[int, Extent], window: Session) -> range:
+    """Starts of the slices that are connected to a slice with records by gaps shorter than the session gap.
 
-    Takes a step per slice.
+    Takes one step per slice of the result.
     """
     gap = window.gap_ms
     first = last = slice_start_ms
@@ -51,15 +48,12 @@ def run_around(slice_start_ms: int, extents: Mapping[int, Extent], window: Sessi
     return range(first, last + gap, gap)
 
 
-def sessions_of(run: Sequence[int], extents: Mapping[int, Extent], window: Session) -> Iterator[Run]:
-    """The sessions of slices that hang together: one, or as many as its length asks for.
+def session_windows(connected: range, extents: Mapping[int, Extent], window: Session) -> Iterator[SessionWindow]:
+    """The sessions of connected slices: one, or several where the maximum length cuts them.
 
-    It is cut from its beginning on, so what has been cut off and is final stays as it is.
+    Cuts are made from the beginning on, so a session that was cut off and is final does not change.
     """
-    most = window.slices_per_window
-    for at in range(0, len(run), most):
-        piece = run[at : at + most]
-        border = piece[-1] + window.gap_ms
-        cut = at + most < len(run)
-        end = border if cut else extents[piece[-1]][1] + window.gap_ms
-        yield Run(extents[piece[0]][0], end, piece[0], border, cut)
+    for slices, cut in sessions_of(connected, window, extents.__getitem__):
+        border = slices[-1] + window.gap_ms
+        end = border if cut else extents[slices[-1]][1] + window.gap_ms
+        yield SessionWindow(extents[slices[0]][0], end, slices[0], border, cut)

@@ -1,8 +1,7 @@
-"""What the ledger remembers of a query, as immutable values with their JSON.
+"""The ledger's state of a query, as immutable values with their JSON.
 
-State is a *head* and many small *parts* (one per slice or window). A change replaces a value and never
-alters one, so a transaction knows the values before it by having kept references to them: going back
-costs as much as was changed, and only what was changed is written to the store.
+The state is one `QueryState` and many small entries, one per slice or window. A change replaces a value and never
+mutates one, so a transaction can list what it changed, and only that is written to the store.
 """
 
 from __future__ import annotations
@@ -14,36 +13,37 @@ from typing import Any, Generic, Literal, TypeVar
 
 from center.catalog.store import RegisteredQuery
 from center.ledger.quality import Phase, Totals
-from center.ledger.sessionize import Extent, Run
+from center.ledger.sessionize import SessionWindow
 from edgewater.errors import StorageError, UnsupportedVersion
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, NEVER_MS, EdgeId, StreamClock
+from edgewater.windows import Extent
 from edgewater.wire.frames import QueryRef, SliceClose, Withheld
 
 STATE_VERSION = 1
 
-Origin = tuple[str, str]
+EdgeIncarnation = tuple[str, str]
 """(edge, incarnation): counters of a close are totals per incarnation."""
 
-PartKind = Literal["slice", "window", "sealed", "accuracy"]
+EntryKind = Literal["slice", "window", "sealed", "accuracy"]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """What there is once per query.
+class QueryState:
+    """The part of a query's state that is not per slice or window.
 
     Attributes:
-        expected: edges that are waited for, sorted.
-        retired: edges of the stream that are declared gone.
-        clock: of the stream, None as long as no edge is known that serves it.
-        through_ms: by edge, event time up to which it has closed.
-        gaps: by edge, the last piece of event time [from, to) of which it said that it has not all records.
-        final_through_ms: windows that end at or before it are final. Never goes back.
-        due_from_ms: start of the next window that may be due without any data; None: none is.
-        after_final: records, so far, that came for a window that was final already.
-        sealed_before_ms: of sessions, slices that start before it are in final ones only. Never goes back.
-        sessions_cut: final sessions, so far, that their greatest length ended.
+        expected: edges whose closes the windows need, sorted.
+        retired: retired edges of the stream.
+        clock: the stream's clock; None: no known edge serves the stream.
+        through_ms: per edge, event time before which all its slices are closed.
+        gaps: per edge, the latest range [from, to) of event time for which the edge does not have all records.
+        final_through_ms: windows that end at or before it are final. Never decreases.
+        due_from_ms: start of the next window that may become due without data; None: there is none.
+        after_final: number of records so far that arrived for a final window.
+        sealed_before_ms: session windows: slices that start before it belong to final sessions only. Never decreases.
+        sessions_cut: number of final sessions so far that were cut at their maximum length.
     """
 
     query: RegisteredQuery
@@ -82,9 +82,9 @@ class Head:
         )
 
     @classmethod
-    def from_mapping(cls, given: Mapping[str, Any]) -> Head:
-        if given["version"] > STATE_VERSION:
-            raise UnsupportedVersion(f"ledger state of version {given['version']}; this release reads {STATE_VERSION}")
+    def from_mapping(cls, given: Mapping[str, Any]) -> QueryState:
+        if given["version"] != STATE_VERSION:
+            raise UnsupportedVersion(f"ledger state has version {given['version']}, not {STATE_VERSION}")
         ref = QueryRef(given["name"], given["query_version"])
         spec = QuerySpec.from_mapping(given["spec"])
         return cls(
@@ -97,8 +97,8 @@ class Head:
             given["final_through_ms"],
             given["due_from_ms"],
             given["after_final"],
-            given.get("sealed_before_ms", NEVER_MS),
-            given.get("sessions_cut", 0),
+            given["sealed_before_ms"],
+            given["sessions_cut"],
         )
 
     @property
@@ -108,32 +108,32 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class SliceState:
-    """What edges say of a slice of which some window is not final.
+    """The edges' closes of a slice that belongs to a window that is not final.
 
     Attributes:
-        has_data: records of it have been seen, by a close or by a partial.
-        totals: of all closes, kept because each window over the slice asks for them again.
+        has_data: a close or a partial has reported records.
+        totals: union of all closes, cached because every window over the slice needs it.
     """
 
-    closes: Mapping[Origin, SliceClose]
+    closes: Mapping[EdgeIncarnation, SliceClose]
     has_data: bool
     totals: Totals
 
     @property
     def extent(self) -> Extent | None:
-        """Where the records of all edges begin and end; None: nobody has said so."""
+        """Event times of the first and the last record over all edges; None: no edge has reported them."""
         firsts = [c.first_ms for c in self.closes.values() if c.first_ms is not None]
         lasts = [c.last_ms for c in self.closes.values() if c.last_ms is not None]
         return (min(firsts), max(lasts)) if firsts and lasts else None
 
     @classmethod
-    def of(cls, closes: Mapping[Origin, SliceClose], has_data: bool, spec: QuerySpec) -> SliceState:
+    def of(cls, closes: Mapping[EdgeIncarnation, SliceClose], has_data: bool, spec: QuerySpec) -> SliceState:
         totals = Totals.of_closes(closes.values(), spec)
         return cls(closes, has_data or totals.observed > 0, totals)
 
     def to_json(self) -> str:
         closes = [
-            [*origin, c.observed, c.late, [list(astuple(w)) for w in c.withheld], *_extent_of(c)]
+            [*origin, c.observed, c.late, [list(astuple(w)) for w in c.withheld], c.first_ms, c.last_ms]
             for origin, c in self.closes.items()
         ]
         return _dump([self.has_data, closes])
@@ -150,26 +150,26 @@ class SliceState:
 
 @dataclass(frozen=True, slots=True)
 class WindowState:
-    """A window that has data or an answer, and is not final.
+    """A window that has data or an answer and is not final.
 
     Attributes:
-        revision: of its newest answer, 0 as long as there is none.
-        phase: of its newest answer.
-        first_staleness_ms: of its first answer; of a session without one, that of the first session
-            it has taken in, if any.
-        run: of a session, what it is made of; None: it is merged into another.
-        merged_into: the start of that one.
-        lacks: its newest answer says ``complete``, since an earlier one was, but some edge has not
-            closed it as it is now. It is answered again when all have.
+        revision: revision of the newest answer; 0: there is none.
+        phase: phase of the newest answer.
+        first_staleness_ms: staleness of the first answer. A session without an answer inherits the smallest one of the
+            answered sessions that were merged into it.
+        session: extent of a session window; None: it was merged into another session.
+        merged_into: start of that other session.
+        lacks_edges: the newest answer keeps the phase ``complete`` of an earlier one, although some edge has not
+            closed the window as it is now. It is answered again when all edges have.
     """
 
     has_data: bool
     revision: int = 0
     phase: Phase = Phase.EARLY
     first_staleness_ms: int | None = None
-    run: Run | None = None
+    session: SessionWindow | None = None
     merged_into: int | None = None
-    lacks: bool = False
+    lacks_edges: bool = False
 
     @property
     def is_answered(self) -> bool:
@@ -177,25 +177,20 @@ class WindowState:
 
     def to_json(self) -> str:
         stated = [self.has_data, self.revision, self.phase, self.first_staleness_ms]
-        if self.run is None and self.merged_into is None and not self.lacks:
-            return _dump(stated)
-        return _dump([*stated, self.run and astuple(self.run), self.merged_into, self.lacks])
+        return _dump([*stated, self.session and astuple(self.session), self.merged_into, self.lacks_edges])
 
     @classmethod
     def from_value(cls, given: Any) -> WindowState:
-        has_data, revision, phase, first_staleness_ms, *more = given
-        run, merged_into, *lacks = more or (None, None)
-        # An older release wrote 0 where there was no answer.
-        first = None if revision == 0 and not more else first_staleness_ms
-        return cls(has_data, revision, Phase(phase), first, run and Run(*run), merged_into, lacks == [True])
+        has_data, revision, phase, first_staleness_ms, session, merged_into, lacks_edges = given
+        restored = session and SessionWindow(*session)
+        return cls(has_data, revision, Phase(phase), first_staleness_ms, restored, merged_into, lacks_edges)
 
 
 @dataclass(frozen=True, slots=True)
 class SealedSlice:
-    """How many records each edge had stated of a slice whose windows are all final: what lies above
-    has come too late."""
+    """Per edge incarnation, the records of a slice whose windows are all final; records beyond that are too late."""
 
-    observed: Mapping[Origin, int]
+    observed: Mapping[EdgeIncarnation, int]
 
     def to_json(self) -> str:
         return _dump([[*origin, n] for origin, n in self.observed.items()])
@@ -206,8 +201,8 @@ class SealedSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class BookNotes:
-    """What `AccuracyBook` noted in a transaction, or a snapshot of it, as JSON."""
+class EstimatorLogEntry:
+    """The estimator's log of one transaction, or a snapshot of the estimator, as JSON."""
 
     text: str
 
@@ -215,15 +210,15 @@ class BookNotes:
         return self.text
 
 
-Part = SliceState | WindowState | SealedSlice | BookNotes
+StateEntry = SliceState | WindowState | SealedSlice | EstimatorLogEntry
 
 
-class Parts(Generic[T]):
-    """Immutable values by start time, which can tell what a transaction changed, and undo it."""
+class StateTable(Generic[T]):
+    """Immutable values by start time, with the set of starts changed since `begin`."""
 
     def __init__(self) -> None:
         self._values: dict[int, T] = {}
-        self._before: dict[int, T | None] | None = None
+        self._changed: set[int] = set()
 
     def __contains__(self, start_ms: int) -> bool:
         return start_ms in self._values
@@ -238,69 +233,50 @@ class Parts(Generic[T]):
         return self._values.get(start_ms)
 
     def put(self, start_ms: int, value: T) -> None:
-        self._note(start_ms)
+        self._changed.add(start_ms)
         self._values[start_ms] = value
 
     def drop(self, start_ms: int) -> T | None:
-        self._note(start_ms)
+        self._changed.add(start_ms)
         return self._values.pop(start_ms, None)
 
     def items(self) -> Iterable[tuple[int, T]]:
         return self._values.items()
 
-    def _note(self, start_ms: int) -> None:
-        if self._before is not None:
-            self._before.setdefault(start_ms, self._values.get(start_ms))
-
     def begin(self) -> None:
-        self._before = {}
+        self._changed.clear()
 
     def changes(self) -> dict[int, T | None]:
-        """Start -> value now, None for one that is gone; of all that changed since `begin`."""
-        return {start: self._values.get(start) for start in self._before or {}}
-
-    def commit(self) -> None:
-        self._before = None
-
-    def rollback(self) -> None:
-        for start, value in (self._before or {}).items():
-            if value is None:
-                self._values.pop(start, None)
-            else:
-                self._values[start] = value
-        self._before = None
+        """The values changed since `begin`, by start; None: removed."""
+        return {start: self._values.get(start) for start in self._changed}
 
 
-def pack_state(head: str, parts: Iterable[tuple[str, int, str]]) -> bytes:
-    """A query's whole state from the JSON of its head and of its parts (kind, start, JSON)."""
-    listed = ",".join(f"[{json.dumps(kind)},{start},{text}]" for kind, start, text in parts)
-    return f'{{"head":{head},"parts":[{listed}]}}'.encode()
+def pack_state(state: str, entries: Iterable[tuple[str, int, str]]) -> bytes:
+    """A query's snapshot from the JSON of its `QueryState` and of its entries (kind, start, JSON)."""
+    listed = ",".join(f"[{json.dumps(kind)},{start},{text}]" for kind, start, text in entries)
+    return f'{{"state":{state},"entries":[{listed}]}}'.encode()
 
 
-def unpack_state(state: bytes) -> tuple[Head, list[tuple[PartKind, int, Part]]]:
-    """Raises StorageError for what `pack_state` did not make, UnsupportedVersion for a newer release's."""
+def unpack_state(snapshot: bytes) -> tuple[QueryState, list[tuple[EntryKind, int, StateEntry]]]:
+    """Raises StorageError for anything that `pack_state` did not make, UnsupportedVersion for another format."""
     try:
-        given = json.loads(state)
-        head = Head.from_mapping(given["head"])
-        return head, [(kind, start, _part(kind, start, value, head)) for kind, start, value in given["parts"]]
+        given = json.loads(snapshot)
+        state = QueryState.from_mapping(given["state"])
+        return state, [(kind, start, _entry(kind, start, value, state)) for kind, start, value in given["entries"]]
     except (ValueError, KeyError, TypeError) as exc:
         raise StorageError(f"ledger state cannot be read: {type(exc).__name__}: {exc}") from exc
 
 
-def _part(kind: str, start_ms: int, value: Any, head: Head) -> Part:
+def _entry(kind: str, start_ms: int, value: Any, state: QueryState) -> StateEntry:
     if kind == "slice":
-        return SliceState.from_value(start_ms, value, head.query.spec)
+        return SliceState.from_value(start_ms, value, state.query.spec)
     if kind == "window":
         return WindowState.from_value(value)
     if kind == "sealed":
         return SealedSlice.from_value(value)
     if kind == "accuracy":
-        return BookNotes(_dump(value))
-    raise ValueError(f"part of unknown kind {kind!r}")
-
-
-def _extent_of(close: SliceClose) -> tuple[int, int] | tuple[()]:
-    return () if close.first_ms is None or close.last_ms is None else (close.first_ms, close.last_ms)
+        return EstimatorLogEntry(_dump(value))
+    raise ValueError(f"unknown kind of entry: {kind!r}")
 
 
 def _dump(value: Any) -> str:

@@ -83,7 +83,7 @@ def _catalog(url: str) -> str:
 
 
 def _results(url: str) -> str:
-    from center.results.store import ResultStore
+    from center.results import ResultStore
 
     results = ResultStore(url)
     try:

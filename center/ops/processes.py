@@ -77,7 +77,7 @@ def run_api(config: CenterConfig) -> None:
     from center.api.app import create_app
     from center.catalog.liveness import ComponentRegistry
     from center.catalog.store import Catalog
-    from center.results.store import ResultStore
+    from center.results import ResultStore
 
     # uvicorn stops at a signal and then raises it once more, for whoever waits behind it: that is us.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -148,8 +148,7 @@ async def _observed(gateway: Any, address: str | None) -> AsyncIterator[None]:
 def run_job(config: CenterConfig) -> None:
     """Merges and answers until SIGTERM or SIGINT."""
     from center.job.job import Job
-    from center.results.retention import trimming
-    from center.results.store import ResultStore
+    from center.results import ResultStore, trimming
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

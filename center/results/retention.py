@@ -1,4 +1,4 @@
-"""Dropping old answers while the job runs, whether or not frames come: in a thread beside it."""
+"""Deletion of old answers, in a thread beside the job."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 SOON_S = 0.05
-"""Between two transactions while there is more to drop: on SQLite the job has to get in between."""
+"""Pause between two transactions while there is more to drop: on SQLite it lets the job in between."""
 
 
 @contextmanager
 def trimming(store: ResultStore, keep_ms: int, now_ms: Callable[[], int], every_s: float = EVERY_S) -> Iterator[None]:
-    """Trims the store now and then for as long as the context lasts; see `ResultStore.trim`.
+    """Trims the store periodically while the context is entered; see `ResultStore.trim`.
 
     Args:
-        keep_ms: how long answers stay after they were given.
+        keep_ms: how long answers are kept.
         now_ms: wall clock, ms.
-        every_s: how often there is a look.
+        every_s: pause between runs.
     """
     stop = threading.Event()
 
@@ -34,7 +34,7 @@ def trimming(store: ResultStore, keep_ms: int, now_ms: Callable[[], int], every_
             try:
                 pause_s = SOON_S if store.trim(now_ms() - keep_ms) else every_s
             except StorageError as exc:
-                logger.warning("old answers are not dropped, and tried again: %s", exc)
+                logger.warning("old answers could not be dropped, retrying: %s", exc)
                 pause_s = every_s
 
     thread = threading.Thread(target=trim, name="answer-retention", daemon=True)

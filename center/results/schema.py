@@ -1,4 +1,4 @@
-"""The result store's tables. They may lie in the catalog's database or in one of their own."""
+"""The result store's tables. They may share the catalog's database."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from center.storage.database import FreeText, Identifier
 
 metadata = MetaData()
 
-# SQLite counts by itself only in a column of its own INTEGER.
+# SQLite assigns ids only to a column of type INTEGER.
 _Id = BigInteger().with_variant(Integer, "sqlite")
 _Query = Identifier(96)
 """A query key, ``name@version``."""
@@ -19,8 +19,8 @@ counters = Table(
     Column("name", Identifier(64), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
-"""``schema``: version of these tables. ``answer``: the last answer id, raised in the order in which
-answers become visible. ``step``: raised by each transaction of the job; its row is the writers' lock."""
+"""``schema``: version of these tables. ``answer``: last answer id, incremented in the order in which answers become
+visible. ``step``: incremented by each transaction of the job; its row is the writers' lock."""
 
 consumed = Table(
     "consumed",
@@ -29,16 +29,16 @@ consumed = Table(
     Column("position", BigInteger, nullable=False),
 )
 
-heads = Table(
-    "ledger_heads",
+ledger_queries = Table(
+    "ledger_queries",
     metadata,
     Column("query", _Query, primary_key=True),
     Column("state", FreeText),
 )
-"""`ledger_state.Head` as JSON; null: the query is deleted, and frames of it that still come are passed over."""
+"""`QueryState` as JSON; null: the query is deleted, and its remaining frames are ignored."""
 
-parts = Table(
-    "ledger_parts",
+ledger_entries = Table(
+    "ledger_entries",
     metadata,
     Column("query", _Query, primary_key=True),
     Column("kind", Identifier(16), primary_key=True),
@@ -55,7 +55,7 @@ deltas = Table(
     Column("shard", Integer, nullable=False),
     Column("synopsis", LargeBinary, nullable=False),
 )
-"""Merged slices, as batches brought them: the slice is the merge of its rows."""
+"""Merged partials per batch: a slice is the merge of its rows."""
 Index("deltas_by_slice", deltas.c.query, deltas.c.slice_start_ms, deltas.c.shard)
 
 shapes = Table(
@@ -64,7 +64,7 @@ shapes = Table(
     Column("query", _Query, primary_key=True),
     Column("shape", FreeText, nullable=False),
 )
-"""`merge.shape_of` the query's first delta: those of another shape do not merge with it."""
+"""Shape (kind, parameters and seeds) of the query's first delta: deltas of another shape do not merge with it."""
 
 answers = Table(
     "answers",
@@ -75,16 +75,16 @@ answers = Table(
     Column("window_end_ms", BigInteger, nullable=False),
     Column("revision", BigInteger, nullable=False),
     Column("phase", Identifier(16), nullable=False),
-    Column("given_at_ms", BigInteger, nullable=False),
+    Column("answered_at_ms", BigInteger, nullable=False),
     Column("staleness_ms", BigInteger, nullable=False),
     Column("quality", FreeText, nullable=False),
     Column("synopsis", LargeBinary),
     UniqueConstraint("query", "window_start_ms", "revision", name="answer_identity"),
 )
-"""Rows are written once; the constraint is the promise that (query, window, revision) never changes."""
+"""Rows are written once; the constraint guarantees that (query, window, revision) never changes."""
 Index("answers_of_query", answers.c.query, answers.c.answer_id)
-answers_by_phase = Index("answers_by_phase", answers.c.phase, answers.c.given_at_ms)
-"""For dropping old ones."""
+Index("answers_by_phase", answers.c.phase, answers.c.answered_at_ms)
+"""For trimming."""
 
 shipped = Table(
     "shipped",

@@ -17,7 +17,7 @@ import pyarrow as pa
 from cachetools import LRUCache
 
 from center.early_trigger.function_estimate import FunctionEstimate, estimate_function
-from center.ledger.quality import ACCURACY, ALL_NEEDED
+from center.ledger import ACCURACY, ALL_RECORDS_NEEDED
 from center.serving.cells import Cell, interval_columns, intervals, nullable, plain
 from edgewater.arrivals.target import Target
 from edgewater.measure import Measure
@@ -130,7 +130,7 @@ def judged(
     worst = max((v.error for v in part.values), default=0.0)
     off = [v for v in part.values if v.error > accuracy.error]
     is_sampled = any(v.rate < 1 for v in part.values)
-    why_not = OTHERS if len(spec.measures) > 1 else ALL_NEEDED
+    why_not = OTHERS if len(spec.measures) > 1 else ALL_RECORDS_NEEDED
     stated = {"of": accuracy.of, "sampling": SAMPLED if is_sampled else why_not, "error": plain(worst),
               "rate": min((v.rate for v in part.values), default=1.0)}  # fmt: skip
     records = {**quality["records"], "sampled": sum(v.size for v in part.values)}

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from center.results.store import AnswerRecord
+from center.results import AnswerRecord
 from center.serving.cells import Cell, Part, plain, without_lists
 from center.serving.function_values import FunctionPart, function_confidence, judged
 from center.serving.measures import DEFAULT_QUANTILES, PLAIN, Asker, Questions, widened

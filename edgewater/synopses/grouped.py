@@ -253,6 +253,8 @@ class GroupedAggregate:
     def merge_bytes(cls, parts: Sequence[bytes]) -> bytes:
         """The union of at least one part; a lone one comes back as it is, checked. Raises as `from_bytes` and
         `merge_all` do, and names the part."""
+        if not parts:
+            raise ValueError("a merge needs at least one part")
         first, *others = (named(number, len(parts), cls.from_bytes, part) for number, part in enumerate(parts))
         if not others:
             return parts[0]

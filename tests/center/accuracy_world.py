@@ -10,8 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
+from center.ledger import (
+    EdgesChanged,
+    Emission,
+    FramesMerged,
+    FrameSummary,
+    Ledger,
+    Phase,
+    QueryRegistered,
+    TimeAdvanced,
+)
 from center.ledger.early_answers import AccuracyLedger
-from center.ledger.ledger import EdgesChanged, Emission, FrameFact, Ledger, Phase, Registered, Reported, Tick
 from edge.core.core import EdgeCore
 from edge.core.events import Acked, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
 from edge.core.streams import StreamSpec
@@ -157,7 +166,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in self.sites)))
-        self.ledger.handle(Registered(RegisteredQuery(REF, self.query, BEGIN_MS - 1, None)))
+        self.ledger.handle(QueryRegistered(RegisteredQuery(REF, self.query, BEGIN_MS - 1, None)))
         for site in self.sites:
             site.core.handle(Configured(((REF, self.query),)))
 
@@ -180,15 +189,15 @@ class World:
         if arrived:
             self.sent = [s for s in self.sent if s[0] > self.now_ms]
             facts = tuple(self._fact(number, name, frame) for _, number, name, frame in arrived)
-            self.given += self.ledger.handle(Reported(facts, self.now_ms))
+            self.given += self.ledger.handle(FramesMerged(facts, self.now_ms))
         due = self.ledger.next_deadline()
         if due is not None and due <= self.now_ms:
-            self.given += self.ledger.handle(Tick(self.now_ms))
+            self.given += self.ledger.handle(TimeAdvanced(self.now_ms))
 
-    def _fact(self, number: int, name: str, frame: Frame) -> FrameFact:
+    def _fact(self, number: int, name: str, frame: Frame) -> FrameSummary:
         body = frame.unpack()
         touched = tuple(sorted({p.slice_start_ms for p in body.partials}))
-        return FrameFact(
+        return FrameSummary(
             REF, number, EdgeId(name), body.through_ms, body.closes, touched, frame.wire_bytes, self.now_ms, "i",
             body.since_ms, body.arrivals,
         )  # fmt: skip
@@ -221,7 +230,7 @@ def first_answers(given: list[Emission], skip: int = 0) -> list[Emission]:
 
 
 def wait_ms(emission: Emission) -> int:
-    return emission.given_at_ms - emission.window_end_ms
+    return emission.answered_at_ms - emission.window_end_ms
 
 
 def phases(given: list[Emission], start_ms: int) -> list[Phase]:
@@ -229,4 +238,4 @@ def phases(given: list[Emission], start_ms: int) -> list[Phase]:
 
 
 def without_times(emission: Emission) -> Emission:
-    return replace(emission, given_at_ms=0)
+    return replace(emission, answered_at_ms=0)

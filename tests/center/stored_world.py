@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from center.catalog.store import RegisteredQuery
-from center.ledger.ledger import EdgesChanged, Ledger, Registered
-from center.results.partials import merge_partials
-from center.results.store import MergedDelta, ResultStore
+from center.ledger import EdgesChanged, Ledger, QueryRegistered
+from center.results import MergedDelta, ResultStore
 from edgewater.query import QuerySpec
+from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import Frame
 from tests.center.accuracy_world import BEGIN_MS, REF, Site, World, exponential, record_of, spec
 
@@ -42,7 +42,7 @@ class Stored(World):
         for frame in frames:
             for partial in frame.unpack().partials:
                 parts.setdefault(partial.slice_start_ms, []).append(partial.synopsis)
-        return [MergedDelta(REF, start, 0, merge_partials(each)) for start, each in sorted(parts.items())]
+        return [MergedDelta(REF, start, 0, GroupedAggregate.merge_bytes(each)) for start, each in sorted(parts.items())]
 
     def crash(self, path: Path) -> None:
         """The job dies; another reads what was written."""
@@ -68,7 +68,7 @@ def stored(
     world.ledger = Ledger(margin_ms=50)
     events = [
         EdgesChanged(tuple(record_of(s.name) for s in world.sites)),
-        Registered(RegisteredQuery(REF, query, BEGIN_MS - 1, None)),
+        QueryRegistered(RegisteredQuery(REF, query, BEGIN_MS - 1, None)),
     ]
     world.store.tick(world.ledger, events, BEGIN_MS)
     return world

@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.results.partials import merge_partials
 from edge.core.events import BudgetSet
 from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
 from edgewater.errors import InvalidRequest
@@ -115,7 +114,7 @@ def test_the_fast_center_equals_the_merge_of_production() -> None:
 
         def outcome(self, *given: Any) -> Any:
             for start, parts in frames.items():
-                merged = GroupedAggregate.from_bytes(merge_partials(parts))
+                merged = GroupedAggregate.from_bytes(GroupedAggregate.merge_bytes(parts))
                 codes = merged.rows()[0].to_numpy()
                 np.testing.assert_allclose(self.values(start)[codes], merged.query("v").value)
                 assert int(np.isfinite(self.values(start)).sum()) == len(merged)

@@ -18,7 +18,7 @@ from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
 from center.api.time_params import Time
 from center.catalog.store import RegisteredQuery
-from center.results.store import AnswerRecord
+from center.results import AnswerRecord
 from center.serving.measures import Questions
 from center.serving.render import rfc3339
 from edgewater.errors import InvalidRequest, NotFound

@@ -20,8 +20,8 @@ from center.api.app import create_app
 from center.catalog.liveness import ComponentRegistry
 from center.catalog.store import Catalog, HeartbeatRecord, RegisteredQuery, StreamRecord
 from center.config import ApiSection
-from center.ledger.ledger import EdgesChanged, FrameFact, Ledger, Registered
-from center.results.store import MergedDelta, ResultStore
+from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
+from center.results import MergedDelta, ResultStore
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
@@ -82,7 +82,7 @@ class Desk:
 
     def register(self, **changes: object) -> RegisteredQuery:
         query = self.catalog.register(QuerySpec.from_mapping({**SPEC, **changes}), self.now)
-        self.results.tick(self.ledger, [EdgesChanged(tuple(self.catalog.edges())), Registered(query)], self.now)
+        self.results.tick(self.ledger, [EdgesChanged(tuple(self.catalog.edges())), QueryRegistered(query)], self.now)
         return query
 
     def report(
@@ -112,7 +112,7 @@ class Desk:
         delta = MergedDelta(query.ref, start_ms, 0, part.to_bytes())
         through = start_ms + HOUR if closed else start_ms
         close = SliceClose(start_ms, rows, 0, withheld)
-        fact = FrameFact(
+        fact = FrameSummary(
             query.ref, position, EdgeId(edge), through, (close,), (start_ms,), 500, self.now, f"{edge}-1"
         )  # fmt: skip
         self.results.apply(self.ledger, [delta], [fact], {query.key: position}, self.now)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from center.api.models import Answer
-from center.ledger.ledger import FrameFact
-from center.results.store import MergedDelta
+from center.ledger import FrameSummary
+from center.results import MergedDelta
 from edgewater.streams import EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import SliceClose
@@ -31,7 +31,7 @@ def ship(desk, query, position, *times_s, before=()):
         closes.append(SliceClose(start, len(inside), 0, (), min(inside), max(inside)))
     touched = tuple(c.slice_start_ms for c in closes)
     through = T0 + 30 * MINUTE
-    fact = FrameFact(query.ref, position, EdgeId("jfk"), through, tuple(closes), touched, 10, desk.now, "jfk-1")
+    fact = FrameSummary(query.ref, position, EdgeId("jfk"), through, tuple(closes), touched, 10, desk.now, "jfk-1")
     desk.results.apply(desk.ledger, deltas, [fact], {query.key: position}, desk.now)
 
 

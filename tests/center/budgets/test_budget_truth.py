@@ -19,8 +19,8 @@ from center.budgets.allocation import (
     ShareReported,
 )
 from center.catalog.store import RegisteredQuery
-from center.ledger.ledger import EdgesChanged, FrameFact, Ledger, Registered
-from center.results.store import AnswerRecord, MergedDelta, ResultStore
+from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
+from center.results import AnswerRecord, MergedDelta, ResultStore
 from edge.core.core import EdgeCore
 from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
 from edge.core.streams import StreamSpec
@@ -60,7 +60,7 @@ class World:
         self.spec = spec(window, least)
         self.store, self.ledger = ResultStore(f"sqlite:///{path}/results.db"), Ledger()
         self.store.load_ledger(self.ledger)
-        registered = Registered(RegisteredQuery(REF, self.spec, 0, None))
+        registered = QueryRegistered(RegisteredQuery(REF, self.spec, 0, None))
         self.store.tick(self.ledger, [EdgesChanged(tuple(map(edge_record, EDGES))), registered], 0)
         self.cores = {edge: EdgeCore({"events": StreamSpec({"k": pa.string(), "x": pa.int64()})}) for edge in EDGES}
         for core in self.cores.values():
@@ -92,7 +92,7 @@ class World:
             body = built[0].frame.unpack()
             self.position += 1
             touched = tuple(sorted({p.slice_start_ms for p in body.partials}))
-            fact = FrameFact(REF, self.position, EdgeId(edge), body.through_ms, body.closes, touched, 1, 0, "i")
+            fact = FrameSummary(REF, self.position, EdgeId(edge), body.through_ms, body.closes, touched, 1, 0, "i")
             deltas = [MergedDelta(REF, p.slice_start_ms, p.shard, p.synopsis) for p in body.partials]
             self.store.apply(self.ledger, deltas, [fact], {"q@1": self.position}, self.now_ms)
         for record in self.store.answers_after(self.checked, 1_000):

@@ -16,9 +16,8 @@ import pytest
 from center.estimation import groups
 from center.estimation.estimator import AccuracyBook
 from center.estimation.prediction import Outlook, Prediction
+from center.ledger import EdgesChanged, Emission, Ledger, Phase, TimeAdvanced, pack_state
 from center.ledger import early_answers as accuracy_ledger
-from center.ledger.ledger import EdgesChanged, Emission, Ledger, Phase, Tick
-from center.ledger.state import pack_state
 from edge.core.core import EdgeCore
 from edge.core.events import SamplingSet
 from edge.core.streams import StreamSpec
@@ -215,8 +214,8 @@ def test_how_many_groups_are_reckoned_with_at_once_changes_no_answer(
         world.sites[1].cut = (BEGIN_MS + 4_000, BEGIN_MS + 6_500)
         given.append(world.run(8))
     for others in given[1:]:
-        assert [(e.window_start_ms, e.revision, e.given_at_ms, e.phase) for e in others] == [
-            (e.window_start_ms, e.revision, e.given_at_ms, e.phase) for e in given[0]
+        assert [(e.window_start_ms, e.revision, e.answered_at_ms, e.phase) for e in others] == [
+            (e.window_start_ms, e.revision, e.answered_at_ms, e.phase) for e in given[0]
         ]
         for mine, theirs in zip(given[0], others, strict=True):
             if mine.phase is not Phase.EARLY:
@@ -290,7 +289,7 @@ def test_what_each_transaction_writes_restores_the_book(compact_bytes: int, monk
         with other.ledger.transaction() as transaction:
             result = handle(event)
             for change in transaction.changes():
-                for kind, start, text in change.parts:
+                for kind, start, text in change.entries:
                     parts.pop((kind, start), None)
                     if text is not None:
                         parts[kind, start] = text
@@ -300,7 +299,7 @@ def test_what_each_transaction_writes_restores_the_book(compact_bytes: int, monk
     other.run(4)
     ledger = Ledger(margin_ms=50)
     ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in other.sites)))
-    head = other.ledger._queries[REF].head.to_json()
+    head = other.ledger._queries[REF].state.to_json()
     ledger.restore(REF, pack_state(head, ((k, s, t) for (k, s), t in sorted(parts.items()))))
     other.ledger = ledger
     other.run(3)
@@ -366,5 +365,5 @@ def test_when_the_last_edge_is_retired_no_rates_are_needed() -> None:
     world = World(grouped(error="20%"), sites(slower=()))
     world.run(6)
     world.ledger.handle(EdgesChanged(tuple(replace(record_of(s.name), retired=True) for s in world.sites)))
-    world.ledger.handle(Tick(world.now_ms))
+    world.ledger.handle(TimeAdvanced(world.now_ms))
     assert world.book().rates() == {} and world.ledger.needed_rates() == {REF: {}}

@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 
 from center.estimation.estimator import AccuracyBook
-from center.ledger.ledger import Emission
+from center.ledger import Emission
 from center.sampling.policy import EdgeSamplingController, SamplingRequirement
 from center.sampling.reasons import describe_reasons
 from edge.core.events import SamplingSet

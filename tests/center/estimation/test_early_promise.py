@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from center.ledger.ledger import Emission, Phase
+from center.ledger import Emission, Phase
 from tests.center.accuracy_world import (
     DISORDER_MS,
     Delays,
@@ -85,7 +85,7 @@ def test_early_answers_keep_error_and_confidence_within_the_binomial_band(
     assert held >= least_covered(len(answers))
     waits = np.array([wait_ms(a) for a in answers])
     assert np.percentile(waits, 95) <= 300  # of which 30 are the network's
-    complete = [e.given_at_ms - e.window_end_ms for e in world.given if e.phase is Phase.COMPLETE]
+    complete = [e.answered_at_ms - e.window_end_ms for e in world.given if e.phase is Phase.COMPLETE]
     assert waits.mean() < 0.1 * np.mean(complete)
     assert np.mean(complete) >= DISORDER_MS
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from center.ledger.ledger import Phase
+from center.ledger import Phase
 from edge.core.events import SamplingSet
 from tests.center.accuracy_world import REF, WINDOW_MS, Site, World, exponential, first_answers, spec
 from tests.center.estimation.test_early_promise import least_covered

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from center.estimation.prediction import Prediction
+from center.ledger import EdgesChanged, Emission, Phase
 from center.ledger.early_answers import AccuracyLedger
-from center.ledger.ledger import EdgesChanged, Emission, Phase
 from edge.arrivals.group_monitor import GroupMonitor
 from edge.core.events import SamplingSet, SourceEnded
 from edgewater.wire.frames import SamplingReason

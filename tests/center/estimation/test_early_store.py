@@ -12,7 +12,7 @@ from center.catalog.store import FrameEntry, RegisteredQuery
 from center.job.metrics import JobMetrics
 from center.job.microbatch import digest
 from center.job.rows import RowKind, rows_of_frame
-from center.ledger.ledger import Phase
+from center.ledger import Phase
 from center.serving.evaluator import Evaluator
 from center.serving.measures import Questions
 from center.serving.question_lines import Line

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from center.ledger import EdgesChanged, Ledger, Phase, pack_state
 from center.ledger import early_answers as accuracy_ledger
-from center.ledger.ledger import EdgesChanged, Ledger, Phase
-from center.ledger.state import pack_state
 from edge.core.core import EdgeCore
 from edge.core.events import Configured, SamplingSet
 from edge.core.streams import StreamSpec
@@ -99,14 +98,15 @@ def test_a_transaction_that_fails_leaves_the_book_as_it_was() -> None:
         pass
 
     def twice(event):  # type: ignore[no-untyped-def]
-        """Each event is taken in, undone, and taken in again."""
+        """Handles each event in a transaction that fails, loads the state before it, and handles the event again."""
+        before = {ref: torn.ledger.snapshot(ref) for ref in torn.ledger.queries()}
         try:
             with torn.ledger.transaction() as transaction:
                 given(event)
                 transaction.changes()
                 raise Torn
         except Torn:
-            pass
+            torn.ledger.load(before)
         with torn.ledger.transaction() as transaction:
             result = given(event)
             transaction.changes()
@@ -133,9 +133,9 @@ def test_the_state_written_per_transaction_restores_the_book(
         with other.ledger.transaction() as transaction:
             result = handle(event)
             for change in transaction.changes():
-                if change.head is not None:
-                    heads["q"] = change.head
-                for kind, start, text in change.parts:
+                if change.state is not None:
+                    heads["q"] = change.state
+                for kind, start, text in change.entries:
                     if text is None:
                         parts.pop((kind, start), None)
                     else:
@@ -147,7 +147,7 @@ def test_the_state_written_per_transaction_restores_the_book(
     ledger = Ledger(margin_ms=50)
     ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in other.sites)))
     assert (("accuracy", accuracy_ledger.SNAPSHOT) in parts) == (compact_bytes < 1 << 18)
-    head = heads.get("q") or other.ledger._queries[REF].head.to_json()
+    head = heads.get("q") or other.ledger._queries[REF].state.to_json()
     ledger.restore(REF, pack_state(head, ((k, s, t) for (k, s), t in sorted(parts.items()))))
     other.ledger = ledger
     other.run(4)

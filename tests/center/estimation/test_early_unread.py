@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from center.ledger.ledger import Emission, Phase
+from center.ledger import Emission, Phase
 from tests.center.accuracy_world import BEGIN_MS, Site, World, exponential, first_answers, spec
 
 pytestmark = pytest.mark.slow
@@ -60,16 +60,16 @@ def test_every_window_is_answered_and_none_while_there_is_unread_input(world: Wo
         given = [e for e in world.given if e.window_start_ms == BEGIN_MS + second * 1_000]
         assert given, second
         assert given[-1].quality.observed > 0
-        first_ms = given[0].given_at_ms - BEGIN_MS
+        first_ms = given[0].answered_at_ms - BEGIN_MS
         assert not SLOW_MS[0] + 500 < first_ms < SLOW_MS[1], "it waits until the edge has caught up"
 
 
 def test_a_deadline_is_kept_and_the_answer_says_what_it_lacks() -> None:
     world = world_of(budget={"staleness": "1s"})
-    given = [e for e in early(world) if SLOW_MS[0] + 500 < e.given_at_ms - BEGIN_MS < SLOW_MS[1]]
+    given = [e for e in early(world) if SLOW_MS[0] + 500 < e.answered_at_ms - BEGIN_MS < SLOW_MS[1]]
     assert given
     for answer in given:
-        assert answer.given_at_ms <= answer.window_end_ms + 1_000
+        assert answer.answered_at_ms <= answer.window_end_ms + 1_000
         (violation,) = answer.quality.violations
         assert "e0 cannot keep up: there may be input that has not been read" in violation.message
 

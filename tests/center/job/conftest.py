@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from center.catalog.store import Catalog, StreamRecord, UnindexedFrame, query_key
-from center.ledger.ledger import Phase
-from center.results.store import ResultStore
+from center.ledger import Phase
+from center.results import ResultStore
 from center.spark.session import SessionConfig, start_session
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.query import QuerySpec

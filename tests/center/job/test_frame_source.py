@@ -17,7 +17,7 @@ from center.job.frame_source import FramePartition, FrameReader, SourceOptions, 
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
 from center.job.rows import FrameRow, RowKind, from_table
-from center.ledger.ledger import Ledger
+from center.ledger import Ledger
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import FrameBody, QueryRef

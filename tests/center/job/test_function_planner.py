@@ -14,8 +14,8 @@ from center.job.function_planner import FunctionRatePlanner, FunctionRateThread
 from center.job.function_rates import FunctionRates
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
-from center.ledger.ledger import FrameFact, Ledger
-from center.results.store import AnswerRecord, MergedDelta
+from center.ledger import FrameSummary, Ledger
+from center.results import AnswerRecord, MergedDelta
 from edgewater.query import QuerySpec
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.sampling.row_sample import RowSampleStack
@@ -49,7 +49,9 @@ def answer_window(world: Any, writer: LedgerWriter, ref: QueryRef, window: int, 
     aggregate.update([], {"p": column}, ROWS)
     start = window * 1_000
     facts = [
-        FrameFact(ref, 3 * window + i + 1, edge, start + 1_000, (SliceClose(start, ROWS, 0),), (start,), 100, world.now)
+        FrameSummary(
+            ref, 3 * window + i + 1, edge, start + 1_000, (SliceClose(start, ROWS, 0),), (start,), 100, world.now
+        )
         for i, edge in enumerate(world.edges)
     ]
     through = {query_key(ref): facts[-1].position}

@@ -9,7 +9,7 @@ import pytest
 from center.job.catalog_events import CatalogEvents
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
-from center.ledger.ledger import FrameFact, Ledger
+from center.ledger import FrameSummary, Ledger
 from edgewater.wire.frames import Arrivals, SliceClose
 
 ENDED_MS = 1_001_000
@@ -32,11 +32,11 @@ def writer(world: Any, metrics: JobMetrics) -> LedgerWriter:
     return LedgerWriter(Ledger(), world.store, CatalogEvents(world.catalog), metrics, now_ms=world.clock)
 
 
-def closing_frames(world: Any, ref: Any, **more: Any) -> list[FrameFact]:
+def closing_frames(world: Any, ref: Any, **more: Any) -> list[FrameSummary]:
     """Each edge closes the window that ends at `ENDED_MS`; their frames come 10, 20 and 30 ms later."""
     close = SliceClose(ENDED_MS - 1000, 8, 0)
     return [
-        FrameFact(ref, i, edge, ENDED_MS, (close,), (ENDED_MS - 1000,), 100, ENDED_MS + 10 * i, "i1", None, **more)
+        FrameSummary(ref, i, edge, ENDED_MS, (close,), (ENDED_MS - 1000,), 100, ENDED_MS + 10 * i, "i1", None, **more)
         for i, edge in enumerate(world.edges, start=1)
     ]
 
@@ -55,8 +55,10 @@ def test_the_parts_of_a_first_answers_age_add_up_and_later_answers_are_not_count
     assert parts_ms(metrics, "a") == {"arrive": 30, "wait": 50, "merge": 90, "apply": 15}
     assert metrics.registry.get_sample_value("edgewater_job_frame_delay_seconds_count") == 3
 
-    later = [FrameFact(ref, 4, world.edges[0], ENDED_MS, (SliceClose(ENDED_MS - 1000, 9, 0),), (ENDED_MS - 1000,), 100,
-                       ENDED_MS + 900, "i1", None)]  # fmt: skip
+    closes = (SliceClose(ENDED_MS - 1000, 9, 0),)
+    later = [
+        FrameSummary(ref, 4, world.edges[0], ENDED_MS, closes, (ENDED_MS - 1000,), 100, ENDED_MS + 900, "i1", None)
+    ]
     metrics.note_batch(later, writer.apply([], later, {"a@1": 4}), ENDED_MS + 950, ENDED_MS + 960, ENDED_MS + 970)
 
     assert sum(parts_ms(metrics, "a").values()) == 185

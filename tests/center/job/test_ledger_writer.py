@@ -12,7 +12,7 @@ from center.job.catalog_events import CatalogEvents
 from center.job.frame_retention import FrameRetention
 from center.job.ledger_writer import DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics, serving
-from center.ledger.ledger import Ledger, Phase
+from center.ledger import Ledger, Phase
 from edgewater.errors import InvalidConfig, StorageError
 from edgewater.query import QuerySpec
 
@@ -62,7 +62,7 @@ def test_the_catalogs_news_are_taken_in_once(world: Any) -> None:
     assert follower.news() == (version, [])
     world.catalog.delete("a", world.now)
     world.register("a")
-    assert [type(e).__name__ for e in follower.news()[1]] == ["EdgesChanged", "Deleted", "Registered"]
+    assert [type(e).__name__ for e in follower.news()[1]] == ["EdgesChanged", "QueryDeleted", "QueryRegistered"]
 
 
 def test_a_query_registered_just_before_its_first_frame_is_known_in_time(world: Any, writer: LedgerWriter) -> None:

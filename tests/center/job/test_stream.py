@@ -19,8 +19,8 @@ from center.job.job import JobConfig, start_stream
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
 from center.job.microbatch import BatchProcessor
-from center.ledger.ledger import Ledger
-from center.results.store import ResultStore
+from center.ledger import Ledger
+from center.results import ResultStore
 
 pytestmark = pytest.mark.spark
 

@@ -6,17 +6,17 @@ import pyarrow as pa
 import pytest
 
 from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
-from center.ledger.ledger import (
+from center.ledger import (
     AT_ONCE_MS,
-    Deleted,
     EdgesChanged,
     Emission,
-    FrameFact,
+    FramesMerged,
+    FrameSummary,
     Ledger,
     Phase,
-    Registered,
-    Reported,
-    Tick,
+    QueryDeleted,
+    QueryRegistered,
+    TimeAdvanced,
 )
 from center.ledger.query import MAX_SEALED_STATEMENTS
 from center.ledger.time_windows import MAX_OVERDUE_PER_TICK
@@ -69,7 +69,7 @@ class Center:
         self.edges = {name: edge_record(name, clock=clock) for name in edges}
         self.position = 0
         self.ledger.handle(EdgesChanged(tuple(self.edges.values())))
-        self.ledger.handle(Registered(RegisteredQuery(REF, spec(**query), registered_at_ms, None)))
+        self.ledger.handle(QueryRegistered(RegisteredQuery(REF, spec(**query), registered_at_ms, None)))
 
     def fact(
         self,
@@ -78,13 +78,13 @@ class Center:
         *closes: SliceClose,
         touched: tuple[int, ...] | None = None,
         incarnation: str = "i1",
-    ) -> FrameFact:
+    ) -> FrameSummary:
         self.position += 1
         starts = tuple(c.slice_start_ms for c in closes if c.observed) if touched is None else touched
-        return FrameFact(REF, self.position, EdgeId(edge), through_ms, closes, starts, 100, 0, incarnation)
+        return FrameSummary(REF, self.position, EdgeId(edge), through_ms, closes, starts, 100, 0, incarnation)
 
-    def reports(self, *facts: FrameFact, now_ms: int = 0) -> list[Emission]:
-        return self.ledger.handle(Reported(facts, now_ms))
+    def reports(self, *facts: FrameSummary, now_ms: int = 0) -> list[Emission]:
+        return self.ledger.handle(FramesMerged(facts, now_ms))
 
     def says(
         self,
@@ -99,7 +99,7 @@ class Center:
         return self.reports(fact, now_ms=now_ms)
 
     def tick(self, now_ms: int) -> list[Emission]:
-        return self.ledger.handle(Tick(now_ms))
+        return self.ledger.handle(TimeAdvanced(now_ms))
 
     def joins(self, name: str) -> None:
         self.edges[name] = edge_record(name, clock=self.clock)
@@ -131,7 +131,7 @@ def test_a_window_is_answered_once_every_expected_edge_has_closed_it() -> None:
     assert center.says("a", MINUTE, close(0, 3)) == []
     (answer,) = center.says("b", MINUTE, close(0, 4), now_ms=MINUTE + 250)
     assert told([answer]) == [(0, 1, "final")]
-    assert (answer.window_end_ms, answer.given_at_ms, answer.quality.staleness_ms) == (MINUTE, MINUTE + 250, 250)
+    assert (answer.window_end_ms, answer.answered_at_ms, answer.quality.staleness_ms) == (MINUTE, MINUTE + 250, 250)
     quality = answer.quality.to_mapping()
     assert quality["completeness"] == {"ratio": 1.0, "expected": 2, "reported": 2, "missing": []}
     assert quality["records"] == {"observed": 7, "expected": 7, "sampled": 7, "late": 0, "after_final": 0}
@@ -352,9 +352,9 @@ def test_a_complete_window_that_lacks_a_newcomer_is_answered_again_when_that_has
     restored.restore(REF, center.ledger.snapshot(REF))
     restored.handle(EdgesChanged(tuple(center.edges.values())))
     for ledger in (center.ledger, restored):
-        (again,) = ledger.handle(Reported((center.fact("b", MINUTE),), 0))
+        (again,) = ledger.handle(FramesMerged((center.fact("b", MINUTE),), 0))
         assert (again.revision, again.phase, again.quality.missing) == (3, Phase.COMPLETE, ())
-        assert ledger.handle(Tick(0)) == []
+        assert ledger.handle(TimeAdvanced(0)) == []
 
 
 def test_an_edge_that_reports_before_the_catalogs_list_names_it_is_waited_for() -> None:
@@ -414,7 +414,7 @@ def test_a_window_of_which_an_edge_lacks_the_beginning_is_final_but_not_whole() 
     assert told([first, second]) == [(0, 1, "final"), (MINUTE, 1, "final")]
     assert first.quality.missing == ("b",)
     assert first.quality.to_mapping()["records"]["expected"] is None
-    message = "1 of 2 expected edges have closed the window with all its records"
+    message = "1 of 2 expected edges have closed the window with all their records"
     assert [(v.code, v.message) for v in first.quality.violations] == [("missing-edges", message)]
     assert second.quality.missing == () and second.quality.violations == ()
 
@@ -523,7 +523,7 @@ def test_the_state_of_final_windows_is_dropped() -> None:
     for minute in range(10_000):
         center.says("a", (minute + 1) * MINUTE, close(minute * MINUTE, 1))
     query = center.ledger._queries[REF]
-    kinds = [kind for kind, _, _ in query.all_parts()]
+    kinds = [kind for kind, _, _ in query.all_entries()]
     assert set(kinds) == {"sealed"}
     assert len(kinds) == MAX_SEALED_STATEMENTS
     for heap in (query._awaiting_close, query._awaiting_final, query._awaiting_due, query._open_slices):
@@ -560,7 +560,7 @@ def test_an_error_budget_that_is_overdrawn_is_a_violation_with_its_numbers() -> 
     contract = answer.quality.to_mapping()["contract"]
     assert contract["requested"] == {"error": {"s": 5.0}}
     assert not contract["met"]
-    message = "s: edges withhold up to 6 of a group, the budget is 5"
+    message = "s: edges withhold up to 6 per group; the budget is 5"
     assert contract["violations"] == [{"code": "error-budget", "message": message}]
 
 
@@ -600,10 +600,10 @@ def test_frames_of_a_query_that_was_never_registered_are_not_lost_but_refused() 
 
 def test_frames_of_a_deleted_query_are_passed_over() -> None:
     center = Center("a")
-    center.ledger.handle(Deleted(REF))
+    center.ledger.handle(QueryDeleted(REF))
     assert center.says("a", MINUTE, close(0, 1)) == []
     assert center.ledger.queries() == []
-    center.ledger.handle(Registered(RegisteredQuery(REF, spec(), 0, None)))
+    center.ledger.handle(QueryRegistered(RegisteredQuery(REF, spec(), 0, None)))
     assert center.ledger.queries() == [], "a stale list of queries does not bring it back"
 
 
@@ -611,7 +611,7 @@ def test_registering_again_changes_nothing() -> None:
     center = Center("a")
     center.says("a", 30_000, close(0, 1))
     before = center.ledger.snapshot(REF)
-    center.ledger.handle(Registered(RegisteredQuery(REF, spec(), 99, None)))
+    center.ledger.handle(QueryRegistered(RegisteredQuery(REF, spec(), 99, None)))
     assert center.ledger.snapshot(REF) == before
 
 
@@ -633,26 +633,54 @@ def test_a_snapshot_of_another_query_or_of_nothing_is_refused() -> None:
 # Transactions
 
 
-def test_an_exception_inside_a_transaction_undoes_everything() -> None:
+def test_a_ledger_loaded_after_a_failed_transaction_decides_what_the_first_attempt_did() -> None:
     center = Center("a", "b", lateness="1m", budget={"staleness": "2s"})
     center.says("a", 2 * MINUTE, close(0, 1), close(MINUTE, 1), now_ms=MINUTE)
     before, deadline = center.ledger.snapshot(REF), center.ledger.next_deadline()
     facts = (center.fact("b", 5 * MINUTE, close(0, 1), close(MINUTE, 3)), center.fact("a", 5 * MINUTE))
 
     def attempt() -> list[Emission]:
-        emissions = center.ledger.handle(Reported(facts, 6 * MINUTE))
-        emissions += center.ledger.handle(Tick(9 * MINUTE))
+        emissions = center.ledger.handle(FramesMerged(facts, 6 * MINUTE))
+        emissions += center.ledger.handle(TimeAdvanced(9 * MINUTE))
         return emissions
 
     with pytest.raises(ZeroDivisionError), center.ledger.transaction():
         first = attempt()
-        center.ledger.handle(Registered(RegisteredQuery(QueryRef("other", 1), replace(spec(), name="other"), 0, None)))
-        center.ledger.handle(Deleted(REF))
+        center.ledger.handle(
+            QueryRegistered(RegisteredQuery(QueryRef("other", 1), replace(spec(), name="other"), 0, None))
+        )
+        center.ledger.handle(QueryDeleted(REF))
         raise ZeroDivisionError
+    assert center.ledger.next_deadline() == AT_ONCE_MS, "somebody has to load it"
+    with pytest.raises(AssertionError, match="load the ledger"):
+        attempt()
+    center.ledger.load({REF: before})
     assert center.ledger.queries() == [REF]
     assert center.ledger.snapshot(REF) == before
-    assert center.ledger.next_deadline() == deadline
-    assert attempt() == first, "the second attempt decides what the first one did"
+    assert center.tick(MINUTE) == [] and center.ledger.next_deadline() == deadline
+    assert attempt() == first
+
+
+def test_edges_that_a_failed_transaction_listed_are_not_kept() -> None:
+    center = Center("a")
+    before = center.ledger.snapshot(REF)
+    listed = EdgesChanged((edge_record("a"), edge_record("b")))
+    with pytest.raises(ZeroDivisionError), center.ledger.transaction():
+        center.ledger.handle(listed)
+        raise ZeroDivisionError
+    center.ledger.load({REF: before})
+    assert center.ledger.snapshot(REF) == before
+    with center.ledger.transaction() as transaction:
+        center.ledger.handle(listed)
+        (change,) = transaction.changes()
+    assert change.state is not None and '"expected":["a","b"]' in change.state
+
+
+def test_a_deletion_that_is_loaded_stays() -> None:
+    ledger = Ledger()
+    ledger.load({REF: None})
+    ledger.handle(QueryRegistered(RegisteredQuery(REF, spec(), 0, None)))
+    assert ledger.queries() == [] and ledger.is_deleted(REF)
 
 
 def test_a_transaction_tells_only_what_changed() -> None:
@@ -662,7 +690,7 @@ def test_a_transaction_tells_only_what_changed() -> None:
     with center.ledger.transaction() as transaction:
         center.says("a", 500 * MINUTE, close(7 * MINUTE, 2, 1))
         (change,) = transaction.changes()
-    assert {(kind, start) for kind, start, _ in change.parts} == {("slice", 7 * MINUTE), ("window", 7 * MINUTE)}
+    assert {(kind, start) for kind, start, _ in change.entries} == {("slice", 7 * MINUTE), ("window", 7 * MINUTE)}
 
 
 def test_a_transaction_in_which_nothing_happens_has_no_changes() -> None:

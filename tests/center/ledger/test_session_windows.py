@@ -12,11 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from center.catalog.store import RegisteredQuery
-from center.ledger.ledger import EdgesChanged, Emission, FrameFact, Ledger, Phase, Registered, Reported, Tick
-from center.ledger.sessionize import Run, run_around, sessions_of
-from center.results.partials import merge_partials
-from center.results.store import AnswerRecord, MergedDelta, ResultStore
+from center.ledger import (
+    EdgesChanged,
+    Emission,
+    FramesMerged,
+    FrameSummary,
+    Ledger,
+    Phase,
+    QueryRegistered,
+    TimeAdvanced,
+)
+from center.ledger.sessionize import SessionWindow, connected_slices, session_windows
+from center.results import AnswerRecord, MergedDelta, ResultStore
 from edgewater.streams import EdgeId
+from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.windows import Session
 from edgewater.wire.frames import FrameBody, SliceClose
 from tests.center.ledger.test_ledger import Center, told
@@ -54,12 +63,12 @@ def test_sessions_of_slices_are_those_of_their_records(times: list[int], most: i
     for time in times:
         first, last = extents.get(time // gap * gap, (time, time))
         extents[time // gap * gap] = (min(first, time), max(last, time))
-    found: dict[tuple[int, int], Run] = {}
+    found: dict[tuple[int, int], SessionWindow] = {}
     left = set(extents)
     while left:
-        run = run_around(min(left), extents, window)
+        run = connected_slices(min(left), extents, window)
         left -= set(run)
-        found.update({(r.start_ms, r.end_ms): r for r in sessions_of(run, extents, window)})
+        found.update({(r.start_ms, r.end_ms): r for r in session_windows(run, extents, window)})
     assert sorted(found) == sorted(brute_force(times, window))
     assert all(r.to_ms - r.from_ms <= window.max_ms for r in found.values())
 
@@ -67,7 +76,7 @@ def test_sessions_of_slices_are_those_of_their_records(times: list[int], most: i
 def test_a_record_exactly_a_gap_behind_begins_another_session() -> None:
     for distance, sessions in ((GAP - 1, 1), (GAP, 2)):
         extents = {0: (500, 500), 1000: (500 + distance, 500 + distance)}
-        assert (len(run_around(0, extents, SECONDS)) == 2) == (sessions == 1)
+        assert (len(connected_slices(0, extents, SECONDS)) == 2) == (sessions == 1)
 
 
 # When a session is answered
@@ -172,7 +181,7 @@ def test_without_data_there_is_no_session_and_no_deadline() -> None:
 def test_an_edge_that_joined_too_late_is_missing_in_a_session_that_may_have_begun_before() -> None:
     c = center("a", "b")
     c.says("a", 9000, lone(2500), lone(6000))
-    fact = FrameFact(REF, 99, EdgeId("b"), 9000, (), (), 1, 0, "i1", since_ms=2000)
+    fact = FrameSummary(REF, 99, EdgeId("b"), 9000, (), (), 1, 0, "i1", since_ms=2000)
     first, second = c.reports(fact)
     assert (first.quality.missing, second.quality.missing) == (("b",), ())
 
@@ -219,9 +228,9 @@ def test_a_name_that_begins_a_session_again_goes_on_with_its_revisions() -> None
 # A whole course, against the definition
 
 
-def facts_of(edge: Edge, bodies: list[FrameBody], position: int) -> list[FrameFact]:
+def facts_of(edge: Edge, bodies: list[FrameBody], position: int) -> list[FrameSummary]:
     return [
-        FrameFact(
+        FrameSummary(
             REF, position + i, edge.id, b.through_ms, b.closes, tuple(sorted({p.slice_start_ms for p in b.partials})),
             1, 0, "i", b.since_ms,
         )
@@ -245,7 +254,7 @@ class Course:
         self.ledger = Ledger()
         self.listed = EdgesChanged(tuple(map(edge_record, "abc")))
         self.ledger.handle(self.listed)
-        self.ledger.handle(Registered(RegisteredQuery(REF, self.spec, 0, None)))
+        self.ledger.handle(QueryRegistered(RegisteredQuery(REF, self.spec, 0, None)))
         self.base = [0, 0, 0]
         self.position = self.now_ms = 0
         self.taken: list[int] = []
@@ -263,7 +272,7 @@ class Course:
                 self.arrives(number, self.edges[number].ships(early=early, at_most=at_most, capacity=64))
             case ("wait", millis, restart, _):
                 self.now_ms += millis
-                self.hear(self.ledger.handle(Tick(self.now_ms)))
+                self.hear(self.ledger.handle(TimeAdvanced(self.now_ms)))
                 if restart:
                     state = self.ledger.snapshot(REF)
                     self.ledger = Ledger()
@@ -275,14 +284,15 @@ class Course:
         facts = facts_of(self.edges[number], bodies, self.position)
         self.position += len(facts)
         if facts:
+            before = {REF: self.ledger.snapshot(REF)}
             try:
                 with self.ledger.transaction():
-                    self.ledger.handle(Reported(tuple(facts), self.now_ms))
+                    self.ledger.handle(FramesMerged(tuple(facts), self.now_ms))
                     raise InterruptedError
             except InterruptedError:
-                pass
+                self.ledger.load(before)
             with self.ledger.transaction():
-                self.hear(self.ledger.handle(Reported(tuple(facts), self.now_ms)))
+                self.hear(self.ledger.handle(FramesMerged(tuple(facts), self.now_ms)))
 
     def hear(self, emissions: list[Emission]) -> None:
         self.emissions += emissions
@@ -347,7 +357,7 @@ def check(course: Course) -> None:
         assert (into is not None) == (gone.window_end_ms == gone.window_start_ms)
         assert into is None or into in newest
     assert course.ledger.after_final(REF) == 0 and course.ledger.next_deadline() is None
-    assert [kind for kind, _, _ in course.ledger._queries[REF].all_parts() if kind != "sealed"] == []
+    assert [kind for kind, _, _ in course.ledger._queries[REF].all_entries() if kind != "sealed"] == []
 
 
 @given(st.lists(STEP, max_size=15), st.integers(0, 2), st.integers(-4000, 4000))
@@ -390,7 +400,7 @@ def ship(job: Job, edge: Edge, **how: Any) -> None:
         for partial in body.partials:
             parts[partial.slice_start_ms].append(partial.synopsis)
     job.position += len(facts)
-    deltas = [MergedDelta(REF, start, 0, merge_partials(p)) for start, p in parts.items()]
+    deltas = [MergedDelta(REF, start, 0, GroupedAggregate.merge_bytes(p)) for start, p in parts.items()]
     for _ in range(2):  # a batch that Spark runs again changes nothing
         job.store.apply(job.ledger, deltas, facts, {"q@1": job.position}, 0)
         deltas, facts = [], []

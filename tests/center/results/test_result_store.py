@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from sqlalchemy import event
 
 from center.catalog.store import Catalog
-from center.ledger.ledger import Deleted, EdgesChanged, Ledger, Phase, Reported
+from center.ledger import AT_ONCE_MS, EdgesChanged, FramesMerged, Ledger, Phase, QueryDeleted
+from center.results import ResultStore
 from center.results import schema as t
-from center.results.store import ResultStore
 from center.results.writes import MAX_SIDE_BY_SIDE
 from edgewater.errors import Conflict, IncompatibleSynopses, InvalidRequest, NotFound, StorageError
 from edgewater.measure import Measure
@@ -40,7 +40,12 @@ def test_an_answer_is_the_merge_of_all_batches_of_its_window(job: Job) -> None:
     assert record is not None
     assert total(record.synopsis) == 15
     assert (record.answer_id, record.query, record.window_start_ms, record.window_end_ms) == (1, REF, 0, MINUTE)
-    assert (record.revision, record.phase, record.given_at_ms, record.staleness_ms) == (1, "complete", MINUTE + 40, 40)
+    assert (record.revision, record.phase, record.answered_at_ms, record.staleness_ms) == (
+        1,
+        "complete",
+        MINUTE + 40,
+        40,
+    )
     assert record.quality == emission.quality.to_mapping()
     assert job.store.consumed() == {KEY: 4}
 
@@ -133,12 +138,12 @@ def test_a_batch_half_of_which_was_applied_is_refused(job: Job) -> None:
     old, new = job.frame("a", 0, m0=1), job.frame("a", 0, m0=2)
     job.batch(old)
     before = job.contents()
-    with pytest.raises(Conflict, match="the frame at 1 has been applied"):
+    with pytest.raises(Conflict, match="the frame at 1 was applied already"):
         job.batch(old, new)
     assert job.contents() == before
 
 
-TABLES = ("deltas", "ledger_heads", "ledger_parts", "answers", "shipped", "consumed")
+TABLES = ("deltas", "ledger_queries", "ledger_entries", "answers", "shipped", "consumed")
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -165,20 +170,40 @@ def test_a_failure_in_mid_transaction_leaves_store_and_ledger_as_they_were(job: 
 
 def test_a_commit_that_fails_leaves_the_ledger_as_it_was(job: Job) -> None:
     state = job.ledger.snapshot(REF)
-    broken = True
+    failures = [OSError("no space left on device")]
 
     def refuse(_conn: Any) -> None:
-        if broken:
-            raise OSError("no space left on device")
+        if failures:
+            raise failures.pop()
 
     event.listen(job.store._engine, "commit", refuse)
     frame = job.frame("a", MINUTE, m0=1)
     with pytest.raises(OSError, match="no space"):
         job.batch(frame)
     assert job.ledger.snapshot(REF) == state
-    broken = False
     job.batch(frame)
     assert job.store.consumed() == {KEY: 1}
+
+
+def test_a_ledger_that_cannot_be_loaded_again_at_once_is_loaded_before_the_next_batch(job: Job) -> None:
+    state = job.ledger.snapshot(REF)
+    broken = True
+
+    def refuse(*_: Any) -> None:
+        if broken:
+            raise OSError("the server is gone")
+
+    frames = [job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2)]
+    event.listen(job.store._engine, "commit", refuse)
+    for _ in range(2):
+        with pytest.raises(OSError, match="the server is gone"):
+            job.batch(*frames)
+        assert job.ledger.next_deadline() == AT_ONCE_MS
+    broken = False
+    assert job.store.tick(job.ledger, [], 0) == []
+    assert job.ledger.snapshot(REF) == state
+    (emission,) = job.batch(*frames)
+    assert (emission.revision, total(job.store.answer(REF, 0, 1).synopsis)) == (1, 3)
 
 
 def test_a_commit_whose_confirmation_is_lost_is_noticed_and_not_repeated(url: str, job: Job) -> None:
@@ -196,10 +221,10 @@ def test_a_commit_whose_confirmation_is_lost_is_noticed_and_not_repeated(url: st
     real.close()
 
 
-def test_a_delta_that_no_frame_tells_of_is_refused(job: Job) -> None:
+def test_a_delta_that_no_frame_touches_is_refused(job: Job) -> None:
     fact, deltas = job.frame("a", 0, m0=1)
     stray = replace(deltas[0], slice_start_ms=MINUTE)
-    with pytest.raises(StorageError, match="no frame touched"):
+    with pytest.raises(StorageError, match="no frame touches"):
         job.store.apply(job.ledger, [stray], [fact], {KEY: 1}, 0)
 
 
@@ -216,13 +241,13 @@ def test_a_partial_of_another_shape_is_refused_when_it_comes_and_not_when_a_wind
 
 def test_a_frame_beyond_the_batchs_end_is_refused(job: Job) -> None:
     fact, deltas = job.frame("a", 0, m0=1)
-    with pytest.raises(StorageError, match="goes through 0"):
+    with pytest.raises(StorageError, match="the batch ends at 0"):
         job.store.apply(job.ledger, deltas, [fact], {KEY: 0}, 0)
 
 
 def test_frames_do_not_come_in_through_a_tick(job: Job) -> None:
     with pytest.raises(ValueError, match="apply"):
-        job.store.tick(job.ledger, [Reported((), 0)], 0)
+        job.store.tick(job.ledger, [FramesMerged((), 0)], 0)
 
 
 def test_a_tick_that_changes_nothing_writes_nothing(job: Job) -> None:
@@ -239,7 +264,7 @@ def test_a_batch_writes_no_more_of_the_ledger_than_it_touches(open_job: OpenJob)
     written: list[Any] = []
 
     def note(_c: Any, _cur: Any, statement: str, _parameters: Any, context: Any, _many: bool) -> None:
-        if "INTO ledger_parts" in statement:
+        if "INTO ledger_entries" in statement:
             written.extend(row["start_ms"] for row in context.compiled_parameters)
 
     event.listen(job.store._engine, "before_cursor_execute", note)
@@ -290,8 +315,8 @@ def test_answers_are_exact_however_often_the_job_is_restarted_and_batches_are_re
 
 def test_a_deleted_querys_state_goes_and_its_answers_stay_until_they_are_forgotten(open_job: OpenJob, job: Job) -> None:
     job.batch(job.frame("a", MINUTE, m0=1, m1=1), job.frame("b", MINUTE))
-    job.store.tick(job.ledger, [Deleted(REF)], 0)
-    assert (job.count(t.deltas), job.count(t.parts)) == (0, 0)
+    job.store.tick(job.ledger, [QueryDeleted(REF)], 0)
+    assert (job.count(t.deltas), job.count(t.ledger_entries)) == (0, 0)
     assert job.store.latest(REF) is not None
     late = job.frame("a", 2 * MINUTE, m1=1)
     assert job.batch(late) == []
@@ -396,8 +421,8 @@ def test_catalog_and_results_may_share_a_database(url: str, open_job: OpenJob) -
     catalog.close()
 
 
-def test_a_store_of_a_newer_release_is_not_opened(url: str, job: Job) -> None:
+def test_a_store_of_another_schema_version_is_not_opened(url: str, job: Job) -> None:
     with job.store._engine.begin() as connection:
         connection.execute(t.counters.update().where(t.counters.c.name == "schema").values(value=99))
-    with pytest.raises(StorageError, match="schema 99"):
+    with pytest.raises(StorageError, match="schema version 99"):
         ResultStore(url)

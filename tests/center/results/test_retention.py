@@ -5,13 +5,12 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from sqlalchemy import insert, inspect
+from sqlalchemy import insert
 
-from center.ledger.ledger import Deleted
+from center.ledger import QueryDeleted
+from center.results import ResultStore, trimming
 from center.results import schema as t
-from center.results.retention import trimming
-from center.results.store import ResultStore
-from center.results.trimming import MAX_WINDOWS
+from center.results.writes import MAX_TRIMMED_WINDOWS
 from edgewater.errors import StorageError
 from tests.center.results_world import MINUTE, REF, Job
 
@@ -63,7 +62,7 @@ def test_a_session_that_has_become_part_of_another_goes_with_what_is_final_behin
     with job.store._engine.begin() as connection:
         for answer_id, start, end, revision, phase in rows:
             values = {"window_start_ms": start, "window_end_ms": end, "revision": revision, "phase": phase}
-            values |= {"answer_id": answer_id, "query": "q@1", "given_at_ms": answer_id, "staleness_ms": 0}
+            values |= {"answer_id": answer_id, "query": "q@1", "answered_at_ms": answer_id, "staleness_ms": 0}
             connection.execute(insert(t.answers).values(**values, quality=json.dumps({})))
     assert job.store.trim(5) == 2
     assert job.store.revisions(REF, 20) == [1, 2], "no later window is old enough, so it waits for one"
@@ -79,7 +78,7 @@ def job(open_job: OpenJob) -> Job:
 def test_a_deleted_querys_answers_go_once_the_last_is_old_enough_final_or_not(job: Job) -> None:
     job.batch(job.frame("a", MINUTE, m0=1), now_ms=100)
     job.batch(job.frame("a", MINUTE, m0=1), now_ms=200)
-    job.store.tick(job.ledger, [Deleted(REF)], 0)
+    job.store.tick(job.ledger, [QueryDeleted(REF)], 0)
     assert job.store.trim(200) == 0
     assert job.store.trim(201) == 2
     assert job.store.shipped(REF) != {}
@@ -89,16 +88,9 @@ def test_a_deleted_querys_answers_go_once_the_last_is_old_enough_final_or_not(jo
 
 
 def test_one_transaction_drops_a_bounded_number_of_windows(open_job: OpenJob) -> None:
-    job, count = open_job("a"), MAX_WINDOWS + 50
+    job, count = open_job("a"), MAX_TRIMMED_WINDOWS + 50
     job.batch(job.frame("a", count * MINUTE, **{f"m{n}": 1 for n in range(count)}))
-    assert [job.store.trim(DAY) for _ in range(3)] == [MAX_WINDOWS, 50, 0]
-
-
-def test_a_store_of_an_older_release_gets_the_index_by_which_old_answers_are_found(url: str, job: Job) -> None:
-    with job.store._engine.begin() as connection:
-        t.answers_by_phase.drop(connection)
-    ResultStore(url).close()
-    assert "answers_by_phase" in {i["name"] for i in inspect(job.store._engine).get_indexes("answers")}
+    assert [job.store.trim(DAY) for _ in range(3)] == [MAX_TRIMMED_WINDOWS, 50, 0]
 
 
 def test_old_answers_are_dropped_beside_the_job_and_a_store_that_fails_is_asked_again(url: str, job: Job) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from center.catalog.store import RegisteredQuery
 from center.job.function_rates import FunctionRates
-from center.ledger.ledger import Phase
-from center.results.store import AnswerRecord
+from center.ledger import Phase
+from center.results import AnswerRecord
 from center.serving.evaluator import Evaluator
 from center.serving.measures import Questions
 from center.serving.question_lines import Line

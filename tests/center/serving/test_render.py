@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.ledger.quality import Phase, Totals, WithheldBound, assess
-from center.results.store import AnswerRecord
+from center.ledger import Phase
+from center.ledger.quality import Totals, WithheldBound, assess
+from center.results import AnswerRecord
 from center.serving.render import Questions, render, rfc3339, to_csv, to_table
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
@@ -52,7 +53,7 @@ def record(
         "window_end_ms": 1_357_020_060_000,
         "revision": 2,
         "phase": Phase.COMPLETE,
-        "given_at_ms": 0,
+        "answered_at_ms": 0,
         "staleness_ms": 180,
         "quality": quality,
         "synopsis": synopsis,

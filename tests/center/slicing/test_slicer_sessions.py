@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from center.ledger.sessionize import run_around, sessions_of
+from center.ledger.sessionize import connected_slices, session_windows
 from center.slicing import Bucketing, Late, Session, Slicer, Tumbling
 from edgewater.synopses import CountMin
 
@@ -69,7 +69,7 @@ def test_sessions_are_cut_where_the_center_cuts_them(times: list[int], gap: int,
     expected, drawn = [], set()
     for start in sorted(extents):
         if start not in drawn:
-            run = run_around(start, extents, family)
+            run = connected_slices(start, extents, family)
             drawn.update(run)
-            expected += [(r.start_ms, r.end_ms, r.cut) for r in sessions_of(run, extents, family)]
+            expected += [(r.start_ms, r.end_ms, r.cut) for r in session_windows(run, extents, family)]
     assert [(r.start, r.end, r.cut) for r in slicer.finish()] == expected

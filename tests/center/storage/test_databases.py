@@ -15,7 +15,7 @@ from sqlalchemy import event
 
 from center.catalog.liveness import ComponentRegistry
 from center.catalog.store import Catalog, HeartbeatRecord, IndexOutcome, UnindexedFrame
-from center.results.store import ResultStore
+from center.results import ResultStore
 from center.storage.database import open_engine, read_transaction, write_transaction
 from center.storage.frame_log import FrameLocation
 from edgewater.errors import InvalidConfig, NotFound, ProtocolError, StorageError
@@ -162,7 +162,7 @@ def test_answers_of_any_age_come_back_with_their_bytes(open_job: Callable[..., J
     )
     records, _ = job.store.windows(REF, None, None, 10)
     assert [(r.window_start_ms, total(r.synopsis)) for r in records] == [(-(10**9) * MINUTE, 3), (10**9 * MINUTE, 4)]
-    assert [r.given_at_ms for r in records] == [late_ms, late_ms]
+    assert [r.answered_at_ms for r in records] == [late_ms, late_ms]
 
 
 def test_a_name_with_a_nul_is_not_found_and_a_text_with_one_is_kept_without_it(catalog: Catalog) -> None:

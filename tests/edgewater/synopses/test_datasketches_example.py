@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.results.partials import merge_partials
 from edge.core.core import EdgeCore
 from edge.core.events import Configured, FrameBuilt, Ingested, Pull, QueryAccepted, SourceEnded, SourcesOpened
 from edge.core.streams import StreamSpec
@@ -83,7 +82,7 @@ def test_ds_hll_goes_from_two_edges_through_the_center_to_answers() -> None:
     users = [rng.integers(0, 3000, 6000) for _ in range(2)]
     urls = ["/a", "/b"] * 3000
     parts = [part for edge in users for part in edge_partials(edge, urls)]
-    merged = GroupedAggregate.from_bytes(merge_partials(parts))
+    merged = GroupedAggregate.from_bytes(GroupedAggregate.merge_bytes(parts))
     assert len(parts) == 2 and sorted(merged.rows()[0].to_pylist()) == ["/a", "/b"]
     for group, url in enumerate(merged.rows()[0].to_pylist()):
         truth = len(np.unique(np.concatenate(users)[np.array(urls * 2) == url]))
@@ -106,7 +105,7 @@ def test_partials_of_ds_kll_merge_at_the_center() -> None:
         part = GroupedAggregate({"url": pa.string()}, {"latency": stack})
         part.update([pa.array(["/a", "/b"] * 1000)], {"latency": pa.array(held)}, 2000)
         parts.append(part.to_bytes())
-    merged = GroupedAggregate.from_bytes(merge_partials(parts)).measures["latency"]
+    merged = GroupedAggregate.from_bytes(GroupedAggregate.merge_bytes(parts)).measures["latency"]
     for group in range(2):
         truth = np.sort(values[:, group::2].ravel())
         assert merged.query(Count())[group].value == len(truth)

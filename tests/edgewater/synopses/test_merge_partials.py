@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from center.results.partials import merge_partials
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses
 from edgewater.measure import Measure
 from edgewater.synopses.base import Count
@@ -53,10 +52,10 @@ def expected(records: Records) -> dict[str, tuple[int, ...]]:
 def test_sums_merged_in_any_order_and_grouping_are_the_exact_same_integers(batches: list[Records], rng: object) -> None:
     parts = [partial(records) for records in batches]
     rng.shuffle(parts)  # type: ignore[attr-defined]
-    at_once = merge_partials(parts)
+    at_once = GroupedAggregate.merge_bytes(parts)
     one_by_one = parts[0]
     for part in parts[1:]:
-        one_by_one = merge_partials([one_by_one, part])
+        one_by_one = GroupedAggregate.merge_bytes([one_by_one, part])
     want = expected([r for records in batches for r in records])
     assert contents(at_once) == want
     assert contents(one_by_one) == want
@@ -66,33 +65,33 @@ def test_sums_merged_in_any_order_and_grouping_are_the_exact_same_integers(batch
 def test_merging_does_not_change_the_parts() -> None:
     parts = [partial([("a", 1)]), partial([("a", 2), ("b", 3)])]
     before = list(parts)
-    first = merge_partials(parts)
+    first = GroupedAggregate.merge_bytes(parts)
     assert parts == before
-    assert merge_partials(parts) == first
+    assert GroupedAggregate.merge_bytes(parts) == first
 
 
 def test_a_lone_part_comes_back_as_it_is() -> None:
     part = partial([("a", 1)])
-    assert merge_partials([part]) is part
+    assert GroupedAggregate.merge_bytes([part]) is part
 
 
 def test_an_empty_partial_adds_nothing() -> None:
     part = partial([("a", 1)])
-    assert contents(merge_partials([partial([]), part, partial([])])) == {"a": (1, 1)}
+    assert contents(GroupedAggregate.merge_bytes([partial([]), part, partial([])])) == {"a": (1, 1)}
 
 
 def test_a_lone_damaged_part_is_refused_too() -> None:
     part = bytearray(partial([("a", 1)]))
     part[-1] ^= 1
     with pytest.raises(CorruptSynopsis, match="CRC32C"):
-        merge_partials([bytes(part)])
+        GroupedAggregate.merge_bytes([bytes(part)])
 
 
 def test_partials_of_different_queries_do_not_merge() -> None:
     with pytest.raises(IncompatibleSynopses):
-        merge_partials([partial([("a", 1)]), partial([("a", 1)], FLOAT)])
+        GroupedAggregate.merge_bytes([partial([("a", 1)]), partial([("a", 1)], FLOAT)])
 
 
 def test_nothing_to_merge_is_an_error_of_the_caller() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        merge_partials([])
+        GroupedAggregate.merge_bytes([])
