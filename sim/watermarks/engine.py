@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
-from center.ledger.ledger import EdgesChanged, Emission, FrameFact, Ledger, Registered, Reported, Tick
+from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from center.ledger.quality import ACCURACY, Phase
 from center.sampling.policy import RATES_EVERY_MS, SamplingRequirement, rates_differ
 from edgewater.accuracy import HORIZON_WINDOWS, clockwork, group_values
@@ -189,7 +189,7 @@ class Engine:
         self._rates_at_ms = self._beat_at_ms = -(1 << 62)
         self.ledger = Ledger()
         self.ledger.handle(EdgesChanged(tuple(map(_record, self.edges))))
-        self.ledger.handle(Registered(RegisteredQuery(REF, self.spec, self.now_ms - 1, None)))
+        self.ledger.handle(QueryRegistered(RegisteredQuery(REF, self.spec, self.now_ms - 1, None)))
         self._report()
 
     def _pass(self, until_ms: int) -> None:
@@ -201,7 +201,7 @@ class Engine:
             tick_ms = self.now_ms
             while (due_ms := self.ledger.next_deadline()) is not None and max(due_ms, tick_ms + 1) < point_ms:
                 tick_ms = max(due_ms, tick_ms + 1)
-                self._answer(self.ledger.handle(Tick(tick_ms)))
+                self._answer(self.ledger.handle(TimeAdvanced(tick_ms)))
             self.now_ms = point_ms
             self._read(point_ms)
             self._report()
@@ -257,7 +257,7 @@ class Engine:
         """All edges that can be heard report up to now, and hear at which rate to sample."""
         heard = [i for i in range(len(self.edges)) if not self._is_silent(i)]
         facts = tuple(self._fact(i) for i in heard)
-        self._answer(self.ledger.handle(Reported(facts, self.now_ms)))
+        self._answer(self.ledger.handle(FramesMerged(facts, self.now_ms)))
         if not self.sampling:
             return
         if self.now_ms - self._rates_at_ms >= RATES_EVERY_MS:
@@ -275,7 +275,7 @@ class Engine:
             return False
         return self._start(silence.first) < self.now_ms <= self._start(silence.last)
 
-    def _fact(self, edge: int) -> FrameFact:
+    def _fact(self, edge: int) -> FrameSummary:
         """The frame that the edge ships now."""
         width = self.workload.step_ms
         through = max((self.now_ms - self._disorder_ms - self._origin_ms) // width, self._first)
@@ -287,7 +287,7 @@ class Engine:
         ended = {i for i in self._seen[edge] - self._touched[edge] if self._start(i + 1) <= self.now_ms}
         self._touched[edge] |= ended
         self._frames += 1
-        return FrameFact(
+        return FrameSummary(
             REF, self._frames, self.edges[edge], self._start(through), tuple(closes),
             tuple(map(self._start, sorted(ended))), 0, self.now_ms, "i", None, self._readers[edge].report(self.now_ms),
         )  # fmt: skip
@@ -311,7 +311,7 @@ class Engine:
         came, kept = np.concatenate([s.came_ms for s in steps]), np.concatenate([s.kept for s in steps])
         groups = self.workload.groups
         truth = truth_of(group, value, self.measure, groups)
-        events, end_ms, given_ms = len(came), emission.window_end_ms, emission.given_at_ms
+        events, end_ms, given_ms = len(came), emission.window_end_ms, emission.answered_at_ms
         ready_ms = queue_end_ms(came[kept] - end_ms, self.event_cost_ms, given_ms - end_ms)
         assert emission.quality.accuracy is not None
         prediction = emission.quality.accuracy.prediction
