@@ -1,7 +1,7 @@
 """The configuration of an edge: one YAML file.
 
-Paths in it are relative to the working directory. The token is written as it is, or better as
-``{env: NAME}`` or ``{file: PATH}``; so may be the edge's id, which lets many machines share one file.
+Paths are relative to the working directory. The token and the edge's id are given literally or as
+``{env: NAME}`` or ``{file: PATH}``; with an id from the environment many machines share one file.
 Nothing else in the file is substituted.
 """
 
@@ -28,10 +28,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from edge.codecs.csv_codec import CsvDialect
-from edge.codecs.decompression import CODECS
-from edge.codecs.formats import EXTENSIONS, Format
-from edge.codecs.schema import DAY_MS, YEAR_2000_MS, EventTime, RecordSchema, TimeUnit
+from edge.codecs import CODECS, DAY_MS, EXTENSIONS, YEAR_2000_MS, CsvDialect, EventTime, Format, RecordSchema, TimeUnit
 from edgewater.config_errors import invalid_config
 from edgewater.errors import InvalidConfig, InvalidInput
 from edgewater.measure import NAME, NAME_ACCEPTED
@@ -109,11 +106,11 @@ class TlsConfig(Model):
 
 
 class CenterConfig(Model):
-    """The way to the center.
+    """The connection to the center.
 
     Attributes:
-        bandwidth: bytes per second that this edge may send at most; None: as the link has.
-        daily: bytes per day that it may send at most.
+        bandwidth: limit of bytes per second sent by this edge; None: unlimited.
+        daily: limit of bytes per UTC day sent by this edge; None: unlimited.
     """
 
     address: Address = "127.0.0.1:7400"
@@ -157,12 +154,12 @@ class HttpConfig(Model):
 
 
 class LimitsConfig(Model):
-    """Bounds.
+    """Resource limits.
 
     Attributes:
-        max_pending_bytes: of groups and frames that have not been acknowledged; then sources are held back.
-        max_push_bytes: of one pushed body, as sent and decompressed.
-        checkpoint_ms: time between two checkpoints of the state.
+        max_pending_bytes: memory of groups and unacknowledged frames above which sources are backpressured.
+        max_push_bytes: size of one pushed body, both as sent and decompressed.
+        checkpoint_ms: interval between checkpoints.
     """
 
     max_pending_bytes: Size = Field(default=64 << 20, ge=1 << 20)
@@ -178,12 +175,12 @@ class TimeConfig(Model):
 
 
 class ReplayConfig(Model):
-    """Recorded data, run by a clock of its own.
+    """Replay of recorded data under a replay clock.
 
     Attributes:
         speed: event time per wall time; max: as fast as records can be read, without a clock.
         start: event time at which the replay begins.
-        at: wall time at which it begins; None: when the agent is first started.
+        at: wall time at which the replay begins; None: at the agent's first start.
     """
 
     speed: float | Literal["max"]
@@ -206,7 +203,7 @@ class ReplayConfig(Model):
 
 
 class CsvConfig(Model):
-    """How CSV is written; see `CsvDialect`. `header` names the columns of files without a header line."""
+    """The CSV dialect, see `CsvDialect`. `header` names the columns of files without a header line."""
 
     delimiter: str = Field(default=",", pattern=r"^[\t !#-~]$")
     nulls: list[str] = []
@@ -244,7 +241,7 @@ class HttpPushConfig(Model):
 
 
 class SourceConfig(Model):
-    """One source: exactly one of the three."""
+    """One source: exactly one of the three kinds."""
 
     file: FileConfig | None = None
     stdin: StdinConfig | None = None
@@ -301,20 +298,20 @@ class StreamConfig(Model):
 
     @property
     def record_schema(self) -> RecordSchema:
-        """What its decoders make of their input."""
+        """The schema that the decoders of this stream's sources produce."""
         skew = self.time.max_skew if self.replay is None else None
         return RecordSchema(self.arrow_columns, EventTime(self.time.column, self.time.unit, self.time.min_time, skew))
 
     @property
     def idle_ms(self) -> int | None:
-        """As `edge.core.streams.StreamSpec.idle_ms`: a live stream's default is 10 s, a replay's none."""
+        """As `edge.core.streams.StreamSpec.idle_ms`. The default is 10 s for a live stream, none for a replay."""
         if self.idle is not None:
             return self.idle
         return IDLE_MS if self.replay is None else None
 
 
 class EdgeConfig(Model):
-    """Everything that an edge agent is told."""
+    """The whole configuration of an edge agent."""
 
     edge: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     labels: dict[str, str] = {}

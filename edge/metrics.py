@@ -1,4 +1,4 @@
-"""What an edge tells about itself: `/metrics`, `/livez`, `/readyz`."""
+"""The agent's operational endpoints: `/metrics`, `/livez`, `/readyz`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from edge.durability.durable_core import DurableCore
 
 
 class EdgeCollector:
-    """Reads the core's own counters when somebody asks; nothing is counted twice.
+    """Prometheus collector that reads the core's own counters at each scrape.
 
     Args:
-        gauges: further values by name, read at the same moment.
-        rejected: records refused by the decoders, by (stream, reason).
+        gauges: returns additional gauges, name -> (help text, value), read at each scrape.
+        rejected: records rejected by the decoders, by (stream, reason).
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class EdgeCollector:
         core = self._durable.core
         records = CounterMetricFamily("edgewater_edge_records", "Records read, by stream.", labels=["stream"])
         watermark = GaugeMetricFamily(
-            "edgewater_edge_watermark_seconds", "Event time before which no more is expected.", labels=["stream"]
+            "edgewater_edge_watermark_seconds", "Watermark of the stream, event time.", labels=["stream"]
         )
         for name, stream in core.streams.items():
             records.add_metric([name], stream.records)
@@ -48,21 +48,23 @@ class EdgeCollector:
         yield dropped
         failed = CounterMetricFamily(
             "edgewater_edge_function_failures",
-            "Calls of users' functions in queries that failed: their records have null.",
+            "Failed calls of user-defined functions in queries; their value is null.",
             labels=["function"],
         )
         for name, calls in self._durable.function_failures.items():
             failed.add_metric([name], calls)
         yield failed
         rejected = CounterMetricFamily(
-            "edgewater_edge_rejected_records", "Records that could not be read.", labels=["stream", "reason"]
+            "edgewater_edge_rejected_records", "Records that could not be decoded.", labels=["stream", "reason"]
         )
         for (stream_name, reason), count in self._rejected.items():
             rejected.add_metric([stream_name, reason], count)
         yield rejected
         yield CounterMetricFamily("edgewater_edge_frames", "Frames built.", core.next_seq - 1)
         yield CounterMetricFamily(
-            "edgewater_edge_journal_damaged_records", "Journal records passed over.", self._durable.damaged_records
+            "edgewater_edge_journal_damaged_records",
+            "Damaged journal records that were skipped.",
+            self._durable.damaged_records,
         )
         yield CounterMetricFamily(
             "edgewater_edge_replay_diverged_frames",
@@ -74,11 +76,11 @@ class EdgeCollector:
 
 
 def routes(registry: CollectorRegistry, missing: Callable[[], list[str]]) -> list[Route]:
-    """The operator's endpoints.
+    """Returns the routes of the operational endpoints.
 
     Args:
-        missing: what keeps the edge from accepting records, as phrases; the center is not among
-            them, because an edge without a center goes on.
+        missing: returns the reasons why the edge cannot accept records. An unreachable center is not
+            one: the edge keeps accepting records without it.
     """
 
     async def livez(_: Request) -> Response:

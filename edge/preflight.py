@@ -1,8 +1,8 @@
-"""The logic of ``edgewater edge check``: does this configuration work with the data that is there?
+"""The logic of ``edgewater edge check``: validates a configuration against existing data.
 
-It reads the beginning of the files that each source names — with the very decoders of the agent —
-and reports what was accepted, what was refused and why, and what the configuration misses: columns
-that are not declared, a disorder that is set too small. It changes nothing.
+It reads the beginning of each source's files with the agent's own decoders and reports which records
+were accepted, which were rejected and why, and likely mistakes in the configuration: a column that is
+always empty, a disorder bound that is too small. It changes nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import pyarrow as pa
 
 from edge.config import EdgeConfig, FileConfig, SourceConfig, StreamConfig
 from edge.records import Rejection, Rejections
-from edge.sources.factory import file_opener
-from edge.sources.files.fingerprint import matching_files
-from edge.sources.files.reader import Piece
+from edge.sources import file_opener
+from edge.sources.files import Piece, matching_files
 from edgewater.errors import InvalidInput
 from edgewater.quantities import format_duration
 from edgewater.streams import TIME_COLUMN
@@ -30,15 +29,17 @@ MAX_RECORDS_PER_FILE = 50_000
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What the beginning of one source holds.
+    """The findings in the beginning of one source.
 
     Attributes:
-        records: good records among those looked at.
-        nbytes: bytes of input looked at, decompressed.
-        first_ms, last_ms: least and greatest event time; None: there was no good record.
-        disorder_ms: how far a record was behind the newest before it, at most.
-        problems: what keeps the source from working, or loses records.
-        advice: what might be meant otherwise.
+        files: number of matching files; at most `MAX_FILES` of them are read.
+        records: number of valid records read.
+        nbytes: bytes of input read, decompressed.
+        first_ms, last_ms: least and greatest event time; None if there was no valid record.
+        disorder_ms: the largest lag of a record behind the newest one before it.
+        rejected: rejected records, by reason.
+        problems: faults that stop the source or lose records.
+        advice: likely mistakes that do not stop the source.
     """
 
     source: str
@@ -78,8 +79,7 @@ class CheckReport:
     """The outcome of a check.
 
     Attributes:
-        ok: nothing keeps the edge from working. Single bad records do not: they are refused and counted.
-        problems: of the edge as a whole.
+        problems: faults that concern the whole edge.
     """
 
     edge: str
@@ -88,6 +88,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
+        """Whether there is no problem. Single invalid records are no problem: they are rejected and counted."""
         return not self.problems and not any(s.problems for stream in self.streams for s in stream.sources)
 
     def to_json(self) -> dict[str, object]:
@@ -95,7 +96,7 @@ class CheckReport:
         return {"edge": self.edge, "ok": self.ok, "problems": list(self.problems), "streams": streams}
 
     def to_text(self) -> str:
-        """For people, one finding a line."""
+        """Returns the report as text, one finding per line."""
         lines = [f"edge {self.edge}", *(f"  problem: {problem}" for problem in self.problems)]
         for stream in self.streams:
             lines.append(f"stream {stream.stream}")
@@ -109,18 +110,18 @@ def _source_lines(source: SourceReport) -> Iterator[str]:
     yield f"  {source.source}"
     if source.files:
         span = f", event time {_iso(source.first_ms)} to {_iso(source.last_ms)}" if source.records else ""
-        yield f"    {source.files} file(s); looked at {source.records} good records in {source.nbytes} bytes{span}"
+        yield f"    {source.files} file(s); read {source.records} valid records in {source.nbytes} bytes{span}"
         if source.disorder_ms:
-            yield f"    records come up to {format_duration(source.disorder_ms)} behind the newest"
+            yield f"    records arrive up to {format_duration(source.disorder_ms)} behind the newest"
     for rejection in source.rejected:
-        yield f"    refused, {rejection.reason}: {rejection.count} record(s); {rejection.message}"
-        yield f"      such as: {rejection.example}"
+        yield f"    rejected, {rejection.reason}: {rejection.count} record(s); {rejection.message}"
+        yield f"      example: {rejection.example}"
     yield from (f"    problem: {problem}" for problem in source.problems)
     yield from (f"    advice: {advice}" for advice in source.advice)
 
 
 def check(config: EdgeConfig, now_ms: Callable[[], int]) -> CheckReport:
-    """Looks at what the configuration names. Reads files; writes and connects nowhere."""
+    """Checks a configuration against the files that it names. Reads files; writes nothing, opens no connection."""
     streams = []
     for name, stream in config.streams.items():
         reports = tuple(_check_source(stream, source, now_ms()) for source in stream.sources)
@@ -132,12 +133,12 @@ def _edge_problems(config: EdgeConfig) -> Iterator[str]:
     state = Path(config.state_dir)
     existing = next(path for path in (state, *state.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        yield f"state_dir: {config.state_dir}: {existing} is not a folder that can be written to"
+        yield f"state_dir: {config.state_dir}: {existing} is not a writable directory"
     tls = config.center.tls
     for key in ("ca", "cert", "key") if tls is not None else ():
         path = getattr(tls, key)
         if path is not None and not os.access(path, os.R_OK):
-            yield f"center.tls.{key}: {path} is not a file that can be read"
+            yield f"center.tls.{key}: {path} is not a readable file"
 
 
 def _check_source(stream: StreamConfig, source: SourceConfig, now_ms: int) -> SourceReport:
@@ -180,19 +181,19 @@ class _Findings:
         self.newest_ms = int(newest[-1])
 
 
-def _check_files(stream: StreamConfig, given: FileConfig, now_ms: int) -> SourceReport:
-    name = f"file {given.path} ({given.format})"
-    paths = matching_files(given.path)
-    if not paths and not given.follow:
+def _check_files(stream: StreamConfig, file: FileConfig, now_ms: int) -> SourceReport:
+    name = f"file {file.path} ({file.format})"
+    paths = matching_files(file.path)
+    if not paths and not file.follow:
         return SourceReport(name, problems=("no file matches the path; expected one, or follow: true",))
     findings = _Findings()
     for path in paths[:MAX_FILES]:
         try:
-            _look_into(path, given, stream, findings, now_ms)
+            _read_beginning(path, file, stream, findings, now_ms)
         except (InvalidInput, OSError) as exc:
             findings.problems.append(str(exc))
     if findings.records == 0 and findings.rejections.count and not findings.problems:
-        findings.problems.append("every record that was looked at is refused")
+        findings.problems.append("every record that was read is rejected")
     return SourceReport(
         name,
         files=len(paths),
@@ -207,14 +208,14 @@ def _check_files(stream: StreamConfig, given: FileConfig, now_ms: int) -> Source
     )
 
 
-def _look_into(path: str, given: FileConfig, stream: StreamConfig, findings: _Findings, now_ms: int) -> None:
-    reader = file_opener(given, stream.record_schema)(path, None)
-    findings.newest_ms = None  # disorder within a file; between files, it is name order that counts
-    looked_at = 0
+def _read_beginning(path: str, file: FileConfig, stream: StreamConfig, findings: _Findings, now_ms: int) -> None:
+    reader = file_opener(file, stream.record_schema)(path, None)
+    findings.newest_ms = None  # disorder is measured within a file: files are read in name order
+    read = 0
     try:
-        while looked_at < MAX_RECORDS_PER_FILE and (piece := reader.next(True, now_ms)) is not None:
+        while read < MAX_RECORDS_PER_FILE and (piece := reader.next(True, now_ms)) is not None:
             findings.add(piece)
-            looked_at += piece.decoded.batch.num_rows + 1
+            read += piece.decoded.batch.num_rows + 1
     finally:
         reader.close()
 
@@ -222,13 +223,13 @@ def _look_into(path: str, given: FileConfig, stream: StreamConfig, findings: _Fi
 def _advice(stream: StreamConfig, findings: _Findings) -> Iterator[str]:
     if findings.disorder_ms > stream.disorder_ms:
         seen, allowed = format_duration(findings.disorder_ms), format_duration(stream.disorder_ms)
-        yield f"disorder is {allowed} but records come up to {seen} behind the newest; those may count as late"
+        yield f"disorder is {allowed} but records arrive up to {seen} behind the newest; those may count as late"
     for column in sorted(findings.empty_columns):
-        yield f"column {column} has no value in any record that was looked at; is its name right?"
+        yield f"column {column} is null in every record that was read; check its name"
     replay = stream.replay
     if replay is not None and replay.start is not None and findings.first_ms is not None:
         if findings.first_ms < replay.start:
-            yield f"records begin at {_iso(findings.first_ms)}, before replay.start: those are released at once"
+            yield f"records begin at {_iso(findings.first_ms)}, before replay.start: those are released immediately"
         elif findings.last_ms is not None and findings.first_ms > replay.start and replay.speed != "max":
             wait_ms = round((findings.first_ms - replay.start) / float(replay.speed))
             if wait_ms > 60_000:

@@ -1,9 +1,8 @@
-"""What a source hands to the agent: chunks of decoded records, and where they came from.
+"""The interface between sources and the agent: chunks of decoded records with their positions.
 
-A replayable source gives each chunk the two positions it lies between. The journal stores only
-those; `Source.reread` makes the very same batch of them again. So everything that the content of a
-batch depends on has to be in the position, the arrival time included: it is the yardstick of
-"later than possible".
+A replayable source gives each chunk a start and an end position. The journal stores only the
+positions; `Source.reread` returns the identical batch. So a position contains everything that the
+content of a batch depends on, including the arrival time, against which event times are validated.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 Position = dict[str, Any]
-"""A place in a source: JSON-able, opaque to everybody but the source that made it."""
+"""A place in a source: serialisable as JSON, opaque to everything but the source that made it."""
 
 MAX_EXAMPLE_CHARACTERS = 200
 MAX_CHUNK_ROWS = 65_536
 BLOCK_BYTES = 1 << 22
-DRAINED_BYTES = 1 << 16
-"""Who has got less than this of what is still being written has reached its end: a pipe holds as much."""
-GRAIN_S = 0.02
-"""A moment that a source waits when it gets a little again and again. Without it every line would be a batch of its
-own, whatever it costs, and a source that keeps up easily would never be seen to wait."""
+SHORT_READ_BYTES = 1 << 16
+"""A read shorter than this has reached the end of input that is still being written: the capacity of a pipe."""
+COALESCE_S = 0.02
+"""How long a source waits between consecutive short reads, so that their input is decoded together. Without the wait
+every line would become a batch, and a source that keeps up easily would never be idle."""
 
 
-class Reason(StrEnum):
-    """Why records were refused."""
+class RejectionReason(StrEnum):
+    """Why records were rejected."""
 
     MALFORMED = "malformed"
     WRONG_TYPE = "wrong-type"
@@ -37,7 +36,7 @@ class Reason(StrEnum):
     TIME_UNPARSEABLE = "time-unparseable"
     TIME_OUT_OF_RANGE = "time-out-of-range"
     TOO_LONG = "too-long"
-    # The rest are not single records: how many are lost cannot be known, so they count 1 each.
+    # The rest are about whole files: the number of lost records is unknown, so each counts as 1.
     TRUNCATED = "truncated"
     CORRUPT = "corrupt"
     FILE_TRUNCATED = "file-truncated"
@@ -46,13 +45,13 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Records refused for one reason.
+    """Records rejected for one reason.
 
     Attributes:
-        reason: a `Reason`; a stable word that metrics count by.
-        count: how many records.
-        example: the first of them, or the value at fault, cut to `MAX_EXAMPLE_CHARACTERS`.
-        message: what was wrong with the first, and what would be right.
+        reason: a `RejectionReason`; the stable label under which metrics count.
+        count: number of records.
+        example: the first of them, or the invalid value, cut to `MAX_EXAMPLE_CHARACTERS`.
+        message: what was wrong with the first one, and what is accepted.
     """
 
     reason: str
@@ -65,15 +64,15 @@ class Rejection:
 
 
 class Rejections:
-    """Adds up rejections: one per reason, with the first example seen."""
+    """Accumulates rejections: one entry per reason, with the first example."""
 
     def __init__(self, initial: Iterable[Rejection] = ()) -> None:
         self._by_reason: dict[str, Rejection] = {}
         self.extend(initial)
 
-    def add(self, reason: Reason, example: str | bytes, message: str, count: int = 1) -> None:
+    def add(self, reason: RejectionReason, example: str | bytes, message: str, count: int = 1) -> None:
         if count:
-            self.extend([Rejection(str(reason), count, shorten(example), message)])
+            self.extend([Rejection(str(reason), count, truncate_example(example), message)])
 
     def extend(self, rejections: Iterable[Rejection]) -> None:
         for new in rejections:
@@ -88,8 +87,8 @@ class Rejections:
         return sum(r.count for r in self._by_reason.values())
 
 
-def shorten(example: str | bytes) -> str:
-    """An example as it may be shown and logged: one line of text, not too long."""
+def truncate_example(example: str | bytes) -> str:
+    """Returns the example as one line of at most `MAX_EXAMPLE_CHARACTERS` characters, safe to log."""
     head = example[: 4 * MAX_EXAMPLE_CHARACTERS]
     text = head.decode("utf-8", "backslashreplace") if isinstance(head, bytes) else head
     text = text.rstrip("\r\n")
@@ -98,10 +97,11 @@ def shorten(example: str | bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The records of one block.
+    """The decoded records of one block.
 
     Attributes:
         batch: the stream's columns in their declared types, then int64 `event_time_ms` without nulls.
+        rejected: the records that could not be decoded, by reason.
     """
 
     batch: pa.RecordBatch
@@ -110,13 +110,14 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Records on their way from a source into the core.
+    """A batch of records that a source passes to the core.
 
     Attributes:
         source: name of the source.
-        batch: as `Decoded.batch`; may have no rows if there are only rejections.
-        start: position before the first record; None for a source that cannot be read again.
-        end: position behind the last; where reading goes on after a restart.
+        batch: as `Decoded.batch`; has no rows if there are only rejections.
+        start: position before the first record; None for a source that is not replayable.
+        end: position after the last record, from which reading resumes after a restart; None as for `start`.
+        rejected: the records of this input that were rejected, by reason.
         nbytes: bytes of input, decompressed.
     """
 
@@ -128,10 +129,10 @@ class Chunk:
     nbytes: int
 
     def split(self, rows: int) -> tuple[Chunk, Chunk]:
-        """The first `rows` records and the others, each with positions of its own.
+        """Returns the first `rows` records and the rest as two chunks, each with its own positions.
 
         Args:
-            rows: more than 0 and less than the number of rows.
+            rows: greater than 0 and less than the number of rows.
         """
         total = self.batch.num_rows
         assert 0 < rows < total, f"{rows} of {total} rows"
@@ -147,9 +148,9 @@ class Chunk:
 
 
 def position_inside(start: Position, end: Position, rows: int) -> Position:
-    """The position `rows` records behind `start`, inside the block that `start` and `end` lie in.
+    """Returns the position `rows` records after `start`, inside the block that contains `start` and `end`.
 
-    A position inside a block reads: the first `row` good records of the `block` units at `offset`.
+    A position inside a block means: the first `row` valid records of the `block` units at `offset` have been read.
     """
     if end.get("row"):
         return {**end, "row": start.get("row", 0) + rows}
@@ -158,7 +159,7 @@ def position_inside(start: Position, end: Position, rows: int) -> Position:
 
 
 def split_rows(chunk: Chunk, rows: int = MAX_CHUNK_ROWS) -> list[Chunk]:
-    """The chunk in pieces of at most `rows` records."""
+    """Splits a chunk into chunks of at most `rows` records."""
     pieces = []
     while chunk.batch.num_rows > rows:
         head, chunk = chunk.split(rows)
@@ -167,31 +168,31 @@ def split_rows(chunk: Chunk, rows: int = MAX_CHUNK_ROWS) -> list[Chunk]:
 
 
 class Source(Protocol):
-    """Where the records of a stream come from."""
+    """An input of a stream."""
 
     @property
     def name(self) -> str:
-        """Unique in the agent, and the same after a restart: positions are stored under it."""
+        """Unique in the agent and stable across restarts: positions are stored under it."""
 
     @property
     def stream(self) -> str: ...
 
     @property
     def replayable(self) -> bool:
-        """Whether chunks carry positions and `reread` works."""
+        """Whether chunks have positions and `reread` is supported."""
 
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
-        """Everything from the position on (None: from the beginning), in order.
+        """Yields all records from the position on (None: from the beginning), in order.
 
-        Ends when the source ends; never, if it is followed.
+        Ends when the source ends; a followed source never ends.
 
         Raises:
-            InvalidRecord: a file as a whole does not fit the stream, such as a missing column.
+            InvalidRecord: a whole file does not match the stream, for example because a column is missing.
         """
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
-        """Exactly the chunk that was read between two positions. Blocking.
+        """Returns the identical chunk that was read between two positions. Blocking.
 
         Raises:
-            StorageError: what was read is no longer there, or the source is not replayable.
+            StorageError: the data no longer exists, or the source is not replayable.
         """

@@ -1,10 +1,9 @@
-"""How busy the reading of sources is: of each, the part of time that it does not wait for input; and which have input
-that has not been read.
+"""Measures, per source, the fraction of time spent busy, and detects sources with unread input.
 
-A source that keeps up reads, decodes and ingests what has come and then waits for more; one that does not keep up
-never waits. That tells an overloaded edge better than its processor time does: who shares the processor with it, and
-how many cores there are, is in it. What a source waits for besides its input, such as room for what it has read or the
-disk, is not time that a faster processor would save, and is not counted.
+At any moment a source is busy (it reads, decodes or ingests), idle (it has read all input and waits for more) or
+backpressured (it waits for memory or the disk). A source that keeps up is regularly idle; an overloaded one never is.
+The busy share detects an overloaded edge better than its CPU time, because it also reflects other processes on the
+machine and the number of cores. Backpressured time is not counted as busy: a faster processor would not shorten it.
 """
 
 from __future__ import annotations
@@ -15,25 +14,31 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 REFUSED_S = 2.0
-"""For so long what was pushed and not taken counts as input: its sender is told to come again after a second."""
+"""A refused push counts as unread input for this long: its sender is asked to retry after one second."""
 
-Mark = Callable[[str], AbstractContextManager[None]]
-"""Marks a time in what a source does, by its name."""
+ActivityMarker = Callable[[str], AbstractContextManager[None]]
+"""(source name) -> context manager around one activity of the source."""
 
 
-def unmarked(_: str) -> AbstractContextManager[None]:
-    """Where nobody measures."""
+def no_marker(_: str) -> AbstractContextManager[None]:
+    """An `ActivityMarker` that measures nothing."""
     return nullcontext()
 
 
 @dataclass(slots=True)
-class _Source:
-    """Attributes:
-    depth: pieces of work under way, less waits; busy_s: in this interval; before_s: in the last one.
-    began_s: when each piece of work that is under way began; the first is a source's own, pushes come behind it.
-    idle: waits for input that are under way.
-    drained_s: when it last waited for input, and so had read all there was.
-    refused_s: when something that was pushed could last not be taken.
+class _SourceActivity:
+    """The activity of one source. All times are seconds of the monotonic clock.
+
+    Attributes:
+        depth: number of busy sections in progress less the number of waits; the source is busy while it is above 0.
+        began_s: start of each busy section in progress, by section number. The first is the source's own read loop;
+            the others are pushed requests.
+        idle: number of waits for input in progress.
+        drained_s: end of the last wait for input; all input had been read then.
+        refused_s: time of the last refused push.
+        since_s: time of the last change of `depth`.
+        busy_s: busy time in the current interval.
+        before_s: busy time in the previous interval.
     """
 
     depth: int = 0
@@ -46,47 +51,47 @@ class _Source:
     before_s: float = 0.0
 
     def unread_s(self, now_s: float) -> float:
-        """For how long there may have been input that has not been read."""
+        """For how long unread input may have existed."""
         if now_s - self.refused_s <= REFUSED_S:
             return math.inf
         pushed = list(self.began_s.values())[1:]
         if pushed:
-            return now_s - min(pushed)  # they overlap, and each is read by itself
+            return now_s - min(pushed)  # requests overlap, and each is read on its own
         return now_s - self.drained_s if self.began_s and not self.idle else 0.0
 
 
 class BusyMeter:
-    """The busy time of each source. One thread.
+    """Measures the busy time of each source. Not thread-safe.
 
-    Work of one source that overlaps, such as of two pushed requests, counts once.
+    Overlapping busy sections of one source, such as two pushed requests, count once.
 
     Args:
-        monotonic: seconds that never go back.
+        monotonic: returns the seconds of a monotonic clock.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._sources: dict[str, _Source] = {}
-        self._began_s = self._before_s = monotonic()  # this interval, and the last one
-        self._pieces = 0
+        self._sources: dict[str, _SourceActivity] = {}
+        self._began_s = self._before_s = monotonic()  # start of the current interval, and of the previous one
+        self._sections = 0
 
     @contextmanager
-    def working(self, source: str) -> Iterator[None]:
-        """The source is being read, decoded or ingested meanwhile, but for its waits."""
+    def busy(self, source: str) -> Iterator[None]:
+        """Marks a section in which the source is read, decoded or ingested."""
         self._shift(source, +1)
-        self._pieces += 1
-        piece, began_s = self._pieces, self._sources[source].began_s
-        began_s[piece] = self._monotonic()
+        self._sections += 1
+        section, began_s = self._sections, self._sources[source].began_s
+        began_s[section] = self._monotonic()
         try:
             yield
         finally:
-            del began_s[piece]
+            del began_s[section]
             self._shift(source, -1)
 
     @contextmanager
-    def waiting(self, source: str) -> Iterator[None]:
-        """Within a piece of work: all there is has been read, and it goes on when there is more."""
-        with self.held(source):
+    def idle(self, source: str) -> Iterator[None]:
+        """Marks a wait for input inside a busy section: all input has been read."""
+        with self.backpressured(source):
             state = self._sources[source]
             state.idle += 1
             try:
@@ -96,25 +101,25 @@ class BusyMeter:
                 state.drained_s = self._monotonic()
 
     @contextmanager
-    def held(self, source: str) -> Iterator[None]:
-        """Within a piece of work: it goes on when there is room, or a disk; there may be input."""
+    def backpressured(self, source: str) -> Iterator[None]:
+        """Marks a wait for memory or the disk inside a busy section: there may be unread input."""
         self._shift(source, -1)
         try:
             yield
         finally:
             self._shift(source, +1)
 
-    def refused(self, source: str) -> None:
-        """Something that was pushed could not be taken: it will come again."""
-        self._sources.setdefault(source, _Source()).refused_s = self._monotonic()
+    def on_refused(self, source: str) -> None:
+        """Records that a push to the source was refused; its sender will retry."""
+        self._sources.setdefault(source, _SourceActivity()).refused_s = self._monotonic()
 
-    def unread(self, longer_s: float) -> set[str]:
-        """The sources that may have had input for longer than that which has not been read."""
+    def unread_sources(self, longer_s: float) -> set[str]:
+        """Returns the sources that may have had unread input for longer than `longer_s`."""
         now_s = self._monotonic()
         return {name for name, source in self._sources.items() if source.unread_s(now_s) > longer_s}
 
-    def take(self) -> float:
-        """The share of the busiest source since the last call, 0 to 1; a new interval begins."""
+    def take_busy_share(self) -> float:
+        """Returns the busy share of the busiest source since the last call, 0 to 1, and begins a new interval."""
         now_s = self._monotonic()
         share = self._largest(now_s - self._began_s, before=False)
         self._before_s, self._began_s = self._began_s, now_s
@@ -123,8 +128,8 @@ class BusyMeter:
         return share
 
     @property
-    def recent(self) -> float:
-        """As `take`, of the last interval and the one that runs, which goes on."""
+    def recent_busy_share(self) -> float:
+        """The busy share of the busiest source over the previous and the current interval, 0 to 1."""
         return self._largest(self._monotonic() - self._before_s, before=True)
 
     def _largest(self, length_s: float, *, before: bool) -> float:
@@ -136,7 +141,7 @@ class BusyMeter:
         return min(max(busy_s, default=0.0) / length_s, 1.0)
 
     def _shift(self, name: str, by: int) -> None:
-        source, now_s = self._sources.setdefault(name, _Source()), self._monotonic()
+        source, now_s = self._sources.setdefault(name, _SourceActivity()), self._monotonic()
         if source.depth > 0:
             source.busy_s += now_s - source.since_s
         source.since_s = now_s

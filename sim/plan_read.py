@@ -13,9 +13,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from edge.codecs.csv_codec import CsvDialect, read_header
-from edge.codecs.decompression import CODECS
-from edge.codecs.formats import EXTENSIONS
+from edge.codecs import CODECS, EXTENSIONS, CsvDialect, read_header
 from edgewater.errors import InvalidConfig
 
 MAX_BLOCK_BYTES = 1 << 30
@@ -66,7 +64,7 @@ def _read(path: Path, wanted: Wanted, note: Callable[[str], None]) -> pa.Table:
             data = stream.read()
         return _csv(path, data, wanted, note) if form == "csv" else _ndjson(path, data, wanted)
     except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-        accepted = {"csv": "CSV with a header line", "ndjson": "one JSON object a line", "parquet": "a Parquet file"}
+        accepted = {"csv": "CSV with a header line", "ndjson": "one JSON object per line", "parquet": "a Parquet file"}
         reason = str(exc).partition("\n")[0]
         raise InvalidConfig("TRACE", str(path), f"{accepted[form]} that can be read", reason) from exc
 

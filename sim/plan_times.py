@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs.event_time import cast_or_null, parse_iso8601
-from edge.codecs.schema import YEAR_2000_MS, YEAR_2200_MS
+from edge.codecs import YEAR_2000_MS, YEAR_2200_MS, cast_or_null, parse_iso8601
 from edgewater.errors import InvalidConfig
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 

@@ -58,7 +58,7 @@ def _memory() -> dict[str, Any]:
     program = (
         "from edge.process import *; use_system_allocator();"
         "import edge.agent, json; from bench.first_light.edge_rates import *; before = resident_mib();"
-        "at = memory_at(100_000); give_back();"
+        "at = memory_at(100_000); release_free_memory();"
         "print(json.dumps({'idle_mib': before, **at, 'given_back_mib': resident_mib()}))"
     )
     done = subprocess.run([str(python), "-c", program], check=True, capture_output=True, text=True)

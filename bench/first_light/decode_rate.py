@@ -14,7 +14,7 @@ from edge.core.streams import StreamSpec
 from edge.durability.durable_core import DurableCore
 from edge.process import now_ms
 from edge.records import Source
-from edge.sources.factory import build_sources
+from edge.sources import build_sources
 from edgewater.streams import type_name
 from edgewater.wire.frames import QueryRef
 

@@ -1,6 +1,6 @@
-"""CSV, decoded by Arrow: one record a line, with the columns named by a header.
+"""CSV, decoded by Arrow: one record per line, with the columns named by a header.
 
-A quoted field may hold delimiters and quotes, not line breaks: a source can then be cut at any line
+A quoted field may contain delimiters and quotes, but no line breaks. So input can be split at any line,
 and a stray quote costs one record instead of the rest of the file.
 """
 
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from edge.codecs.event_time import cast_or_null, time_accepted
 from edge.codecs.line_decoder import Undecodable, count_lines
 from edge.codecs.schema import RecordSchema
-from edge.records import Reason, Rejections
+from edge.records import RejectionReason, Rejections
 from edgewater.errors import InvalidRecord
 from edgewater.streams import type_name
 
@@ -29,19 +29,19 @@ _EXAMPLES = {"string": "JFK in UTF-8", "int64": "42", "float64": "4.2", "bool": 
 
 @functools.cache
 def _pyarrow_csv() -> ModuleType:
-    import pyarrow.csv  # an edge that reads other formats should not hold it in memory
+    import pyarrow.csv  # lazy: an edge that reads other formats does not keep it in memory
 
     return pyarrow.csv  # type: ignore[no-any-return,unused-ignore]
 
 
 @dataclass(frozen=True, slots=True)
 class CsvDialect:
-    """How CSV is written.
+    """The dialect of CSV input.
 
     Attributes:
         delimiter: one character.
-        nulls: texts that mean "no value" in every column. None given: an empty field in every column,
-            and NA, NULL, NaN and the like in those that are not text (NA may be Namibia).
+        nulls: strings that mean null in every column. If empty: an empty field in every column, and NA,
+            NULL, NaN and the like in columns that are not strings (NA may be Namibia).
     """
 
     delimiter: str = ","
@@ -49,12 +49,12 @@ class CsvDialect:
 
 
 def read_header(line: bytes, dialect: CsvDialect) -> tuple[str, ...]:
-    """The column names of a header line. Raises InvalidRecord: it cannot be read as CSV."""
+    """Returns the column names of a header line. Raises InvalidRecord: it is not CSV."""
     text = line.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace").rstrip("\r\n")
     try:
         names = next(csv.reader([text], delimiter=dialect.delimiter), [])
     except csv.Error as exc:
-        raise InvalidRecord("header", text[:80], "a line of column names that ends in a line feed", str(exc)) from exc
+        raise InvalidRecord("header", text[:80], "a line of column names, ended by a line feed", str(exc)) from exc
     return tuple(name.strip() for name in names)
 
 
@@ -79,13 +79,13 @@ class CsvCodec:
             ragged.append((row.actual_columns, row.text))
             return "skip"
 
-        table = self._read(data, note) if data.strip() else self._nothing()
-        # Without quotes and lone carriage returns a row is a line; with them, it has to be counted.
+        table = self._read(data, note) if data.strip() else self._empty_table()
+        # Without quotes and lone carriage returns a row is a line; with them, rows are compared with lines.
         rows = table.num_rows + len(ragged)
         if (b'"' in data or b"\r" in data) and rows != count_lines(data, rows):
-            raise Undecodable("a quoted field goes on over the end of the line; expected one record a line")
+            raise Undecodable("a quoted field contains a line break; expected one record per line")
         if ragged:
-            rejections.add(Reason.MALFORMED, ragged[0][1], self._ragged_message(ragged[0][0]), len(ragged))
+            rejections.add(RejectionReason.MALFORMED, ragged[0][1], self._ragged_message(ragged[0][0]), len(ragged))
         return table
 
     def _read(self, data: bytes, note: object) -> pa.Table:
@@ -108,26 +108,26 @@ class CsvCodec:
             raise Undecodable(str(exc)) from exc
         return table if self._dialect.nulls else _empty_texts_to_null(table)
 
-    def _nothing(self) -> pa.Table:
+    def _empty_table(self) -> pa.Table:
         return pa.schema(list(self._textual.items())).empty_table()
 
-    def sift(self, lines: list[bytes], rejections: Rejections) -> list[bytes]:
+    def reject_invalid(self, lines: list[bytes], rejections: Rejections) -> list[bytes]:
         rows = []
         for line in lines:
             try:
-                # Latin-1 keeps each byte: only the columns that are read have to be UTF-8.
+                # Latin-1 preserves each byte: only the columns that are read have to be UTF-8.
                 fields = next(csv.reader([line.decode("latin-1").rstrip("\r")], delimiter=self._dialect.delimiter))
             except csv.Error as exc:
-                rejections.add(Reason.MALFORMED, line, f"not CSV: {exc}; expected one record a line")
+                rejections.add(RejectionReason.MALFORMED, line, f"not CSV: {exc}; expected one record per line")
                 continue
             if len(fields) != len(self._header):
-                rejections.add(Reason.MALFORMED, line, self._ragged_message(len(fields)))
+                rejections.add(RejectionReason.MALFORMED, line, self._ragged_message(len(fields)))
             else:
                 rows.append((line, fields))
-        return self._sift_types(rows, rejections)
+        return self._reject_wrong_types(rows, rejections)
 
-    def _sift_types(self, rows: list[tuple[bytes, list[str]]], rejections: Rejections) -> list[bytes]:
-        bad: dict[int, tuple[Reason, str]] = {}
+    def _reject_wrong_types(self, rows: list[tuple[bytes, list[str]]], rejections: Rejections) -> list[bytes]:
+        bad: dict[int, tuple[RejectionReason, str]] = {}
         for name, declared in self._textual.items():
             at = self._header.index(name)
             for row in self._unconvertible([fields[at] for _, fields in rows], declared):
@@ -149,12 +149,12 @@ class CsvCodec:
         converted = cast_or_null(trimmed, declared).is_valid()
         return _rows(pc.invert(pc.or_(converted, pc.is_in(texts, pa.array(nulls)))))
 
-    def _wrong(self, name: str, declared: pa.DataType, field: str) -> tuple[Reason, str]:
+    def _wrong(self, name: str, declared: pa.DataType, field: str) -> tuple[RejectionReason, str]:
         got = f"got {field[:40]!r}"
         if name == self.schema.time.column:
-            return Reason.TIME_UNPARSEABLE, f"{name}: {got}; expected {time_accepted(self.schema.time.unit)}"
+            return RejectionReason.TIME_UNPARSEABLE, f"{name}: {got}; expected {time_accepted(self.schema.time.unit)}"
         kind = type_name(declared)
-        return Reason.WRONG_TYPE, f"{name}: {got}; expected {kind} such as {_EXAMPLES.get(kind, '')}"
+        return RejectionReason.WRONG_TYPE, f"{name}: {got}; expected {kind} such as {_EXAMPLES.get(kind, '')}"
 
     def _ragged_message(self, fields: int) -> str:
         names = ", ".join(self._header)

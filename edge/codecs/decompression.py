@@ -1,4 +1,4 @@
-"""Bytes of a file, decompressed, from any offset; and what is left of a damaged one."""
+"""Reads a file from any decompressed offset, and recovers the readable part of a damaged one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import google_crc32c
 import pyarrow as pa
 
-from edge.records import BLOCK_BYTES, Reason
+from edge.records import BLOCK_BYTES, RejectionReason
 
 CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 HEAD_BYTES = 256
 
 
 def codec_of(path: str, compression: str) -> str | None:
-    """Arrow's name of the codec; `compression` is auto (by the file's name), none, gzip, zstd or bz2."""
+    """Returns Arrow's name of the codec; `compression` is auto (by the file's extension), none, gzip, zstd or bz2."""
     if compression == "auto":
         return CODECS.get(Path(path).suffix)
     return None if compression == "none" else compression
@@ -28,13 +28,13 @@ def codec_of(path: str, compression: str) -> str | None:
 class Damage:
     """Where and why decompression failed."""
 
-    reason: Reason
+    reason: RejectionReason
     compressed_offset: int
     message: str
 
 
 class _Handle:
-    """The file object that Arrow wants; closing is the `Input`'s business."""
+    """The file object that Arrow requires. It never closes the descriptor, which belongs to `Input`."""
 
     closed = False
 
@@ -49,14 +49,13 @@ class _Handle:
 
 
 class Input:
-    """A file that is held open: it stays readable when it is renamed or deleted.
+    """An open file, which stays readable when it is renamed or deleted.
 
-    Not for several threads at the same time. Raises OSError as files do. Closed by `close`, or with
-    the last reference to it.
+    Not thread-safe. Raises OSError as files do. Closed by `close`, or with the last reference to it.
 
     Attributes:
-        offset: of the next byte that `read` gives, decompressed.
-        damage: set once reading has come to a place behind which nothing can be decompressed.
+        offset: decompressed offset of the next byte that `read` returns.
+        damage: set once reading has reached a place after which nothing can be decompressed.
     """
 
     def __init__(self, path: str, codec: str | None) -> None:
@@ -80,16 +79,16 @@ class Input:
 
     @property
     def size(self) -> int:
-        """Bytes on disk, compressed as they are."""
+        """Size on disk in bytes, compressed."""
         return os.fstat(self._fd).st_size
 
     def head(self, length: int = HEAD_BYTES) -> tuple[int, int]:
-        """(n, CRC32C of the first n bytes on disk), n at most `length`."""
+        """Returns (n, CRC32C of the first n bytes on disk), n at most `length`."""
         start = os.pread(self._fd, length, 0)
         return len(start), google_crc32c.value(start)
 
     def seek(self, offset: int) -> None:
-        """Goes to a decompressed offset; backwards in a compressed file means from its beginning."""
+        """Moves to a decompressed offset. Backwards in a compressed file it decompresses from the beginning."""
         if self.codec is None:
             os.lseek(self._fd, offset, os.SEEK_SET)
             self.offset = offset
@@ -100,7 +99,7 @@ class Input:
             pass
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; none at the end, or where the file is damaged (see `damage`)."""
+        """Returns at most `size` bytes; none at the end, or where the file is damaged (see `damage`)."""
         if self.damage is not None:
             return b""
         try:
@@ -108,12 +107,12 @@ class Input:
         except OSError as exc:
             if self.codec is None:
                 raise
-            return self._salvage(size, str(exc))
+            return self._recover(size, str(exc))
         self.offset += len(data)
         return data
 
-    def _salvage(self, size: int, error: str) -> bytes:
-        """What a failed read could have given: Arrow gives nothing of a read that fails midway."""
+    def _recover(self, size: int, error: str) -> bytes:
+        """Returns the bytes before the damage: Arrow returns nothing from a read that fails midway."""
         good = b""
         for step in (4096, 1):
             self._stream = self._open_stream()
@@ -127,7 +126,9 @@ class Input:
                 continue
         truncated = "truncated" in error.lower()
         self.damage = Damage(
-            Reason.TRUNCATED if truncated else Reason.CORRUPT, os.lseek(self._fd, 0, os.SEEK_CUR), error
+            RejectionReason.TRUNCATED if truncated else RejectionReason.CORRUPT,
+            os.lseek(self._fd, 0, os.SEEK_CUR),
+            error,
         )
         self.offset += len(good)
         return good

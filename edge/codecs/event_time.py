@@ -1,8 +1,8 @@
-"""Event time: from whatever a record carries to int64 ms, and whether that is plausible.
+"""Converts event times of any supported type to int64 ms and validates them.
 
-A wrong unit is the commonest mistake in a first configuration, and a silent one: every record falls
-into 1970 or into the far future, watermarks jump, windows never close. So an implausible time is
-refused, with a message that names the unit that would make it plausible.
+A wrong unit is the most common mistake in a first configuration, and a silent one: every record falls
+into 1970 or into the far future, watermarks jump, windows never close. So a record with an implausible
+time is rejected, with a message that names the unit that would make the time plausible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edge.codecs.schema import EventTime, RecordSchema
-from edge.records import Decoded, Reason, Rejections
+from edge.records import Decoded, RejectionReason, Rejections
 from edgewater.quantities import format_duration
 
 IntArray = npt.NDArray[np.int64]
@@ -30,19 +30,20 @@ _FAR_MS = float(1 << 62)
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """`millis` is meaningful where neither `missing` nor `unparseable`."""
+    """Parsed times; `millis` is valid where neither `missing` nor `unparseable` is set."""
 
     millis: IntArray
     missing: BoolArray
     unparseable: BoolArray
 
 
-def decoded(table: pa.Table, schema: RecordSchema, arrival_ms: int, rejections: Rejections) -> Decoded:
-    """The batch of a raw table, without the records whose time is missing, unreadable or implausible.
+def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, rejections: Rejections) -> Decoded:
+    """Adds the event time column and drops the records whose time is missing, unparseable or implausible.
 
     Args:
-        table: has the declared columns in their types, and the time column as it came.
-        rejections: what was refused before; this adds to it.
+        table: the declared columns in their types, and the raw time column.
+        arrival_ms: the time against which event times are validated (`EventTime.latest_ms`).
+        rejections: earlier rejections of the same records; those found here are added.
     """
     raw = _one_array(table.column(schema.time.column))
     times = _read_times(raw, schema.time.unit)
@@ -81,7 +82,7 @@ def _from_numbers(raw: pa.Array, unit: str) -> _Times:
     missing = _mask(raw.is_null())
     numbers = pc.fill_null(raw.cast(pa.float64(), safe=False), 0.0).to_numpy()
     finite = np.isfinite(numbers)
-    # Floor, as for every unit; but a double of seconds, such as 1.001, is no finer than 0.5 µs.
+    # Floor, as for every unit. 0.5 µs are added because a double such as 1.001 s has no finer resolution.
     exact = np.where(finite, numbers, 0.0) * 1000 + 0.0005 if unit == "s" else np.where(finite, numbers, 0.0)
     if unit == "us":
         exact = exact / 1000
@@ -95,13 +96,13 @@ def _mask(array: pa.Array) -> BoolArray:
 
 
 def parse_iso8601(texts: pa.Array) -> pa.Array:
-    """UTC timestamps in µs of ISO 8601 texts; null where there is none. Without a zone: UTC."""
+    """Parses ISO 8601 strings to UTC timestamps in µs; null where that fails. Without a zone: UTC."""
     for target in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
         try:
             return texts.cast(target).cast(pa.timestamp("us"))
         except pa.ArrowInvalid:
             continue
-    # Zones differ from record to record, fractions are finer than µs, or some are not times at all.
+    # Zones differ between records, fractions are finer than µs, or some strings are not times.
     shaped = pc.if_else(pc.match_substring_regex(texts, _ISO_SHAPE), texts, None)
     shaped = pc.replace_substring_regex(shaped, r"(\.\d{6})\d+", r"\1")
     zoned = pc.match_substring_regex(shaped, _ISO_ZONE)
@@ -111,7 +112,7 @@ def parse_iso8601(texts: pa.Array) -> pa.Array:
 
 
 def cast_or_null(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """`array` cast, with null for each value that cannot be. O(n + k log n) for k of those."""
+    """Casts an array, with null for each value that cannot be cast. O(n + k log n) for k such values."""
     try:
         return array.cast(target)
     except pa.ArrowInvalid:
@@ -130,21 +131,25 @@ def _implausible(times: _Times, time: EventTime, arrival_ms: int) -> BoolArray:
 def _explain(
     raw: pa.Array, times: _Times, implausible: BoolArray, time: EventTime, arrival_ms: int, rejections: Rejections
 ) -> None:
-    def add(reason: Reason, mask: BoolArray, message: str) -> None:
+    def add(reason: RejectionReason, mask: BoolArray, message: str) -> None:
         if mask.any():
             first = raw[int(np.argmax(mask))].as_py()
             rejections.add(reason, f"{time.column} = {first}", message, int(mask.sum()))
 
-    add(Reason.TIME_MISSING, times.missing, f"{time.column}: no value; every record needs its event time")
-    add(Reason.TIME_UNPARSEABLE, times.unparseable, f"{time.column}: not a time; expected {time_accepted(time.unit)}")
+    add(RejectionReason.TIME_MISSING, times.missing, f"{time.column}: no value; every record needs its event time")
+    add(
+        RejectionReason.TIME_UNPARSEABLE,
+        times.unparseable,
+        f"{time.column}: not a time; expected {time_accepted(time.unit)}",
+    )
     if implausible.any():
         first = int(np.argmax(implausible))
         message = _why_implausible(raw[first].as_py(), int(times.millis[first]), time, arrival_ms)
-        add(Reason.TIME_OUT_OF_RANGE, implausible, f"{time.column}: {message}")
+        add(RejectionReason.TIME_OUT_OF_RANGE, implausible, f"{time.column}: {message}")
 
 
 def time_accepted(unit: str) -> str:
-    """What a time in this unit looks like, as a phrase."""
+    """Describes a time in this unit, for messages."""
     if unit == "iso8601":
         return "ISO 8601 text such as 2013-01-01T05:15:00Z"
     example = {"s": "1357017300", "ms": "1357017300000", "us": "1357017300000000"}[unit]
@@ -158,11 +163,11 @@ def _why_implausible(value: object, millis: int, time: EventTime, arrival_ms: in
             if unit != time.unit and time.min_ms <= value * scale <= latest:
                 return f"looks like {UNIT_NAMES[unit]}; set time.unit: {unit}"
     if millis < time.min_ms:
-        return f"before {_iso(time.min_ms)}; if that is right, set time.min_time to an earlier time"
+        return f"before {_iso(time.min_ms)}; if that is correct, set time.min_time to an earlier time"
     if time.max_skew_ms is None:
         return "after the year 2200; check time.unit"
     skew = format_duration(time.max_skew_ms)
-    return f"more than {skew} later than its arrival; set the clock at the source, or a greater time.max_skew"
+    return f"more than {skew} later than its arrival; correct the source's clock, or increase time.max_skew"
 
 
 def _iso(millis: int) -> str:

@@ -1,4 +1,4 @@
-"""Which decoder a format has. The formats' modules are imported when they are first used."""
+"""The formats of sources, and the decoder of each text format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMA_SEPARATED = CsvDialect()
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """How lines become records.
+    """A text format with its options.
 
     Attributes:
         header: column names of CSV without a header line; None: the first line of a file names them.
@@ -43,10 +43,10 @@ class TextFormat:
         return self.format == "csv" and self.header is None
 
     def decoder(self, header: tuple[str, ...] | None, where: str) -> LineDecoder:
-        """The decoder for lines below `header` (CSV only).
+        """Builds the decoder for the lines below `header` (used for CSV only).
 
         Args:
-            where: what is read, for messages.
+            where: name of the input, for messages.
 
         Raises:
             InvalidRecord: the header lacks a declared column.

@@ -1,4 +1,4 @@
-"""Cutting a stream of bytes into blocks of whole lines."""
+"""Splits a stream of bytes into blocks of complete lines."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Protocol
 from edge.records import BLOCK_BYTES
 
 
-class Bytes(Protocol):
-    """Where blocks are cut from: a file or a body."""
+class ByteStream(Protocol):
+    """The input of a `BlockReader`: a file, a pipe or a body."""
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; none: there are no more at the moment."""
+        """Returns at most `size` bytes; none if there are no more at the moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Whole lines, or one line that is too long to be a record.
+    """Complete lines, or one line that is longer than a block.
 
     Attributes:
-        data: the lines; of a line that is too long only its beginning.
-        length: bytes of the stream that the block covers.
-        too_long: whether `data` is the beginning of a line longer than a block.
+        data: the lines; if `too_long`, the beginning of the line.
+        length: number of bytes of the stream that the block covers.
+        too_long: whether the block is one line that exceeds the size limit.
     """
 
     data: bytes
@@ -31,9 +31,9 @@ class Block:
 
 
 class BlockReader:
-    """Reads blocks one after the other; holds at most two blocks' worth of bytes."""
+    """Reads blocks in order; buffers at most the bytes of two blocks."""
 
-    def __init__(self, source: Bytes, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, source: ByteStream, block_bytes: int = BLOCK_BYTES) -> None:
         self._source = source
         self._block_bytes = block_bytes
         self._held = b""
@@ -41,10 +41,10 @@ class BlockReader:
         self._skipped_start = b""
 
     def next(self, final: bool) -> Block | None:
-        """The next block; None: there is none at the moment.
+        """Returns the next block; None if there is none at the moment.
 
         Args:
-            final: the last line counts although its newline is missing; else it is waited for.
+            final: the stream has ended, so that the last line is complete without its newline.
         """
         if self._skipped:
             return self._skip(final)
@@ -68,7 +68,7 @@ class BlockReader:
         return self._take(cut) if cut else None
 
     def _skip(self, final: bool) -> Block | None:
-        """Passes over the rest of a line that is too long, without holding it."""
+        """Skips the rest of a line that is too long, without buffering it."""
         while True:
             more = self._source.read(self._block_bytes)
             if not more and not final:

@@ -1,9 +1,8 @@
-"""NDJSON: one JSON object a line, decoded by Arrow.
+"""NDJSON: one JSON object per line, decoded by Arrow.
 
-Two things that Arrow's reader does (26.0) are guarded against here. A first value `null` crashes
-the process (apache/arrow#47409): every block is led by an empty object, and the row it makes is cut
-off. And it takes values, not lines: two objects on one line are two rows, so rows are counted
-against lines.
+The codec guards against two properties of Arrow's reader (26.0). A first value `null` crashes the
+process (apache/arrow#47409), so an empty object is prepended to every block and its row is removed.
+And the reader accepts two objects on one line as two rows, so rows are compared with lines.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pyarrow as pa
 from edge.codecs.event_time import time_accepted
 from edge.codecs.line_decoder import Undecodable, count_lines
 from edge.codecs.schema import RecordSchema
-from edge.records import Reason, Rejections
+from edge.records import RejectionReason, Rejections
 from edgewater.streams import type_name
 
 _LEAD = b"{}\n"
@@ -27,13 +26,13 @@ _EXAMPLES = {"string": '"JFK"', "int64": "42", "float64": "4.2", "bool": "true"}
 
 @functools.cache
 def _pyarrow_json() -> ModuleType:
-    import pyarrow.json  # an edge that reads other formats should not hold it in memory
+    import pyarrow.json  # lazy: an edge that reads other formats does not keep it in memory
 
     return pyarrow.json  # type: ignore[no-any-return,unused-ignore]
 
 
 class NdjsonCodec:
-    """A `LineCodec`. An absent key is null; keys that are not declared are passed over."""
+    """A `LineCodec`. An absent key is null; undeclared keys are ignored."""
 
     def __init__(self, schema: RecordSchema) -> None:
         self.schema = schema
@@ -54,10 +53,10 @@ class NdjsonCodec:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
             raise Undecodable(f"not a JSON object as declared: {_without_row(str(exc))}") from exc
         if table.num_rows - 1 != count_lines(data, table.num_rows - 1):
-            raise Undecodable("expected exactly one JSON object a line")
+            raise Undecodable("expected exactly one JSON object per line")
         return table.slice(1)
 
-    def sift(self, lines: list[bytes], rejections: Rejections) -> list[bytes]:
+    def reject_invalid(self, lines: list[bytes], rejections: Rejections) -> list[bytes]:
         good = []
         for line in lines:
             fault = self._fault(line)
@@ -67,35 +66,38 @@ class NdjsonCodec:
                 rejections.add(fault[0], line, fault[1])
         return good
 
-    def _fault(self, line: bytes) -> tuple[Reason, str] | None:
+    def _fault(self, line: bytes) -> tuple[RejectionReason, str] | None:
         keys: list[str] = []
         try:
             value = json.loads(line.decode("utf-8"), object_pairs_hook=functools.partial(_keep_keys, keys))
         except RecursionError:
-            return None  # deeper than Python goes; Arrow decides
+            return None  # nested deeper than Python's limit; Arrow decides
         except UnicodeDecodeError as exc:
-            return Reason.MALFORMED, f"not UTF-8 at byte {exc.start}; expected JSON in UTF-8"
+            return RejectionReason.MALFORMED, f"not UTF-8 at byte {exc.start}; expected JSON in UTF-8"
         except json.JSONDecodeError as exc:
-            return Reason.MALFORMED, f"not JSON: {exc.msg} at character {exc.pos}; expected one JSON object a line"
+            return (
+                RejectionReason.MALFORMED,
+                f"not JSON: {exc.msg} at character {exc.pos}; expected one JSON object per line",
+            )
         except ValueError as exc:
-            return Reason.MALFORMED, f"not JSON: {exc}"
+            return RejectionReason.MALFORMED, f"not JSON: {exc}"
         if not isinstance(value, dict):
-            return Reason.MALFORMED, f"{_json_type(value)} instead of a JSON object such as {{…}}"
+            return RejectionReason.MALFORMED, f"{_json_type(value)} instead of a JSON object such as {{…}}"
         if len(value) < len(keys):
-            twice = [name for name in self._textual if keys.count(name) > 1]
-            if twice:
-                return Reason.MALFORMED, f"{twice[0]}: the key stands there twice; expected once"
+            duplicates = [name for name in self._textual if keys.count(name) > 1]
+            if duplicates:
+                return RejectionReason.MALFORMED, f"{duplicates[0]}: duplicate key; expected once"
         for name, declared in self._textual.items():
             if not _fits(value.get(name), declared):
                 return self._wrong(name, declared, value[name])
         return None
 
-    def _wrong(self, name: str, declared: pa.DataType, value: object) -> tuple[Reason, str]:
+    def _wrong(self, name: str, declared: pa.DataType, value: object) -> tuple[RejectionReason, str]:
         got = f"got {_json_type(value)}"
         if name == self.schema.time.column:
-            return Reason.TIME_UNPARSEABLE, f"{name}: {got}; expected {time_accepted(self.schema.time.unit)}"
+            return RejectionReason.TIME_UNPARSEABLE, f"{name}: {got}; expected {time_accepted(self.schema.time.unit)}"
         kind = type_name(declared)
-        return Reason.WRONG_TYPE, f"{name}: {got}; expected {kind} such as {_EXAMPLES.get(kind, 'null')}"
+        return RejectionReason.WRONG_TYPE, f"{name}: {got}; expected {kind} such as {_EXAMPLES.get(kind, 'null')}"
 
 
 def _check_utf8(data: bytes) -> None:
@@ -106,18 +108,18 @@ def _check_utf8(data: bytes) -> None:
 
 
 def _without_row(message: str) -> str:
-    """Arrow counts rows within the block it was given: of no use to anybody else."""
+    """Removes the row number from Arrow's message: it is relative to the block and means nothing to a reader."""
     return message.rsplit(" in row ", 1)[0]
 
 
 def _keep_keys(keys: list[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Builds an object; the last call is for the outermost, whose keys stay in `keys`."""
+    """Builds an object and stores its keys in `keys`; the last call is for the outermost object."""
     keys[:] = [key for key, _ in pairs]
     return dict(pairs)
 
 
 def _fits(value: Any, declared: pa.DataType) -> bool:
-    """False only if Arrow is certain to refuse the value."""
+    """Returns False only if Arrow would certainly reject the value."""
     if value is None:
         return True
     if pa.types.is_boolean(declared):

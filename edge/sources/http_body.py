@@ -1,4 +1,4 @@
-"""The body of a push: decompressed within bounds, decoded by its media type."""
+"""Decompresses the body of a push within a size limit and decodes it by its media type."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import zlib
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs.columnar import check_schema, concat, convert, is_text
-from edge.codecs.formats import TextFormat
-from edge.codecs.line_stream import LineStream
-from edge.codecs.schema import RecordSchema
+from edge.codecs import LineStream, RecordSchema, TextFormat, check_schema, concat, convert, is_text
 from edge.records import Decoded
 from edgewater.errors import InvalidRecord
 
@@ -28,22 +25,22 @@ _ARROW_EXPANSION = 16
 
 
 class BodyTooLarge(Exception):
-    """More bytes than are accepted, as sent or decompressed."""
+    """The body exceeds the size limit, as sent or decompressed."""
 
 
 def media_type(header: str) -> str | None:
-    """ndjson, csv or arrow, for a Content-Type; None for others."""
+    """Returns ndjson, csv or arrow for a Content-Type; None for others."""
     return _MEDIA.get(header.partition(";")[0].strip().lower())
 
 
 def decode_body(
     body: bytes, media: str, encoding: str, schema: RecordSchema, arrival_ms: int, limit_bytes: int, where: str
 ) -> Decoded:
-    """All good records of a body as one batch.
+    """Decodes all valid records of a body as one batch.
 
     Raises:
-        InvalidRecord: the body as a whole cannot be used; says why and what could be.
-        BodyTooLarge: decompressed it is longer than `limit_bytes`.
+        InvalidRecord: the body as a whole is invalid; the message says why and what is accepted.
+        BodyTooLarge: the decompressed body is longer than `limit_bytes`.
     """
     if encoding.lower() == "gzip":
         body = _gunzip(body, limit_bytes)
@@ -53,12 +50,12 @@ def decode_body(
         return _decode_arrow(body, schema, arrival_ms, limit_bytes, where)
     text = TextFormat("csv" if media == "csv" else "ndjson", schema)
     lines = LineStream(io.BytesIO(body), text, where)
-    parts = []
-    while (got := lines.next(True, arrival_ms)) is not None:
-        parts.append(got[0])
-    if not parts:
+    blocks = []
+    while (block := lines.next(True, arrival_ms)) is not None:
+        blocks.append(block[0])
+    if not blocks:
         raise InvalidRecord("body", "", "at least one record", "the body is empty")
-    return concat(parts, schema)
+    return concat(blocks, schema)
 
 
 def _gunzip(body: bytes, limit_bytes: int) -> bytes:
@@ -79,7 +76,7 @@ def _gunzip(body: bytes, limit_bytes: int) -> bytes:
 
 
 def _expanded_bytes(column: pa.Array) -> int:
-    """What a dictionary's texts take once each record has its own."""
+    """Returns the bytes of a dictionary column of strings once it is decoded."""
     if not pa.types.is_dictionary(column.type) or not is_text(column.type.value_type):
         return 0
     lengths = pc.binary_length(column.dictionary.cast(pa.large_string()))
@@ -87,16 +84,16 @@ def _expanded_bytes(column: pa.Array) -> int:
 
 
 def _decode_arrow(body: bytes, schema: RecordSchema, arrival_ms: int, limit_bytes: int, where: str) -> Decoded:
-    parts, size = [], 0
+    batches, size = [], 0
     try:
         with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
             check_schema(reader.schema, schema, where)
             for batch in reader:
-                batch.validate(full=True)  # offsets and UTF-8: the body is anybody's
+                batch.validate(full=True)  # checks offsets and UTF-8: the body is untrusted
                 size += batch.nbytes + sum(_expanded_bytes(column) for column in batch.columns)
                 if size > _ARROW_EXPANSION * limit_bytes:
                     raise BodyTooLarge
-                parts.append(convert(batch, schema, arrival_ms))
+                batches.append(convert(batch, schema, arrival_ms))
     except (pa.ArrowInvalid, OSError) as exc:
         raise InvalidRecord("body", body[:20], "an Arrow IPC stream", str(exc)) from exc
-    return concat(parts, schema) if parts else Decoded(schema.empty())
+    return concat(batches, schema) if batches else Decoded(schema.empty())

@@ -1,4 +1,4 @@
-"""Recorded data run by a faster clock: records are released when their event time comes."""
+"""Replays recorded data under a replay clock: each record is released when the clock reaches its event time."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from edge.config import ReplayConfig
 from edge.records import Chunk, Position, Source
 from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
 
-GRAIN_MS = 20
-"""Records that are due within this many ms of wall time are released together."""
+RELEASE_INTERVAL_MS = 20
+"""Records that become due within this many ms of wall time are released together."""
 LONGEST_SLEEP_MS = 1000
-"""The wall clock is asked again at least this often: it may be set while we sleep."""
+"""The wall clock is read again at least this often, because it may be set during a sleep."""
 
 
 def replay_clock(replay: ReplayConfig | None, now_ms: int) -> StreamClock | None:
-    """The clock of a stream that is started now; None: speed max, as fast as records come.
+    """Returns the clock of a stream that starts now; None for speed max (as fast as records can be read).
 
-    A replay without `at` begins when it is first started: keep the clock, or a restart begins anew.
+    A replay without `at` begins at its first start. The caller stores the clock, so that a restart resumes the replay.
     """
     if replay is None:
         return LIVE
     if replay.speed == "max":
         return None
-    assert replay.start is not None, "the configuration has checked it"
+    assert replay.start is not None, "the configuration guarantees it"
     return StreamClock(replay.start, now_ms if replay.at is None else replay.at, replay.speed)
 
 
 class PacedSource:
-    """A `Source` whose records come by a replay clock."""
+    """A `Source` that releases the records of another source by a replay clock."""
 
     def __init__(
         self,
@@ -62,20 +62,20 @@ async def paced(
     *,
     now_ms: Callable[[], int],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    grain_ms: int = GRAIN_MS,
+    interval_ms: int = RELEASE_INTERVAL_MS,
 ) -> AsyncIterator[Chunk]:
-    """The same records in the same order, none before `clock` has reached its event time.
+    """Yields the same records in the same order, each not before `clock` has reached its event time.
 
-    Order is the file's: a record waits for every record before it. Chunks are cut where the clock
-    stands; each part has positions of its own, so a restart goes on inside a block.
+    The input order is kept: a record waits for every record before it. A chunk is split at the clock's current time;
+    each part has its own positions, so that a restart can resume inside a block.
 
-    Parts of a chunk are a grain apart at least, unless whoever takes them needs longer. So a source that keeps up
-    is seen to wait, however many records a second there are, and its parts are not smaller than they have to be.
+    Parts of a chunk are released at least `interval_ms` apart, unless the consumer takes longer. So a source that
+    keeps up is idle between them at any record rate, and parts are not smaller than necessary.
 
     Args:
-        sleep: seconds to wait; called once for each time nothing is due, and between two parts.
+        sleep: sleeps for a number of seconds; called whenever nothing is due, and between two parts.
     """
-    released_ms = now_ms() - grain_ms
+    released_ms = now_ms() - interval_ms
     async for chunk in chunks:
         rest: Chunk | None = chunk
         while rest is not None:
@@ -84,20 +84,20 @@ async def paced(
             if due == rest.batch.num_rows:
                 yield rest
                 rest = None
-            elif due and not 0 <= now - released_ms < grain_ms:  # (so also if the wall clock was set back)
+            elif due and not 0 <= now - released_ms < interval_ms:  # also true after the wall clock was set back
                 head, rest = rest.split(due)
                 released_ms = now
                 yield head
             elif due:
-                await sleep((released_ms + grain_ms - now) / 1000)
+                await sleep((released_ms + interval_ms - now) / 1000)
             else:
-                # An empty chunk is due at once, so there is a first record.
+                # An empty chunk is due immediately, so there is a first record.
                 next_ms = int(rest.batch.column(TIME_COLUMN)[0].as_py())
                 wait_ms = clock.to_wall_ms(next_ms) - now_ms()
-                await sleep(min(max(wait_ms, grain_ms), LONGEST_SLEEP_MS) / 1000)
+                await sleep(min(max(wait_ms, interval_ms), LONGEST_SLEEP_MS) / 1000)
 
 
 def due_rows(chunk: Chunk, event_ms: int) -> int:
-    """How many of the first records have event times at or before `event_ms`."""
+    """Returns the length of the longest prefix of records with event times at or before `event_ms`."""
     times = chunk.batch.column(TIME_COLUMN).to_numpy()
     return int(np.searchsorted(np.maximum.accumulate(times), event_ms, side="right")) if len(times) else 0

@@ -42,7 +42,7 @@ def test_a_configuration_that_fits_is_ok(run: Any, tmp_path: Path) -> None:
     assert report.ok
     assert (source.files, source.records, source.rejected, source.advice) == (2, 3, (), ())
     assert (source.first_ms, source.last_ms) == (NOW_MS, NOW_MS + 9)
-    assert "3 good records" in report.to_text()
+    assert "3 valid records" in report.to_text()
     assert report.to_text().endswith("ok")
     assert not (tmp_path / "state").exists()
 
@@ -52,14 +52,14 @@ def test_bad_records_are_shown_with_their_reason_and_are_no_problem(run: Any) ->
     (source,) = report.streams[0].sources
     assert report.ok
     assert [(r.reason, r.count, r.example) for r in source.rejected] == [("malformed", 1, "17,AA")]
-    assert "refused, malformed: 1 record(s); 2 fields; expected 3" in report.to_text()
+    assert "rejected, malformed: 1 record(s); 2 fields; expected 3" in report.to_text()
 
 
 def test_a_wrong_unit_is_a_problem_with_its_cure(run: Any) -> None:
     report = run({"a.csv": rows(NOW_MS // 1000)})
     assert not report.ok
     assert "looks like seconds; set time.unit: s" in report.to_text()
-    assert "problem: every record that was looked at is refused" in report.to_text()
+    assert "problem: every record that was read is rejected" in report.to_text()
 
 
 def test_a_missing_column_is_a_problem_and_the_other_files_are_still_looked_at(run: Any) -> None:
@@ -87,14 +87,14 @@ def test_disorder_beyond_the_allowed_is_advised(run: Any) -> None:
     files = {"a.csv": rows(NOW_MS, NOW_MS - 90_000, NOW_MS + 1)}
     (source,) = run(files).streams[0].sources
     assert source.disorder_ms == 90_000
-    assert "records come up to 90s behind the newest" in source.advice[0]
+    assert "records arrive up to 90s behind the newest" in source.advice[0]
     assert run(files, disorder="2m").streams[0].sources[0].advice == ()
 
 
 def test_a_column_that_never_has_a_value_is_advised(run: Any) -> None:
     lines = f'{{"t": {NOW_MS}, "carrier": "AA", "dist": 5}}\n'
     report = run({"a.ndjson": lines}, file={"format": "ndjson"})
-    assert "column distance has no value in any record" in report.streams[0].sources[0].advice[0]
+    assert "column distance is null in every record" in report.streams[0].sources[0].advice[0]
 
 
 def test_records_outside_a_replay_are_advised(run: Any) -> None:
@@ -109,7 +109,7 @@ def test_a_state_folder_that_cannot_be_made_is_a_problem(run: Any, tmp_path: Pat
     (tmp_path / "state").write_text("a file")
     report = run({"a.csv": rows(NOW_MS)})
     assert not report.ok
-    assert "is not a folder that can be written to" in report.problems[0]
+    assert "is not a writable directory" in report.problems[0]
 
 
 def test_the_report_is_json_too(run: Any) -> None:

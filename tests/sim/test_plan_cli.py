@@ -262,7 +262,7 @@ def test_bad_flags_are_refused_with_field_value_and_what_is_accepted(
         ("t.csv", "at,city,amount\n1420156800000,a,0\n", "there is no error to budget"),
         ("t.csv", "at,city,amount\n1420156800,a,1\n1420156801,b,1\n", "look like seconds since 1970"),
         ("t.csv", "at,city,amount\n1420156800000000,a,1\n", "look like microseconds"),
-        ("t.ndjson", "[1,2]\n{", "one JSON object a line"),
+        ("t.ndjson", "[1,2]\n{", "one JSON object per line"),
         ("t.csv.gz", "not gzip", "CSV with a header line that can be read"),
     ],
 )

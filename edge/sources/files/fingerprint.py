@@ -1,4 +1,4 @@
-"""Finding a file again that may have been renamed, replaced or cut since it was last read."""
+"""Finds a file again that may have been renamed, replaced or truncated since it was last read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edge.sources.files.position import FilePosition
 
 
 def matching_files(pattern: str) -> list[str]:
-    """The files that match, in name order."""
+    """Returns the files that match a glob pattern, in name order."""
     return sorted(path for path in glob.glob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207
 
 
 def inode_of(path: str) -> int | None:
-    """None: there is no such file (any more)."""
+    """Returns the inode of the file at a path; None if there is no such file."""
     try:
         return Path(path).stat().st_ino
     except OSError:
@@ -26,7 +26,7 @@ def inode_of(path: str) -> int | None:
 
 
 def has_head(path: str, head: tuple[int, int]) -> bool:
-    """Whether the file begins with the bytes that the fingerprint was taken of."""
+    """Returns whether the file's first `head[0]` bytes have the CRC32C `head[1]`."""
     try:
         with Path(path).open("rb", buffering=0) as file:
             start = file.read(head[0])
@@ -36,14 +36,14 @@ def has_head(path: str, head: tuple[int, int]) -> bool:
 
 
 def locate(position: FilePosition, *, by_content: bool) -> str | None:
-    """Where the file of a position is now; None: nowhere near.
+    """Returns the current path of a position's file; None if it was not found.
 
-    Looked for by inode and fingerprint, under its name and then among its neighbours, as rotation
-    renames files where they are.
+    The file is identified by inode and fingerprint, first under its name and then among the files of
+    the same directory, because log rotation renames files in place.
 
     Args:
-        by_content: accept a file of the same name and fingerprint with another inode (a copy put
-            back), for files that are not rotated.
+        by_content: also accept a file of the same name and fingerprint with another inode, such as a
+            restored copy; for files that are not rotated.
     """
     path = position.file
     if _is(path, position) or (by_content and inode_of(path) is not None and has_head(path, position.head)):

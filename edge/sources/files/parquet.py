@@ -1,4 +1,4 @@
-"""Parquet files: row groups in order, in batches."""
+"""Parquet files: row groups in order, read in batches."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from typing import Any
 import google_crc32c
 import pyarrow as pa
 
-from edge.codecs.columnar import check_schema, convert, needed_columns
-from edge.codecs.decompression import HEAD_BYTES
-from edge.codecs.schema import RecordSchema
-from edge.records import MAX_CHUNK_ROWS, Decoded, Reason, Rejection
+from edge.codecs import HEAD_BYTES, RecordSchema, check_schema, convert, needed_columns
+from edge.records import MAX_CHUNK_ROWS, Decoded, Rejection, RejectionReason
 from edge.sources.files.position import FilePosition
-from edge.sources.files.reader import Piece, statement
+from edge.sources.files.reader import Piece, note_piece
 from edgewater.errors import StorageError
 
 
 class ParquetReader:
-    """A `FileReader` for Parquet. Positions count rows, good and bad, from the file's beginning."""
+    """A `FileReader` for Parquet. Positions count rows, valid and invalid, from the beginning of the file."""
 
     def __init__(self, path: str, schema: RecordSchema, position: FilePosition | None) -> None:
         self._schema = schema
@@ -33,12 +31,12 @@ class ParquetReader:
         self._parquet: Any = None
         self._rows: Iterator[pa.RecordBatch] = iter(())
         self._rows_at = -1
-        self._kept: tuple[tuple[int, int, int], Decoded] | None = None
+        self._last_reread: tuple[tuple[int, int, int], Decoded] | None = None
 
     def _open(self) -> Any:
-        """The open file; raises pa.ArrowInvalid unless it is whole, InvalidRecord if it does not fit."""
+        """Returns the open file. Raises pa.ArrowInvalid: it is incomplete; InvalidRecord: its schema does not match."""
         if self._parquet is None:
-            import pyarrow.parquet  # large; only edges that read Parquet pay for it
+            import pyarrow.parquet  # large; imported only by edges that read Parquet
 
             parquet = pyarrow.parquet.ParquetFile(self._file)
             check_schema(parquet.schema_arrow, self._schema, self.position.file)
@@ -55,15 +53,16 @@ class ParquetReader:
             return self._report_damage(str(exc))
         if batch is None:
             return None
-        judged_at = start.arrival_ms if start.row else arrival_ms
-        decoded = convert(batch, self._schema, judged_at)
+        if start.row:
+            arrival_ms = start.arrival_ms
+        decoded = convert(batch, self._schema, arrival_ms)
         if start.row:
             decoded = Decoded(decoded.batch.slice(start.row))
-        self.position = start.behind_block(batch.num_rows, judged_at)
+        self.position = start.after_block(batch.num_rows, arrival_ms)
         return Piece(start, self.position, decoded, batch.nbytes)
 
     def _batch_at(self, row: int) -> pa.RecordBatch | None:
-        """The rows from `row` to the next border: of a row group, or of `MAX_CHUNK_ROWS` in it."""
+        """Returns the rows from `row` to the next boundary: the end of the row group, or `MAX_CHUNK_ROWS` within it."""
         metadata = self._open().metadata
         if row >= metadata.num_rows:
             return None
@@ -89,37 +88,37 @@ class ParquetReader:
                 MAX_CHUNK_ROWS, row_groups=[group], columns=needed_columns(self._schema), use_threads=False
             )
 
-    def again(self, start: FilePosition | None, end: FilePosition) -> Piece:
+    def reread(self, start: FilePosition | None, end: FilePosition) -> Piece:
         begin = start or replace(end, offset=0, row=0, block=0, note=None, ended=False)
         if end.note is not None:
             return Piece(begin, end, Decoded(self._schema.empty(), (end.note,)), 0)
         offset = end.offset if end.row else begin.offset
         length = end.block if end.row else end.offset - begin.offset
-        decoded = self._again(offset, length, end)
+        decoded = self._reread_block(offset, length, end)
         batch = decoded.batch[begin.row : end.row or None]
         return Piece(begin, end, Decoded(batch, () if begin.row else decoded.rejected), batch.nbytes)
 
-    def _again(self, offset: int, length: int, judged: FilePosition) -> Decoded:
-        """The rows at `offset`; the last are kept, as a paced replay leaves many positions inside them."""
-        key = (offset, length, judged.arrival_ms)
-        if self._kept is None or self._kept[0] != key:
+    def _reread_block(self, offset: int, length: int, context: FilePosition) -> Decoded:
+        """Returns the rows at `offset`. The last block is cached: a paced replay leaves many positions inside it."""
+        key = (offset, length, context.arrival_ms)
+        if self._last_reread is None or self._last_reread[0] != key:
             try:
                 batch = self._batch_at(offset)
             except (pa.ArrowInvalid, OSError) as exc:
-                raise StorageError(f"{judged.file}: rows from {offset} on cannot be read again: {exc}") from exc
+                raise StorageError(f"{context.file}: rows from {offset} on cannot be read again: {exc}") from exc
             if batch is None or batch.num_rows < length:
-                raise StorageError(f"{judged.file}: rows {offset} to {offset + length} have been read and are gone")
-            self._kept = key, convert(batch.slice(0, length), self._schema, judged.arrival_ms)
-        return self._kept[1]
+                raise StorageError(f"{context.file}: rows {offset} to {offset + length}, read before, are gone")
+            self._last_reread = key, convert(batch.slice(0, length), self._schema, context.arrival_ms)
+        return self._last_reread[1]
 
     def _report_damage(self, error: str) -> Piece:
         note = Rejection(
-            Reason.CORRUPT,
+            RejectionReason.CORRUPT,
             1,
             f"{self.position.file}: row {self.position.offset}",
-            f"not a whole Parquet file ({error}); the rows before are counted, the others cannot be read",
+            f"not a complete Parquet file ({error}); the rows before are counted, the others cannot be read",
         )
-        piece = statement(self.position, note, self._schema, ended=True)
+        piece = note_piece(self.position, note, self._schema, ended=True)
         self.position = piece.end
         return piece
 

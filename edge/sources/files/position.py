@@ -1,4 +1,4 @@
-"""A place in a file, as the journal stores it."""
+"""A position in a file, as the journal stores it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from edgewater.errors import StorageError
 
 @dataclass(frozen=True, slots=True)
 class FilePosition:
-    """The first `row` good records of the `block` units at `offset` of a file have been read.
+    """The position after the first `row` valid records of the `block` units at `offset` of a file.
 
     Units are bytes of decompressed text, or rows of a Parquet file. Between blocks `row` and
     `block` are 0.
 
     Attributes:
-        inode: tells the file from another of the same name, also after it has been renamed.
-        head: (n, CRC32C of the file's first n bytes): inodes are given away again.
-        arrival_ms: when the block at or before this position was read; judges its event times.
+        inode: identifies the file, also after it has been renamed.
+        head: (n, CRC32C of the file's first n bytes): distinguishes files after an inode was reused.
+        arrival_ms: when the block at or before this position was read; its event times are validated
+            against it.
         header: column names, for CSV.
-        ended: the file has nothing more, whatever a look at it says (a damaged file).
-        note: a statement about the file as a whole that was made between the last position and this.
-        others: where the other files stand that are followed at the same time.
+        ended: nothing more will be read from the file, whatever it contains (such as a damaged file).
+        note: a rejection of the file as a whole that was reported between the previous position and this one.
+        others: the positions of the other files that are followed at the same time.
     """
 
     file: str
@@ -38,12 +39,12 @@ class FilePosition:
     note: Rejection | None = None
     others: tuple[FilePosition, ...] = ()
 
-    def behind_block(self, length: int, arrival_ms: int) -> FilePosition:
-        """The position behind the block of `length` units at `offset`."""
+    def after_block(self, length: int, arrival_ms: int) -> FilePosition:
+        """Returns the position after the block of `length` units at `offset`."""
         return replace(self, offset=self.offset + length, block=0, row=0, arrival_ms=arrival_ms, note=None)
 
     def to_json(self) -> Position:
-        """Without what has its default: it is written with every chunk."""
+        """Returns the position as JSON, without default values: it is written with every chunk."""
         result: Position = {
             "file": self.file,
             "inode": self.inode,
@@ -64,26 +65,26 @@ class FilePosition:
         return result
 
     @classmethod
-    def from_json(cls, given: Position) -> FilePosition:
-        """Raises StorageError for a position that another version or source made."""
+    def from_json(cls, document: Position) -> FilePosition:
+        """Reads the result of `to_json`. Raises StorageError for anything else."""
         try:
-            return cls._read(given)
+            return cls._read(document)
         except (KeyError, TypeError, ValueError) as exc:
-            raise StorageError(f"not a position in a file: {given!r}") from exc
+            raise StorageError(f"not a position in a file: {document!r}") from exc
 
     @classmethod
-    def _read(cls, given: dict[str, Any]) -> FilePosition:
-        head, header, note = given["head"], given.get("header"), given.get("note")
+    def _read(cls, document: dict[str, Any]) -> FilePosition:
+        head, header, note = document["head"], document.get("header"), document.get("note")
         return cls(
-            file=str(given["file"]),
-            inode=int(given["inode"]),
+            file=str(document["file"]),
+            inode=int(document["inode"]),
             head=(int(head[0]), int(head[1])),
-            offset=int(given["offset"]),
-            block=int(given.get("block", 0)),
-            row=int(given.get("row", 0)),
-            arrival_ms=int(given["arrival"]),
+            offset=int(document["offset"]),
+            block=int(document.get("block", 0)),
+            row=int(document.get("row", 0)),
+            arrival_ms=int(document["arrival"]),
             header=tuple(header) if header is not None else None,
-            ended=bool(given.get("ended", False)),
+            ended=bool(document.get("ended", False)),
             note=Rejection(**note) if note is not None else None,
-            others=tuple(cls._read(other) for other in given.get("others", ())),
+            others=tuple(cls._read(other) for other in document.get("others", ())),
         )

@@ -1,4 +1,4 @@
-"""One file, read piece by piece; the piece between two positions, read again."""
+"""The interface of readers of one file, and the pieces that they return."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from edge.codecs.schema import RecordSchema
-from edge.records import Decoded, Reason, Rejection
+from edge.codecs import RecordSchema
+from edge.records import Decoded, Rejection, RejectionReason
 from edge.sources.files.position import FilePosition
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The records between two positions in one file."""
+    """The records between two positions in one file; `nbytes` is the size of their input, decompressed."""
 
     start: FilePosition
     end: FilePosition
@@ -26,37 +26,38 @@ class FileReader(Protocol):
 
     @property
     def position(self) -> FilePosition:
-        """Where the next piece begins."""
+        """The start of the next piece."""
 
     def next(self, final: bool, arrival_ms: int) -> Piece | None:
-        """The next records; None: there are none at the moment.
+        """Returns the next records; None if there are none at the moment.
 
         Args:
-            final: nothing will be added to the file, so its last line is whole as it is.
+            arrival_ms: wall time of the read; event times are validated against it.
+            final: the file is complete, so its last line is complete without a newline.
 
         Raises:
-            InvalidRecord: the file as a whole does not fit the stream.
+            InvalidRecord: the file as a whole does not match the stream.
         """
 
-    def again(self, start: FilePosition | None, end: FilePosition) -> Piece:
-        """The piece that lies between two positions; `start` None: the file's beginning.
+    def reread(self, start: FilePosition | None, end: FilePosition) -> Piece:
+        """Returns the piece between two positions; `start` None: the beginning of the file.
 
         Raises:
-            StorageError: the file no longer has it.
+            StorageError: the file no longer contains it.
         """
 
     def has_shrunk(self) -> bool:
-        """Whether the file is shorter than what has been read of it."""
+        """Returns whether the file is shorter than the part of it that has been read."""
 
     def close(self) -> None: ...
 
 
 OpenReader = Callable[[str, FilePosition | None], FileReader]
-"""Opens the file at a path, at its beginning or at a position in that very file."""
+"""Opens the file at a path, at its beginning or at a position in the same file."""
 
 
-def statement(position: FilePosition, note: Rejection, schema: RecordSchema, *, ended: bool) -> Piece:
-    """A piece without records that says something about the file as a whole."""
+def note_piece(position: FilePosition, note: Rejection, schema: RecordSchema, *, ended: bool) -> Piece:
+    """Returns a piece without records that reports a rejection of the file as a whole."""
     end = FilePosition(
         position.file,
         position.inode,
@@ -70,10 +71,10 @@ def statement(position: FilePosition, note: Rejection, schema: RecordSchema, *, 
     return Piece(position, end, Decoded(schema.empty(), (note,)), 0)
 
 
-def gone(at: FilePosition, schema: RecordSchema) -> Piece:
-    """Says that a file vanished before its end had been seen."""
+def file_gone_piece(position: FilePosition, schema: RecordSchema) -> Piece:
+    """Returns the piece that reports that a file was deleted before its end had been read."""
     message = (
-        f"the file is gone (inode {at.inode}); what it may have held behind byte {at.offset} is not counted; "
-        "expected: rotated files stay in their folder until they have been read"
+        f"the file is gone (inode {position.inode}); records after byte {position.offset} are not counted; "
+        "expected: rotated files stay in their directory until they have been read"
     )
-    return statement(at, Rejection(Reason.FILE_GONE, 1, at.file, message), schema, ended=True)
+    return note_piece(position, Rejection(RejectionReason.FILE_GONE, 1, position.file, message), schema, ended=True)

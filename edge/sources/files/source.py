@@ -1,7 +1,7 @@
-"""The file source: files that match a pattern, read once in name order, or followed for ever.
+"""The file source: files that match a pattern, read once in name order, or followed forever.
 
-Reading and decoding run in a thread, one piece at a time: the next is read when the consumer asks
-for it, so a slow consumer holds the source back and never more than a piece is in memory.
+Reading and decoding run in a thread, one piece at a time. The next piece is read when the consumer
+requests it, so a slow consumer slows the source and at most one piece is in memory.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from edge.codecs.decompression import codec_of
-from edge.codecs.formats import TextFormat
-from edge.codecs.schema import RecordSchema
-from edge.records import DRAINED_BYTES, GRAIN_S, Chunk, Position, split_rows
+from edge.codecs import RecordSchema, TextFormat, codec_of
+from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, Position, split_rows
 from edge.sources.files.fingerprint import locate, matching_files
-from edge.sources.files.follower import Followed, whole_by_name
+from edge.sources.files.follower import FollowedFiles, requires_complete_by_name
 from edge.sources.files.parquet import ParquetReader
 from edge.sources.files.position import FilePosition
-from edge.sources.files.reader import FileReader, OpenReader, Piece, gone, statement
+from edge.sources.files.reader import FileReader, OpenReader, Piece, file_gone_piece, note_piece
 from edge.sources.files.text import TextReader
 from edgewater.errors import InvalidConfig, StorageError
 
@@ -25,12 +23,12 @@ POLL_S = 0.25
 
 
 def text_opener(text: TextFormat, compression: str = "auto") -> OpenReader:
-    """Opens files of lines."""
+    """Returns a function that opens files of lines."""
     return lambda path, position: TextReader(path, codec_of(path, compression), text, position)
 
 
 def parquet_opener(schema: RecordSchema) -> OpenReader:
-    """Opens Parquet files."""
+    """Returns a function that opens Parquet files."""
     return lambda path, position: ParquetReader(path, schema, position)
 
 
@@ -39,11 +37,11 @@ class FileSource:
 
     Args:
         pattern: a path, or a pattern with ``*``, ``?`` and ``**``.
-        open_reader: how a matching file is read.
-        follow: go on for ever with lines that are appended and files that appear.
-        whole: whether the file at a path can only be read once it is complete.
+        open_reader: opens a matching file.
+        follow: keep reading lines that are appended and files that appear.
+        requires_complete: returns whether the file at a path can only be read once it is complete.
         now_ms: the wall clock, for arrival times.
-        sleep: waits between two looks at followed files.
+        sleep: waits between polls of followed files.
     """
 
     replayable = True
@@ -58,7 +56,7 @@ class FileSource:
         *,
         now_ms: Callable[[], int],
         follow: bool = False,
-        whole: Callable[[str], bool] = whole_by_name,
+        requires_complete: Callable[[str], bool] = requires_complete_by_name,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         poll_s: float = POLL_S,
     ) -> None:
@@ -68,7 +66,7 @@ class FileSource:
         self._schema = schema
         self._open = open_reader
         self._follow = follow
-        self._whole = whole
+        self._requires_complete = requires_complete
         self._now_ms = now_ms
         self._sleep = sleep
         self._poll_s = poll_s
@@ -88,7 +86,7 @@ class FileSource:
             found = None if at.ended else await asyncio.to_thread(locate, at, by_content=True)
             paths = [path for path in paths if path > at.file and path != found]
             if found is None and not at.ended:
-                yield self._chunks(gone(at, self._schema))[0]
+                yield self._chunks(file_gone_piece(at, self._schema))[0]
             elif found is not None:
                 async for chunk in self._read_file(found, at):
                     yield chunk
@@ -106,14 +104,14 @@ class FileSource:
             reader.close()
 
     async def _follow_files(self, at: FilePosition | None) -> AsyncIterator[Chunk]:
-        followed = Followed(self._pattern, self._open, self._schema, self._whole)
+        followed = FollowedFiles(self._pattern, self._open, self._schema, self._requires_complete)
         try:
             for change in await asyncio.to_thread(followed.resume, at):
                 for chunk in self._chunks(change):
                     yield chunk
             drained = False
             while True:
-                progress, before, drained = False, drained, True
+                progress, was_drained, drained = False, drained, True
                 for change in await asyncio.to_thread(followed.refresh):
                     for chunk in self._chunks(change):
                         yield chunk
@@ -123,14 +121,15 @@ class FileSource:
                         progress = True
                         for chunk in self._chunks(piece):
                             yield chunk
-                        at_end = 0 < piece.nbytes < DRAINED_BYTES and not self._whole(file.position.file)
+                        short = 0 < piece.nbytes < SHORT_READ_BYTES
+                        at_end = short and not self._requires_complete(file.position.file)
                         if at_end:
-                            break  # what is being appended now comes with what is appended next
+                            break  # later appends are read together in the next round
                     drained &= at_end
                 if not progress:
                     await self._sleep(self._poll_s)
-                elif before and drained:
-                    await self._sleep(GRAIN_S)
+                elif was_drained and drained:
+                    await self._sleep(COALESCE_S)
         finally:
             followed.close()
 
@@ -140,30 +139,31 @@ class FileSource:
         return split_rows(Chunk(self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes))
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
-        till = FilePosition.from_json(end)
-        since = FilePosition.from_json(start) if start is not None else None
-        if since is not None and since.inode != till.inode:
-            since = None
-        if till.note is not None:
-            piece = statement(since or till, till.note, self._schema, ended=till.ended)
+        last = FilePosition.from_json(end)
+        first = FilePosition.from_json(start) if start is not None else None
+        if first is not None and first.inode != last.inode:
+            first = None
+        if last.note is not None:
+            piece = note_piece(first or last, last.note, self._schema, ended=last.ended)
         else:
-            piece = self._reader_for(till).again(since, till)
+            piece = self._reader_for(last).reread(first, last)
         decoded = piece.decoded
         return Chunk(self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes)
 
     def _reader_for(self, position: FilePosition) -> FileReader:
-        """Kept open: recovery asks for piece after piece, and a compressed file cannot be sought in."""
+        """Returns a reader of the position's file. It stays open: recovery reads piece after piece, and a compressed
+        file cannot be seeked."""
         reader = self._reread
         if reader is None or reader.position.inode != position.inode or reader.position.head != position.head:
             path = locate(position, by_content=not self._follow)
             if path is None:
-                raise StorageError(f"{position.file}: has been read and is gone; it is needed to recover")
+                raise StorageError(f"{position.file}: the file is gone; recovery needs to read it again")
             self.close()
             reader = self._reread = self._open(path, FilePosition(path, position.inode, position.head, ended=True))
         return reader
 
     def close(self) -> None:
-        """Closes what `reread` holds open."""
+        """Closes the file that `reread` holds open."""
         if self._reread is not None:
             self._reread.close()
             self._reread = None

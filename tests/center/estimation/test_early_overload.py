@@ -51,12 +51,12 @@ class Machine:
         assert monitor is not None
         count, self.read = self.site.at - self.read, self.site.at
         cost_ms = (0.1 + 0.4 * monitor.observing.rate) * (4 if slow else 1)
-        with self.meter.working("f"):
+        with self.meter.busy("f"):
             self.now_ms = max(min(self.now_ms + count * cost_ms, now_ms), self.now_ms)
         self.now_ms = float(now_ms)
 
     def beat(self, rates: dict[EdgeId, float]) -> None:
-        share = self.meter.take()
+        share = self.meter.take_busy_share()
         order = SamplingRequirement(REF, rates.get(EdgeId(self.site.name), 1.0))
         for word in self.sampling.on_heartbeat(0, 1e6, 0.0, (order,), share):
             reason = SamplingReason.read(word.reason)

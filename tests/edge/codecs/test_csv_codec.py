@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.codecs.csv_codec import CsvCodec, CsvDialect, read_header
-from edge.codecs.line_decoder import LineDecoder
-from edge.codecs.schema import EventTime, RecordSchema
+from edge.codecs import CsvDialect, EventTime, LineDecoder, RecordSchema, read_header
+from edge.codecs.csv_codec import CsvCodec
 from edge.records import Decoded
 from edgewater.errors import InvalidRecord
 
@@ -97,7 +96,7 @@ rows = st.lists(fields, min_size=5, max_size=7)
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(rows, max_size=8))
-def test_a_line_has_the_same_fate_in_any_company(block: list[list[str]]) -> None:
+def test_a_line_is_decoded_the_same_in_any_block(block: list[list[str]]) -> None:
     lines = []
     for row in block:
         out = io.StringIO()

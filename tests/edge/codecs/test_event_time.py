@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.codecs.event_time import cast_or_null, decoded, parse_iso8601
-from edge.codecs.schema import DAY_MS, EventTime, RecordSchema
+from edge.codecs import DAY_MS, EventTime, RecordSchema, cast_or_null, parse_iso8601
+from edge.codecs.event_time import extract_event_times
 from edge.records import Decoded, Rejections
 
 NOW = 1_700_000_000_000
@@ -13,7 +13,7 @@ NOW = 1_700_000_000_000
 
 def times(values: pa.Array, unit: str = "ms", **more: object) -> Decoded:
     schema = RecordSchema({}, EventTime("t", unit, **more))  # type: ignore[arg-type]
-    return decoded(pa.table({"t": values}), schema, NOW, Rejections())
+    return extract_event_times(pa.table({"t": values}), schema, NOW, Rejections())
 
 
 def millis(values: pa.Array, unit: str = "ms", **more: object) -> list[int]:

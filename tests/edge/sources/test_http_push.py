@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 
 from edge.config import EdgeConfig, parse_config
 from edge.records import Chunk
-from edge.sources.http import Busy, push_routes
+from edge.sources import Unavailable, push_routes
 from edgewater.errors import StorageError
 
 NDJSON = {"content-type": "application/x-ndjson"}
@@ -40,9 +40,9 @@ class Agent:
         self.durable = asyncio.Event()
         self.durable.set()
         self.entered = asyncio.Event()
-        self.is_busy: Busy | None = None
+        self.unavailable: Unavailable | None = None
         self.failure: Exception | None = None
-        routes = push_routes(config(**limits), self.accept, lambda: self.is_busy, lambda: arrival_ms)
+        routes = push_routes(config(**limits), self.accept, lambda: self.unavailable, lambda: arrival_ms)
         self.transport = httpx.ASGITransport(app=Starlette(routes=routes))
 
     async def accept(self, chunk: Chunk, stream: str) -> None:
@@ -130,9 +130,9 @@ def test_the_reply_comes_only_when_the_records_are_durable(agent: Agent, ndjson:
     asyncio.run(run())
 
 
-def test_a_stream_that_takes_no_pushes_is_unknown_and_those_known_are_named(agent: Agent) -> None:
+def test_a_stream_without_http_source_is_not_found_and_the_reply_names_those_with_one(agent: Agent) -> None:
     for path in ("/v1/streams/trains", "/v1/streams/quiet"):
-        assert "those are: flights" in problem(agent.push("", path=path), 404, "not-found")
+        assert "streams that do: flights" in problem(agent.push("", path=path), 404, "not-found")
 
 
 def test_another_media_type_is_refused_and_the_right_ones_named(agent: Agent) -> None:
@@ -190,10 +190,10 @@ def test_a_body_over_the_limit_is_refused_announced_or_not_packed_or_not(arrival
     assert agent.push(ndjson(0, 5)).status_code == 200
 
 
-def test_a_busy_agent_says_when_to_come_again(agent: Agent, ndjson: Any) -> None:
-    agent.is_busy = Busy("no queries known yet", retry_after_s=3)
+def test_an_unavailable_agent_sends_retry_after(agent: Agent, ndjson: Any) -> None:
+    agent.unavailable = Unavailable("no queries known yet", retry_after_s=3)
     response = agent.push(ndjson(0, 1))
-    assert problem(response, 503, "busy") == "no queries known yet"
+    assert problem(response, 503, "unavailable") == "no queries known yet"
     assert response.headers["retry-after"] == "3"
 
 
@@ -216,7 +216,7 @@ def test_bodies_that_wait_are_bounded(arrival_ms: int, ndjson: Any) -> None:
             await asyncio.wait_for(agent.entered.wait(), 10)
         async with agent.client() as client:
             turned_away = await client.post(PATH, content=body, headers=NDJSON)
-        assert "4000 bytes wait to be written; at most 4000" in problem(turned_away, 429, "too-many-requests")
+        assert "4000 bytes are pending; the limit is 4000" in problem(turned_away, 429, "too-many-requests")
         assert turned_away.headers["retry-after"] == "1"
         agent.durable.set()
         replies = await asyncio.wait_for(asyncio.gather(*waiting), 10)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from edge.config import ReplayConfig
 from edge.records import Chunk
-from edge.sources.pacing import GRAIN_MS, PacedSource, paced, replay_clock
+from edge.sources import PacedSource, replay_clock
+from edge.sources.pacing import RELEASE_INTERVAL_MS, paced
 from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
 
 WALL_MS = 1_700_000_000_000
@@ -56,9 +57,9 @@ def test_records_are_released_when_the_clock_reaches_their_event_time() -> None:
     released = release([chunk([0, 1_000, 500_000, 500_001, 2_000_000])], clock, wall)
     assert [(at - WALL_MS, times_of(one)) for at, one in released] == [
         (0, [0]),
-        (GRAIN_MS, [1_000]),
+        (RELEASE_INTERVAL_MS, [1_000]),
         (500, [500_000]),
-        (500 + GRAIN_MS, [500_001]),
+        (500 + RELEASE_INTERVAL_MS, [500_001]),
         (2_000, [2_000_000]),
     ]
 
@@ -86,8 +87,8 @@ def test_a_long_wait_asks_the_wall_clock_again_and_again() -> None:
 def test_a_clock_that_stands_still_is_never_a_busy_loop() -> None:
     """As if rounding said "due" and the clock "not yet"."""
     wall = Wall()
-    release([chunk([1])], StreamClock(0, WALL_MS, 0.001), wall, grain_ms=GRAIN_MS)
-    assert min(wall.sleeps) * 1000 >= GRAIN_MS
+    release([chunk([1])], StreamClock(0, WALL_MS, 0.001), wall, interval_ms=RELEASE_INTERVAL_MS)
+    assert min(wall.sleeps) * 1000 >= RELEASE_INTERVAL_MS
 
 
 def test_chunks_without_records_pass_at_once() -> None:

@@ -257,7 +257,7 @@ def test_a_file_that_vanished_midway_is_said_to_be_gone(world: Any, read: Any, n
     chunks = read(source, first.end)
     assert [r.reason for r in chunks[0].rejected] == ["file-gone"]
     assert numbers(chunks) == [12_000, 12_001]
-    with pytest.raises(StorageError, match="is gone; it is needed to recover"):
+    with pytest.raises(StorageError, match="the file is gone; recovery needs to read it again"):
         source.reread(first.start, first.end)
 
 

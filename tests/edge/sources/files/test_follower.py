@@ -1,4 +1,4 @@
-"""Followed files: appended to, renamed, cut, deleted, while they are read and between two runs."""
+"""FollowedFiles files: appended to, renamed, cut, deleted, while they are read and between two runs."""
 
 import gzip
 from typing import Any

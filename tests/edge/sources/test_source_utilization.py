@@ -1,4 +1,4 @@
-"""That sources are seen to wait when they keep up, and not when they do not."""
+"""A source that keeps up is idle at times; one that does not keep up never is."""
 
 import asyncio
 import os
@@ -12,12 +12,11 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from edge.codecs.formats import TextFormat
+from edge.codecs import TextFormat
 from edge.config import EdgeConfig, parse_config
-from edge.records import GRAIN_S, Chunk
-from edge.sources.http import Busy, HttpSource, push_routes
+from edge.records import COALESCE_S, Chunk
+from edge.sources import HttpSource, StdinSource, Unavailable, push_routes
 from edge.sources.pacing import paced
-from edge.sources.stdin import StdinSource
 from edge.utilization import BusyMeter
 from edgewater.streams import TIME_COLUMN, StreamClock
 
@@ -32,7 +31,7 @@ class Wall:
         self.meter = BusyMeter(lambda: self.ms / 1000)
 
     async def sleep(self, seconds: float) -> None:
-        with self.meter.waiting("s"):
+        with self.meter.idle("s"):
             self.ms += seconds * 1000
             await asyncio.sleep(0)
 
@@ -50,7 +49,7 @@ def test_a_replay_is_as_busy_as_its_records_make_it(work: float, share: float) -
 
     async def run() -> int:
         count = 0
-        with wall.meter.working("s"):
+        with wall.meter.busy("s"):
             pacing = paced(source(), StreamClock(0, WALL_MS, 1.0), now_ms=lambda: int(wall.ms), sleep=wall.sleep)
             async for one in pacing:
                 wall.ms += work * one.batch.num_rows / 10
@@ -58,11 +57,11 @@ def test_a_replay_is_as_busy_as_its_records_make_it(work: float, share: float) -
         return count
 
     batches = asyncio.run(run())
-    assert wall.meter.take() == pytest.approx(share, abs=0.05)
-    assert batches <= 2_000 / 20 + 2 * 4, "parts are a grain apart"
+    assert wall.meter.take_busy_share() == pytest.approx(share, abs=0.05)
+    assert batches <= 2_000 / 20 + 2 * 4, "parts are at least the release interval apart"
 
 
-def test_a_file_that_grows_all_the_time_is_read_in_grains(world: Any, ndjson: Any, numbers: Any) -> None:
+def test_short_reads_of_a_growing_file_are_coalesced(world: Any, ndjson: Any, numbers: Any) -> None:
     world.write("a.log", ndjson(0, 1))
     source, chunks = world.source("a.log", format="ndjson", follow=True), []
 
@@ -75,10 +74,10 @@ def test_a_file_that_grows_all_the_time_is_read_in_grains(world: Any, ndjson: An
 
     asyncio.run(asyncio.wait_for(run(), 30))
     assert numbers(chunks) == list(range(40))
-    assert len(world.slept) >= 37 and set(world.slept) == {GRAIN_S}
+    assert len(world.slept) >= 37 and set(world.slept) == {COALESCE_S}
 
 
-def test_a_file_of_which_much_is_unread_is_read_without_a_pause(world: Any, ndjson: Any, numbers: Any) -> None:
+def test_a_file_with_much_unread_input_is_read_without_a_pause(world: Any, ndjson: Any, numbers: Any) -> None:
     world.write("a.log", ndjson(0, 2_000))
     source, chunks = world.source("a.log", format="ndjson", follow=True), []
 
@@ -93,18 +92,18 @@ def test_a_file_of_which_much_is_unread_is_read_without_a_pause(world: Any, ndjs
     assert numbers(chunks) == list(range(20_000)) and world.slept == []
 
 
-def test_standard_input_that_always_has_a_line_is_read_in_grains(schema: Any, arrival_ms: int, ndjson: Any) -> None:
+def test_short_reads_of_standard_input_are_coalesced(schema: Any, arrival_ms: int, ndjson: Any) -> None:
     read_end, write_end = os.pipe()
     slept: list[float] = []
     marks: list[str] = []
 
     async def sleep(seconds: float) -> None:
-        assert marks[-1] == "begin", "a pause is a wait for input"
+        assert marks[-1] == "begin", "the source is idle during the pause"
         slept.append(seconds)
 
     source = StdinSource(
         "s", "flights", TextFormat("ndjson", schema), now_ms=lambda: arrival_ms, fd=read_end, sleep=sleep,
-        waiting=lambda name: _marked(marks),
+        idle=lambda name: _marked(marks),
     )  # fmt: skip
 
     async def run() -> int:
@@ -119,7 +118,7 @@ def test_standard_input_that_always_has_a_line_is_read_in_grains(schema: Any, ar
         return count
 
     assert asyncio.run(asyncio.wait_for(run(), 30)) == 20
-    assert len(slept) >= 17 and set(slept) == {GRAIN_S}
+    assert len(slept) >= 17 and set(slept) == {COALESCE_S}
     os.close(read_end)
 
 
@@ -132,13 +131,11 @@ def _marked(marks: list[str]) -> Iterator[None]:
         marks.append("end")
 
 
-def test_standard_input_without_a_line_waits(schema: Any, arrival_ms: int, ndjson: Any) -> None:
+def test_standard_input_without_a_line_is_idle(schema: Any, arrival_ms: int, ndjson: Any) -> None:
     read_end, write_end = os.pipe()
     marks: list[str] = []
     text = TextFormat("ndjson", schema)
-    source = StdinSource(
-        "s", "flights", text, now_ms=lambda: arrival_ms, fd=read_end, waiting=lambda name: _marked(marks)
-    )
+    source = StdinSource("s", "flights", text, now_ms=lambda: arrival_ms, fd=read_end, idle=lambda name: _marked(marks))
 
     async def run() -> None:
         first = asyncio.ensure_future(anext(source.chunks(None)))
@@ -154,7 +151,7 @@ def test_standard_input_without_a_line_waits(schema: Any, arrival_ms: int, ndjso
     os.close(read_end)
 
 
-def test_of_a_push_decoding_is_work_and_waiting_for_the_disk_is_not(ndjson: Any, arrival_ms: int) -> None:
+def test_decoding_a_push_is_busy_time_and_waiting_for_the_disk_is_not(ndjson: Any, arrival_ms: int) -> None:
     happened: list[str] = []
 
     async def accept(chunk: Chunk, stream: str) -> None:
@@ -165,23 +162,23 @@ def test_of_a_push_decoding_is_work_and_waiting_for_the_disk_is_not(ndjson: Any,
     assert happened == ["begin", "end", "accept flights:http"]
 
 
-def test_what_could_not_be_taken_and_is_sent_again_has_not_been_read(ndjson: Any, arrival_ms: int) -> None:
+def test_a_refused_push_counts_as_unread_input(ndjson: Any, arrival_ms: int) -> None:
     wall = Wall()
 
     async def accept(chunk: Chunk, stream: str) -> None:
         pass
 
-    def routes(busy: Busy | None) -> list[Route]:
-        return push_routes(pushed(), accept, lambda: busy, lambda: arrival_ms, refused=wall.meter.refused)
+    def routes(unavailable: Unavailable | None) -> list[Route]:
+        return push_routes(pushed(), accept, lambda: unavailable, lambda: arrival_ms, on_refused=wall.meter.on_refused)
 
-    with wall.meter.working("flights:http"), wall.meter.waiting("flights:http"):
+    with wall.meter.busy("flights:http"), wall.meter.idle("flights:http"):
         assert asyncio.run(push(routes(None), ndjson(0, 3))) == 200
-        assert wall.meter.unread(0.1) == set()
-        assert asyncio.run(push(routes(Busy("the edge is full")), ndjson(0, 3))) == 503
+        assert wall.meter.unread_sources(0.1) == set()
+        assert asyncio.run(push(routes(Unavailable("the edge is full")), ndjson(0, 3))) == 503
         wall.ms += 1_500
-        assert wall.meter.unread(0.1) == {"flights:http"}, "it comes again after a second"
+        assert wall.meter.unread_sources(0.1) == {"flights:http"}, "its sender retries after a second"
         wall.ms += 1_000
-        assert wall.meter.unread(0.1) == set(), "or not at all"
+        assert wall.meter.unread_sources(0.1) == set(), "or never"
 
 
 def pushed() -> EdgeConfig:
@@ -208,20 +205,20 @@ async def push(routes: list[Route], body: bytes) -> int:
         return (await client.post("/v1/streams/flights", content=body, headers=headers)).status_code
 
 
-def test_a_source_of_pushes_is_not_busy_while_nobody_pushes(schema: Any) -> None:
+def test_an_http_source_is_idle_without_pushes(schema: Any) -> None:
     wall = Wall()
-    source = HttpSource("s", "flights", schema, wall.meter.waiting)
+    source = HttpSource("s", "flights", schema, wall.meter.idle)
 
     async def run() -> None:
-        with wall.meter.working("s"):
+        with wall.meter.busy("s"):
             waiting = asyncio.ensure_future(anext(source.chunks(None)))
             await asyncio.sleep(0)
             wall.ms += 1_000
-            assert wall.meter.take() == 0.0
-            with wall.meter.working("s"):
+            assert wall.meter.take_busy_share() == 0.0
+            with wall.meter.busy("s"):
                 wall.ms += 250
             wall.ms += 750
-            assert wall.meter.take() == pytest.approx(0.25)
+            assert wall.meter.take_busy_share() == pytest.approx(0.25)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
 
