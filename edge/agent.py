@@ -29,13 +29,11 @@ from edge.core.events import Ingested, SourceEnded, SourcesOpened, Tick
 from edge.core.streams import StreamSpec
 from edge.durability.durable_core import DurableCore, Position, load_identity
 from edge.durability.group_commit import GroupCommit
-from edge.durability.quota_file import SpentFile
+from edge.durability.quota_file import QuotaFile
 from edge.process import now_ms, release_free_memory
 from edge.records import Chunk, Source
 from edge.sources import Unavailable, build_sources, push_routes, replay_clock
-from edge.uplink.client import TlsFiles, Uplink
-from edge.uplink.flow_control import DailyCap, LinkLimits
-from edge.uplink.outbox import Session
+from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
 from edgewater.errors import InvalidConfig, InvalidInput, StorageError
 from edgewater.streams import StreamClock
@@ -70,10 +68,10 @@ class Agent:
     durable: DurableCore
     sources: list[Source]
     commit: GroupCommit
-    session: Session
+    outbox: UplinkOutbox
     uplink: Uplink
     meter: BusyMeter
-    daily: DailyCap | None = None
+    daily_quota: DailyQuota | None = None
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
     failing: dict[str, tuple[str, int]] = field(default_factory=dict)
     backpressured: set[str] = field(default_factory=set)
@@ -100,9 +98,9 @@ class Agent:
             listening.close()
             await self.commit.checkpoint()
             self.durable.close()
-            if self.daily is not None:
+            if self.daily_quota is not None:
                 with contextlib.suppress(StorageError):  # the file then keeps the reserved, larger number
-                    self.daily.close()
+                    self.daily_quota.close()
 
     async def _first_failure(self, tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]) -> None:
         waiting: set[asyncio.Task[None] | asyncio.Task[bool]] = {*tasks, stopping}
@@ -126,8 +124,8 @@ class Agent:
             "backlog_bytes": ("Bytes of frames the center has not acknowledged.", core.unacked_bytes),
             "pending_bytes": ("Memory held for groups and frames.", core.pending_bytes),
             "journal_bytes": ("Size of the current journal.", self.durable.journal_bytes),
-            "bandwidth_bytes_per_second": ("Measured bandwidth to the center.", self.session.bandwidth_bytes_s),
-            "rtt_seconds": ("Measured round-trip time.", self.session.rtt_ms / 1000),
+            "bandwidth_bytes_per_second": ("Measured bandwidth to the center.", self.outbox.bandwidth_bytes_s),
+            "rtt_seconds": ("Measured round-trip time.", self.outbox.rtt_ms / 1000),
             "queries": ("Number of queries.", len(core.queries)),
             "busy_share": ("Fraction of time the busiest source is busy.", self.meter.recent_busy_share),
         }
@@ -135,7 +133,7 @@ class Agent:
     def missing(self) -> list[str]:
         """Returns the reasons why this edge cannot accept records."""
         reasons = []
-        if not self.session.configured.is_set():
+        if not self.outbox.configured.is_set():
             reasons.append("queries: none received yet; the center has not been reached since this state was created")
         if self.commit.failure is not None:
             reasons.append(f"journal: {self.commit.failure}")
@@ -163,7 +161,7 @@ class Agent:
         if chunk.batch.num_rows:
             with self.meter.busy(chunk.source):
                 self.durable.ingest_payload(Ingested(stream, chunk.source, chunk.batch, now_ms()))
-            self.session.changed.set()
+            self.outbox.changed.set()
             await self.commit.durable()
 
     def _count_rejected(self, stream: str, chunk: Chunk) -> None:
@@ -175,7 +173,7 @@ class Agent:
 
     async def _read_all(self) -> None:
         # Records that are read before the first queries are known would count in no query.
-        await self.session.configured.wait()
+        await self.outbox.configured.wait()
         self._restart_idle_rule(*self.sources)
         async with asyncio.TaskGroup() as group:
             for source in self.sources:
@@ -197,7 +195,7 @@ class Agent:
                     with self.meter.backpressured(source.name):
                         await asyncio.sleep(SOURCE_RETRY_S)
         self.durable.handle(SourceEnded(source.stream, source.name))
-        self.session.changed.set()
+        self.outbox.changed.set()
         log.info("source %s of stream %s has ended", source.name, source.stream)
 
     async def _read_until_end(self, source: Source) -> None:
@@ -209,7 +207,7 @@ class Agent:
                 self.durable.ingest_range(event, chunk.start, chunk.end)
             elif chunk.batch.num_rows:
                 self.durable.ingest_payload(event)
-            self.session.changed.set()
+            self.outbox.changed.set()
             await self._wait_for_capacity(source)
         self.failing.pop(source.name, None)
 
@@ -242,12 +240,12 @@ class Agent:
                 before = {n: s.watermark_ms for n, s in self.durable.core.streams.items()}
                 self.durable.handle(Tick(now, self._unread_sources()))
                 if before != {n: s.watermark_ms for n, s in self.durable.core.streams.items()}:
-                    self.session.changed.set()
+                    self.outbox.changed.set()
             await asyncio.sleep(max(TICK_MIN_S, ((deadline or now) - now) / 1000))
 
     def _unread_sources(self) -> tuple[str, ...]:
         """Returns the sources that are not being read now; their silence does not mean that they are idle."""
-        if not self.session.configured.is_set() or self.commit.failure is not None or self._over_memory_limit():
+        if not self.outbox.configured.is_set() or self.commit.failure is not None or self._over_memory_limit():
             return tuple(source.name for source in self.sources)
         return (*self._failures(), *self.backpressured)
 
@@ -313,34 +311,33 @@ def open_agent(config: EdgeConfig) -> Agent:
     durable = DurableCore(directory, make_core, reread, identity["incarnation"])
     durable.handle(SourcesOpened(tuple((s.stream, s.name) for s in sources)))
     commit = GroupCommit(durable)
-    daily = _daily_cap(config, directory)
+    daily_quota = _daily_quota(config, directory)
     streams = {source.name: source.stream for source in sources}
 
     def unread() -> tuple[str, ...]:
         return tuple(sorted({streams[name] for name in meter.unread_sources(UNREAD_INPUT_S)}))
 
-    session = Session(
+    outbox = UplinkOutbox(
         config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth, meter.take_busy_share, unread
     )
     uplink = Uplink(
         config.center.address,
-        session,
-        session,
+        outbox,
         token=config.center.token.get_secret_value() if config.center.token else None,
         tls=_tls(config.center.tls),
         limits=LinkLimits(config.center.bandwidth),
         now_ms=now_ms,
         monotonic=time.monotonic,
-        daily=daily,
+        daily_quota=daily_quota,
     )
-    return Agent(config, durable, sources, commit, session, uplink, meter, daily)
+    return Agent(config, durable, sources, commit, outbox, uplink, meter, daily_quota)
 
 
-def _daily_cap(config: EdgeConfig, directory: Path) -> DailyCap | None:
+def _daily_quota(config: EdgeConfig, directory: Path) -> DailyQuota | None:
     if config.center.daily is None:
         return None
-    file = SpentFile(directory)
-    return DailyCap(config.center.daily, file.load(), file.save)
+    file = QuotaFile(directory)
+    return DailyQuota(config.center.daily, file.load(), file.save)
 
 
 def _fresh_identity(config: EdgeConfig) -> dict[str, Any]:

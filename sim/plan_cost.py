@@ -9,7 +9,7 @@ import numpy as np
 from edge.core.core import EdgeCore
 from edge.core.events import Acked, Configured, FrameBuilt, Ingested, Pull, SourcesOpened, Tick
 from edge.core.streams import StreamSpec
-from edge.uplink.flow_control import MAX_FRAME_BYTES, MIN_FRAME_BYTES
+from edge.uplink import MAX_FRAME_BYTES, MIN_FRAME_BYTES
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses.grouped import GroupedAggregate

@@ -1,23 +1,22 @@
-"""An edge that ships prepared frames through the real uplink, and notes when each was acknowledged."""
+"""An edge that sends prepared frames through the real uplink, and records when each was acknowledged."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from edge.process import now_ms
-from edge.uplink.client import LinkLimits, Uplink
-from edge.uplink.ports import QueryStatusReport
+from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink
 from edgewater.query import QuerySpec
 from edgewater.synopses.exact.aggregates import CountStack, IntegerSumStack
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SliceClose
+from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
 
 EDGE = "load"
 STREAM = "load"
@@ -46,7 +45,7 @@ def synopsis(groups: int, seed: int) -> bytes:
 
 
 class SyntheticEdge:
-    """Implements `Outbox` and `Listener`: frames are put into `queue`; `acked_at` fills as acks come."""
+    """An `UplinkEndpoint` whose frames are put into `queue`; `acked_at` has the time of each acknowledgement."""
 
     def __init__(self, address: str) -> None:
         self.queue: asyncio.Queue[Frame] = asyncio.Queue()
@@ -57,7 +56,7 @@ class SyntheticEdge:
         self.incarnation = uuid.uuid4().hex
         self._unacked: dict[int, Frame] = {}
         self.uplink = Uplink(
-            address, self, self, token=None, tls=None, limits=LinkLimits(), now_ms=now_ms, monotonic=time.monotonic
+            address, self, token=None, tls=None, limits=LinkLimits(), now_ms=now_ms, monotonic=time.monotonic
         )
 
     def put(self, query: str, slice_start_ms: int, synopses: Sequence[bytes]) -> int:
@@ -94,10 +93,16 @@ class SyntheticEdge:
         self.configured.set()
         return [QueryStatusReport(ref, True) for ref, _ in queries]
 
-    def on_budget(self, query: QueryRef, shares: Mapping[str, float]) -> None:
+    def on_budget(self, update: BudgetUpdate) -> None:
         return
 
-    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float) -> None:
+    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
+        return
+
+    async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
+        return []
+
+    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
         return
 
     def hello(self) -> pb.Hello:

@@ -1,4 +1,4 @@
-"""How much of a daily cap is spent, on disk: a cap that forgot it at each restart would be none."""
+"""Stores the used part of the daily quota on disk, so that a restart does not reset it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from edge.durability import journal
 log = logging.getLogger(__name__)
 
 
-class SpentFile:
-    """``spent.json`` in the state directory."""
+class QuotaFile:
+    """``quota.json`` in the state directory."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "spent.json"
+        self._path = directory / "quota.json"
 
     def load(self) -> tuple[int, int] | None:
-        """(day, bytes) as written last; None: nothing is known, or the file cannot be read."""
+        """Returns the last saved (day, bytes); None if there is none, or the file is damaged."""
         try:
-            given = json.loads(self._path.read_text())
-            return int(given["day"]), int(given["bytes"])
+            document = json.loads(self._path.read_text())
+            return int(document["day"]), int(document["bytes"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as exc:
-            log.error("%s cannot be read, so what was sent today counts from now on: %s", self._path, exc)
+            log.error("%s cannot be read; today's quota starts at 0: %s", self._path, exc)
             return None
 
-    def save(self, day: int, spent_bytes: int) -> None:
-        """Replaces what is there. Raises StorageError."""
-        journal.write_durably(self._path, json.dumps({"day": day, "bytes": spent_bytes}).encode())
+    def save(self, day: int, used_bytes: int) -> None:
+        """Replaces the file. Raises StorageError."""
+        journal.write_durably(self._path, json.dumps({"day": day, "bytes": used_bytes}).encode())

@@ -1,7 +1,7 @@
-"""The uplink: a session with the center whenever one can be had.
+"""The uplink: maintains a gRPC session with the center, and reconnects.
 
-It keeps no state that matters: what is to be sent, and what has been acknowledged, the agent's journal
-knows. So a session may end anywhere, and the next one goes on behind the last frame the center has.
+It keeps no durable state: the agent's journal has the frames to send and the acknowledgements. So a
+session may end at any point, and the next one resumes after the last frame that the center has.
 """
 
 from __future__ import annotations
@@ -15,27 +15,25 @@ from typing import Any
 import grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from edge.uplink.flow_control import DailyCap, LinkLimits
-from edge.uplink.ports import Listener, Outbox, QueryStatusReport
-from edge.uplink.session import LinkDown, Pacing, Takes, UplinkSession
+from edge.uplink.flow_control import DailyQuota, LinkLimits
+from edge.uplink.ports import UplinkEndpoint
+from edge.uplink.session import LinkDown, Pacing, PendingTake, UplinkSession
 from edgewater.errors import InvalidConfig
 from edgewater.wire import uplink_pb2_grpc
-
-__all__ = ["LinkLimits", "Listener", "Outbox", "QueryStatusReport", "TlsFiles", "Uplink"]
 
 MAX_SILENCE_S = 60.0
 RECONNECT_FIRST_S = 0.25
 _MAX_MESSAGE_BYTES = 16 << 20
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    # Pings keep middle boxes from forgetting the connection. That a link is dead the session notices
-    # itself, sooner: a ping's answer may rightly wait behind a frame on a slow link.
+    # Pings keep middleboxes from dropping the connection. The session detects a dead link itself, and
+    # sooner: on a slow link a ping's answer may queue behind a frame.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 0),
-    # Each session connects anew, so channels must not share a connection that may be half dead.
+    # Each session opens a new connection: channels must not share one that may be half-open.
     ("grpc.use_local_subchannel_pool", 1),
 )
 logger = logging.getLogger(__name__)
@@ -43,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: the CA that the center's certificate comes from (None: the system's), and, for mutual
+    """PEM files: the CA that signed the center's certificate (None: the system's CAs), and, for mutual
     TLS, this edge's certificate and key."""
 
     ca: Path | None = None
@@ -52,13 +50,15 @@ class TlsFiles:
 
 
 class Uplink:
-    """Keeps a session with the center at `address` (``host:port``) for as long as `run` runs.
+    """Maintains a session with the center at `address` (``host:port``) while `run` runs.
 
     Args:
-        token: bearer token of this edge, if the center asks for one.
+        endpoint: the agent's end: provides frames and handles control messages.
+        token: bearer token of this edge, if the center requires one.
         tls: files for TLS; None: plain text, for loopback and trusted networks.
-        now_ms: wall clock; `monotonic`: seconds that never go back.
-        daily: the cap of wire bytes per day, if there is one.
+        now_ms: wall clock.
+        monotonic: returns the seconds of a monotonic clock.
+        daily_quota: the quota of wire bytes per day, if there is one.
 
     Raises:
         InvalidConfig: TLS files that cannot be read.
@@ -67,46 +67,43 @@ class Uplink:
     def __init__(
         self,
         address: str,
-        outbox: Outbox,
-        listener: Listener,
+        endpoint: UplinkEndpoint,
         *,
         token: str | None,
         tls: TlsFiles | None,
         limits: LinkLimits,
         now_ms: Callable[[], int],
         monotonic: Callable[[], float],
-        daily: DailyCap | None = None,
+        daily_quota: DailyQuota | None = None,
     ) -> None:
         self._address = address
-        self._outbox = outbox
-        self._listener = listener
+        self._endpoint = endpoint
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._credentials = _credentials(tls) if tls is not None else None
         self._limits = limits
         self._monotonic = monotonic
-        self._pacing = Pacing(limits, now_ms, monotonic, daily)
-        self._takes = Takes(outbox)
+        self._pacing = Pacing(limits, now_ms, monotonic, daily_quota)
+        self._pending_take = PendingTake(endpoint)
         self._silence_s = limits.silence_s
         self.connected = False
-        """Whether a session stands: Hello has been answered by Welcome."""
+        """Whether a session is open: the center has answered Hello with Welcome."""
 
     async def run(self) -> None:
-        """Connects, and connects again with full jitter, until cancelled; then says Goodbye.
+        """Connects, and reconnects with full jitter, until cancelled; then sends Goodbye.
 
-        Whatever is the link's or the center's fault is tried again. What the outbox or the listener
-        raise ends it.
+        Failures of the link or the center are retried. An exception from the endpoint is raised.
         """
         retrying = AsyncRetrying(
             wait=wait_random_exponential(multiplier=RECONNECT_FIRST_S, max=self._limits.reconnect_max_s),
             retry=retry_if_exception_type((LinkDown, grpc.aio.AioRpcError, OSError)),
-            before_sleep=self._log,
+            before_sleep=self._log_retry,
         )
         try:
             async for attempt in retrying:
                 with attempt:
                     await self._session(attempt.retry_state)
         finally:
-            await self._takes.cancel()
+            await self._pending_take.cancel()
 
     async def _session(self, state: RetryCallState) -> None:
         async with self._channel() as channel:
@@ -114,9 +111,8 @@ class Uplink:
             call = stub(channel).Session(metadata=self._metadata)
             session = UplinkSession(
                 call,
-                self._outbox,
-                self._listener,
-                self._takes,
+                self._endpoint,
+                self._pending_take,
                 self._pacing,
                 limits=self._limits,
                 silence_s=self._silence_s,
@@ -131,7 +127,7 @@ class Uplink:
                 self.connected = False
                 call.cancel()
                 if session.acknowledged:
-                    # It worked: the next failure is a new one, and waits as the first one does.
+                    # The session worked: the backoff restarts.
                     state.attempt_number = 1
                     self._silence_s = self._limits.silence_s
                 elif session.silent:
@@ -142,11 +138,11 @@ class Uplink:
             return grpc.aio.insecure_channel(self._address, _CHANNEL_OPTIONS)
         return grpc.aio.secure_channel(self._address, self._credentials, _CHANNEL_OPTIONS)
 
-    def _log(self, state: RetryCallState) -> None:
+    def _log_retry(self, state: RetryCallState) -> None:
         exc = state.outcome.exception() if state.outcome else None
         reason = f"{exc.code().name} {exc.details()}" if isinstance(exc, grpc.aio.AioRpcError) else str(exc)
         wait_s = state.next_action.sleep if state.next_action else 0.0
-        logger.warning("no session with the center at %s: %s; again in %.1f s", self._address, reason, wait_s)
+        logger.warning("no session with the center at %s: %s; retry in %.1f s", self._address, reason, wait_s)
 
 
 def _credentials(tls: TlsFiles) -> Any:

@@ -1,14 +1,13 @@
-"""The link as measured: how fast it delivers, how long it takes, and so how much may be in flight.
+"""Flow control of the uplink: estimates of the link, the limit of bytes in flight, and rate limits.
 
-What is in flight cannot be improved any more, while what still lies in the primary cache can: a newer
-value replaces an older one there. So just enough is put on the way to keep the link busy, ``1.25 ×
-bandwidth × round trip`` as in BBR (Cardwell et al., CACM 60(2), 2017): bandwidth is the windowed maximum
-of the delivery rate, the round trip the least of late, both seen from acknowledgements, so a center
-that takes its time to make a frame durable is part of the link. The 25 % over it find out whether the
-link has become faster. They also stand in a queue, which would pass for a longer round trip once the
-least has grown old, and so allow a longer queue, and so on up to the credit; therefore a least that is
-older than ten seconds is measured anew with the link drained first (BBR's ProbeRTT). Into an empty link
-frames leave paced, at 1.25 times its bandwidth: at once they would stand in the very queue avoided here.
+Bytes in flight are fixed, while values in the primary cache are still updated until they are sent. So the
+limit of bytes in flight is just enough to keep the link busy: ``1.25 × bandwidth × round trip``, as in BBR
+(Cardwell et al., CACM 60(2), 2017). The bandwidth is the windowed maximum of the delivery rate, the round
+trip the recent minimum; both are measured from acknowledgements, so they include the center's time to make
+a frame durable. The extra 25 % detect a link that has become faster, but also build a queue. Once the minimum
+expires, the queue would count as a longer round trip, which would allow a longer queue, and so on up to the
+credit. So a minimum older than ten seconds is measured again after draining the link (BBR's ProbeRTT). Frames
+are paced at 1.25 times the bandwidth: sent at once into an empty link, they would build that queue.
 
 Pure: time is an argument, in seconds of a monotonic clock unless a name says otherwise.
 """
@@ -24,25 +23,26 @@ MIN_IN_FLIGHT_BYTES = 64 << 10
 IN_FLIGHT_GAIN = 1.25
 ESTIMATE_WINDOW_S = 10.0
 PACING_SLACK_S = 0.002
-"""Frames that are due within this leave together: timers are no finer."""
+"""Frames that are due within this time are sent together: timers have no finer resolution."""
 
 MIN_FRAME_BYTES = 8 << 10
 MAX_FRAME_BYTES = 256 << 10
 DAY_MS = 86_400_000
-DAILY_PIECES = 100
+DAILY_RESERVATIONS = 100
+"""The daily quota is recorded on disk in steps of this fraction."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """What an uplink keeps to.
+    """Limits and timeouts of an uplink.
 
     Attributes:
-        bandwidth_bytes_s: cap of wire bytes per second; None: none.
-        heartbeat_s: time between heartbeats.
-        silence_s: a session on which nothing comes from the center for so long is given up. Twice as
-            long after each session that ended so without an acknowledgement, so that a link on which
-            one frame takes longer than that gets its frame through in the end.
-        reconnect_max_s: the longest wait before connecting again; the actual one is random below it.
+        bandwidth_bytes_s: limit of wire bytes per second; None: unlimited.
+        heartbeat_s: interval between heartbeats.
+        silence_s: a session ends if nothing arrives from the center for this long. The timeout doubles after
+            each session that ended this way without an acknowledgement, so that a frame that takes longer
+            than the timeout is eventually delivered.
+        reconnect_max_s: upper bound of the wait before a reconnect; the actual wait is random.
         goodbye_s: how long a clean stop waits for the last acknowledgements.
     """
 
@@ -54,12 +54,12 @@ class LinkLimits:
 
 
 class WindowedExtreme:
-    """The largest (or smallest) of the samples of the last `window_s` seconds; the last one if none is so new."""
+    """The largest (or smallest) sample of the last `window_s` seconds; the last sample if all are older."""
 
     def __init__(self, which: Literal["max", "min"], window_s: float = ESTIMATE_WINDOW_S) -> None:
         self._sign = 1.0 if which == "max" else -1.0
         self._window_s = window_s
-        # Times ascend and values get worse: all but the first are candidates for when it expires.
+        # Times ascend and values get less extreme: all but the first are candidates for when it expires.
         self._samples: deque[tuple[float, float]] = deque()
 
     def add(self, value: float, now_s: float) -> None:
@@ -79,7 +79,7 @@ class WindowedExtreme:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A frame in flight, with the state of delivery when it left."""
+    """A frame in flight, with the delivery state when it was sent."""
 
     seq: int
     wire_bytes: int
@@ -90,8 +90,8 @@ class _Sent:
     link_was_full: bool
 
 
-class Link:
-    """Estimates, and the bound of what may be in flight. One object for all sessions of an uplink."""
+class LinkEstimator:
+    """Estimates bandwidth and round trip, and limits the bytes in flight. One object for all sessions of an uplink."""
 
     def __init__(self) -> None:
         self._bandwidth = WindowedExtreme("max")
@@ -108,75 +108,75 @@ class Link:
         self._paced_until_s = 0.0
         self.in_flight_bytes = 0
 
-    def begin(self, credit_bytes: int) -> None:
-        """A new session: nothing is in flight; what was measured stays."""
+    def begin_session(self, credit_bytes: int) -> None:
+        """Resets the bytes in flight for a new session; keeps the estimates."""
         self._in_flight.clear()
         self.in_flight_bytes = 0
         self._credit_bytes = credit_bytes
 
-    def credit(self, credit_bytes: int) -> None:
-        """The center's bound of what may be in flight, replacing the earlier one."""
+    def set_credit(self, credit_bytes: int) -> None:
+        """Sets the center's limit of bytes in flight."""
         self._credit_bytes = credit_bytes
 
     @property
     def bandwidth_bytes_s(self) -> float:
-        """Bytes per second delivered, at best, of late; 0 as long as nothing has been."""
+        """The recent maximum of the delivery rate; 0 before the first acknowledgement."""
         return self._bandwidth.value or 0.0
 
     @property
     def capacity_bytes_s(self) -> float:
-        """`bandwidth_bytes_s` once the link has been filled; before, 0: how much more it can carry is unknown."""
+        """`bandwidth_bytes_s` once the link has been full; before that 0, since its capacity is unknown."""
         return self.bandwidth_bytes_s if self._was_full else 0.0
 
     @property
     def rtt_ms(self) -> float:
-        """The way to the center and back, without its disk, as far as that is known; 0 if nothing is."""
+        """The round trip without the center's disk, if heartbeats have measured it, else with it; 0 if unknown."""
         value = self._echo_rtt.value if self._echo_rtt.value is not None else self._rtt_s
         return (value or 0.0) * 1000
 
     @property
     def slowest_ack_s(self) -> float:
-        """The longest that an acknowledgement has taken of late."""
+        """The recent maximum of the time from sending a frame to its acknowledgement."""
         return self._slowest_ack.value or 0.0
 
     @property
-    def bound_bytes(self) -> int:
-        """How much may be in flight."""
-        on_the_way = 0.0 if self._draining else IN_FLIGHT_GAIN * self.bandwidth_bytes_s * (self._rtt_s or 0.0)
-        return min(self._credit_bytes, max(MIN_IN_FLIGHT_BYTES, int(on_the_way)))
+    def in_flight_limit_bytes(self) -> int:
+        """The limit of bytes in flight."""
+        target = 0.0 if self._draining else IN_FLIGHT_GAIN * self.bandwidth_bytes_s * (self._rtt_s or 0.0)
+        return min(self._credit_bytes, max(MIN_IN_FLIGHT_BYTES, int(target)))
 
     def room_bytes(self, max_frame_bytes: int) -> int:
-        """Bytes that the next frame may have; 0: none may be sent now.
+        """Returns the maximum size of the next frame; 0: none may be sent now.
 
-        An empty link always has room for one frame, whatever the bound. A frame is kept below what the
-        link delivers in a second, so that it does not stand in the way of the next one's fresher values.
+        An empty link always has room for one frame. A frame is at most what the link delivers in a second,
+        so that it does not delay the fresher values of the next one.
         """
-        room = self.bound_bytes - self.in_flight_bytes
+        room = self.in_flight_limit_bytes - self.in_flight_bytes
         if self._in_flight and room < MIN_FRAME_BYTES:
             return 0
-        a_second = int(self.bandwidth_bytes_s) or MAX_FRAME_BYTES
-        return min(max(MIN_FRAME_BYTES, min(room, a_second)), MAX_FRAME_BYTES, max_frame_bytes)
+        one_second = int(self.bandwidth_bytes_s) or MAX_FRAME_BYTES
+        return min(max(MIN_FRAME_BYTES, min(room, one_second)), MAX_FRAME_BYTES, max_frame_bytes)
 
     def delay_s(self, now_s: float) -> float:
-        """How long to wait before the next frame, so that frames do not leave faster than the link takes them."""
+        """Returns how long to wait before the next frame, for pacing."""
         delay = self._paced_until_s - now_s
         return delay if delay > PACING_SLACK_S else 0.0
 
-    def sent(self, seq: int, wire_bytes: int, now_s: float) -> None:
-        """A frame has left."""
+    def on_sent(self, seq: int, wire_bytes: int, now_s: float) -> None:
+        """Records that a frame was sent."""
         if not self._in_flight:
-            self._delivered_at_s = now_s  # The link was idle: time before this says nothing of its rate.
+            self._delivered_at_s = now_s  # the link was idle until now, which must not lower the delivery rate
         if self._rtt_s is not None:
             rate = IN_FLIGHT_GAIN * max(self.bandwidth_bytes_s, MIN_IN_FLIGHT_BYTES / self._rtt_s)
             self._paced_until_s = max(self._paced_until_s, now_s) + wire_bytes / rate
         self.in_flight_bytes += wire_bytes
-        full = self.in_flight_bytes + MIN_FRAME_BYTES > self.bound_bytes
+        full = self.in_flight_bytes + MIN_FRAME_BYTES > self.in_flight_limit_bytes
         self._in_flight.append(
             _Sent(seq, wire_bytes, now_s, self._delivered_bytes, self._delivered_at_s, self.in_flight_bytes, full)
         )
 
-    def acknowledged(self, through: int, now_s: float) -> None:
-        """Everything up to `through` has arrived."""
+    def on_acknowledged(self, through: int, now_s: float) -> None:
+        """Records that all frames up to `through` were acknowledged."""
         newest: _Sent | None = None
         while self._in_flight and self._in_flight[0].seq <= through:
             newest = self._in_flight.popleft()
@@ -185,32 +185,32 @@ class Link:
         if newest is None:
             return
         rtt_s = max(now_s - newest.sent_at_s, 1e-6)
-        self._note_rtt(rtt_s, newest.in_flight_bytes, now_s)
+        self._update_rtt(rtt_s, newest.in_flight_bytes, now_s)
         self._slowest_ack.add(rtt_s, now_s)
         rate = (self._delivered_bytes - newest.delivered_bytes) / max(now_s - newest.delivered_at_s, 1e-6)
-        # A link that was not kept busy shows how much there was to send, not how much it can carry.
+        # The delivery rate of a link that was not full is limited by the sender, not by the link.
         if newest.link_was_full or rate > self.bandwidth_bytes_s:
             self._bandwidth.add(rate, now_s)
         self._was_full |= newest.link_was_full
         self._delivered_at_s = now_s
 
-    def _note_rtt(self, rtt_s: float, in_flight_bytes: int, now_s: float) -> None:
+    def _update_rtt(self, rtt_s: float, in_flight_bytes: int, now_s: float) -> None:
         drained = self._draining and in_flight_bytes <= MIN_IN_FLIGHT_BYTES
         if self._rtt_s is None or rtt_s <= self._rtt_s or drained:
             self._rtt_s, self._rtt_at_s, self._draining = rtt_s, now_s, False
         elif now_s - self._rtt_at_s > ESTIMATE_WINDOW_S:
             self._draining = True
 
-    def echoed(self, rtt_s: float, now_s: float) -> None:
-        """A heartbeat's echo is back, `rtt_s` after it left, the center's own time taken off."""
+    def on_echo(self, rtt_s: float, now_s: float) -> None:
+        """Records the round trip of a heartbeat, without the time that the center held it."""
         self._echo_rtt.add(max(rtt_s, 0.0), now_s)
 
 
 class TokenBucket:
-    """A cap of bytes per second: over any time t at most ``rate × t`` bytes and one message are sent.
+    """A limit of bytes per second: over any time t at most ``rate × t`` bytes plus one message are sent.
 
-    A message may leave once those before it are paid for, whatever its own size, and what was not used is
-    not saved up.
+    A message may be sent once the tokens of earlier messages have been refilled, whatever its own size.
+    Unused tokens do not accumulate.
     """
 
     def __init__(self, rate_bytes_s: int, now_s: float) -> None:
@@ -218,54 +218,54 @@ class TokenBucket:
         self._paid_at_s = now_s
 
     def delay_s(self, now_s: float) -> float:
-        """How long to wait before sending."""
+        """Returns how long to wait before sending."""
         return max(0.0, self._paid_at_s - now_s)
 
-    def spend(self, size: int, now_s: float) -> None:
+    def consume(self, size: int, now_s: float) -> None:
         self._paid_at_s = max(self._paid_at_s, now_s) + size / self._rate
 
 
-class DailyCap:
-    """A cap of bytes per UTC day, which a restart does not forget.
+class DailyQuota:
+    """A limit of bytes per UTC day that survives restarts.
 
-    What is kept is a little more than what was sent: a piece is written down ahead, so that not every
-    message waits for the disk. After a crash the piece counts as sent.
+    The stored number is larger than the bytes sent: it is increased in steps in advance, so that not every
+    message waits for the disk. After a crash the reserved bytes count as sent.
 
     Args:
-        kept: (day, bytes) as `keep` was told last, or None.
-        keep: writes (day, bytes) down; what it raises, `spend` raises before the bytes have left.
+        stored: the last stored (day, bytes), or None.
+        store: stores (day, bytes). `consume` raises its exceptions before the bytes are sent.
     """
 
-    def __init__(self, limit_bytes: int, kept: tuple[int, int] | None, keep: Callable[[int, int], None]) -> None:
+    def __init__(self, limit_bytes: int, stored: tuple[int, int] | None, store: Callable[[int, int], None]) -> None:
         self._limit = limit_bytes
-        self._piece = max(1, limit_bytes // DAILY_PIECES)
-        self._keep = keep
-        self._day, self._spent = kept or (-1, 0)
-        self._kept = self._spent
+        self._step = max(1, limit_bytes // DAILY_RESERVATIONS)
+        self._store = store
+        self._day, self._used = stored or (-1, 0)
+        self._reserved = self._used
 
     def delay_s(self, now_ms: int) -> float:
-        """How long to wait before sending: until midnight, once the day's bytes are spent."""
-        self._turn(now_ms)
-        return 0.0 if self._spent < self._limit else (DAY_MS - now_ms % DAY_MS) / 1000
+        """Returns how long to wait before sending: until midnight, once the quota is used up."""
+        self._roll_over(now_ms)
+        return 0.0 if self._used < self._limit else (DAY_MS - now_ms % DAY_MS) / 1000
 
-    def spend(self, size: int, now_ms: int) -> None:
-        """Counts bytes that are about to leave."""
-        self._turn(now_ms)
-        if self._spent + size > self._kept:
-            kept = self._spent + size + self._piece
-            self._keep(self._day, kept)
-            self._kept = kept
-        self._spent += size
+    def consume(self, size: int, now_ms: int) -> None:
+        """Counts bytes that are about to be sent."""
+        self._roll_over(now_ms)
+        if self._used + size > self._reserved:
+            reserved = self._used + size + self._step
+            self._store(self._day, reserved)
+            self._reserved = reserved
+        self._used += size
 
     def close(self) -> None:
-        """Writes down what was really sent."""
-        if self._kept > self._spent:
-            self._keep(self._day, self._spent)
-            self._kept = self._spent
+        """Stores the number of bytes actually sent."""
+        if self._reserved > self._used:
+            self._store(self._day, self._used)
+            self._reserved = self._used
 
-    def _turn(self, now_ms: int) -> None:
+    def _roll_over(self, now_ms: int) -> None:
         day = now_ms // DAY_MS
-        # A clock that is set back over midnight must not give a day's bytes a second time. One that was
-        # wrong by more says nothing of what was sent when.
+        # A clock that is set back across midnight must not grant a day's quota twice. After a larger
+        # correction of the clock the old day is meaningless.
         if day not in (self._day, self._day - 1):
-            self._day, self._spent, self._kept = day, 0, 0
+            self._day, self._used, self._reserved = day, 0, 0

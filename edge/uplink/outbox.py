@@ -1,4 +1,4 @@
-"""The agent's two faces towards the uplink: what is to be sent, and what has come down."""
+"""The agent's end of the uplink: takes frames from the core, and passes control messages to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Pull, Que
 from edge.core.query import QueryPipeline
 from edge.durability.durable_core import DurableCore
 from edge.durability.group_commit import GroupCommit
-from edge.uplink.ports import BudgetOrder, QueryStatusReport
+from edge.uplink.ports import BudgetUpdate, QueryStatusReport
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import END_OF_TIME_MS, LIVE, type_name
 from edgewater.wire import uplink_pb2 as pb
@@ -24,45 +24,48 @@ PROTOCOL = 1
 ASSUMED_BANDWIDTH_BYTES_S = 1e6
 EMPTY_PULL_PAUSE_S = 0.05
 REPORT_EVERY_MS = 10_000
-"""How often shares are reported without news, so that the center learns how the load moves."""
+"""Interval of the reports of unchanged shares, which tell the center how the drift rates change."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """The way from here into an answer, as measured: what a staleness budget loses before the edge can use it.
+class PathDelay:
+    """The measured delay from sending a frame to its values being in an answer.
 
-    A window's answer is due at the center S after the window's end. The edge has S less half a round trip, the
-    time that queued bytes need on the link, and the center's processing delay.
+    The answer of a window with staleness budget S is due at the center S after the window's end. The edge's own
+    deadline is earlier by this delay: half a round trip, the time to transmit queued bytes, and the center's
+    processing delay.
 
     Attributes:
-        rtt_ms: round trip of the link alone, without the center's disk.
-        queued_bytes: in flight, and so before whatever leaves now.
-        bandwidth_bytes_s: what the link carries; 0: not known.
-        center_ms: from a frame's arrival until it is answered with; 0: not known.
+        rtt_ms: round trip of the link, without the center's disk.
+        queued_bytes: bytes in flight, which are delivered before a frame that is sent now.
+        bandwidth_bytes_s: capacity of the link; 0: unknown.
+        processing_delay_ms: from a frame's arrival at the center until its values are in an answer; 0: unknown.
     """
 
     rtt_ms: float = 0.0
     queued_bytes: int = 0
     bandwidth_bytes_s: float = 0.0
-    center_ms: int = 0
+    processing_delay_ms: int = 0
 
     @property
     def ms(self) -> int:
-        """The whole way, rounded up."""
+        """The delay in ms, rounded up."""
         queue_ms = 1000.0 * self.queued_bytes / self.bandwidth_bytes_s if self.bandwidth_bytes_s > 0 else 0.0
-        return int(-(-(self.rtt_ms / 2 + queue_ms) // 1)) + self.center_ms
+        return int(-(-(self.rtt_ms / 2 + queue_ms) // 1)) + self.processing_delay_ms
 
 
-class Session:
-    """Implements `edge.uplink.ports.Outbox` and `edge.uplink.ports.Listener` over the durable core.
+class UplinkOutbox:
+    """Implements `edge.uplink.ports.UplinkEndpoint` over the durable core.
 
     Args:
-        busy_share: how busy the reading of sources has been since the last heartbeat (`BusyMeter.take`).
-        unread: the streams that may have input which has not been read.
+        cap_bytes_s: the configured limit of bytes per second; None: unlimited.
+        busy_share: returns the busy share since the last heartbeat (`BusyMeter.take_busy_share`).
+        unread: returns the streams that may have unread input.
 
     Attributes:
-        bandwidth_bytes_s: what the link carries: measured, or assumed as long as it was never filled.
-        changed: set whenever the core has moved, so that whoever waits looks again.
+        bandwidth_bytes_s: capacity of the link: measured, or assumed until the link was full for the first time.
+        changed: set whenever the core has changed, which wakes a waiting `take`.
+        configured: set once the first queries are known.
     """
 
     def __init__(
@@ -70,14 +73,14 @@ class Session:
         edge: str,
         labels: Mapping[str, str],
         durable: DurableCore,
-        commit: GroupCommit,
+        group_commit: GroupCommit,
         now_ms: Callable[[], int],
         cap_bytes_s: int | None = None,
         busy_share: Callable[[], float] = lambda: 0.0,
         unread: Callable[[], tuple[str, ...]] = lambda: (),
     ) -> None:
         self._edge, self._labels = edge, dict(labels)
-        self._durable, self._commit, self._now_ms = durable, commit, now_ms
+        self._durable, self._group_commit, self._now_ms = durable, group_commit, now_ms
         self.changed = asyncio.Event()
         self.configured = asyncio.Event()
         if durable.core.configured:
@@ -85,42 +88,42 @@ class Session:
         self._busy_share, self._unread = busy_share, unread
         self.rtt_ms = 0.0
         self.in_flight_bytes = 0
-        self._center_ms: dict[QueryRef, int] = {}
+        self._processing_delay_ms: dict[QueryRef, int] = {}
         self._reported_ms: dict[QueryRef, int] = {}
         self._drifts: dict[QueryRef, DriftMeter] = {}
         self._cap_bytes_s = float(cap_bytes_s) if cap_bytes_s is not None else float("inf")
         self.bandwidth_bytes_s = min(ASSUMED_BANDWIDTH_BYTES_S, self._cap_bytes_s)
-        self._durable_seq = durable.core.next_seq - 1  # what recovery found is on disk
+        self._durable_seq = durable.core.next_seq - 1  # recovered frames are on disk
 
     def unacknowledged(self, after: int | None) -> Iterable[Frame]:
         unacked = self._durable.core.unacked
         return [f for f in unacked if f.seq <= self._durable_seq and (after is None or f.seq > after)]
 
     async def take(self, capacity_bytes: int) -> Frame:
-        """Waits for a frame worth sending, builds it, and waits until it is durable."""
+        """Waits until a pull is due, builds a frame, and waits until it is durable."""
         while True:
             now = self._now_ms()
             due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s, now)
             if due is not None and due <= now:
                 open_between = self._durable.core.open_between(self.bandwidth_bytes_s, now)
-                pull = Pull(capacity_bytes, open_between, self.bandwidth_bytes_s, self.way_ms, self._unread())
+                pull = Pull(capacity_bytes, open_between, self.bandwidth_bytes_s, self.path_delay_ms, self._unread())
                 effects = self._durable.handle(pull)
                 for effect in effects:
                     if isinstance(effect, FrameBuilt):
-                        await self._commit.durable()
+                        await self._group_commit.durable()
                         self._durable_seq = effect.frame.seq
                         return effect.frame
-                await self._moved(EMPTY_PULL_PAUSE_S)
+                await self._wait_for_change(EMPTY_PULL_PAUSE_S)
             else:
-                await self._moved(None if due is None else (due - now) / 1000)
+                await self._wait_for_change(None if due is None else (due - now) / 1000)
 
     @property
-    def way_ms(self) -> int:
-        """From a frame's leaving until it is answered with, by the slowest of the queries' ways."""
-        center_ms = max((self._center_ms.get(ref, 0) for ref in self._durable.core.queries), default=0)
-        return Way(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s, center_ms).ms
+    def path_delay_ms(self) -> int:
+        """The path delay of a frame that is sent now, with the largest processing delay of all queries."""
+        slowest_ms = max((self._processing_delay_ms.get(ref, 0) for ref in self._durable.core.queries), default=0)
+        return PathDelay(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s, slowest_ms).ms
 
-    async def _moved(self, timeout_s: float | None) -> None:
+    async def _wait_for_change(self, timeout_s: float | None) -> None:
         self.changed.clear()
         try:
             await asyncio.wait_for(self.changed.wait(), timeout_s)
@@ -147,31 +150,31 @@ class Session:
             QueryStatusReport(ref, False, refused.code, refused.message) for ref, refused in core.refused.items()
         ]
 
-    def on_budget(self, order: BudgetOrder) -> None:
-        pipeline = self._durable.core.queries.get(order.query)
+    def on_budget(self, update: BudgetUpdate) -> None:
+        pipeline = self._durable.core.queries.get(update.query)
         if pipeline is None:
             return
-        if order.version > pipeline.schedule.version or (order.version == 0 and order.shares != pipeline.shares):
-            self._durable.handle(BudgetSet(order.query, dict(order.shares), order.version, order.from_ms))
+        if update.version > pipeline.schedule.version or (update.version == 0 and update.shares != pipeline.shares):
+            self._durable.handle(BudgetSet(update.query, dict(update.shares), update.version, update.from_ms))
             self.changed.set()
-        self._center_ms[order.query] = order.center_ms
-        # Heard before: the center does not know it, or it would not say it again.
-        self._reported_ms.pop(order.query, None)
+        self._processing_delay_ms[update.query] = update.processing_delay_ms
+        # The center repeats a version that this edge already has only if it lacks the edge's report.
+        self._reported_ms.pop(update.query, None)
 
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
         if query in self._durable.core.queries:
             self._durable.handle(SamplingSet(query, min(max(rate, 0.0), 1.0), clock_offset_ms, reason))
             self.changed.set()
 
-    async def budget_reports(self, *, anew: bool) -> Sequence[pb.BudgetReport]:
+    async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         now = self._now_ms()
         queries = {r: p for r, p in self._durable.core.queries.items() if isinstance(p.spec.budget, ErrorBudget)}
-        due = [r for r in queries if anew or now - self._reported_ms.get(r, -REPORT_EVERY_MS) >= REPORT_EVERY_MS]
+        due = [r for r in queries if all_queries or now - self._reported_ms.get(r, -REPORT_EVERY_MS) >= REPORT_EVERY_MS]
         reports = [self._budget_report(queries[ref]) for ref in due]
         self._reported_ms = {r: t for r, t in self._reported_ms.items() if r in queries} | dict.fromkeys(due, now)
         self._drifts = {r: m for r, m in self._drifts.items() if r in queries}
         if reports:
-            await self._commit.durable()
+            await self._group_commit.durable()
         return reports
 
     def _budget_report(self, pipeline: QueryPipeline) -> pb.BudgetReport:
@@ -188,7 +191,7 @@ class Session:
             drift_per_s=meter.per_s,
         )
 
-    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
+    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
         self.in_flight_bytes = in_flight_bytes
         if bandwidth_bytes_s > 0:
             self.bandwidth_bytes_s = min(bandwidth_bytes_s, self._cap_bytes_s)

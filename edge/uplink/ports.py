@@ -1,7 +1,4 @@
-"""What the uplink needs from the agent: where frames come from, and who hears what the center says.
-
-All methods are called on the event loop and must not block it.
-"""
+"""The interface between the uplink and the agent: frames to send, and handlers of control messages."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 @dataclass(frozen=True, slots=True)
 class QueryStatusReport:
-    """Whether this edge runs a query; if not, the error's code and message."""
+    """Whether this edge runs a query; if not, the error code and message."""
 
     ref: QueryRef
     accepted: bool
@@ -25,59 +22,72 @@ class QueryStatusReport:
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetOrder:
-    """This edge's part of a query's budget, as the center says it; fields as in the wire's Budget."""
+class BudgetUpdate:
+    """This edge's budget for a query.
+
+    Attributes:
+        shares: per measure, this edge's share of the error budget.
+        version: version of the shares.
+        from_ms: event time of the first slice to which the shares apply.
+        processing_delay_ms: the center's processing delay of the query.
+    """
 
     query: QueryRef
     shares: Mapping[str, float]
     version: int = 0
     from_ms: int = 0
-    center_ms: int = 0
+    processing_delay_ms: int = 0
 
 
-class Outbox(Protocol):
-    """Where frames come from. Their seqs are contiguous over both methods."""
+class UplinkEndpoint(Protocol):
+    """The agent's end of the uplink.
+
+    All methods are called on the event loop and must not block it. The sequence numbers of frames are
+    contiguous over `unacknowledged` and `take`.
+    """
+
+    def hello(self) -> pb.Hello:
+        """Returns the first message of a session."""
 
     def unacknowledged(self, after: int | None) -> Iterable[Frame]:
-        """The frames with seq above `after` (None: all) that are *durable*, ascending.
+        """Returns the *durable* frames with seq above `after` (None: all), ascending.
 
-        Called at each session's beginning. A frame that `take` is still making durable must not be
-        among them: it would leave before it is safe, and `take` will give it anyway.
+        Called at the beginning of each session. A frame that `take` is still making durable must not be
+        included: it would be sent before it is durable, and `take` returns it anyway.
         """
 
     async def take(self, capacity_bytes: int) -> Frame:
-        """Waits for a frame worth sending, of about `capacity_bytes` at most, and until it is durable.
+        """Waits for the next frame to send, of at most about `capacity_bytes`, and until it is durable.
 
-        At most one call at a time. It outlives the session that began it, and is cancelled only when
-        the uplink ends.
+        At most one call at a time. A call may outlive the session that made it; it is cancelled only
+        when the uplink ends.
         """
 
+    def heartbeat(self) -> pb.Heartbeat:
+        """Returns the heartbeat to send now."""
 
-class Listener(Protocol):
-    """Who hears what the center says, and says what the edge has to say."""
+    async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
+        """Returns reports of the applied shares, once these are durable.
+
+        Args:
+            all_queries: report all queries (at the beginning of a session), not only those that are due.
+        """
 
     def on_welcome(self, acked_through: int | None) -> None:
-        """A session has begun; the center has all frames up to this one."""
+        """Called when a session has been accepted; the center has all frames up to `acked_through`."""
 
     def on_ack(self, through: int) -> None:
-        """All frames up to `through` are durable at the center. Never goes back."""
+        """Called when all frames up to `through` are durable at the center. `through` never decreases."""
 
     def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
-        """The complete set of queries to answer; what is returned is told to the center."""
+        """Applies the complete set of queries; the returned reports are sent to the center."""
 
-    def on_budget(self, order: BudgetOrder) -> None:
-        """This edge's shares of a query's error budget, or the center's part of a staleness budget."""
+    def on_budget(self, update: BudgetUpdate) -> None:
+        """Applies this edge's shares of a query's error budget, and the query's processing delay."""
 
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
-        """How a query with an accuracy is to be observed, and why so."""
+        """Applies the sampling rate of a query with an accuracy."""
 
-    async def budget_reports(self, *, anew: bool) -> Sequence[pb.BudgetReport]:
-        """The shares that are applied, once they are durable: those of which there is news, or all of them
-        `anew`, because a session has begun."""
-
-    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
-        """The link as measured anew; 0 for what is not known yet, as a link's bandwidth before it was full."""
-
-    def hello(self) -> pb.Hello: ...
-
-    def heartbeat(self) -> pb.Heartbeat: ...
+    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
+        """Called when the link was measured; a value is 0 while it is unknown, as is the bandwidth of a link that
+        was never full."""

@@ -183,7 +183,7 @@ def test_pushed_records_are_counted_once_through_a_restart_without_a_clean_stop(
         first = open_agent(settings)
         stop = asyncio.Event()
         task = asyncio.create_task(first.run(stop))
-        await until(first.session.configured.is_set, "queries", task)
+        await until(first.outbox.configured.is_set, "queries", task)
         async with httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
             reply = await client.post("/v1/streams/flights", content=lines(range(100)), headers=NDJSON)
             assert (reply.status_code, reply.json()["accepted"]) == (200, 100)
@@ -213,7 +213,7 @@ def test_while_the_center_is_away_the_edge_goes_on_and_then_ships(tmp_path: Path
         settings = config(tmp_path, center, [{"http": {}}])
         agent = open_agent(settings)
         async with running(agent) as task:
-            await until(agent.session.configured.is_set, "queries", task)
+            await until(agent.outbox.configured.is_set, "queries", task)
             await center.stop()
             async with httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
                 assert (await client.get("/readyz")).status_code == 200
@@ -275,7 +275,7 @@ def test_a_full_disk_holds_the_reply_until_the_records_are_safe(
         settings = config(tmp_path, center, [{"http": {}}])
         agent = open_agent(settings)
         async with running(agent) as task:
-            await until(agent.session.configured.is_set, "queries", task)
+            await until(agent.outbox.configured.is_set, "queries", task)
             sound = agent.durable.sync
 
             def full() -> None:

@@ -17,7 +17,7 @@ from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, 
 from edge.core.streams import StreamSpec
 from edge.durability.checkpoint import restore, snapshot
 from edge.durability.durable_core import _decode_plain, _encode
-from edge.uplink.outbox import Way
+from edge.uplink import PathDelay
 from edgewater.query import QuerySpec
 from edgewater.streams import NEVER_MS, TIME_COLUMN
 from edgewater.wire.frames import FrameBody, QueryRef
@@ -164,7 +164,10 @@ def test_rates_follow_the_load_slowly_and_need_a_whole_window() -> None:
     assert meter.per_s == {"s": pytest.approx(100.0 * math.exp(-1))}, "the end of time is no time"
 
 
-def test_the_way_is_half_a_round_trip_the_queue_and_the_centers_part() -> None:
-    assert Way().ms == 0
-    assert Way(rtt_ms=101.0, queued_bytes=50_000, bandwidth_bytes_s=100_000.0, center_ms=300).ms == 51 + 500 + 300
-    assert Way(rtt_ms=10.0, queued_bytes=50_000).ms == 5, "an unknown bandwidth says nothing of the queue"
+def test_the_path_delay_is_half_a_round_trip_the_queue_and_the_processing_delay() -> None:
+    assert PathDelay().ms == 0
+    assert (
+        PathDelay(rtt_ms=101.0, queued_bytes=50_000, bandwidth_bytes_s=100_000.0, processing_delay_ms=300).ms
+        == 51 + 500 + 300
+    )
+    assert PathDelay(rtt_ms=10.0, queued_bytes=50_000).ms == 5, "an unknown bandwidth leaves the queue out"

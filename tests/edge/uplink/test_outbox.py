@@ -1,5 +1,5 @@
-"""The agent's own session against a real gateway: shares that are journaled before they are confirmed, and the
-center's part of the way."""
+"""`UplinkOutbox` against a real gateway: shares are journaled before they are confirmed, and the center's processing
+delay shortens the edge's deadline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge.core.events import Ingested, SourcesOpened
 from edge.core.streams import StreamSpec
 from edge.durability.durable_core import DurableCore
 from edge.durability.group_commit import GroupCommit
-from edge.uplink.outbox import Session
+from edge.uplink import UplinkOutbox
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
@@ -38,13 +38,13 @@ def spec(**budget: object) -> QuerySpec:
 @dataclass(slots=True)
 class Edge:
     durable: DurableCore
-    session: Session
+    outbox: UplinkOutbox
 
     def ingest(self, *times_ms: int) -> None:
         columns = {"k": ["p"] * len(times_ms), "x": [10] * len(times_ms), TIME_COLUMN: list(times_ms)}
         batch = pa.record_batch(columns, pa.schema({**COLUMNS, TIME_COLUMN: pa.int64()}))
         self.durable.ingest_payload(Ingested("events", "f", batch, 1 << 40))
-        self.session.changed.set()
+        self.outbox.changed.set()
 
     @property
     def shares(self) -> dict[str, float]:
@@ -57,10 +57,10 @@ async def edge(path: Path, port: int, name: str = "jfk") -> AsyncIterator[Edge]:
     durable = DurableCore(path / name, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, f"i-{name}")
     durable.handle(SourcesOpened((("events", "f"),)))
     commit = GroupCommit(durable)
-    session = Session(name, {}, durable, commit, lambda: 1_000)
-    tasks = [asyncio.create_task(commit.run()), asyncio.create_task(uplink(port, session).run())]  # type: ignore[arg-type]
+    outbox = UplinkOutbox(name, {}, durable, commit, lambda: 1_000)
+    tasks = [asyncio.create_task(commit.run()), asyncio.create_task(uplink(port, outbox).run())]
     try:
-        yield Edge(durable, session)
+        yield Edge(durable, outbox)
     finally:
         for task in reversed(tasks):
             task.cancel()
@@ -97,7 +97,7 @@ async def test_a_budget_moves_from_one_edge_to_two_by_confirmations(tmp_path: Pa
 
 
 @on_a_loop
-async def test_a_share_is_found_again_after_a_restart_and_confirmed_without_a_new_word(tmp_path: Path) -> None:
+async def test_a_share_survives_a_restart_and_is_confirmed_without_a_new_message(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog):
         catalog.register(spec(error={"s": 100}), 1)
         async with edge(tmp_path, port) as jfk:
@@ -105,14 +105,14 @@ async def test_a_share_is_found_again_after_a_restart_and_confirmed_without_a_ne
             before = word(catalog, "jfk")
         async with edge(tmp_path, port) as jfk:
             assert jfk.shares == {"s": 100.0}
-            await until(lambda: jfk.session._reported_ms)
+            await until(lambda: jfk.outbox._reported_ms)
             assert word(catalog, "jfk") == before
 
 
 @on_a_loop
-async def test_nothing_is_confirmed_that_the_journal_does_not_hold(tmp_path: Path) -> None:
+async def test_a_share_is_confirmed_only_once_it_is_in_the_journal(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
-        await until(jfk.session.configured.is_set)
+        await until(jfk.outbox.configured.is_set)
         refusing = jfk.durable.sync
 
         def refuse() -> None:
@@ -120,7 +120,7 @@ async def test_nothing_is_confirmed_that_the_journal_does_not_hold(tmp_path: Pat
 
         jfk.durable.sync = refuse  # type: ignore[method-assign]
         catalog.register(spec(error={"s": 100}), 1)
-        await until(lambda: jfk.session._reported_ms)  # and now it waits for the disk
+        await until(lambda: jfk.outbox._reported_ms)  # and now it waits for the disk
         confirmed = asyncio.create_task(until(lambda: word(catalog, "jfk") != Grant()))
         done, _ = await asyncio.wait([confirmed], timeout=0.2)
         assert not done, "not even that it applies nothing"
@@ -130,11 +130,11 @@ async def test_nothing_is_confirmed_that_the_journal_does_not_hold(tmp_path: Pat
 
 
 @on_a_loop
-async def test_the_centers_part_of_the_way_shortens_what_a_staleness_budget_leaves(tmp_path: Path) -> None:
+async def test_the_processing_delay_of_the_center_adds_to_the_path_delay(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
         catalog.register(spec(staleness="2s"), 1)
         await until(lambda: REF in jfk.durable.core.queries)
         catalog.record_processing_delay(REF, 340, 5)
-        await until(lambda: jfk.session.way_ms >= 340)
-        jfk.session.on_link(100_000.0, 80.0, 50_000)
-        assert jfk.session.way_ms == 40 + 500 + 340
+        await until(lambda: jfk.outbox.path_delay_ms >= 340)
+        jfk.outbox.on_link_estimate(100_000.0, 80.0, 50_000)
+        assert jfk.outbox.path_delay_ms == 40 + 500 + 340

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.uplink.flow_control import MIN_IN_FLIGHT_BYTES, DailyCap, LinkLimits
+from edge.uplink import DailyQuota, LinkLimits
+from edge.uplink.flow_control import MIN_IN_FLIGHT_BYTES
 from edgewater.wire.frames import Frame, FrameBody, Partial
 from tests.edge.uplink_world import MILES, SPEC, Agent, Proxy, gateway, on_a_loop, running, uplink
 
@@ -48,7 +49,7 @@ class Busy(Agent):
 
 
 @on_a_loop
-async def test_values_are_not_older_than_what_is_in_flight_takes(tmp_path: Path) -> None:
+async def test_values_are_at_most_as_old_as_the_bytes_in_flight(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
         catalog.register(SPEC, 1)
         proxy.rate_bytes_s = RATE
@@ -61,18 +62,18 @@ async def test_values_are_not_older_than_what_is_in_flight_takes(tmp_path: Path)
 
 
 @on_a_loop
-async def test_caps_count_what_really_passes_the_wire(tmp_path: Path) -> None:
+async def test_limits_count_all_bytes_on_the_wire(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
         catalog.register(SPEC, 1)
         agent, daily = Busy(), 400_000
         counted: list[int] = []
-        cap = DailyCap(daily, None, lambda _, spent: counted.append(spent))
+        quota = DailyQuota(daily, None, lambda _, used: counted.append(used))
         limits = LinkLimits(heartbeat_s=0.2, bandwidth_bytes_s=200_000)
-        async with running(uplink(proxy.port, agent, limits, daily=cap)):
+        async with running(uplink(proxy.port, agent, limits, daily_quota=quota)):
             began_s = time.monotonic()
-            await agent.until(lambda: cap.delay_s(1_000) > 0 and agent.acked == len(agent.seen.sizes) - 1)
+            await agent.until(lambda: quota.delay_s(1_000) > 0 and agent.acked == len(agent.seen.sizes) - 1)
             took_s = time.monotonic() - began_s
         largest = max(agent.seen.sizes)
         assert proxy.passed <= daily + largest + 5_000, "by one frame at most, and a few heartbeats"
         assert proxy.passed <= 200_000 * took_s + largest + 5_000
-        assert cap._spent == pytest.approx(proxy.passed, rel=0.02)
+        assert quota._used == pytest.approx(proxy.passed, rel=0.02)

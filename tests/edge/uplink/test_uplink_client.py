@@ -11,8 +11,7 @@ import pytest
 
 from center.config import TlsFiles as ServerTls
 from center.storage.frame_log import FrameLog
-from edge.uplink.client import TlsFiles
-from edge.uplink.flow_control import LinkLimits
+from edge.uplink import LinkLimits, TlsFiles
 from edgewater.errors import InvalidConfig
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire import uplink_pb2_grpc
@@ -118,7 +117,7 @@ async def test_a_center_that_goes_away_and_comes_back_is_found_again(tmp_path: P
 
 
 @on_a_loop
-async def test_a_frame_that_is_being_made_durable_while_the_link_breaks_is_sent_once_and_in_its_place(
+async def test_a_frame_made_durable_while_the_link_breaks_is_sent_once_and_in_order(
     tmp_path: Path,
 ) -> None:
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
@@ -138,7 +137,7 @@ async def test_a_frame_that_is_being_made_durable_while_the_link_breaks_is_sent_
 
 
 @on_a_loop
-async def test_a_link_that_swallows_everything_is_noticed_and_replaced(tmp_path: Path) -> None:
+async def test_a_link_that_drops_all_data_is_detected_and_replaced(tmp_path: Path) -> None:
     limits = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.02, silence_s=0.3)
     async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
         catalog.register(SPEC, 1)
@@ -156,14 +155,14 @@ async def test_a_link_that_swallows_everything_is_noticed_and_replaced(tmp_path:
 
 
 @on_a_loop
-async def test_a_clean_stop_says_goodbye_and_hears_the_last_acknowledgements(tmp_path: Path) -> None:
+async def test_a_clean_stop_sends_goodbye_and_receives_the_last_acknowledgements(tmp_path: Path) -> None:
     script = ScriptedCenter()
     async with script.serve() as port:
         agent = Agent()
         link = uplink(port, agent)
         async with running(link):
             agent.make([frame(0), frame(1)])
-            await script.heard("frame", 2)
+            await script.until_received("frame", 2)
             assert agent.acked == -1
             assert link.connected
         assert agent.acked == 1
@@ -186,7 +185,7 @@ async def test_after_a_clean_stop_the_center_knows_that_the_edge_is_gone(tmp_pat
 
 
 @on_a_loop
-async def test_frames_keep_to_the_room_that_link_and_center_have(tmp_path: Path) -> None:
+async def test_frame_sizes_respect_the_limits_of_link_and_center(tmp_path: Path) -> None:
     async with gateway(tmp_path, credit_bytes=100_000, max_frame_bytes=50_000) as (port, catalog):
         catalog.register(SPEC, 1)
         agent = Agent()
@@ -215,34 +214,34 @@ async def test_a_cap_on_bandwidth_is_kept(tmp_path: Path) -> None:
 
 
 @on_a_loop
-async def test_a_center_that_holds_the_edge_back_is_obeyed_until_it_is_over(tmp_path: Path) -> None:
+async def test_a_throttled_edge_waits_until_the_throttle_ends(tmp_path: Path) -> None:
     script = ScriptedCenter()
     async with script.serve() as port:
         agent = Agent()
         async with running(uplink(port, agent, SCRIPTED)):
-            script.say(pb.ToEdge(throttle=pb.Throttle(retry_after_ms=3_600_000)))
-            script.say(pb.ToEdge(budget=pb.Budget(query="miles", query_version=1, shares={"miles": 7})))
+            script.send(pb.ToEdge(throttle=pb.Throttle(retry_after_ms=3_600_000)))
+            script.send(pb.ToEdge(budget=pb.Budget(query="miles", query_version=1, shares={"miles": 7})))
             await agent.until(lambda: agent.shares)
             agent.make([frame(0)])
-            await script.heard("heartbeat", 5)
+            await script.until_received("heartbeat", 5)
             # One take may have been under way before the word came.
             assert len(script.frames) <= 1
             before = len(script.frames)
             agent.make([frame(1)])
-            await script.heard("heartbeat", 5)
+            await script.until_received("heartbeat", 5)
             assert len(script.frames) == before
-            script.say(pb.ToEdge(throttle=pb.Throttle(retry_after_ms=0)))
-            await script.heard("frame", 2)
+            script.send(pb.ToEdge(throttle=pb.Throttle(retry_after_ms=0)))
+            await script.until_received("frame", 2)
 
 
 @on_a_loop
-async def test_a_center_that_acknowledges_what_was_never_sent_is_not_believed(tmp_path: Path) -> None:
+async def test_an_acknowledgement_of_an_unsent_frame_ends_the_session(tmp_path: Path) -> None:
     script = ScriptedCenter()
     async with script.serve() as port:
         agent = Agent()
         async with running(uplink(port, agent, SCRIPTED)):
             await agent.until(lambda: agent.welcomes)
-            script.say(pb.ToEdge(ack=pb.Ack(through=12)))
+            script.send(pb.ToEdge(ack=pb.Ack(through=12)))
             await agent.until(lambda: len(agent.welcomes) == 2)
             assert agent.acked == -1
 
@@ -260,8 +259,8 @@ async def test_a_query_that_this_release_cannot_read_is_refused_and_the_others_g
                 pb.Query(name="broken", version=1, spec="{"),
                 pb.Query(name="miles", version=1, spec=text),
             ]
-            script.say(pb.ToEdge(queries=pb.Queries(version=1, queries=queries)))
-            await script.heard("query_status", 3)
+            script.send(pb.ToEdge(queries=pb.Queries(version=1, queries=queries)))
+            await script.until_received("query_status", 3)
         assert [ref.name for ref, _ in agent.queries] == ["miles"]
         statuses = {m.query_status.query: m.query_status for m in script.messages if m.HasField("query_status")}
         assert {name: s.accepted for name, s in statuses.items()} == {"future": False, "broken": False, "miles": True}
@@ -269,13 +268,13 @@ async def test_a_query_that_this_release_cannot_read_is_refused_and_the_others_g
 
 
 @on_a_loop
-async def test_an_outbox_that_skips_a_frame_is_stopped_before_it_is_sent(tmp_path: Path) -> None:
+async def test_a_gap_in_the_frame_numbers_is_an_error(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (port, catalog):
         catalog.register(SPEC, 1)
         agent = Agent()
         link = uplink(port, agent)
         agent.make([frame(0), frame(2)])
-        with pytest.raises(RuntimeError, match="frame 2 after 0"):
+        with pytest.raises(RuntimeError, match="frame 2 follows 0"):
             await link.run()
 
 
@@ -319,7 +318,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @on_a_loop
-async def test_with_mutual_tls_an_edge_is_who_its_certificate_says(tmp_path: Path, certificates: Path) -> None:
+async def test_mutual_tls_authenticates_the_edge(tmp_path: Path, certificates: Path) -> None:
     c = certificates
     server = ServerTls(cert=c / "localhost.pem", key=c / "localhost.key", client_ca=c / "ca.pem")
     client = TlsFiles(c / "ca.pem", c / "jfk.pem", c / "jfk.key")
