@@ -17,7 +17,7 @@ from typing import Any
 import click
 import numpy as np
 
-from center.slicing import Bucketing, Slicer, Sliding
+from center.slicing import Bucketing, Slicer, SlidingWindow
 from edgewater.synopses import CountMin, DDSketch, HyperLogLog
 
 OUT = Path("bench/out")
@@ -62,9 +62,9 @@ def cells(length_s: int, repeats: int) -> list[dict[str, Any]]:
         took: dict[int, float] = {k: float("inf") for k in CONCURRENT}
         for _ in range(repeats):  # alternating: all see the same machine
             for k in CONCURRENT:
-                took[k] = min(took[k], seconds(Slicer(make, [Sliding(SIZE_MS, SIZE_MS // k)]), values, times))
+                took[k] = min(took[k], seconds(Slicer(make, [SlidingWindow(SIZE_MS, SIZE_MS // k)]), values, times))
         for k in CONCURRENT:
-            slow = seconds(Bucketing(make, [Sliding(SIZE_MS, SIZE_MS // k)]), values[:part], times[:part])
+            slow = seconds(Bucketing(make, [SlidingWindow(SIZE_MS, SIZE_MS // k)]), values[:part], times[:part])
             rows.append(
                 {
                     "synopsis": name,

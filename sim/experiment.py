@@ -14,7 +14,7 @@ import numpy as np
 from edgewater.caching import CacheSpec
 from edgewater.errors import InvalidRequest
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.windows import Sliding
+from edgewater.windows import SlidingWindow
 from sim.baselines import batching, random_early, streaming
 from sim.edges import Rebalance, simulate
 from sim.link import LinkModel
@@ -62,7 +62,7 @@ def run(
         InvalidRequest: windows that are not tumbling, or a policy that cannot judge the measure.
     """
     policy = policy or Policy()
-    if not isinstance(query.window, Sliding) or not query.window.is_tumbling:
+    if not isinstance(query.window, SlidingWindow) or not query.window.is_tumbling:
         raise InvalidRequest("window", query.window.to_mapping(), "tumbling windows")
     if query.where is not None:
         mask = query.bind(trace.columns).where

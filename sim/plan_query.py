@@ -9,7 +9,7 @@ from edgewater.errors import InvalidConfig, InvalidQuery
 from edgewater.measure import Measure
 from edgewater.quantities import duration_ms, format_duration
 from edgewater.query import ErrorBudget, QuerySpec
-from edgewater.windows import Sliding, Tumbling
+from edgewater.windows import SlidingWindow, TumblingWindow
 
 AGGREGATES = ("sum", "count", "min", "max")
 """Those whose errors the offline optimum and the baselines are defined for."""
@@ -47,7 +47,7 @@ def read_query(asked: Asked) -> QuerySpec:
             f"measures.{judged.name}", judged.to_text(), f"a measure by one of {', '.join(AGGREGATES)}",
             "its error against the offline optimum is not defined; choose another one by --measure",
         )  # fmt: skip
-    if not isinstance(query.window, Sliding) or not query.window.is_tumbling:
+    if not isinstance(query.window, SlidingWindow) or not query.window.is_tumbling:
         raise InvalidQuery("window", query.window.to_mapping(), "tumbling windows, such as {tumbling: 60s}")
     return query
 
@@ -62,7 +62,7 @@ def _from_flags(asked: Asked) -> QuerySpec:
         raise InvalidConfig("--aggregate", aggregate, f"one of {', '.join(AGGREGATES)}")
     window = 1 if asked.window is None else duration_ms(asked.window, "--window", InvalidConfig, minimum_ms=1)
     return QuerySpec(
-        "plan", "trace", (_measure(_free("measured", asked.keys), aggregate, asked.value),), Tumbling(window),
+        "plan", "trace", (_measure(_free("measured", asked.keys), aggregate, asked.value),), TumblingWindow(window),
         group_by=_distinct(asked.keys),
     )  # fmt: skip
 
@@ -102,7 +102,7 @@ def _from_file(path: Path, asked: Asked) -> QuerySpec:
     keys = _distinct(asked.keys) or query.group_by
     window = query.window
     if asked.window is not None:
-        window = Tumbling(duration_ms(asked.window, "--window", InvalidConfig, minimum_ms=1))
+        window = TumblingWindow(duration_ms(asked.window, "--window", InvalidConfig, minimum_ms=1))
     # What does not matter to one replay of all edges: how late records may be, who is expected, shards; and
     # an accuracy, which is about what has not arrived.
     return replace(

@@ -16,7 +16,7 @@ from edgewater.quantities import duration_ms, format_duration
 from edgewater.query import QuerySpec
 from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
 from edgewater.synopses.base import BoolArray, IntArray
-from edgewater.windows import Tumbling
+from edgewater.windows import TumblingWindow
 from sim.plan_query import chosen_window
 from sim.trace import Trace
 from sim.truth import measured_values
@@ -119,7 +119,7 @@ def build_trace(
         raise InvalidConfig("TRACE", 0, "at least one record that the query counts", "no record is left")
     if query.window.longest_ms == 1:
         window = chosen_window(int(times.max() - times.min()) + 1)
-        query = replace(query, window=Tumbling(duration_ms(window, "--window")))
+        query = replace(query, window=TumblingWindow(duration_ms(window, "--window")))
         note(f"window: {window}, as none is asked for (--window)")
     first, last = complete_windows(times, query)
     size = query.window.longest_ms

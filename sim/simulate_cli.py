@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from edgewater.arrivals.target import MEASURES, SCOPES, check_confidence, check_error, check_measure
+from edgewater.accuracy import MEASURES, SCOPES, check_confidence, check_error, check_measure
 from edgewater.errors import InvalidConfig
 from edgewater.quantities import duration_ms, format_duration, fraction
 from sim.watermarks.rivals import RIVALS

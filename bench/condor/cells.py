@@ -24,7 +24,7 @@ from edgewater.synopses import (
     Kll,
     ReservoirSample,
 )
-from edgewater.windows import Sliding, Tumbling
+from edgewater.windows import SlidingWindow, TumblingWindow
 
 REPEATS = 3
 SYNOPSES: dict[str, tuple[Callable[[], Any], str]] = {
@@ -69,7 +69,7 @@ def scaling(spark: Any, directory: Path, rows: int) -> dict[str, float]:
     df = spark.read.parquet(str(synthetic(directory, rows, zipf=True)))
     result = {}
     for name, (make, column) in SYNOPSES.items():
-        out = build(df, make(), of=column, time="ts", window=Tumbling("5s"))
+        out = build(df, make(), of=column, time="ts", window=TumblingWindow("5s"))
         result[name] = rows / seconds(lambda out=out: consume(out))
     return result
 
@@ -83,7 +83,7 @@ def concurrent(spark: Any, directory: Path, rows: int) -> dict[str, dict[str, fl
         strategy = Strategy("round_robin", compute, "merge")
         result[compute] = {}
         for windows in CONCURRENT:
-            window = Sliding(every_ms * windows, every_ms)
+            window = SlidingWindow(every_ms * windows, every_ms)
             out = build(df, CountMin(256, 5), of="key", time="ts", window=window, strategy=strategy)
             result[compute][str(windows)] = rows / seconds(lambda out=out: consume(out), 1)
     return result
@@ -102,7 +102,7 @@ def skew(spark: Any, directory: Path, rows: int) -> dict[str, float]:
         ):
             synopsis = CountMin(64, 5)
             out = build(
-                df, synopsis, of="key", time="ts", window=Tumbling("60s"), stratify_by=strata, strategy=strategy
+                df, synopsis, of="key", time="ts", window=TumblingWindow("60s"), stratify_by=strata, strategy=strategy
             )
             result[f"{label}, {name}"] = rows / seconds(lambda out=out: consume(out), 1)
     return result
@@ -116,7 +116,7 @@ def disorder(spark: Any, directory: Path, rows: int) -> dict[str, dict[str, floa
         df = spark.read.parquet(str(synthetic(directory, rows, zipf=True, late_share=share)))
         for name, kind in classes.items():
             make, column = SYNOPSES[kind]
-            out = build(df, make(), of=column, time="ts", window=Tumbling("20s"))
+            out = build(df, make(), of=column, time="ts", window=TumblingWindow("20s"))
             result.setdefault(name, {})[label] = rows / seconds(lambda out=out: consume(out), 1)
     return result
 
@@ -125,7 +125,7 @@ def evaluation(spark: Any, directory: Path, rows: int) -> dict[str, float]:
     """Answers/s of the operators: count-min, 120 windows."""
     df = spark.read.parquet(str(synthetic(directory, min(rows, 2_000_000), zipf=True)))
     span_ms = min(rows, 2_000_000) * 1000 // ROWS_PER_SECOND
-    out = build(df, CountMin(2048, 5), of="key", time="ts", window=Tumbling(max(span_ms // 120, 1)))
+    out = build(df, CountMin(2048, 5), of="key", time="ts", window=TumblingWindow(max(span_ms // 120, 1)))
     out = out.cache()
     out.count()
     asked = max(rows // 20, 1000)

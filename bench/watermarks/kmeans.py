@@ -9,7 +9,7 @@ import numpy as np
 
 from center.early_trigger.bootstrap import sample_for_function
 from center.early_trigger.sample_size import mean_size
-from edgewater.arrivals.target import Target
+from edgewater.accuracy import AccuracyTarget
 from edgewater.synopses.base import FloatArray
 
 CLUSTERS = 4
@@ -46,7 +46,7 @@ def worst_part(value: FloatArray, reference: FloatArray) -> float:
 
 
 def kmeans_rows(windows: int) -> list[dict[str, Any]]:
-    target = Target(0.05, 0.95)
+    target = AccuracyTarget(0.05, 0.95)
     rows: dict[str, list[tuple[float, float, float]]] = {"Eq. 4 on the mean": [], "bootstrap": []}
     for index in range(windows):
         rng = np.random.default_rng([11, index])

@@ -23,7 +23,8 @@ from edge.arrivals.sampler import BernoulliSampler
 from edge.core.core import EdgeCore
 from edge.core.events import Configured, Ingested, SourcesOpened
 from edge.core.streams import StreamSpec
-from edgewater.accuracy import Clockwork, clockwork
+from edgewater.accuracy import report_schedule
+from edgewater.arrivals import ReportSchedule
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses.base import FloatArray, IntArray
@@ -93,11 +94,11 @@ def _ingest(batches: list[Batch], query: dict[str, Any]) -> None:
 
 
 def _watch(batches: list[Batch], rate: float) -> None:
-    clock = _clockwork()
+    clock = _schedule()
     monitor, sampler = SubstreamMonitor(clock.grid), BernoulliSampler(7)
     seen, told = 0, 0
     for _, born, values, now in batches:
-        point = clock.point_before(clock.slot_at(now))
+        point = clock.last_report_slot(clock.slot_at(now))
         if point > told:
             monitor.take()
             told = point
@@ -112,9 +113,9 @@ def _watch(batches: list[Batch], rate: float) -> None:
     monitor.take()
 
 
-def _clockwork() -> Clockwork:
+def _schedule() -> ReportSchedule:
     spec = QuerySpec.from_mapping(ACCURATE)
-    found = clockwork(spec.window, spec.accuracy, 0)
+    found = report_schedule(spec.window, spec.accuracy, 0)
     assert found is not None
     return found
 

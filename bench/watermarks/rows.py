@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgewater.arrivals.target import MEASURES
+from edgewater.accuracy import MEASURES
 from sim.watermarks.rivals import RIVALS
 from sim.watermarks.study import Study
 from sim.watermarks.workload import DELAYS, SCENARIOS

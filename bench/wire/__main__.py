@@ -27,7 +27,7 @@ from center.catalog.frame_index import query_key
 from center.catalog.store import Catalog
 from center.config import CenterConfig
 from edgewater.query import QuerySpec
-from edgewater.streams import END_OF_TIME_MS
+from edgewater.streams import MAX_TIME_MS
 from sim.demo.run import free_port
 
 OUT = Path("bench/out")
@@ -152,7 +152,7 @@ async def _until_through(catalog: Catalog, edges: int, timeout_s: float = 600) -
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         known = catalog.edges()
-        ended = [e for e in known if e.watermarks.get(workload.STREAM, 0) >= END_OF_TIME_MS and not e.backlog_bytes]
+        ended = [e for e in known if e.watermarks.get(workload.STREAM, 0) >= MAX_TIME_MS and not e.backlog_bytes]
         if len(ended) == edges:
             return
         await asyncio.sleep(0.5)

@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from io import BytesIO
 from typing import Any
 
@@ -24,7 +25,8 @@ from center.results import AnswerRecord
 from center.serving.cells import without_lists
 from center.serving.measures import Questions
 from center.serving.render import render, rfc3339, to_table
-from edgewater import __version__
+
+RELEASE = version("edgewater")
 
 ARROW_METADATA = b"edgewater.answers"
 """Key in an Arrow schema's metadata: the answers without their data, as a JSON list; quality included."""
@@ -129,7 +131,7 @@ def entity_tag(
 ) -> str:
     """A strong entity tag: other bytes, other tag. Rendering belongs to the release, so that is in it."""
     identity = (
-        __version__, query.ref, [(r.answer_id, r.window_start_ms, r.revision) for r in records], asked, page, form
+        RELEASE, query.ref, [(r.answer_id, r.window_start_ms, r.revision) for r in records], asked, page, form
     )  # fmt: skip
     return f'"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}"'
 

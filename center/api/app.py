@@ -10,6 +10,7 @@ import contextlib
 import hmac
 import time
 from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI
@@ -28,7 +29,6 @@ from center.catalog.store import Catalog
 from center.config import ApiSection
 from center.results import ResultStore
 from center.serving.synopsis_cache import Decoded
-from edgewater import __version__
 from edgewater.errors import Unauthenticated
 
 DESCRIPTION = """
@@ -67,7 +67,7 @@ def create_app(
         title="Edgewater",
         summary="Answers about data that is born in many places",
         description=DESCRIPTION,
-        version=__version__,
+        version=version("edgewater"),
         lifespan=_lifespan(services),
         redoc_url=None,
     )

@@ -12,7 +12,7 @@ from cachetools import TTLCache
 from center.catalog.store import Catalog, EdgeRecord, RegisteredQuery, expected_edges
 from center.serving.render import rfc3339
 from edgewater.errors import NotFound
-from edgewater.streams import END_OF_TIME_MS, EdgeId
+from edgewater.streams import MAX_TIME_MS, EdgeId
 
 FRESH_S = 0.5
 """How old a view of the catalog may be that many streams share."""
@@ -92,5 +92,5 @@ def edge_progress(edge: EdgeId, record: EdgeRecord | None, stream: str, now_ms: 
 
 def watermark(millis: int | None) -> dict[str, Any]:
     """A stream's watermark; null before the first and once the stream has ended."""
-    ended = millis is not None and millis >= END_OF_TIME_MS
+    ended = millis is not None and millis >= MAX_TIME_MS
     return {"watermark": None if millis is None or ended else rfc3339(millis), "ended": ended}

@@ -14,7 +14,7 @@ from center.api.edge_progress import Progress, edge_state
 from center.catalog.liveness import COMPONENTS, ComponentRegistry, component_status
 from center.results import ResultStore
 from edgewater.errors import StorageError
-from edgewater.streams import END_OF_TIME_MS
+from edgewater.streams import MAX_TIME_MS
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -83,7 +83,7 @@ class CenterCollector(Collector):
         for edge in view.edges:
             for stream in edge.streams:
                 watermark = edge.watermarks.get(stream.name)
-                if watermark is not None and watermark < END_OF_TIME_MS and not edge.retired:
+                if watermark is not None and watermark < MAX_TIME_MS and not edge.retired:
                     behind_ms = now_ms - stream.clock.to_wall_ms(watermark)
                     lag.add_metric([edge.edge, stream.name], behind_ms / 1000)
         queries = GaugeMetricFamily("edgewater_queries", "Live queries.", value=len(view.queries))

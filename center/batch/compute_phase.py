@@ -21,7 +21,7 @@ from edgewater.streams import COLUMN_TYPES
 from edgewater.synopses.base import BoolArray, IntArray
 from edgewater.synopses.hashing import finalised
 from edgewater.synopses.key_table import KeyTable
-from edgewater.windows import Sliding, Window
+from edgewater.windows import SlidingWindow, Window
 
 CHUNK_ROWS = 1 << 17
 """Records per update. Spark's batches of 10,000 are put together: an update costs tens of µs per slice."""
@@ -61,10 +61,10 @@ class Job:
         return not self.by_windows and (self.family is Family.SLIDING or isinstance(self.window, SlidingCount))
 
     @property
-    def grid(self) -> Sliding:
+    def grid(self) -> SlidingWindow:
         """Of windows that slide: in event time, or in numbers of records."""
         grid = grid_of(self.window)
-        assert isinstance(grid, Sliding)
+        assert isinstance(grid, SlidingWindow)
         return grid
 
     @property
@@ -160,7 +160,7 @@ class _Task:
         elif job.family is not Family.SLIDING or not job.by_windows:
             yield self._grid.slice_starts(places), None
         else:
-            assert isinstance(window, Sliding)
+            assert isinstance(window, SlidingWindow)
             last = (places - window.offset_ms) // window.every_ms * window.every_ms + window.offset_ms
             for back in range(0, window.size_ms, window.every_ms):
                 inside = last - back + window.size_ms > places

@@ -19,7 +19,7 @@ from center.batch.pattern import merged
 from center.batch.slice_states import ROWS_BYTES, Rows
 from center.spark.workers import settle
 from edgewater.synopses import from_bytes
-from edgewater.windows import Session, Sliding
+from edgewater.windows import SessionWindow, SlidingWindow
 
 Partial = tuple[tuple[Any, ...], dict[str, Any], "Piece"]
 """A row of the compute phase: stratum, columns, and what they are as a piece."""
@@ -124,7 +124,7 @@ class TwoStacks:
         return union(parts)
 
 
-def sliding(slices: Iterable[Piece], window: Sliding, first: int, end: int) -> Iterator[tuple[int, Piece]]:
+def sliding(slices: Iterable[Piece], window: SlidingWindow, first: int, end: int) -> Iterator[tuple[int, Piece]]:
     """The windows that start in [first, end) and hold a slice, ascending, with their unions.
 
     Args:
@@ -149,7 +149,7 @@ def sliding(slices: Iterable[Piece], window: Sliding, first: int, end: int) -> I
         at += window.every_ms
 
 
-def sessions(slices: Iterable[Piece], window: Session) -> Iterator[Piece]:
+def sessions(slices: Iterable[Piece], window: SessionWindow) -> Iterator[Piece]:
     """The sessions of one stratum, ascending. Slices are ascending, one per slice of the window's grid."""
     run: list[Piece] = []
     for piece in slices:
@@ -242,13 +242,13 @@ class Finish(Level):
 
     def _windows(self, block: int, slices: Iterator[Piece]) -> Iterator[tuple[int | None, int | None, Piece]]:
         job, window = self._job, self._job.window
-        if isinstance(window, Session):
+        if isinstance(window, SessionWindow):
             for piece in sessions(slices, window):
                 yield *bounds_of(job, piece), piece
         elif job.slides:
             first = job.grid.offset_ms + block * job.block_ms
             for start, piece in sliding(slices, job.grid, first, first + job.block_ms):
-                if isinstance(window, Sliding):
+                if isinstance(window, SlidingWindow):
                     yield start, start + window.size_ms, piece
                 elif start >= 0:  # windows of records begin at the first one
                     yield *bounds_of(job, piece), piece
@@ -260,9 +260,9 @@ class Finish(Level):
 def bounds_of(job: Job, piece: Piece) -> tuple[int | None, int | None]:
     """[start, end) of a window, in ms; of a global one the time that its records span."""
     match job.window:
-        case Sliding(size_ms=size):
+        case SlidingWindow(size_ms=size):
             return piece.start, piece.start + size
-        case Session() as session:
+        case SessionWindow() as session:
             # Where it is cut the next one begins, as at the center (`center.ledger.sessionize`).
             border = session.slice_start(piece.last_ms) + session.gap_ms
             return piece.first_ms, border if piece.cut else piece.last_ms + session.gap_ms

@@ -31,7 +31,7 @@ from center.spark.workers import settle
 from edgewater.errors import InvalidRecord
 from edgewater.synopses import from_bytes
 from edgewater.synopses.manager import GeneralManager, SliceManager
-from edgewater.windows import Sliding
+from edgewater.windows import SlidingWindow
 
 
 def build_ordered(given: Input, job: Job, chosen: Strategy) -> DataFrame:
@@ -66,7 +66,7 @@ def _sliced(given: Input, job: Job, keys: list[Column]) -> DataFrame:
         number = (F.row_number().over(order) - 1).cast("bigint")
         return records.withColumn("_slice", number - F.pmod(number, F.lit(grid.slice_ms)))
     millis = _millis(records)
-    if not job.by_windows or not isinstance(window, Sliding) or window.is_tumbling:
+    if not job.by_windows or not isinstance(window, SlidingWindow) or window.is_tumbling:
         start = millis - F.pmod(millis - F.lit(grid.origin_ms), F.lit(grid.slice_ms))
         return records.withColumn("_slice", start.cast("bigint"))
     last = millis - F.pmod(millis - F.lit(window.offset_ms), F.lit(window.every_ms))
@@ -214,7 +214,7 @@ class _Register:
 
     def _bounds(self, rows: list[dict[str, Any]]) -> tuple[int, int]:
         start = rows[0]["slice_start"]
-        if isinstance(self._job.window, Sliding):
+        if isinstance(self._job.window, SlidingWindow):
             return start, start + self._job.window.size_ms
         return min(r["first_ms"] for r in rows), max(r["last_ms"] for r in rows) + 1
 

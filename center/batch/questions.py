@@ -16,7 +16,7 @@ from center.batch.compute_phase import millis_of
 from center.batch.layout import TIMESTAMP
 from center.spark.workers import settle
 from edgewater.errors import EdgewaterError, InvalidRequest
-from edgewater.streams import NEVER_MS
+from edgewater.streams import MIN_TIME_MS
 from edgewater.synopses import from_bytes
 from edgewater.synopses.asking import NAMES, question, read_confidence
 from edgewater.synopses.base import Estimate, IntArray, Question
@@ -236,7 +236,7 @@ def _whole(column: Any) -> pa.Array:
 def _millis(column: Any) -> Any:
     """ms, and for a null one that is in no window."""
     column = _whole(column)
-    least = pa.scalar(NEVER_MS, pa.int64())
+    least = pa.scalar(MIN_TIME_MS, pa.int64())
     if pa.types.is_timestamp(column.type):
         whole = column.cast(pa.timestamp("us")).cast(pa.int64()).fill_null(least)
         return np.asarray(whole, np.int64) // 1000

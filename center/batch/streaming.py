@@ -27,7 +27,7 @@ from center.batch.compute_phase import Job
 from center.batch.layout import SPARK_TYPES
 from center.batch.merge_phase import Piece, bounds_of, piece_of, sessions, union
 from center.spark.workers import settle
-from edgewater.windows import Session
+from edgewater.windows import SessionWindow
 
 Said = dict[tuple[int, int], tuple[int, int, int]]
 """Sessions that have been told: (start, end) -> revision, records, nulls."""
@@ -54,7 +54,7 @@ def keep_state(partials: DataFrame, job: Job, lateness: str | None) -> DataFrame
     timeout = "NoTimeout"
     if lateness is not None:
         partials, timeout = partials.withWatermark("event_time", lateness), "EventTimeTimeout"
-    step: Any = _Sessions(job) if isinstance(job.window, Session) else _Windows(job)
+    step: Any = _Sessions(job) if isinstance(job.window, SessionWindow) else _Windows(job)
     ddl = ", ".join([*(f"{k} string" for k in keys), _OUT_DDL])
     grouped = partials.groupBy(*keys, "block")
     result = grouped.applyInPandasWithState(step, ddl, step.state, "append", timeout)
@@ -165,7 +165,7 @@ class _Sessions(_Step):
         self._keep(state, slices, said, watermark)
 
     def _sessions(self, slices: list[Piece]) -> Iterator[Piece]:
-        assert isinstance(self._job.window, Session)
+        assert isinstance(self._job.window, SessionWindow)
         return sessions(iter(slices), self._job.window)
 
     def _open(self, state: Any, watermark: int | None) -> tuple[list[Piece], Said]:

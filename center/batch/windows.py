@@ -6,9 +6,12 @@ from enum import StrEnum
 
 from center.slicing import SlidingCount
 from edgewater.errors import InvalidRequest
-from edgewater.windows import CountWindow, Session, SlicedWindow, Sliding, Tumbling
+from edgewater.windows import CountWindow, SessionWindow, SlicedWindow, SlidingWindow, TumblingWindow
 
-ACCEPTED = 'None, Tumbling("60s"), Sliding("20s", "5s"), Session("30s"), CountWindow(1000) or SlidingCount(1000, 100)'
+ACCEPTED = (
+    'None, TumblingWindow("60s"), SlidingWindow("20s", "5s"), SessionWindow("30s"), CountWindow(1000) or '
+    "SlidingCount(1000, 100)"
+)
 
 
 class Family(StrEnum):
@@ -26,9 +29,9 @@ def family_of(window: object) -> Family:
     match window:
         case None:
             return Family.GLOBAL
-        case Sliding():
+        case SlidingWindow():
             return Family.TUMBLING if window.is_tumbling else Family.SLIDING
-        case Session():
+        case SessionWindow():
             return Family.SESSION
         case CountWindow() | SlidingCount():
             return Family.COUNT
@@ -38,7 +41,7 @@ def family_of(window: object) -> Family:
 def grid_of(window: object) -> SlicedWindow | None:
     """The slices of a window: in event time, or for a count window in numbers of records."""
     if isinstance(window, CountWindow):
-        return Tumbling(window.count)
+        return TumblingWindow(window.count)
     if isinstance(window, SlidingCount):
-        return Sliding(window.count, window.every)
+        return SlidingWindow(window.count, window.every)
     return window if isinstance(window, SlicedWindow) else None

@@ -24,7 +24,7 @@ from functools import singledispatchmethod
 from typing import Any
 
 from center.budgets.holdings import NOTHING, Grant, Holding
-from edgewater.streams import NEVER_MS, EdgeId
+from edgewater.streams import MIN_TIME_MS, EdgeId
 
 __all__ = [
     "AllocationPolicy",
@@ -211,7 +211,7 @@ class BudgetAllocator:
     def _not_given(self, held: Holding, report: BudgetReport) -> str:
         """What is wrong with a report; empty: nothing is."""
         known, pending = self.divided | self.whole, held.pending
-        given = {m: held.most(m, NEVER_MS) for m in known}  # by any word, should it have lost its state
+        given = {m: held.most(m, MIN_TIME_MS) for m in known}  # by any word, should it have lost its state
         if pending is not None and report.version == pending.version:
             given = dict(pending.shares)
             if report.from_ms < pending.from_ms:
@@ -256,7 +256,7 @@ class BudgetAllocator:
         """The slice from which on all shrinks confirmed so far are in force. One that begins beyond the
         horizon (a stream that has ended, a clock that is wrong) is not waited for: it counts as not made."""
         starts = [h.last.from_ms for h in self.holdings.values() if h.last.from_ms <= horizon_ms]
-        return max(starts, default=NEVER_MS)
+        return max(starts, default=MIN_TIME_MS)
 
     def _decide(self, present: list[EdgeId], border: int, now_ms: int) -> None:
         best = {edge: dict(self.whole) for edge in present}
@@ -300,7 +300,7 @@ class BudgetAllocator:
             has = held.last.shares
             less = {m: min(has.get(m, 0.0), aim[m]) for m in aim}
             if held.pending is None and any(less[m] < has.get(m, 0.0) for m in aim):
-                self.holdings[edge] = held.give(less, NEVER_MS)
+                self.holdings[edge] = held.give(less, MIN_TIME_MS)
 
     def _grow(self, present: Iterable[EdgeId], border: int) -> None:
         free = [e for e in present if self.holdings[e].pending is None]

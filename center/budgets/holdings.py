@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edgewater.streams import NEVER_MS
+from edgewater.streams import MIN_TIME_MS
 
 MAX_STEPS = 8
 
@@ -24,7 +24,7 @@ class Grant:
     """A word of the center: `shares` for slices from `from_ms` on, not for earlier ones."""
 
     version: int = 0
-    from_ms: int = NEVER_MS
+    from_ms: int = MIN_TIME_MS
     shares: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -34,14 +34,14 @@ class Holding:
 
     Attributes:
         version: of the last word that it confirmed, or says that it has heard.
-        steps: ascending, from `NEVER_MS` on: an upper bound of what it applies, but for `pending`.
+        steps: ascending, from `MIN_TIME_MS` on: an upper bound of what it applies, but for `pending`.
         word: the last one to it.
         heard_ms: wall time of its last report; 0: none has come.
         update_bytes, drift: as in `BudgetReport`.
     """
 
     version: int = 0
-    steps: tuple[Step, ...] = (Step(NEVER_MS, {}),)
+    steps: tuple[Step, ...] = (Step(MIN_TIME_MS, {}),)
     word: Grant = Grant()
     heard_ms: int = 0
     update_bytes: float = 0.0
@@ -95,15 +95,15 @@ class Holding:
             version: of the last word that it has heard, by its own account.
         """
         names = {m for s in self.steps for m in s.shares} | set(claimed) | set(entitled)
-        most = {m: max(self.most(m, NEVER_MS), claimed.get(m, 0.0)) for m in names}
-        again = Grant(max(self.word.version, version) + 1, NEVER_MS, dict(entitled))
-        return replace(self, version=version, steps=(Step(NEVER_MS, most),), word=again, retired=False)
+        most = {m: max(self.most(m, MIN_TIME_MS), claimed.get(m, 0.0)) for m in names}
+        again = Grant(max(self.word.version, version) + 1, MIN_TIME_MS, dict(entitled))
+        return replace(self, version=version, steps=(Step(MIN_TIME_MS, most),), word=again, retired=False)
 
     def retire(self, gone_from_ms: int) -> Holding:
         """It has closed no slice from `gone_from_ms` on, and never will."""
         names = {m for s in self.steps for m in s.shares} | set(self.word.shares)
-        most = {m: self.most(m, NEVER_MS) for m in names}
-        steps = (Step(NEVER_MS, most), Step(gone_from_ms, {}))
+        most = {m: self.most(m, MIN_TIME_MS) for m in names}
+        steps = (Step(MIN_TIME_MS, most), Step(gone_from_ms, {}))
         return replace(self, version=self.word.version, steps=steps, retired=True)
 
     def to_json(self) -> dict[str, Any]:

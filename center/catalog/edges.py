@@ -34,7 +34,7 @@ class EdgeRecord:
     Attributes:
         connected: a gateway holds a session with it; stays set when that gateway dies, so whoever asks
             "reachable?" asks `reachable`.
-        watermarks: event time per stream before which the edge expects no more records; `END_OF_TIME_MS` for
+        watermarks: event time per stream before which the edge expects no more records; `MAX_TIME_MS` for
             a stream that has ended.
         records: records accepted per stream since the incarnation began.
         drops: records not counted, by reason, since the incarnation began.

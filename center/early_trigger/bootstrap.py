@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from center.early_trigger.sample_size import finite
-from edgewater.arrivals.target import Target, check_confidence
+from edgewater.accuracy import AccuracyTarget, check_confidence
 from edgewater.errors import InvalidInput
 from edgewater.synopses.base import FloatArray
 
@@ -93,7 +93,7 @@ def bootstrap_error(
 
 
 def size_for_function(
-    rows: Any, statistic: Statistic, rng: np.random.Generator, target: Target, population: float, **options: Any
+    rows: Any, statistic: Statistic, rng: np.random.Generator, target: AccuracyTarget, population: float, **options: Any
 ) -> float:
     """Rows that `statistic` needs for the target, from a pilot sample `rows`."""
     found = bootstrap_error(rows, statistic, rng, confidence=target.group_confidence, population=population, **options)
@@ -119,7 +119,7 @@ def sample_for_function(
     rows: Any,
     statistic: Statistic,
     rng: np.random.Generator,
-    target: Target,
+    target: AccuracyTarget,
     *,
     pilot: int = 400,
     rounds: int = 6,

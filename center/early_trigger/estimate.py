@@ -15,7 +15,7 @@ import numpy as np
 
 from center.early_trigger.late_values import LateRatio
 from center.early_trigger.sample_size import neyman_sizes
-from edgewater.arrivals.target import MeasureKind
+from edgewater.accuracy import MeasureKind
 from edgewater.synopses.base import FloatArray
 from edgewater.synopses.intervals import normal_quantile
 

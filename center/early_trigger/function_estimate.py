@@ -11,7 +11,7 @@ import numpy as np
 
 from center.early_trigger.bootstrap import DEFAULT_REPLICATES
 from center.early_trigger.sample_size import finite
-from edgewater.arrivals.target import check_confidence
+from edgewater.accuracy import check_confidence
 from edgewater.errors import InvalidInput
 from edgewater.synopses.base import FloatArray
 from edgewater.synopses.intervals import normal_quantile

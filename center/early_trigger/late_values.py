@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgewater.arrivals.grid import lag_groups
+from edgewater.arrivals import lag_groups
 from edgewater.synopses.base import FloatArray
 from edgewater.synopses.encoding.named_arrays import Arrays, restore
 

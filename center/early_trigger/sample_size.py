@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.arrivals.target import check_confidence, check_error
+from edgewater.accuracy import check_confidence, check_error
 from edgewater.errors import InvalidQuery
 from edgewater.synopses.base import FloatArray
 from edgewater.synopses.intervals import normal_quantile

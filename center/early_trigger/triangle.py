@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from center.early_trigger.delays import distribution
-from edgewater.arrivals.grid import Grid
+from edgewater.arrivals import SlotGrid
 from edgewater.errors import CorruptSynopsis, InvalidInput
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.named_arrays import Arrays, restore
@@ -37,7 +37,7 @@ class ArrivalTriangle:
     A source that does not report stands still, however long: what it knows is as old as `behind` says.
     """
 
-    def __init__(self, sources: int, grid: Grid) -> None:
+    def __init__(self, sources: int, grid: SlotGrid) -> None:
         if sources < 1:
             raise InvalidInput("sources", sources, "at least one source")
         self.grid = grid
@@ -196,7 +196,7 @@ class ArrivalTriangle:
         return {name: getattr(self, attribute).copy() for name, attribute in _STATE.items()}
 
     @classmethod
-    def from_state(cls, arrays: Arrays, grid: Grid) -> ArrivalTriangle:
+    def from_state(cls, arrays: Arrays, grid: SlotGrid) -> ArrivalTriangle:
         """Raises CorruptSynopsis."""
         seen = arrays.get("seen")
         if seen is None or seen.ndim != 2 or not len(seen):

@@ -24,8 +24,8 @@ from center.early_trigger.rehearsal import pass_slot
 from center.early_trigger.stragglers import StragglerModel, Stragglers
 from center.early_trigger.triangle import LONG, ArrivalTriangle
 from center.early_trigger.value_history import ValueHistory
-from edgewater.arrivals.grid import Grid
-from edgewater.arrivals.target import MeasureKind, Target, check_measure
+from edgewater.accuracy import AccuracyTarget, MeasureKind, check_measure
+from edgewater.arrivals import SlotGrid
 from edgewater.errors import CorruptSynopsis, InvalidInput
 from edgewater.synopses.base import BoolArray, FloatArray
 from edgewater.synopses.encoding import named_arrays as state
@@ -92,9 +92,9 @@ class Watermark:
     def __init__(
         self,
         sources: int,
-        grid: Grid,
+        grid: SlotGrid,
         window_slots: int,
-        target: Target,
+        target: AccuracyTarget,
         measure: MeasureKind,
         *,
         latest_slots: int | None = None,
@@ -217,7 +217,7 @@ class Watermark:
         """
         numbers, arrays = state.unpack(given)
         try:
-            grid, target = Grid(*numbers["grid"]), Target(*numbers["target"])
+            grid, target = SlotGrid(*numbers["grid"]), AccuracyTarget(*numbers["target"])
             triangle = ArrivalTriangle.from_state(state.part("triangle", arrays), grid)
             result = cls(
                 triangle.sources, grid, int(numbers["window_slots"]), target, numbers["measure"],

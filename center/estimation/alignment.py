@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from edgewater.accuracy import Clockwork
+from edgewater.arrivals import ReportSchedule
 
 
 def next_point(
-    clock: Clockwork,
+    clock: ReportSchedule,
     told: Mapping[str, Collection[int]],
     behind: Mapping[str, int],
     slot: int | None,

@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 
 from center.early_trigger.estimate import Sampled
-from edgewater.accuracy import Clockwork
-from edgewater.arrivals.grid import lag_groups
-from edgewater.arrivals.grouped import GroupedSubstream
-from edgewater.arrivals.substream import SubstreamStatistics
-from edgewater.arrivals.target import MeasureKind, check_relative
+from edgewater.accuracy import MeasureKind, check_relative
+from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics, lag_groups
 from edgewater.errors import InvalidQuery
 from edgewater.synopses.base import FloatArray
 
@@ -34,9 +31,9 @@ class Report:
 class Tallies:
     """Sums by sub-stream; of a window they are those of its sub-streams. Edges are asked for by name."""
 
-    def __init__(self, kind: MeasureKind, clockwork: Clockwork) -> None:
-        self.kind, self._clockwork = kind, clockwork
-        self.width = int(lag_groups(clockwork.grid.lags)[-1]) + 1
+    def __init__(self, kind: MeasureKind, schedule: ReportSchedule) -> None:
+        self.kind, self._schedule = kind, schedule
+        self.width = int(lag_groups(schedule.grid.lags)[-1]) + 1
         self._nothing = np.zeros(1 + 3 * self.width)
         # By edge: records that arrived; behind it the three rows of `ByLag`.
         self._sums: dict[int, dict[str, FloatArray]] = {}
@@ -88,12 +85,12 @@ class Tallies:
         return ""
 
     def _index(self, start_ms: int) -> int:
-        return self._clockwork.slot_at(start_ms) // self._clockwork.grid.substream_slots
+        return self._schedule.slot_at(start_ms) // self._schedule.grid.substream_slots
 
     def substreams(self, start_ms: int) -> range:
         """Those of the window that starts there."""
         first = self._index(start_ms)
-        return range(first, first + self._clockwork.window_slots // self._clockwork.grid.substream_slots)
+        return range(first, first + self._schedule.window_slots // self._schedule.grid.substream_slots)
 
     def edges(self, start_ms: int) -> set[str]:
         """Those that have told of records of the window that starts there."""

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from edgewater.arrivals.target import GroupScope
+from edgewater.accuracy import GroupScope
 
 RECORD = 400
 """Windows that are remembered."""

@@ -30,9 +30,8 @@ from center.estimation.group_batch import Look
 from center.estimation.groups import Groups
 from center.estimation.prediction import Outlook, Prediction, assembled
 from center.sampling.reasons import SamplingReasonHistory
-from edgewater.accuracy import Accuracy, Clockwork
-from edgewater.arrivals.grouped import GroupedSubstream
-from edgewater.arrivals.substream import DEFAULT_MAX_SKEW_MS, SubstreamStatistics
+from edgewater.accuracy import Accuracy
+from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, GroupedSubstream, ReportSchedule, SubstreamStatistics
 from edgewater.synopses.base import IntArray
 from edgewater.wire.frames import SamplingReason
 
@@ -53,23 +52,25 @@ Note = list[Any]
 
 
 class AccuracyBook:
-    """One query's arrivals and windows. Slots are counted as the query's clockwork has them.
+    """One query's arrivals and windows. Slots are counted as the report schedule does.
 
     Args:
         latest_slots: after a window's end the answer is given at the latest so many slots later.
         speed: event ms per wall ms.
     """
 
-    def __init__(self, accuracy: Accuracy, clockwork: Clockwork, latest_slots: int | None, speed: float = 1.0) -> None:
-        self.accuracy, self.clockwork, self._latest = accuracy, clockwork, latest_slots
-        self.patience_ms = clockwork.grid.substream_ms + round(PATIENCE_MS * speed)
+    def __init__(
+        self, accuracy: Accuracy, schedule: ReportSchedule, latest_slots: int | None, speed: float = 1.0
+    ) -> None:
+        self.accuracy, self.schedule, self._latest = accuracy, schedule, latest_slots
+        self.patience_ms = schedule.grid.substream_ms + round(PATIENCE_MS * speed)
         self.edges: list[str] = []
         self._slot: int | None = None  # None: nothing is known of any time
         self._before = 0  # the slot before time last went on
         self._base = 0  # of windows that began before it nothing is known of when their records came
         self._counted = -(1 << 62)  # and of those before this one, not how many came
         self._lost = -(1 << 62)  # and of those before this one, some were not processed
-        self._groups = Groups(self._fresh, accuracy, clockwork)
+        self._groups = Groups(self._fresh, accuracy, schedule)
         self._first: dict[str, int] = {}  # by edge: what was born before is in no watermark
         self._behind: dict[str, int] = {}  # by edge: slots since it was last heard
         self._applied: dict[str, int] = {}
@@ -113,7 +114,7 @@ class AccuracyBook:
         self.now_ms = max(self.now_ms, now_ms)
         told = {e: self._points(e) for e in self.edges}
         target, heard = next_point(
-            self.clockwork, told, self._behind, self._slot, self.now_ms, self.patience_ms, force=force
+            self.schedule, told, self._behind, self._slot, self.now_ms, self.patience_ms, force=force
         )
         if target is not None:
             self.apply(["advance", target, heard])
@@ -168,10 +169,10 @@ class AccuracyBook:
 
     def is_seen(self, start_ms: int) -> bool:
         """Whether the window has begun since arrivals are known."""
-        return self._slot is not None and not self.is_crowded and self.clockwork.slot_at(start_ms) >= self._base
+        return self._slot is not None and not self.is_crowded and self.schedule.slot_at(start_ms) >= self._base
 
     def has_ended(self, start_ms: int) -> bool:
-        return self.clockwork.slot_at(start_ms) + self.clockwork.window_slots <= self.slot
+        return self.schedule.slot_at(start_ms) + self.schedule.window_slots <= self.slot
 
     def may_revise(self, start_ms: int) -> bool:
         """Whether an early answer is to be looked at again.
@@ -179,12 +180,12 @@ class AccuracyBook:
         With groups that is at ever longer intervals, for each has a watermark to be asked. And it is not if a silent
         edge may have what is older than the longest lag, for no model has that.
         """
-        began = self.clockwork.slot_at(start_ms)
+        began = self.schedule.slot_at(start_ms)
         if self._waits_for_readers:
             return False
-        if min(max(self._behind.values(), default=0), self.slot - began) > self.clockwork.grid.lags:
+        if min(max(self._behind.values(), default=0), self.slot - began) > self.schedule.grid.lags:
             return False
-        end = began + self.clockwork.window_slots
+        end = began + self.schedule.window_slots
         return self.accuracy.scope is None or any(self._before < end + at <= self.slot for at in LOOKS)
 
     def last_given(self, start_ms: int) -> Prediction | None:
@@ -216,7 +217,7 @@ class AccuracyBook:
         All of the window has been told, if not of the times that all edges have told of. So it need not have ended
         here, as when sources end in its midst, nor have begun since arrivals are known, as after a long silence.
         """
-        if self._slot is None or self.is_crowded or self.clockwork.slot_at(start_ms) < self._counted:
+        if self._slot is None or self.is_crowded or self.schedule.slot_at(start_ms) < self._counted:
             return None, {}
         with self._groups.told_ahead(self._told_ahead(), self.slot, len(self.edges)):
             because = self.sampled_because(start_ms)
@@ -235,7 +236,7 @@ class AccuracyBook:
         outlooks = [outlook for look in looks for outlook in look.outlooks(reasons)]
         silent = tuple(e for e in self.edges if self._behind.get(e))
         unheard = [e for e in self.edges if e not in self._applied]
-        waited = max(self.slot - self.clockwork.slot_at(start_ms) - self.clockwork.window_slots, 0)
+        waited = max(self.slot - self.schedule.slot_at(start_ms) - self.schedule.window_slots, 0)
         said = assembled(outlooks, self.accuracy.scope is not None, unheard, silent, waited, unread,
                          self._intervals.widening if widened else 1.0)  # fmt: skip
         has_others, _ = self._groups.others(start_ms, self.edges)
@@ -254,9 +255,9 @@ class AccuracyBook:
     def sampled_because(self, start_ms: int) -> dict[str, frozenset[SamplingReason]]:
         """By edge that counted some of the window's records and did not process them, why: none if it did not say."""
         lacking = self._groups.lacking(start_ms, self.edges)
-        began = self.clockwork.slot_at(start_ms)
+        began = self.schedule.slot_at(start_ms)
         edges = [edge for edge, lacks in zip(self.edges, lacking, strict=True) if lacks]
-        return self._reasons.of_window(edges, began, began + self.clockwork.window_slots)
+        return self._reasons.of_window(edges, began, began + self.schedule.window_slots)
 
     def rates(self) -> dict[str, float]:
         """By edge, what part of its records the next window needs, as the watermarks plan it."""
@@ -273,7 +274,7 @@ class AccuracyBook:
 
     def may_lack(self, start_ms: int) -> bool:
         """Whether that is so of the window, or an edge that is not expected any more has sampled it."""
-        lost = self.has_lost_sample or self.clockwork.slot_at(start_ms) < self._lost
+        lost = self.has_lost_sample or self.schedule.slot_at(start_ms) < self._lost
         return lost or self._groups.others(start_ms, self.edges)[1]
 
     # Changes
@@ -303,7 +304,7 @@ class AccuracyBook:
                 self._behind[edge] = 0
 
     def _fresh(self, sources: int) -> Watermark:
-        clock = self.clockwork
+        clock = self.schedule
         target, kind = self.accuracy.target, self.accuracy.early_kind
         return Watermark(sources, clock.grid, clock.window_slots, target, kind, latest_slots=self._latest)
 
@@ -313,13 +314,13 @@ class AccuracyBook:
         """An older release noted no reason, and did not know what was unread."""
         read = self._read(substreams)
         if edge in self.edges:
-            point = self.clockwork.slot_at(through_ms)
+            point = self.schedule.slot_at(through_ms)
             self._reports.setdefault(edge, []).append(Report(point, read, unread))
-            self._reasons.note(edge, point, SamplingReason.read(sampled))
+            self._reasons.note(edge, point, SamplingReason.from_number(sampled))
 
     def _read(self, substreams: Sequence[str]) -> list[SubstreamStatistics | GroupedSubstream]:
         kind = SubstreamStatistics if self.accuracy.scope is None else GroupedSubstream
-        return [kind.from_state(base64.b64decode(s), self.clockwork.grid) for s in substreams]
+        return [kind.from_state(base64.b64decode(s), self.schedule.grid) for s in substreams]
 
     def _points(self, edge: str) -> list[int]:
         """The points that the edge has told and that lie ahead of what was applied."""
@@ -327,7 +328,7 @@ class AccuracyBook:
         return [*points, self._applied[edge]] if edge in self._applied else points
 
     def _advance(self, target: int, heard: Sequence[str]) -> None:
-        if self._slot is None or target - self._slot > MAX_LEAP * self.clockwork.grid.lags:
+        if self._slot is None or target - self._slot > MAX_LEAP * self.schedule.grid.lags:
             self._begin(target, heard)
             return
         slot = self._slot
@@ -360,13 +361,13 @@ class AccuracyBook:
         """What came up to a slot is not counted any more."""
         if self._slot is None:
             return
-        self._counted = self._rounded(slot + DEFAULT_MAX_SKEW_MS // self.clockwork.grid.slot_ms, up=True)
+        self._counted = self._rounded(slot + DEFAULT_MAX_SKEW_MS // self.schedule.grid.slot_ms, up=True)
         if self._groups.lost_sample or self._groups.lacks_values:
             self._lost = self._counted
 
     def _rounded(self, slot: int, *, up: bool = False) -> int:
         """The border of sub-streams at or before a slot; with `up`, at or after it."""
-        slots = self.clockwork.grid.substream_slots
+        slots = self.schedule.grid.substream_slots
         return -(-slot // slots) * slots if up else slot // slots * slots
 
     def _arrivals(self, source: int, edge: str, slot: int, target: int) -> IntArray:
@@ -375,7 +376,7 @@ class AccuracyBook:
         Returns:
             (slot, source, lag, count, stratum) of arrivals in [slot, target).
         """
-        lags = self.clockwork.grid.lags
+        lags = self.schedule.grid.lags
         reports = self._reports.get(edge, [])
         taken = [r for r in reports if r.point <= target]
         self._reports[edge] = [r for r in reports if r.point > target]
@@ -422,7 +423,7 @@ class AccuracyBook:
     def forget_before(self, start_ms: int) -> None:
         """Sub-streams before it are of final windows only. Not noted: it follows from the ledger's state."""
         self._groups.forget_before(start_ms)
-        self._reasons.forget_before(self.clockwork.slot_at(start_ms))
+        self._reasons.forget_before(self.schedule.slot_at(start_ms))
         if idle := self._groups.idle(self.slot):
             self.apply(["idle", idle])
 

@@ -21,8 +21,8 @@ from center.early_trigger.stragglers import Stragglers
 from center.early_trigger.trigger import Policy, Verdict, Watermark
 from center.estimation.arrival_counts import Tallies
 from center.estimation.source_remap import Seats
-from edgewater.accuracy import Accuracy, Clockwork
-from edgewater.arrivals.target import Target
+from edgewater.accuracy import Accuracy, AccuracyTarget
+from edgewater.arrivals import ReportSchedule
 from edgewater.synopses.intervals import normal_quantile
 
 TOO_FEW = "too few records, or too few yet, to say how far the answer may be off"
@@ -42,7 +42,7 @@ class Stratum:
 
     def __init__(
         self, key: str, number: int, base: int, sources: int, fresh: Callable[[int], Watermark], accuracy: Accuracy,
-        clock: Clockwork,
+        clock: ReportSchedule,
     ) -> None:  # fmt: skip
         self.key, self.number, self.base, self.heard = key, number, base, base
         self.mark = fresh(sources)
@@ -73,11 +73,11 @@ class Stratum:
             return False
         self._among = groups
         scope = self._accuracy.scope or "each"
-        confidence = Target(self._accuracy.error, self._accuracy.confidence, groups, scope).group_confidence
+        confidence = AccuracyTarget(self._accuracy.error, self._accuracy.confidence, groups, scope).group_confidence
         policy = Policy()
         if scope == "all":
             policy = replace(policy, straggler_confidence=1 - (1 - policy.straggler_confidence) / groups)
-        self.mark.target, self.mark.policy = Target(self._accuracy.error, confidence), policy
+        self.mark.target, self.mark.policy = AccuracyTarget(self._accuracy.error, confidence), policy
         self.mark.quantile = normal_quantile(1 - (1 - confidence) * policy.sampling_failures)
         return True
 
@@ -103,7 +103,9 @@ class Stratum:
         }  # fmt: skip
 
     @classmethod
-    def from_state(cls, state: Any, fresh: Callable[[int], Watermark], accuracy: Accuracy, clock: Clockwork) -> Stratum:
+    def from_state(
+        cls, state: Any, fresh: Callable[[int], Watermark], accuracy: Accuracy, clock: ReportSchedule
+    ) -> Stratum:
         """Raises what damaged JSON or bytes raise."""
         result = cls(state["key"], state["number"], state["base"], 1, fresh, accuracy, clock)
         result.heard = state["heard"]

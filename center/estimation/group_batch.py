@@ -169,7 +169,7 @@ class Look:
             if not isinstance(verdict, Wait):
                 reasons[stratum.key] = verdict.reason
             # No waiting makes an interval a part of nothing.
-            elif zero := stratum.tallies.may_be_zero(sampled, self.block.accuracy.of):
+            elif zero := stratum.tallies.may_be_zero(sampled, self.block.accuracy.measure):
                 reasons[stratum.key] = zero
             else:
                 return reasons, stratum.base + verdict.until

@@ -15,9 +15,8 @@ from center.estimation.group import Stratum
 from center.estimation.group_batch import BLOCK, Block, Look
 from center.estimation.prediction import Outlook
 from center.estimation.source_remap import Seats
-from edgewater.accuracy import MAX_GROUPS, Accuracy, Clockwork, group_key
-from edgewater.arrivals.grouped import GroupedSubstream
-from edgewater.arrivals.substream import SubstreamStatistics
+from edgewater.accuracy import MAX_GROUPS, Accuracy, group_key
+from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
 from edgewater.synopses.base import BoolArray, IntArray
 
 ALL = ""
@@ -38,8 +37,8 @@ class Groups:
         lost_sample: when they became too many, edges were sampling, so what has come is not all of it.
     """
 
-    def __init__(self, fresh: Callable[[int], Watermark], accuracy: Accuracy, clockwork: Clockwork) -> None:
-        self._fresh, self._accuracy, self._clockwork = fresh, accuracy, clockwork
+    def __init__(self, fresh: Callable[[int], Watermark], accuracy: Accuracy, schedule: ReportSchedule) -> None:
+        self._fresh, self._accuracy, self._schedule = fresh, accuracy, schedule
         self._strata: dict[str, Stratum] = {}
         self._side_by_side: list[Block] | None = None
         self._texts: dict[tuple[object, ...], str] = {}
@@ -68,9 +67,9 @@ class Groups:
 
     def _admit(self, key: str, slot: int, reporting: BoolArray) -> Stratum:
         """A group that is not known yet. From the last border of sub-streams on, nothing had come of it."""
-        slots, lags = self._clockwork.grid.substream_slots, self._clockwork.grid.lags
+        slots, lags = self._schedule.grid.substream_slots, self._schedule.grid.lags
         base, sources = slot // slots * slots, len(reporting)
-        stratum = Stratum(key, self._numbers, base, sources, self._fresh, self._accuracy, self._clockwork)
+        stratum = Stratum(key, self._numbers, base, sources, self._fresh, self._accuracy, self._schedule)
         self._numbers += 1
         for _ in range(slot - base):
             stratum.mark.on_slot(np.zeros((sources, lags)), reporting)
@@ -134,7 +133,7 @@ class Groups:
     def _crowd(self, slot: int) -> None:
         self.lost_sample |= self.lacks_values
         self._strata, self._side_by_side = {}, None
-        self.crowded_until = slot + CROWDED_LAGS * self._clockwork.grid.lags + self._clockwork.window_slots
+        self.crowded_until = slot + CROWDED_LAGS * self._schedule.grid.lags + self._schedule.window_slots
 
     def advance(self, slot: int, target: int, rows: IntArray, reporting: BoolArray) -> None:
         """Time goes on from `slot` to `target`.
@@ -198,7 +197,7 @@ class Groups:
         """Groups of which nothing has been heard for long, and no window that can still change has any records."""
         if self._accuracy.scope is None:
             return []
-        before = slot - IDLE_LAGS * self._clockwork.grid.lags
+        before = slot - IDLE_LAGS * self._schedule.grid.lags
         return [key for key, s in self._strata.items() if s.heard < before and s.tallies.is_empty]
 
     def let_go(self, keys: Sequence[str]) -> None:
@@ -331,7 +330,7 @@ class Groups:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Raises what damaged JSON or bytes raise."""
-        strata = [Stratum.from_state(s, self._fresh, self._accuracy, self._clockwork) for s in state["strata"]]
+        strata = [Stratum.from_state(s, self._fresh, self._accuracy, self._schedule) for s in state["strata"]]
         self._strata, self._side_by_side = {s.key: s for s in strata}, None
         self._numbers, self.crowded_until = state["numbers"], state["crowded_until"]
         self.lost_sample = state.get("lost_sample", False)

@@ -10,7 +10,7 @@ from center.budgets.allocation import Grant, MembersChanged
 from center.catalog.store import EdgeRecord, RegisteredQuery, expected_edges
 from center.sampling.policy import SamplingRequirement, is_expensive
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.streams import END_OF_TIME_MS, LIVE, EdgeId, StreamClock
+from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import QueryRef
 
@@ -52,7 +52,7 @@ class QueryAssignment:
         gone = {}
         for edge in self.retired:
             said = edge.watermarks.get(stream, today)
-            ahead = today < said < END_OF_TIME_MS
+            ahead = today < said < MAX_TIME_MS
             gone[edge.edge] = window.slice_start(said) + window.slice_ms if ahead else today
         return MembersChanged(frozenset(self.expected), gone)
 

@@ -12,7 +12,7 @@ from center.catalog.edges import HeartbeatRecord, StreamRecord
 from edgewater.errors import ProtocolError
 from edgewater.measure import NAME
 from edgewater.query import MAX_MEASURES
-from edgewater.streams import COLUMN_TYPES, END_OF_TIME_MS, LIVE, EdgeId, StreamClock
+from edgewater.streams import COLUMN_TYPES, LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import QueryRef
 
@@ -103,7 +103,7 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> Heartbea
     rtt_ms = _finite(message.rtt_ms)
     return HeartbeatRecord(
         edge=edge,
-        watermarks={s.stream: END_OF_TIME_MS if s.ended else s.watermark_ms for s in streams},
+        watermarks={s.stream: MAX_TIME_MS if s.ended else s.watermark_ms for s in streams},
         records={s.stream: s.records for s in streams},
         drops=_drops(message.drops),
         backlog_bytes=min(message.backlog_bytes, MAX_SEQ),
@@ -124,7 +124,7 @@ def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef
     who = f"edge {edge}: a budget report"
     if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
         raise ProtocolError(f"{who} of {message.query!r:.100}, which is no query's name")
-    if message.version >= MAX_SEQ or abs(message.from_ms) > END_OF_TIME_MS:
+    if message.version >= MAX_SEQ or abs(message.from_ms) > MAX_TIME_MS:
         raise ProtocolError(f"{who}: version {message.version} from {message.from_ms} on; expected less than {MAX_SEQ}")
     for field in ("shares", "drift_per_s"):
         if len(getattr(message, field)) > MAX_MEASURES:

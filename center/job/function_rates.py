@@ -50,7 +50,7 @@ def needed_rates(aggregate: GroupedAggregate, spec: QuerySpec) -> Iterable[float
     """The rate that each group of a window needs for the query's accuracy."""
     accuracy = spec.accuracy
     assert accuracy is not None
-    measure = next(m for m in spec.measures if m.name == accuracy.of)
+    measure = next(m for m in spec.measures if m.name == accuracy.measure)
     function, stack = measure.function.sample, aggregate.measures[measure.name]
     assert function is not None and isinstance(stack, RowSampleStack)
     parameters, rng = dict(measure.parameters), np.random.default_rng(SEED)

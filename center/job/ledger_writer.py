@@ -12,7 +12,7 @@ from center.ledger import STALENESS, Emission, FrameSummary, Ledger, LedgerEvent
 from center.results import MergedDelta, ResultStore
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
-from edgewater.streams import NEVER_MS, EdgeId
+from edgewater.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire.frames import QueryRef
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class LedgerWriter:
 
     def _note_told(self, facts: Sequence[FrameSummary]) -> None:
         for fact in facts:
-            if fact.arrivals is None or fact.arrivals.through_ms <= NEVER_MS or self._ledger.is_deleted(fact.query):
+            if fact.arrivals is None or fact.arrivals.through_ms <= MIN_TIME_MS or self._ledger.is_deleted(fact.query):
                 continue
             told_at_ms = self._ledger.wall_ms(fact.query, fact.arrivals.through_ms)
             self._metrics.told.observe(max(0, fact.received_at_ms - told_at_ms) / 1000)

@@ -21,7 +21,7 @@ from center.ledger.quality import Phase, Quality, with_accuracy
 from center.ledger.state import EntryKind, EstimatorLogEntry, QueryState, StateEntry, StateTable
 from center.ledger.time_windows import TimeWindowLedger
 from center.sampling.policy import needed_rate
-from edgewater.accuracy import clockwork
+from edgewater.accuracy import report_schedule
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import SamplingReason
 
@@ -51,7 +51,7 @@ class AccuracyLedger(TimeWindowLedger):
 
     def _read_book(self) -> AccuracyBook:
         accuracy = self._spec.accuracy
-        clock = clockwork(self._spec.window, accuracy, self._spec.lateness_ms)
+        clock = report_schedule(self._spec.window, accuracy, self._spec.lateness_ms)
         assert accuracy is not None and clock is not None
         latest = None if self._due_after_ms is None else self._due_after_ms // clock.grid.slot_ms
         book = AccuracyBook(accuracy, clock, latest, self._state.running_clock.speed)
@@ -188,5 +188,5 @@ class AccuracyLedger(TimeWindowLedger):
         if self._phase(start_ms) is Phase.FINAL:
             covered = book.finish(start_ms)
         return with_accuracy(quality, self._spec, self._predicted, early=early, covered=covered, coverage=book.coverage,
-                      slot_ms=book.clockwork.grid.slot_ms, too_many_groups=book.is_crowded,
+                      slot_ms=book.schedule.grid.slot_ms, too_many_groups=book.is_crowded,
                       sampled_because=because)  # fmt: skip

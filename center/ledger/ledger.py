@@ -28,8 +28,8 @@ from center.ledger.state import EntryKind, QueryState, StateEntry, pack_state, u
 from center.ledger.time_windows import TimeWindowLedger
 from edgewater.errors import NotFound, StorageError
 from edgewater.query import QuerySpec
-from edgewater.streams import NEVER_MS, EdgeId
-from edgewater.windows import Session
+from edgewater.streams import MIN_TIME_MS, EdgeId
+from edgewater.windows import SessionWindow
 from edgewater.wire.frames import QueryRef
 
 AT_ONCE_MS = 0
@@ -109,7 +109,7 @@ class Ledger:
     def sealed_before(self, ref: QueryRef) -> int:
         """Event time, ms: slices that start before it belong to final windows only and accept no more data."""
         ledger = self._queries.get(ref)
-        return ledger.sealed_before() if ledger else NEVER_MS
+        return ledger.sealed_before() if ledger else MIN_TIME_MS
 
     def after_final(self, ref: QueryRef) -> int:
         """Number of records so far that arrived for a final window of the query."""
@@ -199,7 +199,7 @@ class Ledger:
     def _register(self, query: RegisteredQuery) -> None:
         if query.ref in self._queries or self.is_deleted(query.ref):
             return
-        state = QueryState(query, (), (), None, {}, {}, NEVER_MS, None, 0)
+        state = QueryState(query, (), (), None, {}, {}, MIN_TIME_MS, None, 0)
         self._queries[query.ref] = _ledger_of(state, (), self._margin_ms)
         self._touch(query.ref).edges_changed(self._edges or ())
 
@@ -276,7 +276,7 @@ class LedgerTransaction:
 
 def _ledger_of(state: QueryState, entries: Iterable[tuple[EntryKind, int, StateEntry]], margin_ms: int) -> QueryLedger:
     spec = state.query.spec
-    if isinstance(spec.window, Session):
+    if isinstance(spec.window, SessionWindow):
         return SessionWindowLedger(state, entries, margin_ms)
     if spec.accuracy is not None and spec.accuracy.kind is not None:
         return AccuracyLedger(state, entries, margin_ms)

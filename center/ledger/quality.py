@@ -12,7 +12,6 @@ from center.estimation.prediction import Outlook, Prediction
 from center.sampling.policy import is_expensive
 from center.sampling.reasons import describe_reasons
 from edgewater.accuracy import MAX_GROUPS
-from edgewater.accuracy import requested as requested_accuracy
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.wire.frames import SamplingReason, SliceClose
@@ -131,7 +130,7 @@ class AccuracyQuality:
     """Accuracy details of an answer to a query with an accuracy.
 
     Attributes:
-        of: measure that the accuracy is about.
+        measure: the measure that the accuracy is about.
         confidence: probability that the measure's interval contains the true value.
         prediction: predicted value of the window; None: the data alone determine it.
         sampling: whether records were sampled, and the reason.
@@ -142,7 +141,7 @@ class AccuracyQuality:
         too_many_groups: the query has too many groups for early answers.
     """
 
-    of: str
+    measure: str
     confidence: float
     prediction: Prediction | None
     sampling: str
@@ -153,7 +152,7 @@ class AccuracyQuality:
 
     def to_mapping(self) -> dict[str, Any]:
         p = self.prediction
-        stated: dict[str, Any] = {"of": self.of, "sampling": self.sampling, "waited_ms": self.waited_ms,
+        stated: dict[str, Any] = {"measure": self.measure, "sampling": self.sampling, "waited_ms": self.waited_ms,
                                   "coverage": self.coverage, "covered": self.covered}  # fmt: skip
         if p is not None:
             stated |= {"straggler_share": _finite(p.straggler_share), "silent": list(p.silent)}
@@ -170,9 +169,9 @@ class AccuracyQuality:
         p = self.prediction
         assert p is not None
         if p.groups is None:
-            return {self.of: {**_interval(p), "confidence": self.confidence}}
+            return {self.measure: {**_interval(p), "confidence": self.confidence}}
         groups = {g.key: list(_interval(g).values()) for g in p.groups}
-        return {self.of: {"groups": groups, "confidence": self.confidence}}
+        return {self.measure: {"groups": groups, "confidence": self.confidence}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +292,7 @@ def assess(
     if spec.accuracy is not None and spec.accuracy.kind is None:
         # The error of a function's value is checked where the value is computed (`center.serving.function_values`).
         promised = {"staleness_ms": requested["staleness_ms"]} if "staleness_ms" in requested else {}
-        requested = {**requested_accuracy(spec.accuracy), **promised}
+        requested = {**spec.accuracy.to_contract(), **promised}
     return Quality(
         expected=expected,
         missing=missing,
@@ -331,13 +330,13 @@ def with_accuracy(
         violations.append(Violation(ACCURACY, TOO_MANY_GROUPS if too_many_groups else TOO_FEW_ARRIVALS))
     elif prediction is not None and not prediction.met:
         violations.append(Violation(ACCURACY, prediction.reason))
-    requested = dict(requested_accuracy(accuracy))
+    requested = dict(accuracy.to_contract())
     if isinstance(spec.budget, StalenessBudget):
         requested["staleness_ms"] = spec.budget.staleness_ms
     sampled = prediction is not None and prediction.sampled < prediction.arrived
     waited = prediction.waited_slots * slot_ms if prediction is not None else None
     stated = AccuracyQuality(
-        accuracy.of, accuracy.confidence, prediction,
+        accuracy.measure, accuracy.confidence, prediction,
         describe_reasons(sampled_because) if sampled else ALL_RECORDS_NEEDED if is_expensive(spec) else NOT_SAMPLED,
         waited, coverage, covered, too_many_groups,
     )  # fmt: skip

@@ -35,7 +35,7 @@ from center.ledger.state import (
     WindowState,
 )
 from edgewater.query import StalenessBudget
-from edgewater.streams import NEVER_MS, EdgeId, StreamClock
+from edgewater.streams import MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.wire.frames import SliceClose
 
 MAX_SEALED_STATEMENTS = 4096
@@ -176,7 +176,7 @@ class QueryLedger(ABC):
         touched: set[int] = set()
         stated: dict[int, dict[EdgeIncarnation, SliceClose]] = {}
         for frame in sorted(frames, key=lambda f: f.position):
-            closed = through.get(frame.edge, NEVER_MS)
+            closed = through.get(frame.edge, MIN_TIME_MS)
             if frame.since_ms is not None and frame.since_ms != gaps.get(frame.edge, (0, None))[1]:
                 # The edge joined or lost its state: it does not have the records between its last close and then.
                 gaps[frame.edge] = (closed, frame.since_ms)
@@ -290,8 +290,8 @@ class QueryLedger(ABC):
     def _is_missing(self, edge: EdgeId, start_ms: int) -> bool:
         """Whether the window lacks records of the edge: the edge has not closed it, or has a gap in it."""
         begin, end = self._required_span(start_ms)
-        gap_from, gap_to = self._state.gaps.get(edge, (NEVER_MS, NEVER_MS))
-        return self._state.through_ms.get(edge, NEVER_MS) < end or max(begin, gap_from) < min(end, gap_to)
+        gap_from, gap_to = self._state.gaps.get(edge, (MIN_TIME_MS, MIN_TIME_MS))
+        return self._state.through_ms.get(edge, MIN_TIME_MS) < end or max(begin, gap_from) < min(end, gap_to)
 
     def _close_window(self, start_ms: int) -> None:
         """Removes a window that has its final answer."""
@@ -346,11 +346,11 @@ class QueryLedger(ABC):
     def _set_state(self, state: QueryState) -> None:
         self._state = state
         if state.expected:
-            self._closed_ms = min(state.through_ms.get(e, NEVER_MS) for e in state.expected)
+            self._closed_ms = min(state.through_ms.get(e, MIN_TIME_MS) for e in state.expected)
         else:
             # No edge is expected. If none is known, nothing is closed; if all that reported are retired, the
             # furthest close among them counts.
-            self._closed_ms = max((state.through_ms.get(e, NEVER_MS) for e in state.retired), default=NEVER_MS)
+            self._closed_ms = max((state.through_ms.get(e, MIN_TIME_MS) for e in state.retired), default=MIN_TIME_MS)
 
     def _phase(self, start_ms: int) -> Phase:
         closed_at_ms = self._required_span(start_ms)[1]

@@ -19,10 +19,10 @@ from dataclasses import replace
 from center.ledger.events import Emission
 from center.ledger.quality import Quality, SessionQuality, Totals, assess
 from center.ledger.query import QueryLedger
-from center.ledger.sessionize import SessionWindow, connected_slices, session_windows
+from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
 from center.ledger.state import EdgeIncarnation, WindowState
-from edgewater.streams import END_OF_TIME_MS, NEVER_MS
-from edgewater.windows import Extent, Session
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.windows import Extent, SessionWindow
 from edgewater.wire.frames import SliceClose
 
 
@@ -30,8 +30,8 @@ class SessionWindowLedger(QueryLedger):
     """The rules for a query of session windows."""
 
     @property
-    def _window(self) -> Session:
-        assert isinstance(self._spec.window, Session)
+    def _window(self) -> SessionWindow:
+        assert isinstance(self._spec.window, SessionWindow)
         return self._spec.window
 
     def sealed_before(self) -> int:
@@ -69,7 +69,7 @@ class SessionWindowLedger(QueryLedger):
                 s for s in current.values() if s.from_ms <= self._window.slice_start(start) < s.to_ms
             ).start_ms
             self._windows.put(start, replace(state, session=None, merged_into=target))
-            inherited_ms[target] = min(state.first_staleness_ms or 0, inherited_ms.get(target, END_OF_TIME_MS))
+            inherited_ms[target] = min(state.first_staleness_ms or 0, inherited_ms.get(target, MAX_TIME_MS))
             dirty.add(start)
         for start, session in current.items():
             state = self._windows.get(start)
@@ -78,7 +78,7 @@ class SessionWindowLedger(QueryLedger):
                 dirty.add(start)
         return dirty
 
-    def _put_session(self, start_ms: int, session: SessionWindow, inherited_staleness_ms: int | None) -> None:
+    def _put_session(self, start_ms: int, session: ObservedSession, inherited_staleness_ms: int | None) -> None:
         held = self._windows.get(start_ms)
         state = replace(held or WindowState(has_data=True), session=session, merged_into=None)
         if state.first_staleness_ms is None and inherited_staleness_ms is not None:
@@ -90,18 +90,18 @@ class SessionWindowLedger(QueryLedger):
         if held is None or held.session is None:
             self._track_window(start_ms)
 
-    def _session(self, start_ms: int) -> SessionWindow | None:
+    def _session(self, start_ms: int) -> ObservedSession | None:
         state = self._windows.get(start_ms)
         return state.session if state else None
 
     def _end(self, start_ms: int) -> int:
         session = self._session(start_ms)
-        return session.end_ms if session else NEVER_MS
+        return session.end_ms if session else MIN_TIME_MS
 
     def _required_span(self, start_ms: int) -> tuple[int, int]:
         session = self._session(start_ms)
         if session is None:
-            return NEVER_MS, NEVER_MS
+            return MIN_TIME_MS, MIN_TIME_MS
         # A record less than a gap before the first would belong to the session too.
         return start_ms - self._window.gap_ms + 1, self._window.closes_at(session.end_ms)
 
@@ -177,7 +177,7 @@ class SessionWindowLedger(QueryLedger):
     def _seal_slices(self) -> None:
         """Seals the slices that cannot belong to an open session any more."""
         gap, final = self._window.gap_ms, self._state.final_through_ms
-        if final > NEVER_MS:
+        if final > MIN_TIME_MS:
             # A lone record at the end of a slice ends its session a gap later, which the slice after that closes.
             open_from = self._window.slice_start(final) - gap
             first_open = min(

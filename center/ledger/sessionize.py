@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from edgewater.windows import Extent, Session, sessions_of
+from edgewater.windows import Extent, SessionWindow, sessions_of
 
 
 @dataclass(frozen=True, slots=True)
-class SessionWindow:
+class ObservedSession:
     """A session: whole neighbouring slices.
 
     Attributes:
@@ -30,11 +30,11 @@ class SessionWindow:
     to_ms: int
     cut: bool = False
 
-    def slices(self, window: Session) -> range:
+    def slices(self, window: SessionWindow) -> range:
         return range(self.from_ms, self.to_ms, window.gap_ms)
 
 
-def connected_slices(slice_start_ms: int, extents: Mapping[int, Extent], window: Session) -> range:
+def connected_slices(slice_start_ms: int, extents: Mapping[int, Extent], window: SessionWindow) -> range:
     """Starts of the slices that are connected to a slice with records by gaps shorter than the session gap.
 
     Takes one step per slice of the result.
@@ -48,7 +48,9 @@ def connected_slices(slice_start_ms: int, extents: Mapping[int, Extent], window:
     return range(first, last + gap, gap)
 
 
-def session_windows(connected: range, extents: Mapping[int, Extent], window: Session) -> Iterator[SessionWindow]:
+def session_windows(
+    connected: range, extents: Mapping[int, Extent], window: SessionWindow
+) -> Iterator[ObservedSession]:
     """The sessions of connected slices: one, or several where the maximum length cuts them.
 
     Cuts are made from the beginning on, so a session that was cut off and is final does not change.
@@ -56,4 +58,4 @@ def session_windows(connected: range, extents: Mapping[int, Extent], window: Ses
     for slices, cut in sessions_of(connected, window, extents.__getitem__):
         border = slices[-1] + window.gap_ms
         end = border if cut else extents[slices[-1]][1] + window.gap_ms
-        yield SessionWindow(extents[slices[0]][0], end, slices[0], border, cut)
+        yield ObservedSession(extents[slices[0]][0], end, slices[0], border, cut)

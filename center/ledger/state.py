@@ -13,10 +13,10 @@ from typing import Any, Generic, Literal, TypeVar
 
 from center.catalog.store import RegisteredQuery
 from center.ledger.quality import Phase, Totals
-from center.ledger.sessionize import SessionWindow
+from center.ledger.sessionize import ObservedSession
 from edgewater.errors import StorageError, UnsupportedVersion
 from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, NEVER_MS, EdgeId, StreamClock
+from edgewater.streams import LIVE, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.windows import Extent
 from edgewater.wire.frames import QueryRef, SliceClose, Withheld
 
@@ -55,7 +55,7 @@ class QueryState:
     final_through_ms: int
     due_from_ms: int | None
     after_final: int
-    sealed_before_ms: int = NEVER_MS
+    sealed_before_ms: int = MIN_TIME_MS
     sessions_cut: int = 0
 
     def to_json(self) -> str:
@@ -167,7 +167,7 @@ class WindowState:
     revision: int = 0
     phase: Phase = Phase.EARLY
     first_staleness_ms: int | None = None
-    session: SessionWindow | None = None
+    session: ObservedSession | None = None
     merged_into: int | None = None
     lacks_edges: bool = False
 
@@ -182,7 +182,7 @@ class WindowState:
     @classmethod
     def from_value(cls, given: Any) -> WindowState:
         has_data, revision, phase, first_staleness_ms, session, merged_into, lacks_edges = given
-        restored = session and SessionWindow(*session)
+        restored = session and ObservedSession(*session)
         return cls(has_data, revision, Phase(phase), first_staleness_ms, restored, merged_into, lacks_edges)
 
 

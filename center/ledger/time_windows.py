@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from center.ledger.query import QueryLedger
 from center.ledger.state import WindowState
-from edgewater.streams import END_OF_TIME_MS, NEVER_MS, StreamClock
-from edgewater.windows import Sliding
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
+from edgewater.windows import SlidingWindow
 
 MAX_OVERDUE_PER_TICK = 1000
 """Overdue windows without data that one `TimeAdvanced` answers; the deadline stays in the past, so another follows."""
@@ -18,13 +18,13 @@ class TimeWindowLedger(QueryLedger):
     """The rules for a query of tumbling or sliding windows."""
 
     @property
-    def _window(self) -> Sliding:
-        assert isinstance(self._spec.window, Sliding)
+    def _window(self) -> SlidingWindow:
+        assert isinstance(self._spec.window, SlidingWindow)
         return self._spec.window
 
     def sealed_before(self) -> int:
         final = self._state.final_through_ms
-        return NEVER_MS if final == NEVER_MS else self._first_ending_after(final)
+        return MIN_TIME_MS if final == MIN_TIME_MS else self._first_ending_after(final)
 
     def _affected_windows(self, changed: Sequence[int]) -> set[int]:
         dirty: set[int] = set()
@@ -59,7 +59,7 @@ class TimeWindowLedger(QueryLedger):
 
     def _next_without_data(self) -> list[int]:
         closed = max(self._closed_ms, self._state.final_through_ms)
-        if self._state.due_from_ms is None or closed >= END_OF_TIME_MS:
+        if self._state.due_from_ms is None or closed >= MAX_TIME_MS:
             return []
         return [max(self._state.due_from_ms, self._first_ending_after(closed))]
 

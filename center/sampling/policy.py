@@ -62,7 +62,7 @@ def needed_rate(spec: QuerySpec, planned: float) -> float:
 
 def is_expensive(spec: QuerySpec) -> bool:
     """Whether a sample pays also where edges and links keep up: the measure that the accuracy is about costs much."""
-    return spec.accuracy is not None and any(m.is_expensive for m in spec.measures if m.name == spec.accuracy.of)
+    return spec.accuracy is not None and any(m.is_expensive for m in spec.measures if m.name == spec.accuracy.measure)
 
 
 class ProcessorLoadDetector:

@@ -42,7 +42,7 @@ class SamplingReasonHistory:
     def _of(self, edge: str, began: int, ended: int) -> frozenset[SamplingReason]:
         since = [s for s in self._spans.get(edge, ()) if s[1] > began]
         during = [s for s in since if s[0] < ended]
-        return frozenset(SamplingReason.read(reason) for _, _, reason in during or since)
+        return frozenset(SamplingReason.from_number(reason) for _, _, reason in during or since)
 
     def forget_before(self, slot: int) -> None:
         """Nothing is asked any more of windows that begin earlier."""

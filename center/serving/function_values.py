@@ -19,7 +19,7 @@ from cachetools import LRUCache
 from center.early_trigger.function_estimate import FunctionEstimate, estimate_function
 from center.ledger import ACCURACY, ALL_RECORDS_NEEDED
 from center.serving.cells import Cell, interval_columns, intervals, nullable, plain
-from edgewater.arrivals.target import Target
+from edgewater.accuracy import AccuracyTarget
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
 from edgewater.synopses.base import Estimates, FloatArray
@@ -38,9 +38,11 @@ def function_confidence(spec: QuerySpec, measure: Measure, groups: int, asked: f
     if asked is not None:
         return asked
     accuracy = spec.accuracy
-    if accuracy is None or accuracy.of != measure.name:
+    if accuracy is None or accuracy.measure != measure.name:
         return DEFAULT_CONFIDENCE
-    return Target(accuracy.error, accuracy.confidence, max(groups, 1), accuracy.scope or "each").group_confidence
+    return AccuracyTarget(
+        accuracy.error, accuracy.confidence, max(groups, 1), accuracy.scope or "each"
+    ).group_confidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ def judged(
     off = [v for v in part.values if v.error > accuracy.error]
     is_sampled = any(v.rate < 1 for v in part.values)
     why_not = OTHERS if len(spec.measures) > 1 else ALL_RECORDS_NEEDED
-    stated = {"of": accuracy.of, "sampling": SAMPLED if is_sampled else why_not, "error": plain(worst),
+    stated = {"of": accuracy.measure, "sampling": SAMPLED if is_sampled else why_not, "error": plain(worst),
               "rate": min((v.rate for v in part.values), default=1.0)}  # fmt: skip
     records = {**quality["records"], "sampled": sum(v.size for v in part.values)}
     width = None if is_sampled else 0
@@ -141,11 +143,11 @@ def judged(
     violations = list(contract["violations"])
     failed = next((v.problem for v in part.values if v.problem), "")
     if failed:
-        violations.append({"code": ACCURACY, "message": f"{accuracy.of}: the function failed: {failed}"})
+        violations.append({"code": ACCURACY, "message": f"{accuracy.measure}: the function failed: {failed}"})
     elif off:
         size = min(v.size for v in off)
         asked = _percent(accuracy.error)
-        message = f"{accuracy.of}: a sample of {size} rows may be off by {_percent(worst)}, asked for are {asked}"
+        message = f"{accuracy.measure}: a sample of {size} rows may be off by {_percent(worst)}, asked for are {asked}"
         if len(part.values) > 1:
             message = f"{len(off)} of {len(part.values)} groups; {message}"
         violations.append({"code": ACCURACY, "message": message})

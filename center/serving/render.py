@@ -60,7 +60,7 @@ class Rows:
 
     def function_of(self, accuracy: Accuracy) -> FunctionPart | None:
         """What the accuracy is about, if that is a function of a sample and it was asked for by itself."""
-        parts = (part for values in self.values if values.name == accuracy.of for part in values.parts)
+        parts = (part for values in self.values if values.name == accuracy.measure for part in values.parts)
         return next((part for part in parts if isinstance(part, FunctionPart)), None)
 
 
@@ -78,7 +78,7 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN) 
         del quality["prediction"]  # the rows say it
     if spec.accuracy is not None and spec.accuracy.kind is None:
         # The contract is of the whole answer, whatever part of it a reader asks for, and how.
-        whole = rows if questions == PLAIN else _rows(record, spec, Questions(measures=(spec.accuracy.of,)))
+        whole = rows if questions == PLAIN else _rows(record, spec, Questions(measures=(spec.accuracy.measure,)))
         function = whole.function_of(spec.accuracy)
         assert function is not None
         quality, contract = judged(quality, contract, spec, function)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from center.slicing.counts import CountSlices
 from center.slicing.slicer import Grids, Slicer
 from center.slicing.time_slices import TimeSlices
-from edgewater.windows import Session
+from edgewater.windows import SessionWindow
 
 
 class Bucketing(Slicer):
@@ -16,7 +16,7 @@ class Bucketing(Slicer):
     """
 
     def _stores(
-        self, grids: Grids, sessions: list[tuple[int, Session]], counts: Grids
+        self, grids: Grids, sessions: list[tuple[int, SessionWindow]], counts: Grids
     ) -> tuple[list[TimeSlices], list[CountSlices]]:
         late = self.lateness_ms
         time = [TimeSlices(self._kernel, [(i, part)], [], late) for i, grid in grids for part in grid.buckets()]

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgewater.errors import InvalidQuery
 from edgewater.synopses.base import IntArray
-from edgewater.windows import MAX_COUNT, CountWindow, Session, Sliding, Window
+from edgewater.windows import MAX_COUNT, CountWindow, SessionWindow, SlidingWindow, Window
 
 MAX_TIME_MS = 1 << 60
 """Event times and watermarks are within ±this, so that no sum of a few of them overflows."""
@@ -38,8 +38,8 @@ class SlidingCount(Window):
         return {"count": self.count, "every": self.every}
 
 
-WindowFamily = Sliding | Session | CountWindow | SlidingCount
-"""What a slicer takes; `Tumbling` is a `Sliding`."""
+WindowFamily = SlidingWindow | SessionWindow | CountWindow | SlidingCount
+"""What a slicer takes; `TumblingWindow` is a `SlidingWindow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Grid:
         return [Grid(self.size, apart * self.every, self.offset + k * self.every) for k in range(apart)]
 
 
-def grid_of(family: Sliding | CountWindow | SlidingCount) -> Grid:
+def grid_of(family: SlidingWindow | CountWindow | SlidingCount) -> Grid:
     """The grid of a family of windows: of event time in ms, or of ranks."""
     if isinstance(family, CountWindow):
         return Grid(family.count, family.count)

@@ -16,7 +16,7 @@ from center.slicing.kernels import Kernel
 from center.slicing.merging import merged
 from center.slicing.results import WindowResult
 from center.slicing.watermarks import START
-from edgewater.windows import Session
+from edgewater.windows import SessionWindow
 
 Slices = Callable[[int, int], Sequence[Any]]
 """The slices of a family's open sessions whose first record is in [first, last], ascending."""
@@ -44,7 +44,7 @@ class SessionWindows:
         sealed: where the last final session was cut off; nothing may come before it.
     """
 
-    def __init__(self, index: int, family: Session) -> None:
+    def __init__(self, index: int, family: SessionWindow) -> None:
         self.index, self.gap = index, family.gap_ms
         self._family = family
         self._longest = family.slices_per_window * family.gap_ms

@@ -20,7 +20,7 @@ from center.slicing.rows import Rows, Waiting, rows_of
 from center.slicing.time_slices import TimeSlices
 from center.slicing.watermarks import SiteClocks
 from edgewater.errors import InvalidQuery
-from edgewater.windows import CountWindow, Session, Sliding
+from edgewater.windows import CountWindow, SessionWindow, SlidingWindow
 
 Grids = list[tuple[int, Grid]]
 
@@ -67,8 +67,10 @@ class Slicer:
         self.lateness_ms = lateness_ms
         self._kernel = kernel_of(make)
         for family in self.windows:
-            if not isinstance(family, Sliding | Session | CountWindow | SlidingCount):
-                raise InvalidQuery("windows", family, "Tumbling, Sliding, Session, CountWindow or SlidingCount")
+            if not isinstance(family, SlidingWindow | SessionWindow | CountWindow | SlidingCount):
+                raise InvalidQuery(
+                    "windows", family, "TumblingWindow, SlidingWindow, SessionWindow, CountWindow or SlidingCount"
+                )
         if not self.windows:
             raise InvalidQuery("windows", windows, "at least one family of windows")
         if isinstance(lateness_ms, bool) or not isinstance(lateness_ms, int) or not 0 <= lateness_ms < MAX_TIME_MS:
@@ -79,8 +81,8 @@ class Slicer:
         self._clocks = SiteClocks(sites, idle_after_ms)
         self._waiting = Waiting()  # of order-based synopses
         self._number = 0
-        grids: Grids = [(i, grid_of(f)) for i, f in enumerate(self.windows) if isinstance(f, Sliding)]
-        sessions = [(i, f) for i, f in enumerate(self.windows) if isinstance(f, Session)]
+        grids: Grids = [(i, grid_of(f)) for i, f in enumerate(self.windows) if isinstance(f, SlidingWindow)]
+        sessions = [(i, f) for i, f in enumerate(self.windows) if isinstance(f, SessionWindow)]
         counts: Grids = [
             (i, grid_of(f)) for i, f in enumerate(self.windows) if isinstance(f, CountWindow | SlidingCount)
         ]
@@ -88,7 +90,7 @@ class Slicer:
         self._time, self._count = self._stores(grids, sessions, counts)
 
     def _stores(
-        self, grids: Grids, sessions: list[tuple[int, Session]], counts: Grids
+        self, grids: Grids, sessions: list[tuple[int, SessionWindow]], counts: Grids
     ) -> tuple[list[TimeSlices], list[CountSlices]]:
         """The slices that records are put in: here one store for all that share them."""
         time = [TimeSlices(self._kernel, grids, sessions, self.lateness_ms)] if grids or sessions else []

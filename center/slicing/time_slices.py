@@ -27,7 +27,7 @@ from center.slicing.results import WindowResult
 from center.slicing.rows import Rows
 from center.slicing.sessions import SessionWindows
 from edgewater.synopses.base import IntArray
-from edgewater.windows import Session
+from edgewater.windows import SessionWindow
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +66,7 @@ class TimeSlices:
         self,
         kernel: Kernel,
         grids: Sequence[tuple[int, Grid]],
-        sessions: Sequence[tuple[int, Session]],
+        sessions: Sequence[tuple[int, SessionWindow]],
         lateness_ms: int,
     ) -> None:
         self.kernel, self._lateness = kernel, lateness_ms

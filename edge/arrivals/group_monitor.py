@@ -15,9 +15,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from edgewater.arrivals.grid import Grid, lag_groups
-from edgewater.arrivals.grouped import GroupedSubstream, summed
-from edgewater.arrivals.substream import DEFAULT_MAX_SKEW_MS
+from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, GroupedSubstream, SlotGrid, lag_groups, summed
 from edgewater.errors import CorruptSynopsis, InvalidConfig
 from edgewater.synopses.base import FloatArray, IntArray
 from edgewater.synopses.encoding import codec
@@ -41,7 +39,7 @@ class GroupMonitor:
     """
 
     def __init__(
-        self, grid: Grid, types: Sequence[pa.DataType], limit: int, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS
+        self, grid: SlotGrid, types: Sequence[pa.DataType], limit: int, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS
     ) -> None:
         if limit < 1 or not types:
             raise InvalidConfig("groups", limit, "at least one group, of at least one column")
@@ -189,7 +187,7 @@ class GroupMonitor:
         return codec.seal(message)
 
     @classmethod
-    def from_state(cls, state: bytes, grid: Grid, types: Sequence[pa.DataType], limit: int) -> Self:
+    def from_state(cls, state: bytes, grid: SlotGrid, types: Sequence[pa.DataType], limit: int) -> Self:
         """Raises CorruptSynopsis, UnsupportedVersion."""
         result = cls(grid, types, limit)
         message = codec.unseal(state)

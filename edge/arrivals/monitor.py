@@ -23,8 +23,7 @@ from typing import Any, Self
 import numpy as np
 
 from edge.arrivals.keyed_sums import DENSE, counted, runs, starts, summed
-from edgewater.arrivals.grid import Grid, lag_groups
-from edgewater.arrivals.substream import DEFAULT_MAX_SKEW_MS, Moments, SubstreamStatistics
+from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, Moments, SlotGrid, SubstreamStatistics, lag_groups
 from edgewater.errors import CorruptSynopsis, InvalidConfig, InvalidRecord
 from edgewater.synopses.base import FloatArray, IntArray
 from edgewater.synopses.encoding import named_arrays as saved
@@ -48,7 +47,7 @@ class SubstreamMonitor:
         max_skew_ms: how far in the future an event may be and still count.
     """
 
-    def __init__(self, grid: Grid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> None:
+    def __init__(self, grid: SlotGrid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> None:
         if max_skew_ms < 0:
             raise InvalidConfig("max_skew", max_skew_ms, "0 ms or more")
         self.grid, self.max_skew_ms = grid, max_skew_ms
@@ -154,7 +153,7 @@ class SubstreamMonitor:
         }, kind="substream-monitor")  # fmt: skip
 
     @classmethod
-    def from_state(cls, state: bytes, grid: Grid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> Self:
+    def from_state(cls, state: bytes, grid: SlotGrid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> Self:
         """Raises CorruptSynopsis, UnsupportedVersion."""
         result = cls(grid, max_skew_ms=max_skew_ms)
         numbers, given = saved.unpack(state, kind="substream-monitor")

@@ -1,6 +1,6 @@
 """What an edge notes of every record of a query with an accuracy, and when it tells the center.
 
-Statistics are complete up to a *point* (`edgewater.accuracy.Clockwork`), and it is points that are told, by the
+Statistics are complete up to a *point* (`edgewater.arrivals.ReportSchedule`), and it is points that are told, by the
 stream's clock and not by its watermark: a window's end is one, and what has come by then leaves at once.
 Stragglers follow at the points after it. Without news a point is told all the same: "nothing has come" is what
 silence does not say.
@@ -19,13 +19,12 @@ from edge.arrivals.group_monitor import GroupMonitor
 from edge.arrivals.monitor import SubstreamMonitor
 from edge.arrivals.sampler import BernoulliSampler
 from edge.core.slices import Slice
-from edgewater.accuracy import MAX_GROUPS, Clockwork
-from edgewater.arrivals.grouped import GroupedSubstream
-from edgewater.arrivals.substream import SubstreamStatistics
+from edgewater.accuracy import MAX_GROUPS
+from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
 from edgewater.query import QuerySpec
-from edgewater.streams import END_OF_TIME_MS, NEVER_MS
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
-from edgewater.windows import Sliding
+from edgewater.windows import SlidingWindow
 from edgewater.wire.frames import Arrivals, SamplingReason
 
 Statistics = SubstreamStatistics | GroupedSubstream
@@ -57,17 +56,17 @@ class ArrivalMonitor:
         key_types: of the columns of `group_by`, whose statistics are kept per group.
     """
 
-    def __init__(self, clockwork: Clockwork, source: int, key_types: Sequence[pa.DataType] = ()) -> None:
-        self.clockwork, self.key_types = clockwork, tuple(key_types)
+    def __init__(self, schedule: ReportSchedule, source: int, key_types: Sequence[pa.DataType] = ()) -> None:
+        self.schedule, self.key_types = schedule, tuple(key_types)
         self.observing = Observing()
         self._monitor: SubstreamMonitor | GroupMonitor = (
-            GroupMonitor(clockwork.grid, self.key_types, MAX_GROUPS) if key_types else SubstreamMonitor(clockwork.grid)
+            GroupMonitor(schedule.grid, self.key_types, MAX_GROUPS) if key_types else SubstreamMonitor(schedule.grid)
         )
         self._sampler = BernoulliSampler(source)
         self._ready: dict[int, Statistics] = {}
-        self._complete = NEVER_MS  # the point up to which `_ready` is complete
-        self._told = NEVER_MS
-        self.last_arrival_ms = NEVER_MS
+        self._complete = MIN_TIME_MS  # the point up to which `_ready` is complete
+        self._told = MIN_TIME_MS
+        self.last_arrival_ms = MIN_TIME_MS
         self._sampled = SamplingReason.NONE  # why records were passed over of which the center has not been told
 
     @property
@@ -98,7 +97,7 @@ class ArrivalMonitor:
         """
         arrival_ms = self._not_back(arrival_ms)
         self._complete_through(self._point(arrival_ms))
-        origin = self.clockwork.origin_ms
+        origin = self.schedule.origin_ms
         born = times_ms - origin
         if values is None:
             self._note(born, arrival_ms - origin, keys)
@@ -140,7 +139,7 @@ class ArrivalMonitor:
     @property
     def told_before_ms(self) -> int:
         """The center has been told of all that came before, by this monitor's clock."""
-        return self.clockwork.starts_at(self._told) if self._told != NEVER_MS else NEVER_MS
+        return self.schedule.starts_at(self._told) if self._told != MIN_TIME_MS else MIN_TIME_MS
 
     def due(self, now_ms: int) -> bool:
         """Is there a point that the clock has passed and the center has not been told?"""
@@ -150,7 +149,7 @@ class ArrivalMonitor:
         """Event time of the next point to tell: now, or in the future."""
         if self.due(now_ms):
             return now_ms
-        return self.clockwork.starts_at(self.clockwork.point_after(self.clockwork.slot_at(now_ms)))
+        return self.schedule.starts_at(self.schedule.next_report_slot(self.schedule.slot_at(now_ms)))
 
     def take(
         self, now_ms: int, capacity_bytes: int, *, unread: bool = False, count: int | None = None
@@ -181,13 +180,13 @@ class ArrivalMonitor:
         return Arrivals(self.told_before_ms, tuple(substreams), sampled, unread)
 
     def _point(self, time_ms: int) -> int:
-        return self.clockwork.point_before(self.clockwork.slot_at(time_ms))
+        return self.schedule.last_report_slot(self.schedule.slot_at(time_ms))
 
     def _not_back(self, time_ms: int) -> int:
         """A clock that steps back stands still: what was told of a point is not taken back."""
         at_least = self.last_arrival_ms
-        if self._complete != NEVER_MS:
-            at_least = max(at_least, self.clockwork.starts_at(self._complete))
+        if self._complete != MIN_TIME_MS:
+            at_least = max(at_least, self.schedule.starts_at(self._complete))
         self.last_arrival_ms = max(time_ms, at_least)
         return self.last_arrival_ms
 
@@ -196,7 +195,7 @@ class ArrivalMonitor:
 
         Standing still until then would leave the center without word for as long as the clock was ahead.
         """
-        self._complete = self._told = self.last_arrival_ms = NEVER_MS
+        self._complete = self._told = self.last_arrival_ms = MIN_TIME_MS
 
     def _complete_through(self, point: int) -> None:
         if point <= self._complete:
@@ -223,7 +222,7 @@ class ArrivalMonitor:
 
     def restore(self, document: Mapping[str, Any], blobs: Sequence[bytes]) -> None:
         """What `snapshot` gave."""
-        grid = self.clockwork.grid
+        grid = self.schedule.grid
         self._complete, self._told = document["complete"], document["told"]
         self.last_arrival_ms = document["last_arrival_ms"]
         reason, self._sampled = SamplingReason(document["reason"]), SamplingReason(document["sampled"])
@@ -240,7 +239,7 @@ class ArrivalMonitor:
 
 def is_untold(held: Slice, told_before_ms: int) -> bool:
     """Whether records of the slice were passed over of which the center has not been told."""
-    return held.told_by_ms > NEVER_MS and held.told_by_ms >= told_before_ms
+    return held.told_by_ms > MIN_TIME_MS and held.told_by_ms >= told_before_ms
 
 
 def told_through(
@@ -267,10 +266,10 @@ def told_through(
 def _next_final(spec: QuerySpec, start: int, after_ms: int) -> int:
     """When the next window over a slice becomes final, behind `after_ms`; the end of time if there is none."""
     window = spec.window
-    assert isinstance(window, Sliding)  # as those of all queries with a monitor
+    assert isinstance(window, SlidingWindow)  # as those of all queries with a monitor
     every, last_end = window.every_ms, window.last_window_end(start)
     first_end = last_end - (last_end - start - window.slice_ms) // every * every
     last = last_end + spec.lateness_ms
     if last <= after_ms:
-        return END_OF_TIME_MS
+        return MAX_TIME_MS
     return max(first_end + spec.lateness_ms, last - (last - after_ms - 1) // every * every)

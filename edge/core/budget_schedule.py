@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgewater.streams import NEVER_MS
+from edgewater.streams import MIN_TIME_MS
 
 MAX_STEPS = 64
 
@@ -49,7 +49,7 @@ class ShareSchedule:
     @property
     def last(self) -> Step:
         """What holds for slices to come."""
-        return self.steps[-1] if self.steps else Step(NEVER_MS, {})
+        return self.steps[-1] if self.steps else Step(MIN_TIME_MS, {})
 
     def take(self, version: int, shares: Mapping[str, float], from_ms: int, open_from_ms: int) -> ShareSchedule:
         """The schedule after a word of the center; itself if it has heard that or a later one.
@@ -73,7 +73,7 @@ class ShareSchedule:
     @classmethod
     def always(cls, shares: Mapping[str, float]) -> ShareSchedule:
         """The same for every slice: what a center that does not count versions says."""
-        return cls(0, (Step(NEVER_MS, dict(shares)),))
+        return cls(0, (Step(MIN_TIME_MS, dict(shares)),))
 
     def without_before(self, slice_start_ms: int) -> ShareSchedule:
         """The schedule without what only slices before this one need."""

@@ -41,7 +41,7 @@ from edge.core.slices import Carrier
 from edge.core.streams import StreamSpec, StreamState
 from edgewater.errors import InvalidQuery, StorageError
 from edgewater.query import QuerySpec
-from edgewater.streams import END_OF_TIME_MS, NEVER_MS
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import Frame, QueryRef, encode_body
 
@@ -121,8 +121,8 @@ class EdgeCore:
             return self._refuse(ref, exc)
         # What was read before the query came is gone: it starts with the first whole slice.
         since = (
-            NEVER_MS
-            if stream.newest_ms == NEVER_MS
+            MIN_TIME_MS
+            if stream.newest_ms == MIN_TIME_MS
             else spec.window.slice_start(stream.newest_ms) + spec.window.slice_ms
         )
         self.queries[ref] = QueryPipeline(ref, bound, since, source=self.source, encode=self._encode)
@@ -157,7 +157,7 @@ class EdgeCore:
         watermark = stream.watermark_ms
         self._touch += 1
         clock = stream.spec.clock
-        arrival_ms = clock.to_event_ms(event.arrival_ms) if clock is not None else NEVER_MS
+        arrival_ms = clock.to_event_ms(event.arrival_ms) if clock is not None else MIN_TIME_MS
         effects: list[Effect] = []
         for pipeline in self._reading(event.stream):
             dropped = pipeline.ingest(event.batch, watermark, self._touch, stream.records, arrival_ms)
@@ -291,7 +291,7 @@ class EdgeCore:
             drain_ms, first_end = self._drain(name, bandwidth_bytes_s, now_ms)
             if first_end is not None and stream.spec.clock is not None:
                 end = stream.spec.clock.to_wall_ms(first_end)
-                rest = stream.spec.clock.to_wall_ms(self._rest_until_ms.get(name, NEVER_MS))
+                rest = stream.spec.clock.to_wall_ms(self._rest_until_ms.get(name, MIN_TIME_MS))
                 due = min(max(now_ms, rest), end) if drain_ms else end
                 earliest = due if earliest is None else min(earliest, due)
         return earliest
@@ -344,4 +344,4 @@ class EdgeCore:
         return sum(len(f.body) for f in self.unacked)
 
     def stream_ended(self, name: str) -> bool:
-        return self.streams[name].watermark_ms >= END_OF_TIME_MS
+        return self.streams[name].watermark_ms >= MAX_TIME_MS

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgewater.streams import END_OF_TIME_MS
+from edgewater.streams import MAX_TIME_MS
 from edgewater.synopses.base import FloatArray
 
 MEMORY_WINDOWS = 5
@@ -49,7 +49,7 @@ class DriftMeter:
 
     def note(self, totals: Mapping[str, float], through_ms: int) -> None:
         """The totals as they stand with everything up to `through_ms` closed."""
-        if not -END_OF_TIME_MS < through_ms < END_OF_TIME_MS:
+        if not -MAX_TIME_MS < through_ms < MAX_TIME_MS:
             return
         if self._at_ms is not None:
             span_ms = through_ms - self._at_ms

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from edgewater.query import QuerySpec
-from edgewater.streams import END_OF_TIME_MS
+from edgewater.streams import MAX_TIME_MS
 from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 
@@ -116,7 +116,7 @@ class BudgetSet:
     query: QueryRef
     shares: Mapping[str, float]
     version: int = 0
-    from_ms: int = -END_OF_TIME_MS
+    from_ms: int = -MAX_TIME_MS
 
 
 @dataclass(frozen=True, slots=True)

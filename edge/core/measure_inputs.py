@@ -18,7 +18,7 @@ import pyarrow as pa
 from edgewater.arithmetic import to_float
 from edgewater.query import BoundMeasure, BoundQuery
 from edgewater.synopses.base import BoolArray, FloatArray
-from edgewater.syntax import needed_columns, parse_sql
+from edgewater.syntax import null_rejecting_columns, parse_sql
 
 
 @dataclass(slots=True)
@@ -69,12 +69,12 @@ class Promise:
     def __init__(self, bound: BoundQuery) -> None:
         accuracy = bound.spec.accuracy
         assert accuracy is not None
-        (self.measure,) = (m for m in bound.measures if m.measure.name == accuracy.of)
+        (self.measure,) = (m for m in bound.measures if m.measure.name == accuracy.measure)
         self.kind = accuracy.kind
         # A count is of the records that have a value: it needs all of them.
         self.only_sampled = self.measure.measure.is_expensive and self.kind in ("sum", "mean")
         text = self.measure.measure.argument
-        self._needed = needed_columns(parse_sql(text, "")) if self.only_sampled and text is not None else []
+        self._needed = null_rejecting_columns(parse_sql(text, "")) if self.only_sampled and text is not None else []
 
     def observed(self, arguments: Arguments, kept: BoolArray | None) -> Observed:
         """Of records of which `kept` are processed; None: all."""

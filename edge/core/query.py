@@ -27,17 +27,17 @@ from edge.core.drift import drift_near
 from edge.core.measure_inputs import Arguments, Promise
 from edge.core.selection import Chance, Departure, Recorded, choose, fitting, slots_left
 from edge.core.slices import UNKNOWN_CARRIER, Carrier, Progress, Slice
-from edgewater.accuracy import clockwork
-from edgewater.algebra import LateRule, late_rule_of
+from edgewater.accuracy import report_schedule
+from edgewater.algebra import LateRecordPolicy, late_record_policy_of
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.streams import NEVER_MS, TIME_COLUMN
+from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.synopses.base import BoolArray, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.sampling.row_sample import drawn
-from edgewater.windows import Session
+from edgewater.windows import SessionWindow
 from edgewater.wire.frames import Arrivals, FrameBody, Partial, QueryRef, SliceClose
 
-NOTHING_OPEN = (NEVER_MS, NEVER_MS)
+NOTHING_OPEN = (MIN_TIME_MS, MIN_TIME_MS)
 HALF_SPENT = 0.5
 """With eager promotion, entries that have used up half of their limit count as what is to be sent."""
 
@@ -61,14 +61,14 @@ class QueryPipeline:
 
     ref: QueryRef
     bound: BoundQuery
-    since_ms: int = NEVER_MS
+    since_ms: int = MIN_TIME_MS
     schedule: ShareSchedule = field(default_factory=ShareSchedule)
     slices: dict[int, Slice] = field(default_factory=dict)
     spent: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     source: int = 0
     drift: dict[str, float] = field(default_factory=dict)
-    late_rule: LateRule = field(init=False)
+    late_record_policy: LateRecordPolicy = field(init=False)
     promise: Promise | None = field(init=False)
     history: GroupHistory = field(default_factory=GroupHistory)
     monitor: ArrivalMonitor | None = None
@@ -78,8 +78,8 @@ class QueryPipeline:
     def __post_init__(self) -> None:
         if self.bounded_measures and not self.history.measures:
             self.history = GroupHistory(self.bounded_measures)
-        self.late_rule = late_rule_of(self.bound.spec)
-        clock = clockwork(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
+        self.late_record_policy = late_record_policy_of(self.bound.spec)
+        clock = report_schedule(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
         if clock is not None and self.monitor is None:
             self.monitor = ArrivalMonitor(clock, self.source, self.bound.group_types)
         self.promise = Promise(self.bound) if self.spec.accuracy is not None else None
@@ -105,7 +105,7 @@ class QueryPipeline:
         return tuple(m.name for m in self.spec.measures) if kept_back else ()
 
     def ingest(
-        self, batch: pa.RecordBatch, watermark_ms: int, touch: int, first: int = 0, arrival_ms: int = NEVER_MS
+        self, batch: pa.RecordBatch, watermark_ms: int, touch: int, first: int = 0, arrival_ms: int = MIN_TIME_MS
     ) -> dict[str, int]:
         """Updates the slices with a batch; returns how many records were not counted, by reason.
 
@@ -157,15 +157,15 @@ class QueryPipeline:
         assert self.monitor is not None
         step_ms = observing.clock_offset_ms - self.monitor.observing.clock_offset_ms
         self.monitor.observing = observing
-        if step_ms > self.monitor.clockwork.grid.substream_ms:
+        if step_ms > self.monitor.schedule.grid.substream_ms:
             self.monitor.step_back()
             for held in self.slices.values():
-                held.told_by_ms = max(held.told_by_ms - step_ms, NEVER_MS)
+                held.told_by_ms = max(held.told_by_ms - step_ms, MIN_TIME_MS)
 
     def _refused(self, start: int, watermark_ms: int) -> str:
         if start < self.since_ms:
             return "before-query"
-        if self.late_rule is LateRule.FOLLOWS_WATERMARK and self._end(start) <= watermark_ms:
+        if self.late_record_policy is LateRecordPolicy.DROPPED and self._end(start) <= watermark_ms:
             return "out-of-order"
         return "too-late" if self._final(start, watermark_ms) else ""
 
@@ -226,7 +226,7 @@ class QueryPipeline:
                     held.stated, held.ranking = False, Ranking()
             return
         through = self.progress.through_ms
-        not_closed = NEVER_MS if through == NEVER_MS else self.spec.window.slice_start(through)
+        not_closed = MIN_TIME_MS if through == MIN_TIME_MS else self.spec.window.slice_start(through)
         self.schedule = self.schedule.take(version, shares, from_ms, not_closed)
 
     def slice_shares(self, start: int) -> dict[str, float]:
@@ -295,7 +295,7 @@ class QueryPipeline:
     def _crossed(self, through_ms: int) -> bool:
         """Has a slice ended since the center was last told how far this edge has come?"""
         border = self.spec.window.slice_start
-        return through_ms > NEVER_MS and border(through_ms) > border(self.progress.through_ms)
+        return through_ms > MIN_TIME_MS and border(through_ms) > border(self.progress.through_ms)
 
     def pull(
         self,
@@ -359,7 +359,7 @@ class QueryPipeline:
             return None
         self.progress.through_ms = through
         self._forget_final(watermark_ms)
-        since = None if self.since_ms == NEVER_MS else self.since_ms
+        since = None if self.since_ms == MIN_TIME_MS else self.since_ms
         return Departure(FrameBody(through, tuple(partials), tuple(closes), since, arrivals), tuple(closed))
 
     def _close(self, start: int, held: Slice) -> SliceClose:
@@ -387,7 +387,7 @@ class QueryPipeline:
         self, now_ms: int, watermark_ms: int, capacity_bytes: int, unread: bool, recorded: Recorded | None
     ) -> tuple[Arrivals | None, list[Partial]]:
         """Of a query with an accuracy, what is due by the clock: statistics, and all of slices that have ended."""
-        if self.monitor is None or now_ms == NEVER_MS:
+        if self.monitor is None or now_ms == MIN_TIME_MS:
             return None, []
         now_ms -= self.monitor.observing.clock_offset_ms
         count = None if recorded is None else recorded.substreams
@@ -419,7 +419,7 @@ class QueryPipeline:
 
     @property
     def _in_sessions(self) -> bool:
-        return isinstance(self.spec.window, Session)
+        return isinstance(self.spec.window, SessionWindow)
 
     def _statement(self, start: int, held: Slice) -> SliceClose:
         extent = (held.first_ms, held.last_ms) if self._in_sessions else (None, None)

@@ -17,7 +17,7 @@ from edge.cache.send_queue import NOTHING, Choice, Ranking
 from edge.cache.sizing import Slots
 from edge.core.slices import INITIAL_ENTRY_BYTES, Carrier, Slice
 from edgewater.query import QuerySpec, StalenessBudget
-from edgewater.streams import NEVER_MS
+from edgewater.streams import MIN_TIME_MS
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import FrameBody
 
@@ -137,7 +137,7 @@ def slots_left(spec: QuerySpec, end_ms: int, now_ms: int, carrier: Carrier, entr
     (a backfill, or a link that was down) has had no chance to be in time: it is sent whole."""
     if not isinstance(spec.budget, StalenessBudget):
         return None
-    if carrier.bytes_per_ms <= 0.0 or now_ms == NEVER_MS:
+    if carrier.bytes_per_ms <= 0.0 or now_ms == MIN_TIME_MS:
         return Slots(np.inf, np.inf)
     rate = carrier.bytes_per_ms / entry_bytes
     allowed = spec.budget.staleness_ms - carrier.way_ms

@@ -10,7 +10,7 @@ import numpy as np
 from edge.cache.entries import SliceEntries
 from edge.cache.partition import Limits, primary
 from edge.cache.send_queue import Ranking
-from edgewater.streams import END_OF_TIME_MS, NEVER_MS
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses.base import IntArray
 
 INITIAL_ENTRY_BYTES = 48.0
@@ -35,12 +35,12 @@ class Slice:
     entries: SliceEntries
     observed: int = 0
     late: int = 0
-    first_ms: int = END_OF_TIME_MS
-    last_ms: int = NEVER_MS
+    first_ms: int = MAX_TIME_MS
+    last_ms: int = MIN_TIME_MS
     stated: bool = False
     learnt: bool = False
     in_time: bool = False
-    told_by_ms: int = NEVER_MS
+    told_by_ms: int = MIN_TIME_MS
     drawn_at: float = 1.0
     ranking: Ranking = field(default_factory=Ranking)
     waiting: tuple[tuple[Any, ...], int] = ((), 0)
@@ -76,7 +76,7 @@ class Slice:
 class Progress:
     """What the edge has told the center about a query, besides partials."""
 
-    through_ms: int = NEVER_MS
+    through_ms: int = MIN_TIME_MS
     entry_bytes: float = INITIAL_ENTRY_BYTES
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from edgewater.streams import END_OF_TIME_MS, LIVE, NEVER_MS, TIME_COLUMN, StreamClock
+from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, StreamClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class StreamState:
     def __init__(self, spec: StreamSpec) -> None:
         self.spec = spec
         self.records = 0
-        self.newest_ms = NEVER_MS
+        self.newest_ms = MIN_TIME_MS
         self._sources: dict[str, int] = {}
         # Wall time since which a source may have been silent. Absent: nobody has looked yet.
         self._quiet_since_ms: dict[str, int] = {}
-        self._watermark_ms = NEVER_MS
+        self._watermark_ms = MIN_TIME_MS
 
     @property
     def watermark_ms(self) -> int:
@@ -47,7 +47,7 @@ class StreamState:
 
     def open_only(self, sources: Iterable[str]) -> None:
         """These are the sources from now on. What came while nobody read them is no silence of theirs."""
-        self._sources = {source: self._sources.get(source, NEVER_MS) for source in sources}
+        self._sources = {source: self._sources.get(source, MIN_TIME_MS) for source in sources}
         self._quiet_since_ms.clear()
         self._settle()
 
@@ -59,14 +59,14 @@ class StreamState:
                 # A device whose clock is ahead must not close windows that others have records for.
                 newest = min(newest, self.spec.clock.to_event_ms(arrival_ms))
             self.newest_ms = max(self.newest_ms, newest)
-            held = self._sources.get(source, NEVER_MS)
+            held = self._sources.get(source, MIN_TIME_MS)
             self._sources[source] = max(held, newest - self.spec.disorder_ms)
             self.records += batch.num_rows
         self._quiet_since_ms[source] = max(self._quiet_since_ms.get(source, 0), arrival_ms)
         self._settle()
 
     def end(self, source: str) -> None:
-        self._sources[source] = END_OF_TIME_MS
+        self._sources[source] = MAX_TIME_MS
         self._settle()
 
     def tick(self, now_ms: int, unread: Collection[str] = ()) -> None:
@@ -94,7 +94,7 @@ class StreamState:
         return min((known[s] + self.spec.idle_ms if s in known else 0 for s in self._running()), default=None)
 
     def _running(self) -> list[str]:
-        return [source for source, held in self._sources.items() if held < END_OF_TIME_MS]
+        return [source for source, held in self._sources.items() if held < MAX_TIME_MS]
 
     def _settle(self) -> None:
         if self._sources:

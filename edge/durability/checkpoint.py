@@ -24,7 +24,7 @@ from edge.core.query import QueryPipeline
 from edge.core.slices import Progress, Slice
 from edgewater.errors import InvalidQuery, StorageError
 from edgewater.query import QuerySpec
-from edgewater.streams import NEVER_MS
+from edgewater.streams import MIN_TIME_MS
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef
 
@@ -109,7 +109,9 @@ def _query(pipeline: QueryPipeline, blobs: list[bytes]) -> dict[str, Any]:
         "entry_bytes": pipeline.progress.entry_bytes,
         "drawn_at": pipeline.drawn_at,
         "slices_drawn_at": [[start, held.drawn_at] for start, held in pipeline.slices.items() if held.drawn_at < 1],
-        "told_by": [[start, held.told_by_ms] for start, held in pipeline.slices.items() if held.told_by_ms > NEVER_MS],
+        "told_by": [
+            [start, held.told_by_ms] for start, held in pipeline.slices.items() if held.told_by_ms > MIN_TIME_MS
+        ],
         "slices": [
             [
                 start,
@@ -161,7 +163,7 @@ def _restore_query(core: EdgeCore, state: dict[str, Any], blobs: list[bytes]) ->
     pipeline = QueryPipeline(ref, bound, state["since_ms"], schedule)
     pipeline.source = core.source
     if pipeline.monitor is not None and "monitor" in state:
-        pipeline.monitor = ArrivalMonitor(pipeline.monitor.clockwork, core.source, pipeline.monitor.key_types)
+        pipeline.monitor = ArrivalMonitor(pipeline.monitor.schedule, core.source, pipeline.monitor.key_types)
         pipeline.monitor.restore(state["monitor"], [blobs[n] for n in state["monitor"]["blobs"]])
     pipeline.progress = Progress(state["through_ms"], state["entry_bytes"])
     history = state["history"]

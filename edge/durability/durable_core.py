@@ -24,6 +24,7 @@ import platform
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.lib.introspect import opt_func_info
 
-import edgewater
 from edge.core.core import EdgeCore
 from edge.core.events import (
     Acked,
@@ -78,7 +78,7 @@ KIND_NAMES = {
 def platform_id() -> int:
     """A number for all that the last bit of a value may hang on: releases, the C library, and what of the processor
     NumPy and Arrow use."""
-    releases = edgewater.__version__, np.__version__, pa.__version__, platform.python_version()
+    releases = version("edgewater"), np.__version__, pa.__version__, platform.python_version()
     machine = platform.machine(), platform.libc_ver(), pa.runtime_info().simd_level, opt_func_info()
     return int(google_crc32c.value(repr((releases, machine)).encode()))
 
@@ -388,7 +388,7 @@ def _decode_plain(kind: int, given: dict[str, Any]) -> Event:
             QueryRef(*given["query"]),
             given["rate"],
             given["clock_offset_ms"],
-            SamplingReason.read(given.get("reason", 0)),
+            SamplingReason.from_number(given.get("reason", 0)),
         ),
     }
     return readers[kind]()

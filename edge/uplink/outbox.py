@@ -14,7 +14,7 @@ from edge.durability.durable_core import DurableCore
 from edge.durability.group_commit import GroupCommit
 from edge.uplink.ports import BudgetUpdate, QueryStatusReport
 from edgewater.query import ErrorBudget, QuerySpec
-from edgewater.streams import END_OF_TIME_MS, LIVE, type_name
+from edgewater.streams import LIVE, MAX_TIME_MS, type_name
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
@@ -232,7 +232,7 @@ class UplinkOutbox:
                 pb.StreamProgress(
                     stream=name,
                     watermark_ms=state.watermark_ms,
-                    ended=state.watermark_ms >= END_OF_TIME_MS,
+                    ended=state.watermark_ms >= MAX_TIME_MS,
                     records=state.records,
                 )
                 for name, state in core.streams.items()

@@ -274,7 +274,10 @@ class UplinkSession:
                 self._on_budget(message.budget)
             elif kind == "sampling":
                 sampling = message.sampling
-                ref, reason = QueryRef(sampling.query, sampling.query_version), SamplingReason.read(sampling.reason)
+                ref, reason = (
+                    QueryRef(sampling.query, sampling.query_version),
+                    SamplingReason.from_number(sampling.reason),
+                )
                 self._endpoint.on_sampling(ref, sampling.rate, sampling.clock_offset_ms, reason)
             elif kind == "credit":
                 self._pacing.link.set_credit(message.credit.bytes)

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from edgewater.arrivals.grid import Grid, lag_groups
+from edgewater.arrivals.schedule import SlotGrid, lag_groups
 from edgewater.errors import CorruptSynopsis, InvalidRecord
 from edgewater.synopses.base import FloatArray, IntArray
 from edgewater.synopses.encoding import codec
@@ -37,7 +37,7 @@ class GroupedSubstream:
         others: events of which nothing else is said, for there were too many groups.
     """
 
-    grid: Grid
+    grid: SlotGrid
     index: int
     keys: list[pa.Array]
     cells: IntArray
@@ -115,7 +115,7 @@ class GroupedSubstream:
         return codec.seal(message)
 
     @classmethod
-    def from_state(cls, state: bytes, grid: Grid) -> Self:
+    def from_state(cls, state: bytes, grid: SlotGrid) -> Self:
         """Raises CorruptSynopsis, UnsupportedVersion."""
         message = codec.unseal(state)
         given = codec.open_message(message, _KIND, _VERSION, len(message.arrays))

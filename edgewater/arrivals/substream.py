@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from edgewater.arrivals.grid import Grid
+from edgewater.arrivals.schedule import SlotGrid
 from edgewater.errors import CorruptSynopsis, InvalidRecord, UnsupportedVersion
 from edgewater.synopses.base import FloatArray, IntArray
 
@@ -67,7 +67,7 @@ class SubstreamStatistics:
         late: sampled values by lag group: count, Σv, Σv², float64 (3, groups).
     """
 
-    grid: Grid
+    grid: SlotGrid
     index: int
     delay: Moments = field(default_factory=Moments)
     gap: Moments = field(default_factory=Moments)
@@ -118,7 +118,7 @@ class SubstreamStatistics:
         return head + _packed(steps) + _packed(self.counts) + self.late.astype("<f8").tobytes()
 
     @classmethod
-    def from_state(cls, state: bytes, grid: Grid) -> Self:
+    def from_state(cls, state: bytes, grid: SlotGrid) -> Self:
         """Raises CorruptSynopsis, UnsupportedVersion."""
         if state[:1] and state[0] > _VERSION:
             raise UnsupportedVersion(f"sub-stream statistics of version {state[0]}; this release reads {_VERSION}")

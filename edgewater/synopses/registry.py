@@ -207,7 +207,7 @@ class Function:
     def check_argument(self, data_type: pa.DataType | None, at: str) -> None:
         """Raises InvalidQuery unless the function takes an argument of this type."""
         if self.argument == "rows":
-            return  # which are numbers, or they would not have been bound (`edgewater.row_expressions`)
+            return  # which are numbers, or they would not have been bound (`edgewater.expressions.bind_row`)
         if data_type is not None and type_name(data_type) not in self.types:
             raise InvalidQuery(
                 at,

@@ -74,8 +74,8 @@ class SamplingReason(IntEnum):
     """The edge's link cannot keep up."""
 
     @classmethod
-    def read(cls, number: int) -> SamplingReason:
-        """One that a newer release has added is not said, as by an older one."""
+    def from_number(cls, number: int) -> SamplingReason:
+        """Returns the reason with this number; NONE for a number that a newer release has added."""
         return cls(number) if number in cls._value2member_map_ else cls.NONE
 
 
@@ -259,7 +259,9 @@ def arrivals_to_wire(arrivals: Arrivals) -> pb.Arrivals:
 
 
 def arrivals_from_wire(message: pb.Arrivals) -> Arrivals:
-    return Arrivals(message.through_ms, tuple(message.substreams), SamplingReason.read(message.sampled), message.unread)
+    return Arrivals(
+        message.through_ms, tuple(message.substreams), SamplingReason.from_number(message.sampled), message.unread
+    )
 
 
 def close_to_wire(close: SliceClose) -> pb.SliceClose:

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from center.early_trigger.sample_size import finite, mean_size
-from edgewater.arrivals.target import MeasureKind, Target
+from edgewater.accuracy import AccuracyTarget, MeasureKind
 from edgewater.errors import InvalidInput
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 
@@ -76,7 +76,7 @@ def measured(measure: MeasureKind, window: WindowArrivals, used: BoolArray, scal
 class Default:
     """Waits until every event is there, as if it were told."""
 
-    def __init__(self, target: Target, measure: MeasureKind) -> None:
+    def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
         self.measure = measure
 
     def close(self, window: WindowArrivals) -> Closing:
@@ -88,7 +88,7 @@ class Default:
 class FixedWatermark:
     """Closes a fixed time after the window's end; what comes later is dropped."""
 
-    def __init__(self, target: Target, measure: MeasureKind, delay_ms: float) -> None:
+    def __init__(self, target: AccuracyTarget, measure: MeasureKind, delay_ms: float) -> None:
         if delay_ms < 0:
             raise InvalidInput("watermark delay", delay_ms, "0 ms or more")
         self.measure, self.delay_ms = measure, delay_ms
@@ -123,7 +123,7 @@ class Slack:
 class KSlack:
     """No sampling; closes at the end plus the largest delay seen so far."""
 
-    def __init__(self, target: Target, measure: MeasureKind) -> None:
+    def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
         self.measure, self._slack = measure, Slack()
 
     def close(self, window: WindowArrivals) -> Closing:
@@ -163,7 +163,7 @@ class AqKSlack:
     The slack is the shortest with which enough of the past windows would have missed at most half of the error.
     """
 
-    def __init__(self, target: Target, measure: MeasureKind) -> None:
+    def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
         self.target, self.measure = target, measure
         self._needed_ms: list[float] = []
         self._past = Past()
@@ -191,7 +191,7 @@ class AqKSlack:
 class AionMinus:
     """Aion's sample n/N of Eq. 4, closed by K-Slack."""
 
-    def __init__(self, target: Target, measure: MeasureKind) -> None:
+    def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
         self.target, self.measure, self._slack, self._past = target, measure, Slack(), Past()
 
     def close(self, window: WindowArrivals) -> Closing:
@@ -214,7 +214,7 @@ class AionPrinted:
     deadline, and a sub-stream waits for n of its own, not for n of itself (corrections.md, Aion 3, 4, 6, 11).
     """
 
-    def __init__(self, target: Target, measure: MeasureKind, substream_ms: float) -> None:
+    def __init__(self, target: AccuracyTarget, measure: MeasureKind, substream_ms: float) -> None:
         self.target, self.measure, self.substream_ms = target, measure, substream_ms
         self._past = Past()
         self._delay_ms = 0.0

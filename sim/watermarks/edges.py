@@ -10,7 +10,7 @@ from edge.arrivals.group_monitor import GroupMonitor
 from edge.arrivals.monitor import SubstreamMonitor
 from edge.arrivals.sampler import BernoulliSampler
 from edgewater.accuracy import MAX_GROUPS
-from edgewater.arrivals.grid import Grid
+from edgewater.arrivals import SlotGrid
 from edgewater.synopses.base import FloatArray, IntArray
 from edgewater.wire.frames import Arrivals, SamplingReason
 
@@ -26,7 +26,7 @@ class SimulatedEdge:
         has_values: the measure has values; a count has none, and is not sampled.
     """
 
-    def __init__(self, number: int, grid: Grid, *, grouped: bool, has_values: bool) -> None:
+    def __init__(self, number: int, grid: SlotGrid, *, grouped: bool, has_values: bool) -> None:
         self._monitor = GroupMonitor(grid, (pa.int64(),), MAX_GROUPS) if grouped else SubstreamMonitor(grid)
         self._slot_ms, self._has_values = grid.slot_ms, has_values
         self._sampler = BernoulliSampler(number)

@@ -18,8 +18,8 @@ from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from center.ledger.quality import ACCURACY, Phase
 from center.sampling.policy import RATES_EVERY_MS, SamplingRequirement, rates_differ
-from edgewater.accuracy import HORIZON_WINDOWS, clockwork, group_values
-from edgewater.arrivals.target import MeasureKind, Target
+from edgewater.accuracy import AccuracyTarget, MeasureKind, group_values, report_schedule
+from edgewater.arrivals.schedule import HORIZON_WINDOWS
 from edgewater.quantities import format_duration
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
@@ -92,7 +92,7 @@ def queue_end_ms(arrivals_ms: FloatArray, cost_ms: float, until_ms: float) -> fl
 
 
 def query_of(
-    workload: Workload, target: Target, measure: MeasureKind, substream_ms: int, latest_ms: int | None
+    workload: Workload, target: AccuracyTarget, measure: MeasureKind, substream_ms: int, latest_ms: int | None
 ) -> QuerySpec:
     """The query that a user would write. Raises InvalidQuery for what production refuses."""
     horizon_ms = int(HORIZON_WINDOWS * workload.window_ms)
@@ -102,7 +102,7 @@ def query_of(
         "measures": {"answer": "count()" if measure == "count" else f"{measure}(value)"},
         "window": {"sliding": f"{workload.window_ms}ms", "every": f"{workload.step_ms}ms"},
         "accuracy": {
-            "error": f"{100 * target.error:.12g}%", "confidence": f"{100 * target.confidence:.12g}%", "of": "answer",
+            "error": f"{100 * target.error:.12g}%", "confidence": f"{100 * target.confidence:.12g}%", "measure": "answer",
             "substream": f"{substream_ms}ms",
         },
         "lateness": f"{horizon_ms}ms",
@@ -132,13 +132,13 @@ class Engine:
     """
 
     def __init__(
-        self, workload: Workload, target: Target, measure: MeasureKind, event_cost_ms: float, *, substream_ms: int,
-        silence: Silence | None = None, latest_ms: int | None = None, sampling: bool = True,
+        self, workload: Workload, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
+        substream_ms: int, silence: Silence | None = None, latest_ms: int | None = None, sampling: bool = True,
     ) -> None:  # fmt: skip
         self.workload, self.measure, self.event_cost_ms = workload, measure, event_cost_ms
         self.silence, self.sampling = silence, sampling
         self.spec = query_of(workload, target, measure, substream_ms, latest_ms)
-        clock = clockwork(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
+        clock = report_schedule(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
         assert clock is not None
         self.clock = clock
         self.edges = [EdgeId(f"edge{i:03}") for i in range(workload.sources)]
@@ -195,7 +195,7 @@ class Engine:
     def _pass(self, until_ms: int) -> None:
         """Time goes on, from point to point."""
         while True:
-            point_ms = self.clock.starts_at(self.clock.point_after(self.clock.slot_at(self.now_ms)))
+            point_ms = self.clock.starts_at(self.clock.next_report_slot(self.clock.slot_at(self.now_ms)))
             if point_ms > until_ms:
                 return
             tick_ms = self.now_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgewater.arrivals.target import MeasureKind, Target
+from edgewater.accuracy import AccuracyTarget, MeasureKind
 from edgewater.errors import InvalidConfig
 from sim.watermarks.baselines import (
     AionMinus,
@@ -22,7 +22,7 @@ from sim.watermarks.workload import Workload
 RIVALS = ("default", "k-slack", "aq-k-slack", "aion", "aion-minus", "fixed")
 
 
-def rival(name: str, target: Target, measure: MeasureKind, substream_ms: float, fixed_ms: float) -> Baseline:
+def rival(name: str, target: AccuracyTarget, measure: MeasureKind, substream_ms: float, fixed_ms: float) -> Baseline:
     match name:
         case "default":
             return Default(target, measure)
@@ -40,7 +40,7 @@ def rival(name: str, target: Target, measure: MeasureKind, substream_ms: float, 
 
 
 def run_rival(
-    workload: Workload, name: str, target: Target, measure: MeasureKind, event_cost_ms: float, *,
+    workload: Workload, name: str, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
     substream_ms: float, fixed_ms: float, silence: Silence | None = None, progress: Progress = lambda done: None,
 ) -> list[Outcome]:  # fmt: skip
     results = []

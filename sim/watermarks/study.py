@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edgewater.arrivals.target import MeasureKind, Target
+from edgewater.accuracy import AccuracyTarget, MeasureKind
 from edgewater.errors import InvalidConfig
 from sim.watermarks.engine import Engine, Outcome, Progress, Silence
 from sim.watermarks.rivals import run_rival
@@ -52,8 +52,8 @@ class Study:
         return self.window_ms // (self.every_ms or self.window_ms)
 
     @property
-    def target(self) -> Target:
-        return Target(self.error, self.confidence, self.groups, self.scope)
+    def target(self) -> AccuracyTarget:
+        return AccuracyTarget(self.error, self.confidence, self.groups, self.scope)
 
     @property
     def silence(self) -> Silence | None:

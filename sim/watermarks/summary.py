@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from center.early_trigger.sample_size import mean_size
-from edgewater.arrivals.target import MeasureKind, Target
+from edgewater.accuracy import AccuracyTarget, MeasureKind
 from edgewater.synopses.base import FloatArray
 from sim.watermarks.engine import Outcome
 from sim.watermarks.workload import Workload
 
 
-def summarise(outcomes: list[Outcome], target: Target) -> dict[str, Any]:
+def summarise(outcomes: list[Outcome], target: AccuracyTarget) -> dict[str, Any]:
     """Coverage and its company over all windows.
 
     `coverage`: windows (with several groups and scope "each": window-group pairs) whose relative error is at most the
@@ -58,7 +58,7 @@ def relative_errors(truth: FloatArray, estimate: FloatArray) -> FloatArray:
     return np.asarray(np.where(np.isnan(truth), np.nan, error))
 
 
-def oracle_rate(workload: Workload, measure: MeasureKind, target: Target, windows: int = 100) -> float:
+def oracle_rate(workload: Workload, measure: MeasureKind, target: AccuracyTarget, windows: int = 100) -> float:
     """The rate of Eq. 4 for one who knows each window's N, σ and μ, averaged over the first `windows`.
 
     0 for a count: events are counted as they come, none has to be sampled.
@@ -97,7 +97,9 @@ def _stack(outcomes: list[Outcome], name: str) -> FloatArray:
     return np.array([getattr(o, name) for o in outcomes], float)
 
 
-def _interval_coverage(truth: FloatArray, estimate: FloatArray, half: FloatArray, target: Target) -> float | None:
+def _interval_coverage(
+    truth: FloatArray, estimate: FloatArray, half: FloatArray, target: AccuracyTarget
+) -> float | None:
     stated = ~np.isnan(half) & ~np.isnan(truth)
     if not stated.any():
         return None

@@ -49,7 +49,7 @@ def gamma(shape: float, mean_ms: float) -> Delays:
 
 
 def spec(measures: dict[str, str] | None = None, **parts: object) -> QuerySpec:
-    accuracy = {"error": "5%", "confidence": "95%", "of": "total", "substream": "500ms"}
+    accuracy = {"error": "5%", "confidence": "95%", "measure": "total", "substream": "500ms"}
     given = {
         "name": "q", "from": "s", "measures": measures or {"total": "sum(x)"}, "window": {"tumbling": "1s"},
         "accuracy": accuracy, "lateness": "1s",

@@ -13,7 +13,7 @@ from edge.core.events import Configured, FrameBuilt, Ingested, Pull, SourceEnded
 from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
-from edgewater.windows import Session
+from edgewater.windows import SessionWindow
 from edgewater.wire.frames import FrameBody, QueryRef
 
 REF = QueryRef("q", 1)
@@ -27,7 +27,7 @@ def spec(**parts: object) -> QuerySpec:
     )
 
 
-def brute_force(times: Iterable[int], window: Session) -> dict[tuple[int, int], list[int]]:
+def brute_force(times: Iterable[int], window: SessionWindow) -> dict[tuple[int, int], list[int]]:
     """(start, end) -> the times in it. By the definition, record by record."""
     sessions: dict[tuple[int, int], list[int]] = {}
     current: list[int] = []

@@ -21,7 +21,7 @@ from center.budgets.allocation import (
     ShareViolation,
 )
 from edge.core.budget_schedule import ShareSchedule
-from edgewater.streams import NEVER_MS, EdgeId
+from edgewater.streams import MIN_TIME_MS, EdgeId
 
 SLICE_MS = 1_000
 EAGER = AllocationPolicy(gain=1.02, interval_ms=0)
@@ -35,17 +35,17 @@ class EdgeModel:
     update_bytes: float = 100.0
     drift: float = 1.0
     schedule: ShareSchedule = field(default_factory=ShareSchedule)
-    through: int = NEVER_MS
+    through: int = MIN_TIME_MS
     closed: dict[int, float] = field(default_factory=dict)
-    durable: tuple[ShareSchedule, int, dict[int, float]] = (ShareSchedule(), NEVER_MS, {})
+    durable: tuple[ShareSchedule, int, dict[int, float]] = (ShareSchedule(), MIN_TIME_MS, {})
 
     def hear(self, grant: Grant) -> None:
-        open_from = NEVER_MS if self.through == NEVER_MS else self.through
+        open_from = MIN_TIME_MS if self.through == MIN_TIME_MS else self.through
         self.schedule = self.schedule.take(grant.version, grant.shares, grant.from_ms, open_from)
 
     def close(self, slices: int) -> None:
         """Closes the next slices under the share that each has."""
-        start = 0 if self.through == NEVER_MS else self.through
+        start = 0 if self.through == MIN_TIME_MS else self.through
         for _ in range(slices):
             self.closed[start] = self.schedule.at(start).get("bytes", 0.0)
             start += SLICE_MS
@@ -116,7 +116,7 @@ class ShareWorld:
         starts = {s for e in self.edges.values() for s in e.closed} | {
             step.from_ms for e in self.edges.values() for step in e.schedule.steps
         }
-        for start in starts | {NEVER_MS, 1 << 49}:
+        for start in starts | {MIN_TIME_MS, 1 << 49}:
             total = math.fsum(e.holds_back(start) for e in self.edges.values())
             assert total <= self.limit, f"slice {start}: {total} of {self.limit}"
         for grant in self.book.grants().values():

@@ -23,7 +23,7 @@ from edge.config import parse_config
 from edge.process import now_ms
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
-from edgewater.streams import END_OF_TIME_MS
+from edgewater.streams import MAX_TIME_MS
 from edgewater.wire.frames import FrameBody
 from tests.edge.core.test_core import merged
 
@@ -85,7 +85,7 @@ class Center:
         return result
 
     def ended(self) -> bool:
-        return any(body.through_ms == END_OF_TIME_MS for _, body in self.bodies())
+        return any(body.through_ms == MAX_TIME_MS for _, body in self.bodies())
 
 
 NDJSON = {"Content-Type": "application/x-ndjson"}

@@ -34,7 +34,7 @@ from edgewater.synopses.sampling.sample_functions import SampleFunction, sample_
         ("equi_depth(ip, buckets=10)", "equi_depth(ip, buckets=10)", "equi_depth"),
     ],
 )
-def test_a_synopsis_is_named_by_parameters_or_by_what_it_shall_achieve(text: str, canonical: str, kind: str) -> None:
+def test_a_synopsis_is_configured_by_its_parameters_or_by_its_accuracy(text: str, canonical: str, kind: str) -> None:
     measure = Measure.parse("m", text)
     assert measure.to_text() == canonical
     assert Measure.parse("m", canonical) == measure
@@ -68,12 +68,12 @@ def test_a_synopsis_is_named_by_parameters_or_by_what_it_shall_achieve(text: str
         ("haar(ip)", r"order of one signal.*center\.batch"),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_field(text: str, said: str) -> None:
+def test_an_invalid_measure_is_refused_with_its_field(text: str, said: str) -> None:
     with pytest.raises(InvalidQuery, match=said):
         Measure.parse("m", text)
 
 
-def test_measures_that_fit_no_frame_together_are_refused_with_the_size_of_each() -> None:
+def test_measures_too_large_for_a_frame_are_refused_with_the_size_of_each() -> None:
     def fit(*texts: str) -> None:
         measures = [Measure.parse(f"m{i}", text) for i, text in enumerate(texts)]
         require_fit({m.name: m.entry_bytes for m in measures})
@@ -90,7 +90,7 @@ def test_measures_that_fit_no_frame_together_are_refused_with_the_size_of_each()
 
 
 @pytest.mark.parametrize("text", ["sum(x)", "mean(x)"])
-def test_infinities_of_both_signs_merge_to_no_number_without_a_warning(text: str) -> None:
+def test_infinities_of_both_signs_merge_to_nan_without_a_warning(text: str) -> None:
     measure = Measure.parse("m", text)
     above, below = (measure.function.make(measure.parameters, COLUMN_TYPES["float64"]) for _ in range(2))
     for stack, value in ((above, np.inf), (below, -np.inf)):
@@ -102,7 +102,7 @@ def test_infinities_of_both_signs_merge_to_no_number_without_a_warning(text: str
     assert np.isnan(below.query().value).all()
 
 
-def test_a_function_of_a_name_that_sql_has_gets_all_of_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_with_the_name_of_an_sql_function_gets_all_of_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
     for name in ("corr", "quantile"):
         registry.register_function(sample_function(name, SampleFunction(), {"q": Parameter.number(0.5, 0, 1)}))

@@ -103,10 +103,10 @@ def test_a_body_that_is_no_query_is_refused_as_one(desk, body, content_type):
 @pytest.mark.parametrize(
     ("body", "content_type", "field", "said"),
     [
-        ({**SPEC, "where": "carrier = '\ud800'"}, "application/json", "where", "surrogate pair"),
-        ({**SPEC, "name": "\ud800"}, "application/json", "name", "surrogate pair"),
-        ({**SPEC, "\ud800": 1}, "application/json", "", "surrogate pair"),
-        ('name: "\\ud800"', "application/yaml", "name", "surrogate pair"),
+        ({**SPEC, "where": "carrier = '\ud800'"}, "application/json", "where", "unpaired surrogate"),
+        ({**SPEC, "name": "\ud800"}, "application/json", "name", "unpaired surrogate"),
+        ({**SPEC, "\ud800": 1}, "application/json", "", "unpaired surrogate"),
+        ('name: "\\ud800"', "application/yaml", "name", "unpaired surrogate"),
         ('{"\\ud800": 1, "\\ud800": 1}', "application/json", "", "is there twice"),
         ('"\\ud800": 1\n"\\ud800": 1', "application/yaml", "", "is there twice"),
         ('{"name": "n", "name": "m"}', "application/json", "", "the key name is there twice"),

@@ -12,7 +12,7 @@ import pytest
 from center.batch import build, evaluate, register_sql
 from edgewater.errors import InvalidRequest
 from edgewater.synopses import CountMin, DDSketch, Distinct, Frequency, HyperLogLog, Quantile, from_bytes
-from edgewater.windows import Sliding, Tumbling
+from edgewater.windows import SlidingWindow, TumblingWindow
 
 pytestmark = pytest.mark.spark
 
@@ -25,7 +25,7 @@ def ms(row: Any) -> int:
 
 @pytest.fixture(scope="module")
 def counted(df: Any) -> Any:
-    window = Sliding("20s", "10s")
+    window = SlidingWindow("20s", "10s")
     return build(df, CountMin(1 << 13, 4), of="ip", time="ts", window=window, stratify_by="site").cache()
 
 
@@ -96,7 +96,7 @@ def evaluated_window(counted: Any) -> bytes:
 def test_sql_estimates_and_merges(spark: Any, df: Any, records: pd.DataFrame) -> None:
     register_sql(spark)
     for name, prototype, column in (("latencies", DDSketch(), "latency"), ("ips", HyperLogLog(), "ip")):
-        out = build(df, prototype, of=column, time="ts", window=Tumbling("25s"), stratify_by="site")
+        out = build(df, prototype, of=column, time="ts", window=TumblingWindow("25s"), stratify_by="site")
         out.createOrReplaceTempView(name)
     rows = spark.sql("""
         select site, a.estimate, a.lower, a.upper, a.basis

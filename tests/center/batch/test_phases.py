@@ -21,7 +21,7 @@ from edgewater.errors import InvalidRequest
 from edgewater.synopses import CountMin, GroupedAggregate, HaarWavelet, HyperLogLog, ReservoirSample, from_bytes
 from edgewater.synopses.base import Properties
 from edgewater.synopses.registry import function_named
-from edgewater.windows import CountWindow, Session, Sliding, Tumbling
+from edgewater.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
 
 
 class Noted:
@@ -47,7 +47,7 @@ def piece(start: int, first_ms: int | None = None, last_ms: int | None = None) -
 def test_sliding_windows_hold_their_slices_in_order_whatever_is_missing(
     numbers: set[int], size: int, every: int, offset: int, data: Any
 ) -> None:
-    window = Sliding(max(size, every), min(size, every), offset)
+    window = SlidingWindow(max(size, every), min(size, every), offset)
     starts = sorted({window.slice_start(n) for n in numbers})
     expected: dict[int, tuple[int, ...]] = {}
     for start in starts:
@@ -60,14 +60,14 @@ def test_sliding_windows_hold_their_slices_in_order_whatever_is_missing(
 
 
 def test_a_sliding_window_costs_three_merges_a_slice_whatever_the_overlap() -> None:
-    window = Sliding(100, 1)
+    window = SlidingWindow(100, 1)
     Noted.merges = 0
     assert len(list(sliding((piece(s) for s in range(1000)), window, -100, 1000))) == 1099
     assert Noted.merges <= 3 * 1000 + 100
 
 
 def test_a_session_is_cut_where_the_gap_is_reached_or_it_would_be_too_long() -> None:
-    window = Session(10, 30)
+    window = SessionWindow(10, 30)
     slices = [piece(0, 3, 9), piece(10, 12), piece(20, 21), piece(30, 30), piece(50, 51, 55), piece(60, 65)]
     job = Job(Template.of(CountMin()), Layout((), ("int64",), ("v",), "t"), window)
     found = [(p.held.values, *bounds_of(job, p)) for p in sessions(iter(slices), window)]
@@ -85,7 +85,7 @@ def test_a_task_with_little_memory_gives_on_what_it_has_and_nothing_is_lost(
     names = ["_s0", "_v0", "_t"]
     batch = pa.RecordBatch.from_arrays([keys, pa.array(values), pa.array(times)], names=names)
     layout = Layout((("key", "string"),), ("int64",), ("v",), "t")
-    job = Job(Template.of(CountMin(64, 3)), layout, Sliding("10s", "5s"), by_windows=by_windows)
+    job = Job(Template.of(CountMin(64, 3)), layout, SlidingWindow("10s", "5s"), by_windows=by_windows)
 
     def run(memory: int) -> tuple[int, list[dict[str, Any]]]:
         monkeypatch.setattr(compute, "MEMORY_BYTES", memory)
@@ -112,12 +112,12 @@ def test_a_task_with_little_memory_gives_on_what_it_has_and_nothing_is_lost(
     ("synopsis", "window", "strata", "expected"),
     [
         (CountMin(), None, None, ("round_robin", "bucketing", "merge")),
-        (CountMin(), Tumbling("1s"), "k", ("stratified", "bucketing", "merge")),
-        (CountMin(), Sliding("2s", "1s"), None, ("round_robin", "slicing", "merge")),
-        (CountMin(), Session("1s"), None, ("round_robin", "slicing", "merge")),
+        (CountMin(), TumblingWindow("1s"), "k", ("stratified", "bucketing", "merge")),
+        (CountMin(), SlidingWindow("2s", "1s"), None, ("round_robin", "slicing", "merge")),
+        (CountMin(), SessionWindow("1s"), None, ("round_robin", "slicing", "merge")),
         (CountMin(), CountWindow(5), None, ("order_based", "slicing", "merge")),
-        (HaarWavelet(), Sliding("2s", "1s"), None, ("order_based", "slicing", "manager")),
-        (HaarWavelet(), Tumbling("2s"), "k", ("order_based", "bucketing", "manager")),
+        (HaarWavelet(), SlidingWindow("2s", "1s"), None, ("order_based", "slicing", "manager")),
+        (HaarWavelet(), TumblingWindow("2s"), "k", ("order_based", "bucketing", "manager")),
     ],
 )  # fmt: skip
 def test_the_strategy_is_read_off_the_algebra(
@@ -132,12 +132,12 @@ def test_what_does_not_merge_is_built_by_one_task_and_has_no_sessions() -> None:
     from center.batch.strategy import choose
 
     alone = Properties(mergeable=False, commutative=False)
-    chosen = choose(alone, Sliding("2s", "1s"), stratified=False)
+    chosen = choose(alone, SlidingWindow("2s", "1s"), stratified=False)
     assert (chosen.divide, chosen.compute, chosen.merge) == ("centralised", "bucketing", "none")
     with pytest.raises(InvalidRequest, match="cannot be built over session windows"):
-        choose(alone, Session("1s"), stratified=False)
+        choose(alone, SessionWindow("1s"), stratified=False)
     with pytest.raises(InvalidRequest, match="cannot be built over session windows"):
-        plan(HaarWavelet(), window=Session("1s"))
+        plan(HaarWavelet(), window=SessionWindow("1s"))
     with pytest.raises(InvalidRequest, match=r"strategy\.depth: 9"):
         Strategy("round_robin", "slicing", "merge", depth=9)
 

@@ -15,7 +15,7 @@ from center.batch.merge_phase import Combine, Finish
 from center.batch.ordered import _Parts, _Register
 from center.batch.pattern import Template
 from edgewater.synopses import CountMin, HaarWavelet
-from edgewater.windows import Sliding, Tumbling
+from edgewater.windows import SlidingWindow, TumblingWindow
 
 LAYOUT = Layout((("key", "float64"),), ("int64",), ("v",), "t")
 ORDER = [(name, "ascending") for name in ("_s0", "block", "slice_start", "part")]
@@ -35,13 +35,15 @@ def counts(rows: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize(
     ("window", "expected"),
     [
-        (Tumbling("10s"), [("1.0", 0, 2), ("nan", 0, 4), ("nan", 10_000, 2)]),
-        (Sliding("20s", "10s"), [("1.0", -10_000, 2), ("1.0", 0, 2), ("nan", -10_000, 4), ("nan", 0, 6),
+        (TumblingWindow("10s"), [("1.0", 0, 2), ("nan", 0, 4), ("nan", 10_000, 2)]),
+        (SlidingWindow("20s", "10s"), [("1.0", -10_000, 2), ("1.0", 0, 2), ("nan", -10_000, 4), ("nan", 0, 6),
                                  ("nan", 10_000, 2)]),
     ],
     ids=["tumbling", "sliding"],
 )  # fmt: skip
-def test_partials_of_a_stratum_that_is_nan_are_of_one_stratum(window: Sliding, expected: Any, levels: int) -> None:
+def test_partials_of_a_stratum_that_is_nan_are_of_one_stratum(
+    window: SlidingWindow, expected: Any, levels: int
+) -> None:
     job = Job(Template.of(CountMin(64, 3)), LAYOUT, window)
     keys, times = pa.array([math.nan, 1.0, math.nan, math.nan]), pa.array([1_000, 2_000, 3_000, 11_000])
     batch = pa.RecordBatch.from_arrays([keys, pa.array([5, 6, 7, 8]), times], names=["_s0", "_v0", "_t"])
@@ -53,7 +55,7 @@ def test_partials_of_a_stratum_that_is_nan_are_of_one_stratum(window: Sliding, e
 
 
 def test_a_manager_of_a_stratum_that_is_nan_has_all_its_parts() -> None:
-    job = Job(Template.of(HaarWavelet()), LAYOUT, Tumbling("10s"), by_windows=True)
+    job = Job(Template.of(HaarWavelet()), LAYOUT, TumblingWindow("10s"), by_windows=True)
     numbers = np.arange(8)
     names = ["_s0", "_slice", "_p", "_n", "_t", "_v0"]
     columns = [pa.array([math.nan] * 8), pa.array([0] * 8), pa.array(numbers % 2), pa.array(numbers)]

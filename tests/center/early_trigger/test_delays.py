@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from center.early_trigger.delays import lynden_bell
 from center.early_trigger.triangle import LONG, SHORT, ArrivalTriangle
-from edgewater.arrivals.grid import Grid
+from edgewater.arrivals import SlotGrid
 from edgewater.errors import InvalidInput
 
 
@@ -55,7 +55,7 @@ def feed(triangle, rng, slots, mean_slots, per_slot=40, start=0):
 
 def test_the_triangle_finds_the_distribution_while_events_are_still_out():
     rng = np.random.default_rng(5)
-    triangle = ArrivalTriangle(1, Grid(lags=200))
+    triangle = ArrivalTriangle(1, SlotGrid(lags=200))
     feed(triangle, rng, 400, 12.0)
     truth = 1 - np.exp(-(np.arange(200) + 1) / 12.0)
     found = triangle.distributions()
@@ -65,7 +65,7 @@ def test_the_triangle_finds_the_distribution_while_events_are_still_out():
 
 def test_the_short_memory_follows_a_shift_first():
     rng = np.random.default_rng(6)
-    triangle = ArrivalTriangle(1, Grid(lags=300))
+    triangle = ArrivalTriangle(1, SlotGrid(lags=300))
     feed(triangle, rng, 600, 12.0)
     feed(triangle, rng, 150, 30.0)
     truth = 1 - np.exp(-21 / 30.0)
@@ -76,7 +76,7 @@ def test_the_short_memory_follows_a_shift_first():
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_a_source_that_catches_up_is_as_if_it_had_never_been_silent(seed, silent):
     rng = np.random.default_rng(seed)
-    grid = Grid(slot_ms=10, substream_slots=5, lags=12)
+    grid = SlotGrid(slot_ms=10, substream_slots=5, lags=12)
     rows = rng.integers(0, 5, (10, 2, 12)).astype(float)
     heard, gap = ArrivalTriangle(2, grid), ArrivalTriangle(2, grid)
     for row in rows:
@@ -92,7 +92,7 @@ def test_a_source_that_catches_up_is_as_if_it_had_never_been_silent(seed, silent
 
 
 def test_catching_up_with_too_few_slots_is_refused():
-    triangle = ArrivalTriangle(2, Grid(lags=4))
+    triangle = ArrivalTriangle(2, SlotGrid(lags=4))
     triangle.advance(np.zeros((2, 4)), np.array([True, False]))
     with pytest.raises(InvalidInput, match="1 slots"):
         triangle.catch_up(1, np.zeros((2, 4)))
@@ -100,7 +100,7 @@ def test_catching_up_with_too_few_slots_is_refused():
 
 def test_a_triangle_comes_back_from_its_state():
     rng = np.random.default_rng(8)
-    triangle = ArrivalTriangle(1, Grid(lags=50))
+    triangle = ArrivalTriangle(1, SlotGrid(lags=50))
     feed(triangle, rng, 80, 6.0)
     again = ArrivalTriangle.from_state(triangle.to_state(), triangle.grid)
     for t in (triangle, again):

@@ -14,7 +14,7 @@ from center.early_trigger.sample_size import (
     quantile_size,
     variance_size,
 )
-from edgewater.arrivals.target import Target, check_relative
+from edgewater.accuracy import AccuracyTarget, check_relative
 from edgewater.errors import InvalidInput, InvalidQuery
 
 TRIALS = 2000
@@ -102,7 +102,7 @@ def test_neyman_takes_whole_what_is_too_small_and_the_rest_from_the_others():
 @pytest.mark.parametrize("confidence", [0, 1, 1.5, -0.1, True, "95"])
 def test_a_confidence_outside_of_0_and_1_is_refused(confidence):
     with pytest.raises(InvalidQuery, match="confidence"):
-        Target(0.05, confidence)
+        AccuracyTarget(0.05, confidence)
     with pytest.raises(InvalidQuery, match="confidence"):
         mean_size(1.0, 100, 0.05, confidence)
 
@@ -110,7 +110,7 @@ def test_a_confidence_outside_of_0_and_1_is_refused(confidence):
 @pytest.mark.parametrize(("field", "value"), [("error", 0), ("error", 1.0), ("groups", 0), ("scope", "some")])
 def test_other_parts_of_a_target_are_checked(field, value):
     with pytest.raises(InvalidQuery, match=field):
-        Target(**{field: value})
+        AccuracyTarget(**{field: value})
 
 
 def test_a_relative_error_is_refused_where_the_mean_may_be_zero():
@@ -121,15 +121,15 @@ def test_a_relative_error_is_refused_where_the_mean_may_be_zero():
 
 
 def test_all_groups_together_need_bonferronis_confidence():
-    assert Target(groups=10, scope="all").group_confidence == pytest.approx(0.995)
-    assert Target(groups=10).group_confidence == 0.95
+    assert AccuracyTarget(groups=10, scope="all").group_confidence == pytest.approx(0.995)
+    assert AccuracyTarget(groups=10).group_confidence == 0.95
 
 
 def test_the_bootstrap_agrees_with_eq_4_where_that_holds(population):
     rng = np.random.default_rng(9)
     by_formula = float(mean_size(population.std() / population.mean(), 5000, 0.05, 0.95))
     sample = population[rng.choice(5000, 800, replace=False)]
-    by_bootstrap = size_for_function(sample, np.mean, rng, Target(), 5000, replicates=400)
+    by_bootstrap = size_for_function(sample, np.mean, rng, AccuracyTarget(), 5000, replicates=400)
     assert by_bootstrap == pytest.approx(by_formula, rel=0.25)
 
 
@@ -150,7 +150,7 @@ def test_a_functions_sample_is_topped_up_until_its_own_error_holds():
     for index in range(40):
         rng = np.random.default_rng([3, index])
         rows = rng.gamma(2.0, 3.0, 4000)
-        chosen = sample_for_function(rows, np.median, rng, Target(), pilot=100, replicates=60)
+        chosen = sample_for_function(rows, np.median, rng, AccuracyTarget(), pilot=100, replicates=60)
         covered += abs(np.median(rows[: chosen.size]) / np.median(rows) - 1) <= 0.05
         sizes.append(chosen.size)
         assert chosen.met
@@ -161,5 +161,5 @@ def test_a_functions_sample_is_topped_up_until_its_own_error_holds():
 
 def test_a_function_whose_error_cannot_be_met_says_so():
     rng = np.random.default_rng(1)
-    chosen = sample_for_function(rng.normal(size=200), np.mean, rng, Target(0.001), pilot=20, rounds=1)
+    chosen = sample_for_function(rng.normal(size=200), np.mean, rng, AccuracyTarget(0.001), pilot=20, rounds=1)
     assert not chosen.met

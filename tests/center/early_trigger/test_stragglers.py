@@ -6,10 +6,10 @@ import pytest
 from center.early_trigger.stragglers import StragglerModel
 from center.early_trigger.triangle import ArrivalTriangle
 from center.early_trigger.trigger import Watermark
-from edgewater.arrivals.grid import Grid
-from edgewater.arrivals.target import Target
+from edgewater.accuracy import AccuracyTarget
+from edgewater.arrivals import SlotGrid
 
-GRID = Grid(slot_ms=20, substream_slots=10, lags=80)
+GRID = SlotGrid(slot_ms=20, substream_slots=10, lags=80)
 MEAN_LAG, EVENTS_PER_SLOT = 5.0, 20
 WINDOW = 30
 
@@ -58,7 +58,7 @@ def test_soon_after_its_first_events_a_source_is_doubted_but_not_beyond_measure(
 
 
 def test_the_record_of_predictions_begins_two_windows_after_the_first_events_and_stands_still_in_a_pause() -> None:
-    mark = Watermark(2, GRID, WINDOW, Target(), "count")
+    mark = Watermark(2, GRID, WINDOW, AccuracyTarget(), "count")
     rows = np.zeros((2, GRID.lags))
 
     def recorded_after(slots: int, events: float) -> int:

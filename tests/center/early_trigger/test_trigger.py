@@ -6,8 +6,8 @@ from center.early_trigger.estimate import Sampled, WindowModel
 from center.early_trigger.late_values import LateValues
 from center.early_trigger.trigger import SAMPLE_TOO_SMALL, Answer, Wait, Watermark
 from center.early_trigger.value_history import ValueHistory
-from edgewater.arrivals.grid import Grid
-from edgewater.arrivals.target import Target
+from edgewater.accuracy import AccuracyTarget
+from edgewater.arrivals import SlotGrid
 from edgewater.errors import InvalidInput, InvalidQuery
 from sim.watermarks.baselines import (
     AionPrinted,
@@ -18,7 +18,7 @@ from sim.watermarks.baselines import (
     WindowArrivals,
 )
 
-GRID = Grid(slot_ms=20, substream_slots=10, lags=80)
+GRID = SlotGrid(slot_ms=20, substream_slots=10, lags=80)
 SLOTS = 30
 
 
@@ -39,13 +39,13 @@ def steady(mark, slots, lag=2, per_slot=20.0):
 
 
 def test_a_window_is_not_judged_before_its_end():
-    mark = Watermark(1, GRID, SLOTS, Target(), "count")
+    mark = Watermark(1, GRID, SLOTS, AccuracyTarget(), "count")
     steady(mark, 10)
     assert mark.judge(SLOTS, sampled(160)) == Wait(SLOTS)
 
 
 def test_constant_delays_are_made_up_for_at_the_windows_end():
-    mark = Watermark(1, GRID, SLOTS, Target(), "count")
+    mark = Watermark(1, GRID, SLOTS, AccuracyTarget(), "count")
     steady(mark, 20 * SLOTS)
     answer = mark.judge(20 * SLOTS, sampled((SLOTS - 2) * 20))
     assert isinstance(answer, Answer)
@@ -54,14 +54,14 @@ def test_constant_delays_are_made_up_for_at_the_windows_end():
 
 
 def test_a_window_of_which_nothing_came_is_not_answered_with_nothing():
-    mark = Watermark(1, GRID, SLOTS, Target(), "count")
+    mark = Watermark(1, GRID, SLOTS, AccuracyTarget(), "count")
     for _ in range(SLOTS):
         mark.on_slot(np.zeros((1, GRID.lags)))
     assert mark.judge(SLOTS, sampled(0)) == Wait(SLOTS + 1)
 
 
 def test_a_source_silent_from_birth_does_not_block_for_ever():
-    mark = Watermark(1, GRID, SLOTS, Target(), "count")
+    mark = Watermark(1, GRID, SLOTS, AccuracyTarget(), "count")
     for _ in range(SLOTS + GRID.lags):
         mark.on_slot(np.zeros((1, GRID.lags)))
     answer = mark.judge(SLOTS, sampled(0))
@@ -70,7 +70,7 @@ def test_a_source_silent_from_birth_does_not_block_for_ever():
 
 
 def test_the_staleness_budget_ends_the_wait_and_says_so():
-    mark = Watermark(1, GRID, SLOTS, Target(error=1e-6), "count", latest_slots=3)
+    mark = Watermark(1, GRID, SLOTS, AccuracyTarget(error=1e-6), "count", latest_slots=3)
     rng = np.random.default_rng(1)
     for _ in range(12 * SLOTS + 3):
         row = np.zeros((1, GRID.lags))
@@ -83,7 +83,7 @@ def test_the_staleness_budget_ends_the_wait_and_says_so():
 
 
 def test_too_small_a_sample_is_answered_at_once_and_says_so():
-    mark = Watermark(1, GRID, SLOTS, Target(), "mean")
+    mark = Watermark(1, GRID, SLOTS, AccuracyTarget(), "mean")
     steady(mark, 20 * SLOTS)
     values = np.random.default_rng(2).gamma(2, 1, 560)
     answer = mark.judge(20 * SLOTS, sampled(560, values[:100]))
@@ -93,7 +93,7 @@ def test_too_small_a_sample_is_answered_at_once_and_says_so():
 
 
 def test_a_sample_that_is_too_small_with_the_stragglers_but_not_without_waits_for_them():
-    mark = Watermark(1, GRID, SLOTS, Target(), "sum")
+    mark = Watermark(1, GRID, SLOTS, AccuracyTarget(), "sum")
     rng = np.random.default_rng(1)
     for _ in range(20 * SLOTS):
         row = np.zeros((1, GRID.lags))
@@ -109,13 +109,13 @@ def test_a_sample_that_is_too_small_with_the_stragglers_but_not_without_waits_fo
 
 
 def test_counts_are_not_sampled_and_without_history_all_is_needed():
-    assert Watermark(1, GRID, SLOTS, Target(), "count").rates()[0, 0] == 0
-    assert Watermark(1, GRID, SLOTS, Target(), "mean").rates()[0, 0] == 1
+    assert Watermark(1, GRID, SLOTS, AccuracyTarget(), "count").rates()[0, 0] == 0
+    assert Watermark(1, GRID, SLOTS, AccuracyTarget(), "mean").rates()[0, 0] == 1
 
 
 def test_a_measure_without_a_bound_on_stragglers_is_refused_and_says_what_there_is():
     with pytest.raises(InvalidQuery, match="mean of an expression that is 0 or 1"):
-        Watermark(1, GRID, SLOTS, Target(), "quantiles")
+        Watermark(1, GRID, SLOTS, AccuracyTarget(), "quantiles")
 
 
 def test_sizes_follow_the_past_and_not_the_sample_that_they_are_for():
@@ -163,9 +163,9 @@ def test_of_the_last_few_missing_values_a_large_one_is_reckoned_with():
 
 def test_a_window_needs_a_slot_and_a_watermark_is_of_one_group():
     with pytest.raises(InvalidInput, match="window"):
-        Watermark(1, GRID, 0, Target(), "count")
+        Watermark(1, GRID, 0, AccuracyTarget(), "count")
     with pytest.raises(InvalidInput, match="watermark of its own"):
-        Watermark(1, GRID, SLOTS, Target(groups=2), "count")
+        Watermark(1, GRID, SLOTS, AccuracyTarget(groups=2), "count")
 
 
 def test_calibration_is_wary_first_and_then_follows_the_record():
@@ -223,22 +223,22 @@ def window(index, rng, count=2000, mean_ms=240.0):
 
 def test_default_waits_for_the_last_event_and_is_exact():
     w = window(0, np.random.default_rng(1))
-    closing = Default(Target(), "sum").close(w)
+    closing = Default(AccuracyTarget(), "sum").close(w)
     assert closing.fire_ms == w.arrival_ms.max()
     assert closing.estimate[0] == pytest.approx(w.value.sum())
 
 
 def test_a_fixed_watermark_drops_what_is_later():
     w = window(0, np.random.default_rng(2))
-    closing = FixedWatermark(Target(), "count", 100.0).close(w)
+    closing = FixedWatermark(AccuracyTarget(), "count", 100.0).close(w)
     assert closing.fire_ms == 3100
     assert closing.estimate[0] == (w.arrival_ms <= 3100).sum() < 2000
     with pytest.raises(InvalidInput, match="delay"):
-        FixedWatermark(Target(), "count", -1.0)
+        FixedWatermark(AccuracyTarget(), "count", -1.0)
 
 
 def test_k_slack_waits_the_largest_delay_seen():
-    rng, slack = np.random.default_rng(3), KSlack(Target(), "count")
+    rng, slack = np.random.default_rng(3), KSlack(AccuracyTarget(), "count")
     first = slack.close(window(0, rng))
     w = window(1, rng, mean_ms=50.0)
     assert first.fire_ms - 3000 > 1000
@@ -247,7 +247,7 @@ def test_k_slack_waits_the_largest_delay_seen():
 
 
 def test_aq_k_slack_leaves_out_at_most_half_of_the_error():
-    rng, rule = np.random.default_rng(4), AqKSlack(Target(), "mean")
+    rng, rule = np.random.default_rng(4), AqKSlack(AccuracyTarget(), "mean")
     closings = [rule.close(window(i, rng)) for i in range(30)]
     late = [c.arrived for c in closings[5:]]
     assert 0 < np.mean([1 - a.mean() for a in late]) < 0.03
@@ -255,6 +255,6 @@ def test_aq_k_slack_leaves_out_at_most_half_of_the_error():
 
 
 def test_aion_as_printed_throws_away_a_third_of_the_events():
-    rng, rule = np.random.default_rng(5), AionPrinted(Target(), "mean", 600.0)
+    rng, rule = np.random.default_rng(5), AionPrinted(AccuracyTarget(), "mean", 600.0)
     missed = [1 - rule.close(window(i, rng, count=15_000)).arrived.mean() for i in range(12)]
     assert 0.25 < np.mean(missed[3:]) < 0.45

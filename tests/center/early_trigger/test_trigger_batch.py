@@ -8,12 +8,12 @@ import pytest
 from center.early_trigger.batch import Together
 from center.early_trigger.estimate import Sampled
 from center.early_trigger.trigger import Answer, Watermark
-from edgewater.arrivals.grid import Grid
-from edgewater.arrivals.target import MEASURES, MeasureKind, Target
+from edgewater.accuracy import MEASURES, AccuracyTarget, MeasureKind
+from edgewater.arrivals import SlotGrid
 from edgewater.synopses.base import FloatArray
 from edgewater.synopses.encoding import named_arrays as state
 
-GRID = Grid(slot_ms=20, substream_slots=6, lags=90)
+GRID = SlotGrid(slot_ms=20, substream_slots=6, lags=90)
 SLOTS, SOURCES = 30, 3
 MEANS = (3.0, 6.0, 9.0, 5.0)
 SILENT = range(330, 350)
@@ -23,7 +23,7 @@ CHANGE = 240
 
 
 def fresh(measure: MeasureKind = "sum") -> Watermark:
-    return Watermark(SOURCES, GRID, SLOTS, Target(0.05, 0.95), measure)
+    return Watermark(SOURCES, GRID, SLOTS, AccuracyTarget(0.05, 0.95), measure)
 
 
 def arrivals(rng: np.random.Generator, slot: int) -> FloatArray:

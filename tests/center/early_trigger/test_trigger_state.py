@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from center.early_trigger.estimate import Sampled
 from center.early_trigger.trigger import Answer, Watermark
-from edgewater.arrivals.grid import Grid
-from edgewater.arrivals.target import MEASURES, Target
+from edgewater.accuracy import MEASURES, AccuracyTarget
+from edgewater.arrivals import SlotGrid
 from edgewater.errors import CorruptSynopsis, UnsupportedVersion
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.named_arrays import KIND, VERSION
 
 pytestmark = pytest.mark.slow
 
-GRID = Grid(slot_ms=20, substream_slots=5, lags=90)
+GRID = SlotGrid(slot_ms=20, substream_slots=5, lags=90)
 SLOTS = 20
 
 
@@ -71,7 +71,7 @@ def test_a_restored_watermark_goes_on_as_the_uninterrupted_one(data):
     measure = data.draw(st.sampled_from(MEASURES), "measure")
     sources = data.draw(st.sampled_from([1, 2, 3]), "sources")
     latest = data.draw(st.sampled_from([None, 4]), "latest")
-    target = Target(0.1, 0.9)
+    target = AccuracyTarget(0.1, 0.9)
     whole = World(Watermark(sources, GRID, SLOTS, target, measure, latest_slots=latest), seed)
     for _ in range(before):
         whole.step()
@@ -88,7 +88,7 @@ def test_a_restored_watermark_goes_on_as_the_uninterrupted_one(data):
 
 
 def test_the_state_does_not_grow_with_time():
-    world = World(Watermark(3, GRID, SLOTS, Target(), "mean"), 1)
+    world = World(Watermark(3, GRID, SLOTS, AccuracyTarget(), "mean"), 1)
     sizes = []
     for _ in range(4):
         for _ in range(500):
@@ -102,14 +102,14 @@ def test_the_state_does_not_grow_with_time():
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_damaged_state_is_refused(data):
-    state = bytearray(Watermark(2, GRID, SLOTS, Target(), "sum").to_state())
+    state = bytearray(Watermark(2, GRID, SLOTS, AccuracyTarget(), "sum").to_state())
     state[data.draw(st.integers(0, len(state) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises((CorruptSynopsis, UnsupportedVersion)):
         Watermark.from_state(bytes(state))
 
 
 def resealed(change):
-    message = codec.unseal(Watermark(2, GRID, SLOTS, Target(), "sum").to_state())
+    message = codec.unseal(Watermark(2, GRID, SLOTS, AccuracyTarget(), "sum").to_state())
     change(message)
     return codec.seal(message)
 

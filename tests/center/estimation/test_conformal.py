@@ -5,7 +5,7 @@ import pytest
 
 from center.estimation.conformal import LEAST, WIDEST, IntervalRecord
 from center.estimation.estimator import FURTHEST, AccuracyBook
-from edgewater.accuracy import clockwork
+from edgewater.accuracy import report_schedule
 from tests.center.accuracy_world import spec
 
 
@@ -48,7 +48,7 @@ def test_the_record_is_part_of_the_state() -> None:
 def test_notes_and_snapshots_of_an_older_release_are_read() -> None:
     accuracy = spec().accuracy
     assert accuracy is not None
-    clock = clockwork(spec().window, accuracy, 0)
+    clock = report_schedule(spec().window, accuracy, 0)
     assert clock is not None
     book = AccuracyBook(accuracy, clock, None)
     state = {k: v for k, v in book.to_state().items() if k != "intervals"}

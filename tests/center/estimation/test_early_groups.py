@@ -45,7 +45,7 @@ pytestmark = pytest.mark.slow
 
 
 def grouped(measure: str = "sum(x)", scope: str = "each", error: str = "5%", **parts: Any) -> QuerySpec:
-    accuracy = {"error": error, "of": "total", "substream": "500ms", "scope": scope}
+    accuracy = {"error": error, "measure": "total", "substream": "500ms", "scope": scope}
     return spec({"total": measure}, group_by=["k"], accuracy=accuracy, **parts)
 
 
@@ -352,7 +352,7 @@ def test_groups_that_become_too_many_while_edges_sample_leave_no_answer_that_pas
     book = world.book()
     assert book.is_crowded and book.has_lost_sample
     assert set(book.rates().values()) == {1.0}, "edges are told to process all that comes"
-    restored = AccuracyBook(book.accuracy, book.clockwork, None)
+    restored = AccuracyBook(book.accuracy, book.schedule, None)
     restored.restore(book.to_state())
     assert restored.has_lost_sample
     done = [a for a in world.given if a.window_start_ms >= BEGIN_MS + 6_000 and a.phase is not Phase.EARLY]

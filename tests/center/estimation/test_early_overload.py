@@ -59,7 +59,7 @@ class Machine:
         share = self.meter.take_busy_share()
         order = SamplingRequirement(REF, rates.get(EdgeId(self.site.name), 1.0))
         for word in self.sampling.on_heartbeat(0, 1e6, 0.0, (order,), share):
-            reason = SamplingReason.read(word.reason)
+            reason = SamplingReason.from_number(word.reason)
             self.site.core.handle(SamplingSet(REF, word.rate, word.clock_offset_ms, reason))
         self.shares.append(share)
         monitor = self.site.core.queries[REF].monitor
@@ -74,7 +74,7 @@ class Run:
 
     @classmethod
     def of(cls, seconds: float, *, restarts: bool = False) -> Run:
-        accuracy = {"error": "10%", "of": "total", "substream": "500ms"}
+        accuracy = {"error": "10%", "measure": "total", "substream": "500ms"}
         sites = [Site.make(f"e{i}", i, seconds + 4, exponential(60.0)) for i in range(3)]
         world = World(spec(accuracy=accuracy), sites)
         run = cls(world, [Machine(s) for s in sites])
@@ -179,7 +179,7 @@ def test_a_log_and_a_snapshot_of_an_older_release_are_read_and_know_no_reason() 
     run = Run.of(11)
     book, start = run.world.book(), BEGIN_MS + 9_000
     assert book.sampled_because(start) == {"e0": {SamplingReason.PROCESSOR}}
-    older = AccuracyBook(book.accuracy, book.clockwork, None)
+    older = AccuracyBook(book.accuracy, book.schedule, None)
     older.restore({name: value for name, value in book.to_state().items() if name != "reasons"})
     older.apply(["report", "e0", run.world.now_ms + 500, []])
     assert older.sampled_because(start) == {"e0": frozenset()}

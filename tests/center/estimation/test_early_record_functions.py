@@ -13,7 +13,7 @@ from center.ledger import Phase
 from edge.core.events import SamplingSet
 from tests.center.accuracy_world import REF, WINDOW_MS, Site, World, exponential, first_answers, spec
 from tests.center.estimation.test_early_promise import least_covered
-from tests.edgewater.functions_world import Counting, bring
+from tests.edgewater.functions_world import Counting, install_functions
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def scored(values: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["sum", "mean"])
 def test_estimates_are_unbiased_and_intervals_hold(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     score = Counting(lambda x: None if int(x * 1e6) % 5 == 0 else x * x)
-    bring(monkeypatch, score.named("score"))
+    install_functions(monkeypatch, score.named("score"))
     sites = [Site.make(f"e{i}", i, WINDOWS + 4, exponential(80.0), rate=1_000.0, scale=1 + i) for i in range(2)]
     world = World(spec({"total": f"{kind}(score(x))"}), sites)
     for site in sites:

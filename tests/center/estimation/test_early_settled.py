@@ -22,7 +22,7 @@ SAMPLED_FROM_MS = 4_000
 
 
 def world_of(edges: int, seconds: float, *, rate: float = 300.0, lateness: str = "1s", grouped: bool = False) -> World:
-    accuracy = {"error": "20%", "of": "total", "substream": "500ms"}
+    accuracy = {"error": "20%", "measure": "total", "substream": "500ms"}
     parts = {"group_by": ["k"], "accuracy": {**accuracy, "scope": "each"}} if grouped else {"accuracy": accuracy}
     sites = [Site.make(f"e{i}", i, seconds, exponential(30.0), rate=rate, shares=(2, 1)) for i in range(edges)]
     return World(spec(lateness=lateness, **parts), sites)
@@ -94,7 +94,7 @@ def after_an_outage(*, grouped: bool, restarts: bool = False) -> World:
 def test_what_was_sampled_during_a_long_outage_is_no_sum_of_all() -> None:
     world = after_an_outage(grouped=False)
     book = world.book()
-    assert book._base * book.clockwork.grid.slot_ms > BEGIN_MS + 50_000, "arrivals were begun with anew"
+    assert book._base * book.schedule.grid.slot_ms > BEGIN_MS + 50_000, "arrivals were begun with anew"
     answers = finals(world, SAMPLED_FROM_MS + 500, 55_000)
     assert len(answers) == 50
     are_scaled_up(world, answers)
@@ -157,7 +157,7 @@ def test_a_snapshot_of_a_release_that_counted_anew_is_read() -> None:
     ledger = world.ledger._queries[REF]
     assert isinstance(ledger, AccuracyLedger)
     state = {name: value for name, value in ledger.book.to_state().items() if name not in ("counted", "lost")}
-    older = type(ledger.book)(ledger.book.accuracy, ledger.book.clockwork, None)
+    older = type(ledger.book)(ledger.book.accuracy, ledger.book.schedule, None)
     older.restore(state)
     assert older.to_state() == {**ledger.book.to_state(), "counted": older._base}
 
@@ -167,13 +167,13 @@ def test_a_new_group_of_which_the_center_has_only_been_told_is_a_sample_too() ->
     world.run(8.1)
     book = world.book()
     start_ms = BEGIN_MS + 7_000
-    grid, origin_ms = book.clockwork.grid, book.clockwork.origin_ms
+    grid, origin_ms = book.schedule.grid, book.schedule.origin_ms
     monitor = GroupMonitor(grid, [pa.string()], 8)
     born = np.arange(start_ms, start_ms + 500, 5, dtype=np.int64) - origin_ms
     kept = np.arange(0, len(born), 4)
     monitor.observe(born, start_ms + 1_600 - origin_ms, [pa.array(["new"] * len(born))], np.ones(len(kept)), kept)
     ahead = [s.to_state() for s in monitor.take()]
-    book.report("e0", book.clockwork.starts_at(book.slot + 500), ahead, SamplingReason.LINK)
+    book.report("e0", book.schedule.starts_at(book.slot + 500), ahead, SamplingReason.LINK)
     before = json.dumps(book.to_state())
     said, because = book.settled(start_ms)
     assert said is not None and list(because) == ["e0"]

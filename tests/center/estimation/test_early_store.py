@@ -46,7 +46,7 @@ def test_an_early_answers_number_is_the_predicted_one_with_its_interval_and_caus
     assert abs(cell["estimate"] - truth) / truth < 0.05
     assert row["n"]["estimate"] > 0 and row["n"]["lower"] is None, "of the others the stragglers are not known"
     assert answer["contract"] == {
-        "requested": {"error": 0.05, "confidence": 0.95, "of": "total"}, "met": True, "violations": [],
+        "requested": {"error": 0.05, "confidence": 0.95, "measure": "total"}, "met": True, "violations": [],
     }  # fmt: skip
     quality = answer["quality"]
     assert set(quality["error"]) == {"sketch", "sampling", "straggler", "withheld", "missing"}
@@ -56,7 +56,7 @@ def test_an_early_answers_number_is_the_predicted_one_with_its_interval_and_caus
     assert quality["records"]["observed"] < quality["records"]["expected"]
     assert quality["records"]["sampled"] == quality["records"]["observed"]
     accuracy = quality["accuracy"]
-    assert set(accuracy) == {"of", "sampling", "waited_ms", "coverage", "covered", "straggler_share", "silent"}
+    assert set(accuracy) == {"measure", "sampling", "waited_ms", "coverage", "covered", "straggler_share", "silent"}
     assert 0 < accuracy["straggler_share"] < 0.3 and accuracy["silent"] == []
     assert accuracy["sampling"].startswith("not sampled")
 
@@ -113,7 +113,7 @@ def test_a_job_that_crashes_and_reads_its_store_gives_the_answers_of_one_that_do
 
 
 def test_each_group_of_an_early_answer_has_its_own_interval_and_a_rare_one_none(tmp_path: Path) -> None:
-    accuracy = {"error": "20%", "of": "total", "substream": "500ms"}
+    accuracy = {"error": "20%", "measure": "total", "substream": "500ms"}
     query = spec({"total": "sum(x)", "n": "count()"}, group_by=["k"], accuracy=accuracy)
     world = stored(tmp_path, query, shares=(1.0, 1.0, 0.02))
     for _ in range(4):
@@ -147,7 +147,7 @@ def test_each_group_of_an_early_answer_has_its_own_interval_and_a_rare_one_none(
 
 
 def test_a_group_that_is_expected_and_has_not_come_has_a_row(world: Stored, tmp_path: Path) -> None:
-    query = spec(group_by=["k"], accuracy={"error": "30%", "of": "total", "substream": "500ms"})
+    query = spec(group_by=["k"], accuracy={"error": "30%", "measure": "total", "substream": "500ms"})
     silent = stored(tmp_path, query, shares=(1.0, 1.0))
     silent.sites[0].group[:] = 0
     silent.sites[1].group[:] = 1

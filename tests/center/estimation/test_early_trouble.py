@@ -40,7 +40,7 @@ def prediction(emission):  # type: ignore[no-untyped-def]
 
 
 def test_a_silent_edge_widens_the_interval_and_neither_blocks_nor_is_ignored() -> None:
-    world = World(spec(accuracy={"error": "20%", "of": "total", "substream": "500ms"}), sites(5))
+    world = World(spec(accuracy={"error": "20%", "measure": "total", "substream": "500ms"}), sites(5))
     silent_from = BEGIN_MS + 10_000
     world.sites[2].cut = (silent_from, silent_from + 6_000)
     world.run(20.5)
@@ -196,11 +196,11 @@ def test_an_edge_whose_clock_is_a_day_ahead_does_not_take_the_others_along() -> 
         assert prediction(answer).silent == ("e2",)
         (violation,) = answer.quality.violations
         assert "nothing has ever come from e2" in violation.message
-    assert world.book().slot < world.book().clockwork.slot_at(world.now_ms + 100)
+    assert world.book().slot < world.book().schedule.slot_at(world.now_ms + 100)
 
 
 def test_an_overloaded_edge_samples_and_its_answers_say_so() -> None:
-    world = World(spec(accuracy={"error": "10%", "of": "total", "substream": "500ms"}), sites(2, 12))
+    world = World(spec(accuracy={"error": "10%", "measure": "total", "substream": "500ms"}), sites(2, 12))
     world.run(4)
     for site in world.sites:
         site.core.handle(SamplingSet(REF, 0.6, 0.0))

@@ -19,7 +19,7 @@ def world_of(*, says: bool = True, restarts: bool = False, **parts: object) -> W
     slow = (BEGIN_MS + SLOW_MS[0], BEGIN_MS + SLOW_MS[1])
     sites = [Site.make(f"e{i}", i, SECONDS + 4, exponential(60.0)) for i in range(3)]
     sites[0].slow, sites[0].reads, sites[0].says_unread = slow, 6, says
-    accuracy = {"error": "5%", "of": "total", "substream": "500ms"}
+    accuracy = {"error": "5%", "measure": "total", "substream": "500ms"}
     world = World(spec(accuracy=accuracy, lateness="8s", **parts), sites)
     for _ in range(SECONDS):
         world.run(1.0)

@@ -14,7 +14,7 @@ from center.ingest.budget_sync import BudgetSync
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import StatusWriter
 from edgewater.errors import StorageError
-from edgewater.streams import NEVER_MS, EdgeId
+from edgewater.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire.frames import QueryRef
 from tests.center.catalog_world import JFK, LGA, hello, spec
 from tests.center.gateway_world import on_a_loop
@@ -53,7 +53,7 @@ class World:
         return AssignmentPlan.of(self.catalog.version(), self.catalog.queries(), self.catalog.edges())
 
     def report(self, edge: EdgeId) -> None:
-        self.keeper.reported(edge, self.refs[0], BudgetReport(0, {}, NEVER_MS, 100.0, {}))
+        self.keeper.reported(edge, self.refs[0], BudgetReport(0, {}, MIN_TIME_MS, 100.0, {}))
 
     def told(self) -> set[EdgeId]:
         return set(self.keeper.budgets.words.get(self.refs[0], {}))

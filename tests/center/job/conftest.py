@@ -18,7 +18,7 @@ from center.results import ResultStore
 from center.spark.session import SessionConfig, start_session
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.query import QuerySpec
-from edgewater.streams import END_OF_TIME_MS, LIVE, EdgeId
+from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SliceClose
 
@@ -132,7 +132,7 @@ class World:
     def end(self, ref: QueryRef) -> None:
         """Every edge says that nothing more will come."""
         for edge in self.edges:
-            self.ship(edge, ref, FrameBody(END_OF_TIME_MS))
+            self.ship(edge, ref, FrameBody(MAX_TIME_MS))
 
     def answers(self) -> Truth:
         """What the final answers of all queries say."""

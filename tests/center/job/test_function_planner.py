@@ -28,7 +28,7 @@ def median_spec(name: str, **measures: str) -> QuerySpec:
     return QuerySpec.from_mapping(
         {
             "name": name, "from": "downloads", "measures": {"p": "exact_quantile(bytes)", **measures},
-            "window": {"tumbling": "1s"}, "accuracy": {"error": "5%", "of": "p"},
+            "window": {"tumbling": "1s"}, "accuracy": {"error": "5%", "measure": "p"},
         }
     )  # fmt: skip
 

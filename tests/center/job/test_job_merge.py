@@ -9,7 +9,7 @@ from center.catalog.store import FrameEntry
 from center.job.merge import merge_rows
 from center.job.microbatch import digest, gaps, news
 from center.job.rows import ROW_SCHEMA, FrameRow, RowKind, from_table, row_of_damage, rows_of_frame, to_batch
-from edgewater.streams import END_OF_TIME_MS, EdgeId
+from edgewater.streams import MAX_TIME_MS, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import FrameBody, Partial, QueryRef, SliceClose
 
@@ -43,7 +43,7 @@ def total(payload: bytes) -> int:
 
 def test_rows_come_out_of_arrow_as_they_went_in() -> None:
     rows = [
-        *frame_rows(1, Partial(1000, 2, make_synopsis(5)), through_ms=END_OF_TIME_MS),
+        *frame_rows(1, Partial(1000, 2, make_synopsis(5)), through_ms=MAX_TIME_MS),
         row_of_damage(KEY, entry(2), "é"),
     ]
 

@@ -22,7 +22,7 @@ from center.ledger.query import MAX_SEALED_STATEMENTS
 from center.ledger.time_windows import MAX_OVERDUE_PER_TICK
 from edgewater.errors import NotFound, StorageError
 from edgewater.query import QuerySpec
-from edgewater.streams import END_OF_TIME_MS, LIVE, EdgeId, StreamClock
+from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire.frames import QueryRef, SliceClose, Withheld
 
 REF = QueryRef("q", 1)
@@ -158,7 +158,7 @@ def test_a_window_that_becomes_complete_and_final_at_once_is_answered_once() -> 
 
 def test_the_end_of_a_stream_makes_all_its_windows_final() -> None:
     center = Center("a", lateness="10m")
-    emissions = center.says("a", END_OF_TIME_MS, close(0, 1), close(5 * MINUTE, 1))
+    emissions = center.says("a", MAX_TIME_MS, close(0, 1), close(5 * MINUTE, 1))
     assert told(emissions) == [(0, 1, "final"), (5 * MINUTE, 1, "final")]
     assert center.ledger.next_deadline() is None
 
@@ -298,7 +298,7 @@ def test_deadlines_of_a_replay_run_on_the_replays_clock() -> None:
 
 def test_an_ended_stream_is_due_no_more() -> None:
     center = Center("a", budget={"staleness": "2s"})
-    center.says("a", END_OF_TIME_MS, close(0, 1), now_ms=MINUTE)
+    center.says("a", MAX_TIME_MS, close(0, 1), now_ms=MINUTE)
     assert center.ledger.next_deadline() is None
     assert center.tick(10**9) == []
 

@@ -22,7 +22,7 @@ from center.ledger import (
     TimeAdvanced,
 )
 from edgewater.query import QuerySpec
-from edgewater.streams import END_OF_TIME_MS, LIVE, EdgeId, StreamClock
+from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire.frames import QueryRef, SliceClose, Withheld
 
 REF = QueryRef("q", 1)
@@ -111,7 +111,7 @@ class World:
         waited = {*self.through, *self.listed, *(self.spec.edges or ())}
         self.listed.update(dict.fromkeys(waited - self.listed.keys(), False))
         edges = EdgesChanged(tuple(record(n, r, self.clock) for n, r in sorted(self.listed.items())))
-        facts = tuple(self.fact(edge, END_OF_TIME_MS, []) for edge in sorted(waited))
+        facts = tuple(self.fact(edge, MAX_TIME_MS, []) for edge in sorted(waited))
         return [edges, FramesMerged(facts, self.now_ms), TimeAdvanced(self.now_ms)]
 
 

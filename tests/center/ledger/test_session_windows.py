@@ -22,17 +22,17 @@ from center.ledger import (
     QueryRegistered,
     TimeAdvanced,
 )
-from center.ledger.sessionize import SessionWindow, connected_slices, session_windows
+from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
 from center.results import AnswerRecord, MergedDelta, ResultStore
 from edgewater.streams import EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.windows import Session
+from edgewater.windows import SessionWindow
 from edgewater.wire.frames import FrameBody, SliceClose
 from tests.center.ledger.test_ledger import Center, told
 from tests.center.results_world import Job, edge_record, total
 from tests.center.session_world import GAP, REF, Edge, brute_force, spec
 
-SECONDS = Session("1s", "3s")
+SECONDS = SessionWindow("1s", "3s")
 
 
 def extent(first_ms: int, last_ms: int, observed: int = 2, late: int = 0) -> SliceClose:
@@ -58,12 +58,12 @@ def center(*edges: str, **query: Any) -> Center:
     st.lists(st.integers(-20_000, 20_000), min_size=1, max_size=60), st.integers(1, 6), st.sampled_from([1, 7, 1000])
 )
 def test_sessions_of_slices_are_those_of_their_records(times: list[int], most: int, gap: int) -> None:
-    window = Session(gap, gap * most)
+    window = SessionWindow(gap, gap * most)
     extents: dict[int, tuple[int, int]] = {}
     for time in times:
         first, last = extents.get(time // gap * gap, (time, time))
         extents[time // gap * gap] = (min(first, time), max(last, time))
-    found: dict[tuple[int, int], SessionWindow] = {}
+    found: dict[tuple[int, int], ObservedSession] = {}
     left = set(extents)
     while left:
         run = connected_slices(min(left), extents, window)

@@ -23,7 +23,7 @@ ORDERS = (SamplingRequirement(REF, 0.2),)
 
 
 def spec(**measures: str) -> QuerySpec:
-    accuracy = {"error": "5%", "of": next(iter(measures))}
+    accuracy = {"error": "5%", "measure": next(iter(measures))}
     given = {"name": "q", "from": "s", "measures": measures, "window": {"tumbling": "3s"}, "accuracy": accuracy}
     return QuerySpec.from_mapping(given)
 

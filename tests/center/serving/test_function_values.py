@@ -104,7 +104,7 @@ def test_all_is_shipped_until_it_is_known_what_is_needed(planned: tuple[Stored, 
     assert first["quality"]["accuracy"]["sampling"].startswith("not sampled")
     assert last["quality"]["accuracy"]["sampling"] == "sampled: the measure is expensive"
     assert last["quality"]["records"]["sampled"] < last["quality"]["records"]["observed"]
-    assert last["contract"]["requested"] == {"error": 0.05, "confidence": 0.95, "of": "p"}
+    assert last["contract"]["requested"] == {"error": 0.05, "confidence": 0.95, "measure": "p"}
 
 
 def test_a_sample_that_is_too_small_is_said(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_groups_have_a_value_and_a_sample_each(tmp_path: Path) -> None:
 
 
 def test_kmeans_gives_named_numbers_and_a_stream_of_questions_gets_them_too(tmp_path: Path) -> None:
-    query = spec({"c": "kmeans(x, x * x, k=2)"}, accuracy={"error": "20%", "of": "c"})
+    query = spec({"c": "kmeans(x, x * x, k=2)"}, accuracy={"error": "20%", "measure": "c"})
     world = stored(tmp_path, query, rate=RATE, seconds=9)
     told(world, 0.5)
     world.run(8)
@@ -193,7 +193,7 @@ def test_kmeans_gives_named_numbers_and_a_stream_of_questions_gets_them_too(tmp_
 
 
 def test_with_other_measures_nothing_is_sampled(tmp_path: Path) -> None:
-    query = spec({"p": "exact_quantile(x)", "n": "count()"}, accuracy={"error": "5%", "of": "p"})
+    query = spec({"p": "exact_quantile(x)", "n": "count()"}, accuracy={"error": "5%", "measure": "p"})
     world = stored(tmp_path, query, rate=300.0, seconds=9)
     world.run(8)
 
@@ -257,7 +257,7 @@ def test_what_edges_keep_back_makes_the_bounds_unknown(tmp_path: Path) -> None:
 
 
 def test_a_value_is_computed_once_for_all_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    query = spec({"c": "kmeans(x, k=2)"}, accuracy={"error": "20%", "of": "c"})
+    query = spec({"c": "kmeans(x, k=2)"}, accuracy={"error": "20%", "measure": "c"})
     world = stored(tmp_path, query, rate=300.0, seconds=9)
     told(world, 0.5)
     world.run(8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from center.slicing import Session, Sliding
+from center.slicing import SessionWindow, SlidingWindow
 
 
 @dataclass
@@ -28,12 +28,12 @@ class Naive:
 
     def _add(self, index: int, family: object, rows: list) -> int:
         final = self.watermark - self.lateness
-        if isinstance(family, Session):
+        if isinstance(family, SessionWindow):
             late = [row for row in rows if row[0] < self.sealed[index]]
             return len(late) + self._add_sessions(index, family.gap_ms, rows[len(late) :], final)
         dropped = 0
         for row in rows:
-            if isinstance(family, Sliding):
+            if isinstance(family, SlidingWindow):
                 starts = range(
                     (row[0] - family.offset_ms) // family.every_ms * family.every_ms + family.offset_ms,
                     row[0] - family.size_ms,
@@ -73,10 +73,10 @@ class Naive:
         """What stands in each window that the watermark has ended and that is not final."""
         found = {}
         for index, family in enumerate(self.families):
-            if isinstance(family, Sliding):
+            if isinstance(family, SlidingWindow):
                 keys = [k for k in self.kept if isinstance(k, tuple) and k[0] == index]
                 found |= {k: sorted(self.kept[k]) for k in keys if k[2] <= self.watermark}
-            elif isinstance(family, Session):
+            elif isinstance(family, SessionWindow):
                 cut = [part for run in self.sessions[index] for part in cut_up(run, family)]
                 found |= {(index, part[0][0], end): part for part, end in cut if end <= self.watermark}
             else:
@@ -95,11 +95,11 @@ class Naive:
         self.answered |= news
         final = self.watermark - self.lateness
         for index, family in enumerate(self.families):
-            if isinstance(family, Session):
+            if isinstance(family, SessionWindow):
                 self._forget(index, family, final)
         return news
 
-    def _forget(self, index: int, family: Session, final: int) -> None:
+    def _forget(self, index: int, family: SessionWindow, final: int) -> None:
         left = []
         for run in self.sessions[index]:
             parts = cut_up(run, family)
@@ -112,7 +112,7 @@ class Naive:
         self.sessions[index] = left
 
 
-def cut_up(run: list, family: Session) -> list:
+def cut_up(run: list, family: SessionWindow) -> list:
     """The sessions of a run of records and their ends."""
     gap, longest = family.gap_ms, family.max_ms // family.gap_ms * family.gap_ms
     begin = run[0][0] // gap * gap

@@ -12,11 +12,11 @@ from center.slicing import (
     Bucketing,
     CountWindow,
     Late,
-    Session,
+    SessionWindow,
     Slicer,
-    Sliding,
     SlidingCount,
-    Tumbling,
+    SlidingWindow,
+    TumblingWindow,
     WindowResult,
 )
 from edgewater.errors import Conflict, InvalidQuery, InvalidRecord, InvalidRequest, StorageError
@@ -41,15 +41,15 @@ from tests.center.slicing.naive_windows import Naive
 pytestmark = pytest.mark.slow
 
 FAMILIES = (
-    Tumbling(10),
-    Tumbling(7, 3),
-    Sliding(12, 4),
-    Sliding(9, 5),
-    Sliding(22, 2),
-    Session(3),
-    Session(6),
-    Session(4, 9),
-    Session(5, 5),
+    TumblingWindow(10),
+    TumblingWindow(7, 3),
+    SlidingWindow(12, 4),
+    SlidingWindow(9, 5),
+    SlidingWindow(22, 2),
+    SessionWindow(3),
+    SessionWindow(6),
+    SessionWindow(4, 9),
+    SessionWindow(5, 5),
     CountWindow(5),
     SlidingCount(6, 2),
     SlidingCount(5, 3),
@@ -129,7 +129,7 @@ def test_samples_keep_a_records_number_in_whichever_slice_it_is(strategy: type[S
     rng = np.random.default_rng(1)
     times, values = rng.integers(0, 1000, 3000), rng.integers(0, 10**6, 3000)
     for make in (lambda: ReservoirSample(20), lambda: FifoSample(20)):
-        slicer = strategy(make, [Sliding(200, 50), Session(4), CountWindow(500)], 100)
+        slicer = strategy(make, [SlidingWindow(200, 50), SessionWindow(4), CountWindow(500)], 100)
         for at in range(0, 3000, 300):
             slicer.update(values[at : at + 300], times[at : at + 300])
         for result in slicer.finish():
@@ -151,7 +151,7 @@ def test_groups_are_sliced_like_one_synopsis() -> None:
 
     rng = np.random.default_rng(2)
     times, urls, sizes = rng.integers(0, 100, 500), rng.integers(0, 5, 500), rng.integers(0, 1000, 500)
-    slicer = Slicer(make, [Tumbling(10), SlidingCount(100, 50)])
+    slicer = Slicer(make, [TumblingWindow(10), SlidingCount(100, 50)])
     for at in range(0, 500, 50):
         part = slice(at, at + 50)
         slicer.update({"url": [f"/{u}" for u in urls[part]], "bytes": sizes[part]}, times[part], site="fra")
@@ -171,7 +171,7 @@ def test_a_window_of_an_order_based_synopsis_is_a_manager_of_its_slices_in_order
     rng = np.random.default_rng(3)
     times = rng.permutation(400)
     signal = rng.normal(0, 1, 400)
-    slicer = strategy(lambda: HaarWavelet(64), [Sliding(100, 25), CountWindow(150)])
+    slicer = strategy(lambda: HaarWavelet(64), [SlidingWindow(100, 25), CountWindow(150)])
     for at in range(0, 400, 40):
         slicer.update(signal[times[at : at + 40]], times[at : at + 40])
     results = slicer.finish()
@@ -187,11 +187,11 @@ def test_a_window_of_an_order_based_synopsis_is_a_manager_of_its_slices_in_order
     late = slicer.update([1.0], [5])
     assert late == Late(1, 0, (1, 1))
     with pytest.raises(InvalidQuery, match="order-based"):
-        strategy(lambda: HaarWavelet(), [Tumbling(10)], 5)
+        strategy(lambda: HaarWavelet(), [TumblingWindow(10)], 5)
 
 
 def test_the_least_watermark_of_the_live_sites_drives_and_a_silent_one_never_blocks() -> None:
-    slicer = Slicer(MAKERS["count_min"], [Tumbling(10)], sites=["a", "b", "c"])
+    slicer = Slicer(MAKERS["count_min"], [TumblingWindow(10)], sites=["a", "b", "c"])
     slicer.update([1, 2], [3, 14], site="a")
     assert slicer.advance("a", 50) == [] and slicer.advance("b", 30) == []
     (first, second) = slicer.idle("c")
@@ -202,7 +202,7 @@ def test_the_least_watermark_of_the_live_sites_drives_and_a_silent_one_never_blo
     assert slicer.advance("a", 20) == [] and slicer.watermark_ms == 50
     with pytest.raises(InvalidRequest, match="a, b"):
         slicer.retire("x")
-    lagging = Slicer(MAKERS["count_min"], [Tumbling(10)], sites=["a", "b"], idle_after_ms=100)
+    lagging = Slicer(MAKERS["count_min"], [TumblingWindow(10)], sites=["a", "b"], idle_after_ms=100)
     lagging.update([1], [3], site="a")
     assert lagging.advance("b", 20) == lagging.advance("b", 110) == []
     assert lagging.watermark_ms < 0
@@ -223,7 +223,9 @@ def test_moved_count_borders_are_mended_where_values_can_be_taken_out() -> None:
 
 def test_a_result_shares_nothing_with_a_slice() -> None:
     for strategy in (Slicer, Bucketing):
-        slicer = strategy(MAKERS["count_min"], [Tumbling(10), Sliding(20, 10), Session(5), CountWindow(2)], 100)
+        slicer = strategy(
+            MAKERS["count_min"], [TumblingWindow(10), SlidingWindow(20, 10), SessionWindow(5), CountWindow(2)], 100
+        )
         slicer.update([1, 2, 3, 4], [1, 2, 3, 4])
         for result in slicer.advance("", 50):
             result.synopsis.update(np.arange(1000))
@@ -241,7 +243,7 @@ def test_a_sliding_window_costs_a_constant_number_of_merges(monkeypatch: pytest.
         merges, states = merges + 1, states + 1 + len(others)
         return real(self, others)
 
-    slicer = Slicer(MAKERS["count_min"], [Sliding(100, 1)])
+    slicer = Slicer(MAKERS["count_min"], [SlidingWindow(100, 1)])
     slicer.update(np.arange(2000), np.arange(2000))
     monkeypatch.setattr(CountMin, "merge_many", counted)
     for now in range(0, 2000, 10):
@@ -251,13 +253,13 @@ def test_a_sliding_window_costs_a_constant_number_of_merges(monkeypatch: pytest.
 
 
 def test_a_record_far_away_costs_no_more_than_another() -> None:
-    slicer = Slicer(MAKERS["count_min"], [Sliding(1000, 10), Session(5)], 0)
+    slicer = Slicer(MAKERS["count_min"], [SlidingWindow(1000, 10), SessionWindow(5)], 0)
     slicer.update([1, 2, 3], [-(1 << 60), 0, 1 << 60])
     assert sum(r.records for r in slicer.finish() if r.window_index == 0) == 300
 
 
 def test_what_cannot_be_is_refused_and_nothing_is_added() -> None:
-    slicer = Slicer(MAKERS["ddsketch"], [Tumbling(10)])
+    slicer = Slicer(MAKERS["ddsketch"], [TumblingWindow(10)])
     for values, times, match in (
         ([1, 2], [1], "whole numbers"),
         ([1], [1.5], "whole numbers"),
@@ -268,7 +270,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_added() -> None:
         with pytest.raises(InvalidRecord, match=match):
             slicer.update(values, times)
     assert slicer.slices == 0
-    for windows, lateness in (([], 0), (["60s"], 0), ([Tumbling(10)], -1)):
+    for windows, lateness in (([], 0), (["60s"], 0), ([TumblingWindow(10)], -1)):
         with pytest.raises(InvalidQuery):
             Slicer(MAKERS["ddsketch"], windows, lateness)
     with pytest.raises(InvalidQuery, match="at most"):
@@ -276,16 +278,16 @@ def test_what_cannot_be_is_refused_and_nothing_is_added() -> None:
 
 
 def test_a_snapshot_of_something_else_is_refused() -> None:
-    slicer = Slicer(MAKERS["ddsketch"], [Tumbling(10)])
+    slicer = Slicer(MAKERS["ddsketch"], [TumblingWindow(10)])
     slicer.update([1.5], [3])
     data = slicer.snapshot()
     with pytest.raises(Conflict, match="ddsketch"):
-        Slicer.restore(MAKERS["bloom"], [Tumbling(10)], data)
+        Slicer.restore(MAKERS["bloom"], [TumblingWindow(10)], data)
     with pytest.raises(Conflict):
-        Slicer.restore(MAKERS["ddsketch"], [Tumbling(20)], data)
+        Slicer.restore(MAKERS["ddsketch"], [TumblingWindow(20)], data)
     for at in range(0, len(data), 7):
         with pytest.raises(StorageError):
-            Slicer.restore(MAKERS["ddsketch"], [Tumbling(10)], data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+            Slicer.restore(MAKERS["ddsketch"], [TumblingWindow(10)], data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
     strings = Slicer(MAKERS["hyperloglog"], [CountWindow(2)])
     strings.update(pa.array(["a", None, "b"]), [1, 2, 3])
     again = Slicer.restore(MAKERS["hyperloglog"], [CountWindow(2)], strings.snapshot())

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from center.ledger.sessionize import connected_slices, session_windows
-from center.slicing import Bucketing, Late, Session, Slicer, Tumbling
+from center.slicing import Bucketing, Late, SessionWindow, Slicer, TumblingWindow
 from edgewater.synopses import CountMin
 
 
@@ -16,7 +16,7 @@ def count_min() -> CountMin:
 
 
 def test_sessions_that_a_late_record_joins_are_one_and_say_so() -> None:
-    slicer = Slicer(count_min, [Session(10), Tumbling(100)], 1000)
+    slicer = Slicer(count_min, [SessionWindow(10), TumblingWindow(100)], 1000)
     slicer.update([1, 2, 3], [0, 15, 60])
     assert [(r.start, r.end) for r in slicer.advance("", 90)] == [(0, 10), (15, 25), (60, 70)]
     assert slicer.update([4], [8]) == Late(1, 1, (0, 0))
@@ -27,7 +27,7 @@ def test_sessions_that_a_late_record_joins_are_one_and_say_so() -> None:
 
 
 def test_a_session_that_is_too_long_is_cut_and_the_next_begins_there() -> None:
-    slicer = Slicer(count_min, [Session(10, 30)], 5)
+    slicer = Slicer(count_min, [SessionWindow(10, 30)], 5)
     slicer.update(np.arange(50), np.arange(3, 103, 2))
     (first,) = slicer.advance("", 34)
     assert (first.start, first.end, first.records, first.cut) == (3, 30, 14, True)
@@ -41,7 +41,7 @@ def test_a_session_that_is_too_long_is_cut_and_the_next_begins_there() -> None:
 
 
 def test_a_record_that_moves_the_beginning_of_a_run_moves_all_its_cuts_and_the_answers_say_so() -> None:
-    slicer = Slicer(count_min, [Session(10, 20)], 1000)
+    slicer = Slicer(count_min, [SessionWindow(10, 20)], 1000)
     slicer.update(np.arange(6), np.arange(12, 62, 9))
     assert [(r.start, r.end) for r in slicer.advance("", 100)] == [(12, 30), (30, 50), (57, 67)]
     slicer.update([1], [9])
@@ -58,7 +58,7 @@ def test_a_record_that_moves_the_beginning_of_a_run_moves_all_its_cuts_and_the_a
     st.sampled_from([Slicer, Bucketing]),
 )
 def test_sessions_are_cut_where_the_center_cuts_them(times: list[int], gap: int, most: int, strategy: type) -> None:
-    family = Session(gap, gap * most)
+    family = SessionWindow(gap, gap * most)
     slicer = strategy(count_min, [family])
     for at in range(0, len(times), 9):
         slicer.update(times[at : at + 9], times[at : at + 9])

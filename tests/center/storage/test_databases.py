@@ -19,7 +19,7 @@ from center.results import ResultStore
 from center.storage.database import open_engine, read_transaction, write_transaction
 from center.storage.frame_log import FrameLocation
 from edgewater.errors import InvalidConfig, NotFound, ProtocolError, StorageError
-from edgewater.streams import END_OF_TIME_MS, EdgeId
+from edgewater.streams import MAX_TIME_MS, EdgeId
 from tests.center.catalog_world import FLIGHTS, JFK, LGA, frame, hello, spec
 from tests.center.results_world import MINUTE, REF, Job, total
 
@@ -142,7 +142,7 @@ def test_names_are_ordered_as_python_orders_them(catalog: Catalog) -> None:
 def test_the_largest_numbers_come_back_as_they_were(catalog: Catalog) -> None:
     ref = catalog.register(spec(), MOST).ref
     hello(catalog, oldest_seq=1 << 62, next_seq=1 << 62, now_ms=MOST)
-    beat = HeartbeatRecord(JFK, {"flights": END_OF_TIME_MS}, {"flights": MOST}, {}, 1 << 62, 1e300, 5e-324, -1e300, 7)
+    beat = HeartbeatRecord(JFK, {"flights": MAX_TIME_MS}, {"flights": MOST}, {}, 1 << 62, 1e300, 5e-324, -1e300, 7)
     catalog.heartbeats([beat])
     location = FrameLocation("miles@1/w-1.frames", 1 << 61, 1 << 40)
     arrived = UnindexedFrame(ref, JFK, "i1", 1 << 62, (1 << 32) - 1, MOST, -MOST, location)
@@ -151,15 +151,13 @@ def test_the_largest_numbers_come_back_as_they_were(catalog: Catalog) -> None:
     assert (entry.seq, entry.crc32c, entry.offset, entry.length) == (1 << 62, (1 << 32) - 1, 1 << 61, 1 << 40)
     assert (entry.wire_bytes, entry.received_at_ms) == (MOST, -MOST)
     edge = catalog.edge(JFK)
-    assert (edge.watermarks, edge.records) == ({"flights": END_OF_TIME_MS}, {"flights": MOST})
+    assert (edge.watermarks, edge.records) == ({"flights": MAX_TIME_MS}, {"flights": MOST})
     assert (edge.bandwidth_bytes_s, edge.rtt_ms, edge.clock_offset_ms) == (1e300, 5e-324, -1e300)
 
 
 def test_answers_of_any_age_come_back_with_their_bytes(open_job: Callable[..., Job]) -> None:
     job, late_ms = open_job("a"), 1 << 62
-    job.batch(
-        job.frame("a", 0, **{f"m{-(10**9)}": 3}), job.frame("a", END_OF_TIME_MS, **{f"m{10**9}": 4}), now_ms=late_ms
-    )
+    job.batch(job.frame("a", 0, **{f"m{-(10**9)}": 3}), job.frame("a", MAX_TIME_MS, **{f"m{10**9}": 4}), now_ms=late_ms)
     records, _ = job.store.windows(REF, None, None, 10)
     assert [(r.window_start_ms, total(r.synopsis)) for r in records] == [(-(10**9) * MINUTE, 3), (10**9 * MINUTE, 4)]
     assert [r.answered_at_ms for r in records] == [late_ms, late_ms]

@@ -4,11 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.arrivals.monitor import SubstreamMonitor
-from edgewater.arrivals.grid import Grid, lag_groups
-from edgewater.arrivals.substream import Moments, SubstreamStatistics
+from edgewater.arrivals import Moments, SlotGrid, SubstreamStatistics, lag_groups
 from edgewater.errors import CorruptSynopsis, InvalidQuery, InvalidRecord, UnsupportedVersion
 
-GRID = Grid(slot_ms=20, substream_slots=30, lags=100)
+GRID = SlotGrid(slot_ms=20, substream_slots=30, lags=100)
 
 
 def batch(rng, count):
@@ -131,7 +130,7 @@ def test_moments_merge_exactly():
 
 def test_a_substream_that_does_not_divide_the_window_is_refused():
     with pytest.raises(InvalidQuery, match="divisor"):
-        Grid.of(3000, 700, 6000)
+        SlotGrid.of(3000, 700, 6000)
 
 
 @settings(max_examples=30, deadline=None)

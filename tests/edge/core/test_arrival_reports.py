@@ -13,9 +13,8 @@ from edge.core.events import Configured, FrameBuilt, Ingested, Pull, QueryRefuse
 from edge.core.streams import StreamSpec
 from edge.durability.checkpoint import restore, snapshot
 from edge.durability.durable_core import DurableCore, _decode_plain, _encode
-from edgewater.accuracy import MAX_GROUPS, clockwork
-from edgewater.arrivals.grouped import GroupedSubstream
-from edgewater.arrivals.substream import SubstreamStatistics
+from edgewater.accuracy import MAX_GROUPS, report_schedule
+from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
 from edgewater.synopses.base import Sum
@@ -35,7 +34,7 @@ SPEC = QuerySpec.from_mapping(
         "lateness": "5s",
     }
 )
-CLOCK = clockwork(SPEC.window, SPEC.accuracy, SPEC.lateness_ms)
+CLOCK = report_schedule(SPEC.window, SPEC.accuracy, SPEC.lateness_ms)
 
 
 def core(clock: StreamClock | None = LIVE, spec: QuerySpec = SPEC) -> EdgeCore:

@@ -19,7 +19,7 @@ from edge.durability.checkpoint import restore, snapshot
 from edge.durability.durable_core import _decode_plain, _encode
 from edge.uplink import PathDelay
 from edgewater.query import QuerySpec
-from edgewater.streams import NEVER_MS, TIME_COLUMN
+from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.wire.frames import FrameBody, QueryRef
 
 REF = QueryRef("q", 1)
@@ -110,7 +110,7 @@ def test_shares_survive_a_checkpoint_and_the_journal() -> None:
     slice_start=st.integers(-5, 120),
 )
 def test_a_slice_never_gets_a_share_that_no_word_gave_it(words: list[tuple[float, int, int]], slice_start: int) -> None:
-    schedule, through, given_here = ShareSchedule(), NEVER_MS, {0.0}
+    schedule, through, given_here = ShareSchedule(), MIN_TIME_MS, {0.0}
     for version, (share, from_ms, advance) in enumerate(words, 1):
         before = schedule.at(slice_start).get("s", 0.0)
         schedule = schedule.take(version, {"s": share}, from_ms, through)
@@ -118,7 +118,7 @@ def test_a_slice_never_gets_a_share_that_no_word_gave_it(words: list[tuple[float
             given_here.add(share)
         if slice_start < max(from_ms, through) and len(words) <= MAX_STEPS:
             assert schedule.at(slice_start).get("s", 0.0) == before, "closed, or not meant"
-        through = advance if through == NEVER_MS else through + advance
+        through = advance if through == MIN_TIME_MS else through + advance
     assert schedule.at(slice_start).get("s", 0.0) in given_here
     assert len(schedule.steps) <= MAX_STEPS
 
@@ -126,7 +126,7 @@ def test_a_slice_never_gets_a_share_that_no_word_gave_it(words: list[tuple[float
 def test_what_no_slice_needs_any_more_is_forgotten() -> None:
     schedule = ShareSchedule()
     for version in range(1, 6):
-        schedule = schedule.take(version, {"s": float(version)}, version * 10, NEVER_MS)
+        schedule = schedule.take(version, {"s": float(version)}, version * 10, MIN_TIME_MS)
     shorter = schedule.without_before(35)
     assert [s.from_ms for s in shorter.steps] == [30, 40, 50]
     assert shorter.at(35) == schedule.at(35)
@@ -151,7 +151,7 @@ def test_without_a_share_the_drift_is_all_that_moved() -> None:
 
 def test_rates_follow_the_load_slowly_and_need_a_whole_window() -> None:
     meter = DriftMeter(1_000)
-    meter.note({"s": 10.0}, NEVER_MS)
+    meter.note({"s": 10.0}, MIN_TIME_MS)
     meter.note({"s": 10.0}, 0)
     assert meter.per_s == {}, "one point is no rate"
     meter.note({"s": 60.0}, 500)

@@ -27,15 +27,14 @@ from edge.core.events import (
 from edge.core.streams import StreamSpec
 from edge.durability.durable_core import DurableCore
 from edge.metrics import EdgeCollector
-from edgewater.accuracy import clockwork
-from edgewater.arrivals.grouped import GroupedSubstream
-from edgewater.arrivals.substream import SubstreamStatistics
+from edgewater.accuracy import report_schedule
+from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
 from edgewater.query import QuerySpec
 from edgewater.record_functions import RecordFunction
 from edgewater.streams import LIVE, TIME_COLUMN
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import FrameBody, QueryRef
-from tests.edgewater.functions_world import Counting, bring
+from tests.edgewater.functions_world import Counting, install_functions
 
 REF = QueryRef("q", 1)
 COLUMNS = {"x": pa.float64(), "k": pa.string()}
@@ -46,12 +45,12 @@ SAMPLED = 0.25
 def score(monkeypatch: pytest.MonkeyPatch) -> Counting:
     """`score(x)` is x, and null for multiples of five; `quick(x)` is the same, and cheap."""
     counting = Counting(lambda x: None if x % 5 == 0 else x)
-    bring(monkeypatch, counting.named("score"), counting.named("quick", expensive=False))
+    install_functions(monkeypatch, counting.named("score"), counting.named("quick", expensive=False))
     return counting
 
 
 def spec(measure: str = "sum(score(x))", **parts: object) -> QuerySpec:
-    accuracy = {"error": "5%", "substream": "500ms", "of": "m"}
+    accuracy = {"error": "5%", "substream": "500ms", "measure": "m"}
     given = {"name": "q", "from": "s", "measures": {"m": measure}, "window": {"tumbling": "1s"}, "accuracy": accuracy}
     return QuerySpec.from_mapping({**given, "lateness": "5s", **parts})
 
@@ -87,7 +86,7 @@ def pull(edge: EdgeCore, now_ms: int = 1_000) -> FrameBody:
 
 def told(body: FrameBody, query: QuerySpec) -> tuple[int, float, float, float]:
     """Records, and of those with a value how many, Σv, Σv²."""
-    clock = clockwork(query.window, query.accuracy, query.lateness_ms)
+    clock = report_schedule(query.window, query.accuracy, query.lateness_ms)
     assert clock is not None and body.arrivals is not None
     statistics = [SubstreamStatistics.from_state(s, clock.grid) for s in body.arrivals.substreams]
     count, total, squares = sum(s.late.sum(axis=1) for s in statistics)
@@ -190,7 +189,7 @@ def test_a_condition_is_asked_of_every_record_and_decides_whose_score_is_wanted(
     monkeypatch: pytest.MonkeyPatch, score: Counting
 ) -> None:
     small = RecordFunction("is_small", ("float64",), "bool", lambda x: pa.array([v < 500 for v in x.to_pylist()]))
-    bring(monkeypatch, score.named("score"), small)
+    install_functions(monkeypatch, score.named("score"), small)
     query = spec(where="is_small(x)")
     edge = core(query, SAMPLED)
     come(edge, RECORDS)
@@ -205,7 +204,7 @@ def test_with_groups_each_group_has_its_own_records_and_scores(score: Counting, 
     keys = ["ab"[i % 2] for i in range(len(RECORDS))]
     come(edge, RECORDS, keys)
     body = pull(edge)
-    clock = clockwork(query.window, query.accuracy, query.lateness_ms)
+    clock = report_schedule(query.window, query.accuracy, query.lateness_ms)
     assert clock is not None and body.arrivals is not None
     (part,) = [GroupedSubstream.from_state(s, clock.grid) for s in body.arrivals.substreams]
     key_of = {x: k for x, k in zip(RECORDS, keys, strict=True) if x is not None}
@@ -238,7 +237,7 @@ def failing(x: pa.Array) -> pa.Array:
 def test_a_function_that_raises_costs_its_batch_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, rate: float, accuracy: bool
 ) -> None:
-    bring(monkeypatch, RecordFunction("score", ("float64",), "float64", failing))
+    install_functions(monkeypatch, RecordFunction("score", ("float64",), "float64", failing))
     edge = core(spec() if accuracy else spec(accuracy=None), rate)
     failed = [e for e in come(edge, [13.0] * 50) if isinstance(e, FunctionFailed)]
     assert failed == [FunctionFailed(REF, "score", "ValueError", "ValueError: unlucky", 1)]
@@ -256,7 +255,7 @@ def durable(path: Path) -> DurableCore:
 def test_failures_are_counted_logged_once_a_reason_and_survive_a_restart(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bring(monkeypatch, RecordFunction("score", ("float64",), "float64", failing))
+    install_functions(monkeypatch, RecordFunction("score", ("float64",), "float64", failing))
     edge = durable(tmp_path)
     edge.handle(Configured(((REF, spec()),)))
     with caplog.at_level(logging.ERROR):

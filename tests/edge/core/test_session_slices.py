@@ -9,7 +9,7 @@ from edge.core.core import EdgeCore
 from edge.core.events import Configured, Dropped, Effect, FrameBuilt, Ingested, Pull, SourcesOpened
 from edge.core.streams import StreamSpec
 from edge.durability.checkpoint import restore, snapshot
-from edgewater.algebra import LateRule
+from edgewater.algebra import LateRecordPolicy
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.wire.frames import FrameBody, QueryRef, SliceClose
@@ -97,7 +97,7 @@ def test_a_slice_is_kept_until_no_session_over_it_can_be_revised() -> None:
 def test_a_query_that_needs_order_follows_the_watermark() -> None:
     core = make_core(window={"tumbling": "1s"})
     pipeline = core.queries[REF]
-    assert pipeline.late_rule is LateRule.TAKEN
-    pipeline.late_rule = LateRule.FOLLOWS_WATERMARK
+    assert pipeline.late_record_policy is LateRecordPolicy.MERGED
+    pipeline.late_record_policy = LateRecordPolicy.DROPPED
     reads(core, 500, 1100)
     assert reads(core, 600, 1200) == [Dropped(REF, "out-of-order", 1)]

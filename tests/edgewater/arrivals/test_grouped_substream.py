@@ -12,14 +12,11 @@ from hypothesis import strategies as st
 
 from edge.arrivals.group_monitor import GroupMonitor
 from edge.arrivals.monitor import SubstreamMonitor
-from edgewater.arrivals import grouped
-from edgewater.arrivals.grid import Grid
-from edgewater.arrivals.grouped import GroupedSubstream
-from edgewater.arrivals.substream import SubstreamStatistics
+from edgewater.arrivals import GroupedSubstream, SlotGrid, SubstreamStatistics, grouped
 from edgewater.errors import CorruptSynopsis, InvalidConfig, InvalidRecord, SynopsisError
 from edgewater.synopses.base import FloatArray, IntArray
 
-GRID = Grid(10, 10, 64)
+GRID = SlotGrid(10, 10, 64)
 TYPES = (pa.string(), pa.int64())
 LIMIT = 12
 Batch = tuple[IntArray, int, IntArray, FloatArray, IntArray]
@@ -59,7 +56,7 @@ def told(parts: list[GroupedSubstream]) -> dict[tuple[object, ...], tuple[IntArr
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([0, 500_000]))
-def test_each_group_has_the_statistics_of_a_monitor_of_its_own(seed: int, spread_ms: int) -> None:
+def test_the_statistics_of_a_group_equal_those_of_a_separate_monitor(seed: int, spread_ms: int) -> None:
     together, alone = monitor(), [SubstreamMonitor(GRID) for _ in range(5)]
     for born, arrival, group, values, kept in batches(seed, spread_ms=900 + spread_ms):
         together.observe(born, arrival, keys_of(group), values, kept)
@@ -84,7 +81,7 @@ def test_each_group_has_the_statistics_of_a_monitor_of_its_own(seed: int, spread
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_statistics_taken_in_pieces_and_merged_are_those_taken_at_once(seed: int) -> None:
+def test_statistics_of_several_reports_merge_to_those_of_one_report(seed: int) -> None:
     whole, pieces = monitor(), monitor()
     ready: dict[int, GroupedSubstream] = {}
     for i, (born, arrival, group, values, kept) in enumerate(batches(seed)):
@@ -104,7 +101,7 @@ def test_statistics_taken_in_pieces_and_merged_are_those_taken_at_once(seed: int
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_monitor_read_from_its_state_tells_the_same_bytes_and_asking_for_it_changes_nothing(seed: int) -> None:
+def test_a_restored_monitor_reports_the_same_bytes_and_a_snapshot_changes_nothing(seed: int) -> None:
     plain, asked, restored = monitor(), monitor(), monitor()
     for born, arrival, group, values, kept in batches(seed, 40):
         for each in (plain, asked, restored):
@@ -115,7 +112,7 @@ def test_a_monitor_read_from_its_state_tells_the_same_bytes_and_asking_for_it_ch
     assert said[0] == said[1] == said[2] and len(said[0]) > 3
 
 
-def test_of_more_groups_than_the_limit_only_the_number_of_events_is_told() -> None:
+def test_with_too_many_groups_only_the_number_of_events_is_reported() -> None:
     m = monitor()
     total = 0
     for born, arrival, group, values, kept in batches(1, 12, groups=2 * LIMIT + 2):
@@ -135,7 +132,7 @@ class _Told:
         self.events = int(part.counts.sum())
 
 
-def test_of_more_cells_than_the_bound_only_the_number_of_events_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_too_many_cells_only_the_number_of_events_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def told_by(batch: Batch) -> GroupedSubstream:
         edge = monitor()
         born, arrival, group, values, kept = batch
@@ -156,7 +153,7 @@ def test_of_more_cells_than_the_bound_only_the_number_of_events_is_told(monkeypa
     assert told_by(list(batches(5))[3]).others > 0
 
 
-def test_a_state_with_an_earlier_releases_limit_goes_on_with_the_new_one() -> None:
+def test_a_restored_monitor_has_the_limit_of_this_release() -> None:
     before, after = GroupMonitor(GRID, TYPES, LIMIT), GroupMonitor(GRID, TYPES, 4 * LIMIT)
     given_batches = list(batches(11))
     for i, (born, arrival, group, values, kept) in enumerate(given_batches):
@@ -171,7 +168,7 @@ def test_a_state_with_an_earlier_releases_limit_goes_on_with_the_new_one() -> No
         GroupMonitor.from_state(full.to_state(), GRID, TYPES, LIMIT - 1)
 
 
-def test_events_from_further_in_the_future_than_the_skew_are_left_out() -> None:
+def test_events_beyond_the_maximum_clock_skew_are_ignored() -> None:
     m = monitor()
     born = np.array([1_000, 1_500, 2_001], np.int64)
     m.observe(born, 1_000, keys_of(np.zeros(3, np.int64)), np.ones(2), np.array([1, 2]))
@@ -196,7 +193,7 @@ def test_damaged_bytes_are_refused(cut: int) -> None:
         GroupMonitor.from_state(state, GRID, TYPES, LIMIT)
 
 
-def test_cells_outside_of_the_grid_and_columns_of_unequal_length_are_refused() -> None:
+def test_invalid_cells_and_columns_of_different_lengths_are_refused() -> None:
     part = one()
     part.cells = part.cells + GRID.substream_slots * GRID.lags * 2
     with pytest.raises(CorruptSynopsis, match="cells outside"):
@@ -209,7 +206,7 @@ def test_cells_outside_of_the_grid_and_columns_of_unequal_length_are_refused() -
         GroupMonitor.from_state(monitor().to_state(), GRID, TYPES[::-1], LIMIT)
 
 
-def test_what_is_not_of_the_same_sub_stream_does_not_merge() -> None:
+def test_statistics_of_different_substreams_do_not_merge() -> None:
     part, other = one(), one()
     other.index += 1
     with pytest.raises(InvalidRecord):

@@ -14,12 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from edgewater.errors import InvalidQuery, UnsupportedVersion
+from edgewater.functions_cli import synopses
 from edgewater.measure import Measure
 from edgewater.synopses import Count, HyperLogLog, from_bytes, plugins, registry
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.plugins import Plugins, Problem, SynopsisPluginWarning
+from edgewater.synopses.plugins import PluginProblem, Plugins, SynopsisPluginWarning
 from edgewater.synopses.registry import function_named, function_names, stack_from_message
-from edgewater.synopses_cli import synopses
 
 Install = Callable[[str, dict[str, str], str], None]
 
@@ -97,7 +97,7 @@ def test_bytes_alone_are_enough_for_a_kind_to_be_found(install: Install) -> None
 
 
 NO_IMPORT = "import a_package_that_is_not_there\n"
-TAKEN = TALLY.format(name="Count", kind="count")
+MERGED = TALLY.format(name="Count", kind="count")
 TAKEN_FUNCTION = """
     from edgewater.synopses.exact.aggregates import CountStack
     from edgewater.synopses.registry import Function
@@ -132,8 +132,8 @@ CRASHES = """
     [
         (NO_IMPORT, "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"),
         ("x = 1\n", "AttributeError"),
-        (TAKEN, "the kind 'count' is registered already, by edgewater itself"),
-        (TAKEN_FUNCTION, "the function 'distinct' is registered already, by edgewater itself"),
+        (MERGED, "the kind 'count' is already registered by edgewater itself"),
+        (TAKEN_FUNCTION, "the function 'distinct' is already registered by edgewater itself"),
         (NO_STACK, "Sketch is no Stack: it lacks __len__, grow, merge"),
         ("ALL = 7\n", "7 is none of: a Stack class, a Function, a SingleSynopsis class"),
         (UNLISTED, "makes a stack of kind 'tally', which nobody registers"),
@@ -151,14 +151,14 @@ def test_what_does_not_fit_is_named_and_the_others_go_on(install: Install, sourc
     message = str(caught[0].message)
     assert message.startswith("synopses of broken 1.2 (entry point theirs = broken:ALL): ") and what in message
     assert set(registry._KINDS) - kinds == {"other"}, "a plugin that fails leaves nothing behind"
-    with pytest.raises(InvalidQuery, match=r"unknown function nobodys.*may be missing here; not loaded: .*broken 1.2"):
+    with pytest.raises(InvalidQuery, match=r"unknown function nobodys.*may not be installed; not loaded: .*broken 1.2"):
         Measure.parse("n", "nobodys(x)")
 
 
 def test_of_two_packages_that_want_one_name_the_first_by_name_has_it(install: Install) -> None:
     install("zebra", {"tally": "zebra:ALL"}, TALLY.format(name="Tally", kind="tally"))
     install("aardvark", {"tally": "aardvark:ALL"}, TALLY.format(name="Tally", kind="tally"))
-    with pytest.warns(SynopsisPluginWarning, match=r"zebra 1.2 .*'tally' is registered already, by aardvark 1.2"):
+    with pytest.warns(SynopsisPluginWarning, match=r"zebra 1.2 .*'tally' is already registered by aardvark 1.2"):
         plugins.INSTALLED.load()
     plugins.INSTALLED.load()  # once is enough: the second warns no more
     assert plugins.INSTALLED.origins["tally"].distribution == "aardvark 1.2"
@@ -174,9 +174,11 @@ def test_a_package_may_ask_for_functions_while_it_is_imported(install: Install) 
 def test_bytes_of_a_kind_that_nobody_knows_say_that_a_package_may_be_missing(install: Install) -> None:
     message = HyperLogLog()._stack.to_message()
     message.kind = "moments"
-    with pytest.raises(UnsupportedVersion, match=r"'moments' is not known.*entry point edgewater.synopses\) may be"):
+    with pytest.raises(
+        UnsupportedVersion, match=r"'moments' is not known.*entry point edgewater.synopses\) may not be"
+    ):
         stack_from_message(message)
-    with pytest.raises(UnsupportedVersion, match=r"'moments' is not one of those read here.*may be missing"):
+    with pytest.raises(UnsupportedVersion, match=r"'moments' is not one of those read here.*may not be installed"):
         from_bytes(codec.seal(message))
 
 
@@ -186,7 +188,7 @@ def test_the_command_lists_functions_with_their_origin_and_fails_for_a_broken_pa
     assert listed.exit_code == 0, listed.output
     assert "tally(int64 or float64)\n    answers Count; mergeable, commutative" in listed.output
     assert "from tallies 1.2 (entry point tally = tallies:ALL)" in listed.output
-    plugins.INSTALLED.problems.append(Problem(plugins.INSTALLED.origins["tally"], "it is broken"))
+    plugins.INSTALLED.problems.append(PluginProblem(plugins.INSTALLED.origins["tally"], "it is broken"))
     as_json = CliRunner().invoke(synopses, ["--json"])
     assert as_json.exit_code == 1 and "it is broken" in as_json.stderr
     functions = {f["name"]: f for f in json.loads(as_json.stdout)["functions"]}

@@ -34,7 +34,7 @@ def test_the_page_s_function_can_be_asked_with_an_accuracy(tmp_path: Path, monke
     assert not plugins.INSTALLED.problems
     (bound,) = spec.bind({"delay": pa.float64()}).measures
     function = bound.measure.function.sample
-    assert function is not None and spec.accuracy is not None and spec.accuracy.of == "delay"
+    assert function is not None and spec.accuracy is not None and spec.accuracy.measure == "delay"
     rows = np.random.default_rng(1).gamma(3.0, 2.0, (10_000, 1))
     found = estimate_function(function, dict(bound.measure.parameters), rows[:2_000], 0.2, np.random.default_rng(2))
     truth = function.fit(rows, dict(bound.measure.parameters), None)
