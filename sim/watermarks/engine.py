@@ -102,7 +102,8 @@ def query_of(
         "measures": {"answer": "count()" if measure == "count" else f"{measure}(value)"},
         "window": {"sliding": f"{workload.window_ms}ms", "every": f"{workload.step_ms}ms"},
         "accuracy": {
-            "error": f"{100 * target.error:.12g}%", "confidence": f"{100 * target.confidence:.12g}%", "measure": "answer",
+            "error": f"{100 * target.error:.12g}%", "confidence": f"{100 * target.confidence:.12g}%",
+            "measure": "answer",
             "substream": f"{substream_ms}ms",
         },
         "lateness": f"{horizon_ms}ms",
