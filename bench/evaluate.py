@@ -22,7 +22,7 @@ import httpx
 import numpy as np
 import pyarrow as pa
 
-from center.api.app import create_app
+from center.api import create_app
 from center.catalog.liveness import ComponentRegistry
 from center.catalog.store import Catalog, StreamRecord
 from center.config import ApiSection

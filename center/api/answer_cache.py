@@ -11,7 +11,6 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from io import BytesIO
 from typing import Any
 
@@ -22,12 +21,9 @@ from cachetools import LRUCache
 from center.api.negotiation import ARROW, CSV, JSON
 from center.catalog.store import RegisteredQuery
 from center.results import AnswerRecord
-from center.serving.cells import without_lists
-from center.serving.measures import Questions
-from center.serving.render import render, rfc3339, to_table
+from center.serving import MeasureQuestions, render, rfc3339, to_table, without_lists
 
 RELEASE = version("edgewater")
-
 ARROW_METADATA = b"edgewater.answers"
 """Key in an Arrow schema's metadata: the answers without their data, as a JSON list; quality included."""
 
@@ -47,7 +43,7 @@ class Page:
     next_cursor: str | None
 
 
-class Renderer:
+class AnswerRenderer:
     """Renders answers; safe to use from many threads.
 
     Args:
@@ -60,7 +56,7 @@ class Renderer:
         self._lock = threading.Lock()
         self._on_lookup = on_lookup
 
-    def one(self, record: AnswerRecord, query: RegisteredQuery, asked: Questions) -> bytes:
+    def one(self, record: AnswerRecord, query: RegisteredQuery, asked: MeasureQuestions) -> bytes:
         """One answer as JSON without line breaks, as `promises.md` has it."""
         key = (record.query, record.window_start_ms, record.revision, asked)
         with self._lock:
@@ -76,7 +72,12 @@ class Renderer:
         return rendered
 
     def many(
-        self, records: Sequence[AnswerRecord], query: RegisteredQuery, asked: Questions, page: Page | None, form: str
+        self,
+        records: Sequence[AnswerRecord],
+        query: RegisteredQuery,
+        asked: MeasureQuestions,
+        page: Page | None,
+        form: str,
     ) -> bytes:
         """Several answers of one query in one of `negotiation.ANSWER_FORMS`."""
         if form == JSON:
@@ -88,7 +89,9 @@ class Renderer:
             return _json(head)[:-1] + b',"answers":[' + answers + b"]}"
         return self.table(records, query, asked, form)
 
-    def table(self, records: Sequence[AnswerRecord], query: RegisteredQuery, asked: Questions, form: str) -> bytes:
+    def table(
+        self, records: Sequence[AnswerRecord], query: RegisteredQuery, asked: MeasureQuestions, form: str
+    ) -> bytes:
         """Answers as CSV or as an Arrow IPC stream; window, phase, revision and completeness in every row."""
         tables = [_with_quality(to_table(r, query.spec, asked), r, form) for r in records]
         table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
@@ -127,7 +130,7 @@ def _time(millis: int, form: str) -> pa.Scalar:
 
 
 def entity_tag(
-    query: RegisteredQuery, records: Sequence[AnswerRecord], asked: Questions, page: Page | None, form: str
+    query: RegisteredQuery, records: Sequence[AnswerRecord], asked: MeasureQuestions, page: Page | None, form: str
 ) -> str:
     """A strong entity tag: other bytes, other tag. Rendering belongs to the release, so that is in it."""
     identity = (

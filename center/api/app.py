@@ -17,10 +17,10 @@ from fastapi import Depends, FastAPI
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from center.api import problems
-from center.api.answer_cache import Renderer
-from center.api.edge_progress import Progress
-from center.api.live_feed import Changes, Feed
-from center.api.metrics import ApiMetrics, CenterCollector, Measured
+from center.api.answer_cache import AnswerRenderer
+from center.api.edge_progress import EdgeProgress
+from center.api.live_feed import AnswerPoller, LiveFeed
+from center.api.metrics import ApiMetrics, CenterCollector, MetricsMiddleware
 from center.api.models import ProblemDetails
 from center.api.routers import alarms, answers, edges, evaluate, health, live, queries
 from center.api.services import Services
@@ -28,7 +28,7 @@ from center.catalog.liveness import ComponentRegistry
 from center.catalog.store import Catalog
 from center.config import ApiSection
 from center.results import ResultStore
-from center.serving.synopsis_cache import Decoded
+from center.serving import SynopsisCache
 from edgewater.errors import Unauthenticated
 
 DESCRIPTION = """
@@ -72,7 +72,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.services = services
-    app.add_middleware(Measured, metrics=services.metrics)
+    app.add_middleware(MetricsMiddleware, metrics=services.metrics)
     problems.install(app)
     guarded = [Depends(_guard(config))] if config.token is not None else []
     for router in (queries.router, answers.router, evaluate.router, live.router, edges.router, alarms.router):
@@ -91,11 +91,15 @@ def _services(
     monotonic: Callable[[], float],
 ) -> Services:
     metrics = ApiMetrics()
-    renderer = Renderer(config.cache, metrics.on_lookup)
-    progress = Progress(catalog, now_ms)
+    renderer = AnswerRenderer(config.cache, metrics.on_lookup)
+    progress = EdgeProgress(catalog, now_ms)
     metrics.registry.register(CenterCollector(components, results, progress, now_ms))
-    feed = Feed(results, progress, renderer, Changes(results.last_answer_id), config.progress / 1000, monotonic)
-    return Services(catalog, results, components, now_ms, renderer, progress, feed, metrics, Decoded(config.cache))
+    feed = LiveFeed(
+        results, progress, renderer, AnswerPoller(results.last_answer_id), config.progress / 1000, monotonic
+    )
+    return Services(
+        catalog, results, components, now_ms, renderer, progress, feed, metrics, SynopsisCache(config.cache)
+    )
 
 
 def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from cachetools import TTLCache
 
 from center.catalog.store import Catalog, EdgeRecord, RegisteredQuery, expected_edges
-from center.serving.render import rfc3339
+from center.serving import rfc3339
 from edgewater.errors import NotFound
 from edgewater.streams import MAX_TIME_MS, EdgeId
 
@@ -19,28 +19,28 @@ FRESH_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class CatalogView:
     """The live queries and all edges, as read together."""
 
     queries: tuple[RegisteredQuery, ...]
     edges: tuple[EdgeRecord, ...]
 
 
-class Progress:
-    """Progress of queries for any number of streams, at the price of one reader of the catalog."""
+class EdgeProgress:
+    """EdgeProgress of queries for any number of streams, at the price of one reader of the catalog."""
 
     def __init__(self, catalog: Catalog, now_ms: Callable[[], int], fresh_s: float = FRESH_S) -> None:
         self._catalog = catalog
         self._now_ms = now_ms
-        self._cache: TTLCache[None, View] = TTLCache(1, fresh_s)
+        self._cache: TTLCache[None, CatalogView] = TTLCache(1, fresh_s)
         self._lock = threading.Lock()
 
-    def view(self, *, anew: bool = False) -> View:
+    def view(self, *, anew: bool = False) -> CatalogView:
         """The catalog of at most `fresh_s` ago, or as it is now."""
         with self._lock:
             view = None if anew else self._cache.get(None)
             if view is None:
-                view = View(tuple(self._catalog.queries()), tuple(self._catalog.edges()))
+                view = CatalogView(tuple(self._catalog.queries()), tuple(self._catalog.edges()))
                 self._cache[None] = view
             return view
 

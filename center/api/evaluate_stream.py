@@ -1,6 +1,6 @@
 """A stream of questions in, a stream of answers out, both at once, in bounded memory.
 
-Lines are answered in the order in which they come, a few at a time: while some are evaluated, the next
+LineSplitter are answered in the order in which they come, a few at a time: while some are evaluated, the next
 part of the body is received. A client that does not read is not evaluated for; one that leaves stops the
 work.
 """
@@ -18,11 +18,9 @@ from anyio.to_thread import run_sync
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from center.api.problems import FAULT, problem_of
+from center.api.problems import INTERNAL_ERROR, problem_of
 from center.api.time_params import parse_time
-from center.serving.evaluator import Evaluator
-from center.serving.question_lines import Line, parse_json
-from center.serving.stored_windows import StoredWindows
+from center.serving import Evaluator, StoredWindows, WindowQuestion, parse_json
 from edgewater.errors import EdgewaterError, InvalidRequest
 
 NDJSON = "application/x-ndjson"
@@ -36,27 +34,27 @@ _WAITING = 2
 log = logging.getLogger(__name__)
 
 
-class TooLong:
+class OversizedLine:
     """Stands for a line of more than `MAX_LINE_BYTES`, which is not kept."""
 
 
 @dataclass(slots=True)
-class Lines:
+class LineSplitter:
     """Cuts parts of a body into lines; holds at most one that is not complete."""
 
     _rest: bytearray = field(default_factory=bytearray)
     _dropping: bool = False
 
-    def feed(self, part: bytes, *, ends: bool = False) -> list[bytes | TooLong]:
+    def feed(self, part: bytes, *, ends: bool = False) -> list[bytes | OversizedLine]:
         """The lines that are complete with this part; the last one needs no line break if the body `ends`."""
-        found: list[bytes | TooLong] = []
+        found: list[bytes | OversizedLine] = []
         for piece in _split(part):
             self._take(piece, found)
         if ends:
             self._finish(found)
         return found
 
-    def _take(self, piece: bytes, found: list[bytes | TooLong]) -> None:
+    def _take(self, piece: bytes, found: list[bytes | OversizedLine]) -> None:
         if not self._dropping:
             self._rest += piece
             if len(self._rest) > MAX_LINE_BYTES + 1:
@@ -65,9 +63,9 @@ class Lines:
         if piece.endswith(b"\n"):
             self._finish(found)
 
-    def _finish(self, found: list[bytes | TooLong]) -> None:
+    def _finish(self, found: list[bytes | OversizedLine]) -> None:
         if self._dropping:
-            found.append(TooLong())
+            found.append(OversizedLine())
         elif self._rest.strip():
             found.append(bytes(self._rest))
         self._rest.clear()
@@ -85,7 +83,7 @@ def _split(part: bytes) -> Iterator[bytes]:
 
 
 @dataclass(slots=True)
-class Questioning:
+class LineEvaluator:
     """Answers lines about one query.
 
     Attributes:
@@ -96,7 +94,7 @@ class Questioning:
     evaluator: Evaluator
     path: str
 
-    def answers(self, lines: list[bytes | TooLong]) -> Iterator[bytes]:
+    def answers(self, lines: list[bytes | OversizedLine]) -> Iterator[bytes]:
         """Answers as NDJSON, at least one line for each; blocks. Every part is about `BATCH_BYTES`."""
         held = bytearray()
         try:
@@ -111,23 +109,23 @@ class Questioning:
                     held.clear()
         yield bytes(held)
 
-    def _answered(self, text: bytes | TooLong) -> Iterator[bytes]:
+    def _answered(self, text: bytes | OversizedLine) -> Iterator[bytes]:
         named: object = None
         try:
-            if isinstance(text, TooLong):
+            if isinstance(text, OversizedLine):
                 raise InvalidRequest("", "a longer line", f"lines of at most {MAX_LINE_BYTES} bytes")
             given = parse_json(text)
             named = given.get("id") if isinstance(given, dict) else None
-            yield from map(_json, self.evaluator.answer(Line.from_mapping(given, parse_time)))
+            yield from map(_json, self.evaluator.answer(WindowQuestion.from_mapping(given, parse_time)))
         except EdgewaterError as exc:
             yield _json({"id": named, "error": problem_of(exc, self.path)})
         except Exception:
             # Ours to mend, but not to be paid for by the other lines, whose status 200 is out already.
             log.exception("%s: %r", self.path, text)
-            yield _json({"id": named, "error": problem_of(EdgewaterError(FAULT), self.path)})
+            yield _json({"id": named, "error": problem_of(EdgewaterError(INTERNAL_ERROR), self.path)})
 
 
-class Exchange(Response):
+class DuplexResponse(Response):
     """Sends what `answers` makes of the lines of the body, while it receives the body.
 
     Starlette's own streaming response waits for the client to leave by reading what this reads as the body,
@@ -136,13 +134,13 @@ class Exchange(Response):
 
     media_type = NDJSON
 
-    def __init__(self, answers: Callable[[list[bytes | TooLong]], Iterator[bytes]]) -> None:
+    def __init__(self, answers: Callable[[list[bytes | OversizedLine]], Iterator[bytes]]) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._answers = answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
-        parts: asyncio.Queue[list[bytes | TooLong] | None] = asyncio.Queue(_WAITING)
+        parts: asyncio.Queue[list[bytes | OversizedLine] | None] = asyncio.Queue(_WAITING)
         gone = asyncio.Event()
         receiving = asyncio.create_task(_receive(receive, parts, gone))
         try:
@@ -159,7 +157,7 @@ class Exchange(Response):
                 await receiving
 
     async def _bodies(
-        self, parts: asyncio.Queue[list[bytes | TooLong] | None], gone: asyncio.Event
+        self, parts: asyncio.Queue[list[bytes | OversizedLine] | None], gone: asyncio.Event
     ) -> AsyncIterator[bytes]:
         while (lines := await parts.get()) is not None:
             answers = self._answers(lines)
@@ -170,9 +168,11 @@ class Exchange(Response):
                 return
 
 
-async def _receive(receive: Receive, parts: asyncio.Queue[list[bytes | TooLong] | None], gone: asyncio.Event) -> None:
+async def _receive(
+    receive: Receive, parts: asyncio.Queue[list[bytes | OversizedLine] | None], gone: asyncio.Event
+) -> None:
     """Puts the lines of the body into `parts`, None behind them, and then waits for the client to leave."""
-    lines = Lines()
+    lines = LineSplitter()
     ended = False
     while True:
         message = await receive()

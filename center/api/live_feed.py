@@ -22,11 +22,11 @@ from typing import Any
 from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
-from center.api.answer_cache import Renderer
-from center.api.edge_progress import Progress
+from center.api.answer_cache import AnswerRenderer
+from center.api.edge_progress import EdgeProgress
 from center.catalog.store import RegisteredQuery
 from center.results import AnswerRecord, ResultStore
-from center.serving.measures import PLAIN, Questions
+from center.serving import NO_QUESTIONS, MeasureQuestions
 from edgewater.errors import NotFound, StorageError
 
 PAGE = 100
@@ -39,7 +39,7 @@ POLL_S = 0.03
 log = logging.getLogger(__name__)
 
 
-class Changes:
+class AnswerPoller:
     """Wakes all streams of a process when there is a new answer: one poll, however many clients.
 
     Args:
@@ -85,7 +85,7 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class LiveFeed:
     """What all streams of a process share.
 
     Attributes:
@@ -94,24 +94,24 @@ class Feed:
     """
 
     results: ResultStore
-    progress: Progress
-    renderer: Renderer
-    changes: Changes
+    progress: EdgeProgress
+    renderer: AnswerRenderer
+    changes: AnswerPoller
     pace_s: float
     monotonic: Callable[[], float]
 
 
 @dataclass(slots=True)
-class Stream:
+class LiveStream:
     """One client's stream of one query, or (`query` None) of all.
 
     Attributes:
         after: id of the last answer that the client has; None: it is new.
     """
 
-    feed: Feed
+    feed: LiveFeed
     query: RegisteredQuery | None = None
-    asked: Questions = PLAIN
+    asked: MeasureQuestions = NO_QUESTIONS
     after: int | None = None
     _sent: int = field(default=0, init=False)
     _full_pages: int = field(default=0, init=False)

@@ -78,7 +78,7 @@ class AnswerRow(BaseModel):
     group: dict[str, Any]
 
 
-class QuestionPartner(BaseModel):
+class SecondSynopsisModel(BaseModel):
     """The second synopsis of a question about two, of the same window."""
 
     query: str
@@ -110,7 +110,7 @@ class QuestionLine(BaseModel):
     global_: bool = Field(default=False, alias="global", description="All groups merged.")
     merge: bool = Field(default=False, description="All windows merged.")
     confidence: float | None = Field(default=None, gt=0, lt=1)
-    with_: QuestionPartner | None = Field(default=None, alias="with")
+    with_: SecondSynopsisModel | None = Field(default=None, alias="with")
 
 
 class EvaluatedLine(BaseModel):

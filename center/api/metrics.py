@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from center.api.edge_progress import Progress, edge_state
+from center.api.edge_progress import EdgeProgress, edge_state
 from center.catalog.liveness import COMPONENTS, ComponentRegistry, component_status
 from center.results import ResultStore
 from edgewater.errors import StorageError
@@ -48,7 +48,7 @@ class CenterCollector(Collector):
     """The center's state, read from the stores when Prometheus asks. A store out of reach is one metric less."""
 
     def __init__(
-        self, components: ComponentRegistry, results: ResultStore, progress: Progress, now_ms: Callable[[], int]
+        self, components: ComponentRegistry, results: ResultStore, progress: EdgeProgress, now_ms: Callable[[], int]
     ) -> None:
         self._components = components
         self._results = results
@@ -94,7 +94,7 @@ class CenterCollector(Collector):
         return [GaugeMetricFamily("edgewater_last_answer_id", "The id of the last answer given.", value=given)]
 
 
-class Measured:
+class MetricsMiddleware:
     """Middleware: counts and times requests by their route's template, so that labels stay few."""
 
     def __init__(self, app: ASGIApp, metrics: ApiMetrics, monotonic: Callable[[], float] = time.perf_counter) -> None:

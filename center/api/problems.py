@@ -21,44 +21,44 @@ from edgewater.errors import EdgewaterError, InvalidInput
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_BASE = "https://edgewater.dev/problems/"
-FAULT = "a fault of the center; its log has the details"
+INTERNAL_ERROR = "a fault of the center; its log has the details"
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ProblemType:
     """What a code means over HTTP."""
 
     status: int
     title: str
 
 
-PROBLEMS: dict[str, Problem] = {
-    "invalid-input": Problem(422, "The input cannot be used"),
-    "invalid-config": Problem(500, "The center's configuration is wrong"),
-    "invalid-query": Problem(422, "The query cannot work"),
-    "invalid-record": Problem(422, "A record cannot be used"),
-    "invalid-request": Problem(422, "The request cannot be answered as it stands"),
-    "synopsis": Problem(500, "A stored synopsis cannot be used"),
-    "corrupt-synopsis": Problem(500, "A stored synopsis is damaged"),
-    "unsupported-version": Problem(500, "Stored bytes are of a newer release"),
-    "incompatible-synopses": Problem(500, "Stored synopses do not merge"),
-    "protocol": Problem(400, "The peer breaks the protocol"),
-    "corrupt-frame": Problem(400, "A frame is damaged"),
-    "unauthenticated": Problem(401, "A valid token is needed"),
-    "not-found": Problem(404, "There is no such thing"),
-    "conflict": Problem(409, "It exists with other content"),
-    "storage": Problem(503, "The storage cannot do what was asked"),
-    "internal": Problem(500, "A fault of the center"),
+PROBLEMS: dict[str, ProblemType] = {
+    "invalid-input": ProblemType(422, "The input cannot be used"),
+    "invalid-config": ProblemType(500, "The center's configuration is wrong"),
+    "invalid-query": ProblemType(422, "The query cannot work"),
+    "invalid-record": ProblemType(422, "A record cannot be used"),
+    "invalid-request": ProblemType(422, "The request cannot be answered as it stands"),
+    "synopsis": ProblemType(500, "A stored synopsis cannot be used"),
+    "corrupt-synopsis": ProblemType(500, "A stored synopsis is damaged"),
+    "unsupported-version": ProblemType(500, "Stored bytes are of a newer release"),
+    "incompatible-synopses": ProblemType(500, "Stored synopses do not merge"),
+    "protocol": ProblemType(400, "The peer breaks the protocol"),
+    "corrupt-frame": ProblemType(400, "A frame is damaged"),
+    "unauthenticated": ProblemType(401, "A valid token is needed"),
+    "not-found": ProblemType(404, "There is no such thing"),
+    "conflict": ProblemType(409, "It exists with other content"),
+    "storage": ProblemType(503, "The storage cannot do what was asked"),
+    "internal": ProblemType(500, "A fault of the center"),
 }
 """Per code of `edgewater/errors.py`."""
 
-HTTP_PROBLEMS: dict[str, Problem] = {
-    "method-not-allowed": Problem(405, "The path exists, but not for this method"),
-    "not-acceptable": Problem(406, "None of the accepted media types can be given"),
-    "too-large": Problem(413, "The body is too large"),
-    "unsupported-media-type": Problem(415, "The body's media type is not read here"),
+HTTP_PROBLEMS: dict[str, ProblemType] = {
+    "method-not-allowed": ProblemType(405, "The path exists, but not for this method"),
+    "not-acceptable": ProblemType(406, "None of the accepted media types can be given"),
+    "too-large": ProblemType(413, "The body is too large"),
+    "unsupported-media-type": ProblemType(415, "The body's media type is not read here"),
 }
 """What only HTTP can do wrong."""
 
@@ -185,7 +185,7 @@ def _http_problem(request: Request, exc: Exception) -> Response:
 
 def _fault(request: Request, exc: Exception) -> Response:
     log.exception("%s %s", request.method, request.url.path, exc_info=exc)
-    return problem_response("internal", FAULT, instance=request.url.path)
+    return problem_response("internal", INTERNAL_ERROR, instance=request.url.path)
 
 
 def install(app: FastAPI) -> None:

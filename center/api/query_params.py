@@ -11,10 +11,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from center.serving.measures import MAX_ASKED, Questions, require_possible
+from center.serving import MAX_ASKED, MeasureQuestions, require_possible
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
-from edgewater.synopses.asking import read_confidence
+from edgewater.synopses.named_questions import read_confidence
 
 MAX_VALUES = MAX_ASKED
 
@@ -91,9 +91,9 @@ class QuestionParams(BaseModel):
         ),
     ] = None
 
-    def asked(self, spec: QuerySpec) -> Questions:
+    def asked(self, spec: QuerySpec) -> MeasureQuestions:
         """The parameters checked against a query; what is repeated stands once. Raises InvalidRequest."""
-        asked = Questions(
+        asked = MeasureQuestions(
             groups=_groups(self.group, spec),
             measures=_measures(self.measure, spec),
             quantiles=tuple(dict.fromkeys(_ranks(self.quantile))) or None,

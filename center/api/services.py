@@ -8,14 +8,14 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from center.api.answer_cache import Renderer
-from center.api.edge_progress import Progress
-from center.api.live_feed import Feed
+from center.api.answer_cache import AnswerRenderer
+from center.api.edge_progress import EdgeProgress
+from center.api.live_feed import LiveFeed
 from center.api.metrics import ApiMetrics
 from center.catalog.liveness import ComponentRegistry
 from center.catalog.store import Catalog
 from center.results import ResultStore
-from center.serving.synopsis_cache import Decoded
+from center.serving import SynopsisCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class Services:
     results: ResultStore
     components: ComponentRegistry
     now_ms: Callable[[], int]
-    renderer: Renderer
-    progress: Progress
-    feed: Feed
+    renderer: AnswerRenderer
+    progress: EdgeProgress
+    feed: LiveFeed
     metrics: ApiMetrics
-    decoded: Decoded
+    synopses: SynopsisCache
 
 
 def _services(request: Request) -> Services:

@@ -1,4 +1,8 @@
-"""Synopses over any Spark DataFrame: divide, compute, merge; and questions to them (Condor, VLDB 2021)."""
+"""Builds synopses over any Spark DataFrame (divide, compute, merge) and answers questions about them (Condor).
+
+For users of Spark; the center's services do not call it. Its tasks run in Spark's Python workers, so nothing here may
+import SQLAlchemy, FastAPI or gRPC.
+"""
 
 from __future__ import annotations
 

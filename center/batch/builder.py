@@ -9,10 +9,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F
 
-from center.batch.compute_phase import Compute, Job
-from center.batch.inputs import ColumnLike, Input, read_input
-from center.batch.merge_phase import Combine, Finish
-from center.batch.pattern import Template
+from center.batch.compute_phase import BatchJob, Compute
+from center.batch.inputs import BatchInput, ColumnLike, read_input
+from center.batch.merge_phase import CombineLevel, FinishLevel
+from center.batch.pattern import SynopsisPattern
 from center.batch.strategy import Strategy, check, choose
 from center.batch.streaming import keep_state
 from center.batch.windows import Family, family_of
@@ -64,22 +64,22 @@ def build(
     """
     if not isinstance(df, DataFrame):
         raise InvalidRequest("df", type(df).__name__, "a Spark DataFrame")
-    template = Template.of(synopsis)
+    pattern = SynopsisPattern.of(synopsis)
     family = family_of(window)
-    given = read_input(df, template, of, time, stratify_by)
-    chosen = _strategy(template, window, given, strategy)
-    _check_time(template, family, time)
+    given = read_input(df, pattern, of, time, stratify_by)
+    chosen = _strategy(pattern, window, given, strategy)
+    _check_time(pattern, family, time)
     if null_times not in ("refuse", "count"):
         raise InvalidRequest("null_times", null_times, '"refuse" or "count"')
-    job = Job(
-        given.template,
+    job = BatchJob(
+        given.pattern,
         given.layout,
         window,
         by_windows=chosen.compute == "bucketing",
         streaming=bool(df.isStreaming),
         count_null_times=null_times == "count",
-        whole=not template.properties.mergeable,
-        source=int(getattr(template.fresh(), "source", 0)),
+        whole=not pattern.properties.mergeable,
+        source=int(getattr(pattern.fresh(), "source", 0)),
     )
     if df.isStreaming:
         _check_stream(chosen, family, window, lateness)
@@ -98,26 +98,26 @@ def build(
 
 def plan(synopsis: Any, *, window: Window | None = None, stratify_by: Any = None) -> Strategy:
     """What "auto" chooses; `.explain()` says why. Raises InvalidRequest where nothing is possible."""
-    return choose(Template.of(synopsis).properties, window, stratified=bool(stratify_by))
+    return choose(SynopsisPattern.of(synopsis).properties, window, stratified=bool(stratify_by))
 
 
-def _strategy(template: Template, window: Window | None, given: Input, asked: Strategy | str) -> Strategy:
+def _strategy(pattern: SynopsisPattern, window: Window | None, given: BatchInput, asked: Strategy | str) -> Strategy:
     stratified = bool(given.layout.strata)
     if asked == "auto":
-        return choose(template.properties, window, stratified=stratified)
+        return choose(pattern.properties, window, stratified=stratified)
     if not isinstance(asked, Strategy):
         raise InvalidRequest("strategy", asked, '"auto" or a Strategy(divide, compute, merge)')
-    check(asked, template.properties, window, stratified=stratified)
+    check(asked, pattern.properties, window, stratified=stratified)
     return asked
 
 
-def _check_time(template: Template, family: Family, time: ColumnLike | None) -> None:
+def _check_time(pattern: SynopsisPattern, family: Family, time: ColumnLike | None) -> None:
     if time is not None:
         return
     if family is not Family.GLOBAL:
         raise InvalidRequest("time", None, "the column of event times", f"a {family.value} window goes by them")
-    if template.properties.ordered:
-        raise InvalidRequest("time", None, "the column of event times", f"{template.kind} goes by them")
+    if pattern.properties.ordered:
+        raise InvalidRequest("time", None, "the column of event times", f"{pattern.kind} goes by them")
 
 
 def _check_stream(chosen: Strategy, family: Family, window: Any, lateness: str | None) -> None:
@@ -136,7 +136,7 @@ def _check_stream(chosen: Strategy, family: Family, window: Any, lateness: str |
         raise InvalidRequest("lateness", lateness, "none without a window", "one synopsis over everything never ends")
 
 
-def _divide(given: Input, job: Job, chosen: Strategy) -> tuple[DataFrame, Job]:
+def _divide(given: BatchInput, job: BatchJob, chosen: Strategy) -> tuple[DataFrame, BatchJob]:
     records, layout = given.records, given.layout
     keys = [F.col(k) for k in layout.keys]
     if chosen.divide == "stratified":
@@ -150,7 +150,7 @@ def _divide(given: Input, job: Job, chosen: Strategy) -> tuple[DataFrame, Job]:
     return (records.repartition(chosen.partitions) if chosen.partitions else records), job
 
 
-def number_in_order(given: Input, within: list[Column]) -> Column:
+def number_in_order(given: BatchInput, within: list[Column]) -> Column:
     """The number, from 0, of each record in the order of event time. Records of one time go by their values,
     so that only such records can change places as nobody can tell apart."""
     values = [F.col(f"_v{i}") for i in range(len(given.layout.values))]
@@ -162,12 +162,12 @@ def _default_partitions(df: DataFrame) -> int:
     return int(df.sparkSession.conf.get("spark.sql.shuffle.partitions"))
 
 
-def _compute(divided: tuple[DataFrame, Job], job: Job) -> DataFrame:
+def _compute(divided: tuple[DataFrame, BatchJob], job: BatchJob) -> DataFrame:
     records, job = divided
     return records.mapInArrow(Compute(job), job.layout.partial_ddl)
 
 
-def _merge(partials: DataFrame, job: Job, chosen: Strategy) -> DataFrame:
+def _merge(partials: DataFrame, job: BatchJob, chosen: Strategy) -> DataFrame:
     layout = job.layout
     tasks = chosen.partitions or _default_partitions(partials)
     keys = [F.col(k) for k in layout.keys]
@@ -178,13 +178,15 @@ def _merge(partials: DataFrame, job: Job, chosen: Strategy) -> DataFrame:
         among = F.pmod(F.col("part"), F.lit(parts))
         placed = partials.repartition(tasks, *keys, "block", "slice_start", among)
         partials = (
-            placed.withColumn("part", among).sortWithinPartitions(*order).mapInArrow(Combine(job), layout.partial_ddl)
+            placed.withColumn("part", among)
+            .sortWithinPartitions(*order)
+            .mapInArrow(CombineLevel(job), layout.partial_ddl)
         )
     placed = partials.repartition(tasks, *keys, "block").sortWithinPartitions(*order)
-    return placed.mapInArrow(Finish(job), layout.result_ddl)
+    return placed.mapInArrow(FinishLevel(job), layout.result_ddl)
 
 
-def _named(result: DataFrame, job: Job) -> DataFrame:
+def _named(result: DataFrame, job: BatchJob) -> DataFrame:
     for key, (name, _) in zip(job.layout.keys, job.layout.strata, strict=True):
         result = result.withColumnRenamed(key, name)
     return result

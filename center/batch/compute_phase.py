@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from center.batch.layout import Layout, timestamp
-from center.batch.pattern import Template
-from center.batch.slice_states import Rows, SliceStates, numbers, pick
+from center.batch.layout import RecordLayout, timestamp
+from center.batch.pattern import SynopsisPattern
+from center.batch.slice_states import RowBuffer, SliceStates, numbers, pick
 from center.batch.windows import Family, family_of, grid_of
 from center.slicing import SlidingCount
 from center.spark.workers import settle
@@ -31,7 +31,7 @@ MEMORY_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BatchJob:
     """What every task of a job has to know.
 
     Attributes:
@@ -42,8 +42,8 @@ class Job:
         source: of the pattern; the tasks' own numbers are made from it.
     """
 
-    template: Template
-    layout: Layout
+    pattern: SynopsisPattern
+    layout: RecordLayout
     window: Window | None
     by_windows: bool = False
     streaming: bool = False
@@ -90,7 +90,7 @@ class Job:
 class Compute:
     """The phase as `DataFrame.mapInArrow` wants it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: BatchJob) -> None:
         self._job = job
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -104,15 +104,15 @@ class Compute:
 class _Task:
     """One task."""
 
-    def __init__(self, job: Job, partition: int, batch_id: int) -> None:
+    def __init__(self, job: BatchJob, partition: int, batch_id: int) -> None:
         self._job = job
         self._partition = partition
         self._grid = grid_of(job.window)
         types = job.layout.stratum_types
         source = int(finalised(np.array([job.source], np.uint64), (batch_id << 24) + partition + 1)[0])
-        self._states = SliceStates(job.template, types, source=source)
-        self._rows = Rows(job.layout.partial_schema, len(types))
-        stack = None if job.template.is_grouped else job.template.stack()
+        self._states = SliceStates(job.pattern, types, source=source)
+        self._rows = RowBuffer(job.layout.partial_schema, len(types))
+        stack = None if job.pattern.is_grouped else job.pattern.stack()
         if stack is not None:
             stack.grow(1)
         self._state_bytes = 4096 if stack is None else max(stack.nbytes, 64)
@@ -217,9 +217,9 @@ class _Task:
 
 
 class _Placed:
-    """Rows with the blocks they belong to."""
+    """RowBuffer with the blocks they belong to."""
 
-    def __init__(self, rows: Rows, job: Job, partition: int) -> None:
+    def __init__(self, rows: RowBuffer, job: BatchJob, partition: int) -> None:
         self._rows, self._job, self._partition = rows, job, partition
 
     @property

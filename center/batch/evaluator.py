@@ -16,7 +16,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from center.batch.layout import RESULT_COLUMNS
-from center.batch.questions import ANSWER_DDL, ANSWER_FIELDS, Asked, AskQuestions, AskWindows, question_of
+from center.batch.questions import (
+    ANSWER_DDL,
+    ANSWER_FIELDS,
+    EvaluateQuestions,
+    EvaluateWindows,
+    NamedQuestion,
+    parse_question_json,
+)
 from center.batch.sql_functions import merge_function
 from edgewater.errors import InvalidRequest
 from edgewater.synopses.base import Question
@@ -64,20 +71,20 @@ def evaluate(
     keep = last or (1 if mode == "latest" else None)
     windows, strata = _windows(out, stratified, keep)
     if isinstance(questions, DataFrame):
-        return _ask_all(windows, strata, questions, question, time if mode == "timestamped" else None)
+        return _evaluate_questions(windows, strata, questions, question, time if mode == "timestamped" else None)
     if mode == "timestamped":
         raise InvalidRequest("questions", questions, f"a DataFrame with the columns {question} and {time}")
-    asked = question_of(questions) if isinstance(questions, str) else questions
-    if not isinstance(asked, Asked | Question):
+    asked = parse_question_json(questions) if isinstance(questions, str) else questions
+    if not isinstance(asked, NamedQuestion | Question):
         raise InvalidRequest("questions", questions, "a question, JSON, or a DataFrame")
     selected = windows.select(*strata, "window_start", "window_end", "synopsis")
     schema = pa.schema(list(to_arrow_schema(windows.select(*strata).schema)))
     ddl = ", ".join([*_ddl(windows, strata), ANSWER_DDL])
-    return selected.mapInArrow(AskWindows(asked, schema), ddl)
+    return selected.mapInArrow(EvaluateWindows(asked, schema), ddl)
 
 
 def latest_revisions(out: DataFrame) -> DataFrame:
-    """One row per window that there is: its newest revision. Rows that only count records are left out."""
+    """One row per window that there is: its newest revision. RowBuffer that only count records are left out."""
     strata = _strata(out)
     said = out.where(F.col("synopsis").isNotNull() | (F.col("revision").isNotNull() & (F.col("late") == 0)))
     held = F.struct("synopsis", "records", "nulls", "revision", "late")
@@ -107,7 +114,9 @@ def _windows(out: DataFrame, stratified: bool | None, keep: int | None) -> tuple
     return windows, strata
 
 
-def _ask_all(windows: DataFrame, strata: list[str], questions: DataFrame, question: str, time: str | None) -> DataFrame:
+def _evaluate_questions(
+    windows: DataFrame, strata: list[str], questions: DataFrame, question: str, time: str | None
+) -> DataFrame:
     wanted = [question, *strata, *([] if time is None else [time])]
     for name in wanted:
         if name not in questions.columns:
@@ -124,7 +133,7 @@ def _ask_all(windows: DataFrame, strata: list[str], questions: DataFrame, questi
         raise InvalidRequest("questions", f"column {time} of type {given}", "timestamp, timestamp_ntz or bigint (ms)")
     selected = windows.select(*strata, "window_start", "window_end", "synopsis")
     names = questions.columns
-    ask = AskQuestions(
+    ask = EvaluateQuestions(
         _broadcast(questions.sparkSession, selected.orderBy(F.col("window_end").desc(), *strata)),
         pa.schema(list(to_arrow_schema(questions.schema))),
         names.index(question),

@@ -27,7 +27,7 @@ _PARTIAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RecordLayout:
     """How a job's records are laid out: strata, then values, then the time and the number if there are any.
 
     Attributes:

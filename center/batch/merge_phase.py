@@ -1,6 +1,6 @@
 """The merge phase: partials in, one synopsis per window and stratum out.
 
-Partials come sorted by stratum, block of windows, slice and part. Those of one slice are merged; sliding
+Partials come sorted by stratum, block of windows, slice and part. Those of one slice are merged; sliding_windows
 windows are then put together from slices with two stacks, at three merges per window whatever the overlap.
 """
 
@@ -13,15 +13,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from center.batch.compute_phase import Job
+from center.batch.compute_phase import BatchJob
 from center.batch.layout import timestamp
 from center.batch.pattern import merged
-from center.batch.slice_states import ROWS_BYTES, Rows
+from center.batch.slice_states import ROWS_BYTES, RowBuffer
 from center.spark.workers import settle
 from edgewater.synopses import from_bytes
-from edgewater.windows import SessionWindow, SlidingWindow
+from edgewater.windows import SessionWindow, SlidingWindow, sessions_of
 
-Partial = tuple[tuple[Any, ...], dict[str, Any], "Piece"]
+KeyedPartial = tuple[tuple[Any, ...], dict[str, Any], "SlicePartial"]
 """A row of the compute phase: stratum, columns, and what they are as a piece."""
 
 _NAN = float("nan")
@@ -32,7 +32,7 @@ FAN_IN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SlicePartial:
     """A synopsis of some records, and what is known of them.
 
     Attributes:
@@ -54,7 +54,7 @@ class Piece:
     def synopsis(self) -> Any:
         return from_bytes(self.data) if self.held is None and self.data is not None else self.held
 
-    def decoded(self) -> Piece:
+    def decoded(self) -> SlicePartial:
         """The same, to be merged several times."""
         return replace(self, held=self.synopsis())
 
@@ -65,15 +65,15 @@ class Piece:
         return self.data
 
 
-_NOTHING = Piece(0, 0, 0, 0, 0)
+_NOTHING = SlicePartial(0, 0, 0, 0, 0)
 
 
-def union(pieces: Iterable[Piece]) -> Piece:
+def union(pieces: Iterable[SlicePartial]) -> SlicePartial:
     """All pieces, at least one, as one."""
     first, *others = pieces
     while others:
         parts, others = others[:FAN_IN], others[FAN_IN:]
-        first = Piece(
+        first = SlicePartial(
             first.start,
             min(p.first_ms for p in (first, *parts)),
             max(p.last_ms for p in (first, *parts)),
@@ -93,14 +93,14 @@ class TwoStacks:
     """
 
     def __init__(self) -> None:
-        self._front: list[Piece] = []
-        self._back: list[Piece] = []
-        self._added: Piece | None = None
+        self._front: list[SlicePartial] = []
+        self._back: list[SlicePartial] = []
+        self._added: SlicePartial | None = None
 
     def __bool__(self) -> bool:
         return bool(self._front or self._back)
 
-    def push(self, piece: Piece) -> None:
+    def push(self, piece: SlicePartial) -> None:
         self._back.append(piece)
         self._added = piece if self._added is None else union([self._added, piece])
 
@@ -113,18 +113,20 @@ class TwoStacks:
             self._front.pop()
 
     def _flip(self) -> None:
-        suffix: Piece | None = None
+        suffix: SlicePartial | None = None
         for piece in reversed(self._back):
             suffix = piece if suffix is None else union([piece, suffix])
             self._front.append(suffix)
         self._back, self._added = [], None
 
-    def union(self) -> Piece:
+    def union(self) -> SlicePartial:
         parts = [p for p in (self._front[-1] if self._front else None, self._added) if p is not None]
         return union(parts)
 
 
-def sliding(slices: Iterable[Piece], window: SlidingWindow, first: int, end: int) -> Iterator[tuple[int, Piece]]:
+def sliding_windows(
+    slices: Iterable[SlicePartial], window: SlidingWindow, first: int, end: int
+) -> Iterator[tuple[int, SlicePartial]]:
     """The windows that start in [first, end) and hold a slice, ascending, with their unions.
 
     Args:
@@ -149,26 +151,23 @@ def sliding(slices: Iterable[Piece], window: SlidingWindow, first: int, end: int
         at += window.every_ms
 
 
-def sessions(slices: Iterable[Piece], window: SessionWindow) -> Iterator[Piece]:
-    """The sessions of one stratum, ascending. Slices are ascending, one per slice of the window's grid."""
-    run: list[Piece] = []
-    for piece in slices:
-        goes_on = bool(run) and piece.first_ms - run[-1].last_ms < window.gap_ms
-        if run and not (goes_on and piece.start < run[0].start + window.slices_per_window * window.gap_ms):
-            yield replace(union(run), cut=goes_on)
-            run = []
-        run.append(piece)
-    if run:
-        yield union(run)
+def session_windows(slices: Iterable[SlicePartial], window: SessionWindow) -> Iterator[SlicePartial]:
+    """The sessions of one stratum, ascending.
+
+    Args:
+        slices: ascending, one per slice of the window's grid.
+    """
+    for session, cut in sessions_of(slices, window, lambda piece: (piece.first_ms, piece.last_ms)):
+        yield replace(union(session), cut=cut)
 
 
-class Untimed:
-    """Rows that count records without a time: they pass by the merge."""
+class UntimedRecords:
+    """RowBuffer that count records without a time: they pass by the merge."""
 
     def __init__(self) -> None:
         self.records = 0
 
-    def without(self, rows: Iterator[Partial]) -> Iterator[Partial]:
+    def without(self, rows: Iterator[KeyedPartial]) -> Iterator[KeyedPartial]:
         for row in rows:
             if row[1]["slice_start"] is None:
                 self.records += row[1]["records"]
@@ -180,17 +179,17 @@ class Untimed:
         return {"records": self.records, "nulls": 0, "part": 0, "revision": 1, "late": 0}
 
 
-class Level:
+class MergeLevel:
     """A level of the merge tree as `DataFrame.mapInArrow` wants it: sorted partials in, merged rows out."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: BatchJob) -> None:
         self._job = job
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
         strata = len(self._job.layout.strata)
-        rows = Rows(self._schema, strata)
-        untimed = Untimed()
+        rows = RowBuffer(self._schema, strata)
+        untimed = UntimedRecords()
         for key, row in self._merged(untimed.without(_rows(batches, strata))):
             rows.add(list(key), row)
             if rows.nbytes > ROWS_BYTES:
@@ -205,19 +204,19 @@ class Level:
         """Of what comes out."""
         raise NotImplementedError
 
-    def _merged(self, parts: Iterator[Partial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def _merged(self, parts: Iterator[KeyedPartial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """(stratum, columns) of what comes out."""
         raise NotImplementedError
 
 
-class Combine(Level):
+class CombineLevel(MergeLevel):
     """The parts of one slice as one, which goes on to the next level."""
 
     @property
     def _schema(self) -> pa.Schema:
         return self._job.layout.partial_schema
 
-    def _merged(self, parts: Iterator[Partial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def _merged(self, parts: Iterator[KeyedPartial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         for (key, block, start), same in groupby(parts, lambda r: (r[0], r[1]["block"], r[2].start)):
             listed = list(same)
             piece = union(piece for _, _, piece in listed)
@@ -226,28 +225,30 @@ class Combine(Level):
             yield key, row | {"synopsis": piece.to_bytes()}
 
 
-class Finish(Level):
+class FinishLevel(MergeLevel):
     """The last level: windows, as `build` gives them."""
 
     @property
     def _schema(self) -> pa.Schema:
         return self._job.layout.result_schema
 
-    def _merged(self, parts: Iterator[Partial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def _merged(self, parts: Iterator[KeyedPartial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         for (key, block), same in groupby(parts, lambda r: (r[0], r[1]["block"])):
             pieces = (piece for _, _, piece in same)
             slices = (union(alike) for _, alike in groupby(pieces, lambda p: p.start))
             for start, end, piece in self._windows(block, slices):
                 yield key, result_row(start, end, piece)
 
-    def _windows(self, block: int, slices: Iterator[Piece]) -> Iterator[tuple[int | None, int | None, Piece]]:
+    def _windows(
+        self, block: int, slices: Iterator[SlicePartial]
+    ) -> Iterator[tuple[int | None, int | None, SlicePartial]]:
         job, window = self._job, self._job.window
         if isinstance(window, SessionWindow):
-            for piece in sessions(slices, window):
+            for piece in session_windows(slices, window):
                 yield *bounds_of(job, piece), piece
         elif job.slides:
             first = job.grid.offset_ms + block * job.block_ms
-            for start, piece in sliding(slices, job.grid, first, first + job.block_ms):
+            for start, piece in sliding_windows(slices, job.grid, first, first + job.block_ms):
                 if isinstance(window, SlidingWindow):
                     yield start, start + window.size_ms, piece
                 elif start >= 0:  # windows of records begin at the first one
@@ -257,7 +258,7 @@ class Finish(Level):
                 yield *bounds_of(job, piece), piece
 
 
-def bounds_of(job: Job, piece: Piece) -> tuple[int | None, int | None]:
+def bounds_of(job: BatchJob, piece: SlicePartial) -> tuple[int | None, int | None]:
     """[start, end) of a window, in ms; of a global one the time that its records span."""
     match job.window:
         case SlidingWindow(size_ms=size):
@@ -269,7 +270,7 @@ def bounds_of(job: Job, piece: Piece) -> tuple[int | None, int | None]:
     return (None, None) if job.layout.time is None else (piece.first_ms, piece.last_ms + 1)
 
 
-def result_row(start: int | None, end: int | None, piece: Piece) -> dict[str, Any]:
+def result_row(start: int | None, end: int | None, piece: SlicePartial) -> dict[str, Any]:
     return {
         "window_start": timestamp(start),
         "window_end": timestamp(end),
@@ -281,7 +282,7 @@ def result_row(start: int | None, end: int | None, piece: Piece) -> dict[str, An
     }
 
 
-def _rows(batches: Iterator[pa.RecordBatch], strata: int) -> Iterator[Partial]:
+def _rows(batches: Iterator[pa.RecordBatch], strata: int) -> Iterator[KeyedPartial]:
     for batch in batches:
         columns = [c.to_pylist() for c in batch.columns]
         names = batch.schema.names[strata:]
@@ -297,6 +298,6 @@ def stratum_of(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(_NAN if value != value else value for value in values)
 
 
-def piece_of(row: dict[str, Any]) -> Piece:
+def piece_of(row: dict[str, Any]) -> SlicePartial:
     start, first_ms, last_ms, records, nulls = (int(row[n]) for n in _NUMBERS)
-    return Piece(start, first_ms, last_ms, records, nulls, row["synopsis"])
+    return SlicePartial(start, first_ms, last_ms, records, nulls, row["synopsis"])

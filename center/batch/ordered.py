@@ -20,11 +20,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import Window as Over
 from pyspark.sql import functions as F
 
-from center.batch.compute_phase import Job, millis_of
-from center.batch.inputs import Input
+from center.batch.compute_phase import BatchJob, millis_of
+from center.batch.inputs import BatchInput
 from center.batch.layout import timestamp
 from center.batch.merge_phase import stratum_of
-from center.batch.slice_states import ROWS_BYTES, Rows, numbers
+from center.batch.slice_states import ROWS_BYTES, RowBuffer, numbers
 from center.batch.strategy import Strategy
 from center.batch.windows import Family, grid_of
 from center.spark.workers import settle
@@ -34,7 +34,7 @@ from edgewater.synopses.manager import GeneralManager, SliceManager
 from edgewater.windows import SlidingWindow
 
 
-def build_ordered(given: Input, job: Job, chosen: Strategy) -> DataFrame:
+def build_ordered(given: BatchInput, job: BatchJob, chosen: Strategy) -> DataFrame:
     """A manager per window and stratum."""
     layout = given.layout
     tasks = int(given.records.sparkSession.conf.get("spark.sql.shuffle.partitions"))
@@ -49,13 +49,13 @@ def build_ordered(given: Input, job: Job, chosen: Strategy) -> DataFrame:
     place = [*keys, F.col("_slice"), F.col("_p")]
     placed = dealt.repartition(tasks, *place).sortWithinPartitions(*place, F.col("_n"))
     columns = placed.select(*keys, "_slice", "_p", "_n", "_t", "_v0")
-    partials = columns.mapInArrow(_Parts(job), layout.partial_ddl)
+    partials = columns.mapInArrow(_PartBuilder(job), layout.partial_ddl)
     order = [*keys, F.col("block"), F.col("slice_start"), F.col("part")]
     gathered = partials.repartition(tasks, *keys, "block").sortWithinPartitions(*order)
-    return gathered.mapInArrow(_Register(job, parts), layout.result_ddl)
+    return gathered.mapInArrow(_ManagerBuilder(job, parts), layout.result_ddl)
 
 
-def _sliced(given: Input, job: Job, keys: list[Column]) -> DataFrame:
+def _sliced(given: BatchInput, job: BatchJob, keys: list[Column]) -> DataFrame:
     """The records with the start of their slice; in bucketing once per window."""
     records, window = given.records, job.window
     grid = grid_of(window)
@@ -84,16 +84,16 @@ def _millis(records: DataFrame) -> Column:
     return F.expr("timestampdiff(MILLISECOND, timestamp_ntz'1970-01-01 00:00:00', _t)")
 
 
-class _Parts:
-    """The synopsis of each slice and part. Rows come sorted by stratum, slice, part and number."""
+class _PartBuilder:
+    """The synopsis of each slice and part. RowBuffer come sorted by stratum, slice, part and number."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: BatchJob) -> None:
         self._job = job
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
         strata, untimed = len(self._job.layout.strata), 0
-        rows = Rows(self._job.layout.partial_schema, strata)
+        rows = RowBuffer(self._job.layout.partial_schema, strata)
         at: tuple[Any, ...] | None = None
         open_part: _OpenPart | None = None
         for batch in batches:
@@ -107,7 +107,7 @@ class _Parts:
                 if place != at:
                     if open_part is not None:
                         self._close(rows, at, open_part)
-                    at, open_part = place, _OpenPart(self._job.template.fresh(), numbered[begin].as_py())
+                    at, open_part = place, _OpenPart(self._job.pattern.fresh(), numbered[begin].as_py())
                 assert open_part is not None
                 open_part.add(values[begin:end], millis_of(times[begin:end]))
             if rows.nbytes > ROWS_BYTES:
@@ -119,13 +119,13 @@ class _Parts:
         if len(rows):
             yield rows.take()
 
-    def _close(self, rows: Rows, at: tuple[Any, ...] | None, part: _OpenPart) -> None:
+    def _close(self, rows: RowBuffer, at: tuple[Any, ...] | None, part: _OpenPart) -> None:
         assert at is not None
         *key, start, _ = at
         for block in self._job.blocks_of(start):
             rows.add(key, part.row() | {"slice_start": start, "block": block})
 
-    def _untimed(self, rows: Rows, count: int) -> None:
+    def _untimed(self, rows: RowBuffer, count: int) -> None:
         if not self._job.count_null_times:
             accepted = "an event time in every record, or null_times='count'"
             raise InvalidRecord(str(self._job.layout.time), None, accepted, f"{count} records of a partition have none")
@@ -166,16 +166,16 @@ def _runs(columns: list[pa.Array]) -> Iterator[tuple[int, int]]:
     yield from pairwise(borders)
 
 
-class _Register:
+class _ManagerBuilder:
     """Managers of windows. Parts come sorted by stratum, block, slice and first number."""
 
-    def __init__(self, job: Job, parts: int) -> None:
+    def __init__(self, job: BatchJob, parts: int) -> None:
         self._job, self._parts = job, parts
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
         strata = len(self._job.layout.strata)
-        rows = Rows(self._job.layout.result_schema, strata)
+        rows = RowBuffer(self._job.layout.result_schema, strata)
         listed = (row for batch in batches for row in batch.to_pylist())
         keys = (*self._job.layout.keys, "block")
         for (*key, block), held in groupby(listed, lambda r: stratum_of(r[k] for k in keys)):

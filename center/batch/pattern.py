@@ -22,7 +22,7 @@ NUMBER_TYPES = ("int64", "float64")
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class SynopsisPattern:
     """An empty synopsis as bytes, which reach any worker, and what its class says of it.
 
     Attributes:
@@ -42,7 +42,7 @@ class Template:
     arguments: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, prototype: object) -> Template:
+    def of(cls, prototype: object) -> SynopsisPattern:
         """Raises InvalidRequest for anything but an empty synopsis that `from_bytes` reads back."""
         named = type(prototype).__name__
         if isinstance(prototype, type) or not all(hasattr(prototype, n) for n in ("to_bytes", "properties", "kind")):
@@ -61,7 +61,7 @@ class Template:
         return cls(data, read.kind, read.properties, tuple(read.questions), tuple(types))
 
     @classmethod
-    def _of_grouped(cls, data: bytes, read: GroupedAggregate) -> Template:
+    def _of_grouped(cls, data: bytes, read: GroupedAggregate) -> SynopsisPattern:
         for name, stack in read.measures.items():
             if isinstance(stack, SampleStack):
                 raise InvalidRequest(

@@ -18,9 +18,9 @@ from center.spark.workers import settle
 from edgewater.errors import EdgewaterError, InvalidRequest
 from edgewater.streams import MIN_TIME_MS
 from edgewater.synopses import from_bytes
-from edgewater.synopses.asking import NAMES, question, read_confidence
 from edgewater.synopses.base import Estimate, IntArray, Question
 from edgewater.synopses.key_table import KeyTable
+from edgewater.synopses.named_questions import QUESTION_KINDS, parse_question, read_confidence
 from edgewater.synopses.questions import Point, RangeSum, TopItems
 
 ESTIMATE_DDL = "estimate double, lower double, upper double, confidence double, basis string"
@@ -39,7 +39,7 @@ _SIGNAL: dict[str, type[Question]] = {"point": Point, "range_sum": RangeSum}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class NamedQuestion:
     """A question as it is written. What it means is the synopsis' to say: a range is another question to a
     histogram than to a sample.
 
@@ -55,7 +55,7 @@ class Asked:
         """The question to this synopsis. Raises InvalidRequest."""
         kind = _SIGNAL.get(self.name)
         if kind is None or kind not in synopsis.questions:
-            return question(self.name, self.given, synopsis, self.confidence)
+            return parse_question(self.name, self.given, synopsis, self.confidence)
         try:
             return kind(**self.given)
         except TypeError as exc:
@@ -64,7 +64,7 @@ class Asked:
 
 
 @lru_cache(PARSED_MAX)
-def question_of(text: str) -> Asked:
+def parse_question_json(text: str) -> NamedQuestion:
     """The question that a JSON text puts. Raises InvalidRequest."""
     accepted = 'a JSON object such as {"question": "frequency", "item": "10.0.0.1"}'
     try:
@@ -75,33 +75,37 @@ def question_of(text: str) -> Asked:
     if not isinstance(given, dict) or not isinstance(given.get("question"), str):
         raise InvalidRequest("question", given, accepted)
     name, confidence = given.pop("question"), read_confidence(given.pop("confidence", None))
-    return Asked(name, given, confidence)
+    return NamedQuestion(name, given, confidence)
 
 
-def question_named(name: Any, arguments: Sequence[Any]) -> Asked:
+def sql_question(name: Any, arguments: Sequence[Any]) -> NamedQuestion:
     """The question of a name and its parameters in their order, as SQL gives them. Raises InvalidRequest."""
-    kinds = NAMES.get(name) or ((_SIGNAL[name],) if name in _SIGNAL else ())
+    kinds = QUESTION_KINDS.get(name) or ((_SIGNAL[name],) if name in _SIGNAL else ())
     if not kinds:
-        raise InvalidRequest("question", name, f"one of {', '.join([*NAMES, *_SIGNAL])}")
+        raise InvalidRequest("question", name, f"one of {', '.join([*QUESTION_KINDS, *_SIGNAL])}")
     names = [f.name for f in fields(kinds[0])]
     if len(arguments) > len(names):
         raise InvalidRequest("question", [name, *arguments], f"{name} with at most {', '.join(names) or 'nothing'}")
     # SQL's 0.99 is a decimal.
     plain = [float(a) if isinstance(a, Decimal) else a for a in arguments]
     given = dict(zip(names, plain, strict=False))
-    return Asked(name, given, read_confidence(given.pop("confidence", None)))
+    return NamedQuestion(name, given, read_confidence(given.pop("confidence", None)))
 
 
-def estimate_of(synopsis: Any, asked: Asked | Question) -> dict[str, Any]:
+def estimate_of(synopsis: Any, asked: NamedQuestion | Question) -> dict[str, Any]:
     """Raises InvalidRequest for a question that the synopsis does not answer."""
     if not hasattr(synopsis, "query") or not hasattr(synopsis, "questions"):
         kind = getattr(synopsis, "kind", type(synopsis).__name__)
         raise InvalidRequest("synopsis", kind, "a single synopsis", "a grouped aggregate has an answer per group")
-    put = asked.of(synopsis) if isinstance(asked, Asked) else asked
+    put = asked.of(synopsis) if isinstance(asked, NamedQuestion) else asked
     if isinstance(put, TopItems):
         raise InvalidRequest("question", "top", "a question with one number as its answer", "top gives a list")
     answer: Estimate = synopsis.query(put)
-    if isinstance(asked, Asked) and asked.confidence is not None and answer.confidence < asked.confidence - 1e-12:
+    if (
+        isinstance(asked, NamedQuestion)
+        and asked.confidence is not None
+        and answer.confidence < asked.confidence - 1e-12
+    ):
         raise InvalidRequest("confidence", asked.confidence, f"at most {answer.confidence:.6g}, or none")
     return {
         "estimate": answer.value,
@@ -112,10 +116,10 @@ def estimate_of(synopsis: Any, asked: Asked | Question) -> dict[str, Any]:
     }
 
 
-class AskWindows:
+class EvaluateWindows:
     """One question to every row with a synopsis, for `DataFrame.mapInArrow`."""
 
-    def __init__(self, question: Asked | Question, strata: pa.Schema) -> None:
+    def __init__(self, question: NamedQuestion | Question, strata: pa.Schema) -> None:
         self._question = question
         self._schema = pa.schema([*strata, *ANSWER_FIELDS])
         self._strata = len(strata)
@@ -128,7 +132,7 @@ class AskWindows:
             yield _with_answers(columns, answers, self._schema)
 
 
-class AskQuestions:
+class EvaluateQuestions:
     """A batch of questions to the windows that were broadcast, for `DataFrame.mapInArrow`.
 
     Args:
@@ -145,7 +149,7 @@ class AskQuestions:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle()
-        windows = _Windows(self._windows.value, len(self._strata))
+        windows = _BroadcastWindows(self._windows.value, len(self._strata))
         for batch in batches:
             time = None if self._time is None else batch.column(self._time)
             rows, hits = windows.hits([batch.column(i) for i in self._strata], time, len(batch))
@@ -156,7 +160,7 @@ class AskQuestions:
             yield _with_answers(columns, answers, self._schema, which)
 
 
-class _Windows:
+class _BroadcastWindows:
     """Windows of a broadcast; each is decoded when it is first asked."""
 
     def __init__(self, stream: bytes, strata: int) -> None:
@@ -213,7 +217,7 @@ class _Windows:
         if text is None:
             return {"error": "there is no question"}
         try:
-            return _answer(self._synopsis(hit), question_of(text))
+            return _answer(self._synopsis(hit), parse_question_json(text))
         except EdgewaterError as exc:
             return {"error": f"{exc.code}: {exc}"}
 
@@ -243,7 +247,7 @@ def _millis(column: Any) -> Any:
     return millis_of(column.fill_null(least))
 
 
-def _answer(synopsis: Any, asked: Asked | Question) -> dict[str, Any]:
+def _answer(synopsis: Any, asked: NamedQuestion | Question) -> dict[str, Any]:
     try:
         return estimate_of(synopsis, asked)
     except EdgewaterError as exc:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from center.batch.pattern import Template
+from center.batch.pattern import SynopsisPattern
 from edgewater.synopses.base import BoolArray, IntArray, Stack
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.key_table import KeyTable
@@ -28,7 +28,7 @@ _COUNTERS = ("records", "nulls", "first_ms", "last_ms")
 _EMPTY = (0, 0, np.iinfo(np.int64).max, np.iinfo(np.int64).min)
 
 
-class _Stacked:
+class _StackStates:
     """States of the strata of a slice as one stack."""
 
     def __init__(self, stack: Stack, source: int) -> None:
@@ -58,11 +58,11 @@ class _Stacked:
         return codec.seal(message)
 
 
-class _Objects:
+class _ObjectStates:
     """States of the strata of a slice as one object each."""
 
-    def __init__(self, template: Template) -> None:
-        self._template = template
+    def __init__(self, pattern: SynopsisPattern) -> None:
+        self._template = pattern
         self._held: list[Any] = []
 
     @property
@@ -93,9 +93,11 @@ class _Objects:
 class _Slice:
     """One slice: its strata, their states, and what is counted beside them."""
 
-    def __init__(self, template: Template, strata: tuple[pa.DataType, ...], states: _Stacked | _Objects) -> None:
+    def __init__(
+        self, pattern: SynopsisPattern, strata: tuple[pa.DataType, ...], states: _StackStates | _ObjectStates
+    ) -> None:
         self._states = states
-        self._skips_nulls = not template.is_grouped
+        self._skips_nulls = not pattern.is_grouped
         self._table = KeyTable(strata)
         self._counters: dict[str, IntArray] = {name: np.zeros(0, np.int64) for name in _COUNTERS}
 
@@ -139,11 +141,11 @@ class SliceStates:
         source: number of this task, of its own among all tasks whose samples will be merged.
     """
 
-    def __init__(self, template: Template, strata: Sequence[pa.DataType] = (), *, source: int = 0) -> None:
-        self._template = template
+    def __init__(self, pattern: SynopsisPattern, strata: Sequence[pa.DataType] = (), *, source: int = 0) -> None:
+        self._template = pattern
         self._strata = tuple(strata)
         self._source = source
-        self._empty = None if template.is_grouped else template.stack()
+        self._empty = None if pattern.is_grouped else pattern.stack()
         self._slices: dict[int, _Slice] = {}
         self._next_id = 0
 
@@ -193,12 +195,12 @@ class SliceStates:
             held = self._slices[start] = _Slice(self._template, self._strata, self._states())
         return held
 
-    def _states(self) -> _Stacked | _Objects:
+    def _states(self) -> _StackStates | _ObjectStates:
         if self._empty is None:
-            return _Objects(self._template)
-        return _Stacked(self._empty.take(np.zeros(0, np.int64)), self._source)
+            return _ObjectStates(self._template)
+        return _StackStates(self._empty.take(np.zeros(0, np.int64)), self._source)
 
-    def drain(self, rows: Sink) -> Iterator[pa.RecordBatch]:
+    def drain(self, rows: RowSink) -> Iterator[pa.RecordBatch]:
         """All states as rows, in the order of slices; nothing is left."""
         slices, self._slices = self._slices, {}
         for start in sorted(slices):
@@ -208,8 +210,8 @@ class SliceStates:
                     yield rows.take()
 
 
-class Sink(Protocol):
-    """Where rows go: `Rows`, or something in front of it."""
+class RowSink(Protocol):
+    """Where rows go: `RowBuffer`, or something in front of it."""
 
     @property
     def nbytes(self) -> int: ...
@@ -219,8 +221,8 @@ class Sink(Protocol):
     def take(self) -> pa.RecordBatch: ...
 
 
-class Rows:
-    """Rows of bytes and numbers on their way into record batches.
+class RowBuffer:
+    """RowBuffer of bytes and numbers on their way into record batches.
 
     Args:
         schema: strata first, then the columns by name; those of no row are null.

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import arrow_udf
 
 from center.batch.pattern import merged
-from center.batch.questions import ESTIMATE_DDL, ESTIMATE_TYPE, estimate_of, question_named
+from center.batch.questions import ESTIMATE_DDL, ESTIMATE_TYPE, estimate_of, sql_question
 from center.spark.workers import settle
 from edgewater.synopses import from_bytes
 
@@ -43,7 +43,7 @@ def _estimates(synopsis: pa.Array, question: pa.Array, *parameters: pa.Array) ->
             continue
         if data not in decoded:
             decoded = {data: from_bytes(data)}  # the same one is mostly asked several times in a row
-        results.append(estimate_of(decoded[data], question_named(name, given)))
+        results.append(estimate_of(decoded[data], sql_question(name, given)))
     return pa.array(results, ESTIMATE_TYPE)
 
 

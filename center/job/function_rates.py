@@ -10,7 +10,7 @@ import numpy as np
 from center.early_trigger.function_estimate import plan_rate
 from center.results import AnswerRecord
 from center.sampling.policy import RESERVE
-from center.serving.function_values import SEED, function_confidence
+from center.serving import SEED, function_confidence
 from edgewater.query import QuerySpec
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.sampling.row_sample import RowSampleStack

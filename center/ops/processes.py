@@ -74,7 +74,7 @@ def run_api(config: CenterConfig) -> None:
     """Serves the REST API until SIGTERM or SIGINT."""
     import uvicorn
 
-    from center.api.app import create_app
+    from center.api import create_app
     from center.catalog.liveness import ComponentRegistry
     from center.catalog.store import Catalog
     from center.results import ResultStore

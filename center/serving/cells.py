@@ -21,7 +21,7 @@ from edgewater.synopses.base import Estimates, FloatArray, IntArray
 Cell = dict[str, Any]
 
 
-class Part(Protocol):
+class CellPart(Protocol):
     """One thing that a measure's cell says."""
 
     @property
@@ -35,7 +35,7 @@ class Part(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class IntervalPart:
     """An estimate with its bounds: the cell itself (`name` empty), or a member of it.
 
     Attributes:
@@ -59,7 +59,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class NumberPart:
     """A plain number that is a fact about the synopsis, such as the size of a sample."""
 
     name: str
@@ -78,7 +78,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Keyed:
+class KeyedPart:
     """Answers to one question at several places, by the place as text: quantiles, ranks, ranges.
 
     Attributes:
@@ -106,7 +106,7 @@ class Keyed:
 
 
 @dataclass(frozen=True, slots=True)
-class OfItems:
+class ItemsPart:
     """Answers about items that were asked for: a list of ``{"item": …, "estimate": …, …}``."""
 
     name: str
@@ -130,7 +130,7 @@ class OfItems:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListPart:
     """A list per row, of any length: ranked items, buckets, boundaries, sampled values.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Evaluation (Condor, section 6): questions to windows — the latest, those at a time, or one by its start.
 
-Pure: a question and where windows can be read (`Windows`) go in, lines of an answer come out. No HTTP and no
+Pure: a question and where windows can be read (`AnsweredWindows`) go in, lines of an answer come out. No HTTP and no
 store, so that the query tier and Spark's operators share it. Global questions merge the groups' synopses,
 stratified ones choose a group, and with neither there is an answer per group.
 """
@@ -19,16 +19,25 @@ import pyarrow.compute as pc
 
 from center.serving.cells import intervals, plain
 from center.serving.function_values import FunctionPart, function_confidence
-from center.serving.measures import widened
-from center.serving.question_lines import Line, Partner
-from center.serving.render import predicted, rfc3339, sorted_groups
-from center.serving.synopsis_cache import Decoded
+from center.serving.measures import widen_by_withheld
+from center.serving.question_lines import SecondSynopsis, WindowQuestion
+from center.serving.render import rfc3339, sorted_groups, with_prediction
+from center.serving.synopsis_cache import SynopsisCache
 from edgewater.errors import IncompatibleSynopses, InvalidRequest, NotFound
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
-from edgewater.synopses.asking import COUNTED, OF_TWO, ask, by_itself, merged, question, require_confidence, top_items
 from edgewater.synopses.base import Estimates, Stack
 from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses.named_questions import (
+    BINARY_QUESTIONS,
+    INTEGER_QUESTIONS,
+    default_question,
+    evaluate_question,
+    merge_groups,
+    parse_question,
+    require_confidence,
+    top_items_question,
+)
 from edgewater.synopses.questions import Ranking
 from edgewater.synopses.sampling.row_sample import RowSampleStack
 
@@ -58,7 +67,7 @@ class WindowAnswer:
     prediction: Mapping[str, Any] | None = None
 
 
-class Windows(Protocol):
+class AnsweredWindows(Protocol):
     """The answered windows of one query, as somebody stores them."""
 
     @property
@@ -76,7 +85,7 @@ class Windows(Protocol):
     def aggregate(self, window: WindowAnswer) -> GroupedAggregate | None:
         """The window's synopses; None: no edge had data."""
 
-    def of(self, query: str) -> Windows:
+    def of(self, query: str) -> AnsweredWindows:
         """Those of another query. Raises NotFound."""
 
 
@@ -85,13 +94,13 @@ class Evaluator:
     """Answers questions about one query's windows.
 
     Attributes:
-        decoded: holds what is decoded and merged, so that many questions on a window cost that once.
+        synopses: holds what is synopses and merge_groups, so that many questions on a window cost that once.
     """
 
-    windows: Windows
-    decoded: Decoded
+    windows: AnsweredWindows
+    synopses: SynopsisCache
 
-    def answer(self, line: Line) -> Iterator[dict[str, Any]]:
+    def answer(self, line: WindowQuestion) -> Iterator[dict[str, Any]]:
         """One line per window, or one in all with `merge`; lazily, so that a reader who leaves stops the work.
 
         Raises:
@@ -111,7 +120,7 @@ class Evaluator:
             for window in found:
                 yield self._line(line, measure, [window])
 
-    def _find(self, line: Line) -> Sequence[WindowAnswer]:
+    def _find(self, line: WindowQuestion) -> Sequence[WindowAnswer]:
         if line.target.latest is not None:
             return self.windows.latest(line.target.latest)
         if line.target.at_ms is not None:
@@ -120,13 +129,13 @@ class Evaluator:
         window = self.windows.starting(line.target.start_ms)
         return [] if window is None else [window]
 
-    def _line(self, line: Line, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
+    def _line(self, line: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
         spec = self.windows.spec
         stack, groups = self._stack(measure, found, line.group, line.is_global)
         head = _head(line, spec, measure, found)
         withheld, predictions = [w.withheld for w in found], [w.prediction for w in found]
         given = line.given
-        if line.question in OF_TWO:
+        if line.question in BINARY_QUESTIONS:
             other, theirs = self._other(line, measure, found)
             given = {**given, "other": other}
             withheld += [w.withheld for w in theirs]
@@ -134,10 +143,10 @@ class Evaluator:
         of_all_groups = bool(spec.group_by) and line.is_global
         # A function of a sample takes long, and changes nothing in its stack.
         computed = line.question is None and measure.function.sample is not None
-        with nullcontext() if computed else self.decoded.using():
-            answer = _Answer(
-                measure, line, stack, spec.group_by, groups, withheld, predictions, of_all_groups, _tells_records(spec),
-                function_confidence(spec, measure, len(stack), line.confidence),
+        with nullcontext() if computed else self.synopses.using():
+            answer = _StackAnswer(
+                measure, line, stack, spec.group_by, groups, withheld, predictions, of_all_groups,
+                _reports_withheld_records(spec), function_confidence(spec, measure, len(stack), line.confidence),
             )  # fmt: skip
             return {**head, **answer.shown(given)}
 
@@ -162,11 +171,11 @@ class Evaluator:
         if is_global or not spec.group_by:
             if len(stack) == 1:
                 return stack, None
-            return self.decoded.get((key, "all"), lambda: merged(stack)), None
+            return self.synopses.get((key, "all"), lambda: merge_groups(stack)), None
         if group is not None and len(group) == len(spec.group_by):
             # Looked for once per window and group: to find it is to read all keys.
             named = repr(sorted(group.items()))
-            return self.decoded.get((key, named), lambda: _only(stack, aggregate, group, found)), None
+            return self.synopses.get((key, named), lambda: _only(stack, aggregate, group, found)), None
         codes = sorted_groups(aggregate) if group is None else _chosen(aggregate, group)
         rows = zip(*(c.to_pylist() for c in aggregate.rows(codes)), strict=True)
         groups = [dict(zip(aggregate.key_names, row, strict=True)) for row in rows]
@@ -178,10 +187,10 @@ class Evaluator:
         parts = [a for a in map(self.windows.aggregate, found) if a is not None]
         if len(parts) < 2:
             return parts[0] if parts else None
-        return self.decoded.get((key, "windows"), lambda: parts[0].merge_many(parts[1:]))
+        return self.synopses.get((key, "windows"), lambda: parts[0].merge_many(parts[1:]))
 
     def _other(
-        self, line: Line, measure: Measure, found: Sequence[WindowAnswer]
+        self, line: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]
     ) -> tuple[Stack, Sequence[WindowAnswer]]:
         """The second synopsis of a question about two, and its windows, which are the same."""
         if line.partner is None:
@@ -191,7 +200,7 @@ class Evaluator:
         other_line = line.of_partner()
         other = _measure(other_line, there.spec, "with.measure")
         _check_group(other_line, there.spec, "with.group")
-        stack, _ = Evaluator(there, self.decoded)._stack(other, theirs, other_line.group, other_line.group is None)
+        stack, _ = Evaluator(there, self.synopses)._stack(other, theirs, other_line.group, other_line.group is None)
         if other_line.group is not None and len(other_line.group) != len(there.spec.group_by):
             accepted = f"all of {', '.join(there.spec.group_by)}, or no group, for all of them together"
             raise InvalidRequest("with.group", other_line.group, accepted)
@@ -199,26 +208,26 @@ class Evaluator:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _StackAnswer:
     """What a stack says to a line.
 
     Attributes:
         groups: that the stack is of; None: it is one, of all or of the group chosen.
         withheld: per window, what edges state.
         predictions: per window, what it is expected to come to.
-        tells_records: whether it would say so if records of any value were withheld.
+        reports_withheld_records: whether it would say so if records of any value were withheld.
         confidence: of the interval of a function of a sample.
     """
 
     measure: Measure
-    line: Line
+    line: WindowQuestion
     stack: Stack
     group_by: Sequence[str]
     groups: list[dict[str, Any]] | None
     withheld: Sequence[Mapping[str, Any]]
     predictions: Sequence[Mapping[str, Any] | None]
     of_all_groups: bool
-    tells_records: bool
+    reports_withheld_records: bool
     confidence: float
 
     def shown(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,14 +239,14 @@ class _Answer:
             return self._rows(part.cells(len(stack)), self.confidence, stack.kind)
         try:
             if line.question is None:
-                kind = by_itself(stack, line.confidence)
+                kind = default_question(stack, line.confidence)
             else:
-                kind = question(line.question, given, stack, line.confidence, measure=name)
-            estimates = self._widened(ask(stack, kind, line.confidence, measure=name))
+                kind = parse_question(line.question, given, stack, line.confidence, measure=name)
+            estimates = self._widened(evaluate_question(stack, kind, line.confidence, measure=name))
         except IncompatibleSynopses as exc:
             # Of what the user chose to compare, not of stored bytes.
             raise InvalidRequest("with", line.partner and line.partner.shown, "a measure made alike", str(exc)) from exc
-        whole = isinstance(kind, COUNTED) or (kind is None and stack.kind in _WHOLE)
+        whole = isinstance(kind, INTEGER_QUESTIONS) or (kind is None and stack.kind in _WHOLE)
         return self._rows(intervals(estimates, whole), estimates.confidence, estimates.basis)
 
     def _rows(self, cells: Sequence[Mapping[str, Any]], confidence: float, basis: str) -> dict[str, Any]:
@@ -249,9 +258,9 @@ class _Answer:
     def _ranked(self, given: Mapping[str, Any]) -> dict[str, Any]:
         name, groups = self.measure.name, self.groups
         if not isinstance(self.stack, Ranking):
-            question("top", given, self.stack, measure=name)  # raises: it says what can be asked
+            parse_question("top", given, self.stack, measure=name)  # raises: it says what can be asked
             raise AssertionError
-        ranked = self.stack.top(top_items(self.stack, given.get("k"), name))
+        ranked = self.stack.top(top_items_question(self.stack, given.get("k"), name))
         require_confidence(ranked.frequencies, self.line.confidence, name)
         estimates = self._widened(ranked.frequencies)
         entries = [
@@ -268,10 +277,10 @@ class _Answer:
     def _predicted(self, estimates: Estimates, own: bool) -> Estimates:
         """What windows come to of which records are out, as the answer has it; of anything else nobody knows it."""
         if len(self.predictions) > 1 or not own or self.of_all_groups:
-            return predicted(estimates, self.measure, {}, {})
+            return with_prediction(estimates, self.measure, {}, {})
         rows = [self.line.group or {}] if self.groups is None else self.groups
         keys = {name: pa.array([row[name] for row in rows]) for name in self.group_by}
-        return predicted(estimates, self.measure, self.predictions[0] or {}, keys)
+        return with_prediction(estimates, self.measure, self.predictions[0] or {}, keys)
 
     def _widened(self, estimates: Estimates) -> Estimates:
         """Room for what edges withhold; over several windows it adds up, of extrema the largest holds."""
@@ -280,7 +289,7 @@ class _Answer:
         own = self.line.question in (None, self.measure.function.name)
         if any(p is not None for p in self.predictions):
             return self._predicted(estimates, own)
-        if not held and (own or self.tells_records):
+        if not held and (own or self.reports_withheld_records):
             return estimates
         bounds = [b for w in held if (b := w.get(self.measure.name)) is not None]
         if not own or self.measure.function.error is None or (self.of_all_groups and bounds):
@@ -294,17 +303,17 @@ class _Answer:
             side: None if any(b[side] is None for b in bounds) else fold([b[side] for b in bounds])
             for side in ("above", "below")
         }
-        return widened(estimates, self.measure, {self.measure.name: total})
+        return widen_by_withheld(estimates, self.measure, {self.measure.name: total})
 
 
-def _tells_records(spec: QuerySpec) -> bool:
+def _reports_withheld_records(spec: QuerySpec) -> bool:
     """Whether edges that withhold a record always state something: a sum may be withheld at no error, of zeros."""
     if spec.budget is None or spec.accuracy is not None:
         return True
     return any(m.function.error is None or (m.function.name == "count" and m.argument is None) for m in spec.measures)
 
 
-def _measure(line: Line, spec: QuerySpec, field: str = "measure") -> Measure:
+def _measure(line: WindowQuestion, spec: QuerySpec, field: str = "measure") -> Measure:
     names = [m.name for m in spec.measures]
     if line.measure is None and len(names) == 1:
         return spec.measures[0]
@@ -313,7 +322,7 @@ def _measure(line: Line, spec: QuerySpec, field: str = "measure") -> Measure:
     return spec.measures[names.index(line.measure)]
 
 
-def _check_group(line: Line, spec: QuerySpec, field: str = "group") -> None:
+def _check_group(line: WindowQuestion, spec: QuerySpec, field: str = "group") -> None:
     for column in line.group or ():
         if column not in spec.group_by:
             columns = ", ".join(spec.group_by) or f"(none: {spec.name} is not grouped)"
@@ -366,7 +375,7 @@ def _require_disjoint(found: Sequence[WindowAnswer], measure: Measure) -> None:
         )
 
 
-def _same_window(there: Windows, window: WindowAnswer, partner: Partner) -> WindowAnswer:
+def _same_window(there: AnsweredWindows, window: WindowAnswer, partner: SecondSynopsis) -> WindowAnswer:
     theirs = there.starting(window.start_ms)
     if theirs is None:
         raise NotFound(f"query {partner.query}: no window that starts at {rfc3339(window.start_ms)} has an answer")
@@ -380,8 +389,8 @@ def _shown(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in group.items()}
 
 
-def _head(line: Line, spec: QuerySpec, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
-    """What a line says besides its numbers. Of merged windows the least advanced phase, and all revisions."""
+def _head(line: WindowQuestion, spec: QuerySpec, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
+    """What a line says besides its numbers. Of merge_groups windows the least advanced phase, and all revisions."""
     first = found[0]
     head: dict[str, Any] = {"id": line.id, "query": spec.name, "measure": measure.name}
     if line.question is not None:

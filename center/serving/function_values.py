@@ -27,10 +27,10 @@ from edgewater.synopses.sampling.row_sample import RowSampleStack
 
 DEFAULT_CONFIDENCE = 0.95
 SEED = 20
-KEPT_BYTES = 8 << 20
+CACHE_BYTES = 8 << 20
 """Of values that are kept."""
 SAMPLED = "sampled: the measure is expensive"
-OTHERS = "not sampled: the query has other measures, which a sample would make wrong"
+OTHER_MEASURES = "not sampled: the query has other measures, which a sample would make wrong"
 
 
 def function_confidence(spec: QuerySpec, measure: Measure, groups: int, asked: float | None = None) -> float:
@@ -108,22 +108,22 @@ def _estimated(measure: Measure, rows: FloatArray, rate: float, confidence: floa
     of_rows = hashlib.blake2b(rows.tobytes(), digest_size=16).digest()
     key = (measure.function.name, measure.parameters, rows.shape, of_rows, rate, confidence)
     with _LOCK:
-        held = _KEPT.get(key)
+        held = _CACHE.get(key)
     if held is not None:
         return held
     # Each group's own dice: its interval is the same whichever other groups are asked for.
     rng = np.random.default_rng(SEED)
     made = estimate_function(function, dict(measure.parameters), rows, rate, rng, confidence=confidence)
     with _LOCK:
-        _KEPT[key] = made
+        _CACHE[key] = made
     return made
 
 
-_KEPT: LRUCache[Any, FunctionEstimate] = LRUCache(KEPT_BYTES, getsizeof=lambda e: 3 * e.value.nbytes + 512)
+_CACHE: LRUCache[Any, FunctionEstimate] = LRUCache(CACHE_BYTES, getsizeof=lambda e: 3 * e.value.nbytes + 512)
 _LOCK = threading.Lock()
 
 
-def judged(
+def with_function_accuracy(
     quality: dict[str, Any], contract: Mapping[str, Any], spec: QuerySpec, part: FunctionPart
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The quality and the contract of an answer to a query whose accuracy is about a function."""
@@ -132,7 +132,7 @@ def judged(
     worst = max((v.error for v in part.values), default=0.0)
     off = [v for v in part.values if v.error > accuracy.error]
     is_sampled = any(v.rate < 1 for v in part.values)
-    why_not = OTHERS if len(spec.measures) > 1 else ALL_RECORDS_NEEDED
+    why_not = OTHER_MEASURES if len(spec.measures) > 1 else ALL_RECORDS_NEEDED
     stated = {"of": accuracy.measure, "sampling": SAMPLED if is_sampled else why_not, "error": plain(worst),
               "rate": min((v.rate for v in part.values), default=1.0)}  # fmt: skip
     records = {**quality["records"], "sampled": sum(v.size for v in part.values)}

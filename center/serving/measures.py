@@ -14,17 +14,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from center.serving.cells import Interval, Keyed, Listed, Number, OfItems, Part
+from center.serving.cells import CellPart, IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart
 from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionPart
 from edgewater.errors import InvalidRequest
 from edgewater.measure import Measure
-from edgewater.synopses.asking import answerable, ask, by_itself, kind_asked, question, require_confidence, top_items
 from edgewater.synopses.base import Count, Estimates, FloatArray, IntArray, Quantile, Question, Stack
 from edgewater.synopses.frequency.count_min import CountMinStack
 from edgewater.synopses.histograms.equi_depth import EquiDepthStack
 from edgewater.synopses.histograms.equi_width import EquiWidthStack
 from edgewater.synopses.membership.bloom import BloomStack
 from edgewater.synopses.membership.cuckoo import CuckooStack
+from edgewater.synopses.named_questions import (
+    answerable_questions,
+    default_question,
+    evaluate_question,
+    parse_question,
+    question_kind,
+    require_confidence,
+    top_items_question,
+)
 from edgewater.synopses.questions import FalsePositiveRate, Range, Ranking
 from edgewater.synopses.sampling.row_sample import RowSampleStack
 from edgewater.synopses.sampling.sample_rows import SampleStack
@@ -35,7 +43,7 @@ _WHOLE = ("count", "integer_sum")
 
 
 @dataclass(frozen=True, slots=True)
-class Questions:
+class MeasureQuestions:
     """What a reader asks of an answer besides what it says by itself. None and (): not asked.
 
     Attributes:
@@ -48,7 +56,7 @@ class Questions:
         values: whether samples show what they hold.
         confidence: of the intervals.
         measures: the only ones to be given; (): all.
-        groups: column and accepted values as texts (see `is_meant`); only groups that have one of them
+        groups: column and accepted values as texts (see `matches_text`); only groups that have one of them
             in each column named. What is left out is never rendered.
     """
 
@@ -83,7 +91,7 @@ class Questions:
         return {name: value for name, value in each.items() if value}
 
 
-PLAIN = Questions()
+NO_QUESTIONS = MeasureQuestions()
 
 _MEANT = {
     "quantile": ("quantile",), "rank": ("rank",), "range": ("range",), "item": ("frequency", "contains"),
@@ -95,19 +103,19 @@ _MEANT = {
 def _meant(parameter: str, stack: Stack) -> str | None:
     if parameter == "values":
         return "values" if isinstance(stack, SampleStack) else None
-    return next((name for name in _MEANT[parameter] if kind_asked(name, stack) is not None), None)
+    return next((name for name in _MEANT[parameter] if question_kind(name, stack) is not None), None)
 
 
-def require_possible(questions: Questions, stacks: Mapping[str, Stack]) -> None:
+def require_possible(questions: MeasureQuestions, stacks: Mapping[str, Stack]) -> None:
     """Raises InvalidRequest for a question that none of the measures can answer; names what they can."""
     for parameter, value in questions.asked.items():
         if not any(_meant(parameter, stack) for stack in stacks.values()):
-            able = "; ".join(f"{name}: {', '.join(answerable(s))}" for name, s in stacks.items())
+            able = "; ".join(f"{name}: {', '.join(answerable_questions(s))}" for name, s in stacks.items())
             raise InvalidRequest(parameter, value, f"what the measures can answer: {able}", "no measure can answer it")
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class MeasureEvaluator:
     """Puts questions to one measure's stack.
 
     Attributes:
@@ -117,40 +125,40 @@ class Asker:
 
     measure: Measure
     stack: Stack
-    questions: Questions
+    questions: MeasureQuestions
     widen: Callable[[Estimates], Estimates]
     confidence: float = DEFAULT_CONFIDENCE
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[CellPart]:
         """The measure's cell. Raises InvalidRequest."""
         asked = [(p, name) for p in self.questions.asked if (name := _meant(p, self.stack)) is not None]
         return [self._asked(parameter, name) for parameter, name in asked] if asked else self._by_itself()
 
     def _ask(self, kind: Question | None) -> Estimates:
-        return self.widen(ask(self.stack, kind, self.questions.confidence, measure=self.measure.name))
+        return self.widen(evaluate_question(self.stack, kind, self.questions.confidence, measure=self.measure.name))
 
     def _named(self, name: str, **given: Any) -> tuple[Question, Estimates]:
-        kind = question(name, given, self.stack, self.questions.confidence, measure=self.measure.name)
+        kind = parse_question(name, given, self.stack, self.questions.confidence, measure=self.measure.name)
         return kind, self._ask(kind)
 
-    def _asked(self, parameter: str, name: str) -> Part:
+    def _asked(self, parameter: str, name: str) -> CellPart:
         asked = self.questions
         match parameter:
             case "quantile":
                 return self._quantiles(asked.quantiles or ())
             case "rank":
-                return Keyed("ranks", ".rank:", {_key(x): self._named(name, x=x)[1] for x in asked.ranks})
+                return KeyedPart("ranks", ".rank:", {_key(x): self._named(name, x=x)[1] for x in asked.ranks})
             case "range":
                 whole = Range in self.stack.questions
                 each = {f"{_key(lo)}:{_key(hi)}": self._named(name, lo=lo, hi=hi)[1] for lo, hi in asked.ranges}
-                return Keyed("ranges", ".range:", each, whole)
+                return KeyedPart("ranges", ".range:", each, whole)
             case "top":
                 return self._top(asked.top)
             case "values":
                 return self._values()
         texts = asked.items if parameter == "item" else asked.contains
         answers = [self._item(parameter, name, text) for text in texts]
-        return OfItems("items" if name == "frequency" else "contains", answers)
+        return ItemsPart("items" if name == "frequency" else "contains", answers)
 
     def _item(self, parameter: str, name: str, text: str) -> tuple[Any, Estimates]:
         try:
@@ -162,7 +170,7 @@ class Asker:
             raise InvalidRequest(parameter, text, exc.accepted, reason) from exc
         return getattr(kind, "item", text), estimates
 
-    def _by_itself(self) -> list[Part]:
+    def _by_itself(self) -> list[CellPart]:
         stack = self.stack
         if isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
             return [FunctionPart.of(self.measure, stack, self.confidence, self.widen)]
@@ -173,46 +181,48 @@ class Asker:
         if isinstance(stack, EquiWidthStack):
             return self._buckets(stack)
         if isinstance(stack, EquiDepthStack):
-            return [Interval("count", self._ask(Count()), True), self._boundaries(stack)]
+            return [IntervalPart("count", self._ask(Count()), True), self._boundaries(stack)]
         if Quantile in stack.questions:
             return [self._quantiles(DEFAULT_QUANTILES)]
         if isinstance(stack, CountMinStack):
-            return [Interval("", self._ask(Count()), True)]
-        parts: list[Part] = [Interval("", self._ask(by_itself(stack, self.questions.confidence)), stack.kind in _WHOLE)]
+            return [IntervalPart("", self._ask(Count()), True)]
+        parts: list[CellPart] = [
+            IntervalPart("", self._ask(default_question(stack, self.questions.confidence)), stack.kind in _WHOLE)
+        ]
         if isinstance(stack, CuckooStack) and Count in stack.questions:
-            parts.append(Interval("count", self._ask(Count()), True))
+            parts.append(IntervalPart("count", self._ask(Count()), True))
         if FalsePositiveRate in stack.questions:
-            parts.append(Number("false_positive_rate", stack.query(FalsePositiveRate()).value))
+            parts.append(NumberPart("false_positive_rate", stack.query(FalsePositiveRate()).value))
         if isinstance(stack, BloomStack):
-            parts.append(Number("fill", stack.fill()))
+            parts.append(NumberPart("fill", stack.fill()))
         return parts
 
-    def _quantiles(self, ranks: tuple[float, ...]) -> Keyed:
-        return Keyed("quantiles", "_", {_key(q): self._named("quantile", q=q)[1] for q in ranks})
+    def _quantiles(self, ranks: tuple[float, ...]) -> KeyedPart:
+        return KeyedPart("quantiles", "_", {_key(q): self._named("quantile", q=q)[1] for q in ranks})
 
-    def _top(self, k: int | None) -> Listed:
+    def _top(self, k: int | None) -> ListPart:
         assert isinstance(self.stack, Ranking)
         try:
-            ranked = self.stack.top(top_items(self.stack, k, self.measure.name))
+            ranked = self.stack.top(top_items_question(self.stack, k, self.measure.name))
         except InvalidRequest as exc:
             raise InvalidRequest("top", k, exc.accepted, exc.reason) from exc
         require_confidence(ranked.frequencies, self.questions.confidence, self.measure.name)
-        return Listed("top", ranked.groups, {"item": ranked.items}, self.widen(ranked.frequencies), True)
+        return ListPart("top", ranked.groups, {"item": ranked.items}, self.widen(ranked.frequencies), True)
 
-    def _sample(self, stack: SampleStack) -> list[Part]:
-        parts: list[Part] = []
+    def _sample(self, stack: SampleStack) -> list[CellPart]:
+        parts: list[CellPart] = []
         for name in ("mean", "sum", "count"):
-            if kind_asked(name, stack) is not None:
-                parts.append(Interval(name, self._named(name)[1]))
+            if question_kind(name, stack) is not None:
+                parts.append(IntervalPart(name, self._named(name)[1]))
         groups, _ = stack.sampled()
-        return [*parts, Number("size", _per_row(groups, len(stack)), True)]
+        return [*parts, NumberPart("size", _per_row(groups, len(stack)), True)]
 
-    def _values(self) -> Listed:
+    def _values(self) -> ListPart:
         assert isinstance(self.stack, SampleStack)
         groups, values = self.stack.sampled()
-        return Listed("values", groups, {"value": values}, None)
+        return ListPart("values", groups, {"value": values}, None)
 
-    def _buckets(self, stack: EquiWidthStack) -> list[Part]:
+    def _buckets(self, stack: EquiWidthStack) -> list[CellPart]:
         rows, bins = len(stack), stack.columns
         counts = stack.counts
         groups = np.repeat(np.arange(rows), bins)
@@ -220,20 +230,20 @@ class Asker:
         inside = Estimates.exact(counts[:, 1:-2].reshape(-1))
         keys = {name: pa.array(values) for name, values in ends.items()}
         outside = [
-            Number(name, counts[:, at].astype(np.float64), True)
+            NumberPart(name, counts[:, at].astype(np.float64), True)
             for name, at in (("below", 0), ("above", -2), ("nan", -1))
         ]
-        count = Interval("count", self._ask(Count()), True)
-        return [count, Listed("buckets", groups, keys, self.widen(inside), True), *outside]
+        count = IntervalPart("count", self._ask(Count()), True)
+        return [count, ListPart("buckets", groups, keys, self.widen(inside), True), *outside]
 
-    def _boundaries(self, stack: EquiDepthStack) -> Listed:
+    def _boundaries(self, stack: EquiDepthStack) -> ListPart:
         """Row by row the boundaries, from the least value to the greatest."""
         each = [self.widen(e) for e in stack.boundaries()]
         value, lower, upper = (
             np.stack([getattr(e, name) for e in each], axis=1).reshape(-1) for name in ("value", "lower", "upper")
         )
         groups = np.repeat(np.arange(len(stack)), len(each))
-        return Listed("boundaries", groups, {}, Estimates(value, lower, upper, each[0].confidence, each[0].basis))
+        return ListPart("boundaries", groups, {}, Estimates(value, lower, upper, each[0].confidence, each[0].basis))
 
 
 def _key(x: float) -> str:
@@ -245,7 +255,7 @@ def _per_row(groups: IntArray, rows: int) -> FloatArray:
     return np.bincount(groups, minlength=rows).astype(np.float64)
 
 
-def widened(estimates: Estimates, measure: Measure, withheld: Mapping[str, Any]) -> Estimates:
+def widen_by_withheld(estimates: Estimates, measure: Measure, withheld: Mapping[str, Any]) -> Estimates:
     """Makes room for what edges withhold; see `Totals.union` for why their bounds add up."""
     if not withheld:
         return estimates

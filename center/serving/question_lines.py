@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgewater.errors import InvalidRequest
-from edgewater.synopses.asking import NAMES, OF_TWO, read_confidence
+from edgewater.synopses.named_questions import BINARY_QUESTIONS, QUESTION_KINDS, read_confidence
 
 MAX_LATEST = 1000
 _KEYS = (
@@ -19,7 +19,7 @@ _KEYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WindowSelector:
     """Which windows: exactly one of the three."""
 
     latest: int | None = None
@@ -34,7 +34,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Partner:
+class SecondSynopsis:
     """The second synopsis of a question about two: a measure of another query (or of the same)."""
 
     query: str
@@ -47,20 +47,20 @@ class Partner:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class WindowQuestion:
     """One question.
 
     Attributes:
         id: whatever names it to its sender; it comes back with each line of the answer.
         measure: None: the query's only one.
-        question: one of `asking.NAMES`; None: what the measure says by itself.
+        question: one of `asking.QUESTION_KINDS`; None: what the measure says by itself.
         given: the question's fields; see `asking.question`.
         group: column -> value; groups with these values. None: all groups.
         is_global: all groups merged into one.
         merge: all windows merged into one.
     """
 
-    target: Target
+    target: WindowSelector
     id: Any = None
     measure: str | None = None
     question: str | None = None
@@ -69,15 +69,15 @@ class Line:
     is_global: bool = False
     merge: bool = False
     confidence: float | None = None
-    partner: Partner | None = None
+    partner: SecondSynopsis | None = None
 
-    def of_partner(self) -> Line:
+    def of_partner(self) -> WindowQuestion:
         """The same question from the partner's side, to find its measure and group."""
         assert self.partner is not None
         return replace(self, measure=self.partner.measure, group=self.partner.group, is_global=False)
 
     @classmethod
-    def from_mapping(cls, given: object, read_time: Callable[[str], int]) -> Line:
+    def from_mapping(cls, given: object, read_time: Callable[[str], int]) -> WindowQuestion:
         """Reads a line of `docs/reference/query.md`.
 
         Args:
@@ -92,11 +92,11 @@ class Line:
             if key not in _KEYS:
                 raise InvalidRequest(str(key), given[key], f"one of the fields {', '.join(_KEYS)}", "unknown field")
         name = _text(given, "question")
-        if name is not None and name not in NAMES:
-            raise InvalidRequest("question", name, f"one of {', '.join(NAMES)}", "unknown question")
+        if name is not None and name not in QUESTION_KINDS:
+            raise InvalidRequest("question", name, f"one of {', '.join(QUESTION_KINDS)}", "unknown question")
         partner = _partner(given.get("with"))
-        if partner is not None and name not in OF_TWO:
-            raise InvalidRequest("with", given["with"], f"a question about two: {', '.join(OF_TWO)}")
+        if partner is not None and name not in BINARY_QUESTIONS:
+            raise InvalidRequest("with", given["with"], f"a question about two: {', '.join(BINARY_QUESTIONS)}")
         group = _group(given.get("group"), "group")
         return cls(
             _target(given, read_time),
@@ -134,7 +134,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _target(given: Mapping[str, Any], read_time: Callable[[str], int]) -> Target:
+def _target(given: Mapping[str, Any], read_time: Callable[[str], int]) -> WindowSelector:
     named = [key for key in ("latest", "at", "window") if given.get(key) is not None]
     if len(named) != 1:
         accepted = 'one of "latest": how many, "at": a time, "window": its start'
@@ -144,14 +144,14 @@ def _target(given: Mapping[str, Any], read_time: Callable[[str], int]) -> Target
     if key == "latest":
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LATEST:
             raise InvalidRequest(key, value, f"a whole number from 1 to {MAX_LATEST}")
-        return Target(latest=value)
+        return WindowSelector(latest=value)
     try:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise ValueError("a time: RFC 3339, or unix time in ms")
         millis = read_time(str(value))
     except ValueError as exc:
         raise InvalidRequest(key, value, str(exc)) from exc
-    return Target(at_ms=millis) if key == "at" else Target(start_ms=millis)
+    return WindowSelector(at_ms=millis) if key == "at" else WindowSelector(start_ms=millis)
 
 
 def _text(given: Mapping[str, Any], key: str) -> str | None:
@@ -176,7 +176,7 @@ def _group(value: object, field: str) -> Mapping[str, Any] | None:
     return value
 
 
-def _partner(value: object) -> Partner | None:
+def _partner(value: object) -> SecondSynopsis | None:
     if value is None:
         return None
     accepted = '{"query": name, "measure": name}, with a "group" or without'
@@ -184,4 +184,4 @@ def _partner(value: object) -> Partner | None:
         raise InvalidRequest("with", value, accepted)
     if not set(value) <= {"query", "measure", "group"}:
         raise InvalidRequest("with", value, accepted)
-    return Partner(value["query"], _text(value, "measure"), _group(value.get("group"), "with.group"))
+    return SecondSynopsis(value["query"], _text(value, "measure"), _group(value.get("group"), "with.group"))

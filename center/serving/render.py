@@ -1,6 +1,6 @@
 """What an answer looks like to a reader: JSON rows, an Arrow table, or CSV. Pure.
 
-Intervals are the synopsis' own, widened by what edges stated that they withhold. Where nobody knows
+Intervals are the synopsis' own, widen_by_withheld by what edges stated that they withhold. Where nobody knows
 how far the truth may lie away — a mean of which records are withheld — the bounds are null and not a
 guess.
 """
@@ -19,9 +19,15 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from center.results import AnswerRecord
-from center.serving.cells import Cell, Part, plain, without_lists
-from center.serving.function_values import FunctionPart, function_confidence, judged
-from center.serving.measures import DEFAULT_QUANTILES, PLAIN, Asker, Questions, widened
+from center.serving.cells import Cell, CellPart, plain, without_lists
+from center.serving.function_values import FunctionPart, function_confidence, with_function_accuracy
+from center.serving.measures import (
+    DEFAULT_QUANTILES,
+    NO_QUESTIONS,
+    MeasureEvaluator,
+    MeasureQuestions,
+    widen_by_withheld,
+)
 from edgewater.accuracy import Accuracy, group_key, group_values
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
@@ -30,15 +36,24 @@ from edgewater.synopses.grouped import GroupedAggregate
 
 _UNSTATED = (None, None, None)
 
-__all__ = ["DEFAULT_QUANTILES", "PLAIN", "Questions", "is_meant", "render", "rfc3339", "to_csv", "to_table"]
+__all__ = [
+    "DEFAULT_QUANTILES",
+    "NO_QUESTIONS",
+    "MeasureQuestions",
+    "matches_text",
+    "render",
+    "rfc3339",
+    "to_csv",
+    "to_table",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class MeasureValues:
     """A measure's values of all groups, in the order of the rows."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[CellPart, ...]
 
     @property
     def confidence(self) -> float:
@@ -51,11 +66,11 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class AnswerRows:
     """An answer's rows as columns, sorted by group."""
 
     groups: dict[str, pa.Array]
-    values: tuple[Values, ...]
+    values: tuple[MeasureValues, ...]
     length: int
 
     def function_of(self, accuracy: Accuracy) -> FunctionPart | None:
@@ -64,7 +79,7 @@ class Rows:
         return next((part for part in parts if isinstance(part, FunctionPart)), None)
 
 
-def render(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN) -> dict[str, Any]:
+def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> dict[str, Any]:
     """The answer as the JSON of `docs/reference/query.md`; NaN and infinity become null.
 
     Raises:
@@ -78,10 +93,14 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN) 
         del quality["prediction"]  # the rows say it
     if spec.accuracy is not None and spec.accuracy.kind is None:
         # The contract is of the whole answer, whatever part of it a reader asks for, and how.
-        whole = rows if questions == PLAIN else _rows(record, spec, Questions(measures=(spec.accuracy.measure,)))
+        whole = (
+            rows
+            if questions == NO_QUESTIONS
+            else _rows(record, spec, MeasureQuestions(measures=(spec.accuracy.measure,)))
+        )
         function = whole.function_of(spec.accuracy)
         assert function is not None
-        quality, contract = judged(quality, contract, spec, function)
+        quality, contract = with_function_accuracy(quality, contract, spec, function)
     if "merged_into_ms" in quality:
         quality["merged_into"] = rfc3339(quality.pop("merged_into_ms"))
     names = list(rows.groups)
@@ -103,7 +122,7 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN) 
     }
 
 
-def to_table(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN) -> pa.Table:
+def to_table(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> pa.Table:
     """The answer as a table: group columns, then per measure m the float64 columns ``m``, ``m_lower``
     and ``m_upper``, or ``m_0.5``, ``m_0.5_lower``, … for quantiles; for other parts of a cell ``m.part`` (and its
     bounds), which for lists is a column of lists. Unknown values are null.
@@ -121,7 +140,7 @@ def to_table(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN
     return pa.table(columns)
 
 
-def to_csv(record: AnswerRecord, spec: QuerySpec, questions: Questions = PLAIN) -> bytes:
+def to_csv(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> bytes:
     """`to_table` as CSV with a header line, UTF-8; lists are JSON texts."""
     sink = pa.BufferOutputStream()
     pyarrow.csv.write_csv(without_lists(to_table(record, spec, questions)), sink)
@@ -135,7 +154,7 @@ def rfc3339(time_ms: int) -> str:
     return str(np.datetime_as_string(np.array(time_ms, "datetime64[ms]"), unit=unit, timezone="UTC"))
 
 
-def _rows(record: AnswerRecord, spec: QuerySpec, questions: Questions) -> Rows:
+def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) -> AnswerRows:
     withheld = record.quality["error"]["withheld"]
     predictions = record.quality.get("prediction")
     if record.synopsis is None:
@@ -146,7 +165,7 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: Questions) -> Rows:
     else:
         aggregate = GroupedAggregate.from_bytes(record.synopsis)
         _add_expected(aggregate, predictions or {})
-        order = _asked_for(aggregate, sorted_groups(aggregate), questions)
+        order = _select_groups(aggregate, sorted_groups(aggregate), questions)
         groups_in_all = len(aggregate)
         groups = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True))
         stacks = dict(aggregate.measures)
@@ -155,22 +174,22 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: Questions) -> Rows:
 
     def widen(estimates: Estimates, measure: Measure) -> Estimates:
         if predictions is not None:
-            return predicted(estimates, measure, predictions, groups)
-        return widened(estimates, measure, withheld)
+            return with_prediction(estimates, measure, predictions, groups)
+        return widen_by_withheld(estimates, measure, withheld)
 
-    def asker(measure: Measure) -> Asker:
+    def asker(measure: Measure) -> MeasureEvaluator:
         confidence = function_confidence(spec, measure, groups_in_all, questions.confidence)
-        return Asker(measure, stacks[measure.name], questions, partial(widen, measure=measure), confidence)
+        return MeasureEvaluator(measure, stacks[measure.name], questions, partial(widen, measure=measure), confidence)
 
     values = tuple(
-        Values(m.name, tuple(asker(m).parts()))
+        MeasureValues(m.name, tuple(asker(m).parts()))
         for m in spec.measures
         if not questions.measures or m.name in questions.measures
     )
-    return Rows(groups, values, len(order))
+    return AnswerRows(groups, values, len(order))
 
 
-def predicted(
+def with_prediction(
     estimates: Estimates, measure: Measure, predictions: Mapping[str, Any], groups: Mapping[str, pa.Array]
 ) -> Estimates:
     """What the window comes to in place of what has come: the measure's own prediction; of other measures, and of
@@ -215,17 +234,17 @@ def sorted_groups(aggregate: GroupedAggregate) -> IntArray:
     return order
 
 
-def _asked_for(aggregate: GroupedAggregate, order: IntArray, questions: Questions) -> IntArray:
+def _select_groups(aggregate: GroupedAggregate, order: IntArray, questions: MeasureQuestions) -> IntArray:
     columns = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True)) if questions.groups else {}
     keep = np.ones(len(order), bool)
     for name, texts in questions.groups:
         codes = columns[name].dictionary_encode(null_encoding="encode")
-        meant = np.array([any(is_meant(v, text) for text in texts) for v in codes.dictionary.to_pylist()], bool)
+        meant = np.array([any(matches_text(v, text) for text in texts) for v in codes.dictionary.to_pylist()], bool)
         keep &= meant[np.asarray(codes.indices)] if len(meant) else keep
     return order[keep]
 
 
-def is_meant(value: object, text: str) -> bool:
+def matches_text(value: object, text: str) -> bool:
     """Whether a group's value is what a text in a URL means by it."""
     if isinstance(value, str):
         return value == text

@@ -1,7 +1,7 @@
-"""`evaluate.Windows` over the result store.
+"""`evaluate.AnsweredWindows` over the result store.
 
 What is looked up is remembered until there is a newer answer, of any query: `refresh` asks for that, which
-is one small read. Synopses are read and decoded once, and kept by `Decoded` as long as there is room.
+is one small read. Synopses are read and synopses once, and kept by `SynopsisCache` as long as there is room.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from cachetools import LRUCache
 from center.catalog.store import RegisteredQuery
 from center.results import AnswerRecord, ResultStore
 from center.serving.evaluator import WindowAnswer
-from center.serving.synopsis_cache import Decoded
+from center.serving.synopsis_cache import SynopsisCache
 from edgewater.query import QuerySpec
 from edgewater.synopses.grouped import GroupedAggregate
 
 PAGE = 25
 """Answers that are read at once, with their synopses."""
 _FOUND = 4096
-"""Windows that are remembered of what was looked up; a look that finds none counts as one."""
+"""AnsweredWindows that are remembered of what was looked up; a look that finds none counts as one."""
 
 
 class StoredWindows:
@@ -31,11 +31,15 @@ class StoredWindows:
     """
 
     def __init__(
-        self, results: ResultStore, query: RegisteredQuery, decoded: Decoded, find: Callable[[str], RegisteredQuery]
+        self,
+        results: ResultStore,
+        query: RegisteredQuery,
+        synopses: SynopsisCache,
+        find: Callable[[str], RegisteredQuery],
     ) -> None:
         self._results = results
         self._query = query
-        self._decoded = decoded
+        self._decoded = synopses
         self._find = find
         self._found: LRUCache[Hashable, tuple[WindowAnswer, ...]] = LRUCache(_FOUND, lambda found: len(found) + 1)
         self._partners: dict[str, StoredWindows] = {}
@@ -92,7 +96,7 @@ class StoredWindows:
         return held
 
     def _take(self, record: AnswerRecord) -> WindowAnswer:
-        """The record without its bytes, which go to where decoded ones are kept."""
+        """The record without its bytes, which go to where synopses ones are kept."""
         window = WindowAnswer(
             (record.query.name, record.query.version, record.window_start_ms, record.revision),
             record.window_start_ms,

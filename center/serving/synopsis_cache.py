@@ -1,4 +1,4 @@
-"""Decoded synopses, kept for those who ask next: an LRU bounded by the bytes that they hold."""
+"""SynopsisCache synopses, kept for those who ask next: an LRU bounded by the bytes that they hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MISSING = object()
 """None is kept too: what a window without data has."""
 
 
-class Decoded:
+class SynopsisCache:
     """Safe to use from many threads. What cannot be kept is made again each time it is asked for.
 
     Args:

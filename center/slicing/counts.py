@@ -2,7 +2,7 @@
 
 Ranks are the order of (event time, arrival) and are settled when the watermark has passed a record. A late
 one is put in where it belongs; behind it the last record of every slice moves into the next. Where values
-can be taken out of a synopsis, slices are mended so; others are built again from their rows. Rows are kept
+can be taken out of a synopsis, slices are mended so; others are built again from their rows. Records are kept
 until all windows over them are final.
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from center.slicing.families import Edges, Grid
+from center.slicing.families import SliceEdges, WindowGrid
 from center.slicing.kernels import Kernel
-from center.slicing.merging import GridWindows, Partial
+from center.slicing.merging import GridWindows, MergedSlices
 from center.slicing.results import WindowResult
-from center.slicing.rows import Rows, Waiting, concatenated
-from center.slicing.watermarks import START
+from center.slicing.rows import PendingRecords, Records, concatenated
+from center.slicing.watermarks import NO_WATERMARK
 
 
 @dataclass(slots=True, eq=False)
@@ -28,12 +28,12 @@ class CountSlice:
 
     start: int
     end: int
-    rows: Rows
+    rows: Records
     state: Any
 
-    def partial(self) -> Partial:
+    def partial(self) -> MergedSlices:
         times = self.rows.times
-        return Partial(self.start, self.state, len(self.rows), int(times[0]), int(times[-1]))
+        return MergedSlices(self.start, self.state, len(self.rows), int(times[0]), int(times[-1]))
 
 
 class CountSlices:
@@ -43,16 +43,16 @@ class CountSlices:
         grids: (index of the family, grid of ranks).
     """
 
-    def __init__(self, kernel: Kernel, grids: Sequence[tuple[int, Grid]], lateness_ms: int) -> None:
+    def __init__(self, kernel: Kernel, grids: Sequence[tuple[int, WindowGrid]], lateness_ms: int) -> None:
         self.kernel, self._lateness = kernel, lateness_ms
-        self._edges = Edges([grid for _, grid in grids])
+        self._edges = SliceEdges([grid for _, grid in grids])
         self.windows = [GridWindows(index, grid.size, grid.every, kernel) for index, grid in grids]
-        self.waiting = Waiting()
+        self.waiting = PendingRecords()
         self.slices: list[CountSlice] = []
         self.settled = 0  # records that have a rank
         self.mended = 0  # slices whose borders moved without being built again
 
-    def add(self, rows: Rows, watermark: int) -> int:
+    def add(self, rows: Records, watermark: int) -> int:
         """Adds rows, in any order; they have ranks once the watermark has passed them.
 
         Returns:
@@ -70,13 +70,13 @@ class CountSlices:
         rows = self.waiting.take(watermark)
         if rows is None:
             return
-        last = int(self.slices[-1].rows.times[-1]) if self.slices else START
+        last = int(self.slices[-1].rows.times[-1]) if self.slices else NO_WATERMARK
         late = int(np.searchsorted(rows.times, last))
         if late:
             self._insert(rows.between(0, late))
         self._append(rows.between(late, len(rows)))
 
-    def _append(self, rows: Rows) -> None:
+    def _append(self, rows: Records) -> None:
         at = 0
         while at < len(rows):
             start, end = self._edges.cell(self.settled)
@@ -92,7 +92,7 @@ class CountSlices:
             at += len(piece)
             self.settled += len(piece)
 
-    def _open(self, start: int, end: int, rows: Rows) -> None:
+    def _open(self, start: int, end: int, rows: Records) -> None:
         covered = self._edges.needed_until(start) is not None
         self.slices.append(CountSlice(start, end, rows, self.kernel.built(rows) if covered else None))
         self._touch(start, new=True)
@@ -103,7 +103,7 @@ class CountSlices:
             if starts:
                 windows.touch(range(starts[0], starts[-1] + 1, grid.every), start, new=new)
 
-    def _insert(self, late: Rows) -> None:
+    def _insert(self, late: Records) -> None:
         """Puts rows in among those that are settled, and moves borders behind them."""
         firsts = np.array([one.rows.times[0] for one in self.slices])
         from_slice = max(int(np.searchsorted(firsts, late.times[0], side="right")) - 1, 0)
@@ -132,7 +132,7 @@ class CountSlices:
                 self._touch(one.start, new=True)
         self._append(rows.at(now == len(moved)))
 
-    def _mended(self, one: CountSlice, rows: Rows, come: Rows, gone: Rows) -> Any:
+    def _mended(self, one: CountSlice, rows: Records, come: Records, gone: Records) -> Any:
         if one.state is None:
             return None
         if not len(gone) or (self.kernel.invertible and len(come) + len(gone) < len(rows)):
@@ -143,7 +143,7 @@ class CountSlices:
             return one.state
         return self.kernel.built(rows)
 
-    def between(self, start: int, end: int) -> list[Partial]:
+    def between(self, start: int, end: int) -> list[MergedSlices]:
         """Slices whose ranks begin in [start, end)."""
         starts = np.array([one.start for one in self.slices], np.int64)
         low, high = np.searchsorted(starts, [start, end])

@@ -43,7 +43,7 @@ WindowFamily = SlidingWindow | SessionWindow | CountWindow | SlidingCount
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class WindowGrid:
     """Windows ``[offset + k·every, offset + k·every + size)`` on any axis; gaps between them are allowed."""
 
     size: int
@@ -64,22 +64,22 @@ class Grid:
         """The ends of the last windows that begin at or before these."""
         return (at - self.offset) // self.every * self.every + self.offset + self.size
 
-    def buckets(self) -> list[Grid]:
+    def buckets(self) -> list[WindowGrid]:
         """The same windows as families without overlap."""
         apart = -(-self.size // self.every)
-        return [Grid(self.size, apart * self.every, self.offset + k * self.every) for k in range(apart)]
+        return [WindowGrid(self.size, apart * self.every, self.offset + k * self.every) for k in range(apart)]
 
 
-def grid_of(family: SlidingWindow | CountWindow | SlidingCount) -> Grid:
+def grid_of(family: SlidingWindow | CountWindow | SlidingCount) -> WindowGrid:
     """The grid of a family of windows: of event time in ms, or of ranks."""
     if isinstance(family, CountWindow):
-        return Grid(family.count, family.count)
+        return WindowGrid(family.count, family.count)
     if isinstance(family, SlidingCount):
-        return Grid(family.count, family.every)
-    return Grid(family.size_ms, family.every_ms, family.offset_ms)
+        return WindowGrid(family.count, family.every)
+    return WindowGrid(family.size_ms, family.every_ms, family.offset_ms)
 
 
-class Edges:
+class SliceEdges:
     """The cells between all starts and ends of several grids: no window begins or ends inside a cell.
 
     Args:
@@ -87,7 +87,7 @@ class Edges:
             cell.
     """
 
-    def __init__(self, grids: Sequence[Grid], gaps: Sequence[int] = ()) -> None:
+    def __init__(self, grids: Sequence[WindowGrid], gaps: Sequence[int] = ()) -> None:
         self.grids = tuple(grids)
         sequences = {(g.every, at % g.every) for g in grids for at in (g.offset, g.offset + g.size)}
         sequences |= {(gap, 0) for gap in gaps}

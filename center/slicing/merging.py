@@ -14,7 +14,7 @@ _STEP = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Partial:
+class MergedSlices:
     """The state of consecutive slices.
 
     Attributes:
@@ -29,13 +29,13 @@ class Partial:
     last_ms: int
 
 
-def merged(kernel: Kernel, parts: Sequence[Partial]) -> Partial:
+def merged(kernel: Kernel, parts: Sequence[MergedSlices]) -> MergedSlices:
     """A new partial; its state shares nothing with those of the parts."""
     if kernel.in_order:
         state: Any = kernel.managed([(p.key, p.state) for p in parts])
     else:
         state = kernel.merged([p.state for p in parts])
-    return Partial(
+    return MergedSlices(
         parts[0].key,
         state,
         sum(p.records for p in parts),
@@ -61,14 +61,14 @@ class SlidingMerge:
 
     def clear(self) -> None:
         """Forgets all merges: a slice has changed, or one has come up between them."""
-        self._front: list[Partial] = []  # slices; the first is the last of the list
-        self._suffixes: list[Partial] = []  # merges of slices with all that follow in the front, in the same order
-        self._back: list[Partial] = []  # slices, ascending
-        self._running: Partial | None = None  # merge of the back but for what is loose
-        self._loose: list[Partial] = []
+        self._front: list[MergedSlices] = []  # slices; the first is the last of the list
+        self._suffixes: list[MergedSlices] = []  # merges of slices with all that follow in the front, in the same order
+        self._back: list[MergedSlices] = []  # slices, ascending
+        self._running: MergedSlices | None = None  # merge of the back but for what is loose
+        self._loose: list[MergedSlices] = []
         self.end: int | None = None
 
-    def slide(self, start: int, end: int, between: Callable[[int, int], Sequence[Partial]]) -> Partial | None:
+    def slide(self, start: int, end: int, between: Callable[[int, int], Sequence[MergedSlices]]) -> MergedSlices | None:
         """The merge of all slices with keys in [start, end), as a new state; None if there are none.
 
         Args:
@@ -86,7 +86,7 @@ class SlidingMerge:
         parts = self._parts()
         return merged(self._kernel, parts) if parts else None
 
-    def _parts(self) -> list[Partial]:
+    def _parts(self) -> list[MergedSlices]:
         """What the window is the merge of, in order."""
         covered = self._suffixes[-1:]
         parts = list(takewhile(lambda one: not covered or one.key < covered[0].key, reversed(self._front)))
@@ -95,7 +95,7 @@ class SlidingMerge:
             parts.append(self._running)
         return parts + self._loose
 
-    def _push(self, fresh: Sequence[Partial]) -> None:
+    def _push(self, fresh: Sequence[MergedSlices]) -> None:
         self._back += fresh
         self._loose += fresh
         if len(self._loose) >= _STEP:
@@ -133,8 +133,8 @@ class GridWindows:
             self._sliding.clear()
 
     def answer(
-        self, starts: Sequence[int], between: Callable[[int, int], Sequence[Partial]]
-    ) -> list[tuple[int, int, Partial]]:
+        self, starts: Sequence[int], between: Callable[[int, int], Sequence[MergedSlices]]
+    ) -> list[tuple[int, int, MergedSlices]]:
         """(start, revision, merge) of these windows, ascending; they are pending no longer."""
         found = []
         for start in starts:

@@ -35,7 +35,7 @@ class WindowResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class LateCounts:
     """What became of a batch.
 
     Attributes:

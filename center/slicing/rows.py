@@ -16,7 +16,7 @@ from edgewater.synopses.base import IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class Records:
     """n records.
 
     Attributes:
@@ -32,29 +32,29 @@ class Rows:
     def __len__(self) -> int:
         return len(self.times)
 
-    def at(self, index: npt.NDArray[Any]) -> Rows:
+    def at(self, index: npt.NDArray[Any]) -> Records:
         """These rows: positions, or a mask."""
         if index.dtype == np.bool_:
             index = np.flatnonzero(index)
         values = self.values[index] if isinstance(self.values, np.ndarray) else self.values.take(pa.array(index))
-        return Rows(values, self.times[index], self.numbers[index])
+        return Records(values, self.times[index], self.numbers[index])
 
-    def between(self, start: int, end: int) -> Rows:
-        """Rows [start, end), without a copy."""
+    def between(self, start: int, end: int) -> Records:
+        """Records [start, end), without a copy."""
         if start == 0 and end == len(self):
             return self
         arrow = isinstance(self.values, pa.Array | pa.RecordBatch)
         values = self.values.slice(start, end - start) if arrow else self.values[start:end]
-        return Rows(values, self.times[start:end], self.numbers[start:end])
+        return Records(values, self.times[start:end], self.numbers[start:end])
 
-    def in_order(self) -> Rows:
+    def in_order(self) -> Records:
         """By event time; those of one time as they came."""
         if (self.times[1:] >= self.times[:-1]).all():
             return self
         return self.at(np.argsort(self.times, kind="stable"))
 
 
-def concatenated(parts: Sequence[Rows]) -> Rows:
+def concatenated(parts: Sequence[Records]) -> Records:
     """All rows, one part after another. Parts hold values of one form."""
     if len(parts) == 1:
         return parts[0]
@@ -67,7 +67,7 @@ def concatenated(parts: Sequence[Rows]) -> Rows:
     else:
         tables = [pa.table({"values": v}) for v in values]
         joined = pa.concat_tables(tables, promote_options="permissive").combine_chunks().column(0).chunk(0)
-    return Rows(joined, np.concatenate([p.times for p in parts]), np.concatenate([p.numbers for p in parts]))
+    return Records(joined, np.concatenate([p.times for p in parts]), np.concatenate([p.numbers for p in parts]))
 
 
 def columnar(values: Any) -> Any:
@@ -84,7 +84,7 @@ def columnar(values: Any) -> Any:
     return values if isinstance(values, pa.Array) else pa.array(values)
 
 
-def rows_of(values: Any, times_ms: Any, first_number: int) -> Rows:
+def rows_of(values: Any, times_ms: Any, first_number: int) -> Records:
     """Checked columns. Raises InvalidRecord."""
     held = columnar(values)
     count = held.num_rows if isinstance(held, pa.RecordBatch) else len(held)
@@ -105,24 +105,24 @@ def rows_of(values: Any, times_ms: Any, first_number: int) -> Rows:
         outside = times[times > MAX_TIME_MS]
     if len(outside):
         raise InvalidRecord("times_ms", int(outside[0]), accepted)
-    return Rows(held, times.astype(np.int64), np.arange(first_number, first_number + count))
+    return Records(held, times.astype(np.int64), np.arange(first_number, first_number + count))
 
 
-class Waiting:
-    """Rows that wait for the watermark to pass them."""
+class PendingRecords:
+    """Records that wait for the watermark to pass them."""
 
     def __init__(self) -> None:
-        self.parts: list[Rows] = []
+        self.parts: list[Records] = []
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: Records) -> None:
         if len(rows):
             self.parts.append(rows)
 
-    def take(self, before_ms: int) -> Rows | None:
-        """Rows of earlier event times, in the order of (time, number); None if there are none."""
+    def take(self, before_ms: int) -> Records | None:
+        """Records of earlier event times, in the order of (time, number); None if there are none."""
         if not self.parts:
             return None
         rows = concatenated(self.parts)

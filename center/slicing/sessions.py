@@ -15,7 +15,7 @@ from typing import Any
 from center.slicing.kernels import Kernel
 from center.slicing.merging import merged
 from center.slicing.results import WindowResult
-from center.slicing.watermarks import START
+from center.slicing.watermarks import NO_WATERMARK
 from edgewater.windows import SessionWindow
 
 Slices = Callable[[int, int], Sequence[Any]]
@@ -37,7 +37,7 @@ class OpenRun:
     answered: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
-class SessionWindows:
+class SessionTracker:
     """The sessions of one family: the runs that are not final, by time. They never overlap.
 
     Attributes:
@@ -47,9 +47,8 @@ class SessionWindows:
     def __init__(self, index: int, family: SessionWindow) -> None:
         self.index, self.gap = index, family.gap_ms
         self._family = family
-        self._longest = family.slices_per_window * family.gap_ms
         self.open: list[OpenRun] = []
-        self.sealed = START
+        self.sealed = NO_WATERMARK
 
     def _near(self, first: int, last: int) -> slice:
         """The runs that records from `first` to `last` belong to."""
@@ -81,9 +80,9 @@ class SessionWindows:
     def _cut(self, run: OpenRun) -> Iterator[tuple[int, int, bool]]:
         """The sessions of a run: (start, end) of their slices, and whether the run goes on behind."""
         start, last = self._family.slice_start(run.first), self._family.slice_start(run.last)
-        while start + self._longest <= last:
-            yield start, start + self._longest, True
-            start += self._longest
+        while (border := self._family.cut_ms(start)) <= last:
+            yield start, border, True
+            start = border
         yield start, last + self.gap, False
 
     def answer(self, watermark: int, slices: Slices, kernel: Kernel) -> Iterator[WindowResult]:

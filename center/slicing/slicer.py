@@ -13,16 +13,16 @@ import numpy as np
 
 from center.slicing import snapshots
 from center.slicing.counts import CountSlices
-from center.slicing.families import MAX_TIME_MS, Grid, SlidingCount, WindowFamily, grid_of
+from center.slicing.families import MAX_TIME_MS, SlidingCount, WindowFamily, WindowGrid, grid_of
 from center.slicing.kernels import kernel_of
-from center.slicing.results import Late, WindowResult
-from center.slicing.rows import Rows, Waiting, rows_of
+from center.slicing.results import LateCounts, WindowResult
+from center.slicing.rows import PendingRecords, Records, rows_of
 from center.slicing.time_slices import TimeSlices
-from center.slicing.watermarks import SiteClocks
+from center.slicing.watermarks import SiteWatermarks
 from edgewater.errors import InvalidQuery
 from edgewater.windows import CountWindow, SessionWindow, SlidingWindow
 
-Grids = list[tuple[int, Grid]]
+Grids = list[tuple[int, WindowGrid]]
 
 
 class Slicer:
@@ -47,7 +47,7 @@ class Slicer:
             per key and per measure; anything else with `update` and `merge_many` takes what it is given.
         windows: families; `WindowResult.window_index` is the place in this sequence.
         lateness_ms: how long after its end a window may still change.
-        sites: sites or partitions that are expected from the beginning (see `SiteClocks`).
+        sites: sites or partitions that are expected from the beginning (see `SiteWatermarks`).
         idle_after_ms: a site whose watermark is this far behind the most advanced one no longer holds it back.
 
     Raises:
@@ -78,8 +78,8 @@ class Slicer:
         if lateness_ms and self._kernel.in_order:
             reason = "an order-based synopsis only grows behind, so records behind the watermark cannot be put in"
             raise InvalidQuery("lateness_ms", lateness_ms, "0", reason)
-        self._clocks = SiteClocks(sites, idle_after_ms)
-        self._waiting = Waiting()  # of order-based synopses
+        self._clocks = SiteWatermarks(sites, idle_after_ms)
+        self._waiting = PendingRecords()  # of order-based synopses
         self._number = 0
         grids: Grids = [(i, grid_of(f)) for i, f in enumerate(self.windows) if isinstance(f, SlidingWindow)]
         sessions = [(i, f) for i, f in enumerate(self.windows) if isinstance(f, SessionWindow)]
@@ -106,7 +106,7 @@ class Slicer:
         """Slices held now."""
         return sum(len(store.slices) for store in self._time) + sum(len(store.slices) for store in self._count)
 
-    def update(self, values: Any, times_ms: Any, site: str = "") -> Late:
+    def update(self, values: Any, times_ms: Any, site: str = "") -> LateCounts:
         """Adds a batch of records of one site, in any order.
 
         Args:
@@ -127,12 +127,12 @@ class Slicer:
         late = int(np.searchsorted(rows.times, watermark))
         if self._kernel.in_order:
             self._waiting.add(rows.between(late, len(rows)))
-            return Late(len(rows), 0, (late,) * len(self.windows))
+            return LateCounts(len(rows), 0, (late,) * len(self.windows))
         dropped = self._add(rows, watermark)
         late -= min(dropped.get(i, 0) for i in range(len(self.windows)))
-        return Late(len(rows), late, tuple(dropped.get(i, 0) for i in range(len(self.windows))))
+        return LateCounts(len(rows), late, tuple(dropped.get(i, 0) for i in range(len(self.windows))))
 
-    def _add(self, rows: Rows, watermark: int) -> dict[int, int]:
+    def _add(self, rows: Records, watermark: int) -> dict[int, int]:
         """Returns per family how many are dropped."""
         dropped = {}
         open_ends = watermark - self.lateness_ms
@@ -205,3 +205,19 @@ class Slicer:
             results += number.close()
             number.purge(watermark)
         return sorted(results, key=lambda r: (r.window_index, r.start))
+
+
+class Bucketing(Slicer):
+    """The same answers as `Slicer`, computed window by window.
+
+    What most systems do, and the better way for tumbling windows of one family. A sliding family is taken
+    apart into families without overlap; nothing is shared between any of them.
+    """
+
+    def _stores(
+        self, grids: Grids, sessions: list[tuple[int, SessionWindow]], counts: Grids
+    ) -> tuple[list[TimeSlices], list[CountSlices]]:
+        late = self.lateness_ms
+        time = [TimeSlices(self._kernel, [(i, part)], [], late) for i, grid in grids for part in grid.buckets()]
+        time += [TimeSlices(self._kernel, [], [session], late) for session in sessions]
+        return time, [CountSlices(self._kernel, [(i, part)], late) for i, grid in counts for part in grid.buckets()]

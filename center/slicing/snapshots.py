@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from center.slicing.counts import CountSlice, CountSlices
 from center.slicing.merging import GridWindows
-from center.slicing.rows import Rows, Waiting
+from center.slicing.rows import PendingRecords, Records
 from center.slicing.sessions import OpenRun
-from center.slicing.time_slices import Slice, TimeSlices
+from center.slicing.time_slices import TimeSlice, TimeSlices
 from edgewater.errors import Conflict, StorageError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _blob(data: bytes, blobs: list[bytes]) -> int:
     return len(blobs) - 1
 
 
-def _rows(rows: Rows, blobs: list[bytes]) -> list[int | str]:
+def _rows(rows: Records, blobs: list[bytes]) -> list[int | str]:
     form = "batch" if isinstance(rows.values, pa.RecordBatch) else "array"
     if isinstance(rows.values, np.ndarray):
         form = "numpy"
@@ -112,7 +112,7 @@ def _rows(rows: Rows, blobs: list[bytes]) -> list[int | str]:
     return [form, _blob(sink.getvalue().to_pybytes(), blobs), _blob(numbers, blobs)]
 
 
-def _rows_from(given: list[Any], blobs: list[bytes]) -> Rows:
+def _rows_from(given: list[Any], blobs: list[bytes]) -> Records:
     form, at, numbers = given
     table = pa.ipc.open_stream(blobs[at]).read_all()
     batches = table.combine_chunks().to_batches()
@@ -121,15 +121,15 @@ def _rows_from(given: list[Any], blobs: list[bytes]) -> Rows:
     if form == "numpy":
         values = values.to_numpy(zero_copy_only=False)
     times, order = np.frombuffer(blobs[numbers], "<i8").astype(np.int64).reshape(2, -1)
-    return Rows(values, times, order)
+    return Records(values, times, order)
 
 
-def _waiting(waiting: Waiting, blobs: list[bytes]) -> list[list[int | str]]:
+def _waiting(waiting: PendingRecords, blobs: list[bytes]) -> list[list[int | str]]:
     return [_rows(part, blobs) for part in waiting.parts]
 
 
-def _waiting_from(given: list[list[Any]], blobs: list[bytes]) -> Waiting:
-    waiting = Waiting()
+def _waiting_from(given: list[list[Any]], blobs: list[bytes]) -> PendingRecords:
+    waiting = PendingRecords()
     waiting.parts = [_rows_from(part, blobs) for part in given]
     return waiting
 
@@ -170,8 +170,8 @@ def _run(first: int, last: int, changed: list[int], answered: list[tuple[list[in
 
 def _slice(
     store: TimeSlices, blobs: list[bytes], start: int, end: int, first: int, last: int, live: int, records: int, at: int
-) -> Slice:
-    return Slice(start, end, first, last, live, records, store.kernel.from_bytes(blobs[at]))
+) -> TimeSlice:
+    return TimeSlice(start, end, first, last, live, records, store.kernel.from_bytes(blobs[at]))
 
 
 def _count(store: CountSlices, blobs: list[bytes]) -> dict[str, Any]:

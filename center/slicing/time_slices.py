@@ -1,6 +1,6 @@
 """Slices by event time, shared by all time windows and sessions of a stream.
 
-A slice is the records of one cell of the grid (`Edges`). Cells are no wider than the smallest gap between sessions,
+A slice is the records of one cell of the grid (`SliceEdges`). Cells are no wider than the smallest session gap,
 so that those of one cell are in one session, and wherever one of greatest length is cut, there is a border (a late
 record may move the cuts, so borders have to be everywhere on the grid of the gap). No slice is ever split, nothing
 but states is kept, and a late record costs one update.
@@ -20,18 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from center.slicing.families import Edges, Grid
+from center.slicing.families import SliceEdges, WindowGrid
 from center.slicing.kernels import Kernel
-from center.slicing.merging import GridWindows, Partial
+from center.slicing.merging import GridWindows, MergedSlices
 from center.slicing.results import WindowResult
-from center.slicing.rows import Rows
-from center.slicing.sessions import SessionWindows
+from center.slicing.rows import Records
+from center.slicing.sessions import SessionTracker
 from edgewater.synopses.base import IntArray
 from edgewater.windows import SessionWindow
 
 
 @dataclass(slots=True, eq=False)
-class Slice:
+class TimeSlice:
     """Records of the cell [start, end) with event times from `first` to `last`.
 
     Attributes:
@@ -46,11 +46,11 @@ class Slice:
     records: int
     state: Any
 
-    def partial(self) -> Partial:
-        return Partial(self.first, self.state, self.records, self.first, self.last)
+    def partial(self) -> MergedSlices:
+        return MergedSlices(self.first, self.state, self.records, self.first, self.last)
 
 
-def _first(one: Slice) -> int:
+def _first(one: TimeSlice) -> int:
     return one.first
 
 
@@ -65,18 +65,18 @@ class TimeSlices:
     def __init__(
         self,
         kernel: Kernel,
-        grids: Sequence[tuple[int, Grid]],
+        grids: Sequence[tuple[int, WindowGrid]],
         sessions: Sequence[tuple[int, SessionWindow]],
         lateness_ms: int,
     ) -> None:
         self.kernel, self._lateness = kernel, lateness_ms
-        self._edges = Edges([grid for _, grid in grids], [family.gap_ms for _, family in sessions])
+        self._edges = SliceEdges([grid for _, grid in grids], [family.gap_ms for _, family in sessions])
         self.windows = [GridWindows(index, grid.size, grid.every, kernel) for index, grid in grids]
-        self.sessions = [SessionWindows(index, family) for index, family in sessions]
+        self.sessions = [SessionTracker(index, family) for index, family in sessions]
         self._gap = min((family.gap_ms for _, family in sessions), default=0)
-        self.slices: list[Slice] = []  # by event time of the first record
+        self.slices: list[TimeSlice] = []  # by event time of the first record
 
-    def add(self, rows: Rows, watermark: int) -> dict[int, int]:
+    def add(self, rows: Records, watermark: int) -> dict[int, int]:
         """Adds rows in the order of event time.
 
         Returns:
@@ -85,7 +85,7 @@ class TimeSlices:
         if not len(rows):
             return {}
         runs = self._alike(rows.times)
-        live, dropped = self._judged(rows.times, runs[:-1], watermark - self._lateness)
+        live, dropped = self._live_families(rows.times, runs[:-1], watermark - self._lateness)
         at = 0
         for stop, mask in zip(runs[1:], live, strict=True):
             while at < stop:
@@ -107,7 +107,7 @@ class TimeSlices:
         """Where runs without a pause of `gap` begin, and the end of the last."""
         return [0, *(np.flatnonzero(np.diff(times) >= gap) + 1).tolist(), len(times)]
 
-    def _judged(self, times: IntArray, runs: list[int], open_ends: int) -> tuple[list[int], dict[int, int]]:
+    def _live_families(self, times: IntArray, runs: list[int], open_ends: int) -> tuple[list[int], dict[int, int]]:
         """Per run for which families of sessions it lives; per family how many rows it drops."""
         live, dropped = np.zeros(len(times), np.int64), {}
         for bit, windows in enumerate(self.sessions):
@@ -120,7 +120,7 @@ class TimeSlices:
                     dropped[windows.index] += b - a
         return live[runs].tolist(), dropped
 
-    def _add_piece(self, rows: Rows, start: int, end: int, live: int, watermark: int) -> None:
+    def _add_piece(self, rows: Records, start: int, end: int, live: int, watermark: int) -> None:
         """Adds rows of one cell, in the same families' sessions."""
         first, last = int(rows.times[0]), int(rows.times[-1])
         open_ends = watermark - self._lateness
@@ -129,7 +129,7 @@ class TimeSlices:
             return
         at = self._place(start, end, live)
         if at is None:
-            held = Slice(start, end, first, last, live, len(rows), self.kernel.built(rows))
+            held = TimeSlice(start, end, first, last, live, len(rows), self.kernel.built(rows))
             insort(self.slices, held, key=_first)
         else:
             held = self.slices[at]
@@ -141,7 +141,7 @@ class TimeSlices:
                 insort(self.slices, held, key=_first)
         self._touch(held, first, last, open_ends, new=at is None)
 
-    def _touch(self, held: Slice, first: int, last: int, open_ends: int, *, new: bool) -> None:
+    def _touch(self, held: TimeSlice, first: int, last: int, open_ends: int, *, new: bool) -> None:
         for windows, grid in zip(self.windows, self._edges.grids, strict=True):
             starts = grid.starts_over(held.start)
             # Windows that are final stay as they are.
@@ -160,7 +160,7 @@ class TimeSlices:
                 return at
         return None
 
-    def between(self, start: int, end: int) -> list[Partial]:
+    def between(self, start: int, end: int) -> list[MergedSlices]:
         """Slices whose first record is in [start, end)."""
         low, high = (bisect_left(self.slices, at, key=_first) for at in (start, end))
         return [one.partial() for one in self.slices[low:high]]
@@ -177,7 +177,7 @@ class TimeSlices:
         for bit, sessions in enumerate(self.sessions):
             yield from sessions.answer(watermark, partial(self._alive, bit), self.kernel)
 
-    def _alive(self, bit: int, first: int, last: int) -> list[Slice]:
+    def _alive(self, bit: int, first: int, last: int) -> list[TimeSlice]:
         low, high = bisect_left(self.slices, first, key=_first), bisect_left(self.slices, last + 1, key=_first)
         return [one for one in self.slices[low:high] if one.live >> bit & 1]
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from center.slicing.families import MAX_TIME_MS
 from edgewater.errors import InvalidRequest
 
-START = -2 * MAX_TIME_MS
+NO_WATERMARK = -2 * MAX_TIME_MS
 """The watermark before anything is known."""
 
 
-class SiteClocks:
+class SiteWatermarks:
     """The least watermark of the live sites; it never goes back.
 
     A site (an edge, a partition) is live from its first record or watermark on, or if it was declared;
@@ -27,13 +27,13 @@ class SiteClocks:
         if idle_after_ms is not None and idle_after_ms <= 0:
             raise InvalidRequest("idle_after_ms", idle_after_ms, "a positive number of ms, or None")
         self.idle_after_ms = idle_after_ms
-        self.sites = dict.fromkeys(sites, START)
+        self.sites = dict.fromkeys(sites, NO_WATERMARK)
         self.idle: set[str] = set()
-        self.watermark = START
+        self.watermark = NO_WATERMARK
         self.first: int | None = None  # watermark that any site gave
 
     def heard(self, site: str) -> None:
-        self.sites.setdefault(site, START)
+        self.sites.setdefault(site, NO_WATERMARK)
         self.idle.discard(site)
 
     def advance(self, site: str, watermark_ms: int) -> int:
@@ -67,7 +67,7 @@ class SiteClocks:
     def _least(self) -> int:
         live = [w for site, w in self.sites.items() if site not in self.idle]
         if live and self.idle_after_ms is not None:
-            begun = START if self.first is None else self.first
+            begun = NO_WATERMARK if self.first is None else self.first
             live = [w for w in live if max(w, begun) >= max(live) - self.idle_after_ms]
-        self.watermark = max(self.watermark, min(live, default=START))
+        self.watermark = max(self.watermark, min(live, default=NO_WATERMARK))
         return self.watermark

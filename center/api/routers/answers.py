@@ -19,8 +19,7 @@ from center.api.services import Center, Services
 from center.api.time_params import Time
 from center.catalog.store import RegisteredQuery
 from center.results import AnswerRecord
-from center.serving.measures import Questions
-from center.serving.render import rfc3339
+from center.serving import MeasureQuestions, rfc3339
 from edgewater.errors import InvalidRequest, NotFound
 
 MAX_LIMIT = 1_000
@@ -160,7 +159,7 @@ def _respond(
     center: Services,
     query: RegisteredQuery,
     records: Sequence[AnswerRecord],
-    asked: Questions,
+    asked: MeasureQuestions,
     form: str,
     *,
     page: Page | None = None,

@@ -8,13 +8,12 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from center.api.evaluate_stream import MAX_LINE_BYTES, NDJSON, READ_TYPES, Exchange, Questioning
+from center.api.evaluate_stream import MAX_LINE_BYTES, NDJSON, READ_TYPES, DuplexResponse, LineEvaluator
 from center.api.measure_models import EvaluatedLine, QuestionLine
 from center.api.openapi import Responses, problems
 from center.api.problems import HttpProblem
 from center.api.services import Center
-from center.serving.evaluator import Evaluator
-from center.serving.stored_windows import StoredWindows
+from center.serving import Evaluator, StoredWindows
 
 EXAMPLE_QUESTIONS = """\
 {"id":1,"latest":1,"measure":"ips","question":"frequency","item":"10.0.0.1"}
@@ -36,7 +35,7 @@ _BODY: dict[str, Any] = {
 }
 _RESPONSES: Responses = {
     200: {
-        "description": "Lines in the order of the questions, each an `EvaluatedLine`.",
+        "description": "LineSplitter in the order of the questions, each an `EvaluatedLine`.",
         "content": {NDJSON: {"schema": EvaluatedLine.model_json_schema(), "example": EXAMPLE_ANSWERS}},
     },
     **problems(404, 415),
@@ -60,5 +59,5 @@ async def evaluate(name: str, request: Request, center: Center) -> Response:
         accepted = ", ".join(READ_TYPES)
         raise HttpProblem("unsupported-media-type", f"Content-Type: {given} is not one of {accepted}")
     query = await run_in_threadpool(center.catalog.query, name)
-    windows = StoredWindows(center.results, query, center.decoded, center.catalog.query)
-    return Exchange(Questioning(windows, Evaluator(windows, center.decoded), request.url.path).answers)
+    windows = StoredWindows(center.results, query, center.synopses, center.catalog.query)
+    return DuplexResponse(LineEvaluator(windows, Evaluator(windows, center.synopses), request.url.path).answers)

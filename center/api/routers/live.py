@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
-from center.api.live_feed import Stream
+from center.api.live_feed import LiveStream
 from center.api.openapi import Responses, problems
 from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
@@ -52,7 +52,7 @@ async def live(
     params: Annotated[NoParams, Query()], request: Request, center: Center, last_event_id: LastEventId = None
 ) -> EventSourceResponse:
     """Begins with the last answer of each query. See the stream of one query for the events."""
-    return _stream(center, Stream(center.feed, after=_answer_id(last_event_id)))
+    return _stream(center, LiveStream(center.feed, after=_answer_id(last_event_id)))
 
 
 @router.get(
@@ -69,7 +69,7 @@ async def live_query(
     The stream ends when the query is deleted.
     """
     query = await run_in_threadpool(center.catalog.query, name)
-    return _stream(center, Stream(center.feed, query, params.asked(query.spec), _answer_id(last_event_id)))
+    return _stream(center, LiveStream(center.feed, query, params.asked(query.spec), _answer_id(last_event_id)))
 
 
 def _answer_id(text: str | None) -> int | None:
@@ -80,7 +80,7 @@ def _answer_id(text: str | None) -> int | None:
     return int(text)
 
 
-def _stream(center: Services, stream: Stream) -> EventSourceResponse:
+def _stream(center: Services, stream: LiveStream) -> EventSourceResponse:
     async def counted() -> AsyncIterator[ServerSentEvent]:
         with center.metrics.live_clients.track_inprogress():
             try:

@@ -17,7 +17,7 @@ from center.api.openapi import problems
 from center.api.problems import HttpProblem
 from center.api.services import Center, Services
 from center.catalog.store import expected_edges
-from center.serving.render import rfc3339
+from center.serving import rfc3339
 from edgewater.errors import InvalidQuery
 from edgewater.plain_yaml import load_yaml
 from edgewater.query import QuerySpec

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from center.api.app import create_app
+from center.api import create_app
 from center.catalog.liveness import ComponentRegistry
 from center.catalog.store import Catalog, HeartbeatRecord, RegisteredQuery, StreamRecord
 from center.config import ApiSection

@@ -11,7 +11,7 @@ import pyarrow.csv
 import pytest
 
 from center.api.models import Answer, AnswerList, AnswerPage
-from center.serving.render import render
+from center.serving import render
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000

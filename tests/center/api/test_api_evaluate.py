@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 
-from center.api.evaluate_stream import MAX_LINE_BYTES, Lines, TooLong
-from center.serving.evaluator import Evaluator
-from center.serving.question_lines import Line
-from center.serving.stored_windows import StoredWindows
-from center.serving.synopsis_cache import Decoded
+from center.api.evaluate_stream import MAX_LINE_BYTES, LineSplitter, OversizedLine
+from center.serving import Evaluator, StoredWindows, SynopsisCache, WindowQuestion
 from edgewater.wire.frames import Withheld
 
 HOUR, T0 = 3_600_000, 1_356_998_400_000
@@ -151,13 +148,13 @@ def test_what_is_withheld_of_a_sum_bounds_the_sum_and_not_how_many_records_are_m
 def test_what_is_remembered_of_looks_is_bounded_by_the_windows_in_it(asked, monkeypatch):
     desk = asked.desk
     monkeypatch.setattr("center.serving.stored_windows._FOUND", 8)
-    windows = StoredWindows(desk.results, desk.catalog.query("flights"), Decoded(1 << 20), desk.catalog.query)
+    windows = StoredWindows(desk.results, desk.catalog.query("flights"), SynopsisCache(1 << 20), desk.catalog.query)
     for count in (1, 2, 3):
         assert len(windows.latest(count)) == count
         assert len(windows.at(T0 + count)) == 1
     assert sum(map(len, windows._found.values())) < 8
     monkeypatch.setattr("center.serving.stored_windows._FOUND", 3)
-    windows = StoredWindows(desk.results, desk.catalog.query("flights"), Decoded(1 << 20), desk.catalog.query)
+    windows = StoredWindows(desk.results, desk.catalog.query("flights"), SynopsisCache(1 << 20), desk.catalog.query)
     assert len(windows.latest(3)) == 3, "more than can be remembered is given all the same"
 
 
@@ -225,12 +222,12 @@ def test_a_line_that_is_too_long_is_refused_without_being_kept(asked):
     long = json.dumps({"id": "x" * MAX_LINE_BYTES})
     bad, good = asked(long, {"id": 2, "latest": 1, "measure": "n", "global": True})
     assert f"at most {MAX_LINE_BYTES} bytes" in bad["error"]["detail"] and good["id"] == 2
-    lines = Lines()
+    lines = LineSplitter()
     for _ in range(100):
         assert lines.feed(b"y" * 10_000) == []
         assert len(lines._rest) <= MAX_LINE_BYTES + 1
     (found,) = lines.feed(b"\n")
-    assert isinstance(found, TooLong)
+    assert isinstance(found, OversizedLine)
     assert lines.feed(b'{"id":\r\n\n 1}\n') == [b'{"id":\r\n', b" 1}\n"]
 
 
@@ -322,7 +319,7 @@ def test_a_number_that_cannot_be_meant_is_refused_by_its_field_and_the_next_line
 def test_a_fault_of_ours_costs_its_own_line_and_no_other(asked, monkeypatch, caplog):
     answer = Evaluator.answer
 
-    def faulty(self: Evaluator, line: Line) -> Iterator[dict[str, Any]]:
+    def faulty(self: Evaluator, line: WindowQuestion) -> Iterator[dict[str, Any]]:
         assert line.id != "bad", "a fault"
         return answer(self, line)
 

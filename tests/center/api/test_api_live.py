@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from center.api.edge_progress import Progress
-from center.api.live_feed import Changes, Stream, newest_revisions
-from center.serving.render import render
+from center.api.edge_progress import EdgeProgress
+from center.api.live_feed import AnswerPoller, LiveStream, newest_revisions
+from center.serving import render
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000
@@ -106,7 +106,7 @@ def test_a_client_whose_answers_are_of_another_store_is_told_of_the_gap(two_hour
 
 def test_a_client_that_was_slow_gets_the_newest_revision_of_each_window_and_no_queue(two_hours):
     desk, query = two_hours
-    stream = Stream(desk.app().state.services.feed, query)
+    stream = LiveStream(desk.app().state.services.feed, query)
     stream._begin()
     for flights in range(1, 6):  # five revisions while nobody reads
         desk.report(query, "lga", T0 + HOUR, {"UA": flights}, closed=False)
@@ -119,7 +119,7 @@ def test_a_client_that_is_too_far_behind_is_told_of_the_gap_and_gets_the_newest(
     desk, query = two_hours
     monkeypatch.setattr("center.api.live_feed.PAGE", 2)
     monkeypatch.setattr("center.api.live_feed.MAX_PAGES", 1)
-    stream = Stream(desk.app().state.services.feed, query, after=0)
+    stream = LiveStream(desk.app().state.services.feed, query, after=0)
     assert stream._begin() == []
     for _ in range(4):
         desk.report(query, "lga", T0 + HOUR, {"UA": 1}, closed=False)
@@ -167,8 +167,8 @@ def test_one_stream_tells_of_all_queries_but_not_of_deleted_ones(two_hours):
 def test_the_stream_of_all_queries_tells_of_one_that_is_younger_than_its_view_of_the_catalog(two_hours):
     desk, _ = two_hours
     feed = desk.app().state.services.feed
-    feed = replace(feed, progress=Progress(desk.catalog, lambda: desk.now, fresh_s=3600.0))
-    stream = Stream(feed)
+    feed = replace(feed, progress=EdgeProgress(desk.catalog, lambda: desk.now, fresh_s=3600.0))
+    stream = LiveStream(feed)
     assert len(stream._begin()) == 1
     young = desk.register(name="young")
     desk.report(young, "jfk", T0, {"UA": 1})
@@ -178,7 +178,7 @@ def test_the_stream_of_all_queries_tells_of_one_that_is_younger_than_its_view_of
     other = desk.register(name="other")
     desk.report(other, "jfk", T0, {"UA": 1})
     desk.report(other, "lga", T0, {"UA": 1})
-    begun = [json.loads(event.data)["query"] for event in Stream(feed)._begin()]
+    begun = [json.loads(event.data)["query"] for event in LiveStream(feed)._begin()]
     assert begun == ["flights", "young", "other"]
 
 
@@ -218,7 +218,7 @@ def test_a_waiting_stream_is_woken_by_a_new_answer_and_the_store_is_asked_only_w
         return newest[0]
 
     async def scenario() -> None:
-        changes = Changes(read, poll_s=0.001)
+        changes = AnswerPoller(read, poll_s=0.001)
         polling = asyncio.create_task(changes.run())
         await changes.wait(0, 0.01)  # nothing is new: it ends by its time
         assert changes.newest == 0

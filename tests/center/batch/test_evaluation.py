@@ -1,4 +1,4 @@
-"""Questions to windows on Spark, one by one, as a stream, and in SQL."""
+"""MeasureQuestions to windows on Spark, one by one, as a stream, and in SQL."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from center.batch import Strategy, plan
 from center.batch import compute_phase as compute
-from center.batch.compute_phase import Compute, Job
-from center.batch.layout import Layout
-from center.batch.merge_phase import Finish, Piece, bounds_of, sessions, sliding
-from center.batch.pattern import Template
+from center.batch.compute_phase import BatchJob, Compute
+from center.batch.layout import RecordLayout
+from center.batch.merge_phase import FinishLevel, SlicePartial, bounds_of, session_windows, sliding_windows
+from center.batch.pattern import SynopsisPattern
 from edgewater.errors import InvalidRequest
 from edgewater.synopses import CountMin, GroupedAggregate, HaarWavelet, HyperLogLog, ReservoirSample, from_bytes
 from edgewater.synopses.base import Properties
@@ -37,9 +37,9 @@ class Noted:
         return Noted(*self.values, *(v for o in others for v in o.values))
 
 
-def piece(start: int, first_ms: int | None = None, last_ms: int | None = None) -> Piece:
+def piece(start: int, first_ms: int | None = None, last_ms: int | None = None) -> SlicePartial:
     first_ms = start if first_ms is None else first_ms
-    return Piece(start, first_ms, first_ms if last_ms is None else last_ms, 1, 0, held=Noted(start))
+    return SlicePartial(start, first_ms, first_ms if last_ms is None else last_ms, 1, 0, held=Noted(start))
 
 
 @settings(max_examples=200)
@@ -55,22 +55,22 @@ def test_sliding_windows_hold_their_slices_in_order_whatever_is_missing(
             expected[w] = (*expected.get(w, ()), start)
     low = offset + window.every_ms * data.draw(st.integers(-10, 5))
     end = low + window.every_ms * data.draw(st.integers(1, 30))
-    found = {w: p.held.values for w, p in sliding((piece(s) for s in starts), window, low, end)}
+    found = {w: p.held.values for w, p in sliding_windows((piece(s) for s in starts), window, low, end)}
     assert found == {w: slices for w, slices in sorted(expected.items()) if low <= w < end}
 
 
 def test_a_sliding_window_costs_three_merges_a_slice_whatever_the_overlap() -> None:
     window = SlidingWindow(100, 1)
     Noted.merges = 0
-    assert len(list(sliding((piece(s) for s in range(1000)), window, -100, 1000))) == 1099
+    assert len(list(sliding_windows((piece(s) for s in range(1000)), window, -100, 1000))) == 1099
     assert Noted.merges <= 3 * 1000 + 100
 
 
 def test_a_session_is_cut_where_the_gap_is_reached_or_it_would_be_too_long() -> None:
     window = SessionWindow(10, 30)
     slices = [piece(0, 3, 9), piece(10, 12), piece(20, 21), piece(30, 30), piece(50, 51, 55), piece(60, 65)]
-    job = Job(Template.of(CountMin()), Layout((), ("int64",), ("v",), "t"), window)
-    found = [(p.held.values, *bounds_of(job, p)) for p in sessions(iter(slices), window)]
+    job = BatchJob(SynopsisPattern.of(CountMin()), RecordLayout((), ("int64",), ("v",), "t"), window)
+    found = [(p.held.values, *bounds_of(job, p)) for p in session_windows(iter(slices), window)]
     assert found == [((0, 10, 20), 3, 30), ((30,), 30, 40), ((50,), 51, 65), ((60,), 65, 75)]
 
 
@@ -84,15 +84,15 @@ def test_a_task_with_little_memory_gives_on_what_it_has_and_nothing_is_lost(
     times, values = rng.integers(0, 50_000, n), rng.integers(0, 100, n)
     names = ["_s0", "_v0", "_t"]
     batch = pa.RecordBatch.from_arrays([keys, pa.array(values), pa.array(times)], names=names)
-    layout = Layout((("key", "string"),), ("int64",), ("v",), "t")
-    job = Job(Template.of(CountMin(64, 3)), layout, SlidingWindow("10s", "5s"), by_windows=by_windows)
+    layout = RecordLayout((("key", "string"),), ("int64",), ("v",), "t")
+    job = BatchJob(SynopsisPattern.of(CountMin(64, 3)), layout, SlidingWindow("10s", "5s"), by_windows=by_windows)
 
     def run(memory: int) -> tuple[int, list[dict[str, Any]]]:
         monkeypatch.setattr(compute, "MEMORY_BYTES", memory)
         monkeypatch.setattr(compute, "CHUNK_ROWS", 1000)
         partials = pa.Table.from_batches(Compute(job)(iter([batch.slice(at, 500) for at in range(0, n, 500)])))
         order = [(c, "ascending") for c in ("_s0", "block", "slice_start", "part")]
-        results: Iterator[pa.RecordBatch] = Finish(job)(iter(partials.sort_by(order).to_batches()))
+        results: Iterator[pa.RecordBatch] = FinishLevel(job)(iter(partials.sort_by(order).to_batches()))
         return len(partials), pa.Table.from_batches(results).to_pylist()
 
     many, bounded = run(20_000)
@@ -146,10 +146,10 @@ def test_a_pattern_is_an_empty_synopsis_that_can_be_built_in_parts() -> None:
     full = HyperLogLog()
     full.update([1, 2])
     with pytest.raises(InvalidRequest, match="HyperLogLog of 2 values"):
-        Template.of(full)
-    assert from_bytes(Template.of(ReservoirSample(10, source=7)).data).source == 7
+        SynopsisPattern.of(full)
+    assert from_bytes(SynopsisPattern.of(ReservoirSample(10, source=7)).data).source == 7
     sample = function_named("sample")
     if sample is not None:
         stack = sample.make(sample.read_parameters([], {}, "m"), pa.int64())
         with pytest.raises(InvalidRequest, match="need an identity"):
-            Template.of(GroupedAggregate({}, {"some": stack}))
+            SynopsisPattern.of(GroupedAggregate({}, {"some": stack}))

@@ -13,12 +13,7 @@ from center.job.metrics import JobMetrics
 from center.job.microbatch import digest
 from center.job.rows import RowKind, rows_of_frame
 from center.ledger import Phase
-from center.serving.evaluator import Evaluator
-from center.serving.measures import Questions
-from center.serving.question_lines import Line
-from center.serving.render import render, to_table
-from center.serving.stored_windows import StoredWindows
-from center.serving.synopsis_cache import Decoded
+from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, render, to_table
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import Arrivals, FrameBody, Partial
 from tests.center.accuracy_world import BEGIN_MS, REF, spec
@@ -73,12 +68,12 @@ def test_questions_about_an_early_answer_have_its_interval_or_none(
     world: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [RegisteredQuery(REF, world.query, 0, None)]
-    windows = StoredWindows(world.store, found[0], Decoded(1 << 20), lambda name: found[0])
+    windows = StoredWindows(world.store, found[0], SynopsisCache(1 << 20), lambda name: found[0])
     early = [windows._take(world.store.answer(REF, BEGIN_MS + n * 1_000, 1)) for n in (4, 5)]
     monkeypatch.setattr(StoredWindows, "latest", lambda self, count: early[:count])
 
     def ask(**line: Any) -> dict[str, Any]:
-        (answer,) = Evaluator(windows, Decoded(1 << 20)).answer(Line.from_mapping(line, int))
+        (answer,) = Evaluator(windows, SynopsisCache(1 << 20)).answer(WindowQuestion.from_mapping(line, int))
         return answer
 
     cell = shown(world, 4, 1)["data"][0]["total"]
@@ -137,7 +132,7 @@ def test_each_group_of_an_early_answer_has_its_own_interval_and_a_rare_one_none(
     for row in answer["data"]:
         columns = table[row["group"]["k"]]
         assert [columns["total"], columns["total_lower"], columns["total_upper"]] == list(row["total"].values())
-    asked = render(record, query, Questions(groups=(("k", ("g1",)),)))
+    asked = render(record, query, MeasureQuestions(groups=(("k", ("g1",)),)))
     assert asked["data"] == [row for row in answer["data"] if row["group"]["k"] == "g1"]
     last = shown(world, 3, max(world.store.revisions(REF, BEGIN_MS + 3_000)))
     assert last["phase"] == "final" and "groups" not in last["quality"]["accuracy"]

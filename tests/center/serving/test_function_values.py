@@ -13,12 +13,7 @@ from center.catalog.store import RegisteredQuery
 from center.job.function_rates import FunctionRates
 from center.ledger import Phase
 from center.results import AnswerRecord
-from center.serving.evaluator import Evaluator
-from center.serving.measures import Questions
-from center.serving.question_lines import Line
-from center.serving.render import render, to_table
-from center.serving.stored_windows import StoredWindows
-from center.serving.synopsis_cache import Decoded
+from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, render, to_table
 from edge.core.core import EdgeCore
 from edge.core.events import SamplingSet
 from edge.core.streams import StreamSpec
@@ -129,7 +124,7 @@ def test_the_contract_is_of_the_whole_answer_whatever_part_is_asked_for(tmp_path
     assert not answer["contract"]["met"], "the smaller group has too few"
 
     asked = [
-        Questions(groups=(("k", ("g0",)),)), Questions(confidence=0.1), Questions(values=True),
+        MeasureQuestions(groups=(("k", ("g0",)),)), MeasureQuestions(confidence=0.1), MeasureQuestions(values=True),
     ]  # fmt: skip
     rendered = [render(record, query, each) for each in asked]
 
@@ -175,10 +170,10 @@ def test_kmeans_gives_named_numbers_and_a_stream_of_questions_gets_them_too(tmp_
     record, answer = answers(world)[-1]
 
     cell = answer["data"][0]["c"]
-    decoded = Decoded(1 << 20)
+    decoded = SynopsisCache(1 << 20)
     registered = RegisteredQuery(REF, query, 0, None)
     asked = Evaluator(StoredWindows(world.store, registered, decoded, lambda name: registered), decoded)
-    (line,) = asked.answer(Line.from_mapping({"id": 1, "window": record.window_start_ms}, int))
+    (line,) = asked.answer(WindowQuestion.from_mapping({"id": 1, "window": record.window_start_ms}, int))
 
     names = [value["name"] for value in cell["values"]]
     assert names == ["centroids[0][0]", "centroids[0][1]", "centroids[1][0]", "centroids[1][1]", "inertia"]
@@ -189,7 +184,7 @@ def test_kmeans_gives_named_numbers_and_a_stream_of_questions_gets_them_too(tmp_
     assert [v["estimate"] for v in cell["values"]] == pytest.approx(truth, rel=0.2)
     assert line["values"] == cell["values"]
     assert line["confidence"] == 0.95
-    assert to_table(record, query, Questions()).num_columns == 5 * 3 + 3
+    assert to_table(record, query, MeasureQuestions()).num_columns == 5 * 3 + 3
 
 
 def test_with_other_measures_nothing_is_sampled(tmp_path: Path) -> None:
@@ -274,5 +269,5 @@ def test_a_value_is_computed_once_for_all_who_ask(tmp_path: Path, monkeypatch: p
     assert to_table(record, query).num_rows == 1
     assert not calls
 
-    render(record, query, Questions(confidence=0.8))
+    render(record, query, MeasureQuestions(confidence=0.8))
     assert calls, "another confidence is another interval"

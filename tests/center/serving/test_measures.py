@@ -12,8 +12,7 @@ import pytest
 
 from center.api.models import AnswerRow
 from center.ledger.quality import WithheldBound
-from center.serving.measures import Questions, require_possible
-from center.serving.render import render, to_csv, to_table
+from center.serving import MeasureQuestions, render, require_possible, to_csv, to_table
 from edgewater.errors import InvalidRequest
 from tests.center.measures_world import EVERY_FUNCTION, aggregate, record, records, spec
 
@@ -23,9 +22,11 @@ SYNOPSIS = aggregate(QUERY, DATA).to_bytes()
 IPS, MS = DATA.column("ip").to_numpy(), DATA.column("ms").to_numpy()
 
 
-def row(questions: Questions | None = None, query: Any = QUERY, synopsis: bytes | None = SYNOPSIS) -> dict[str, Any]:
+def row(
+    questions: MeasureQuestions | None = None, query: Any = QUERY, synopsis: bytes | None = SYNOPSIS
+) -> dict[str, Any]:
     given = record(query, synopsis)
-    (data,) = render(given, query, questions or Questions())["data"]
+    (data,) = render(given, query, questions or MeasureQuestions())["data"]
     json.dumps(data, allow_nan=False)
     AnswerRow.model_validate(data)
     return data
@@ -63,7 +64,7 @@ def test_each_kind_says_what_it_is_for_without_being_asked() -> None:
 
 
 def test_items_are_read_in_the_type_of_the_argument() -> None:
-    cells = row(Questions(items=("0", "77777")))
+    cells = row(MeasureQuestions(items=("0", "77777")))
     truth = int((IPS == 0).sum())
     for name in ("cm", "top", "ccf", "join"):
         zero, absent = cells[name]["items"]
@@ -73,22 +74,22 @@ def test_items_are_read_in_the_type_of_the_argument() -> None:
     assert cells["n"] == {"estimate": 4000, "lower": 4000, "upper": 4000}, "who cannot answer says what it always says"
     texts = spec({"u": "count_min(url, width=64)", "b": "count_min(ok, width=64)", "f": "count_min(ms, width=64)"})
     synopsis = aggregate(texts, DATA).to_bytes()
-    asked = row(Questions(items=("/0",), measures=("u",)), texts, synopsis)
+    asked = row(MeasureQuestions(items=("/0",), measures=("u",)), texts, synopsis)
     assert asked["u"]["items"][0]["item"] == "/0" and asked["u"]["items"][0]["estimate"] >= 1000
-    assert row(Questions(items=("true",), measures=("b",)), texts, synopsis)["b"]["items"][0]["item"] is True
-    assert row(Questions(items=("1.5",), measures=("f",)), texts, synopsis)["f"]["items"][0]["item"] == 1.5
+    assert row(MeasureQuestions(items=("true",), measures=("b",)), texts, synopsis)["b"]["items"][0]["item"] is True
+    assert row(MeasureQuestions(items=("1.5",), measures=("f",)), texts, synopsis)["f"]["items"][0]["item"] == 1.5
 
 
 @pytest.mark.parametrize(("measure", "item"), [("cm", "ten"), ("cm", "1.5"), ("cm", str(10**400)), ("bf", "")])
 def test_an_item_of_another_type_is_refused(measure: str, item: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"asked of {measure}.*item of type int64"):
-        row(Questions(items=(item,), measures=(measure,)))
+        row(MeasureQuestions(items=(item,), measures=(measure,)))
     with pytest.raises(InvalidRequest, match=r"^contains: "):
-        row(Questions(contains=(item,), measures=("bf",)))
+        row(MeasureQuestions(contains=(item,), measures=("bf",)))
 
 
 def test_ranks_ranges_quantiles_and_top_are_asked_of_those_that_answer_them() -> None:
-    cells = row(Questions(quantiles=(0.25,), ranks=(60.0,), ranges=((0.0, 50.0),), top=2, confidence=0.9999))
+    cells = row(MeasureQuestions(quantiles=(0.25,), ranks=(60.0,), ranges=((0.0, 50.0),), top=2, confidence=0.9999))
     inside = int((MS <= 50).sum())
     for name in ("ew", "ed"):
         assert holds(cells[name]["ranges"]["0:50"], inside), name
@@ -102,7 +103,7 @@ def test_ranks_ranges_quantiles_and_top_are_asked_of_those_that_answer_them() ->
 def test_numbers_that_differ_have_answers_of_their_own() -> None:
     ranks, quantiles = (1234567.0, 1234568.0, 0.5, -3.0), (0.9999999, 1.0)
     day = (1_357_020_000_000.0, 1_357_020_000_001.0)
-    asked = Questions(quantiles=quantiles, ranks=ranks, ranges=((0.0, day[0]), (0.0, day[1]), (-math.inf, 5.5)))
+    asked = MeasureQuestions(quantiles=quantiles, ranks=ranks, ranges=((0.0, day[0]), (0.0, day[1]), (-math.inf, 5.5)))
     cells = row(asked)["ew"]
     assert list(cells["ranks"]) == ["1234567", "1234568", "0.5", "-3"]
     assert list(cells["ranges"]) == ["0:1357020000000", "0:1357020000001", "-inf:5.5"]
@@ -110,7 +111,7 @@ def test_numbers_that_differ_have_answers_of_their_own() -> None:
 
 
 def test_a_sample_shows_its_values() -> None:
-    cells = row(Questions(values=True, measures=("smp", "names", "new")))
+    cells = row(MeasureQuestions(values=True, measures=("smp", "names", "new")))
     assert len(cells["smp"]["values"]) == 50 and set(cells["smp"]["values"]) <= set(MS.tolist())
     assert len(cells["names"]["values"]) == 20 and set(cells["names"]["values"]) <= {f"/{i}" for i in range(5)}
     assert cells["new"]["values"] == MS[-10:].tolist()
@@ -118,37 +119,37 @@ def test_a_sample_shows_its_values() -> None:
 
 def test_more_of_a_list_than_a_measure_keeps_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"^top: 4 .*a whole number from 1 to 3"):
-        row(Questions(top=4))
+        row(MeasureQuestions(top=4))
 
 
 def test_what_nobody_can_answer_is_refused_with_what_each_can() -> None:
     stacks = {m.name: m.function.make(m.parameters, None) for m in spec({"n": "count()", "f": "bloom(ip)"}).measures}
     with pytest.raises(InvalidRequest, match=r"n: count; f: distinct, contains"):
-        require_possible(Questions(ranks=(1.0,)), stacks)
-    require_possible(Questions(items=("1",)), stacks)
+        require_possible(MeasureQuestions(ranks=(1.0,)), stacks)
+    require_possible(MeasureQuestions(items=("1",)), stacks)
 
 
 def test_lists_are_columns_of_lists_in_arrow_and_json_texts_in_csv() -> None:
-    questions = Questions(measures=("top", "ew", "smp", "cm", "bf"))
+    questions = MeasureQuestions(measures=("top", "ew", "smp", "cm", "bf"))
     table = to_table(record(QUERY, SYNOPSIS), QUERY, questions)
     assert table.column("top.top").to_pylist()[0] == row()["top"]["top"]
     assert pa.types.is_list(table.schema.field("ew.buckets").type)
     assert {"cm", "cm_lower", "smp.mean", "smp.mean_upper", "smp.size", "ew.above", "bf.fill"} <= set(
         table.column_names
     )
-    header, line = to_csv(record(QUERY, SYNOPSIS), QUERY, Questions(measures=("top",))).decode().splitlines()
+    header, line = to_csv(record(QUERY, SYNOPSIS), QUERY, MeasureQuestions(measures=("top",))).decode().splitlines()
     assert header == '"top.top"'
     assert json.loads(line[1:-1].replace('""', '"'))[0]["item"] == 0
-    asked = to_table(record(QUERY, SYNOPSIS), QUERY, Questions(items=("5",), measures=("cm",)))
+    asked = to_table(record(QUERY, SYNOPSIS), QUERY, MeasureQuestions(items=("5",), measures=("cm",)))
     assert asked.column_names == ["cm.items:5", "cm.items:5_lower", "cm.items:5_upper"]
 
 
 def test_an_answer_without_data_has_the_same_columns_and_no_rows() -> None:
     # Apart from samples of texts: without data it is not known that they are texts.
-    asked = Questions(measures=tuple(name for name in EVERY_FUNCTION if name != "names"))
+    asked = MeasureQuestions(measures=tuple(name for name in EVERY_FUNCTION if name != "names"))
     nothing, something = (to_table(record(QUERY, s), QUERY, asked) for s in (None, SYNOPSIS))
     assert nothing.num_rows == 0 and nothing.column_names == something.column_names
-    assert to_table(record(QUERY, None), QUERY, Questions(items=("x",))).num_rows == 0
+    assert to_table(record(QUERY, None), QUERY, MeasureQuestions(items=("x",))).num_rows == 0
 
 
 def test_what_edges_withhold_makes_the_bounds_of_every_kind_unknown() -> None:
@@ -172,5 +173,5 @@ def test_distinct_values_of_five_thousand_groups_are_right_in_any_selection() ->
     assert [row["group"]["url"] for row in data] == [f"/{i:04d}" for i in range(groups)]
     truth = [len({k % (i % 3 + 1) for k in range(3 * i, 3 * i + 3)}) for i in range(groups)]
     assert [round(row["clients"]["estimate"]) for row in data] == truth
-    (one,) = render(record(query, synopsis), query, Questions(groups=(("url", ("/4998",)),)))["data"]
+    (one,) = render(record(query, synopsis), query, MeasureQuestions(groups=(("url", ("/4998",)),)))["data"]
     assert one == data[4998]

@@ -10,7 +10,7 @@ import pytest
 from center.ledger import Phase
 from center.ledger.quality import Totals, WithheldBound, assess
 from center.results import AnswerRecord
-from center.serving.render import Questions, render, rfc3339, to_csv, to_table
+from center.serving import MeasureQuestions, render, rfc3339, to_csv, to_table
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
 from edgewater.synopses.base import Estimates, Quantile
@@ -188,16 +188,16 @@ def test_a_measure_of_quantiles_answers_the_usual_ones(quantile_answer: tuple[An
 
 
 def test_a_reader_may_ask_for_other_quantiles(quantile_answer: tuple[AnswerRecord, QuerySpec]) -> None:
-    answer = render(*quantile_answer, Questions(quantiles=(0.25,)))
+    answer = render(*quantile_answer, MeasureQuestions(quantiles=(0.25,)))
     assert answer["data"][0]["d"] == {"quantiles": {"0.25": {"estimate": 2.5, "lower": 1.5, "upper": 3.5}}}
-    table = to_table(*quantile_answer, Questions(quantiles=(0.25,)))
+    table = to_table(*quantile_answer, MeasureQuestions(quantiles=(0.25,)))
     assert table.column_names == ["carrier", "d_0.25", "d_0.25_lower", "d_0.25_upper"]
 
 
 @pytest.mark.parametrize("quantiles", [(), (1.5,), (-0.1,), (float("nan"),), (0.5,) * 101])
 def test_impossible_quantiles_are_refused(quantiles: tuple[float, ...]) -> None:
     with pytest.raises(InvalidRequest, match="quantile"):
-        Questions(quantiles=quantiles)
+        MeasureQuestions(quantiles=quantiles)
 
 
 def test_a_table_has_a_column_per_group_and_three_per_measure() -> None:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from center.serving.synopsis_cache import Decoded
+from center.serving import SynopsisCache
 
 
 def test_that_a_window_has_no_data_is_remembered_like_data() -> None:
     looks: list[bool] = []
     made: list[int] = []
-    decoded = Decoded(1 << 20, looks.append)
+    decoded = SynopsisCache(1 << 20, looks.append)
 
     def make() -> None:
         made.append(1)

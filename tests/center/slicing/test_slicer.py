@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from center.slicing import (
     Bucketing,
     CountWindow,
-    Late,
+    LateCounts,
     SessionWindow,
     Slicer,
     SlidingCount,
@@ -185,7 +185,7 @@ def test_a_window_of_an_order_based_synopsis_is_a_manager_of_its_slices_in_order
         point = result.synopsis.query(Point((end - start) // 2))
         assert point.lower <= signal[start + (end - start) // 2] <= point.upper
     late = slicer.update([1.0], [5])
-    assert late == Late(1, 0, (1, 1))
+    assert late == LateCounts(1, 0, (1, 1))
     with pytest.raises(InvalidQuery, match="order-based"):
         strategy(lambda: HaarWavelet(), [TumblingWindow(10)], 5)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from center.ledger.sessionize import connected_slices, session_windows
-from center.slicing import Bucketing, Late, SessionWindow, Slicer, TumblingWindow
+from center.slicing import Bucketing, LateCounts, SessionWindow, Slicer, TumblingWindow
 from edgewater.synopses import CountMin
 
 
@@ -19,7 +19,7 @@ def test_sessions_that_a_late_record_joins_are_one_and_say_so() -> None:
     slicer = Slicer(count_min, [SessionWindow(10), TumblingWindow(100)], 1000)
     slicer.update([1, 2, 3], [0, 15, 60])
     assert [(r.start, r.end) for r in slicer.advance("", 90)] == [(0, 10), (15, 25), (60, 70)]
-    assert slicer.update([4], [8]) == Late(1, 1, (0, 0))
+    assert slicer.update([4], [8]) == LateCounts(1, 1, (0, 0))
     (joined,) = slicer.advance("", 91)
     assert (joined.start, joined.end, joined.revision, joined.records) == (0, 25, 2, 3)
     assert joined.replaces == ((0, 10), (15, 25))
@@ -31,10 +31,10 @@ def test_a_session_that_is_too_long_is_cut_and_the_next_begins_there() -> None:
     slicer.update(np.arange(50), np.arange(3, 103, 2))
     (first,) = slicer.advance("", 34)
     assert (first.start, first.end, first.records, first.cut) == (3, 30, 14, True)
-    assert slicer.update([7, 7], [29, 30]) == Late(2, 2, (0,))
+    assert slicer.update([7, 7], [29, 30]) == LateCounts(2, 2, (0,))
     (again,) = slicer.advance("", 35)
     assert (again.start, again.end, again.revision, again.records, again.cut) == (3, 30, 2, 15, True)
-    assert slicer.update([7, 7], [29, 30]) == Late(2, 1, (1,)), "the first is final, and the second is not"
+    assert slicer.update([7, 7], [29, 30]) == LateCounts(2, 1, (1,)), "the first is final, and the second is not"
     rest = slicer.finish()
     assert [(r.start, r.end, r.cut) for r in rest] == [(30, 60, True), (61, 90, True), (91, 111, False)]
     assert sum(r.records for r in rest) == 50 - 14 + 2

@@ -45,7 +45,7 @@ from edgewater.synopses.questions import (
 )
 from edgewater.synopses.sampling.sample_rows import SampleStack
 
-NAMES: dict[str, tuple[type[Question], ...]] = {
+QUESTION_KINDS: dict[str, tuple[type[Question], ...]] = {
     "count": (Count,),
     "sum": (Sum,),
     "mean": (Mean,),
@@ -68,34 +68,34 @@ NAMES: dict[str, tuple[type[Question], ...]] = {
 }
 """What a question's name means; of several kinds the first that the synopsis answers."""
 
-OF_TWO = ("join_size", "union_size", "intersection_size")
+BINARY_QUESTIONS = ("join_size", "union_size", "intersection_size")
 """Questions about two synopses: `other` is the second."""
 
-COUNTED: tuple[type[Question], ...] = (Count, Frequency, Range, TopItems)
+INTEGER_QUESTIONS: tuple[type[Question], ...] = (Count, Frequency, Range, TopItems)
 """Questions whose answers are whole numbers, of stacks that count."""
 
 _FIELDS: dict[str, tuple[str, ...]] = {
     "quantile": ("q",), "rank": ("x",), "frequency": ("item",), "contains": ("item",), "range": ("lo", "hi"),
-    "proportion": ("lo", "hi"), "top": ("k",), **dict.fromkeys(OF_TWO, ("other",)),
+    "proportion": ("lo", "hi"), "top": ("k",), **dict.fromkeys(BINARY_QUESTIONS, ("other",)),
 }  # fmt: skip
 
 
-def kind_asked(name: str, stack: Stack) -> type[Question] | None:
+def question_kind(name: str, stack: Stack) -> type[Question] | None:
     """The kind of question that a name means to this stack; None: it cannot answer it."""
     if isinstance(stack, SampleStack) and stack.item_type == "string" and name != "count":
         return None  # texts are neither averaged nor ordered
-    for kind in NAMES.get(name, ()):
+    for kind in QUESTION_KINDS.get(name, ()):
         if kind in stack.questions or (kind is TopItems and isinstance(stack, Ranking)):
             return kind
     return None
 
 
-def answerable(stack: Stack) -> list[str]:
+def answerable_questions(stack: Stack) -> list[str]:
     """The names of the questions that a stack answers."""
-    return [name for name in NAMES if kind_asked(name, stack) is not None]
+    return [name for name in QUESTION_KINDS if question_kind(name, stack) is not None]
 
 
-def question(
+def parse_question(
     name: str, given: Mapping[str, Any], stack: Stack, confidence: float | None = None, *, measure: str = ""
 ) -> Question:
     """The question of that name to a stack.
@@ -110,10 +110,12 @@ def question(
     Raises:
         InvalidRequest: an unknown name, one that the stack cannot answer, or a wrong or missing field.
     """
-    kind = kind_asked(name, stack)
+    kind = question_kind(name, stack)
     if kind is None:
-        reason = f"{measure or 'the measure'} is a {stack.kind}, which cannot answer it" if name in NAMES else ""
-        raise InvalidRequest("question", name, f"one of {', '.join(answerable(stack))}", reason)
+        reason = (
+            f"{measure or 'the measure'} is a {stack.kind}, which cannot answer it" if name in QUESTION_KINDS else ""
+        )
+        raise InvalidRequest("question", name, f"one of {', '.join(answerable_questions(stack))}", reason)
     wanted: dict[str, Any] = {}
     for field in _FIELDS.get(name, ()):
         if field not in given:
@@ -189,16 +191,16 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 }
 
 
-def top_items(stack: Stack, k: int | None, measure: str = "") -> TopItems | None:
+def top_items_question(stack: Stack, k: int | None, measure: str = "") -> TopItems | None:
     """The question for the k most frequent items; None: as many as the measure is for. Raises InvalidRequest."""
     if k is None:
         return None
-    asked = question("top", {"k": k}, stack, measure=measure)
+    asked = parse_question("top", {"k": k}, stack, measure=measure)
     assert isinstance(asked, TopItems)
     return asked
 
 
-def by_itself(stack: Stack, confidence: float | None) -> Question | None:
+def default_question(stack: Stack, confidence: float | None) -> Question | None:
     """The question that a stack answers if it is not asked, with its confidence where it has one; None: as it is."""
     for kind in (Distinct, SelfJoinSize):
         if kind in stack.questions:
@@ -227,7 +229,9 @@ def read_confidence(given: Any) -> float | None:
     return float(given)
 
 
-def ask(stack: Stack, asked: Question | None, confidence: float | None = None, *, measure: str = "") -> Estimates:
+def evaluate_question(
+    stack: Stack, asked: Question | None, confidence: float | None = None, *, measure: str = ""
+) -> Estimates:
     """The stack's answer per group (not to `TopItems`: see `Ranking`), which holds at least at `confidence`.
 
     Raises:
@@ -245,7 +249,7 @@ def require_confidence(estimates: Estimates, confidence: float | None, measure: 
         raise InvalidRequest("confidence", confidence, f"at most {held}, or none", f"{measure} is given at {held}")
 
 
-def merged(stack: Stack) -> Stack:
+def merge_groups(stack: Stack) -> Stack:
     """All groups of a stack as one, in log₂(groups) merges of stacks; a copy."""
     groups = len(stack)
     result = stack.take(np.arange(groups))
