@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from io import BytesIO
 from typing import Any
 
