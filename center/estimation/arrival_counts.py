@@ -51,7 +51,7 @@ class Tallies:
         return any(bool(sums[1 : 1 + self.width].sum() < sums[0]) for sums in rows)
 
     def add(self, edge: str, statistics: SubstreamStatistics) -> None:
-        late = statistics.late.reshape(-1) if statistics.late.size else np.zeros(3 * self.width)
+        late = statistics.value_sums.reshape(-1) if statistics.value_sums.size else np.zeros(3 * self.width)
         self.add_sums(edge, statistics.index, np.concatenate([[statistics.events], late]))
 
     def add_sums(self, edge: str, index: int, sums: FloatArray) -> None:

@@ -97,12 +97,12 @@ class Groups:
             return np.insert(np.stack(statistics.arrivals(), axis=1), 3, self._strata[ALL].number, axis=1)
         rows = statistics.arrivals()
         told = np.unique(rows[:, 3])
-        if statistics.others or len(told) > MAX_GROUPS:
+        if statistics.unattributed or len(told) > MAX_GROUPS:
             self._crowd(slot)
         if self.crowded_until is not None:
             return NO_ROWS
         keys = self._keys(statistics)
-        sums, numbers = statistics.tallies(), np.zeros(len(keys), np.int64)
+        sums, numbers = statistics.arrival_counts(), np.zeros(len(keys), np.int64)
         for i in told.tolist():
             stratum = self._strata.get(keys[i]) or self._admit(keys[i], slot, reporting)
             stratum.tallies.add_sums(edge, statistics.index, sums[i])
@@ -239,7 +239,7 @@ class Groups:
             if ALL in self._strata:
                 self._strata[ALL].tallies.add(edge, told)
             return
-        sums = told.tallies()
+        sums = told.arrival_counts()
         for i, key in enumerate(self._keys(told)):
             stratum = self._strata.get(key)
             if stratum is None and new is not None and sums[i][0] > 0:

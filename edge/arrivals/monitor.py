@@ -342,10 +342,10 @@ class SubstreamMonitor:
         centre = self._centre or 0.0
         count, total, squares = (float(x) for x in sums.sum(axis=1))
         into.value = Moments(count, centre + total / count, max(0.0, squares - total * total / count))
-        into.late = np.zeros((3, self._lag_groups))
-        into.late[0, group] = sums[0]
-        into.late[1, group] = sums[1] + centre * sums[0]
-        into.late[2, group] = sums[2] + 2 * centre * sums[1] + centre * centre * sums[0]
+        into.value_sums = np.zeros((3, self._lag_groups))
+        into.value_sums[0, group] = sums[0]
+        into.value_sums[1, group] = sums[1] + centre * sums[0]
+        into.value_sums[2, group] = sums[2] + 2 * centre * sums[1] + centre * centre * sums[0]
 
 
 def _joined(parts: list[Any]) -> Any:

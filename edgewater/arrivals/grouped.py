@@ -1,8 +1,8 @@
-"""Statistics of a sub-stream per group, as columns: what an edge ships of a query with a `group_by` and an accuracy.
+"""Arrival statistics of a sub-stream per group, as columns, for queries with a `group_by` and an accuracy.
 
-For each group they are what `SubstreamStatistics` says of all events. Groups are rows of a small table of keys that
-travels with the statistics, so a statement depends on none before it. Groups are many only by mistake: above a limit
-nothing is told of any, but how many events there were, and the center waits with its answers until they are complete.
+Per group they hold the same numbers as `SubstreamStatistics`. Groups are rows of a table of keys that is part of each
+report, so reports can be read independently. The number of groups is bounded: above the limit a report has only the
+number of events, and the center answers windows only when they are complete.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from edgewater.synopses.key_table import KeyTable
 _KIND, _VERSION = "grouped-substream", 1
 
 MAX_CELLS = 1 << 19
-"""Of one statement, 1 to 3 MB. Between two points come arrivals of 30 slots at most, in each slot and group, less than
-half of that. What an edge holds back while its link is down may come to more: every lag of every group."""
+"""Limit of one report, 1 to 3 MB. Arrivals between two report slots (at most 30 slots) need less than half of it. A
+report that accumulates while the link is down may need more, up to every lag of every group."""
 
 
 @dataclass(slots=True)
 class GroupedSubstream:
-    """One source's events born in sub-stream `index`, per group, as far as reported.
+    """One source's reported events with event times in sub-stream `index`, per group.
 
     Attributes:
-        keys: a column per `group_by`, a row per group.
-        cells: (slot of the sub-stream · lags + lag) · groups + group, int64, ascending; `counts`: events of each.
-        places: group · lag groups + lag group, ascending; `late`: count, Σv, Σv² of the sampled values there, (3, n).
-        others: events of which nothing else is said, for there were too many groups.
+        keys: one column per column of `group_by`, one row per group.
+        cells: codes (slot in the sub-stream · lags + lag) · groups + group, int64, ascending.
+        counts: number of events per cell, int64, in the order of `cells`.
+        value_cells: codes group · lag groups + lag group, int64, ascending.
+        value_sums: count, Σv and Σv² of the sampled values per value cell, float64 (3, len(value_cells)).
+        unattributed: events without group and lag, because there were too many groups.
     """
 
     grid: SlotGrid
@@ -42,9 +44,9 @@ class GroupedSubstream:
     keys: list[pa.Array]
     cells: IntArray
     counts: IntArray
-    places: IntArray
-    late: FloatArray
-    others: int = 0
+    value_cells: IntArray
+    value_sums: FloatArray
+    unattributed: int = 0
 
     @property
     def groups(self) -> int:
@@ -56,29 +58,29 @@ class GroupedSubstream:
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in (*self.keys, self.cells, self.counts, self.places, self.late))
+        return sum(a.nbytes for a in (*self.keys, self.cells, self.counts, self.value_cells, self.value_sums))
 
     def arrivals(self) -> IntArray:
-        """Rows of (arrival slot since epoch, lag, count, group), int64."""
+        """Returns rows of (arrival slot since epoch, lag, count, group), int64."""
         cell, group = np.divmod(self.cells, max(self.groups, 1))
         slot, lag = np.divmod(cell, self.grid.lags)
         return np.stack([self.index * self.grid.substream_slots + slot + lag, lag, self.counts, group], axis=1)
 
-    def tallies(self) -> FloatArray:
-        """Per group: events, and behind it the three rows of sampled values by lag group, flat. float64."""
+    def arrival_counts(self) -> FloatArray:
+        """Returns one row per group: the number of events, then count, Σv and Σv² by lag group, flat. float64."""
         width, groups = self.lag_groups, self.groups
         result = np.zeros((groups, 1 + 3 * width))
         np.add.at(result[:, 0], self.cells % max(groups, 1), self.counts)
-        group, lag = np.divmod(self.places, width)
+        group, lag = np.divmod(self.value_cells, width)
         for row in range(3):
-            result[group, 1 + row * width + lag] = self.late[row]
+            result[group, 1 + row * width + lag] = self.value_sums[row]
         return result
 
     def merge(self, other: GroupedSubstream) -> None:
-        """Adds what another batch has of the same sub-stream.
+        """Adds another report of the same sub-stream.
 
         Raises:
-            InvalidRecord: of another sub-stream, grid or key columns.
+            InvalidRecord: different sub-streams, grids or types of key columns.
         """
         types = [k.type for k in self.keys]
         if (other.grid, other.index, [k.type for k in other.keys]) != (self.grid, self.index, types):
@@ -92,25 +94,31 @@ class GroupedSubstream:
         self.cells, counts = summed(cells, weights)
         self.counts = counts[0].astype(np.int64)
         width = self.lag_groups
-        places = [code[s.places // width] * width + s.places % width for s, code in ((self, mine), (other, theirs))]
-        self.places, self.late = summed(np.concatenate(places), np.concatenate([self.late, other.late], axis=1))
+        value_cells = [
+            code[s.value_cells // width] * width + s.value_cells % width for s, code in ((self, mine), (other, theirs))
+        ]
+        self.value_cells, self.value_sums = summed(
+            np.concatenate(value_cells), np.concatenate([self.value_sums, other.value_sums], axis=1)
+        )
         self.keys = table.rows()
-        self.others += other.others
+        self.unattributed += other.unattributed
         self.bound()
 
     def bound(self) -> None:
-        """With more cells than a frame has room for, only the number of events is told."""
+        """Keeps only the number of events if there are more cells than `MAX_CELLS`."""
         if len(self.cells) > MAX_CELLS:
-            self.others += int(self.counts.sum())
+            self.unattributed += int(self.counts.sum())
             self.keys = [k.slice(0, 0) for k in self.keys]
-            self.cells = self.counts = self.places = np.zeros(0, np.int64)
-            self.late = np.zeros((3, 0))
+            self.cells = self.counts = self.value_cells = np.zeros(0, np.int64)
+            self.value_sums = np.zeros((3, 0))
 
     def to_state(self) -> bytes:
-        """The envelope of synopses: a header, the key columns, narrow integers."""
-        message = codec.header(_KIND, _VERSION, {"index": self.index, "others": self.others, "keys": len(self.keys)})
+        """Encodes the statistics in the envelope of synopses: a header, the key columns, integers of minimal width."""
+        message = codec.header(
+            _KIND, _VERSION, {"index": self.index, "unattributed": self.unattributed, "keys": len(self.keys)}
+        )
         message.arrays.extend(codec.encode_keys(k) for k in self.keys)
-        arrays = (np.diff(self.cells, prepend=0), self.counts, np.diff(self.places, prepend=0), self.late)
+        arrays = (np.diff(self.cells, prepend=0), self.counts, np.diff(self.value_cells, prepend=0), self.value_sums)
         message.arrays.extend(codec.encode(a) for a in arrays)
         return codec.seal(message)
 
@@ -122,11 +130,11 @@ class GroupedSubstream:
         try:
             columns = int(given["keys"])
             keys = [codec.decode_keys(a) for a in message.arrays[:columns]]
-            steps, counts, jumps, late = (codec.decode(a) for a in message.arrays[columns:])
-            late = np.asarray(late, np.float64).reshape(3, len(jumps))
+            steps, counts, jumps, value_sums = (codec.decode(a) for a in message.arrays[columns:])
+            value_sums = np.asarray(value_sums, np.float64).reshape(3, len(jumps))
             made = cls(
                 grid, int(given["index"]), keys, np.cumsum(steps), np.asarray(counts, np.int64), np.cumsum(jumps),
-                late, int(given["others"]),
+                value_sums, int(given["unattributed"]),
             )  # fmt: skip
         except (KeyError, ValueError, TypeError) as exc:
             raise CorruptSynopsis(f"{_KIND} cannot be read: {type(exc).__name__}: {exc}") from exc
@@ -136,15 +144,15 @@ class GroupedSubstream:
     def _check(self, steps: IntArray, jumps: IntArray) -> None:
         groups = self.groups if self.keys else -1
         if groups < 0 or any(len(k) != groups for k in self.keys):
-            raise CorruptSynopsis(f"{_KIND}: {len(self.keys)} key columns, which are not of one length")
+            raise CorruptSynopsis(f"{_KIND}: {len(self.keys)} key columns of different lengths")
         for name, at, ascending, limit in (
             ("cells", self.cells, steps, self.grid.substream_slots * self.grid.lags * groups),
-            ("places", self.places, jumps, groups * self.lag_groups),
+            ("value cells", self.value_cells, jumps, groups * self.lag_groups),
         ):
             if len(at) and (at[0] < 0 or at[-1] >= limit or (ascending[1:] <= 0).any()):
-                raise CorruptSynopsis(f"{_KIND}: {name} outside of {limit}, or not ascending")
-        if len(self.counts) != len(self.cells) or (self.counts <= 0).any() or self.others < 0:
-            raise CorruptSynopsis(f"{_KIND}: cells without events")
+                raise CorruptSynopsis(f"{_KIND}: {name} are not ascending from 0 to below {limit}")
+        if len(self.counts) != len(self.cells) or (self.counts <= 0).any() or self.unattributed < 0:
+            raise CorruptSynopsis(f"{_KIND}: counts are not positive or not one per cell")
 
 
 def _recoded(cells: IntArray, codes: IntArray, groups: int) -> IntArray:
@@ -153,7 +161,7 @@ def _recoded(cells: IntArray, codes: IntArray, groups: int) -> IntArray:
 
 
 def summed(codes: IntArray, weights: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Distinct codes, ascending, and the sum of each row of weights by them."""
+    """Returns the distinct codes, ascending, and the sums of each row of weights per code."""
     distinct, inverse = np.unique(codes, return_inverse=True)
     rows = [np.bincount(inverse, row, minlength=len(distinct)) for row in weights]
     return distinct, np.stack(rows) if rows else weights

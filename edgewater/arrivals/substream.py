@@ -1,4 +1,4 @@
-"""The statistics of a sub-stream as an edge ships them: they add up over batches, and over edges of one stratum."""
+"""Arrival statistics of a sub-stream, as an edge ships them. They are additive over batches and over edges."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _HEADER = struct.Struct("<BqIIqq9d")
 _VERSION = 1
 
 DEFAULT_MAX_SKEW_MS = 1_000
-"""How far in the future a record may lie, by its event time, and still count as punctual."""
+"""Clock skew that is tolerated: an event time up to this much after the arrival time counts as a delay of 0."""
 
 
 @dataclass(slots=True)
 class Moments:
-    """Count, mean and summed squared deviations; merging is Chan, Golub and LeVeque's."""
+    """Count, mean and sum of squared deviations; merged by the formulas of Chan, Golub and LeVeque (1979)."""
 
     count: float = 0.0
     mean: float = 0.0
@@ -53,18 +53,22 @@ class Moments:
 
     @property
     def variance(self) -> float:
-        """Of the population seen, with n - 1; 0 of fewer than two."""
+        """The sample variance with n - 1; 0 for fewer than two values."""
         return self.deviations / (self.count - 1) if self.count > 1 else 0.0
 
 
 @dataclass(slots=True)
 class SubstreamStatistics:
-    """One source's events born in sub-stream `index`, as far as reported.
+    """One source's reported events with event times in sub-stream `index`.
 
     Attributes:
-        cells: events by slot of the sub-stream and lag, as flat index slot·lags + lag (ascending) and count: the
-            rows of the center's triangle.
-        late: sampled values by lag group: count, Σv, Σv², float64 (3, groups).
+        delay, gap, value: moments of delays, of gaps between arrivals, and of sampled values.
+        cells: codes slot·lags + lag, slot counted in the sub-stream, ascending: the cells of the center's run-off
+            triangle.
+        counts: number of events per cell.
+        value_sums: count, Σv and Σv² of the sampled values by lag group, float64 (3, lag groups).
+        skewed: events with an event time after their arrival, within the tolerated clock skew.
+        from_future: events beyond the tolerated clock skew, which no other statistic includes.
     """
 
     grid: SlotGrid
@@ -74,7 +78,7 @@ class SubstreamStatistics:
     value: Moments = field(default_factory=Moments)
     cells: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     counts: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    late: FloatArray = field(default_factory=lambda: np.zeros((3, 0)))
+    value_sums: FloatArray = field(default_factory=lambda: np.zeros((3, 0)))
     skewed: int = 0
     from_future: int = 0
 
@@ -83,10 +87,10 @@ class SubstreamStatistics:
         return int(self.counts.sum())
 
     def merge(self, other: SubstreamStatistics) -> None:
-        """Adds what another batch, or another edge of the same stratum, has of the same sub-stream.
+        """Adds the statistics of another batch or edge for the same sub-stream.
 
         Raises:
-            InvalidRecord: of another sub-stream or grid.
+            InvalidRecord: different sub-streams or grids.
         """
         if (other.grid, other.index) != (self.grid, self.index):
             raise InvalidRecord("substream", (other.grid, other.index), f"{(self.grid, self.index)}")
@@ -96,26 +100,26 @@ class SubstreamStatistics:
         self.cells, inverse = np.unique(cells, return_inverse=True)
         weights = np.concatenate([self.counts, other.counts])
         self.counts = np.bincount(inverse, weights=weights, minlength=len(self.cells)).astype(np.int64)
-        if not self.late.size:
-            self.late = other.late.copy()
-        elif other.late.size:
-            self.late = self.late + other.late
+        if not self.value_sums.size:
+            self.value_sums = other.value_sums.copy()
+        elif other.value_sums.size:
+            self.value_sums = self.value_sums + other.value_sums
         self.skewed += other.skewed
         self.from_future += other.from_future
 
     def arrivals(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Arrival slot since epoch, lag, count: what `Watermark.on_slot` takes, slot by slot."""
+        """Returns arrival slot since epoch, lag and count of each cell, int64, (cells,) each."""
         slot, lag = np.divmod(self.cells, self.grid.lags)
         return self.index * self.grid.substream_slots + slot + lag, lag, self.counts
 
     def to_state(self) -> bytes:
-        """Compact bytes: a header, cells as varying-width differences, counts, values by lag group."""
+        """Encodes a header, the differences of cells and the counts in integers of minimal width, and the values."""
         moments = [x for m in (self.delay, self.gap, self.value) for x in (m.count, m.mean, m.deviations)]
         head = _HEADER.pack(
-            _VERSION, self.index, len(self.cells), self.late.shape[1], self.skewed, self.from_future, *moments
+            _VERSION, self.index, len(self.cells), self.value_sums.shape[1], self.skewed, self.from_future, *moments
         )
         steps = np.diff(self.cells, prepend=0)
-        return head + _packed(steps) + _packed(self.counts) + self.late.astype("<f8").tobytes()
+        return head + _packed(steps) + _packed(self.counts) + self.value_sums.astype("<f8").tobytes()
 
     @classmethod
     def from_state(cls, state: bytes, grid: SlotGrid) -> Self:
@@ -128,19 +132,19 @@ class SubstreamStatistics:
             counts, at = _unpacked(state, at, cells)
             if len(state) != at + 24 * groups:
                 raise ValueError("length")
-            late = np.frombuffer(state, "<f8", 3 * groups, at).reshape(3, groups).astype(float)
+            sums = np.frombuffer(state, "<f8", 3 * groups, at).reshape(3, groups).astype(float)
         except (struct.error, ValueError, IndexError) as exc:
             raise CorruptSynopsis(f"sub-stream statistics cannot be read: {exc}") from exc
-        where = np.cumsum(steps)
+        positions = np.cumsum(steps)
         limit = grid.substream_slots * grid.lags
-        if cells and (where[-1] >= limit or (steps[1:] <= 0).any() or (counts <= 0).any()):
-            raise CorruptSynopsis(f"sub-stream statistics have cells outside of {limit}, or without events")
+        if cells and (positions[-1] >= limit or (steps[1:] <= 0).any() or (counts <= 0).any()):
+            raise CorruptSynopsis(f"sub-stream statistics have cells that are empty, not ascending, or above {limit}")
         delay, gap, value = (Moments(*m[i : i + 3]) for i in (0, 3, 6))
-        return cls(grid, index, delay, gap, value, where, counts, late, skewed, future)
+        return cls(grid, index, delay, gap, value, positions, counts, sums, skewed, future)
 
 
 def _packed(values: IntArray) -> bytes:
-    """The narrowest unsigned type that holds them all, named by its width."""
+    """Encodes values in the narrowest unsigned type, after one byte with its width."""
     width = next(w for w in (1, 2, 4, 8) if int(values.max(initial=0)) < 1 << (8 * w))
     return bytes([width]) + values.astype(f"<u{width}").tobytes()
 

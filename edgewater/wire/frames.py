@@ -1,4 +1,4 @@
-"""Frames and what they carry, as domain types, with their conversion to and from the wire."""
+"""Frames and their contents as domain types, with their conversion to and from protobuf."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ MAX_BODY_BYTES = 64 << 20
 """Bytes of a frame's body before compression that a reader accepts."""
 
 FRAME_OVERHEAD_BYTES = 64
-"""Upper bound of a frame's wire bytes besides its body and the query's name."""
+"""Upper bound of the bytes of a frame on the wire without its body and the query's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """What an edge has of a measure in a slice and did not send, over all withheld groups.
+    """The amounts of a measure in a slice that an edge withheld, over all groups.
 
-    `below` amounts are positive numbers: how far the sent value lies above the true one.
+    Attributes:
+        largest_above, total_above: by how much true values exceed the sent ones.
+        largest_below, total_below: by how much true values fall below the sent ones, as positive numbers.
+        groups: number of groups with a withheld amount.
     """
 
     measure: str
@@ -37,7 +40,7 @@ class Withheld:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The bytes of a synopsis of one (query, slice, shard); the query is the frame's."""
+    """The serialised synopsis of one (query, slice, shard); the frame names the query."""
 
     slice_start_ms: int
     shard: int
@@ -46,11 +49,13 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class SliceClose:
-    """An edge's statement about a slice. Counters are totals: a newer statement replaces an older.
+    """An edge's counters of a slice. They are totals since the slice began: a newer close replaces an older one.
 
     Attributes:
-        first_ms, last_ms: event times of the first and the last of the observed records. Stated for
-            session windows only, and with every frame that carries records of the slice.
+        observed: records of the slice that passed `where`.
+        late: those of them that arrived after the slice was closed.
+        first_ms, last_ms: event times of the first and the last observed record; for session windows only, in every
+            frame that contains records of the slice.
     """
 
     slice_start_ms: int
@@ -62,10 +67,10 @@ class SliceClose:
 
 
 class SamplingReason(IntEnum):
-    """Why an edge processes only a part of its records; the numbers are those of the wire."""
+    """Why an edge processes a sample of its records; the numbers are those on the wire."""
 
     NONE = 0
-    """It processes all, or does not say."""
+    """It processes all records, or reports no reason."""
     MEASURE = 1
     """The measure is expensive."""
     PROCESSOR = 2
@@ -81,14 +86,14 @@ class SamplingReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Statistics of the records that arrived at an edge, of a query with an accuracy.
+    """Arrival statistics of the records at an edge, for a query with an accuracy.
 
     Attributes:
-        through_ms: event time, by the stream's clock: all that had arrived before is told of.
-        substreams: `SubstreamStatistics.to_state()`, or `GroupedSubstream.to_state()` of a query with groups, one per
-            sub-stream with news; they add up.
-        sampled: why some of these records were passed over, if any were.
-        unread: more may have come, which the edge had not read.
+        through_ms: time by the stream's clock; all records that arrived before it are reported.
+        substreams: `SubstreamStatistics.to_state()`, or `GroupedSubstream.to_state()` for a query with groups, one per
+            sub-stream that changed; they are additive.
+        sampled: why some of these records were not processed, if any were not.
+        unread: the sources may have more input, which the edge has not read.
     """
 
     through_ms: int
@@ -102,10 +107,10 @@ class FrameBody:
     """Partials and closes of one query.
 
     Attributes:
-        through_ms: all that the edge had for slices ending at or before this event time is in this
-            frame or an earlier one, or stated as withheld. Never goes back.
-        since_ms: event time from which on the edge has all records; None: it has all.
-        arrivals: of a query with an accuracy, where there is news.
+        through_ms: the data of all slices that end at or before this event time has been shipped in this frame or
+            an earlier one, or is stated as withheld. Never decreases.
+        since_ms: event time from which the edge has all records; None: it has all records.
+        arrivals: new arrival statistics, for a query with an accuracy.
     """
 
     through_ms: int
@@ -117,27 +122,27 @@ class FrameBody:
 
 @dataclass(frozen=True, slots=True)
 class QueryRef:
-    """A query by name and version; a version is never given to another spec of that name."""
+    """A query by name and version. A version is never reused for another spec with the same name."""
 
     name: str
     version: int
 
 
 class Encoding(IntEnum):
-    """How a frame's body is packed; the numbers are those of the wire."""
+    """Compression of a frame's body; the numbers are those on the wire."""
 
     PLAIN = 1
     ZSTD = 2
     PRESET = 3
-    """Deflate over the dictionary of `edgewater/wire/preset.py`."""
+    """Deflate with the preset dictionary of `edgewater/wire/preset.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A numbered frame as it travels: the body is encoded, and perhaps compressed.
+    """A numbered frame as it is sent: the body is encoded and possibly compressed.
 
-    (edge, incarnation, seq) is the frame's identity. `crc32c` is of the body before compression: it tells a
-    re-delivery, however it is compressed, from another body under the same number, which is an alarm.
+    (edge, incarnation, seq) identifies a frame. `crc32c` covers the body before compression, so it distinguishes a
+    re-delivery, whatever its compression, from another body with the same number, which raises an alarm.
     """
 
     seq: int
@@ -149,7 +154,7 @@ class Frame:
 
     @classmethod
     def pack(cls, seq: int, query: QueryRef, body: FrameBody) -> Frame:
-        """Encodes and, where that makes it smaller, compresses a body."""
+        """Encodes a body, in the compression that gives the fewest bytes."""
         plain = encode_body(body)
         packed = {Encoding.PLAIN: plain, Encoding.ZSTD: pa.compress(plain, codec="zstd", asbytes=True)}
         if len(plain) <= preset.MAX_BODY_BYTES:
@@ -158,7 +163,7 @@ class Frame:
         return cls(seq, query, shipped, google_crc32c.value(plain), encoding, len(plain))
 
     def unpack(self) -> FrameBody:
-        """The body. Raises CorruptFrame as `plain_body`, and for bytes that are no body."""
+        """Decodes the body. Raises CorruptFrame like `plain_body`, and for bytes that are not a FrameBody."""
         plain = self.plain_body()
         try:
             return body_from_wire(pb.FrameBody.FromString(plain))
@@ -166,10 +171,10 @@ class Frame:
             raise CorruptFrame(f"frame {self.seq}: the checksum holds but the body cannot be read: {exc}") from exc
 
     def plain_body(self) -> bytes:
-        """The encoded body before compression; never more than `raw_bytes` are decompressed.
+        """Returns the encoded body before compression. Decompresses at most `raw_bytes`.
 
         Raises:
-            CorruptFrame: too long, not to be decompressed, or of another length or checksum than the frame says.
+            CorruptFrame: the body is too long, cannot be decompressed, or its length or checksum does not match.
         """
         if self.raw_bytes > MAX_BODY_BYTES:
             raise CorruptFrame(f"frame {self.seq}: a body of {self.raw_bytes} bytes, at most {MAX_BODY_BYTES}")
@@ -196,7 +201,7 @@ class Frame:
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes on the wire, with the protobuf and gRPC envelope, to within a few."""
+        """Bytes on the wire with the protobuf and gRPC envelope; an upper bound, exact to within a few bytes."""
         return len(self.body) + len(self.query.name) + FRAME_OVERHEAD_BYTES
 
     def to_wire(self) -> pb.Frame:
@@ -212,7 +217,7 @@ class Frame:
 
     @classmethod
     def from_wire(cls, message: pb.Frame) -> Frame:
-        """Raises CorruptFrame for an unknown encoding. Does not check the body: see `plain_body`."""
+        """Raises CorruptFrame for an unknown encoding. `plain_body` checks the body."""
         try:
             encoding = Encoding(message.encoding)
         except ValueError as exc:
@@ -223,7 +228,7 @@ class Frame:
 
 
 def encode_body(body: FrameBody) -> bytes:
-    """A body as it is before compression: what a frame's checksum is of. Equal bodies give equal bytes."""
+    """Encodes a body; the frame's checksum covers these bytes. Equal bodies give equal bytes."""
     return body_to_wire(body).SerializeToString(deterministic=True)
 
 

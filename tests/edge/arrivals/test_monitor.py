@@ -19,7 +19,7 @@ def same(a, b):
     assert (a.index, a.events, a.skewed, a.from_future) == (b.index, b.events, b.skewed, b.from_future)
     assert np.array_equal(a.cells, b.cells)
     assert np.array_equal(a.counts, b.counts)
-    assert np.allclose(a.late, b.late)
+    assert np.allclose(a.value_sums, b.value_sums)
     for name in ("delay", "value"):
         for part in ("count", "mean", "deviations"):
             assert getattr(getattr(a, name), part) == pytest.approx(getattr(getattr(b, name), part), rel=1e-9, abs=1e-6)
@@ -55,7 +55,7 @@ def test_statistics_are_those_of_the_events():
     second = next(s for s in found if s.index == 1)
     assert second.delay.mean == pytest.approx((arrival - born)[inside].mean(), abs=GRID.slot_ms / 4)
     assert second.delay.variance == pytest.approx((arrival - born)[inside].var(ddof=1), rel=0.05)
-    assert second.late[0].sum() == second.value.count
+    assert second.value_sums[0].sum() == second.value.count
     assert monitor.take() == []
 
 
@@ -217,7 +217,7 @@ def test_sums_by_lag_are_those_of_the_events(size):
     lag = np.minimum(now // 20 - born // 20, 99)
     for s in monitor.take():
         mine = born // 600 == s.index
-        for row, weights in zip(s.late, (np.ones(size), values, values**2), strict=True):
+        for row, weights in zip(s.value_sums, (np.ones(size), values, values**2), strict=True):
             assert row == pytest.approx(np.bincount(lag_groups(100)[lag[mine]], weights[mine], len(row)), rel=1e-9)
         assert s.events == s.value.count == mine.sum()
 

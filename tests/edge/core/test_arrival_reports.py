@@ -238,7 +238,7 @@ def test_a_query_with_groups_tells_of_arrivals_and_values_by_group() -> None:
     keys = list(zip(*(k.to_pylist() for k in part.keys), strict=True))
     sums = {
         key: (row[0], row[1:].reshape(3, -1).sum(axis=1).tolist())
-        for key, row in zip(keys, part.tallies(), strict=True)
+        for key, row in zip(keys, part.arrival_counts(), strict=True)
     }
     assert sums[("a", 1)] == (2, [2.0, 5.0, 17.0])
     assert sums[(None, 1)] == (1, [1.0, 2.0, 4.0]) and sums[("a", 2)] == (1, [1.0, 8.0, 64.0])

@@ -208,7 +208,7 @@ def test_with_groups_each_group_has_its_own_records_and_scores(score: Counting, 
     assert clock is not None and body.arrivals is not None
     (part,) = [GroupedSubstream.from_state(s, clock.grid) for s in body.arrivals.substreams]
     key_of = {x: k for x, k in zip(RECORDS, keys, strict=True) if x is not None}
-    for key, row in zip(part.keys[0].to_pylist(), part.tallies(), strict=True):
+    for key, row in zip(part.keys[0].to_pylist(), part.arrival_counts(), strict=True):
         kept = [x for x in score.seen if key_of[x] == key]
         worth = [x for x in kept if x % 5]
         count, total, _ = row[1:].reshape(3, -1).sum(axis=1)

@@ -46,7 +46,7 @@ def told(parts: list[GroupedSubstream]) -> dict[tuple[object, ...], tuple[IntArr
     """By group and sub-stream: arrivals (slot, lag, count), sorted, and sums."""
     result = {}
     for part in parts:
-        rows, sums = part.arrivals(), part.tallies()
+        rows, sums = part.arrivals(), part.arrival_counts()
         for i, key in enumerate(zip(*(k.to_pylist() for k in part.keys), strict=True)):
             mine = rows[rows[:, 3] == i][:, :3]
             if len(mine):
@@ -76,7 +76,7 @@ def test_the_statistics_of_a_group_equal_those_of_a_separate_monitor(seed: int, 
         s = expected[key]
         assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, np.stack(s.arrivals(), axis=1).tolist()))
         assert sums[0] == s.events
-        late = s.late.reshape(-1) if s.late.size else np.zeros(len(sums) - 1)
+        late = s.value_sums.reshape(-1) if s.value_sums.size else np.zeros(len(sums) - 1)
         np.testing.assert_allclose(sums[1:], late, rtol=1e-12, atol=1e-9)
 
 
@@ -108,8 +108,8 @@ def test_a_restored_monitor_reports_the_same_bytes_and_a_snapshot_changes_nothin
             each.observe(born, arrival, keys_of(group), values, kept)
         asked.to_state()
         restored = GroupMonitor.from_state(restored.to_state(), GRID, TYPES, LIMIT)
-    said = [[s.to_state() for s in m.take()] for m in (plain, asked, restored)]
-    assert said[0] == said[1] == said[2] and len(said[0]) > 3
+    reports = [[s.to_state() for s in m.take()] for m in (plain, asked, restored)]
+    assert reports[0] == reports[1] == reports[2] and len(reports[0]) > 3
 
 
 def test_with_too_many_groups_only_the_number_of_events_is_reported() -> None:
@@ -119,38 +119,38 @@ def test_with_too_many_groups_only_the_number_of_events_is_reported() -> None:
         m.observe(born, arrival, keys_of(group), values, kept)
         total += len(born)
     found = m.take()
-    assert sum(s.others for s in found) == total and sum(s.events for s in map(_Told, found)) == 0
+    assert sum(s.unattributed for s in found) == total and sum(s.events for s in map(_Report, found)) == 0
     again = [GroupedSubstream.from_state(s.to_state(), GRID) for s in found]
-    assert [s.others for s in again] == [s.others for s in found]
+    assert [s.unattributed for s in again] == [s.unattributed for s in found]
     for born, arrival, group, values, kept in batches(1):
         m.observe(born, arrival, keys_of(group), values, kept)
-    assert sum(s.others for s in m.take()) == 0, "the next report begins anew"
+    assert sum(s.unattributed for s in m.take()) == 0, "the next report starts empty"
 
 
-class _Told:
+class _Report:
     def __init__(self, part: GroupedSubstream) -> None:
         self.events = int(part.counts.sum())
 
 
 def test_with_too_many_cells_only_the_number_of_events_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told_by(batch: Batch) -> GroupedSubstream:
+    def report_of(batch: Batch) -> GroupedSubstream:
         edge = monitor()
         born, arrival, group, values, kept = batch
         edge.observe(np.full(len(born), 500), arrival, keys_of(group), values, kept)
         (part,) = edge.take()
         return part
 
-    one, other = (told_by(b) for b in list(batches(5))[3:5])
+    one, other = (report_of(b) for b in list(batches(5))[3:5])
     cells, events = len(one.cells), int(one.counts.sum() + other.counts.sum())
     monkeypatch.setattr(grouped, "MAX_CELLS", cells)
     one.merge(other)
     read = GroupedSubstream.from_state(one.to_state(), GRID)
     for part in (one, read):
-        assert (part.others, part.groups, len(part.arrivals()), len(part.tallies())) == (events, 0, 0, 0)
-    one.merge(told_by(list(batches(5))[5]))
-    assert one.others == events and one.groups, "what comes later is told again"
+        assert (part.unattributed, part.groups, len(part.arrivals()), len(part.arrival_counts())) == (events, 0, 0, 0)
+    one.merge(report_of(list(batches(5))[5]))
+    assert one.unattributed == events and one.groups, "later events are reported again"
     monkeypatch.setattr(grouped, "MAX_CELLS", cells - 1)
-    assert told_by(list(batches(5))[3]).others > 0
+    assert report_of(list(batches(5))[3]).unattributed > 0
 
 
 def test_a_restored_monitor_has_the_limit_of_this_release() -> None:
@@ -174,7 +174,7 @@ def test_events_beyond_the_maximum_clock_skew_are_ignored() -> None:
     m.observe(born, 1_000, keys_of(np.zeros(3, np.int64)), np.ones(2), np.array([1, 2]))
     found = m.take()
     assert sum(int(s.counts.sum()) for s in found) == 2
-    assert sum(float(s.late[0].sum()) for s in found) == 1
+    assert sum(float(s.value_sums[0].sum()) for s in found) == 1
 
 
 def one() -> GroupedSubstream:
@@ -196,11 +196,11 @@ def test_damaged_bytes_are_refused(cut: int) -> None:
 def test_invalid_cells_and_columns_of_different_lengths_are_refused() -> None:
     part = one()
     part.cells = part.cells + GRID.substream_slots * GRID.lags * 2
-    with pytest.raises(CorruptSynopsis, match="cells outside"):
+    with pytest.raises(CorruptSynopsis, match="cells are not ascending"):
         GroupedSubstream.from_state(part.to_state(), GRID)
     part = one()
     part.keys = [part.keys[0], part.keys[1][:1]]
-    with pytest.raises(CorruptSynopsis, match="one length"):
+    with pytest.raises(CorruptSynopsis, match="different lengths"):
         GroupedSubstream.from_state(part.to_state(), GRID)
     with pytest.raises(CorruptSynopsis, match="other types"):
         GroupMonitor.from_state(monitor().to_state(), GRID, TYPES[::-1], LIMIT)
