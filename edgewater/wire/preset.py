@@ -1,8 +1,8 @@
 """Deflate with a preset dictionary, for the bodies of small frames.
 
 The body of a window with few groups consists mostly of bytes that every frame repeats: kinds, parameters, types,
-message structure. A dictionary that both sides hold removes them: such a frame is a quarter to two fifths smaller than with
-zstd (`docs/decisions/0007-frame-compression.md`). Frames stay independent of each other.
+message structure. A dictionary that both sides hold removes them: such a frame is a quarter to two fifths smaller
+than with zstd (`docs/decisions/0007-frame-compression.md`). Frames stay independent of each other.
 
 The dictionary is part of the format and never changes; another dictionary would be another encoding.
 `tests/golden/make_preset.py` generated it.
