@@ -166,7 +166,7 @@ def test_a_sample_is_drawn_at_the_rate_and_what_is_left_out_is_counted(rate: flo
     batch = pa.record_batch({"x": pa.array(np.ones(1_000)), TIME_COLUMN: times})
     dropped = [e for e in edge.handle(Ingested("s", "f", batch, 995)) if hasattr(e, "reason")]
     statistics = told(pull(edge, 1_000))
-    kept = sum(s.late[0].sum() for s in statistics if s.late.size)
+    kept = sum(s.value_sums[0].sum() for s in statistics if s.value_sums.size)
     assert sum(s.events for s in statistics) == 1_000
     # Marks are hashes of fixed identities; 0.3 ± 5 standard errors.
     assert abs(kept - 1_000 * rate) <= 5 * np.sqrt(1_000 * rate * (1 - rate)) + 1e-9
@@ -243,7 +243,7 @@ def test_a_query_with_groups_tells_of_arrivals_and_values_by_group() -> None:
     assert sums[("a", 1)] == (2, [2.0, 5.0, 17.0])
     assert sums[(None, 1)] == (1, [1.0, 2.0, 4.0]) and sums[("a", 2)] == (1, [1.0, 8.0, 64.0])
     assert sum(count for count, _ in sums.values()) == 4, "a record without a value is none of a sum's arrivals"
-    assert part.arrivals()[:, 1].min() >= 0 and part.others == 0
+    assert part.arrivals()[:, 1].min() >= 0 and part.unattributed == 0
 
 
 def test_more_groups_than_the_limit_are_told_as_a_number_and_the_next_report_is_as_usual() -> None:
@@ -251,10 +251,10 @@ def test_more_groups_than_the_limit_are_told_as_a_number_and_the_next_report_is_
     come_grouped(edge, 490, *[(100 + i, 1.0, f"k{i}", i) for i in range(MAX_GROUPS + 1)])
     come_grouped(edge, 495, (300, 1.0, "k0", 0))
     (part,) = told_by_group(pull(edge, 500))
-    assert part.others == MAX_GROUPS + 2 and not len(part.cells)
+    assert part.unattributed == MAX_GROUPS + 2 and not len(part.cells)
     come_grouped(edge, 990, (900, 1.0, "k0", 0))
     (part,) = told_by_group(pull(edge, 1_000))
-    assert part.others == 0 and part.counts.tolist() == [1]
+    assert part.unattributed == 0 and part.counts.tolist() == [1]
 
 
 def test_a_snapshot_with_groups_goes_on_as_the_one_that_was_not_interrupted() -> None:

@@ -89,7 +89,7 @@ def told(body: FrameBody, query: QuerySpec) -> tuple[int, float, float, float]:
     clock = report_schedule(query.window, query.accuracy, query.lateness_ms)
     assert clock is not None and body.arrivals is not None
     statistics = [SubstreamStatistics.from_state(s, clock.grid) for s in body.arrivals.substreams]
-    count, total, squares = sum(s.late.sum(axis=1) for s in statistics)
+    count, total, squares = sum(s.value_sums.sum(axis=1) for s in statistics)
     return sum(s.events for s in statistics), float(count), float(total), float(squares)
 
 
