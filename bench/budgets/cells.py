@@ -11,9 +11,9 @@ import numpy as np
 
 from bench.budgets.workload import work
 from edgewater.caching import CacheSpec
-from sim.experiment import Policy, run
-from sim.link import LinkModel
-from sim.truth import truth_per_window
+from sim.budgets.experiment import Policy, run
+from sim.budgets.link import LinkModel
+from sim.budgets.outcome import truth_per_window
 
 BANDWIDTHS = {"low": 1.0, "medium": 3.0, "high": 10.0}
 """Times half of the updates that exact results need at the optimum, which is one per group and window."""

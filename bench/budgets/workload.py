@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgewater.query import QuerySpec
-from sim.trace import Trace, cran, zipf
+from sim.budgets.trace import Trace, cran, zipf
 
 CRAN = Path("../shared/data/cran_downloads_bench_week")
 CRAN_WINDOW_MS = 6 * 3_600_000

@@ -9,7 +9,7 @@ from center.early_trigger.value_history import ValueHistory
 from edgewater.accuracy import AccuracyTarget
 from edgewater.arrivals import SlotGrid
 from edgewater.errors import InvalidInput, InvalidQuery
-from sim.watermarks.baselines import (
+from sim.early_answers.baselines import (
     AionPrinted,
     AqKSlack,
     Default,

@@ -1,0 +1,82 @@
+"""The baselines of `sim.early_answers.baselines` on a workload, one window after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgewater.accuracy import AccuracyTarget, MeasureKind
+from edgewater.errors import InvalidConfig
+from sim.early_answers.baselines import (
+    AionMinus,
+    AionPrinted,
+    AqKSlack,
+    Baseline,
+    Default,
+    FixedWatermark,
+    KSlack,
+    WindowArrivals,
+)
+from sim.early_answers.engine import Outcome, Progress, Silence, queue_end_ms, truth_of
+from sim.early_answers.workload import Workload
+
+RIVALS = ("default", "k-slack", "aq-k-slack", "aion", "aion-minus", "fixed")
+
+
+def rival(name: str, target: AccuracyTarget, measure: MeasureKind, substream_ms: float, fixed_ms: float) -> Baseline:
+    match name:
+        case "default":
+            return Default(target, measure)
+        case "k-slack":
+            return KSlack(target, measure)
+        case "aq-k-slack":
+            return AqKSlack(target, measure)
+        case "aion":
+            return AionPrinted(target, measure, substream_ms)
+        case "aion-minus":
+            return AionMinus(target, measure)
+        case "fixed":
+            return FixedWatermark(target, measure, fixed_ms)
+    raise InvalidConfig("--algorithm", name, f"edgewater, {', '.join(RIVALS)} or all")
+
+
+def run_rival(
+    workload: Workload, name: str, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
+    substream_ms: float, fixed_ms: float, silence: Silence | None = None, progress: Progress = lambda done: None,
+) -> list[Outcome]:  # fmt: skip
+    results = []
+    algorithm = rival(name, target, measure, substream_ms, fixed_ms)
+    for index in range(workload.windows):
+        if index and workload.forgets_before(index):
+            algorithm = rival(name, target, measure, substream_ms, fixed_ms)
+        events = workload.window(index)
+        arrival = events.arrival_ms
+        if silence and silence.first <= index < silence.last:
+            back = silence.last * workload.step_ms
+            arrival = np.where(events.source == silence.source, np.maximum(arrival, back), arrival)
+        end = float(index * workload.step_ms + workload.window_ms)
+        closing = algorithm.close(
+            WindowArrivals(
+                end - workload.window_ms,
+                end,
+                events.born_ms,
+                arrival,
+                events.value,
+                events.group,
+                workload.groups,
+                events.mark,
+            )
+        )
+        ready = queue_end_ms(arrival[closing.processed], event_cost_ms, closing.fire_ms)
+        results.append(
+            Outcome(
+                closing.estimate,
+                truth_of(events.group, events.value, measure, workload.groups),
+                np.full(workload.groups, np.nan),
+                max(ready, closing.fire_ms) - end,
+                int(closing.processed.sum()),
+                int((~closing.arrived).sum()),
+                len(events),
+            )
+        )
+        progress(index + 1)
+    return results

@@ -1,0 +1,194 @@
+"""Made arrivals: the papers' delay models, and the ways in which the world departs from them.
+
+Scenarios can be joined with `+`, such as `correlated-value+delay-shift`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from edgewater.errors import InvalidConfig
+from edgewater.synopses.base import FloatArray, IntArray
+from sim.early_answers.values import Values
+
+DELAYS = ("CC", "GG", "EC", "EG")
+SCENARIOS = (
+    "stationary", "correlated-source", "correlated-value", "ramp", "step", "burst", "delay-shift", "cold-start",
+)  # fmt: skip
+
+RAMP_WINDOWS, RAMP_LOW, RAMP_HIGH = 20, 0.5, 1.5
+STEP_WINDOWS, STEP_FACTOR = 10, 3.0
+BURST_CHANCE, BURST_MS, BURST_FACTOR = 0.3, 300.0, 5.0
+SHIFT_WINDOWS, SHIFT_FACTOR = 20, 2.0
+_FINE_MS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The events born in one window, by event time per source. Times are ms, float64.
+
+    Attributes:
+        group: int64 in [0, groups).
+        mark: u in [0, 1), by which they are sampled.
+    """
+
+    source: IntArray
+    born_ms: FloatArray
+    delay_ms: FloatArray
+    value: FloatArray
+    group: IntArray
+    mark: FloatArray
+
+    @property
+    def arrival_ms(self) -> FloatArray:
+        return self.born_ms + self.delay_ms
+
+    def __len__(self) -> int:
+        return len(self.born_ms)
+
+    def after(self, ms: float) -> Events:
+        """The same, so much earlier: times are counted from there."""
+        return Events(self.source, self.born_ms - ms, self.delay_ms, self.value, self.group, self.mark)
+
+
+class Workload(Protocol):
+    """Windows of `window_ms`, one of which begins every `step_ms`: tumbling if both are equal.
+
+    Events are made step by step, in order: those born in step i, and of the window that begins with it.
+    """
+
+    sources: int
+    groups: int
+    window_ms: int
+    step_ms: int
+    windows: int
+
+    def step(self, index: int) -> Events: ...
+
+    def window(self, index: int) -> Events: ...
+
+    def forgets_before(self, index: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is asked of a made workload. `rate`: events/s over all sources."""
+
+    delays: str = "EG"
+    scenario: str = "stationary"
+    rate: float = 5000.0
+    sources: int = 5
+    groups: int = 1
+    window_ms: int = 3000
+    windows: int = 400
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if self.delays not in DELAYS:
+            raise InvalidConfig("--delays", self.delays, f"one of {', '.join(DELAYS)}")
+        for part in self.parts:
+            if part not in SCENARIOS:
+                raise InvalidConfig("--scenario", part, f"one of {', '.join(SCENARIOS)}, or several joined with +")
+        for field, value, least in (
+            ("--windows", self.windows, 1), ("--edges", self.sources, 1), ("--groups", self.groups, 1),
+            ("--rate", self.rate, 1), ("--window", self.window_ms, 1),
+        ):  # fmt: skip
+            if not value >= least:
+                raise InvalidConfig(field, value, f"at least {least}")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(self.scenario.split("+"))
+
+
+class MadeWorkload:
+    """Windows of a `Shape`, made one after the other; the same seed makes the same events."""
+
+    def __init__(self, shape: Shape, values: Values) -> None:
+        self.shape, self.values = shape, values
+        self.sources, self.groups = shape.sources, shape.groups
+        self.window_ms = self.step_ms = shape.window_ms
+        self.windows = shape.windows
+        self._clock = np.random.default_rng([shape.seed, 0]).random(shape.sources)  # phase of each source's gaps
+        self._phase = np.random.default_rng([shape.seed, 1]).random(4)
+        scale = np.linspace(0.5, 2.0, shape.sources) if shape.sources > 1 else np.ones(1)
+        correlated = "correlated-source" in shape.parts
+        self._source_scale = scale / scale.mean() if correlated else np.ones(shape.sources)
+
+    def forgets_before(self, index: int) -> bool:
+        """Whether the process restarts without memory before the window: under cold-start, before every one."""
+        return "cold-start" in self.shape.parts
+
+    def step(self, index: int) -> Events:
+        return self.window(index)
+
+    def window(self, index: int) -> Events:
+        rng = np.random.default_rng([self.shape.seed, 2, index])
+        born = [self._births(rng, index, s) for s in range(self.sources)]
+        source = np.repeat(np.arange(self.sources), [len(b) for b in born])
+        at = np.concatenate(born) + index * self.window_ms
+        value = self.values.draw(rng, len(at)) * self._source_scale[source]
+        delay = self._delays(rng, at, source, value)
+        group = rng.integers(0, self.groups, len(at))
+        return Events(source, at, delay, value, group, rng.random(len(at)))
+
+    def _births(self, rng: np.random.Generator, index: int, source: int) -> FloatArray:
+        """A renewal process in operational time, warped by the rate's integral: even gaps stay even."""
+        edges = np.arange(0, self.window_ms + _FINE_MS / 2, _FINE_MS)
+        middle = (edges[:-1] + edges[1:]) / 2 + index * self.window_ms
+        intensity = self._intensity(middle, index) * self.shape.rate / self.sources / 1000.0
+        integral = np.concatenate([[0.0], np.cumsum(intensity * np.diff(edges))])
+        if self.shape.delays[1] == "C":
+            marks = np.arange(self._clock[source], integral[-1])
+            self._clock[source] = (marks[-1] + 1 if len(marks) else self._clock[source]) - integral[-1]
+        else:
+            gaps = rng.gamma(2.0, 0.5, int(integral[-1] * 1.2) + 60)
+            marks = self._clock[source] + np.cumsum(gaps) - gaps[0]
+            after = int(np.searchsorted(marks, integral[-1]))
+            self._clock[source], marks = marks[after] - integral[-1], marks[:after]
+        return np.asarray(np.interp(marks, integral, edges), np.float64)
+
+    def _intensity(self, at_ms: FloatArray, index: int) -> FloatArray:
+        """The rate relative to the nominal one."""
+        result = np.ones(len(at_ms))
+        position = at_ms / self.window_ms
+        if "ramp" in self.shape.parts:
+            wave = np.abs((position / RAMP_WINDOWS + self._phase[0]) % 1 * 2 - 1)
+            result *= RAMP_LOW + (RAMP_HIGH - RAMP_LOW) * wave
+        if "step" in self.shape.parts:
+            high = _alternating(position, STEP_WINDOWS, self.shape.seed)
+            result *= np.where(high, STEP_FACTOR, 1.0) / ((1 + STEP_FACTOR) / 2)
+        if "burst" in self.shape.parts:
+            rng = np.random.default_rng([self.shape.seed, 3, index])
+            if rng.random() < BURST_CHANCE:
+                start = index * self.window_ms + rng.random() * (self.window_ms - BURST_MS)
+                result = np.where((at_ms >= start) & (at_ms < start + BURST_MS), result * BURST_FACTOR, result)
+        return result
+
+    def _delays(self, rng: np.random.Generator, at: FloatArray, source: IntArray, value: FloatArray) -> FloatArray:
+        match self.shape.delays[0]:
+            case "C":
+                delay = np.full(len(at), 150.0)
+            case "G":
+                delay = rng.gamma(60.0, 4.0, len(at))
+            case _:
+                delay = rng.exponential(240.0, len(at))
+        delay *= self._source_scale[source]
+        if "correlated-value" in self.shape.parts:
+            # Three times the squared rank: mean 1, so that as many are late as without it.
+            order = np.argsort(np.argsort(value + 1e-9 * rng.random(len(value)), kind="stable"), kind="stable")
+            delay *= 3 * ((order + 0.5) / max(len(at), 1)) ** 2
+        if "delay-shift" in self.shape.parts:
+            high = _alternating(at / self.window_ms, SHIFT_WINDOWS, self.shape.seed + 1)
+            delay = np.where(high, delay * SHIFT_FACTOR, delay)
+        return delay
+
+
+def _alternating(position: FloatArray, period: int, seed: int) -> FloatArray:
+    """True in every second stretch of about `period` windows; where in a window it changes is drawn anew each time."""
+    stretch = np.floor(position / period).astype(np.int64)
+    jitter = np.random.default_rng([seed, 4]).random(int(stretch.max(initial=0)) + 3)
+    return np.asarray((stretch + ((position / period - stretch) * period > jitter[stretch])) % 2 == 1)
