@@ -23,8 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from center.api import create_app
-from center.catalog.liveness import ComponentRegistry
-from center.catalog.store import Catalog, StreamRecord
+from center.catalog import Catalog, ComponentRegistry, StreamRecord
 from center.config import ApiSection
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
@@ -93,7 +92,7 @@ class Desk:
         self.app = create_app(
             self.catalog, self.results, self.components, ApiSection(), now_ms=lambda: time.time_ns() // 1_000_000
         )
-        self.catalog.hello(
+        self.catalog.begin_session(
             EdgeId("e"),
             "e1",
             labels={},

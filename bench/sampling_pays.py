@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
+from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import (
     EdgesChanged,
     Emission,
@@ -40,7 +40,7 @@ from center.ledger import (
     QueryRegistered,
     TimeAdvanced,
 )
-from center.sampling.policy import rates_differ
+from center.sampling import rates_differ
 from edge.core.core import EdgeCore
 from edge.core.events import Acked, Configured, Effect, Event, FrameBuilt, Ingested, Pull, SamplingSet, SourcesOpened
 from edge.core.streams import StreamSpec

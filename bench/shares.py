@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from center.budgets.allocation import (
+from center.budgets import (
     AllocationPolicy,
     BudgetAllocator,
     BudgetReport,
@@ -94,8 +94,8 @@ def run(trace: Trace, skew: float, budget: float, division: str) -> Row:
     ids = [EdgeId(f"edge-{i}") for i in range(EDGES)]
     cores = {e: _core(spec) for e in ids}
     meters = {e: DriftMeter(WINDOW_MS) for e in ids}
-    book = BudgetAllocator({"bytes": limit}, {}, AllocationPolicy(interval_ms=10_000))
-    book.handle(MembersChanged(frozenset(ids), {}))
+    allocator = BudgetAllocator({"bytes": limit}, {}, AllocationPolicy(min_interval_ms=10_000))
+    allocator.handle(MembersChanged(frozenset(ids), {}))
     if division == "equal":
         for core in cores.values():
             core.handle(BudgetSet(REF, {"bytes": limit / EDGES}, 1))
@@ -112,11 +112,11 @@ def run(trace: Trace, skew: float, budget: float, division: str) -> Row:
                     for name, value in groups.items():
                         center[window // WINDOW_MS, int(name[-4:])] += value
             if division != "equal":
-                _report(book, edge, core, meters[edge], second * 1000)
+                _report(allocator, edge, core, meters[edge], second * 1000)
         if division != "equal":
-            book.handle(RebalanceEvent((second + 1) * 1000, 1 << 50))
-            for edge, word in book.grants().items():
-                cores[edge].handle(BudgetSet(REF, word.shares, word.version, word.from_ms))
+            allocator.handle(RebalanceEvent((second + 1) * 1000, 1 << 50))
+            for edge, grant in allocator.grants().items():
+                cores[edge].handle(BudgetSet(REF, grant.shares, grant.version, grant.from_ms))
     closed = slice(WARM_UP, WINDOWS - 1)
     worst = float(np.abs(trace.truth[closed] - center[closed]).max() / limit)
     assert worst <= 1.0, f"the budget is exceeded: {worst}"
@@ -149,14 +149,14 @@ def _ship(core: EdgeCore) -> list[tuple[int, dict[int, Mapping[str, float]]]]:
     return shipped
 
 
-def _report(book: BudgetAllocator, edge: EdgeId, core: EdgeCore, meter: DriftMeter, now_ms: int) -> None:
+def _report(allocator: BudgetAllocator, edge: EdgeId, core: EdgeCore, meter: DriftMeter, now_ms: int) -> None:
     pipeline = core.queries[REF]
     meter.note(pipeline.drift, pipeline.progress.through_ms)
     last = pipeline.schedule.last
     report = BudgetReport(
         pipeline.schedule.version, last.shares, last.from_ms, pipeline.progress.entry_bytes, dict(meter.per_s)
     )
-    assert book.handle(ShareReported(edge, report, now_ms + 1)) == []
+    assert allocator.handle(ShareReported(edge, report, now_ms + 1)) == []
 
 
 def main() -> None:

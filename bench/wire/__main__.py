@@ -23,8 +23,7 @@ import click
 import yaml
 
 from bench.wire import workload
-from center.catalog.frame_index import query_key
-from center.catalog.store import Catalog
+from center.catalog import Catalog, query_key
 from center.config import CenterConfig
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS

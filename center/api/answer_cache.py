@@ -20,7 +20,7 @@ import pyarrow.csv
 from cachetools import LRUCache
 
 from center.api.negotiation import ARROW, CSV, JSON
-from center.catalog.store import RegisteredQuery
+from center.catalog import RegisteredQuery
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, render, rfc3339, to_table, without_lists
 

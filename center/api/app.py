@@ -24,8 +24,7 @@ from center.api.metrics import ApiMetrics, CenterCollector, MetricsMiddleware
 from center.api.models import ProblemDetails
 from center.api.routers import alarms, answers, edges, evaluate, health, live, queries
 from center.api.services import Services
-from center.catalog.liveness import ComponentRegistry
-from center.catalog.store import Catalog
+from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.results import ResultStore
 from center.serving import SynopsisCache

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from cachetools import TTLCache
 
-from center.catalog.store import Catalog, EdgeRecord, RegisteredQuery, expected_edges
+from center.catalog import Catalog, EdgeRecord, RegisteredQuery, expected_edges
 from center.serving import rfc3339
 from edgewater.errors import NotFound
 from edgewater.streams import MAX_TIME_MS, EdgeId

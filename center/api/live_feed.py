@@ -24,7 +24,7 @@ from sse_starlette import ServerSentEvent
 
 from center.api.answer_cache import AnswerRenderer
 from center.api.edge_progress import EdgeProgress
-from center.catalog.store import RegisteredQuery
+from center.catalog import RegisteredQuery
 from center.results import AnswerRecord, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
 from edgewater.errors import NotFound, StorageError

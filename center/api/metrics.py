@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from center.api.edge_progress import EdgeProgress, edge_state
-from center.catalog.liveness import COMPONENTS, ComponentRegistry, component_status
+from center.catalog import COMPONENTS, ComponentRegistry, component_status
 from center.results import ResultStore
 from edgewater.errors import StorageError
 from edgewater.streams import MAX_TIME_MS

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from center.api.edge_progress import EdgeState, edge_state, watermark
 from center.api.measure_models import AnswerRow, Rfc3339, WindowRange
-from center.catalog.store import AlarmRecord, EdgeRecord, QueryStatusRecord, RegisteredQuery
+from center.catalog import AlarmRecord, EdgeRecord, QueryStatusRecord, RegisteredQuery
 from center.serving import rfc3339
 from edgewater.streams import type_name
 

@@ -12,8 +12,7 @@ from center.api.answer_cache import AnswerRenderer
 from center.api.edge_progress import EdgeProgress
 from center.api.live_feed import LiveFeed
 from center.api.metrics import ApiMetrics
-from center.catalog.liveness import ComponentRegistry
-from center.catalog.store import Catalog
+from center.catalog import Catalog, ComponentRegistry
 from center.results import ResultStore
 from center.serving import SynopsisCache
 

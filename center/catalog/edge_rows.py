@@ -1,4 +1,4 @@
-"""Edges as rows: functions that run inside a transaction of the catalog."""
+"""Rows of edges and incarnations; each function runs inside a transaction of the catalog."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from edgewater.streams import EdgeId
 MAX_EDGES = 100_000
 
 
-def lock(connection: Connection) -> None:
+def lock_catalog(connection: Connection) -> None:
     """Serialises changes of queries and edges: the counter's row on PostgreSQL, on SQLite the transaction."""
     connection.execute(select(t.counters.c.value).where(t.counters.c.name == "catalog").with_for_update()).all()
 
 
-def bump(connection: Connection) -> None:
-    raised = update(t.counters).where(t.counters.c.name == "catalog").values(value=t.counters.c.value + 1)
-    connection.execute(raised)
+def increment_version(connection: Connection) -> None:
+    connection.execute(update(t.counters).where(t.counters.c.name == "catalog").values(value=t.counters.c.value + 1))
 
 
-def count(connection: Connection, table: Table) -> int:
+def count_rows(connection: Connection, table: Table) -> int:
     return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
 
 
-def edge_rows(connection: Connection, edge: str | None = None) -> list[EdgeRecord]:
+def select_edges(connection: Connection, edge: str | None = None) -> list[EdgeRecord]:
+    """All edges by id, or only `edge`."""
     counts = select(t.incarnations.c.edge, func.count()).group_by(t.incarnations.c.edge)
     rows = select(t.edges).order_by(t.edges.c.edge)
     if edge is not None:
@@ -39,17 +39,17 @@ def edge_rows(connection: Connection, edge: str | None = None) -> list[EdgeRecor
     return [edge_from_row(r, incarnations.get(r.edge, 0)) for r in connection.execute(rows)]
 
 
-def incarnation_row(
+def select_incarnation(
     connection: Connection, edge: EdgeId, incarnation: str, *, locked: bool = False
 ) -> tuple[int, int] | None:
-    """Its first seq, and the one that is awaited next; locked, none of its frames is indexed meanwhile."""
+    """(first seq, next expected seq) of an incarnation. While it is locked, none of its frames is indexed."""
     c = t.incarnations.c
     progress = select(c.first_seq, c.awaited_seq).where(c.edge == edge, c.incarnation == incarnation)
     row = connection.execute(progress.with_for_update() if locked else progress).first()
     return None if row is None else (int(row[0]), int(row[1]))
 
 
-def greet(connection: Connection, edge: EdgeId, incarnation: str, first: int, awaited: int) -> None:
+def upsert_incarnation(connection: Connection, edge: EdgeId, incarnation: str, first: int, awaited: int) -> None:
     c = t.incarnations.c
     row = (c.edge == edge) & (c.incarnation == incarnation)
     if connection.execute(update(t.incarnations).where(row).values(awaited_seq=awaited)).rowcount == 0:
@@ -57,7 +57,7 @@ def greet(connection: Connection, edge: EdgeId, incarnation: str, first: int, aw
         connection.execute(insert(t.incarnations).values(**values))
 
 
-def describe(
+def upsert_edge(
     connection: Connection,
     edge: EdgeId,
     incarnation: str,
@@ -66,7 +66,7 @@ def describe(
     now_ms: int,
     session: str,
 ) -> None:
-    """Writes the edge's row as its Hello describes it; what heartbeats add starts anew with an incarnation."""
+    """Writes an edge's row from its Hello. A new incarnation resets what heartbeats report."""
     values: dict[str, Any] = {
         "incarnation": incarnation,
         "labels": dict(labels),
@@ -76,17 +76,17 @@ def describe(
         "session": session,
         "retired": False,
     }
-    fresh = {"progress": NO_PROGRESS, "backlog_bytes": 0}
+    reset = {"progress": NO_PROGRESS, "backlog_bytes": 0}
     this = t.edges.c.edge == edge
     known = connection.execute(select(t.edges).where(this)).first()
     if known is None:
-        if count(connection, t.edges) >= MAX_EDGES:
+        if count_rows(connection, t.edges) >= MAX_EDGES:
             raise Conflict(f"edge {edge}: {MAX_EDGES} edges are known, which is the limit")
         link = {"bandwidth_bytes_s": 0.0, "rtt_ms": 0.0, "clock_offset_ms": 0.0}
-        connection.execute(insert(t.edges).values(edge=edge, first_seen_ms=now_ms, **values, **fresh, **link))
+        connection.execute(insert(t.edges).values(edge=edge, first_seen_ms=now_ms, **values, **reset, **link))
     else:
         if known.incarnation != incarnation:
-            values |= fresh
+            values |= reset
         connection.execute(update(t.edges).where(this).values(**values))
     if known is None or known.retired or known.streams != values["streams"]:
-        bump(connection)
+        increment_version(connection)

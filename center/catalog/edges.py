@@ -1,4 +1,4 @@
-"""What the catalog knows of edges: who they are, what they serve and how far they have come."""
+"""The catalog's records of edges: identity, streams, progress, query statuses, alarms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgewater.streams import COLUMN_TYPES, EdgeId, StreamClock, type_name
 from edgewater.wire.frames import QueryRef
 
 NO_PROGRESS: dict[str, dict[str, int]] = {"watermarks": {}, "records": {}, "drops": {}}
-"""What an incarnation that has not sent a heartbeat yet has to say."""
+"""Progress of an incarnation that has not sent a heartbeat yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,14 @@ class EdgeRecord:
     """An edge, as its last Hello and heartbeat described it.
 
     Attributes:
-        connected: a gateway holds a session with it; stays set when that gateway dies, so whoever asks
-            "reachable?" asks `reachable`.
+        connected: a gateway holds a session with it. It stays set when that gateway dies: use `reachable`.
         watermarks: event time per stream before which the edge expects no more records; `MAX_TIME_MS` for
             a stream that has ended.
         records: records accepted per stream since the incarnation began.
         drops: records not counted, by reason, since the incarnation began.
         clock_offset_ms: the edge's wall clock less the center's.
         retired: declared gone for good; answers no longer wait for it.
-        incarnations: how many incarnations of it have been seen.
+        incarnations: number of incarnations seen.
     """
 
     edge: EdgeId
@@ -61,7 +60,7 @@ class EdgeRecord:
     incarnations: int
 
     def reachable(self, now_ms: int, within_ms: int = 5_000) -> bool:
-        """Whether it has been heard of lately on a session: "up", whatever it has to report."""
+        """Whether a session has received a message from it within `within_ms`."""
         return self.connected and now_ms - self.last_seen_ms <= within_ms
 
     def stream(self, name: str) -> StreamRecord | None:
@@ -70,7 +69,7 @@ class EdgeRecord:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatRecord:
-    """What one heartbeat says; fields as in `EdgeRecord`."""
+    """The contents of one heartbeat; fields as in `EdgeRecord`."""
 
     edge: EdgeId
     watermarks: Mapping[str, int]
@@ -107,10 +106,9 @@ class QueryStatusRecord:
 
 @dataclass(frozen=True, slots=True)
 class AlarmRecord:
-    """Something that must not happen and did. The same thing again raises `times`, not the number of alarms.
+    """An event that must not happen. A repetition raises `times`, not the number of alarms.
 
-    Of one kind at one edge, where `message` differs in numbers only, `times` may count older messages too: see
-    `Catalog.add_alarm`.
+    `times` may include older messages of the same kind and edge: see `Catalog.add_alarm`.
     """
 
     kind: str
@@ -122,9 +120,9 @@ class AlarmRecord:
 
 
 def expected_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> list[EdgeId]:
-    """The edges whose answer a query waits for, sorted: those it names, or all that serve its stream.
+    """The edges that a query waits for, sorted: those that it names, or all that serve its stream and are not retired.
 
-    Retired edges are left out of the latter; an edge that the query names is waited for whatever happens.
+    A query that names an edge waits for it even if it is retired.
     """
     if spec.edges is not None:
         return sorted(EdgeId(e) for e in spec.edges)
@@ -138,9 +136,10 @@ def streams_to_json(streams: Iterable[StreamRecord]) -> list[dict[str, Any]]:
     ]
 
 
-def streams_from_json(given: Iterable[Mapping[str, Any]]) -> tuple[StreamRecord, ...]:
+def streams_from_json(streams: Iterable[Mapping[str, Any]]) -> tuple[StreamRecord, ...]:
     return tuple(
-        StreamRecord(s["name"], {n: COLUMN_TYPES[t] for n, t in s["columns"]}, StreamClock(**s["clock"])) for s in given
+        StreamRecord(s["name"], {n: COLUMN_TYPES[t] for n, t in s["columns"]}, StreamClock(**s["clock"]))
+        for s in streams
     )
 
 
@@ -167,7 +166,7 @@ def edge_from_row(row: Row[Any], incarnations: int) -> EdgeRecord:
 
 
 def require_consistent_schema(edge: EdgeId, streams: Iterable[StreamRecord], edges: Iterable[EdgeRecord]) -> None:
-    """A stream has one shape, whichever edge serves it; a column that only some have is no contradiction.
+    """Checks that a stream's columns have one type at all edges. A column may be missing at some edges.
 
     Raises:
         ProtocolError: names the column, both types and both edges.
@@ -176,10 +175,13 @@ def require_consistent_schema(edge: EdgeId, streams: Iterable[StreamRecord], edg
     for stream in streams:
         for other in others:
             known = other.stream(stream.name)
-            for column, given in stream.columns.items() if known is not None else ():
-                held = known.columns.get(column, given) if known is not None else given
-                if held != given:
+            if known is None:
+                continue
+            for column, kind in stream.columns.items():
+                known_kind = known.columns.get(column, kind)
+                if known_kind != kind:
                     raise ProtocolError(
-                        f"Hello: column {stream.name}.{column} is {type_name(given)} at edge {edge} and"
-                        f" {type_name(held)} at edge {other.edge}; give it one type everywhere, or retire {other.edge}"
+                        f"Hello: column {stream.name}.{column} is {type_name(kind)} at edge {edge} and"
+                        f" {type_name(known_kind)} at edge {other.edge}; give it one type everywhere,"
+                        f" or retire {other.edge}"
                     )

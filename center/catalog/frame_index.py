@@ -1,11 +1,10 @@
-"""The frame index: which frames the center has, in which order, and where in the log they lie.
+"""The frame index: which frames the center has, in which order, and at which location of the log.
 
-Each function runs inside a transaction of the catalog. Two row locks keep it right with any number of
-gateways (on SQLite the transaction itself is the lock): the incarnation's row, so that a frame is judged
-against all that was acknowledged before it; and the query's row, so that its positions become visible
-in order and without gaps, whoever commits first, and so that no frame is indexed in a segment that
-retention is giving up (a segment holds one query's frames). Both kinds are taken sorted, incarnations
-first.
+Each function runs inside a transaction of the catalog. Two row locks keep it consistent with any number of gateways (on
+SQLite the transaction itself is the lock). Under the incarnation's row, a frame is checked against all frames
+acknowledged before it. Under the query's row, positions become visible in order and without gaps, whichever transaction
+commits first, and no frame is indexed in a segment that retention drops (a segment holds one query's frames). Locks of
+both kinds are taken in sorted order, incarnations first.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, exists, insert, or_, select, tuple_, update
 
 from center.catalog import schema as t
-from center.storage.frame_log import FrameLocation
+from center.storage.frame_log import FrameEntry, FrameLocation
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import QueryRef
@@ -28,12 +27,11 @@ _CHUNK = 200
 
 
 class IndexOutcome(StrEnum):
-    """What became of a frame.
+    """The outcome of indexing a frame.
 
-    The first three are acknowledged. The last two are not, and nothing behind them of the same
-    incarnation is taken either: `CONFLICT`, the identity stands with another checksum (the alarm);
-    `REFUSED`, a frame is missing before it, its bytes are not in the log although its query lives, or
-    its incarnation never said Hello.
+    The first three are acknowledged. The last two are not, and later frames of the same incarnation are refused too.
+    `CONFLICT`: the index holds the identity with another checksum (raises an alarm). `REFUSED`: an earlier frame is
+    missing, the frame's bytes are not in the log although its query is live, or its incarnation never sent a Hello.
     """
 
     NEW = "new"
@@ -48,7 +46,7 @@ class IndexOutcome(StrEnum):
 
 
 class SegmentDropped(StorageError):
-    """A frame was appended to a segment that retention has taken meanwhile: append it to a new one."""
+    """A frame was appended to a segment that retention has dropped meanwhile: append it to a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,8 @@ class UnindexedFrame:
     """A frame that has arrived.
 
     Attributes:
-        location: where it lies in the log, durably; None if it was not written, because it is a
-            re-delivery or its query is unknown or deleted.
+        location: in the log, durable; None if the frame was not written, because it is a re-delivery or its query is
+            unknown or deleted.
     """
 
     query: QueryRef
@@ -70,60 +68,48 @@ class UnindexedFrame:
     location: FrameLocation | None
 
 
-@dataclass(frozen=True, slots=True)
-class FrameEntry:
-    """A frame of the index. `position` counts a query's frames from 1, without gaps."""
-
-    query: QueryRef
-    position: int
-    edge: EdgeId
-    incarnation: str
-    seq: int
-    crc32c: int
-    segment: str
-    offset: int
-    length: int
-    wire_bytes: int
-    received_at_ms: int
-
-
 def query_key(query: QueryRef) -> str:
-    """A query's key wherever a string is needed, such as in offsets: ``name@version``."""
+    """A query's key where a string is needed, such as in offsets: ``name@version``."""
     return f"{query.name}@{query.version}"
 
 
 def query_from_key(key: str) -> QueryRef:
-    """Reads what `query_key` wrote. Raises StorageError."""
+    """Parses a `query_key`. Raises StorageError."""
     name, _, version = key.rpartition("@")
     if not name or not version.isdigit():
-        raise StorageError(f"{key!r} is no query's key: a name, @ and a version were expected")
+        raise StorageError(f"{key!r} is not a query's key: a name, @ and a version were expected")
     return QueryRef(name, int(version))
 
 
 @dataclass(slots=True)
 class _Progress:
-    """An incarnation while a batch is indexed."""
+    """An incarnation while a batch is indexed.
+
+    Attributes:
+        awaited: the next expected seq; `began_at`: its value before the batch.
+        stopped: a frame was not acknowledged; later ones are refused.
+        crcs: checksums of indexed frames by seq, as far as the batch needs them.
+    """
 
     awaited: int
     began_at: int
     stopped: bool = False
     crcs: dict[int, int] = field(default_factory=dict)
-    """Checksums of those already in the index, by seq, as far as the batch asks for them."""
 
 
 def index_frames(connection: Connection, batch: Sequence[UnindexedFrame]) -> list[IndexOutcome]:
-    """Judges the frames of any number of edges in order and indexes the new ones."""
+    """Checks the frames of any number of edges in order and indexes the new ones."""
     progress = _lock_incarnations(connection, batch)
     _load_checksums(connection, batch, progress)
     positions = _lock_positions(connection, {f.query for f in batch})
-    # Under the queries' locks, which `forget` takes too: before them, a segment might still be given up.
+    # Under the queries' locks, which `drop_frames` takes too: before them, a segment might still be dropped.
     _check_segments(connection, batch)
     began_at = dict(positions)
     outcomes = []
     rows: list[dict[str, Any]] = []
     for frame in batch:
         incarnation = progress[frame.edge, frame.incarnation]
-        outcome = _judge(frame, incarnation, live=frame.query in positions)
+        outcome = _outcome(frame, incarnation, live=frame.query in positions)
         outcomes.append(outcome)
         if outcome is IndexOutcome.NEW:
             positions[frame.query] += 1
@@ -140,11 +126,11 @@ def index_frames(connection: Connection, batch: Sequence[UnindexedFrame]) -> lis
     return outcomes
 
 
-def _judge(frame: UnindexedFrame, incarnation: _Progress, *, live: bool) -> IndexOutcome:
+def _outcome(frame: UnindexedFrame, incarnation: _Progress, *, live: bool) -> IndexOutcome:
     if incarnation.stopped:
         return IndexOutcome.REFUSED
     if frame.seq < incarnation.awaited:
-        # Frames that retention or a deleted query took out of the index cannot be compared any more.
+        # Frames that retention or a deletion removed from the index cannot be compared any more.
         if incarnation.crcs.get(frame.seq, frame.crc32c) == frame.crc32c:
             return IndexOutcome.DUPLICATE
         incarnation.stopped = True
@@ -164,7 +150,7 @@ def _check_segments(connection: Connection, batch: Sequence[UnindexedFrame]) -> 
     for begin in range(0, len(segments), _CHUNK):
         chunk = t.dropped_segments.c.segment.in_(segments[begin : begin + _CHUNK])
         for (segment,) in connection.execute(select(t.dropped_segments.c.segment).where(chunk)):
-            raise SegmentDropped(f"segment {segment} has been given up for removal")
+            raise SegmentDropped(f"segment {segment} has been dropped by retention")
 
 
 def _lock_incarnations(connection: Connection, batch: Sequence[UnindexedFrame]) -> dict[tuple[EdgeId, str], _Progress]:
@@ -173,7 +159,7 @@ def _lock_incarnations(connection: Connection, batch: Sequence[UnindexedFrame]) 
     for edge, incarnation in sorted({(f.edge, f.incarnation) for f in batch}):
         row = select(table.awaited_seq).where(table.edge == edge, table.incarnation == incarnation)
         found = connection.execute(row.with_for_update()).first()
-        # A catalog that was put back in time does not know it; refusing makes the edge say Hello again.
+        # A catalog restored from a backup does not know it. Refusing makes the edge send a Hello again.
         progress[edge, incarnation] = _Progress(found[0], found[0]) if found else _Progress(0, 0, stopped=True)
     return progress
 
@@ -181,17 +167,17 @@ def _lock_incarnations(connection: Connection, batch: Sequence[UnindexedFrame]) 
 def _load_checksums(
     connection: Connection, batch: Sequence[UnindexedFrame], progress: Mapping[tuple[EdgeId, str], _Progress]
 ) -> None:
-    asked = [(f.edge, f.incarnation, f.seq) for f in batch if f.seq < progress[f.edge, f.incarnation].awaited]
+    redelivered = [(f.edge, f.incarnation, f.seq) for f in batch if f.seq < progress[f.edge, f.incarnation].awaited]
     table = t.frames.c
-    for begin in range(0, len(asked), _CHUNK):
-        identity = tuple_(table.edge, table.incarnation, table.seq).in_(asked[begin : begin + _CHUNK])
+    for begin in range(0, len(redelivered), _CHUNK):
+        identity = tuple_(table.edge, table.incarnation, table.seq).in_(redelivered[begin : begin + _CHUNK])
         rows = connection.execute(select(table.edge, table.incarnation, table.seq, table.crc32c).where(identity))
         for edge, incarnation, seq, crc32c in rows:
             progress[edge, incarnation].crcs[seq] = crc32c
 
 
 def _lock_positions(connection: Connection, refs: set[QueryRef]) -> dict[QueryRef, int]:
-    """The last position of those queries that live."""
+    """The last position of each live query among `refs`."""
     positions = {}
     table = t.queries.c
     for ref in sorted(refs, key=query_key):
@@ -207,7 +193,7 @@ def _is_query(ref: QueryRef) -> Any:
 
 
 def _row(frame: UnindexedFrame, position: int) -> dict[str, Any]:
-    assert frame.location is not None, "a frame without a location is never judged new"
+    assert frame.location is not None, "a frame without a location is never NEW"
     return {
         "name": frame.query.name,
         "version": frame.query.version,
@@ -227,13 +213,13 @@ def _row(frame: UnindexedFrame, position: int) -> dict[str, Any]:
 def last_positions(connection: Connection) -> dict[str, int]:
     """Last position by key, sorted by key, of live queries and of deleted ones that still have frames."""
     table = t.queries.c
-    left = exists().where(t.frames.c.name == table.name, t.frames.c.version == table.version)
-    rows = select(table.name, table.version, table.last_position).where(or_(table.deleted_at_ms.is_(None), left))
+    has_frames = exists().where(t.frames.c.name == table.name, t.frames.c.version == table.version)
+    rows = select(table.name, table.version, table.last_position).where(or_(table.deleted_at_ms.is_(None), has_frames))
     found = {query_key(QueryRef(name, version)): last for name, version, last in connection.execute(rows)}
     return dict(sorted(found.items()))
 
 
-def entries(connection: Connection, key: str, after: int, through: int) -> list[FrameEntry]:
+def select_entries(connection: Connection, key: str, after: int, through: int) -> list[FrameEntry]:
     ref, table = query_from_key(key), t.frames.c
     rows = (
         select(t.frames)
@@ -258,27 +244,27 @@ def entries(connection: Connection, key: str, after: int, through: int) -> list[
     ]
 
 
-def spent(connection: Connection, segments: Sequence[str]) -> list[str]:
-    """Of these segments, those that no row points to and none ever will: given up, or of a deleted query.
+def removable_segments(connection: Connection, segments: Sequence[str]) -> list[str]:
+    """Those of `segments` without an index row now or later: dropped ones, and unindexed ones of deleted queries.
 
-    What a live query has of others is left: frames that a catalog put back in time knows nothing of.
+    Unindexed segments of live queries stay: a catalog restored from a backup does not know their frames.
     """
     c, table = t.queries.c, t.frames.c
     ended = select(c.name, c.version).where(c.deleted_at_ms.is_not(None))
     # Read first: once a query is deleted, no frame of it is indexed any more.
     deleted = {query_key(QueryRef(name, version)) for name, version in connection.execute(ended)}
-    found = []
+    removable = []
     for begin in range(0, len(segments), _CHUNK):
         chunk = segments[begin : begin + _CHUNK]
-        forgotten = t.dropped_segments.c.segment
-        given_up = set(connection.execute(select(forgotten).where(forgotten.in_(chunk))).scalars())
+        segment = t.dropped_segments.c.segment
+        dropped = set(connection.execute(select(segment).where(segment.in_(chunk))).scalars())
         indexed = set(connection.execute(select(table.segment).where(table.segment.in_(chunk)).distinct()).scalars())
-        found += [s for s in chunk if s in given_up or (s.partition("/")[0] in deleted and s not in indexed)]
-    return found
+        removable += [s for s in chunk if s in dropped or (s.partition("/")[0] in deleted and s not in indexed)]
+    return removable
 
 
-def forget(connection: Connection, through: Mapping[str, int]) -> list[str]:
-    """Drops rows up to a position per key; the segments that no row points to any more, sorted."""
+def drop_frames(connection: Connection, through: Mapping[str, int]) -> list[str]:
+    """Deletes rows up to a position per key; returns the segments without index rows now, sorted."""
     table = t.frames.c
     touched: set[str] = set()
     for key in sorted(through):

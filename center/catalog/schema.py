@@ -15,8 +15,8 @@ counters = Table(
     Column("name", Identifier(64), primary_key=True),
     Column("value", BigInteger, nullable=False),
 )
-"""``schema``: version of these tables. ``catalog``: raised with every change an edge must hear of; its
-row is also the lock under which queries and edges change."""
+"""``schema``: version of these tables. ``catalog``, ``budgets``: incremented by every change that assignments depend
+on; the row ``catalog`` is also the lock under which queries and edges change."""
 
 queries = Table(
     "queries",
@@ -54,7 +54,7 @@ edges = Table(
     Column("clock_offset_ms", Float, nullable=False),
     Column("retired", Boolean, nullable=False),
 )
-"""One row per edge that ever said Hello. ``progress``: watermarks, records and drops."""
+"""One row per edge that ever sent a Hello. ``progress``: watermarks, records and drops."""
 
 incarnations = Table(
     "incarnations",
@@ -97,29 +97,29 @@ frames = Table(
 Index("frames_by_segment", frames.c.segment)
 
 dropped_segments = Table("dropped_segments", metadata, Column("segment", Identifier(255), primary_key=True))
-"""Segments given up for removal. A frame is never indexed in one, whoever still has it open."""
+"""Segments that retention removes. No frame is indexed in one any more, even if a gateway still has it open."""
 
-shares = Table(
-    "shares",
+budget_states = Table(
+    "budget_states",
     metadata,
     Column("name", Identifier(63), primary_key=True),
     Column("version", BigInteger, primary_key=True),
-    Column("book", JSON, nullable=False),
-    Column("changed", BigInteger, nullable=False),
+    Column("state", JSON, nullable=False),
+    Column("grants_version", BigInteger, nullable=False),
     Column("written_at_ms", BigInteger, nullable=False),
 )
-"""One row per query under an error budget: its `BudgetAllocator`. ``changed``: the counter ``shares`` when the
-words to edges changed last."""
+"""One row per query with an error budget: the state of its `BudgetAllocator`. ``grants_version``: the counter
+``budgets`` when its grants changed last."""
 
 processing_delays = Table(
     "processing_delays",
     metadata,
     Column("name", Identifier(63), primary_key=True),
     Column("version", BigInteger, primary_key=True),
-    Column("center_ms", BigInteger, nullable=False),
+    Column("delay_ms", BigInteger, nullable=False),
     Column("measured_at_ms", BigInteger, nullable=False),
 )
-"""How long the center takes from a frame's arrival until its values are answered with."""
+"""Per query, the processing delay at the center."""
 
 sampling_rates = Table(
     "sampling_rates",
@@ -128,8 +128,8 @@ sampling_rates = Table(
     Column("version", BigInteger, primary_key=True),
     Column("rates", JSON, nullable=False),
 )
-"""By edge, the part of its records that a query with an accuracy needs processed. Whether an edge that keeps up
-is told to is another question."""
+"""``rates``: by edge, the fraction of records that the query's accuracy needs processed. The gateway decides whether an
+edge samples at all."""
 
 alarms = Table(
     "alarms",

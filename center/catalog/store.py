@@ -1,7 +1,7 @@
-"""The catalog: queries and their versions, edges, and the index of the frame log.
+"""The catalog: queries and their versions, edges, budgets, and the index of the frame log.
 
-The one place where gateways, the job and the API agree, as one database that any number of processes
-and threads use at once. Every method is one transaction and blocks: call it off the event loop.
+The common state of gateways, job and API, in one database that any number of processes and threads use concurrently.
+Every method is one transaction and blocks: call it off the event loop.
 """
 
 from __future__ import annotations
@@ -15,63 +15,42 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
-from center.catalog import budget_rows as share_rows
+from center.catalog import budget_rows, frame_index
 from center.catalog import schema as t
 from center.catalog.budget_rows import ComputeBudgetUpdate
-from center.catalog.edge_rows import bump, count, describe, edge_rows, greet, incarnation_row, lock
+from center.catalog.edge_rows import (
+    count_rows,
+    increment_version,
+    lock_catalog,
+    select_edges,
+    select_incarnation,
+    upsert_edge,
+    upsert_incarnation,
+)
 from center.catalog.edges import (
     AlarmRecord,
     EdgeRecord,
     HeartbeatRecord,
     QueryStatusRecord,
     StreamRecord,
-    expected_edges,
     require_consistent_schema,
 )
-from center.catalog.frame_index import (
-    FrameEntry,
-    IndexOutcome,
-    SegmentDropped,
-    UnindexedFrame,
-    entries,
-    forget,
-    index_frames,
-    last_positions,
-    query_from_key,
-    query_key,
-    spent,
-)
+from center.catalog.frame_index import IndexOutcome, UnindexedFrame, query_key
 from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
+from center.storage.frame_log import FrameEntry
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import QueryRef
-
-__all__ = [
-    "AlarmRecord",
-    "Catalog",
-    "EdgeRecord",
-    "FrameEntry",
-    "HeartbeatRecord",
-    "IndexOutcome",
-    "QueryStatusRecord",
-    "RegisteredQuery",
-    "SegmentDropped",
-    "StreamRecord",
-    "UnindexedFrame",
-    "expected_edges",
-    "query_from_key",
-    "query_key",
-]
 
 logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 MAX_QUERIES = 10_000
 MAX_MESSAGES = 20
-"""Alarms of one kind at one edge that are told apart by their message."""
+"""Alarms of one kind at one edge that are distinguished by their message."""
 MAX_ALARMS = 1_000
-"""Alarms that are read at once."""
+"""Alarms that one call reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +68,7 @@ class RegisteredQuery:
 
 
 class Catalog:
-    """Opens the catalog, making its tables if they are not there.
+    """Opens the catalog and creates missing tables.
 
     Args:
         url: SQLAlchemy URL, ``sqlite:////path/to/catalog.db`` or ``postgresql+psycopg://…``.
@@ -104,7 +83,7 @@ class Catalog:
         with schema_transaction(self._engine, t.metadata) as connection:
             rows = select(t.counters.c.name, t.counters.c.value)
             counters: dict[str, int] = dict(connection.execute(rows).all())
-            for name, value in (("schema", SCHEMA_VERSION), ("catalog", 0), ("shares", 0)):
+            for name, value in (("schema", SCHEMA_VERSION), ("catalog", 0), ("budgets", 0)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
             if counters.get("schema", SCHEMA_VERSION) > SCHEMA_VERSION:
@@ -118,15 +97,15 @@ class Catalog:
     # Queries
 
     def register(self, spec: QuerySpec, now_ms: int) -> RegisteredQuery:
-        """Registers a query; the same one again is the one that is there.
+        """Registers a query; registering an equal one again returns the live one.
 
         Raises:
-            Conflict: another query lives under that name.
+            Conflict: another query is live under that name, or there are `MAX_QUERIES`.
             InvalidQuery: it does not fit the stream as an edge serves it; names the edge.
         """
         mapping = spec.to_mapping()
         with write_transaction(self._engine) as connection:
-            lock(connection)
+            lock_catalog(connection)
             rows = connection.execute(select(t.queries).where(t.queries.c.name == spec.name)).all()
             for live in (_query_from_row(r) for r in rows if r.deleted_at_ms is None):
                 if live.spec == spec:
@@ -135,24 +114,24 @@ class Catalog:
                     f"query {spec.name}: another one is registered under this name, as version {live.ref.version};"
                     " delete it first or take another name"
                 )
-            if count(connection, t.queries) >= MAX_QUERIES:
+            if count_rows(connection, t.queries) >= MAX_QUERIES:
                 raise Conflict(f"query {spec.name}: {MAX_QUERIES} queries have been registered, which is the limit")
-            _check_columns(spec, edge_rows(connection))
+            _check_columns(spec, select_edges(connection))
             version = max((r.version for r in rows), default=0) + 1
             row = {"name": spec.name, "version": version, "spec": mapping, "registered_at_ms": now_ms}
             connection.execute(insert(t.queries).values(**row, last_position=0))
-            bump(connection)
+            increment_version(connection)
         return RegisteredQuery(QueryRef(spec.name, version), spec, now_ms, None)
 
     def delete(self, name: str, now_ms: int) -> None:
-        """Ends the live query of that name. Frames it has stay until they are forgotten. Raises NotFound."""
+        """Deletes the live query of that name. Its frames stay until retention drops them. Raises NotFound."""
         with write_transaction(self._engine) as connection:
-            lock(connection)
+            lock_catalog(connection)
             live = (t.queries.c.name == name) & t.queries.c.deleted_at_ms.is_(None)
             if connection.execute(update(t.queries).where(live).values(deleted_at_ms=now_ms)).rowcount == 0:
                 raise NotFound(f"query {name} is not registered")
             connection.execute(delete(t.statuses).where(t.statuses.c.name == name))
-            bump(connection)
+            increment_version(connection)
 
     def query(self, name: str) -> RegisteredQuery:
         """The live query of that name. Raises NotFound."""
@@ -164,10 +143,10 @@ class Catalog:
         return _query_from_row(row)
 
     def queries(self, *, deleted: bool = False) -> list[RegisteredQuery]:
-        """The live queries, and the deleted ones too if asked; by name and version.
+        """The live queries by name and version, with `deleted` also the deleted ones.
 
-        One that this release cannot read (a function whose package is not installed here) is left out and
-        told in the log: the others must not wait for it.
+        A query that cannot be read here (a function whose package is not installed) is logged and left out, so that it
+        does not block the others.
         """
         rows = select(t.queries).order_by(t.queries.c.name, t.queries.c.version)
         if not deleted:
@@ -177,53 +156,55 @@ class Catalog:
         return [query for query in read if query is not None]
 
     def version(self) -> int:
-        """A number that rises with whatever changes what an edge is asked or how a budget is shared:
-        a query registered or deleted, an edge new, retired or with other streams. Cheap to poll."""
+        """A number that increases with every change of queries and edges that assignments depend on. Cheap to poll.
+
+        That is: a query registered or deleted; an edge that is new, retired, or serves other streams.
+        """
         with read_transaction(self._engine) as connection:
             return int(
                 connection.execute(select(t.counters.c.value).where(t.counters.c.name == "catalog")).scalar_one()
             )
 
-    # Shares of budgets
+    # Budgets
 
     def budgets_version(self) -> int:
-        """A number that rises with every change of what edges are told of their budgets. Cheap to poll."""
+        """A number that increases with every change of grants, processing delays or sampling rates. Cheap to poll."""
         with read_transaction(self._engine) as connection:
-            return share_rows.version(connection)
+            return budget_rows.read_version(connection)
 
-    def update_budget(self, ref: QueryRef, change: ComputeBudgetUpdate, now_ms: int) -> tuple[Any, bool]:
-        """Lets `change` alter a query's share book in one transaction; its result, and whether it was written."""
+    def update_budget(self, ref: QueryRef, compute: ComputeBudgetUpdate, now_ms: int) -> tuple[Any, bool]:
+        """Updates a budget's state by `compute` in one transaction; returns its result, and whether it was written."""
         with write_transaction(self._engine) as connection:
-            return share_rows.change(connection, ref, change, now_ms)
+            return budget_rows.update_state(connection, ref, compute, now_ms)
 
     def budget_states(self, after: int) -> dict[QueryRef, Any]:
-        """The books of which the words have changed since `budgets_version` was `after`."""
+        """The states whose grants have changed since `budgets_version` was `after`."""
         with read_transaction(self._engine) as connection:
-            return share_rows.books(connection, after)
+            return budget_rows.read_states(connection, after)
 
-    def record_processing_delay(self, ref: QueryRef, center_ms: int, now_ms: int) -> None:
-        """How long the center takes, from a frame's arrival until its values are answered with."""
+    def record_processing_delay(self, ref: QueryRef, delay_ms: int, now_ms: int) -> None:
+        """Stores a query's processing delay at the center: from a frame's arrival to answers with its values."""
         with write_transaction(self._engine) as connection:
-            share_rows.record_processing_delay(connection, ref, center_ms, now_ms)
+            budget_rows.write_processing_delay(connection, ref, delay_ms, now_ms)
 
     def processing_delays(self) -> dict[QueryRef, int]:
-        """What `record_processing_delay` was told last, in ms."""
+        """The stored processing delays, ms."""
         with read_transaction(self._engine) as connection:
-            return share_rows.processing_delays(connection)
+            return budget_rows.read_processing_delays(connection)
 
     def record_sampling_rates(self, ref: QueryRef, rates: Mapping[EdgeId, float]) -> None:
-        """By edge, the part of its records that the query's accuracy needs processed."""
+        """Stores, by edge, the fraction of records that the query's accuracy needs processed."""
         with write_transaction(self._engine) as connection:
-            share_rows.record_sampling_rates(connection, ref, rates)
+            budget_rows.write_sampling_rates(connection, ref, rates)
 
     def sampling_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
-        """What `record_sampling_rates` was told last."""
+        """The stored sampling rates."""
         with read_transaction(self._engine) as connection:
-            return share_rows.sampling_rates(connection)
+            return budget_rows.read_sampling_rates(connection)
 
     # Edges
 
-    def hello(
+    def begin_session(
         self,
         edge: EdgeId,
         incarnation: str,
@@ -235,29 +216,29 @@ class Catalog:
         now_ms: int,
         session: str = "",
     ) -> int | None:
-        """Notes a session's beginning; the highest seq of this incarnation that is durable, or None.
+        """Records the start of a session; returns the highest durable seq of this incarnation, or None.
 
-        An edge that had been retired is one of the others again. An alarm is raised if frames are gone
-        that neither side has (the center's state is older than what it acknowledged).
+        A retired edge is no longer retired. If frames are lost on both sides (the center's state is older than what it
+        acknowledged), an alarm is added.
 
         Args:
             oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
-            session: names the session, for `disconnected`.
+            session: names the session, for `end_session`.
 
         Raises:
-            ProtocolError: the center has more frames of this incarnation than the edge ever made: the
-                edge's state is a copy from the past. It raises an alarm too. Or a column has another type
-                than at an edge that serves the same stream: their partials would not merge.
+            ProtocolError: the center has more frames of this incarnation than the edge has built: the edge runs from an
+                old copy of its state (also adds an alarm). Or a column has another type than at another edge that
+                serves the stream, so that their partials would not merge.
         """
         with write_transaction(self._engine) as connection:
-            lock(connection)
-            # Under the lock: of two first Hellos at once, the second has to see the first.
-            require_consistent_schema(edge, streams, edge_rows(connection))
-            first, awaited = incarnation_row(connection, edge, incarnation, locked=True) or (oldest_seq, oldest_seq)
+            lock_catalog(connection)
+            # Under the lock: the second of two concurrent first Hellos must see the first.
+            require_consistent_schema(edge, streams, select_edges(connection))
+            first, awaited = select_incarnation(connection, edge, incarnation, locked=True) or (oldest_seq, oldest_seq)
             behind = next_seq < awaited
             if behind:
                 message = (
-                    f"edge {edge}: incarnation {incarnation} is about to make frame {next_seq}, but the center has"
+                    f"edge {edge}: incarnation {incarnation} is about to build frame {next_seq}, but the center has"
                     f" its frames up to {awaited - 1}; its state is older than what it sent: give it a new incarnation"
                 )
                 _alarm(connection, "edge-state-behind", message, edge, now_ms)
@@ -266,21 +247,21 @@ class Catalog:
                     lost = f"edge {edge}: frames {awaited} to {oldest_seq - 1} of incarnation {incarnation} are lost"
                     _alarm(connection, "frames-lost", lost, edge, now_ms)
                     awaited = oldest_seq
-                greet(connection, edge, incarnation, first, awaited)
-                describe(connection, edge, incarnation, labels, streams, now_ms, session)
+                upsert_incarnation(connection, edge, incarnation, first, awaited)
+                upsert_edge(connection, edge, incarnation, labels, streams, now_ms, session)
         if behind:
             raise ProtocolError(message)
         return awaited - 1 if awaited > first else None
 
-    def heartbeats(self, records: Iterable[HeartbeatRecord]) -> None:
-        """Notes heartbeats of any number of edges in one transaction; unknown edges are passed over."""
+    def record_heartbeats(self, records: Iterable[HeartbeatRecord]) -> None:
+        """Records heartbeats of any number of edges in one transaction; unknown edges are ignored."""
         with write_transaction(self._engine) as connection:
-            # Sorted, or two gateways that each hold a row would wait for the other's.
+            # Sorted, or two gateways that each hold a row lock could deadlock.
             for record in sorted(records, key=lambda r: r.edge):
                 connection.execute(update(t.edges).where(t.edges.c.edge == record.edge).values(**record.to_row()))
 
-    def disconnected(self, edge: EdgeId, now_ms: int, session: str | None = None) -> None:
-        """Notes a session's end, unless a newer one than `session` has begun."""
+    def end_session(self, edge: EdgeId, now_ms: int, session: str | None = None) -> None:
+        """Records the end of a session, unless a newer one than `session` has begun."""
         row = t.edges.c.edge == edge
         if session is not None:
             row &= t.edges.c.session == session
@@ -290,32 +271,32 @@ class Catalog:
     def retire(self, edge: EdgeId) -> None:
         """Declares an edge gone for good: answers no longer wait for it. Raises NotFound."""
         with write_transaction(self._engine) as connection:
-            lock(connection)
+            lock_catalog(connection)
             retired = update(t.edges).where(t.edges.c.edge == edge).values(retired=True)
             if connection.execute(retired).rowcount == 0:
                 raise NotFound(f"edge {edge} has never connected")
-            bump(connection)
+            increment_version(connection)
 
     def edges(self) -> list[EdgeRecord]:
-        """All edges that ever said Hello, by id."""
+        """All edges that ever sent a Hello, by id."""
         with read_transaction(self._engine) as connection:
-            return edge_rows(connection)
+            return select_edges(connection)
 
     def edge(self, edge: EdgeId | str) -> EdgeRecord:
         """Raises NotFound."""
         with read_transaction(self._engine) as connection:
-            found = edge_rows(connection, edge)
+            found = select_edges(connection, edge)
         if not found:
             raise NotFound(f"edge {edge} has never connected")
         return found[0]
 
-    def query_status(self, edge: EdgeId, ref: QueryRef, accepted: bool, code: str, message: str) -> None:
-        """Notes whether an edge runs a live query, replacing what it said before; of others nothing is noted."""
+    def record_query_status(self, edge: EdgeId, ref: QueryRef, accepted: bool, code: str, message: str) -> None:
+        """Records whether an edge runs a query, replacing its last status. Ignored if the query is not live."""
         c = t.statuses.c
         row = (c.name == ref.name) & (c.version == ref.version) & (c.edge == edge)
         values: dict[str, Any] = {"accepted": accepted, "code": code[:64], "message": message[:4_000]}
         with write_transaction(self._engine) as connection:
-            lock(connection)
+            lock_catalog(connection)
             q = t.queries.c
             live = (q.name == ref.name) & (q.version == ref.version) & q.deleted_at_ms.is_(None)
             if connection.execute(select(q.name).where(live)).first() is None:
@@ -324,8 +305,8 @@ class Catalog:
                 values |= {"name": ref.name, "version": ref.version, "edge": edge}
                 connection.execute(insert(t.statuses).values(**values))
 
-    def statuses(self, ref: QueryRef) -> dict[EdgeId, QueryStatusRecord]:
-        """What each edge has said of a query; an edge that has not is not in it."""
+    def query_statuses(self, ref: QueryRef) -> dict[EdgeId, QueryStatusRecord]:
+        """The status of a query by edge, for the edges that have reported one."""
         c = t.statuses.c
         rows = select(t.statuses).where(c.name == ref.name, c.version == ref.version).order_by(c.edge)
         with read_transaction(self._engine) as connection:
@@ -337,65 +318,65 @@ class Catalog:
     # Frames
 
     def acked_through(self, edge: EdgeId, incarnation: str) -> int | None:
-        """The highest seq that is durable, all before it being so too; None if none is."""
+        """The highest seq up to which all frames are durable; None if there is none."""
         with read_transaction(self._engine) as connection:
-            first, awaited = incarnation_row(connection, edge, incarnation) or (0, 0)
+            first, awaited = select_incarnation(connection, edge, incarnation) or (0, 0)
         return awaited - 1 if awaited > first else None
 
     def index(self, frames: Sequence[UnindexedFrame]) -> list[IndexOutcome]:
-        """Indexes frames in one transaction and says of each what became of it, in the order given.
+        """Indexes frames in one transaction and returns each one's outcome, in the order of `frames`.
 
-        Once it returns, what is `acknowledged` may be acknowledged. A frame below `acked_through` is a
-        re-delivery, a frame right above it is new, any other is refused. New frames get the query's
-        next positions, which become visible in order.
+        Once it returns, frames whose outcome is `acknowledged` may be acknowledged. A frame up to `acked_through` is a
+        re-delivery, the frame right above it is new, any other is refused. New frames get the query's next positions,
+        which become visible in order.
 
         Raises:
-            SegmentDropped: append the frames to a new segment and come again; nothing was indexed.
+            SegmentDropped: nothing was indexed; append the frames to a new segment and call again.
         """
         if not frames:
             return []
         with write_transaction(self._engine) as connection:
-            return index_frames(connection, frames)
+            return frame_index.index_frames(connection, frames)
 
-    def positions(self) -> dict[str, int]:
-        """Last position by query key, sorted: live queries, and deleted ones that still have frames."""
+    def last_positions(self) -> dict[str, int]:
+        """Last position by query key, sorted, of live queries and of deleted ones that still have frames."""
         with read_transaction(self._engine) as connection:
-            return last_positions(connection)
+            return frame_index.last_positions(connection)
 
     def frames(self, key: str, after: int, through: int) -> list[FrameEntry]:
         """A query's frames at positions ``after + 1 … through``, ascending."""
         with read_transaction(self._engine) as connection:
-            return entries(connection, key, after, through)
+            return frame_index.select_entries(connection, key, after, through)
 
     def drop_frames(self, through: Mapping[str, int]) -> list[str]:
         """Retention: drops the index up to a position per query key.
 
         Returns:
-            The segments that nothing points to any more; remove them from the log. No frame will be
-            indexed in them, even if a gateway still has one open.
+            The segments without indexed frames; remove them from the log. No frame will be indexed in them, even if a
+            gateway still has one open.
         """
         with write_transaction(self._engine) as connection:
-            return forget(connection, through)
+            return frame_index.drop_frames(connection, through)
 
     def removable_segments(self, segments: Sequence[str]) -> list[str]:
-        """Of these segments of the log, those that no frame stands in or ever will; they may be removed."""
+        """Those of `segments` that have no indexed frame and never will; they may be removed from the log."""
         with read_transaction(self._engine) as connection:
-            return spent(connection, segments)
+            return frame_index.removable_segments(connection, segments)
 
     # Alarms
 
     def add_alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int) -> None:
-        """Records something that must not happen; the same again is counted, not added.
+        """Adds an alarm, or counts it if it is a repetition.
 
-        Beyond `MAX_MESSAGES` of one kind at one edge, the message takes the place, and goes on with the count,
-        of the one that came last the longest ago.
+        Beyond `MAX_MESSAGES` alarms of one kind at one edge, the message replaces that of the alarm least recently
+        raised, and continues its count.
         """
         with write_transaction(self._engine) as connection:
-            lock(connection)
+            lock_catalog(connection)
             _alarm(connection, kind, message, edge, now_ms)
 
     def alarms(self, limit: int = MAX_ALARMS) -> list[AlarmRecord]:
-        """The latest alarms, the latest first."""
+        """The latest alarms, newest first."""
         rows = select(t.alarms).order_by(t.alarms.c.last_at_ms.desc(), t.alarms.c.id.desc()).limit(limit)
         with read_transaction(self._engine) as connection:
             return [
@@ -408,13 +389,13 @@ def _readable(row: Row[Any]) -> RegisteredQuery | None:
     try:
         return _query_from_row(row)
     except StorageError as exc:
-        _tell_once(exc.message)
+        _log_once(exc.message)
         return None
 
 
 @lru_cache(maxsize=MAX_QUERIES)
-def _tell_once(message: str) -> None:
-    logger.error("%s; it is left out until it can be read", message)
+def _log_once(message: str) -> None:
+    logger.error("%s; the query is ignored until it can be read", message)
 
 
 def _query_from_row(row: Row[Any]) -> RegisteredQuery:
@@ -427,12 +408,12 @@ def _query_from_row(row: Row[Any]) -> RegisteredQuery:
 
 @lru_cache(maxsize=MAX_QUERIES)
 def _read_spec(mapping: str) -> QuerySpec:
-    """Parsing SQL costs a millisecond, and every process reads all queries whenever one changes."""
+    """Cached: parsing SQL takes a millisecond, and every process reads all queries whenever one changes."""
     return QuerySpec.from_mapping(json.loads(mapping))
 
 
 def _check_columns(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> None:
-    """Binds the spec to its stream as each edge that will answer serves it."""
+    """Binds the spec to its stream as each expected edge serves it."""
     for edge in edges:
         stream = edge.stream(spec.stream)
         if stream is None or edge.retired or (spec.edges is not None and edge.edge not in spec.edges):
@@ -451,7 +432,7 @@ def _alarm(connection: Connection, kind: str, message: str, edge: EdgeId, now_ms
     if connection.execute(again.where(alike, c.message == message)).rowcount:
         return
     if connection.execute(select(func.count()).where(alike)).scalar_one() >= MAX_MESSAGES:
-        # Messages name frames, so there is no end of them; the count goes on, so none is lost from the sum.
+        # Messages name frames, so their number is unbounded. The count continues, so the sum stays right.
         oldest = select(c.id).where(alike).order_by(c.last_at_ms, c.id).limit(1).scalar_subquery()
         connection.execute(again.where(c.id == oldest).values(message=message))
     else:

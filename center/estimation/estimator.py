@@ -29,7 +29,7 @@ from center.estimation.conformal import IntervalRecord
 from center.estimation.group_batch import Look
 from center.estimation.groups import Groups
 from center.estimation.prediction import Outlook, Prediction, assembled
-from center.sampling.reasons import SamplingReasonHistory
+from center.sampling import SamplingReasonHistory
 from edgewater.accuracy import Accuracy
 from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, GroupedSubstream, ReportSchedule, SubstreamStatistics
 from edgewater.synopses.base import IntArray
@@ -257,7 +257,7 @@ class AccuracyBook:
         lacking = self._groups.lacking(start_ms, self.edges)
         began = self.schedule.slot_at(start_ms)
         edges = [edge for edge, lacks in zip(self.edges, lacking, strict=True) if lacks]
-        return self._reasons.of_window(edges, began, began + self.schedule.window_slots)
+        return self._reasons.in_window(edges, began, began + self.schedule.window_slots)
 
     def rates(self) -> dict[str, float]:
         """By edge, what part of its records the next window needs, as the watermarks plan it."""
@@ -316,7 +316,7 @@ class AccuracyBook:
         if edge in self.edges:
             point = self.schedule.slot_at(through_ms)
             self._reports.setdefault(edge, []).append(Report(point, read, unread))
-            self._reasons.note(edge, point, SamplingReason.from_number(sampled))
+            self._reasons.add(edge, point, SamplingReason.from_number(sampled))
 
     def _read(self, substreams: Sequence[str]) -> list[SubstreamStatistics | GroupedSubstream]:
         kind = SubstreamStatistics if self.accuracy.scope is None else GroupedSubstream
@@ -452,7 +452,7 @@ class AccuracyBook:
         self._counted = state.get("counted", self._base)  # an older release counted anew as well
         self._lost = state.get("lost", self._lost)
         self._groups.restore(state["groups"])
-        self._reasons.restore(state.get("reasons", {}))
+        self._reasons.restore(state["reasons"])
         self._first, self._behind = dict(state["first"]), dict(state["behind"])
         self._unread = dict(state.get("unread", {}))
         self._applied, self._ahead = dict(state["applied"]), dict(state["ahead"])

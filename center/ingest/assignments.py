@@ -1,4 +1,4 @@
-"""What each edge is to answer, and its part of the budgets. Pure."""
+"""Assignments: the queries that each edge answers, its share of error budgets and its sampling rates. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from center.budgets.allocation import Grant, MembersChanged
-from center.catalog.store import EdgeRecord, RegisteredQuery, expected_edges
-from center.sampling.policy import SamplingRequirement, is_expensive
+from center.budgets import Grant, MembersChanged
+from center.catalog import EdgeRecord, RegisteredQuery, expected_edges
+from center.sampling import SamplingRequirement, is_expensive
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import uplink_pb2 as pb
@@ -20,7 +20,7 @@ MAX_CLOCK_LEAD_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class EdgeAssignment:
-    """The messages that tell one edge what to do."""
+    """The control messages that assign work to one edge."""
 
     queries: pb.Queries
     budgets: tuple[pb.Budget, ...]
@@ -29,7 +29,7 @@ class EdgeAssignment:
 
 @dataclass(frozen=True, slots=True)
 class QueryAssignment:
-    """A live query, the edges expected to answer it, and those that did and are retired."""
+    """A live query, the edges expected to answer it, the retired edges, and its stream's clock."""
 
     query: RegisteredQuery
     expected: tuple[EdgeId, ...]
@@ -38,26 +38,29 @@ class QueryAssignment:
 
     @classmethod
     def of(cls, query: RegisteredQuery, edges: Sequence[EdgeRecord]) -> QueryAssignment:
-        gone = tuple(e for e in edges if e.retired)
-        ids = {e.edge for e in gone}
+        retired = tuple(e for e in edges if e.retired)
+        retired_ids = {e.edge for e in retired}
         serving = [s for e in edges if (s := e.stream(query.spec.stream)) is not None and not e.retired]
-        expected = tuple(e for e in expected_edges(query.spec, edges) if e not in ids)
-        return cls(query, expected, gone, serving[0].clock if serving else LIVE)
+        expected = tuple(e for e in expected_edges(query.spec, edges) if e not in retired_ids)
+        return cls(query, expected, retired, serving[0].clock if serving else LIVE)
 
     def members(self, now_ms: int) -> MembersChanged:
-        """Who shares the query's budget. A retired edge can have closed what its clock had passed, or,
-        in a stream that runs ahead of its clock, what its last heartbeat said."""
+        """The edges that share the query's error budget.
+
+        A retired edge can have closed the slices that its clock has passed or, in a stream that runs ahead of its
+        clock, the slices up to the watermark of its last heartbeat.
+        """
         window, stream = self.query.spec.window, self.query.spec.stream
-        today = self.horizon_ms(now_ms)
-        gone = {}
+        horizon_ms = self.horizon_ms(now_ms)
+        retired = {}
         for edge in self.retired:
-            said = edge.watermarks.get(stream, today)
-            ahead = today < said < MAX_TIME_MS
-            gone[edge.edge] = window.slice_start(said) + window.slice_ms if ahead else today
-        return MembersChanged(frozenset(self.expected), gone)
+            watermark_ms = edge.watermarks.get(stream, horizon_ms)
+            ahead = horizon_ms < watermark_ms < MAX_TIME_MS
+            retired[edge.edge] = window.slice_start(watermark_ms) + window.slice_ms if ahead else horizon_ms
+        return MembersChanged(frozenset(self.expected), retired)
 
     def horizon_ms(self, now_ms: int) -> int:
-        """The first slice that lies ahead of every edge's clock."""
+        """The first slice that is ahead of every edge's clock."""
         window = self.query.spec.window
         return window.slice_start(self.clock.to_event_ms(now_ms + MAX_CLOCK_LEAD_MS)) + window.slice_ms
 
@@ -73,55 +76,65 @@ class AssignmentPlan:
     def of(cls, version: int, queries: Sequence[RegisteredQuery], edges: Sequence[EdgeRecord]) -> AssignmentPlan:
         return cls(version, tuple(QueryAssignment.of(q, edges) for q in queries))
 
-    def orders(self, edge: EdgeId, budgets: BudgetSnapshot) -> EdgeAssignment:
-        """What `edge` is to be told: the queries that expect it, and its part of their budgets."""
-        mine = [p.query for p in self.queries if edge in p.expected]
-        queries = pb.Queries(
+    def assignment(self, edge: EdgeId, budgets: BudgetSnapshot) -> EdgeAssignment:
+        """The assignment of `edge`: the queries that expect it, its budgets and its sampling rates."""
+        queries = [q.query for q in self.queries if edge in q.expected]
+        message = pb.Queries(
             version=self.version,
             queries=[
-                pb.Query(name=q.ref.name, version=q.ref.version, spec=json.dumps(q.spec.to_mapping())) for q in mine
+                pb.Query(name=q.ref.name, version=q.ref.version, spec=json.dumps(q.spec.to_mapping())) for q in queries
             ],
         )
-        parts = (budgets.of(q, edge) for q in mine)
-        observed = tuple(
-            SamplingRequirement(q.ref, budgets.rates.get(q.ref, {}).get(edge, 1.0), is_expensive(q.spec))
-            for q in mine
+        sampling = tuple(
+            SamplingRequirement(q.ref, budgets.sampling_rates.get(q.ref, {}).get(edge, 1.0), is_expensive(q.spec))
+            for q in queries
             if q.spec.accuracy is not None
         )
-        return EdgeAssignment(queries, tuple(part for part in parts if part is not None), observed)
+        return EdgeAssignment(
+            message, tuple(b for q in queries if (b := budgets.message(q, edge)) is not None), sampling
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetSnapshot:
-    """What is known of budgets: the words to edges per query, how long the center itself takes, and by query
-    and edge what part of records an accuracy needs."""
+    """What the catalog holds about budgets.
 
-    words: Mapping[QueryRef, Mapping[EdgeId, Grant]] = field(default_factory=dict)
-    center_ms: Mapping[QueryRef, int] = field(default_factory=dict)
-    rates: Mapping[QueryRef, Mapping[EdgeId, float]] = field(default_factory=dict)
+    Attributes:
+        grants: by query and edge, the last grant.
+        processing_delay_ms: by query, the center's processing delay.
+        sampling_rates: by query and edge, the fraction of records that the accuracy needs processed.
+    """
 
-    def of(self, query: RegisteredQuery, edge: EdgeId) -> pb.Budget | None:
-        """One edge's part of one query's budget; None: there is nothing to say."""
+    grants: Mapping[QueryRef, Mapping[EdgeId, Grant]] = field(default_factory=dict)
+    processing_delay_ms: Mapping[QueryRef, int] = field(default_factory=dict)
+    sampling_rates: Mapping[QueryRef, Mapping[EdgeId, float]] = field(default_factory=dict)
+
+    def message(self, query: RegisteredQuery, edge: EdgeId) -> pb.Budget | None:
+        """The budget message of one query to one edge; None if there is none yet."""
         ref = query.ref
         if isinstance(query.spec.budget, StalenessBudget):
-            takes_ms = self.center_ms.get(ref)
-            return pb.Budget(query=ref.name, query_version=ref.version, center_ms=takes_ms) if takes_ms else None
-        word = self.words.get(ref, {}).get(edge)
-        if word is None:
+            delay_ms = self.processing_delay_ms.get(ref)
+            return pb.Budget(query=ref.name, query_version=ref.version, center_ms=delay_ms) if delay_ms else None
+        grant = self.grants.get(ref, {}).get(edge)
+        if grant is None:
             return None
         return pb.Budget(
-            query=ref.name, query_version=ref.version, shares=word.shares, version=word.version, from_ms=word.from_ms
+            query=ref.name,
+            query_version=ref.version,
+            shares=grant.shares,
+            version=grant.version,
+            from_ms=grant.from_ms,
         )
 
 
-def limits(spec: QuerySpec) -> tuple[dict[str, float], dict[str, float]]:
-    """An error budget per measure: those that edges divide, and those that every edge may use whole.
+def error_limits(spec: QuerySpec) -> tuple[dict[str, float], dict[str, float]]:
+    """A query's error budget E per measure: the limits that edges divide, and those that every edge may use in full.
 
-    Errors of sums add up over edges. The error of an extremum is the largest of any edge's, and relative
-    errors do not add up either: Σ e·|vᵢ| ≤ e·|Σ vᵢ| as long as the vᵢ have one sign.
+    Errors of sums add up over edges. The error of an extremum is the largest of any edge's. Relative errors do not add
+    up either: Σ e·|vᵢ| ≤ e·|Σ vᵢ| as long as the vᵢ have one sign.
     """
     if not isinstance(spec.budget, ErrorBudget):
         return {}, {}
-    error = {m.name: m.function.error for m in spec.measures}
-    divided = {name: limit for name, limit in spec.budget.limits if error[name] != "extremum"}
+    kind = {m.name: m.function.error for m in spec.measures}
+    divided = {name: limit for name, limit in spec.budget.limits if kind[name] != "extremum"}
     return divided, {name: limit for name, limit in spec.budget.limits if name not in divided}

@@ -1,8 +1,8 @@
-"""Drives the share books: reports of edges in, words to edges out, by way of the catalog.
+"""Runs the budget allocators over the catalog: reports of edges in, grants out.
 
-A word is written down before it is sent and a confirmation before it is acted upon, so a gateway may die
-anywhere, and any number of gateways work on the same books: each change is one transaction that reads the
-book, lets the pure machine decide, and writes it back.
+A grant is stored before it is sent, and a confirmation before it takes effect. So a gateway may die at any moment, and
+any number of gateways work on the same state: each change is one transaction that reads the allocator's state, applies
+the events and writes the state back.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from center.budgets.allocation import (
+from center.budgets import (
     AllocationPolicy,
     BudgetAllocator,
     BudgetReport,
@@ -21,17 +22,16 @@ from center.budgets.allocation import (
     ShareReported,
     ShareViolation,
 )
-from center.catalog.budget_rows import BudgetUpdate
-from center.catalog.store import Catalog
-from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment, limits
+from center.catalog import BudgetUpdate, Catalog
+from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment, error_limits
 from center.ingest.status_writer import StatusWriter
 from edgewater.query import ErrorBudget
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import QueryRef
 
-WRITE_EVERY_MS = 5_000
-"""Rates alone are written no more often; until then they are kept here."""
-ALARM = "share-not-given"
+RATES_WRITE_INTERVAL_MS = 5_000
+"""The least time between two writes of a state in which only rates have changed; reports stay here until then."""
+ALARM = "share-not-granted"
 logger = logging.getLogger(__name__)
 
 
@@ -40,95 +40,98 @@ class BudgetSync:
 
     Args:
         now_ms: wall clock.
+
+    Attributes:
+        snapshot: the catalog's budgets as of the last `sync`.
     """
 
     def __init__(
-        self, catalog: Catalog, notes: StatusWriter, now_ms: Callable[[], int], policy: AllocationPolicy
+        self, catalog: Catalog, status: StatusWriter, now_ms: Callable[[], int], policy: AllocationPolicy
     ) -> None:
         self._catalog = catalog
-        self._notes = notes
+        self._status = status
         self._now_ms = now_ms
         self._policy = policy
-        self._waiting: dict[QueryRef, dict[EdgeId, BudgetReport]] = {}
-        self._seen = -1
-        self._planned = -1
-        self.budgets = BudgetSnapshot()
+        self._reports: dict[QueryRef, dict[EdgeId, BudgetReport]] = {}
+        self._budgets_version = -1
+        self._plan_version = -1
+        self.snapshot = BudgetSnapshot()
 
-    def reported(self, edge: EdgeId, ref: QueryRef, report: BudgetReport) -> None:
-        """What an edge says that it applies; the next `turn` takes it in."""
-        self._waiting.setdefault(ref, {})[edge] = report
+    def on_report(self, edge: EdgeId, ref: QueryRef, report: BudgetReport) -> None:
+        """Buffers the shares that an edge applies for the next `sync`."""
+        self._reports.setdefault(ref, {})[edge] = report
 
-    async def turn(self, plan: AssignmentPlan) -> bool:
-        """Takes in what edges and other gateways have said; whether edges are to be told something new.
+    async def sync(self, plan: AssignmentPlan) -> bool:
+        """Applies the reports and reads what other gateways have stored; returns whether `snapshot` has changed.
 
         Raises:
-            StorageError: the catalog refuses; what was reported is kept for the next turn.
+            StorageError: the catalog refuses; the reports stay buffered for the next call.
         """
-        before = self.budgets
-        changed_plan = plan.version != self._planned
-        for planned in plan.queries:
-            ref = planned.query.ref
-            if isinstance(planned.query.spec.budget, ErrorBudget) and (changed_plan or ref in self._waiting):
-                await self._turn(planned)
-        self._planned = plan.version
-        live = {p.query.ref for p in plan.queries}
-        self._waiting = {r: w for r, w in self._waiting.items() if r in live}
-        await self._follow(live)
-        return self.budgets is not before
+        before = self.snapshot
+        plan_changed = plan.version != self._plan_version
+        for assigned in plan.queries:
+            ref = assigned.query.ref
+            if isinstance(assigned.query.spec.budget, ErrorBudget) and (plan_changed or ref in self._reports):
+                await self._sync_query(assigned)
+        self._plan_version = plan.version
+        live = {q.query.ref for q in plan.queries}
+        self._reports = {ref: reports for ref, reports in self._reports.items() if ref in live}
+        await self._read(live)
+        return self.snapshot is not before
 
-    async def _turn(self, planned: QueryAssignment) -> None:
-        ref, reports = planned.query.ref, self._waiting.get(planned.query.ref, {})
-        taken = dict(reports)
-        change = _Change(planned, taken, self._now_ms(), self._policy)
-        flagged, written = await asyncio.to_thread(self._catalog.update_budget, ref, change, self._now_ms())
-        for each in flagged:
-            self._notes.alarm(ALARM, f"query {ref.name}: {each.message}", each.edge, self._now_ms())
+    async def _sync_query(self, assigned: QueryAssignment) -> None:
+        ref, reports = assigned.query.ref, self._reports.get(assigned.query.ref, {})
+        applied = dict(reports)
+        compute = partial(_update, assigned, applied, self._now_ms(), self._policy)
+        violations, written = await asyncio.to_thread(self._catalog.update_budget, ref, compute, self._now_ms())
+        for violation in violations:
+            self._status.alarm(ALARM, f"query {ref.name}: {violation.message}", violation.edge, self._now_ms())
         if written:
-            # What came meanwhile stays; so does everything, if only rates have moved.
-            for edge, report in taken.items():
+            # Reports that came meanwhile stay; if nothing was written, because only rates have changed, all stay.
+            for edge, report in applied.items():
                 if reports.get(edge) is report:
                     del reports[edge]
-            if not reports and self._waiting.get(ref) is reports:
-                del self._waiting[ref]
+            if not reports and self._reports.get(ref) is reports:
+                del self._reports[ref]
 
-    async def _follow(self, live: set[QueryRef]) -> None:
-        """Reads what has changed, by this gateway or another."""
+    async def _read(self, live: set[QueryRef]) -> None:
+        """Reads what this gateway or another has stored."""
         version = await asyncio.to_thread(self._catalog.budgets_version)
-        if version == self._seen:
+        if version == self._budgets_version:
             return
-        books = await asyncio.to_thread(self._catalog.budget_states, self._seen)
-        ways = await asyncio.to_thread(self._catalog.processing_delays)
+        states = await asyncio.to_thread(self._catalog.budget_states, self._budgets_version)
+        delays = await asyncio.to_thread(self._catalog.processing_delays)
         rates = await asyncio.to_thread(self._catalog.sampling_rates)
-        words = {ref: words for ref, words in self.budgets.words.items() if ref in live}
-        words.update({ref: words_of(book) for ref, book in books.items()})
-        self.budgets, self._seen = BudgetSnapshot(words, ways, rates), version
+        grants = {ref: grants for ref, grants in self.snapshot.grants.items() if ref in live}
+        grants.update({ref: grants_of(state) for ref, state in states.items()})
+        self.snapshot, self._budgets_version = BudgetSnapshot(grants, delays, rates), version
 
 
-class _Change:
-    """One query's turn, as the catalog's transaction calls it."""
+def _update(
+    assigned: QueryAssignment,
+    reports: Mapping[EdgeId, BudgetReport],
+    now_ms: int,
+    policy: AllocationPolicy,
+    state: Any,
+    written_at_ms: int,
+) -> BudgetUpdate:
+    """Applies reports and the present members to one query's stored state, inside the catalog's transaction."""
+    allocator = BudgetAllocator(*error_limits(assigned.query.spec), policy)
+    if state is not None:
+        allocator.restore(state)
+    before = allocator.durable_state()
+    violations: list[ShareViolation] = allocator.handle(assigned.members(now_ms))
+    for edge, report in reports.items():
+        violations += allocator.handle(ShareReported(edge, report, now_ms))
+    violations += allocator.handle(RebalanceEvent(now_ms, assigned.horizon_ms(now_ms)))
+    changed = allocator.durable_state() != before
+    if not changed and now_ms - written_at_ms < RATES_WRITE_INTERVAL_MS:
+        return BudgetUpdate(None, False, violations)
+    return BudgetUpdate(allocator.to_json(), changed, violations)
 
-    def __init__(
-        self, planned: QueryAssignment, reports: Mapping[EdgeId, BudgetReport], now_ms: int, policy: AllocationPolicy
-    ) -> None:
-        self._planned, self._reports, self._now_ms, self._policy = planned, reports, now_ms, policy
 
-    def __call__(self, given: Any, written_at_ms: int) -> BudgetUpdate:
-        book = BudgetAllocator(*limits(self._planned.query.spec), self._policy)
-        if given is not None:
-            book.restore(given)
-        before = book.obligations()
-        flagged: list[ShareViolation] = book.handle(self._planned.members(self._now_ms))
-        for edge, report in self._reports.items():
-            flagged += book.handle(ShareReported(edge, report, self._now_ms))
-        flagged += book.handle(RebalanceEvent(self._now_ms, self._planned.horizon_ms(self._now_ms)))
-        changed = book.obligations() != before
-        if not changed and self._now_ms - written_at_ms < WRITE_EVERY_MS:
-            return BudgetUpdate(None, False, flagged)
-        return BudgetUpdate(book.to_json(), changed, flagged)
-
-
-def words_of(book: Any) -> dict[EdgeId, Grant]:
-    """The last word to each edge, of a book as JSON."""
-    whole = BudgetAllocator({}, {})
-    whole.restore(book)
-    return whole.grants()
+def grants_of(state: Any) -> dict[EdgeId, Grant]:
+    """The last grant to each edge, from an allocator's state as JSON."""
+    allocator = BudgetAllocator({}, {})
+    allocator.restore(state)
+    return allocator.grants()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from center.budgets.allocation import AllocationPolicy
+from center.budgets import AllocationPolicy
 from center.config import TlsFiles
 
 
@@ -38,4 +38,4 @@ class GatewayConfig:
     retry_ms: int = 100
     retry_max_ms: int = 5_000
     hello_timeout_ms: int = 10_000
-    shares: AllocationPolicy = field(default_factory=AllocationPolicy)
+    allocation: AllocationPolicy = field(default_factory=AllocationPolicy)

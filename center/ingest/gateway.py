@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from center.catalog.store import Catalog
+from center.catalog import Catalog
 from center.config import is_loopback
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.authentication import Credentials, require_own_id
@@ -66,15 +66,15 @@ class Gateway:
         self._server: Any = None
         self._tasks: list[asyncio.Task[None]] = []
         self._opening: set[EdgeId] = set()
-        self._unheard = 0
+        self._awaiting_hello = 0
         self._plan = AssignmentPlan(-1, ())
-        self._untold = False
-        self._planning = asyncio.Lock()
-        self._catalog_trouble: str | None = None
+        self._unsent = False
+        self._refreshing = asyncio.Lock()
+        self._catalog_problem: str | None = None
         self.metrics = GatewayMetrics()
-        self._notes = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000)
-        self._keeper = BudgetSync(catalog, self._notes, now_ms, config.shares)
-        self._committer = GroupCommit(
+        self._status = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000)
+        self._budget_sync = BudgetSync(catalog, self._status, now_ms, config.allocation)
+        self._group_commit = GroupCommit(
             catalog,
             log,
             self.metrics,
@@ -99,7 +99,7 @@ class Gateway:
                 "a loopback address, or tokens or a client CA",
                 "nobody would be asked who he is",
             )
-        await self._replan()
+        await self._refresh()
         await asyncio.to_thread(self._sweep)
         self._server = grpc.aio.server(options=_server_options(self._config))
         add_servicer: Any = uplink_pb2_grpc.add_UplinkServicer_to_server  # generated, untyped
@@ -109,8 +109,8 @@ class Gateway:
         except RuntimeError as exc:
             raise InvalidConfig("gateway.listen", address, "a host:port that is free", str(exc)) from exc
         self._tasks = [
-            asyncio.create_task(self._committer.run(), name="committer"),
-            asyncio.create_task(self._notes.run(), name="notes"),
+            asyncio.create_task(self._group_commit.run(), name="group-commit"),
+            asyncio.create_task(self._status.run(), name="status-writer"),
             asyncio.create_task(self._poll(), name="poll"),
         ]
         await self._server.start()
@@ -137,13 +137,13 @@ class Gateway:
             session.finish()
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
-        await self._committer.close()
-        if self._tasks and self._committer.stalled is None:
+        await self._group_commit.close()
+        if self._tasks and self._group_commit.stalled is None:
             await asyncio.wait(self._tasks[:1], timeout=STOP_GRACE_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._notes.flush()
+        await self._status.flush()
         self._log.roll()
 
     def readiness(self) -> list[str]:
@@ -151,10 +151,10 @@ class Gateway:
         missing = []
         if self._server is None:
             missing.append("the gateway has not started")
-        if self._committer.stalled is not None:
-            missing.append(f"frames cannot be made durable: {self._committer.stalled}")
-        if self._catalog_trouble is not None:
-            missing.append(f"the catalog cannot be read: {self._catalog_trouble}")
+        if self._group_commit.stalled is not None:
+            missing.append(f"frames cannot be made durable: {self._group_commit.stalled}")
+        if self._catalog_problem is not None:
+            missing.append(f"the catalog cannot be read: {self._catalog_problem}")
         return missing
 
     async def serve(self, requests: AsyncIterator[pb.FromEdge], context: Any) -> None:
@@ -178,33 +178,33 @@ class Gateway:
 
     async def _session(self, requests: AsyncIterator[pb.FromEdge], context: Any) -> None:
         credential = self._credentials.identify(context.invocation_metadata() or (), context.auth_context() or {})
-        if self._unheard >= self._config.max_sessions:
-            raise StorageError(f"{self._unheard} calls have not said Hello yet, which is this gateway's limit")
-        self._unheard += 1
+        if self._awaiting_hello >= self._config.max_sessions:
+            raise StorageError(f"{self._awaiting_hello} calls have not said Hello yet, which is this gateway's limit")
+        self._awaiting_hello += 1
         try:
-            hello = await self._greeting(requests)
+            hello = await self._receive_hello(requests)
         finally:
-            self._unheard -= 1
+            self._awaiting_hello -= 1
         require_own_id(credential, hello.edge)
-        with self._seat(hello.edge):
+        with self._admitted(hello.edge):
             session = await self._open(hello)
             self._replace(session)
         self.metrics.sessions.inc()
         try:
             await context.write(self._welcome(session))
-            await self._replan()
-            session.tell(self._plan.orders(session.edge, self._keeper.budgets))
-            if self._committer.stalled is not None:
+            await self._refresh()
+            session.assign(self._plan.assignment(session.edge, self._budget_sync.snapshot))
+            if self._group_commit.stalled is not None:
                 session.outgoing.put(self._throttle())
             await session.run(requests, context.write)
         finally:
             self.metrics.sessions.dec()
             if self._sessions.get(session.edge) is session:
                 del self._sessions[session.edge]
-            self._notes.ended(session.edge, session.name, self._now_ms())
+            self._status.session_ended(session.edge, session.name, self._now_ms())
 
     @contextlib.contextmanager
-    def _seat(self, edge: EdgeId) -> Iterator[None]:
+    def _admitted(self, edge: EdgeId) -> Iterator[None]:
         """Holds a place for an edge until its session has it. One that is here already takes its own."""
         if edge in self._sessions or edge in self._opening:
             yield
@@ -218,7 +218,7 @@ class Gateway:
         finally:
             self._opening.discard(edge)
 
-    async def _greeting(self, requests: AsyncIterator[pb.FromEdge]) -> Hello:
+    async def _receive_hello(self, requests: AsyncIterator[pb.FromEdge]) -> Hello:
         try:
             first = await asyncio.wait_for(anext(requests, None), self._config.hello_timeout_ms / 1000)
         except TimeoutError as exc:
@@ -231,7 +231,7 @@ class Gateway:
     async def _open(self, hello: Hello) -> GatewaySession:
         name = uuid.uuid4().hex
         acked_through = await asyncio.to_thread(
-            self._catalog.hello,
+            self._catalog.begin_session,
             hello.edge,
             hello.incarnation,
             labels=hello.labels,
@@ -245,9 +245,9 @@ class Gateway:
             name,
             hello,
             acked_through,
-            committer=self._committer,
-            notes=self._notes,
-            keeper=self._keeper,
+            group_commit=self._group_commit,
+            status=self._status,
+            budget_sync=self._budget_sync,
             now_ms=self._now_ms,
             max_frame_bytes=self._config.max_frame_bytes,
             credit_bytes=self._config.credit_bytes,
@@ -278,26 +278,26 @@ class Gateway:
         while True:
             await asyncio.sleep(self._config.poll_ms / 1000)
             try:
-                await self._replan()
-                self._catalog_trouble = None
+                await self._refresh()
+                self._catalog_problem = None
             except StorageError as exc:
-                if self._catalog_trouble is None:
+                if self._catalog_problem is None:
                     logger.error("the catalog cannot be read: %s", exc)
-                self._catalog_trouble = str(exc)
+                self._catalog_problem = str(exc)
 
-    async def _replan(self) -> None:
+    async def _refresh(self) -> None:
         """Reads the catalog anew if its version has risen, lets shares move, and tells every session what
         that means for it."""
-        async with self._planning:
+        async with self._refreshing:
             plan = await asyncio.to_thread(self._read_plan, self._plan)
             if plan.version > self._plan.version:
                 # Remembered until it is told: the turn may fail, and the next look finds nothing newer.
-                self._plan, self._untold = plan, True
-                self._committer.live = frozenset(p.query.ref for p in plan.queries)
-            if await self._keeper.turn(self._plan) or self._untold:
+                self._plan, self._unsent = plan, True
+                self._group_commit.live = frozenset(p.query.ref for p in plan.queries)
+            if await self._budget_sync.sync(self._plan) or self._unsent:
                 for session in self._sessions.values():
-                    session.tell(self._plan.orders(session.edge, self._keeper.budgets))
-                self._untold = False
+                    session.assign(self._plan.assignment(session.edge, self._budget_sync.snapshot))
+                self._unsent = False
 
     def _read_plan(self, current: AssignmentPlan) -> AssignmentPlan:
         # The version first: what changes while the rest is read raises it again, and is seen next time.
@@ -321,7 +321,7 @@ class Gateway:
 
     def _throttle(self) -> pb.ToEdge:
         """While nothing can be made durable, edges hold back; 0 ms tells them that it is over."""
-        wait_ms = self._config.retry_max_ms if self._committer.stalled is not None else 0
+        wait_ms = self._config.retry_max_ms if self._group_commit.stalled is not None else 0
         return pb.ToEdge(throttle=pb.Throttle(retry_after_ms=wait_ms))
 
 

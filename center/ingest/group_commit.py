@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
-from center.catalog.store import Catalog, IndexOutcome, SegmentDropped, UnindexedFrame
+from center.catalog import Catalog, IndexOutcome, SegmentDropped, UnindexedFrame
 from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from edgewater.errors import StorageError

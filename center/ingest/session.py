@@ -1,4 +1,4 @@
-"""One edge's session at the gateway: frames in, acknowledgements and orders out."""
+"""One edge's session at the gateway: frames in, acknowledgements and control messages out."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from center.catalog.store import IndexOutcome, QueryStatusRecord
+from center.catalog import IndexOutcome, QueryStatusRecord
 from center.ingest.assignments import EdgeAssignment
 from center.ingest.budget_sync import BudgetSync
 from center.ingest.group_commit import GroupCommit, ReceivedFrame
 from center.ingest.status_writer import StatusWriter
-from center.ingest.validation import MAX_SEQ, Hello, plain_text, read_budget_report, read_busy_share, read_heartbeat
-from center.sampling.policy import EdgeSamplingController
+from center.ingest.validation import MAX_SEQ, Hello, bounded_text, read_budget_report, read_heartbeat, read_utilization
+from center.sampling import EdgeSamplingController
 from center.storage.frame_log import StoredFrame
 from edgewater.errors import Conflict, EdgewaterError, ProtocolError
 from edgewater.measure import NAME
@@ -21,29 +21,32 @@ from edgewater.wire.frames import Frame, QueryRef
 
 
 class ConflatingQueue:
-    """What is to be written next. A newer message of a kind replaces one that still waits, so a slow edge
-    gets the newest acknowledgement and the newest orders, and never a queue."""
+    """Messages to an edge, conflated: a newer message replaces a pending one of its kind.
+
+    So a slow edge receives the newest acknowledgement and the newest assignment, and the queue is bounded.
+    """
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[str, ...], pb.ToEdge] = {}
+        self._pending: dict[tuple[str, ...], pb.ToEdge] = {}
         self._changed = asyncio.Event()
         self._closed = False
 
-    def put(self, message: pb.ToEdge, *which: str) -> None:
-        kind = (message.WhichOneof("message") or "", *which)
-        self._waiting.pop(kind, None)
-        self._waiting[kind] = message
+    def put(self, message: pb.ToEdge, *subject: str) -> None:
+        """Adds a message. It replaces the pending one of the same kind and `subject`, such as a query."""
+        kind = (message.WhichOneof("message") or "", *subject)
+        self._pending.pop(kind, None)
+        self._pending[kind] = message
         self._changed.set()
 
     def close(self) -> None:
-        """Ends the iteration once all that waits has been taken."""
+        """Ends the iteration once all pending messages have been taken."""
         self._closed = True
         self._changed.set()
 
     async def __aiter__(self) -> AsyncIterator[pb.ToEdge]:
         while True:
-            while self._waiting:
-                yield self._waiting.pop(next(iter(self._waiting)))
+            while self._pending:
+                yield self._pending.pop(next(iter(self._pending)))
             if self._closed:
                 return
             self._changed.clear()
@@ -54,8 +57,8 @@ class GatewaySession:
     """A session after its Hello.
 
     Args:
-        acked_through: the highest seq that is durable, as the catalog said at Hello.
-        credit_bytes: bytes that may be in flight; at twice that the session stops reading.
+        acked_through: the highest durable seq, from the catalog at Hello; None: no frame is durable.
+        credit_bytes: bytes that may be in flight; at twice that, the session stops reading.
     """
 
     def __init__(
@@ -64,9 +67,9 @@ class GatewaySession:
         hello: Hello,
         acked_through: int | None,
         *,
-        committer: GroupCommit,
-        notes: StatusWriter,
-        keeper: BudgetSync,
+        group_commit: GroupCommit,
+        status: StatusWriter,
+        budget_sync: BudgetSync,
         now_ms: Callable[[], int],
         max_frame_bytes: int,
         credit_bytes: int,
@@ -75,9 +78,9 @@ class GatewaySession:
         self.hello = hello
         self.edge = hello.edge
         self.outgoing = ConflatingQueue()
-        self._committer = committer
-        self._notes = notes
-        self._keeper = keeper
+        self._group_commit = group_commit
+        self._status = status
+        self._budget_sync = budget_sync
         self._now_ms = now_ms
         self._max_frame_bytes = max_frame_bytes
         self._credit_bytes = credit_bytes
@@ -90,8 +93,8 @@ class GatewaySession:
         self._finishing = asyncio.Event()
         self._drain = asyncio.Event()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._told: EdgeAssignment | None = None
-        self._asked: frozenset[QueryRef] = frozenset()
+        self._assignment: EdgeAssignment | None = None
+        self._queries: frozenset[QueryRef] = frozenset()
         self._sampling = EdgeSamplingController()
 
     @property
@@ -99,18 +102,18 @@ class GatewaySession:
         """The highest seq that is durable at the center, as far as this session knows."""
         return self._acked
 
-    def tell(self, orders: EdgeAssignment) -> None:
-        """Sends what of the orders is not what the edge was told last."""
-        told, self._told = self._told, orders
-        self._asked = frozenset(QueryRef(q.name, q.version) for q in orders.queries.queries)
-        if told is None or list(told.queries.queries) != list(orders.queries.queries):
-            self.outgoing.put(pb.ToEdge(queries=orders.queries))
-        for budget in orders.budgets:
-            if told is None or budget not in told.budgets:
+    def assign(self, assignment: EdgeAssignment) -> None:
+        """Sends the messages of an assignment that differ from the ones sent last."""
+        sent, self._assignment = self._assignment, assignment
+        self._queries = frozenset(QueryRef(q.name, q.version) for q in assignment.queries.queries)
+        if sent is None or list(sent.queries.queries) != list(assignment.queries.queries):
+            self.outgoing.put(pb.ToEdge(queries=assignment.queries))
+        for budget in assignment.budgets:
+            if sent is None or budget not in sent.budgets:
                 self.outgoing.put(pb.ToEdge(budget=budget), budget.query, str(budget.query_version))
 
     def fail(self, exc: Exception) -> None:
-        """Ends the session with an error; the first one counts."""
+        """Ends the session with an error; further errors are ignored."""
         if not self._failed.done():
             self._failed.set_exception(exc)
 
@@ -119,10 +122,10 @@ class GatewaySession:
         self._finishing.set()
 
     async def run(self, requests: AsyncIterator[pb.FromEdge], write: Callable[[pb.ToEdge], Awaitable[None]]) -> None:
-        """Reads until the edge ends or `finish`; then all that was read is acknowledged.
+        """Reads until the edge ends the session or `finish` is called, then acknowledges all that was read.
 
         Raises:
-            EdgewaterError: the edge breaks the protocol, or whatever `fail` was given.
+            EdgewaterError: the edge breaks the protocol, or `fail` was called.
         """
         reader = asyncio.ensure_future(self._read(requests))
         writer = asyncio.ensure_future(self._write(write))
@@ -143,14 +146,14 @@ class GatewaySession:
                 self._failed.exception()
 
     async def _first(self, *tasks: asyncio.Future[Any]) -> None:
-        """Waits for the first of the tasks or for failure, and raises what it raised."""
+        """Waits until one of the tasks ends or `fail` is called, and raises the error of either."""
         done, _ = await asyncio.wait((self._failed, *tasks), return_when=asyncio.FIRST_COMPLETED)
         for task in (self._failed, *tasks):
             if task in done:
                 task.result()
 
     async def _settled(self) -> None:
-        """Waits until, after the last frame was read, nothing is in flight any more."""
+        """Waits until the last frame has been read and no frame is in flight."""
         await self._drain.wait()
         while self._in_flight:
             self._indexed.clear()
@@ -177,7 +180,7 @@ class GatewaySession:
                 return
             elif kind == "hello":
                 raise ProtocolError(f"edge {self.edge}: a second Hello in one session")
-            # Anything else is a message of a newer protocol, which by its range speaks ours too.
+            # Any other kind belongs to a newer protocol. Its version range includes this one, so it may be ignored.
 
     async def _on_frame(self, message: pb.Frame) -> None:
         who = f"edge {self.edge}, incarnation {self.hello.incarnation}"
@@ -201,8 +204,8 @@ class GatewaySession:
         stored = StoredFrame(self.edge, self.hello.incarnation, frame)
         self._in_flight += 1
         self._in_flight_bytes += frame.wire_bytes
-        arrival = ReceivedFrame(stored, self._now_ms(), frame.seq <= self._durable, self)
-        outcome = await self._committer.submit(arrival)
+        received = ReceivedFrame(stored, self._now_ms(), frame.seq <= self._durable, self)
+        outcome = await self._group_commit.submit(received)
         outcome.add_done_callback(lambda done: self._on_indexed(frame, done))
 
     def _on_indexed(self, frame: Frame, done: asyncio.Future[IndexOutcome]) -> None:
@@ -218,8 +221,8 @@ class GatewaySession:
         outcome = done.result()
         who = f"edge {self.edge}, incarnation {self.hello.incarnation}, frame {frame.seq}"
         if outcome is IndexOutcome.CONFLICT:
-            message = f"{who}: stands in the log with another checksum than {frame.crc32c:#010x}"
-            self._notes.alarm("frame-conflict", message, self.edge, self._now_ms())
+            message = f"{who}: the log holds it with a checksum other than {frame.crc32c:#010x}"
+            self._status.alarm("frame-conflict", message, self.edge, self._now_ms())
             self.fail(Conflict(message))
         elif outcome is IndexOutcome.REFUSED:
             self.fail(ProtocolError(f"{who}: does not follow what the center has; say Hello again"))
@@ -230,31 +233,31 @@ class GatewaySession:
     def _on_heartbeat(self, message: pb.Heartbeat) -> None:
         now_ms = self._now_ms()
         beat = read_heartbeat(self.edge, message, now_ms)
-        self._notes.heartbeat(beat)
-        orders = self._told.sampling if self._told is not None else ()
-        for word in self._sampling.on_heartbeat(
-            beat.backlog_bytes, beat.bandwidth_bytes_s, beat.clock_offset_ms, orders, read_busy_share(message)
+        self._status.heartbeat(beat)
+        requirements = self._assignment.sampling if self._assignment is not None else ()
+        for sampling in self._sampling.on_heartbeat(
+            beat.backlog_bytes, beat.bandwidth_bytes_s, beat.clock_offset_ms, requirements, read_utilization(message)
         ):
-            self.outgoing.put(pb.ToEdge(sampling=word), word.query, str(word.query_version))
+            self.outgoing.put(pb.ToEdge(sampling=sampling), sampling.query, str(sampling.query_version))
         echo = pb.TimeEcho(edge_sent_at_ms=message.sent_at_ms, center_received_at_ms=now_ms)
         self.outgoing.put(pb.ToEdge(time_echo=echo))
 
     def _on_budget_report(self, message: pb.BudgetReport) -> None:
         ref, report = read_budget_report(self.edge, message)
-        self._keeper.reported(self.edge, ref, report)
-        for budget in self._told.budgets if self._told is not None else ():
+        self._budget_sync.on_report(self.edge, ref, report)
+        for budget in self._assignment.budgets if self._assignment is not None else ():
             if (budget.query, budget.query_version) == (ref.name, ref.version) and budget.version > report.version:
-                # It was told before it knew of the query.
+                # The budget was sent before the edge knew the query: send it again.
                 self.outgoing.put(pb.ToEdge(budget=budget), budget.query, str(budget.query_version))
 
     def _on_status(self, message: pb.QueryStatus) -> None:
         if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
             raise ProtocolError(f"edge {self.edge}: a status of {message.query!r:.100}, which is no query's name")
         ref = QueryRef(message.query, message.query_version)
-        if ref not in self._asked:
-            return  # Deleted meanwhile, or never asked for: there would be no end of those.
-        self._notes.status(
+        if ref not in self._queries:
+            return  # Deleted meanwhile, or never assigned: storing those would be unbounded.
+        self._status.status(
             QueryStatusRecord(
-                ref, self.edge, message.accepted, plain_text(message.code), plain_text(message.message, 4_000)
+                ref, self.edge, message.accepted, bounded_text(message.code), bounded_text(message.message, 4_000)
             )
         )

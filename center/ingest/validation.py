@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from center.budgets.allocation import BudgetReport
-from center.catalog.edges import HeartbeatRecord, StreamRecord
+from center.budgets import BudgetReport
+from center.catalog import HeartbeatRecord, StreamRecord
 from edgewater.errors import ProtocolError
 from edgewater.measure import NAME
 from edgewater.query import MAX_MEASURES
@@ -63,7 +63,7 @@ def read_hello(message: pb.Hello) -> Hello:
     return Hello(
         EdgeId(message.edge),
         message.incarnation,
-        {plain_text(k): plain_text(v) for k, v in message.labels.items()},
+        {bounded_text(k): bounded_text(v) for k, v in message.labels.items()},
         streams,
         message.oldest_seq,
         message.next_seq,
@@ -93,7 +93,7 @@ def _stream(message: pb.Stream) -> StreamRecord:
                 raise ProtocolError(
                     f"Hello: stream {message.name}: {field}_origin_ms {origin}; expected at most {MAX_ORIGIN_MS}"
                 )
-    columns = {plain_text(c.name): COLUMN_TYPES[c.type] for c in message.columns}
+    columns = {bounded_text(c.name): COLUMN_TYPES[c.type] for c in message.columns}
     return StreamRecord(message.name, columns, clock)
 
 
@@ -114,7 +114,7 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> Heartbea
     )
 
 
-def read_busy_share(message: pb.Heartbeat) -> float:
+def read_utilization(message: pb.Heartbeat) -> float:
     """0 to 1; 0 of an edge that does not measure it."""
     return min(max(_finite(message.busy_share), 0.0), 1.0)
 
@@ -136,7 +136,7 @@ def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef
 
 
 def _drops(given: Mapping[str, int]) -> dict[str, int]:
-    return {plain_text(reason): count for reason, count in sorted(given.items())[:MAX_LABELS]}
+    return {bounded_text(reason): count for reason, count in sorted(given.items())[:MAX_LABELS]}
 
 
 def _finite(value: float) -> float:
@@ -148,6 +148,6 @@ def _limit(what: str, count: int, most: int) -> None:
         raise ProtocolError(f"Hello: {count} {what}, at most {most}")
 
 
-def plain_text(text: str, limit: int = MAX_TEXT) -> str:
+def bounded_text(text: str, limit: int = MAX_TEXT) -> str:
     """Text that every database takes: no NUL, not too long."""
     return text.replace("\0", "�")[:limit]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from center.catalog.store import Catalog
+from center.catalog import Catalog
 from center.ledger import EdgesChanged, LedgerEvent, QueryDeleted, QueryRegistered
 
 

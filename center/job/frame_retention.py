@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from center.catalog.store import Catalog
+from center.catalog import Catalog
 from center.results import ResultStore
 from center.storage.frame_log import FrameLog
 

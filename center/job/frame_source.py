@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from center.catalog.store import Catalog, FrameEntry
+from center.catalog import Catalog
 from center.job.admission import Admission, BatchLimits, RoundRobin
 from center.job.coalescing import MANY_FRAMES, BatchCoalescer
 from center.job.frame_retention import FrameRetention
@@ -38,7 +38,7 @@ from center.job.merge import merge_rows
 from center.job.rows import ROW_DDL, FrameRow, row_of_damage, rows_of_frame, to_batch
 from center.results import ResultStore
 from center.spark.workers import settle
-from center.storage.frame_log import FrameLog
+from center.storage.frame_log import FrameEntry, FrameLog
 from edgewater.errors import CorruptFrame, StorageError
 
 FORMAT = "edgewater_frames"
@@ -165,13 +165,13 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return ReadMaxBytes(self._options.limits.bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._catalog.positions()
+        self._target = self._catalog.last_positions()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """How far the next micro-batch reaches. Never raises: that would end the stream, and a
         catalog that does not answer now may answer in a second."""
         try:
-            last = self._catalog.positions() if self._target is None else self._target
+            last = self._catalog.last_positions() if self._target is None else self._target
             if isinstance(limit, ReadAllAvailable):
                 ends = last
             else:
@@ -201,7 +201,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             if not self._coalescer.holds(edges, time.monotonic()):
                 return last
             time.sleep(LOOK_AGAIN_S)
-            last = self._catalog.positions()
+            last = self._catalog.last_positions()
 
     def _sizes(self, key: str, after: int, through: int) -> Sequence[tuple[int, int]]:
         return [(entry.position, entry.wire_bytes) for entry in self._catalog.frames(key, after, through)]

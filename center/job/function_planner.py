@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import threading
 
-from center.catalog.store import Catalog, query_key
+from center.catalog import Catalog, query_key
 from center.job.function_rates import FunctionRates
 from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
 from center.results import ResultStore
-from center.sampling.policy import rates_differ
+from center.sampling import rates_differ
 from edgewater.errors import EdgewaterError, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId

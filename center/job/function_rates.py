@@ -9,7 +9,7 @@ import numpy as np
 
 from center.early_trigger.function_estimate import plan_rate
 from center.results import AnswerRecord
-from center.sampling.policy import RESERVE
+from center.sampling import RATE_MARGIN
 from center.serving import SEED, function_confidence
 from edgewater.query import QuerySpec
 from edgewater.synopses.grouped import GroupedAggregate
@@ -29,7 +29,7 @@ class FunctionRates:
     @property
     def rate(self) -> float:
         """In (0, 1], for the windows to come."""
-        return min(1.0, RESERVE * max(rate for _, rate in self._needed)) if self._needed else 1.0
+        return min(1.0, RATE_MARGIN * max(rate for _, rate in self._needed)) if self._needed else 1.0
 
     def knows(self, record: AnswerRecord) -> bool:
         return self._seen == (record.window_start_ms, record.revision)

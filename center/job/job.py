@@ -24,7 +24,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, wait_random_exponential
 
-from center.catalog.store import Catalog
+from center.catalog import Catalog
 from center.job.admission import BatchLimits
 from center.job.catalog_events import CatalogEvents
 from center.job.frame_source import FORMAT, FrameSource, SourceOptions

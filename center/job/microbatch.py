@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from center.catalog.store import Catalog, query_from_key
+from center.catalog import Catalog, query_from_key
 from center.job.ledger_writer import LedgerWriter
 from center.job.merge import merge_key
 from center.job.metrics import JobMetrics
@@ -27,7 +27,7 @@ from center.job.processing_delay import ProcessingDelays
 from center.job.rows import FrameRow, RowKind, control_body, from_table
 from center.ledger import Emission, FrameSummary
 from center.results import MergedDelta
-from center.sampling.policy import RATES_EVERY_MS, rates_differ
+from center.sampling import RATES_EVERY_MS, rates_differ
 from edgewater.errors import StorageError, SynopsisError
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import QueryRef

@@ -20,7 +20,7 @@ from center.ledger.events import Emission, FrameSummary
 from center.ledger.quality import Phase, Quality, with_accuracy
 from center.ledger.state import EntryKind, EstimatorLogEntry, QueryState, StateEntry, StateTable
 from center.ledger.time_windows import TimeWindowLedger
-from center.sampling.policy import needed_rate
+from center.sampling import needed_rate
 from edgewater.accuracy import report_schedule
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import SamplingReason

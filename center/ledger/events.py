@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from center.catalog.store import EdgeRecord, RegisteredQuery
+from center.catalog import EdgeRecord, RegisteredQuery
 from center.ledger.quality import Phase, Quality
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import Arrivals, QueryRef, SliceClose

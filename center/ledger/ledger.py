@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from center.catalog.store import EdgeRecord, RegisteredQuery, query_key
+from center.catalog import EdgeRecord, RegisteredQuery, query_key
 from center.ledger.early_answers import AccuracyLedger
 from center.ledger.events import (
     EdgesChanged,

@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from center.estimation.prediction import Outlook, Prediction
-from center.sampling.policy import is_expensive
-from center.sampling.reasons import describe_reasons
+from center.sampling import describe_reasons, is_expensive
 from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget

@@ -21,7 +21,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from center.catalog.store import EdgeRecord, expected_edges
+from center.catalog import EdgeRecord, expected_edges
 from center.ledger.events import Emission, FrameSummary
 from center.ledger.quality import Phase, Quality, Totals, assess
 from center.ledger.state import (

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from center.catalog.store import RegisteredQuery
+from center.catalog import RegisteredQuery
 from center.ledger.quality import Phase, Totals
 from center.ledger.sessionize import ObservedSession
 from edgewater.errors import StorageError, UnsupportedVersion

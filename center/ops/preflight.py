@@ -73,7 +73,7 @@ def _tokens(config: CenterConfig) -> str:
 
 
 def _catalog(url: str) -> str:
-    from center.catalog.store import Catalog
+    from center.catalog import Catalog
 
     catalog = Catalog(url)
     try:

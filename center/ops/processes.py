@@ -23,7 +23,7 @@ from edgewater.errors import InvalidConfig
 if TYPE_CHECKING:  # what a part needs is imported when it runs: the API must not load Spark, nor the gateway
     import uvicorn
 
-    from center.catalog.liveness import Component, HeartbeatThread
+    from center.catalog import Component, HeartbeatThread
     from center.ingest.config import GatewayConfig
     from center.job.job import JobConfig
 
@@ -60,7 +60,7 @@ def bound(listener: socket.socket) -> str:
 
 @contextlib.contextmanager
 def _beating(config: CenterConfig, component: Component, **kwargs: Any) -> Iterator[HeartbeatThread]:
-    from center.catalog.liveness import ComponentRegistry, HeartbeatThread
+    from center.catalog import ComponentRegistry, HeartbeatThread
 
     registry = ComponentRegistry(config.catalog)
     try:
@@ -75,8 +75,7 @@ def run_api(config: CenterConfig) -> None:
     import uvicorn
 
     from center.api import create_app
-    from center.catalog.liveness import ComponentRegistry
-    from center.catalog.store import Catalog
+    from center.catalog import Catalog, ComponentRegistry
     from center.results import ResultStore
 
     # uvicorn stops at a signal and then raises it once more, for whoever waits behind it: that is us.
@@ -102,7 +101,7 @@ def run_gateway(config: CenterConfig) -> None:
 
 
 async def _gateway(config: CenterConfig) -> None:
-    from center.catalog.store import Catalog
+    from center.catalog import Catalog
     from center.ingest.gateway import Gateway
     from center.storage.frame_log import FrameLog
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from center.catalog.liveness import COMPONENTS, Component, ComponentHeartbeat, ComponentRegistry, component_status
+from center.catalog import COMPONENTS, Component, ComponentHeartbeat, ComponentRegistry, component_status
 from center.config import CenterConfig, split_address
 from center.ops.processes import now_ms
 from center.ops.supervisor import ComponentCommand, Supervisor

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, case, delete, func, insert, select, update
 
-from center.catalog.store import query_from_key, query_key
+from center.catalog import query_from_key, query_key
 from center.ledger import (
     Emission,
     FramesMerged,

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, exists, func, insert, or_, select, update
 
-from center.catalog.store import query_key
+from center.catalog import query_key
 from center.ledger import Emission, FrameSummary, Ledger, Phase, QueryChanges
 from center.results import schema as t
 from edgewater.errors import IncompatibleSynopses

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from cachetools import LRUCache
 
-from center.catalog.store import RegisteredQuery
+from center.catalog import RegisteredQuery
 from center.results import AnswerRecord, ResultStore
 from center.serving.evaluator import WindowAnswer
 from center.serving.synopsis_cache import SynopsisCache

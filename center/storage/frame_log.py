@@ -28,7 +28,7 @@ from edgewater.errors import ProtocolError, StorageError
 from edgewater.measure import NAME
 from edgewater.streams import EdgeId
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame
+from edgewater.wire.frames import Frame, QueryRef
 
 VERSION = 1
 SEGMENT_BYTES = 64 << 20
@@ -53,6 +53,23 @@ class FrameLocation:
     segment: str
     offset: int
     length: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrameEntry:
+    """An indexed frame: its identity and its location. `position` counts a query's frames from 1, without gaps."""
+
+    query: QueryRef
+    position: int
+    edge: EdgeId
+    incarnation: str
+    seq: int
+    crc32c: int
+    segment: str
+    offset: int
+    length: int
+    wire_bytes: int
+    received_at_ms: int
 
 
 @dataclass(slots=True)

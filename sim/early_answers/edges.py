@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from center.sampling.policy import EdgeSamplingController, SamplingRequirement
+from center.sampling import EdgeSamplingController, SamplingRequirement
 from edge.arrivals.group_monitor import GroupMonitor
 from edge.arrivals.monitor import SubstreamMonitor
 from edge.arrivals.sampler import BernoulliSampler

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
+from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, QueryRegistered, TimeAdvanced
 from center.ledger.quality import ACCURACY, Phase
-from center.sampling.policy import RATES_EVERY_MS, SamplingRequirement, rates_differ
+from center.sampling import RATES_EVERY_MS, SamplingRequirement, rates_differ
 from edgewater.accuracy import AccuracyTarget, MeasureKind, group_values, report_schedule
 from edgewater.arrivals.schedule import HORIZON_WINDOWS
 from edgewater.quantities import format_duration

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
+from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import (
     EdgesChanged,
     Emission,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from center.catalog.store import Catalog, StreamRecord, UnindexedFrame
+from center.catalog import Catalog, StreamRecord, UnindexedFrame
 from center.storage.frame_log import FrameLocation
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
@@ -37,7 +37,7 @@ def hello(
     now_ms: int = 1_000,
     session: str = "s1",
 ) -> int | None:
-    return catalog.hello(
+    return catalog.begin_session(
         edge,
         incarnation,
         labels={"city": "New York"},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from center.catalog.store import Catalog
+from center.catalog import Catalog
 from tests.center.postgres import OLDEST, PostgresServer, find_binaries, serving
 from tests.center.results_world import Job
 

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from center.catalog.store import Catalog, IndexOutcome, UnindexedFrame
+from center.catalog import Catalog, IndexOutcome, UnindexedFrame
 from center.ingest.config import GatewayConfig
 from center.ingest.gateway import CODE_METADATA, Gateway
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import func, select
 
-from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
+from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import EdgesChanged, Emission, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from center.results import schema as t

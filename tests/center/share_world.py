@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from center.budgets.allocation import (
+from center.budgets import (
     AllocationPolicy,
     BudgetAllocator,
     BudgetReport,
@@ -24,7 +24,7 @@ from edge.core.budget_schedule import ShareSchedule
 from edgewater.streams import MIN_TIME_MS, EdgeId
 
 SLICE_MS = 1_000
-EAGER = AllocationPolicy(gain=1.02, interval_ms=0)
+EAGER = AllocationPolicy(min_gain=1.02, min_interval_ms=0)
 
 
 @dataclass(slots=True)
@@ -79,10 +79,10 @@ class ShareWorld:
         self.up: list[tuple[EdgeId, BudgetReport]] = []
         self.down: list[tuple[EdgeId, Grant]] = []
         self.flagged: list[ShareViolation] = []
-        self.book = self._book()
-        self.durable = json.dumps(self.book.to_json())
+        self.allocator = self._allocator()
+        self.durable = json.dumps(self.allocator.to_json())
 
-    def _book(self) -> BudgetAllocator:
+    def _allocator(self) -> BudgetAllocator:
         return BudgetAllocator({"bytes": self.limit}, {"top": 7.0}, self.policy)
 
     def turn(self, *, crash_before_commit: bool = False, crash_before_send: bool = False) -> None:
@@ -93,23 +93,23 @@ class ShareWorld:
         if crash_before_commit:
             self.crash_center()
             return
-        self.durable = json.dumps(self.book.to_json())
+        self.durable = json.dumps(self.allocator.to_json())
         if crash_before_send:
             self.crash_center()
             return
-        self.down += self.book.grants().items()
+        self.down += self.allocator.grants().items()
 
     def crash_center(self) -> None:
-        self.book = self._book()
-        self.book.restore(json.loads(self.durable))
-        self.book.handle(MembersChanged(frozenset(self.expected), self.retired))
+        self.allocator = self._allocator()
+        self.allocator.restore(json.loads(self.durable))
+        self.allocator.handle(MembersChanged(frozenset(self.expected), self.retired))
 
     def receive(self, index: int) -> None:
         edge, report = self.up[index]
         self._tell(ShareReported(edge, report, self.now_ms))
 
     def _tell(self, event: MembersChanged | ShareReported | RebalanceEvent) -> None:
-        self.flagged += self.book.handle(event)
+        self.flagged += self.allocator.handle(event)
 
     def check(self) -> None:
         """The promise, for every slice, by what edges really hold back."""
@@ -119,7 +119,7 @@ class ShareWorld:
         for start in starts | {MIN_TIME_MS, 1 << 49}:
             total = math.fsum(e.holds_back(start) for e in self.edges.values())
             assert total <= self.limit, f"slice {start}: {total} of {self.limit}"
-        for grant in self.book.grants().values():
+        for grant in self.allocator.grants().values():
             assert all(np.isfinite(s) and s >= 0 for s in grant.shares.values())
 
     def calm(self, rounds: int = 12, gone: frozenset[str] = frozenset()) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from center.catalog.store import RegisteredQuery
+from center.catalog import RegisteredQuery
 from center.ledger import EdgesChanged, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from edgewater.query import QuerySpec

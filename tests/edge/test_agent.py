@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from center.catalog.store import Catalog
+from center.catalog import Catalog
 from center.ingest.config import GatewayConfig
 from center.ingest.gateway import Gateway
 from center.storage.frame_log import FrameLog

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from center.catalog.store import Catalog
+from center.catalog import Catalog
 from center.ingest.config import GatewayConfig
 from center.ingest.gateway import Gateway
 from center.storage.frame_log import FrameLog

@@ -17,7 +17,7 @@ from center.api.openapi import problems
 from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
 from center.api.time_params import Time
-from center.catalog.store import RegisteredQuery
+from center.catalog import RegisteredQuery
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, rfc3339
 from edgewater.errors import InvalidRequest, NotFound

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from center.api.models import ComponentReadiness, Readiness
 from center.api.services import Center, Services
-from center.catalog.liveness import COMPONENTS, component_status
+from center.catalog import COMPONENTS, component_status
 from edgewater.errors import StorageError
 
 router = APIRouter(tags=["health"])

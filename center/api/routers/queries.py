@@ -16,7 +16,7 @@ from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, Query, QueryDetai
 from center.api.openapi import problems
 from center.api.problems import HttpProblem
 from center.api.services import Center, Services
-from center.catalog.store import expected_edges
+from center.catalog import expected_edges
 from center.serving import rfc3339
 from edgewater.errors import InvalidQuery
 from edgewater.plain_yaml import load_yaml
@@ -127,7 +127,7 @@ def _register(center: Services, spec: QuerySpec) -> Response:
 def query(name: str, center: Center) -> QueryDetail:
     query = center.catalog.query(name)
     edges = {e.edge: e for e in center.catalog.edges()}
-    statuses = center.catalog.statuses(query.ref)
+    statuses = center.catalog.query_statuses(query.ref)
     expected = expected_edges(query.spec, edges.values())
     latest, shipped = center.results.latest(query.ref), center.results.shipped(query.ref)
     now_ms = center.now_ms()

@@ -17,8 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from center.api import create_app
-from center.catalog.liveness import ComponentRegistry
-from center.catalog.store import Catalog, HeartbeatRecord, RegisteredQuery, StreamRecord
+from center.catalog import Catalog, ComponentRegistry, HeartbeatRecord, RegisteredQuery, StreamRecord
 from center.config import ApiSection
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
@@ -70,7 +69,7 @@ class Desk:
     def connect(self, *edges: str) -> None:
         for edge in edges:
             streams = [StreamRecord("flights", COLUMNS, LIVE)]
-            self.catalog.hello(
+            self.catalog.begin_session(
                 EdgeId(edge), f"{edge}-1", labels={"city": edge}, streams=streams, oldest_seq=0, next_seq=0,
                 now_ms=self.now,
             )  # fmt: skip
@@ -78,7 +77,7 @@ class Desk:
     def beat(self, edge: str, watermark_ms: int, **drops: int) -> None:
         marks, records = {"flights": watermark_ms}, {"flights": 7}
         record = HeartbeatRecord(EdgeId(edge), marks, records, drops, 0, 1000.0, 20.0, 0.0, self.now)
-        self.catalog.heartbeats([record])
+        self.catalog.record_heartbeats([record])
 
     def register(self, **changes: object) -> RegisteredQuery:
         query = self.catalog.register(QuerySpec.from_mapping({**SPEC, **changes}), self.now)

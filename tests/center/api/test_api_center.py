@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from center.api.models import Edge, ProblemDetails, Readiness
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS, install
-from center.catalog.liveness import ComponentHeartbeat
+from center.catalog import ComponentHeartbeat
 from edgewater import errors
 from edgewater.streams import EdgeId
 

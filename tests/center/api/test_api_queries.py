@@ -143,8 +143,8 @@ def test_a_query_shows_what_each_edge_says_of_it(two_hours):
     desk.connect("ewr")
     desk.beat("jfk", 1_357_000_000_000)
     desk.beat("lga", 1 << 62)
-    desk.catalog.query_status(EdgeId("jfk"), query.ref, True, "", "")
-    desk.catalog.query_status(EdgeId("lga"), query.ref, False, "invalid-query", "no column carrier")
+    desk.catalog.record_query_status(EdgeId("jfk"), query.ref, True, "", "")
+    desk.catalog.record_query_status(EdgeId("lga"), query.ref, False, "invalid-query", "no column carrier")
     shown = desk.get("/v1/queries/flights").json()
     QueryDetail.model_validate(shown)
     edges = {e["edge"]: e for e in shown["edges"]}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from center.budgets.allocation import (
+from center.budgets import (
     AllocationPolicy,
     BudgetAllocator,
     BudgetReport,
@@ -43,7 +43,7 @@ def test_the_optimum_is_reached_where_messages_come_through() -> None:
     assert not world.flagged
 
 
-def test_the_whole_budget_is_everyones_where_errors_do_not_add_up() -> None:
+def test_every_edge_gets_the_whole_budget_where_errors_do_not_add_up() -> None:
     world = ShareWorld(E, {"a": 1.0, "b": 100.0})
     world.calm()
     assert [e.schedule.last.shares["top"] for e in world.edges.values()] == [7.0, 7.0]
@@ -55,18 +55,18 @@ def test_a_new_edge_has_nothing_until_the_others_have_confirmed_that_they_shrank
     assert world.shares()["a"] == pytest.approx(E)
     world.edges |= ShareWorld(E, {"b": 1.0}).edges
     world.expected.add(B)
-    world.book.handle(MembersChanged(frozenset(world.expected), {}))
-    world.book.handle(ShareReported(B, world.edges[B].report(), world.now_ms))
+    world.allocator.handle(MembersChanged(frozenset(world.expected), {}))
+    world.allocator.handle(ShareReported(B, world.edges[B].report(), world.now_ms))
     world.turn()
-    grants = world.book.grants()
+    grants = world.allocator.grants()
     assert grants[A].shares["bytes"] == pytest.approx(E / 2)
     assert grants[B].shares.get("bytes", 0.0) == 0.0
     shrunk_from = world.edges[A].through
     for edge in (A, B):
         world.edges[edge].hear(grants[edge])
-        world.book.handle(ShareReported(edge, world.edges[edge].report(), world.now_ms))
+        world.allocator.handle(ShareReported(edge, world.edges[edge].report(), world.now_ms))
     world.turn()
-    grant = world.book.grants()[B]
+    grant = world.allocator.grants()[B]
     assert grant.shares["bytes"] == pytest.approx(E / 2)
     assert grant.from_ms == shrunk_from, "not for slices that a closed under all of E"
     world.check()
@@ -87,7 +87,7 @@ def test_an_edge_that_lags_keeps_its_small_share_for_slices_that_others_closed_u
 def test_a_silent_edge_keeps_its_share_and_the_others_divide_the_rest() -> None:
     world = ShareWorld(E, {"a": 1.0, "b": 1.0, "c": 1.0})
     world.calm()
-    world.now_ms += EAGER.silent_ms
+    world.now_ms += EAGER.silence_timeout_ms
     world.edges[A].drift = 9.0
     world.calm(gone=frozenset({"c"}))
     assert world.shares() == pytest.approx({"a": E / 2, "b": E / 6, "c": E / 3}, rel=1e-6)
@@ -99,10 +99,10 @@ def test_a_retired_edges_share_is_recovered_for_slices_that_it_cannot_have_close
     gone_from = world.edges[B].through
     world.expected.remove(B)
     world.retired = {B: gone_from}
-    world.book.handle(MembersChanged(frozenset({A}), world.retired))
-    world.book.handle(ShareReported(A, world.edges[A].report(), world.now_ms))
+    world.allocator.handle(MembersChanged(frozenset({A}), world.retired))
+    world.allocator.handle(ShareReported(A, world.edges[A].report(), world.now_ms))
     world.turn()
-    grant = world.book.grants()[A]
+    grant = world.allocator.grants()[A]
     assert (grant.from_ms, grant.shares["bytes"]) == (gone_from, pytest.approx(E))
 
 
@@ -113,25 +113,25 @@ def test_a_retired_edge_that_comes_back_with_its_old_share_is_flagged_and_cut_ba
     world.turn()
     world.expected, world.retired = {A, B}, {}
     world.turn()
-    (flagged,) = world.book.handle(ShareReported(B, world.edges[B].report(), world.now_ms))
-    assert flagged.edge == B and "was given 0" in flagged.message
-    assert world.book.grants()[B].shares == {"bytes": 0.0, "top": 0.0}
+    (flagged,) = world.allocator.handle(ShareReported(B, world.edges[B].report(), world.now_ms))
+    assert flagged.edge == B and "was granted 0" in flagged.message
+    assert world.allocator.grants()[B].shares == {"bytes": 0.0, "top": 0.0}
     world.calm()
     assert world.shares() == pytest.approx(optimum(world), rel=1e-6)
 
 
-def test_an_edge_that_applies_more_than_it_was_given_is_flagged_once_and_given_its_own_again() -> None:
+def test_an_edge_that_applies_more_than_it_was_granted_is_flagged_once_and_granted_its_own_again() -> None:
     world = ShareWorld(E, {"a": 1.0, "b": 1.0})
     world.calm()
-    held = world.book.holdings[A]
+    held = world.allocator.holdings[A]
     lie = BudgetReport(held.version, {"bytes": 0.9 * E}, held.last.from_ms)
-    (flagged,) = world.book.handle(ShareReported(A, lie, world.now_ms))
+    (flagged,) = world.allocator.handle(ShareReported(A, lie, world.now_ms))
     assert flagged.edge == A and "900" in flagged.message
-    word = world.book.grants()[A]
-    assert word.version > held.version and word.shares["bytes"] == pytest.approx(E / 2)
-    assert world.book.handle(ShareReported(A, lie, world.now_ms)) == [], "the same again is the same"
-    assert world.book.grants()[A] == word
-    assert world.book.in_force(1 << 40)["bytes"] == pytest.approx(1.4 * E), (
+    grant = world.allocator.grants()[A]
+    assert grant.version > held.version and grant.shares["bytes"] == pytest.approx(E / 2)
+    assert world.allocator.handle(ShareReported(A, lie, world.now_ms)) == [], "the same again is the same"
+    assert world.allocator.grants()[A] == grant
+    assert world.allocator.in_force(1 << 40)["bytes"] == pytest.approx(1.4 * E), (
         "what it claims is counted against all growth"
     )
 
@@ -140,46 +140,46 @@ def test_an_edge_that_applies_more_than_it_was_given_is_flagged_once_and_given_i
 def test_a_report_that_no_edge_can_mean_is_flagged(shares: dict[str, float]) -> None:
     world = ShareWorld(E, {"a": 1.0})
     world.calm()
-    held = world.book.holdings[A]
-    assert world.book.handle(ShareReported(A, BudgetReport(held.version, shares, held.last.from_ms), 1))
+    held = world.allocator.holdings[A]
+    assert world.allocator.handle(ShareReported(A, BudgetReport(held.version, shares, held.last.from_ms), 1))
 
 
-def test_a_word_that_is_applied_to_earlier_slices_than_it_was_given_for_is_flagged() -> None:
-    book = BudgetAllocator({"bytes": E}, {}, EAGER)
-    book.handle(MembersChanged(frozenset({A, B}), {}))
+def test_a_grant_that_is_applied_to_earlier_slices_than_it_was_granted_for_is_flagged() -> None:
+    allocator = BudgetAllocator({"bytes": E}, {}, EAGER)
+    allocator.handle(MembersChanged(frozenset({A, B}), {}))
     for edge in (A, B):
-        book.handle(ShareReported(edge, BudgetReport(0, {}, 0), 1))
-    book.handle(RebalanceEvent(2, 1 << 50))
+        allocator.handle(ShareReported(edge, BudgetReport(0, {}, 0), 1))
+    allocator.handle(RebalanceEvent(2, 1 << 50))
     for edge in (A, B):
-        book.handle(ShareReported(edge, BudgetReport(1, book.grants()[edge].shares, 5_000), 2))
-    book.holdings[A] = book.holdings[A].give({"bytes": 1.0}, 9_000)
-    (flagged,) = book.handle(ShareReported(A, BudgetReport(2, {"bytes": 1.0}, 8_000), 3))
+        allocator.handle(ShareReported(edge, BudgetReport(1, allocator.grants()[edge].shares, 5_000), 2))
+    allocator.holdings[A] = allocator.holdings[A].issue({"bytes": 1.0}, 9_000)
+    (flagged,) = allocator.handle(ShareReported(A, BudgetReport(2, {"bytes": 1.0}, 8_000), 3))
     assert "from 8000" in flagged.message
 
 
 def test_an_edge_that_has_lost_its_state_counts_with_all_it_ever_had_until_it_confirms_anew() -> None:
     world = ShareWorld(E, {"a": 1.0, "b": 9.0})
     world.calm()
-    before = world.book.holdings[B].last.shares["bytes"]
+    before = world.allocator.holdings[B].last.shares["bytes"]
     world.edges |= ShareWorld(E, {"b": 9.0}).edges
-    assert world.book.handle(ShareReported(B, world.edges[B].report(), world.now_ms)) == []
-    assert world.book.in_force(0)["bytes"] <= E * (1 + 1e-9)
-    assert world.book.holdings[B].bound("bytes", 1 << 40) >= before
+    assert world.allocator.handle(ShareReported(B, world.edges[B].report(), world.now_ms)) == []
+    assert world.allocator.in_force(0)["bytes"] <= E * (1 + 1e-9)
+    assert world.allocator.holdings[B].max_share_at("bytes", 1 << 40) >= before
     world.calm()
     assert world.shares() == pytest.approx(optimum(world), rel=1e-6)
 
 
 def test_small_changes_and_quick_ones_move_nothing() -> None:
-    world = ShareWorld(E, {"a": 1.0, "b": 1.0}, AllocationPolicy(gain=1.1, interval_ms=60_000))
+    world = ShareWorld(E, {"a": 1.0, "b": 1.0}, AllocationPolicy(min_gain=1.1, min_interval_ms=60_000))
     world.calm()
-    versions = {e: h.version for e, h in world.book.holdings.items()}
+    versions = {e: h.version for e, h in world.allocator.holdings.items()}
     world.now_ms += 60_000
     world.edges[A].drift = 1.5
     world.calm()
-    assert {e: h.version for e, h in world.book.holdings.items()} == versions, "worth 2 % of the bytes"
+    assert {e: h.version for e, h in world.allocator.holdings.items()} == versions, "worth 2 % of the bytes"
     world.edges[A].drift = 50.0
     world.calm(2)
-    moved = {e: h.version for e, h in world.book.holdings.items()}
+    moved = {e: h.version for e, h in world.allocator.holdings.items()}
     assert moved != versions
     world.calm(4)
     settled = world.shares()
@@ -188,7 +188,7 @@ def test_small_changes_and_quick_ones_move_nothing() -> None:
     assert world.shares() == settled, "not again within the interval"
 
 
-def test_a_budget_of_nothing_gives_nothing() -> None:
+def test_a_budget_of_zero_grants_zero() -> None:
     world = ShareWorld(0.0, {"a": 1.0, "b": 1.0})
     world.calm()
     assert set(world.shares().values()) == {0.0}
@@ -202,7 +202,7 @@ def test_a_center_that_crashes_at_any_step_neither_exceeds_the_budget_nor_forget
     world = ShareWorld(E, {f"e{i}": d for i, d in enumerate(drifts)})
     for step in range(13):
         for name, edge in world.edges.items():
-            world.book.handle(ShareReported(name, edge.report(), world.now_ms))
+            world.allocator.handle(ShareReported(name, edge.report(), world.now_ms))
         world.turn(crash_before_commit=step == crash_at and not sent, crash_before_send=step == crash_at and sent)
         for name, grant in world.down:
             world.edges[name].hear(grant)
@@ -275,13 +275,13 @@ class Trouble(RuleBasedStateMachine):
 
     @rule()
     def a_long_time_passes(self) -> None:
-        self.world.now_ms += EAGER.silent_ms
+        self.world.now_ms += EAGER.silence_timeout_ms
 
     @invariant()
     def no_slice_has_more_than_the_budget(self) -> None:
         if hasattr(self, "world"):
             self.world.check()
-            assert not self.world.flagged, "no edge here applies what it was not given"
+            assert not self.world.flagged, "no edge here applies what it was not granted"
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

@@ -1,4 +1,4 @@
-"""Complete answers against the truth: production edges, share book, merge, ledger and store, with shares that
+"""Complete answers against the truth: production edges, allocator, merge, ledger and store, with shares that
 move all the time, edges that lag, late records and windows that overlap."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.budgets.allocation import (
+from center.budgets import (
     AllocationPolicy,
     BudgetAllocator,
     BudgetReport,
@@ -18,7 +18,7 @@ from center.budgets.allocation import (
     RebalanceEvent,
     ShareReported,
 )
-from center.catalog.store import RegisteredQuery
+from center.catalog import RegisteredQuery
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord, MergedDelta, ResultStore
 from edge.core.core import EdgeCore
@@ -66,12 +66,12 @@ class World:
         for core in self.cores.values():
             core.handle(SourcesOpened((("events", "f"),)))
             core.handle(Configured(((REF, self.spec),)))
-        self.book = BudgetAllocator(
+        self.allocator = BudgetAllocator(
             {"s": E_SUM},
             {m.name: E_MAX for m in self.spec.measures if m.function.error == "extremum"},
-            AllocationPolicy(gain=1.01, interval_ms=0),
+            AllocationPolicy(min_gain=1.01, min_interval_ms=0),
         )
-        self.book.handle(MembersChanged(frozenset(map(EdgeId, EDGES)), {}))
+        self.allocator.handle(MembersChanged(frozenset(map(EdgeId, EDGES)), {}))
         self.position, self.checked, self.now_ms = 0, 0, 1
         self.records: list[tuple[str, int, int]] = []
         self.versions: dict[str, int] = dict.fromkeys(EDGES, 0)
@@ -100,16 +100,16 @@ class World:
             self.compare(record)
 
     def shares_move(self, edge: str, drift: float) -> None:
-        """The edge reports, with a load that is said to have moved, and hears what the book has for it."""
+        """The edge reports, with a load that is said to have moved, and hears what the allocator has for it."""
         self.now_ms += 1_000
         pipeline = self.cores[edge].queries[REF]
         last = pipeline.schedule.last
         report = BudgetReport(pipeline.schedule.version, last.shares, last.from_ms, 50.0, {"s": drift})
-        assert self.book.handle(ShareReported(EdgeId(edge), report, self.now_ms)) == []
-        self.book.handle(RebalanceEvent(self.now_ms, 1 << 50))
-        if (word := self.book.grants().get(EdgeId(edge))) is not None and self.rng.random() < 0.7:
-            self.cores[edge].handle(BudgetSet(REF, word.shares, word.version, word.from_ms))
-            self.versions[edge] = word.version
+        assert self.allocator.handle(ShareReported(EdgeId(edge), report, self.now_ms)) == []
+        self.allocator.handle(RebalanceEvent(self.now_ms, 1 << 50))
+        if (grant := self.allocator.grants().get(EdgeId(edge))) is not None and self.rng.random() < 0.7:
+            self.cores[edge].handle(BudgetSet(REF, grant.shares, grant.version, grant.from_ms))
+            self.versions[edge] = grant.version
 
     def compare(self, record: AnswerRecord) -> None:
         assert record.phase.value in ("complete", "final")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from center.catalog.store import MAX_MESSAGES, Catalog
+from center.catalog import Catalog
+from center.catalog.store import MAX_MESSAGES
 from center.storage.frame_log import FrameLocation
 from edgewater.wire.frames import QueryRef
 from tests.center.catalog_world import JFK, LGA, frame, hello, spec
@@ -12,12 +13,12 @@ def test_what_an_edge_says_of_queries_that_do_not_live_is_not_noted(catalog: Cat
     ref = catalog.register(spec(), 1).ref
     unknown = [QueryRef("miles", 2), QueryRef("other", 1)]
     for each in (ref, *unknown):
-        catalog.query_status(JFK, each, True, "", "")
-    assert [bool(catalog.statuses(each)) for each in (ref, *unknown)] == [True, False, False]
+        catalog.record_query_status(JFK, each, True, "", "")
+    assert [bool(catalog.query_statuses(each)) for each in (ref, *unknown)] == [True, False, False]
     catalog.delete("miles", 2)
-    assert catalog.statuses(ref) == {}
-    catalog.query_status(JFK, ref, True, "", "")
-    assert catalog.statuses(ref) == {}
+    assert catalog.query_statuses(ref) == {}
+    catalog.record_query_status(JFK, ref, True, "", "")
+    assert catalog.query_statuses(ref) == {}
 
 
 def test_alarms_that_differ_in_a_number_take_a_bounded_number_of_rows_and_all_are_counted(catalog: Catalog) -> None:

@@ -10,18 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from center.catalog.store import (
+from center.catalog import (
     Catalog,
     HeartbeatRecord,
     IndexOutcome,
     SegmentDropped,
     StreamRecord,
-    _read_spec,
-    _tell_once,
     expected_edges,
     query_from_key,
     query_key,
 )
+from center.catalog.store import _log_once, _read_spec
 from center.storage.frame_log import FrameLocation
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
 from edgewater.streams import LIVE, EdgeId, StreamClock
@@ -45,7 +44,7 @@ def test_a_query_that_cannot_be_read_here_costs_only_itself(
     well = catalog.register(spec("well"), 1)
     catalog.register(spec("odd", measures={"miles": "max(distance)"}), 2)
     _read_spec.cache_clear()
-    _tell_once.cache_clear()
+    _log_once.cache_clear()
     monkeypatch.delitem(registry._FUNCTIONS, "max")
 
     assert catalog.queries() == [well]
@@ -109,7 +108,7 @@ def test_an_edge_is_what_its_hello_and_its_last_heartbeat_say(catalog: Catalog) 
     clock = StreamClock(5, 6, 7.5)
     hello(catalog, streams=(replace(FLIGHTS, clock=clock),), now_ms=1_000)
     beat = HeartbeatRecord(JFK, {"flights": 99}, {"flights": 12}, {"late": 3}, 11, 2e6, 4.5, -2.0, 1_500)
-    catalog.heartbeats([beat])
+    catalog.record_heartbeats([beat])
     record = catalog.edge(JFK)
     assert (record.first_seen_ms, record.last_seen_ms, record.connected) == (1_000, 1_500, True)
     assert (record.watermarks, record.records, record.drops) == ({"flights": 99}, {"flights": 12}, {"late": 3})
@@ -121,7 +120,7 @@ def test_an_edge_is_what_its_hello_and_its_last_heartbeat_say(catalog: Catalog) 
 
 def test_a_new_incarnation_starts_its_counts_anew(catalog: Catalog) -> None:
     hello(catalog)
-    catalog.heartbeats([HeartbeatRecord(JFK, {"flights": 99}, {"flights": 12}, {}, 11, 2e6, 4.5, 0, 1_500)])
+    catalog.record_heartbeats([HeartbeatRecord(JFK, {"flights": 99}, {"flights": 12}, {}, 11, 2e6, 4.5, 0, 1_500)])
     hello(catalog, incarnation="i2", now_ms=2_000)
     record = catalog.edge(JFK)
     assert (record.incarnation, record.incarnations, record.records, record.watermarks) == ("i2", 2, {}, {})
@@ -131,9 +130,9 @@ def test_a_new_incarnation_starts_its_counts_anew(catalog: Catalog) -> None:
 def test_the_end_of_an_old_session_does_not_disconnect_a_newer_one(catalog: Catalog) -> None:
     hello(catalog, session="old")
     hello(catalog, session="new")
-    catalog.disconnected(JFK, 3_000, "old")
+    catalog.end_session(JFK, 3_000, "old")
     assert catalog.edge(JFK).connected
-    catalog.disconnected(JFK, 4_000, "new")
+    catalog.end_session(JFK, 4_000, "new")
     assert not catalog.edge(JFK).connected
 
 
@@ -151,10 +150,10 @@ def test_expected_are_the_edges_a_query_names_or_those_that_serve_its_stream(cat
 
 def test_the_last_word_of_an_edge_on_a_query_stands(catalog: Catalog) -> None:
     ref = catalog.register(spec(), 1).ref
-    catalog.query_status(JFK, ref, False, "invalid-query", "no such column")
-    catalog.query_status(JFK, ref, True, "", "")
-    catalog.query_status(LGA, ref, False, "invalid-query", "no such column")
-    statuses = catalog.statuses(ref)
+    catalog.record_query_status(JFK, ref, False, "invalid-query", "no such column")
+    catalog.record_query_status(JFK, ref, True, "", "")
+    catalog.record_query_status(LGA, ref, False, "invalid-query", "no such column")
+    statuses = catalog.query_statuses(ref)
     assert (statuses[JFK].accepted, statuses[LGA].accepted, statuses[LGA].message) == (True, False, "no such column")
 
 
@@ -163,7 +162,7 @@ def test_positions_of_a_query_have_no_gaps_whoever_sent_the_frames(catalog: Cata
     hello(catalog, JFK)
     hello(catalog, LGA)
     assert catalog.index([frame(ref, 0), frame(ref, 0, edge=LGA), frame(ref, 1)]) == [IndexOutcome.NEW] * 3
-    assert catalog.positions() == {"miles@1": 3}
+    assert catalog.last_positions() == {"miles@1": 3}
     assert [(e.position, e.edge, e.seq) for e in catalog.frames("miles@1", 0, 3)] == [
         (1, "jfk", 0),
         (2, "lga", 0),
@@ -178,7 +177,7 @@ def test_a_re_delivery_is_acknowledged_and_not_indexed(catalog: Catalog) -> None
     hello(catalog)
     assert catalog.index([frame(ref, 0), frame(ref, 0)]) == [IndexOutcome.NEW, IndexOutcome.DUPLICATE]
     assert catalog.index([frame(ref, 0)]) == [IndexOutcome.DUPLICATE]
-    assert catalog.positions() == {"miles@1": 1}
+    assert catalog.last_positions() == {"miles@1": 1}
 
 
 def test_the_same_identity_with_another_checksum_is_a_conflict_and_stops_the_edge(catalog: Catalog) -> None:
@@ -188,7 +187,7 @@ def test_the_same_identity_with_another_checksum_is_a_conflict_and_stops_the_edg
     catalog.index([frame(ref, 0)])
     outcomes = catalog.index([frame(ref, 0, crc32c=8), frame(ref, 1), frame(ref, 0, edge=LGA)])
     assert outcomes == [IndexOutcome.CONFLICT, IndexOutcome.REFUSED, IndexOutcome.NEW]
-    assert catalog.positions() == {"miles@1": 2}
+    assert catalog.last_positions() == {"miles@1": 2}
     assert catalog.acked_through(JFK, "i1") == 0
 
 
@@ -209,7 +208,7 @@ def test_a_frame_of_an_unknown_or_deleted_query_moves_the_acknowledgement_and_no
     outcomes = catalog.index([frame(ref, 1), frame(QueryRef("other", 1), 2, location=None)])
     assert outcomes == [IndexOutcome.DISCARDED, IndexOutcome.DISCARDED]
     assert catalog.acked_through(JFK, "i1") == 2
-    assert catalog.positions() == {"miles@1": 1}, "what was there before it was deleted is still to be drained"
+    assert catalog.last_positions() == {"miles@1": 1}, "what was there before it was deleted is still to be drained"
 
 
 def test_a_frame_that_is_not_in_the_log_is_never_counted_as_there(catalog: Catalog) -> None:
@@ -232,7 +231,7 @@ def test_an_edge_whose_state_is_older_than_what_it_sent_is_refused_and_alarmed(c
     hello(catalog)
     catalog.index([frame(ref, n) for n in range(4)])
     for now_ms in (10, 20):
-        with pytest.raises(ProtocolError, match="edge jfk: incarnation i1 is about to make frame 2"):
+        with pytest.raises(ProtocolError, match="edge jfk: incarnation i1 is about to build frame 2"):
             hello(catalog, oldest_seq=2, next_seq=2, now_ms=now_ms)
     (alarm,) = catalog.alarms()
     assert (alarm.kind, alarm.edge, alarm.first_at_ms, alarm.last_at_ms, alarm.times) == (
@@ -256,7 +255,7 @@ def test_forgetting_returns_the_segments_that_nothing_points_to(catalog: Catalog
     catalog.index([frame(ref, n, location=FrameLocation(s, n, 1)) for n, s in enumerate(segments)])
     assert catalog.drop_frames({"miles@1": 1}) == []
     assert catalog.drop_frames({"miles@1": 2}) == ["miles@1/a"]
-    assert catalog.positions() == {"miles@1": 3}
+    assert catalog.last_positions() == {"miles@1": 3}
     assert [e.position for e in catalog.frames("miles@1", 0, 3)] == [3]
     assert catalog.index([frame(ref, 0)]) == [IndexOutcome.DUPLICATE], "a forgotten frame is a re-delivery still"
 
@@ -277,7 +276,7 @@ def test_a_deleted_query_leaves_the_positions_once_it_is_drained(catalog: Catalo
     catalog.index([frame(ref, 0)])
     catalog.delete("miles", 2)
     assert catalog.drop_frames({"miles@1": 1}) == ["miles@1/w-1.frames"]
-    assert catalog.positions() == {}
+    assert catalog.last_positions() == {}
 
 
 def test_a_key_is_read_back_and_a_foreign_one_refused() -> None:
@@ -349,7 +348,7 @@ def test_processes_that_open_a_new_catalog_at_once_agree(url: str) -> None:
 def test_a_column_has_one_type_at_all_edges_of_a_stream(catalog: Catalog) -> None:
     def greet(edge: str, kind: pa.DataType) -> None:
         stream = StreamRecord("flights", {"carrier": pa.string(), "distance": kind}, LIVE)
-        catalog.hello(EdgeId(edge), "i1", labels={}, streams=[stream], oldest_seq=1, next_seq=1, now_ms=1)
+        catalog.begin_session(EdgeId(edge), "i1", labels={}, streams=[stream], oldest_seq=1, next_seq=1, now_ms=1)
 
     greet("jfk", pa.int64())
     with pytest.raises(ProtocolError, match=r"flights\.distance is float64 at edge lga and int64 at edge jfk"):

@@ -5,15 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from center.catalog.liveness import (
-    EXPIRE_AFTER_MS,
-    STALE_AFTER_MS,
-    ComponentHeartbeat,
-    ComponentRegistry,
-    HeartbeatThread,
-    component_status,
-)
-from center.catalog.store import Catalog
+from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, HeartbeatThread, component_status
+from center.catalog.liveness import EXPIRE_AFTER_MS, STALE_AFTER_MS
 
 
 @pytest.fixture

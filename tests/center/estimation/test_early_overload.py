@@ -1,7 +1,7 @@
 """An edge whose processor cannot keep up: production edges, meter, sampling rule and ledger under a virtual clock.
 
 The machine is modelled: a record costs so much to decode, and so much more if it is processed. What comes of it, how
-busy the edge is, goes the way of production: heartbeat, rule, word, rate, reason, answer. Seeds are fixed.
+busy the edge is, goes the way of production: heartbeat, rule, message, rate, reason, answer. Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import pytest
 
 from center.estimation.estimator import AccuracyBook
 from center.ledger import Emission
-from center.sampling.policy import EdgeSamplingController, SamplingRequirement
-from center.sampling.reasons import describe_reasons
+from center.sampling import EdgeSamplingController, SamplingRequirement, describe_reasons
 from edge.core.events import SamplingSet
 from edge.durability.checkpoint import restore, snapshot
 from edge.utilization import BusyMeter
@@ -58,9 +57,9 @@ class Machine:
     def beat(self, rates: dict[EdgeId, float]) -> None:
         share = self.meter.take_busy_share()
         order = SamplingRequirement(REF, rates.get(EdgeId(self.site.name), 1.0))
-        for word in self.sampling.on_heartbeat(0, 1e6, 0.0, (order,), share):
-            reason = SamplingReason.from_number(word.reason)
-            self.site.core.handle(SamplingSet(REF, word.rate, word.clock_offset_ms, reason))
+        for message in self.sampling.on_heartbeat(0, 1e6, 0.0, (order,), share):
+            reason = SamplingReason.from_number(message.reason)
+            self.site.core.handle(SamplingSet(REF, message.rate, message.clock_offset_ms, reason))
         self.shares.append(share)
         monitor = self.site.core.queries[REF].monitor
         assert monitor is not None

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from center.budgets.allocation import AllocationPolicy, BudgetReport
-from center.catalog.store import Catalog
+from center.budgets import AllocationPolicy, BudgetReport
+from center.catalog import Catalog
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.budget_sync import BudgetSync
 from center.ingest.metrics import GatewayMetrics
@@ -53,19 +53,19 @@ class World:
         return AssignmentPlan.of(self.catalog.version(), self.catalog.queries(), self.catalog.edges())
 
     def report(self, edge: EdgeId) -> None:
-        self.keeper.reported(edge, self.refs[0], BudgetReport(0, {}, MIN_TIME_MS, 100.0, {}))
+        self.keeper.on_report(edge, self.refs[0], BudgetReport(0, {}, MIN_TIME_MS, 100.0, {}))
 
     def told(self) -> set[EdgeId]:
-        return set(self.keeper.budgets.words.get(self.refs[0], {}))
+        return set(self.keeper.snapshot.grants.get(self.refs[0], {}))
 
 
 @on_a_loop
 async def test_a_report_that_comes_while_a_changed_plan_is_taken_in_is_not_lost(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.catalog.meanwhile = lambda _ref: world.report(JFK) if not world.catalog.changed else None
-    await world.keeper.turn(world.plan())
+    await world.keeper.sync(world.plan())
     assert world.told() == set()
-    await world.keeper.turn(world.plan())
+    await world.keeper.sync(world.plan())
     assert world.told() == {JFK}
     world.catalog.close()
 
@@ -81,9 +81,9 @@ async def test_a_turn_that_is_cut_short_is_made_good_by_the_next(tmp_path: Path,
 
     world.catalog.meanwhile = fail
     with pytest.raises(type(how)):
-        await world.keeper.turn(world.plan())
+        await world.keeper.sync(world.plan())
     world.catalog.meanwhile = lambda _ref: None
     world.catalog.changed.clear()
-    await world.keeper.turn(world.plan())
+    await world.keeper.sync(world.plan())
     assert world.catalog.changed == world.refs
     world.catalog.close()

@@ -97,7 +97,7 @@ async def test_a_frame_of_an_unknown_or_deleted_query_is_acknowledged_counted_an
         await edge.acked(2)
         assert c.log.durable[0] == ("jfk", 0)
         assert c.entries() == [("jfk", 0)]
-        assert c.catalog.positions() == {"miles@1": 1}
+        assert c.catalog.last_positions() == {"miles@1": 1}
         assert c.gateway.metrics.frames.labels("discarded")._value.get() == 2
         assert c.catalog.acked_through(JFK, "i1") == 2, "the edge has let go of them: they are not asked for again"
 
@@ -256,9 +256,9 @@ async def test_an_edge_with_a_share_it_was_not_given_is_cut_back_flagged_and_cou
         assert cut.shares["miles"] <= 1000
         await eventually(lambda: c.catalog.alarms())
         (alarm,) = c.catalog.alarms()
-        assert (alarm.kind, alarm.edge) == ("share-not-given", JFK)
+        assert (alarm.kind, alarm.edge) == ("share-not-granted", JFK)
         assert "5000" in alarm.message
-        assert c.gateway.metrics.alarms.labels("share-not-given")._value.get() == 1
+        assert c.gateway.metrics.alarms.labels("share-not-granted")._value.get() == 1
 
 
 @on_a_loop
@@ -316,11 +316,11 @@ async def test_heartbeats_and_statuses_reach_the_catalog_and_each_heartbeat_is_e
         assert (echo.edge_sent_at_ms, echo.center_received_at_ms) == (c.clock[0] - 10, c.clock[0])
         refused = pb.QueryStatus(query="miles", query_version=1, code="invalid-query", message="no column")
         await edge.call.write(pb.FromEdge(query_status=refused))
-        await eventually(lambda: c.catalog.statuses(MILES) and c.catalog.edge(JFK).records)
+        await eventually(lambda: c.catalog.query_statuses(MILES) and c.catalog.edge(JFK).records)
         record = c.catalog.edge(JFK)
         assert record.watermarks == {"flights": 77, "trains": 1 << 62}
         assert (record.records, record.drops, record.clock_offset_ms) == ({"flights": 5, "trains": 6}, {"late": 2}, 10)
-        assert c.catalog.statuses(MILES)[JFK].message == "no column"
+        assert c.catalog.query_statuses(MILES)[JFK].message == "no column"
         assert record.connected
         await edge.call.write(pb.FromEdge(goodbye=pb.Goodbye(reason="done")))
         await eventually(lambda: not c.catalog.edge(JFK).connected)

@@ -15,7 +15,7 @@ async def test_an_edge_that_cannot_keep_up_is_told_the_sampling_rate_that_its_ac
         query = c.catalog.register(spec(**measured), 1)
         c.catalog.record_sampling_rates(query.ref, {EdgeId("jfk"): 0.25})
         await edge.hello()
-        await eventually(lambda: c.gateway._keeper.budgets.rates)
+        await eventually(lambda: c.gateway._budget_sync.snapshot.sampling_rates)
         await edge.until("queries", lambda queries: len(queries.queries) == 1)
 
         async def beat(backlog_bytes: int, *busy_shares: float) -> pb.Sampling:
@@ -26,12 +26,12 @@ async def test_an_edge_that_cannot_keep_up_is_told_the_sampling_rate_that_its_ac
                 await edge.call.write(pb.FromEdge(heartbeat=beat))
             return (await edge.until("sampling")).sampling
 
-        word = await beat(0)
-        assert (word.query, word.query_version, word.rate) == ("miles", 1, 1.0)
-        word = await beat(5_000)
-        assert (word.rate, word.reason) == (0.25, pb.Sampling.LINK)
+        message = await beat(0)
+        assert (message.query, message.query_version, message.rate) == ("miles", 1, 1.0)
+        message = await beat(5_000)
+        assert (message.rate, message.reason) == (0.25, pb.Sampling.LINK)
         assert (await beat(0)).rate == 1.0
-        word = await beat(0, 0.95, 1.0, 0.99)
-        assert (word.rate, word.reason) == (0.25, pb.Sampling.PROCESSOR)
-        word = await beat(0, 0.1, math.nan, 0.1)
-        assert (word.rate, word.reason) == (1.0, pb.Sampling.NONE)
+        message = await beat(0, 0.95, 1.0, 0.99)
+        assert (message.rate, message.reason) == (0.25, pb.Sampling.PROCESSOR)
+        message = await beat(0, 0.1, math.nan, 0.1)
+        assert (message.rate, message.reason) == (1.0, pb.Sampling.NONE)

@@ -10,7 +10,7 @@ import grpc
 import httpx
 import pytest
 
-from center.catalog.store import Catalog
+from center.catalog import Catalog
 from center.ingest.config import GatewayConfig
 from center.ingest.gateway import Gateway
 from center.ingest.http import observe

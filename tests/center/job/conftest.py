@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.catalog.store import Catalog, StreamRecord, UnindexedFrame, query_key
+from center.catalog import Catalog, StreamRecord, UnindexedFrame, query_key
 from center.ledger import Phase
 from center.results import ResultStore
 from center.spark.session import SessionConfig, start_session
@@ -72,7 +72,7 @@ class World:
         self._next_seq = dict.fromkeys(self.edges, 0)
         for edge in self.edges:
             streams = (StreamRecord("downloads", COLUMNS, LIVE),)
-            self.catalog.hello(
+            self.catalog.begin_session(
                 edge, "i1", labels={}, streams=streams, oldest_seq=0, next_seq=0, now_ms=self.now, session="s"
             )
 
@@ -164,10 +164,10 @@ class World:
 
     def all_consumed(self) -> bool:
         consumed = self.store.consumed()
-        return all(consumed.get(key, 0) >= last for key, last in self.catalog.positions().items())
+        return all(consumed.get(key, 0) >= last for key, last in self.catalog.last_positions().items())
 
     def positions_of(self, ref: QueryRef) -> int:
-        return self.catalog.positions()[query_key(ref)]
+        return self.catalog.last_positions()[query_key(ref)]
 
 
 @pytest.fixture

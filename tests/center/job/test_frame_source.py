@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles, ReadMinRows
 
-from center.catalog.store import FrameEntry
 from center.job.admission import BatchLimits
 from center.job.catalog_events import CatalogEvents
 from center.job.frame_source import FramePartition, FrameReader, SourceOptions, divide
@@ -18,6 +17,7 @@ from center.job.ledger_writer import LedgerWriter
 from center.job.metrics import JobMetrics
 from center.job.rows import FrameRow, RowKind, from_table
 from center.ledger import Ledger
+from center.storage.frame_log import FrameEntry
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import FrameBody, QueryRef
@@ -71,7 +71,7 @@ def test_all_frames_are_read_once_in_batches_of_any_size(world: Any, options: So
         read += read_all(reader, start, end)
         start = end
 
-    assert start == world.catalog.positions()
+    assert start == world.catalog.last_positions()
     assert positions(read) == {"a@1": list(range(1, 19)), "b@1": list(range(1, 19))}
 
 
@@ -93,7 +93,7 @@ def test_a_batch_waits_a_moment_for_an_edge_that_spoke_before_and_then_goes_on_w
     first = reader.latestOffset({}, ReadMaxBytes(1 << 30))
     world.ship(world.edges[0], ref, FrameBody(5))
 
-    assert reader.latestOffset(first, ReadMaxBytes(1 << 30)) == world.catalog.positions()
+    assert reader.latestOffset(first, ReadMaxBytes(1 << 30)) == world.catalog.last_positions()
 
 
 def test_an_offset_has_its_keys_in_order_whatever_comes_new(reader: FrameReader, world: Any) -> None:
@@ -164,7 +164,7 @@ def test_a_damaged_record_becomes_a_row_that_says_so(reader: FrameReader, world:
     (victim,) = world.catalog.frames("a@1", 2, 3)
     damage(world.log_dir / victim.segment, victim)
 
-    rows = read_all(reader, {}, world.catalog.positions())
+    rows = read_all(reader, {}, world.catalog.last_positions())
 
     assert positions(rows) == {"a@1": [1, 2, 3, 4, 5, 6]}
     (damaged,) = [r for r in rows if r.kind is RowKind.DAMAGED]
@@ -200,12 +200,12 @@ def test_a_lost_segment_is_damage_but_a_log_that_is_not_there_is_not(reader: Fra
     for segment in {e.segment for e in world.catalog.frames("a@1", 0, 6)}:
         (world.log_dir / segment).unlink()
 
-    rows = read_all(reader, {}, world.catalog.positions())
+    rows = read_all(reader, {}, world.catalog.last_positions())
 
     assert {r.query for r in rows if r.kind is RowKind.DAMAGED} == {"a@1"}
     world.log_dir.rename(world.path / "unmounted")
     with pytest.raises(StorageError, match="cannot be read"):
-        read_all(reader, {}, world.catalog.positions())
+        read_all(reader, {}, world.catalog.last_positions())
 
 
 def damage(path: Path, entry: FrameEntry) -> None:

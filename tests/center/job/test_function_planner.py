@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.catalog.store import query_key
+from center.catalog import query_key
 from center.job.catalog_events import CatalogEvents
 from center.job.function_planner import FunctionRatePlanner, FunctionRateThread
 from center.job.function_rates import FunctionRates

@@ -81,7 +81,7 @@ def test_killed_drivers_and_jvms_leave_nothing_behind_lose_nothing_and_count_not
         job.process.send_signal(signal.SIGKILL)
         _, alive = psutil.wait_procs(family, timeout=WITHIN_S)
         assert not alive, "the JVM ends with its driver"
-    assert 0 < sum(world.store.consumed().values()) < sum(world.catalog.positions().values())
+    assert 0 < sum(world.store.consumed().values()) < sum(world.catalog.last_positions().values())
 
     with running(world.path, frames=5) as job:
         job.wait_for("batch 1:")

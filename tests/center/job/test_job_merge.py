@@ -5,10 +5,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from center.catalog.store import FrameEntry
 from center.job.merge import merge_rows
 from center.job.microbatch import digest, gaps, news
 from center.job.rows import ROW_SCHEMA, FrameRow, RowKind, from_table, row_of_damage, rows_of_frame, to_batch
+from center.storage.frame_log import FrameEntry
 from edgewater.streams import MAX_TIME_MS, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.frames import FrameBody, Partial, QueryRef, SliceClose

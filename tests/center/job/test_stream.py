@@ -107,7 +107,7 @@ def test_final_answers_say_what_the_edges_saw(spark: Any, shared_world: Any) -> 
     assert world.all_consumed()
     assert world.answers() == world.truth
     assert world.observed() == world.records
-    assert run.counted("frames") == sum(world.catalog.positions().values())
+    assert run.counted("frames") == sum(world.catalog.last_positions().values())
 
 
 def test_a_stream_stopped_midway_that_lost_its_checkpoint_counts_all_once(spark: Any, world: Any) -> None:
@@ -125,7 +125,7 @@ def test_a_stream_stopped_midway_that_lost_its_checkpoint_counts_all_once(spark:
 
     with first.streaming(spark, process):
         assert enough.wait(WITHIN_S)
-    assert 0 < sum(world.store.consumed().values()) < sum(world.catalog.positions().values())
+    assert 0 < sum(world.store.consumed().values()) < sum(world.catalog.last_positions().values())
     shutil.rmtree(first.config.work_dir)
     for ref in refs:
         world.end(ref)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
+from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import (
     AT_ONCE_MS,
     EdgesChanged,

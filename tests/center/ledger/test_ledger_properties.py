@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from center.catalog.store import EdgeRecord, RegisteredQuery, StreamRecord
+from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import (
     EdgesChanged,
     Emission,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from center.catalog.store import RegisteredQuery
+from center.catalog import RegisteredQuery
 from center.ledger import (
     EdgesChanged,
     Emission,

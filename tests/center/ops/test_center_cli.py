@@ -19,7 +19,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from center.catalog.liveness import ComponentRegistry
+from center.catalog import ComponentRegistry
 from edgewater.__main__ import main
 
 WAIT_S = 120.0

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
 
-from center.catalog.store import Catalog
+from center.catalog import Catalog
 from center.ledger import AT_ONCE_MS, EdgesChanged, FramesMerged, Ledger, Phase, QueryDeleted
 from center.results import ResultStore
 from center.results import schema as t

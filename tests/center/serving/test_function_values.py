@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from center.catalog.store import RegisteredQuery
+from center.catalog import RegisteredQuery
 from center.job.function_rates import FunctionRates
 from center.ledger import Phase
 from center.results import AnswerRecord

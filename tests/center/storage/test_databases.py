@@ -13,8 +13,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import event
 
-from center.catalog.liveness import ComponentRegistry
-from center.catalog.store import Catalog, HeartbeatRecord, IndexOutcome, UnindexedFrame
+from center.catalog import Catalog, ComponentRegistry, HeartbeatRecord, IndexOutcome, UnindexedFrame
 from center.results import ResultStore
 from center.storage.database import open_engine, read_transaction, write_transaction
 from center.storage.frame_log import FrameLocation
@@ -69,12 +68,12 @@ def test_positions_are_seen_in_order_and_without_gaps_whoever_commits_and_whoeve
     with ThreadPoolExecutor(gateways) as pool:
         sending = [pool.submit(send, number) for number in range(gateways)]
         while seen[-1] < gateways * batches * size:
-            last = reader.positions()["miles@1"]
+            last = reader.last_positions()["miles@1"]
             entries = reader.frames("miles@1", 0, last)
             assert [e.position for e in entries] == list(range(1, last + 1))
             seen.append(last)
             if all(s.done() for s in sending):
-                assert reader.positions()["miles@1"] == gateways * batches * size
+                assert reader.last_positions()["miles@1"] == gateways * batches * size
         refused = [s.result() for s in sending]
     assert seen == sorted(seen)
     assert refused[0] > 0 and refused[1:] == [0] * (gateways - 1)
@@ -104,7 +103,7 @@ def test_gateways_that_note_the_same_edges_in_any_order_do_not_block_each_other(
     def note(number: int) -> None:
         for _ in range(15):
             together.wait(timeout=20)
-            catalogs[number].heartbeats(beats if number == 0 else reversed(beats))
+            catalogs[number].record_heartbeats(beats if number == 0 else reversed(beats))
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(note, range(2))) == [None, None]
@@ -134,16 +133,16 @@ def test_names_are_ordered_as_python_orders_them(catalog: Catalog) -> None:
     ref = catalog.register(spec(), 1).ref
     for name in names:
         hello(catalog, EdgeId(name))
-        catalog.query_status(EdgeId(name), ref, True, "", "")
+        catalog.record_query_status(EdgeId(name), ref, True, "", "")
     assert [e.edge for e in catalog.edges()] == sorted(names)
-    assert list(catalog.statuses(ref)) == sorted(names)
+    assert list(catalog.query_statuses(ref)) == sorted(names)
 
 
 def test_the_largest_numbers_come_back_as_they_were(catalog: Catalog) -> None:
     ref = catalog.register(spec(), MOST).ref
     hello(catalog, oldest_seq=1 << 62, next_seq=1 << 62, now_ms=MOST)
     beat = HeartbeatRecord(JFK, {"flights": MAX_TIME_MS}, {"flights": MOST}, {}, 1 << 62, 1e300, 5e-324, -1e300, 7)
-    catalog.heartbeats([beat])
+    catalog.record_heartbeats([beat])
     location = FrameLocation("miles@1/w-1.frames", 1 << 61, 1 << 40)
     arrived = UnindexedFrame(ref, JFK, "i1", 1 << 62, (1 << 32) - 1, MOST, -MOST, location)
     assert catalog.index([arrived]) == [IndexOutcome.NEW]

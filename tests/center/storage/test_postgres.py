@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from center.catalog.liveness import ComponentHeartbeat, ComponentRegistry
-from center.catalog.store import Catalog, IndexOutcome, SegmentDropped
+from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, IndexOutcome, SegmentDropped
 from center.storage.database import open_engine, read_transaction, write_transaction
 from edgewater.errors import StorageError
 from edgewater.wire.frames import QueryRef
@@ -70,7 +69,7 @@ def test_a_frame_that_meets_its_querys_deletion_is_discarded(
     other = open_catalog()
     before(catalog._engine, "FROM queries", lambda: other.delete("miles", 2))
     assert catalog.index([frame(ref, 1)]) == [IndexOutcome.DISCARDED]
-    assert catalog.positions() == {"miles@1": 1}
+    assert catalog.last_positions() == {"miles@1": 1}
 
 
 @pytest.mark.parametrize("moment", ["INSERT INTO frames", "UPDATE incarnations"])
@@ -85,7 +84,7 @@ def test_a_server_killed_in_mid_transaction_costs_time_and_nothing_else(
             with pytest.raises(StorageError, match="closed" if attempt == 0 else "refused") as caught:
                 catalog.index([frame(ref, 1)])
             assert "***" in caught.value.message, "the URL is told, its password is not"
-        for ask in (bystander.version, bystander.positions, lambda: bystander.delete("miles", 1)):
+        for ask in (bystander.version, bystander.last_positions, lambda: bystander.delete("miles", 1)):
             with pytest.raises(StorageError):
                 ask()
         with pytest.raises(StorageError):
@@ -93,7 +92,7 @@ def test_a_server_killed_in_mid_transaction_costs_time_and_nothing_else(
     finally:
         postgres.start()
     assert sleeper.version() == version
-    assert bystander.positions() == {"miles@1": 1}
+    assert bystander.last_positions() == {"miles@1": 1}
     assert catalog.index([frame(ref, 0), frame(ref, 1)]) == [IndexOutcome.DUPLICATE, IndexOutcome.NEW]
     assert [e.seq for e in bystander.frames("miles@1", 0, 9)] == [0, 1]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from center.budgets.allocation import Grant
-from center.catalog.store import Catalog
-from center.ingest.budget_sync import words_of
+from center.budgets import Grant
+from center.catalog import Catalog
+from center.ingest.budget_sync import grants_of
 from edge.core.core import EdgeCore
 from edge.core.events import Ingested, SourcesOpened
 from edge.core.streams import StreamSpec
@@ -80,7 +80,7 @@ async def until(test: object) -> None:
 
 def word(catalog: Catalog, name: str) -> Grant:
     books = catalog.budget_states(-1)
-    return words_of(books[REF]).get(EdgeId(name), Grant()) if REF in books else Grant()
+    return grants_of(books[REF]).get(EdgeId(name), Grant()) if REF in books else Grant()
 
 
 @on_a_loop

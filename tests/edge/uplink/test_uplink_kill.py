@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from center.catalog.store import Catalog
+from center.catalog import Catalog
 from center.storage.frame_log import FrameLog
 from tests.edge.uplink_world import SPEC, Agent, entries, frame, gateway, on_a_loop, running, uplink
 
