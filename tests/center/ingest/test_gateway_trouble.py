@@ -46,7 +46,7 @@ async def test_the_same_body_in_another_compression_is_a_re_delivery(tmp_path: P
     async with center(tmp_path) as c:
         c.catalog.register(spec(), 1)
         sent = frame(0, content=b"synopsis" * 40)
-        again = dataclasses.replace(sent, encoding=Encoding.NO_QUESTIONS, body=sent.plain_body())
+        again = dataclasses.replace(sent, encoding=Encoding.PLAIN, body=sent.plain_body())
         assert again.body != sent.body
         async with RawEdge(c.port) as edge:
             await edge.hello()
@@ -65,7 +65,7 @@ async def test_a_body_that_cannot_be_decompressed_is_refused_before_it_is_acknow
         c.catalog.register(spec(), 1)
         await edge.hello()
         whole = frame(0, content=b"synopsis" * 40)
-        assert whole.encoding is not Encoding.NO_QUESTIONS
+        assert whole.encoding is not Encoding.PLAIN
         await edge.send(dataclasses.replace(whole, body=whole.body[:-4]))
         status, code, message = await edge.refusal()
         assert (status, code) == (grpc.StatusCode.DATA_LOSS, "corrupt-frame")
