@@ -57,26 +57,26 @@ class AnswerRenderer:
         self._lock = threading.Lock()
         self._on_lookup = on_lookup
 
-    def one(self, record: AnswerRecord, query: RegisteredQuery, asked: MeasureQuestions) -> bytes:
+    def answer(self, record: AnswerRecord, query: RegisteredQuery, questions: MeasureQuestions) -> bytes:
         """One answer as JSON without line breaks, as `promises.md` has it."""
-        key = (record.query, record.window_start_ms, record.revision, asked)
+        key = (record.query, record.window_start_ms, record.revision, questions)
         with self._lock:
             held = self._cache.get(key)
         self._on_lookup(held is not None)
         if held is not None:
             return held
         # Two threads may render the same at once: cheaper than making all wait for the slowest.
-        rendered = _json(render(record, query.spec, asked))
+        rendered = _json(render(record, query.spec, questions))
         with self._lock:
             if len(rendered) <= self._cache.maxsize:
                 self._cache[key] = rendered
         return rendered
 
-    def many(
+    def answers(
         self,
         records: Sequence[AnswerRecord],
         query: RegisteredQuery,
-        asked: MeasureQuestions,
+        questions: MeasureQuestions,
         page: Page | None,
         form: str,
     ) -> bytes:
@@ -86,22 +86,22 @@ class AnswerRenderer:
             if page is not None:
                 head["range"] = {"start": page.start, "end": page.end, "limit": page.limit}
                 head["next_cursor"] = page.next_cursor
-            answers = b",".join(self.one(r, query, asked) for r in records)
+            answers = b",".join(self.answer(r, query, questions) for r in records)
             return _json(head)[:-1] + b',"answers":[' + answers + b"]}"
-        return self.table(records, query, asked, form)
+        return self.table(records, query, questions, form)
 
     def table(
-        self, records: Sequence[AnswerRecord], query: RegisteredQuery, asked: MeasureQuestions, form: str
+        self, records: Sequence[AnswerRecord], query: RegisteredQuery, questions: MeasureQuestions, form: str
     ) -> bytes:
         """Answers as CSV or as an Arrow IPC stream; window, phase, revision and completeness in every row."""
-        tables = [_with_quality(to_table(r, query.spec, asked), r, form) for r in records]
+        tables = [_with_quality(to_table(r, query.spec, questions), r, form) for r in records]
         table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
         sink = BytesIO()
         if form == CSV:
             pyarrow.csv.write_csv(without_lists(table), sink)
         else:
             assert form == ARROW
-            answers = [json.loads(self.one(r, query, asked)) for r in records]
+            answers = [json.loads(self.answer(r, query, questions)) for r in records]
             stated = [{k: v for k, v in a.items() if k != "data"} for a in answers]
             table = table.replace_schema_metadata({**(table.schema.metadata or {}), ARROW_METADATA: _json(stated)})
             with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -131,11 +131,11 @@ def _time(millis: int, form: str) -> pa.Scalar:
 
 
 def entity_tag(
-    query: RegisteredQuery, records: Sequence[AnswerRecord], asked: MeasureQuestions, page: Page | None, form: str
+    query: RegisteredQuery, records: Sequence[AnswerRecord], questions: MeasureQuestions, page: Page | None, form: str
 ) -> str:
     """A strong entity tag: other bytes, other tag. Rendering belongs to the release, so that is in it."""
     identity = (
-        RELEASE, query.ref, [(r.answer_id, r.window_start_ms, r.revision) for r in records], asked, page, form
+        RELEASE, query.ref, [(r.answer_id, r.window_start_ms, r.revision) for r in records], questions, page, form
     )  # fmt: skip
     return f'"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}"'
 

@@ -73,7 +73,7 @@ def create_app(
     app.state.services = services
     app.add_middleware(MetricsMiddleware, metrics=services.metrics)
     problems.install(app)
-    guarded = [Depends(_guard(config))] if config.token is not None else []
+    guarded = [Depends(_token_guard(config))] if config.token is not None else []
     for router in (queries.router, answers.router, evaluate.router, live.router, edges.router, alarms.router):
         app.include_router(router, dependencies=guarded)
     app.include_router(health.router)
@@ -115,7 +115,7 @@ def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyn
     return lifespan
 
 
-def _guard(config: ApiSection) -> Callable[..., None]:
+def _token_guard(config: ApiSection) -> Callable[..., None]:
     """A dependency that lets requests with the configured bearer token pass."""
     assert config.token is not None
     expected = config.token.get_secret_value().encode()

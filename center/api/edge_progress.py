@@ -35,16 +35,16 @@ class EdgeProgress:
         self._cache: TTLCache[None, CatalogView] = TTLCache(1, fresh_s)
         self._lock = threading.Lock()
 
-    def view(self, *, anew: bool = False) -> CatalogView:
+    def view(self, *, refresh: bool = False) -> CatalogView:
         """The catalog of at most `fresh_s` ago, or as it is now."""
         with self._lock:
-            view = None if anew else self._cache.get(None)
+            view = None if refresh else self._cache.get(None)
             if view is None:
                 view = CatalogView(tuple(self._catalog.queries()), tuple(self._catalog.edges()))
                 self._cache[None] = view
             return view
 
-    def of(self, query: RegisteredQuery | None) -> dict[str, Any]:
+    def event_data(self, query: RegisteredQuery | None) -> dict[str, Any]:
         """The data of a `progress` event: of one query, or of all.
 
         Raises:

@@ -111,7 +111,7 @@ class LiveStream:
 
     feed: LiveFeed
     query: RegisteredQuery | None = None
-    asked: MeasureQuestions = NO_QUESTIONS
+    questions: MeasureQuestions = NO_QUESTIONS
     after: int | None = None
     _sent: int = field(default=0, init=False)
     _full_pages: int = field(default=0, init=False)
@@ -125,7 +125,7 @@ class LiveStream:
             if self.feed.monotonic() >= due_s:
                 due_s = self.feed.monotonic() + self.feed.pace_s
                 try:
-                    yield _event("progress", await run_sync(self.feed.progress.of, self.query))
+                    yield _event("progress", await run_sync(self.feed.progress.event_data, self.query))
                 except NotFound:
                     return
             await self.feed.changes.wait(self._sent, due_s - self.feed.monotonic())
@@ -139,7 +139,10 @@ class LiveStream:
             return []
         if self.after is None:
             return self._latest(newest)
-        return [_gap(self.after, newest, "the answers begin anew: the center has another store"), *self._latest(newest)]
+        return [
+            _gap(self.after, newest, "the answers begin refresh: the center has another store"),
+            *self._latest(newest),
+        ]
 
     def _newer(self) -> list[ServerSentEvent]:
         """The next page of what is newer than the client has: the newest revision of each window in it."""
@@ -158,8 +161,8 @@ class LiveStream:
     def _latest(self, through: int) -> list[ServerSentEvent]:
         """The last window of each query; the stream goes on after `through`."""
         self._sent = through
-        # Read anew, behind the id: an answer up to it may be of a query that is younger than the view.
-        queries = [self.query] if self.query else self.feed.progress.view(anew=True).queries
+        # Read refresh, behind the id: an answer up to it may be of a query that is younger than the view.
+        queries = [self.query] if self.query else self.feed.progress.view(refresh=True).queries
         latest = [r for q in queries if (r := self.feed.results.latest(q.ref)) is not None]
         return self._events_of(sorted(latest, key=lambda r: r.answer_id))
 
@@ -170,10 +173,10 @@ class LiveStream:
             queries = {q.ref: q for q in self.feed.progress.view().queries}
             if any(record.query not in queries for record in records):
                 # Of a query younger than the view; those of deleted ones are nobody's.
-                queries = {q.ref: q for q in self.feed.progress.view(anew=True).queries}
+                queries = {q.ref: q for q in self.feed.progress.view(refresh=True).queries}
         return [
             ServerSentEvent(
-                self.feed.renderer.one(record, queries[record.query], self.asked).decode(),
+                self.feed.renderer.answer(record, queries[record.query], self.questions).decode(),
                 event="answer",
                 id=str(record.answer_id),
             )

@@ -1,6 +1,6 @@
 """What a reader asks of an answer: which groups and measures, which quantiles, what confidence.
 
-Read from the query string, checked against the query's spec (`QuestionParams.asked`), and hashable, so
+Read from the query string, checked against the query's spec (`QuestionParams.questions`), and hashable, so
 that what was rendered for one reader serves the next.
 """
 
@@ -42,7 +42,7 @@ class QuestionParams(BaseModel):
         Field(
             max_length=MAX_VALUES,
             description="Ranks in [0, 1], of measures that answer quantiles; 0.5, 0.9, 0.95 and 0.99 of those made"
-            " for it, if nothing is asked.",
+            " for it, if nothing is questions.",
             examples=[[0.5, 0.99]],
         ),
     ] = []
@@ -91,9 +91,9 @@ class QuestionParams(BaseModel):
         ),
     ] = None
 
-    def asked(self, spec: QuerySpec) -> MeasureQuestions:
+    def questions(self, spec: QuerySpec) -> MeasureQuestions:
         """The parameters checked against a query; what is repeated stands once. Raises InvalidRequest."""
-        asked = MeasureQuestions(
+        questions = MeasureQuestions(
             groups=_groups(self.group, spec),
             measures=_measures(self.measure, spec),
             quantiles=tuple(dict.fromkeys(_ranks(self.quantile))) or None,
@@ -105,9 +105,9 @@ class QuestionParams(BaseModel):
             values=self.values,
             confidence=read_confidence(self.confidence),
         )
-        named = [m for m in spec.measures if not asked.measures or m.name in asked.measures]
-        require_possible(asked, {m.name: m.function.make(m.parameters, None) for m in named})
-        return asked
+        named = [m for m in spec.measures if not questions.measures or m.name in questions.measures]
+        require_possible(questions, {m.name: m.function.make(m.parameters, None) for m in named})
+        return questions
 
 
 def _groups(given: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ...]], ...]:

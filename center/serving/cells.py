@@ -1,7 +1,7 @@
-"""A measure's values of all groups as columns, and their two shapes: JSON cells and table columns. Pure.
+"""A measure's values of all groups as columns, rendered as JSON cells or as table columns. Pure.
 
-A cell is made of parts. Each part is columnar, knows its place in the cell, and gives that place's value
-for every row, or its columns of a table.
+A cell consists of parts. Each part is columnar and renders its member of the cell for every row, or its columns of a
+table.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Cell = dict[str, Any]
 
 
 class CellPart(Protocol):
-    """One thing that a measure's cell says."""
+    """One member of a measure's cell."""
 
     @property
     def confidence(self) -> float: ...
 
     def cells(self, rows: int) -> list[Cell]:
-        """Per row what the part adds to the cell."""
+        """Per row, the members that the part adds to the cell."""
 
     def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
         """The part's columns of a table, each of `rows` rows."""
@@ -36,10 +36,10 @@ class CellPart(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IntervalPart:
-    """An estimate with its bounds: the cell itself (`name` empty), or a member of it.
+    """An estimate with its bounds: the cell itself (`name` empty), or one of its members.
 
     Attributes:
-        whole: whether numbers without a fraction are written as integers.
+        whole: integral numbers are written as integers.
     """
 
     name: str
@@ -60,7 +60,7 @@ class IntervalPart:
 
 @dataclass(frozen=True, slots=True)
 class NumberPart:
-    """A plain number that is a fact about the synopsis, such as the size of a sample."""
+    """A property of the synopsis without an interval, such as the size of a sample."""
 
     name: str
     values: FloatArray
@@ -79,10 +79,10 @@ class NumberPart:
 
 @dataclass(frozen=True, slots=True)
 class KeyedPart:
-    """Answers to one question at several places, by the place as text: quantiles, ranks, ranges.
+    """One question evaluated at several points, keyed by the point as text: quantiles, ranks, ranges.
 
     Attributes:
-        prefix: of the columns, between the measure's name and the key.
+        prefix: column names are measure name + prefix + key.
     """
 
     name: str
@@ -107,7 +107,7 @@ class KeyedPart:
 
 @dataclass(frozen=True, slots=True)
 class ItemsPart:
-    """Answers about items that were asked for: a list of ``{"item": …, "estimate": …, …}``."""
+    """Answers about requested items: a list of ``{"item": …, "estimate": …, …}``."""
 
     name: str
     answers: Sequence[tuple[Any, Estimates]]
@@ -134,9 +134,9 @@ class ListPart:
     """A list per row, of any length: ranked items, buckets, boundaries, sampled values.
 
     Attributes:
-        groups: int64 row per entry, ascending.
-        keys: members of an entry in front of its interval; without any, an entry is the interval.
-        estimates: per entry; None: an entry is the one key's value itself.
+        groups: int64 row number per entry, ascending.
+        keys: members of an entry besides its interval; empty: an entry is the interval.
+        estimates: per entry; None: an entry is the value of the only key.
     """
 
     name: str
@@ -168,7 +168,7 @@ class ListPart:
         return [{self.name: entries[start:end]} for start, end in pairwise(offsets)]
 
     def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
-        """One column of a list per row, of structs or of plain values."""
+        """One list column, of structs or of plain values."""
         offsets = pa.array(self._offsets(rows), pa.int32())
         if self.estimates is None:
             (values,) = self.keys.values()
@@ -181,7 +181,7 @@ class ListPart:
 
 
 def without_lists(table: pa.Table) -> pa.Table:
-    """The table with lists written as JSON texts: CSV has no lists."""
+    """The table with list columns converted to JSON strings, since CSV has no lists."""
     for at, field in enumerate(table.schema):
         if pa.types.is_list(field.type):
             texts = [None if v is None else _text(v) for v in table.column(at).to_pylist()]
@@ -204,20 +204,20 @@ def interval_columns(name: str, estimates: Estimates) -> dict[str, pa.Array]:
 
 
 def intervals(estimates: Estimates, whole: bool) -> list[Cell]:
-    """An interval per row, as JSON."""
+    """One interval per row, as JSON."""
     columns = [numbers(c, whole) for c in (estimates.value, estimates.lower, estimates.upper)]
     return [{"estimate": e, "lower": low, "upper": high} for e, low, high in zip(*columns, strict=True)]
 
 
 def numbers(values: FloatArray, whole: bool) -> list[float | int | None]:
-    """JSON numbers; with `whole`, without a decimal point where they have no fraction."""
+    """JSON numbers; with `whole`, integral values are written as integers."""
     return [
         None if not math.isfinite(v) else int(v) if whole and v.is_integer() else v for v in map(float, values.tolist())
     ]
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: NaN and infinity become null."""
+    """A value as JSON: NaN and infinity become null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

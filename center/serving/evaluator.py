@@ -1,8 +1,7 @@
-"""Evaluation (Condor, section 6): questions to windows — the latest, those at a time, or one by its start.
+"""Evaluates questions on answered windows: the latest, those at a time, or one by its start (Condor, section 6).
 
-Pure: a question and where windows can be read (`AnsweredWindows`) go in, lines of an answer come out. No HTTP and no
-store, so that the query tier and Spark's operators share it. Global questions merge the groups' synopses,
-stratified ones choose a group, and with neither there is an answer per group.
+Pure: takes a question and a source of windows (`AnsweredWindows`), returns JSON lines. A global question merges the
+groups' synopses, a stratified one selects a group; otherwise there is an answer per group.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ class WindowAnswer:
     """The newest answer to a window.
 
     Attributes:
-        key: identifies its bytes for ever, for caches.
+        key: cache key of the immutable synopsis bytes.
         phase: "early", "complete" or "final".
-        completeness: as in an answer's quality.
-        withheld: what edges hold back, per measure, as in an answer's quality.
-        prediction: of a query with an accuracy, what the window is expected to come to; None: its data say it.
+        completeness: as in the answer's quality.
+        withheld: bounds per measure of what edges withhold, as in the answer's quality.
+        prediction: predicted interval per measure, of a query with an accuracy; None: the data determine the values.
     """
 
     key: tuple[Any, ...]
@@ -68,25 +67,25 @@ class WindowAnswer:
 
 
 class AnsweredWindows(Protocol):
-    """The answered windows of one query, as somebody stores them."""
+    """The answered windows of one query."""
 
     @property
     def spec(self) -> QuerySpec: ...
 
     def latest(self, count: int) -> Sequence[WindowAnswer]:
-        """The last `count` windows that have an answer, ascending; fewer if there are not so many."""
+        """The last `count` windows with an answer (or fewer), ascending."""
 
     def at(self, time_ms: int) -> Sequence[WindowAnswer]:
         """Every window that contains the time, ascending."""
 
     def starting(self, start_ms: int) -> WindowAnswer | None:
-        """The window that starts then."""
+        """The window with this start."""
 
     def aggregate(self, window: WindowAnswer) -> GroupedAggregate | None:
         """The window's synopses; None: no edge had data."""
 
-    def of(self, query: str) -> AnsweredWindows:
-        """Those of another query. Raises NotFound."""
+    def for_query(self, query: str) -> AnsweredWindows:
+        """The windows of another query. Raises NotFound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,66 +93,66 @@ class Evaluator:
     """Answers questions about one query's windows.
 
     Attributes:
-        synopses: holds what is synopses and merge_groups, so that many questions on a window cost that once.
+        synopses: cache of decoded and merged synopses, shared by all questions on a window.
     """
 
     windows: AnsweredWindows
     synopses: SynopsisCache
 
-    def answer(self, line: WindowQuestion) -> Iterator[dict[str, Any]]:
-        """One line per window, or one in all with `merge`; lazily, so that a reader who leaves stops the work.
+    def answer(self, question: WindowQuestion) -> Iterator[dict[str, Any]]:
+        """Yields one line per window, or a single line with `merge`. Lazy: a reader that leaves stops the work.
 
         Raises:
-            InvalidRequest: a measure, group or question that does not fit; a merge of windows that overlap.
+            InvalidRequest: a measure, group or question that does not fit; a merge of overlapping windows.
             NotFound: no such window has an answer, or it has no such group.
             SynopsisError: stored bytes cannot be read.
         """
         spec = self.windows.spec
-        measure = _measure(line, spec)
-        _check_group(line, spec)
-        found = self._find(line)
+        measure = _measure(question, spec)
+        _check_group(question, spec)
+        found = self._find(question)
         if not found:
-            raise NotFound(f"query {spec.name}: no window {line.target.shown} has an answer")
-        if line.merge:
-            yield self._line(line, measure, found)
+            raise NotFound(f"query {spec.name}: no window {question.selector.description} has an answer")
+        if question.merge:
+            yield self._answer_line(question, measure, found)
         else:
             for window in found:
-                yield self._line(line, measure, [window])
+                yield self._answer_line(question, measure, [window])
 
-    def _find(self, line: WindowQuestion) -> Sequence[WindowAnswer]:
-        if line.target.latest is not None:
-            return self.windows.latest(line.target.latest)
-        if line.target.at_ms is not None:
-            return self.windows.at(line.target.at_ms)
-        assert line.target.start_ms is not None
-        window = self.windows.starting(line.target.start_ms)
+    def _find(self, question: WindowQuestion) -> Sequence[WindowAnswer]:
+        if question.selector.latest is not None:
+            return self.windows.latest(question.selector.latest)
+        if question.selector.at_ms is not None:
+            return self.windows.at(question.selector.at_ms)
+        assert question.selector.start_ms is not None
+        window = self.windows.starting(question.selector.start_ms)
         return [] if window is None else [window]
 
-    def _line(self, line: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
+    def _answer_line(self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
         spec = self.windows.spec
-        stack, groups = self._stack(measure, found, line.group, line.is_global)
-        head = _head(line, spec, measure, found)
+        stack, groups = self._stack(measure, found, question.group, question.is_global)
+        head = _head(question, spec, measure, found)
         withheld, predictions = [w.withheld for w in found], [w.prediction for w in found]
-        given = line.given
-        if line.question in BINARY_QUESTIONS:
-            other, theirs = self._other(line, measure, found)
-            given = {**given, "other": other}
+        arguments = question.arguments
+        if question.name in BINARY_QUESTIONS:
+            other, theirs = self._other(question, measure, found)
+            arguments = {**arguments, "other": other}
             withheld += [w.withheld for w in theirs]
             predictions += [w.prediction for w in theirs]
-        of_all_groups = bool(spec.group_by) and line.is_global
-        # A function of a sample takes long, and changes nothing in its stack.
-        computed = line.question is None and measure.function.sample is not None
-        with nullcontext() if computed else self.synopses.using():
+        of_all_groups = bool(spec.group_by) and question.is_global
+        # A function of a sample takes long and does not change its stack, so it needs no lock.
+        computed = question.name is None and measure.function.sample is not None
+        with nullcontext() if computed else self.synopses.exclusively():
             answer = _StackAnswer(
-                measure, line, stack, spec.group_by, groups, withheld, predictions, of_all_groups,
-                _reports_withheld_records(spec), function_confidence(spec, measure, len(stack), line.confidence),
+                measure, question, stack, spec.group_by, groups, withheld, predictions, of_all_groups,
+                _reports_withheld_records(spec), function_confidence(spec, measure, len(stack), question.confidence),
             )  # fmt: skip
-            return {**head, **answer.shown(given)}
+            return {**head, **answer.to_json(arguments)}
 
     def _stack(
         self, measure: Measure, found: Sequence[WindowAnswer], group: Mapping[str, Any] | None, is_global: bool
     ) -> tuple[Stack, list[dict[str, Any]] | None]:
-        """The synopses asked, and the groups they are of; None: it is one, of all or of the group chosen."""
+        """The stack to evaluate and its groups; None: it is one synopsis, of all groups or of the selected one."""
         spec = self.windows.spec
         key = (tuple(w.key for w in found), measure.name)
         if len(found) > 1:
@@ -173,7 +172,7 @@ class Evaluator:
                 return stack, None
             return self.synopses.get((key, "all"), lambda: merge_groups(stack)), None
         if group is not None and len(group) == len(spec.group_by):
-            # Looked for once per window and group: to find it is to read all keys.
+            # Cached per window and group: finding a group scans all keys.
             named = repr(sorted(group.items()))
             return self.synopses.get((key, named), lambda: _only(stack, aggregate, group, found)), None
         codes = sorted_groups(aggregate) if group is None else _chosen(aggregate, group)
@@ -190,37 +189,39 @@ class Evaluator:
         return self.synopses.get((key, "windows"), lambda: parts[0].merge_many(parts[1:]))
 
     def _other(
-        self, line: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]
+        self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]
     ) -> tuple[Stack, Sequence[WindowAnswer]]:
-        """The second synopsis of a question about two, and its windows, which are the same."""
-        if line.partner is None:
-            raise InvalidRequest("with", None, '{"query": …, "measure": …}', f"{line.question} is about two synopses")
-        there = self.windows.of(line.partner.query)
-        theirs = [_same_window(there, w, line.partner) for w in found]
-        other_line = line.of_partner()
-        other = _measure(other_line, there.spec, "with.measure")
-        _check_group(other_line, there.spec, "with.group")
-        stack, _ = Evaluator(there, self.synopses)._stack(other, theirs, other_line.group, other_line.group is None)
-        if other_line.group is not None and len(other_line.group) != len(there.spec.group_by):
-            accepted = f"all of {', '.join(there.spec.group_by)}, or no group, for all of them together"
-            raise InvalidRequest("with.group", other_line.group, accepted)
+        """The second synopsis of a question about two, and its windows, which have the same bounds."""
+        if question.second is None:
+            raise InvalidRequest("with", None, '{"query": …, "measure": …}', f"{question.name} is about two synopses")
+        there = self.windows.for_query(question.second.query)
+        theirs = [_same_window(there, w, question.second) for w in found]
+        other_question = question.of_second()
+        other = _measure(other_question, there.spec, "with.measure")
+        _check_group(other_question, there.spec, "with.group")
+        stack, _ = Evaluator(there, self.synopses)._stack(
+            other, theirs, other_question.group, other_question.group is None
+        )
+        if other_question.group is not None and len(other_question.group) != len(there.spec.group_by):
+            accepted = f"all of {', '.join(there.spec.group_by)}, or no group to merge all groups"
+            raise InvalidRequest("with.group", other_question.group, accepted)
         return stack, theirs
 
 
 @dataclass(frozen=True, slots=True)
 class _StackAnswer:
-    """What a stack says to a line.
+    """Evaluates one question on a stack.
 
     Attributes:
-        groups: that the stack is of; None: it is one, of all or of the group chosen.
-        withheld: per window, what edges state.
-        predictions: per window, what it is expected to come to.
-        reports_withheld_records: whether it would say so if records of any value were withheld.
+        groups: groups of the stack; None: it is one synopsis, of all groups or of the selected one.
+        withheld: per window, the edges' bounds.
+        predictions: per window.
+        reports_withheld_records: the bounds are never empty while an edge withholds records.
         confidence: of the interval of a function of a sample.
     """
 
     measure: Measure
-    line: WindowQuestion
+    question: WindowQuestion
     stack: Stack
     group_by: Sequence[str]
     groups: list[dict[str, Any]] | None
@@ -230,22 +231,24 @@ class _StackAnswer:
     reports_withheld_records: bool
     confidence: float
 
-    def shown(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        line, stack, name = self.line, self.stack, self.measure.name
-        if line.question == "top":
-            return self._ranked(given)
-        if line.question is None and isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
+    def to_json(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        question, stack, name = self.question, self.stack, self.measure.name
+        if question.name == "top":
+            return self._ranked(arguments)
+        if question.name is None and isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
             part = FunctionPart.of(self.measure, stack, self.confidence, self._widened)
             return self._rows(part.cells(len(stack)), self.confidence, stack.kind)
         try:
-            if line.question is None:
-                kind = default_question(stack, line.confidence)
+            if question.name is None:
+                kind = default_question(stack, question.confidence)
             else:
-                kind = parse_question(line.question, given, stack, line.confidence, measure=name)
-            estimates = self._widened(evaluate_question(stack, kind, line.confidence, measure=name))
+                kind = parse_question(question.name, arguments, stack, question.confidence, measure=name)
+            estimates = self._widened(evaluate_question(stack, kind, question.confidence, measure=name))
         except IncompatibleSynopses as exc:
-            # Of what the user chose to compare, not of stored bytes.
-            raise InvalidRequest("with", line.partner and line.partner.shown, "a measure made alike", str(exc)) from exc
+            # The cause is the user's choice of measures, not the stored bytes.
+            raise InvalidRequest(
+                "with", question.second and question.second.description, "a measure with equal parameters", str(exc)
+            ) from exc
         whole = isinstance(kind, INTEGER_QUESTIONS) or (kind is None and stack.kind in _WHOLE)
         return self._rows(intervals(estimates, whole), estimates.confidence, estimates.basis)
 
@@ -253,15 +256,18 @@ class _StackAnswer:
         stated = {"confidence": confidence, "basis": basis}
         if self.groups is None:
             return {**cells[0], **stated}
-        return {"data": [{"group": _shown(g), **cell} for g, cell in zip(self.groups, cells, strict=True)], **stated}
+        return {
+            "data": [{"group": _json_group(g), **cell} for g, cell in zip(self.groups, cells, strict=True)],
+            **stated,
+        }
 
-    def _ranked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _ranked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         name, groups = self.measure.name, self.groups
         if not isinstance(self.stack, Ranking):
-            parse_question("top", given, self.stack, measure=name)  # raises: it says what can be asked
+            parse_question("top", arguments, self.stack, measure=name)  # raises, and names the possible questions
             raise AssertionError
-        ranked = self.stack.top(top_items_question(self.stack, given.get("k"), name))
-        require_confidence(ranked.frequencies, self.line.confidence, name)
+        ranked = self.stack.top(top_items_question(self.stack, arguments.get("k"), name))
+        require_confidence(ranked.frequencies, self.question.confidence, name)
         estimates = self._widened(ranked.frequencies)
         entries = [
             {"item": plain(item), **cell}
@@ -271,29 +277,30 @@ class _StackAnswer:
         if groups is None:
             return {"top": entries, **stated}
         ends = np.searchsorted(ranked.groups, np.arange(len(groups) + 1)).tolist()
-        data = [{"group": _shown(g), "top": entries[ends[i] : ends[i + 1]]} for i, g in enumerate(groups)]
+        data = [{"group": _json_group(g), "top": entries[ends[i] : ends[i + 1]]} for i, g in enumerate(groups)]
         return {"data": data, **stated}
 
     def _predicted(self, estimates: Estimates, own: bool) -> Estimates:
-        """What windows come to of which records are out, as the answer has it; of anything else nobody knows it."""
+        """The answer's prediction in place of the data's estimate; without one, the bounds are unknown."""
         if len(self.predictions) > 1 or not own or self.of_all_groups:
             return with_prediction(estimates, self.measure, {}, {})
-        rows = [self.line.group or {}] if self.groups is None else self.groups
+        rows = [self.question.group or {}] if self.groups is None else self.groups
         keys = {name: pa.array([row[name] for row in rows]) for name in self.group_by}
         return with_prediction(estimates, self.measure, self.predictions[0] or {}, keys)
 
     def _widened(self, estimates: Estimates) -> Estimates:
-        """Room for what edges withhold; over several windows it adds up, of extrema the largest holds."""
+        """Widens intervals by what edges withhold: over several windows, bounds of sums add up, of extrema the largest
+        holds."""
         held = [w for w in self.withheld if w]
-        # The bounds of a sum say nothing of how many records are missing from it, which its stack is asked too.
-        own = self.line.question in (None, self.measure.function.name)
+        # The bound of a sum does not bound the number of missing records, which other questions depend on.
+        own = self.question.name in (None, self.measure.function.name)
         if any(p is not None for p in self.predictions):
             return self._predicted(estimates, own)
         if not held and (own or self.reports_withheld_records):
             return estimates
         bounds = [b for w in held if (b := w.get(self.measure.name)) is not None]
         if not own or self.measure.function.error is None or (self.of_all_groups and bounds):
-            # A bound is per group: nobody knows how many groups it may have been reached in.
+            # A bound applies to each group, and the number of affected groups is unknown.
             unknown = np.full(len(estimates), np.nan)
             return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
         if not bounds:
@@ -307,28 +314,28 @@ class _StackAnswer:
 
 
 def _reports_withheld_records(spec: QuerySpec) -> bool:
-    """Whether edges that withhold a record always state something: a sum may be withheld at no error, of zeros."""
+    """Whether edges always report a bound when they withhold records; withheld zeros leave a sum's bound empty."""
     if spec.budget is None or spec.accuracy is not None:
         return True
     return any(m.function.error is None or (m.function.name == "count" and m.argument is None) for m in spec.measures)
 
 
-def _measure(line: WindowQuestion, spec: QuerySpec, field: str = "measure") -> Measure:
+def _measure(question: WindowQuestion, spec: QuerySpec, field: str = "measure") -> Measure:
     names = [m.name for m in spec.measures]
-    if line.measure is None and len(names) == 1:
+    if question.measure is None and len(names) == 1:
         return spec.measures[0]
-    if line.measure not in names:
-        raise InvalidRequest(field, line.measure, f"one of {', '.join(names)}")
-    return spec.measures[names.index(line.measure)]
+    if question.measure not in names:
+        raise InvalidRequest(field, question.measure, f"one of {', '.join(names)}")
+    return spec.measures[names.index(question.measure)]
 
 
-def _check_group(line: WindowQuestion, spec: QuerySpec, field: str = "group") -> None:
-    for column in line.group or ():
+def _check_group(question: WindowQuestion, spec: QuerySpec, field: str = "group") -> None:
+    for column in question.group or ():
         if column not in spec.group_by:
             columns = ", ".join(spec.group_by) or f"(none: {spec.name} is not grouped)"
-            raise InvalidRequest(f"{field}.{column}", (line.group or {})[column], f"one of the columns {columns}")
-    if line.group is not None and line.is_global:
-        raise InvalidRequest(field, line.group, "a group, or global: true, not both")
+            raise InvalidRequest(f"{field}.{column}", (question.group or {})[column], f"one of the columns {columns}")
+    if question.group is not None and question.is_global:
+        raise InvalidRequest(field, question.group, "a group, or global: true, not both")
 
 
 def _chosen(aggregate: GroupedAggregate, group: Mapping[str, Any]) -> Any:
@@ -343,7 +350,7 @@ def _chosen(aggregate: GroupedAggregate, group: Mapping[str, Any]) -> Any:
             continue
         try:
             if isinstance(value, bool) != pa.types.is_boolean(column.type):
-                raise pa.ArrowTypeError("a truth value and something else")
+                raise pa.ArrowTypeError("a boolean does not equal another type")
             wanted = pa.scalar(value, column.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
             raise InvalidRequest(f"group.{name}", value, f"a value of type {column.type}, or null") from None
@@ -353,7 +360,7 @@ def _chosen(aggregate: GroupedAggregate, group: Mapping[str, Any]) -> Any:
 
 
 def _only(stack: Stack, aggregate: GroupedAggregate, group: Mapping[str, Any], found: Sequence[WindowAnswer]) -> Stack:
-    """The one group with these values. Raises NotFound, InvalidRequest."""
+    """The stack of the one group with these values. Raises NotFound, InvalidRequest."""
     codes = _chosen(aggregate, group)
     if not len(codes):
         raise _no_group(group, found)
@@ -370,36 +377,36 @@ def _require_disjoint(found: Sequence[WindowAnswer], measure: Measure) -> None:
         raise InvalidRequest(
             "merge",
             True,
-            "false, or windows that do not overlap, or a measure that takes a record twice without harm",
+            "false, or windows that do not overlap, or an idempotent measure",
             f"the windows overlap, and {measure.name} would count their common records twice",
         )
 
 
-def _same_window(there: AnsweredWindows, window: WindowAnswer, partner: SecondSynopsis) -> WindowAnswer:
+def _same_window(there: AnsweredWindows, window: WindowAnswer, second: SecondSynopsis) -> WindowAnswer:
     theirs = there.starting(window.start_ms)
     if theirs is None:
-        raise NotFound(f"query {partner.query}: no window that starts at {rfc3339(window.start_ms)} has an answer")
+        raise NotFound(f"query {second.query}: no window that starts at {rfc3339(window.start_ms)} has an answer")
     if theirs.end_ms != window.end_ms:
         reason = f"its window ends at {rfc3339(theirs.end_ms)}, not at {rfc3339(window.end_ms)}"
-        raise InvalidRequest("with.query", partner.query, "a query with the same windows", reason)
+        raise InvalidRequest("with.query", second.query, "a query with the same windows", reason)
     return theirs
 
 
-def _shown(group: Mapping[str, Any]) -> dict[str, Any]:
+def _json_group(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in group.items()}
 
 
-def _head(line: WindowQuestion, spec: QuerySpec, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
-    """What a line says besides its numbers. Of merge_groups windows the least advanced phase, and all revisions."""
+def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
+    """The members of a line besides its values. Merged windows have the least advanced phase and all revisions."""
     first = found[0]
-    head: dict[str, Any] = {"id": line.id, "query": spec.name, "measure": measure.name}
-    if line.question is not None:
-        head["question"] = line.question
-    if line.group is not None:
-        head["group"] = dict(line.group)
+    head: dict[str, Any] = {"id": question.id, "query": spec.name, "measure": measure.name}
+    if question.name is not None:
+        head["question"] = question.name
+    if question.group is not None:
+        head["group"] = dict(question.group)
     head["window"] = {"start": rfc3339(first.start_ms), "end": rfc3339(max(w.end_ms for w in found))}
     head["phase"] = min((w.phase for w in found), key=_PHASES.index)
-    if not line.merge:
+    if not question.merge:
         return {**head, "revision": first.revision, "completeness": first.completeness}
     missing = sorted({edge for w in found for edge in w.completeness.get("missing", ())})
     ratios = [w.completeness.get("ratio") for w in found]

@@ -1,7 +1,7 @@
-"""What a function of a sample comes to in an answer: its numbers, their interval, and whether that keeps the contract.
+"""Values of functions of a sample in an answer: numbers, their interval, and whether they keep the contract.
 
-It is computed when somebody asks, on the rows that the answer holds. So it costs the job nothing, and is the same each
-time: the rows are in an order of their own, and resampling is seeded.
+They are computed on request from the rows that the answer holds, at no cost for the job. The result is deterministic:
+rows have a fixed order and resampling is seeded.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from edgewater.synopses.sampling.row_sample import RowSampleStack
 DEFAULT_CONFIDENCE = 0.95
 SEED = 20
 CACHE_BYTES = 8 << 20
-"""Of values that are kept."""
+"""Capacity of the cache of values."""
 SAMPLED = "sampled: the measure is expensive"
-OTHER_MEASURES = "not sampled: the query has other measures, which a sample would make wrong"
+OTHER_MEASURES = "not sampled: the query has other measures, which sampling would distort"
 
 
 def function_confidence(spec: QuerySpec, measure: Measure, groups: int, asked: float | None = None) -> float:
-    """Of each group's interval: what the reader asks for, or the contract, or 95 %."""
+    """Confidence of each group's interval: the reader's, else the contract's, else 95 %."""
     if asked is not None:
         return asked
     accuracy = spec.accuracy
@@ -47,11 +47,11 @@ def function_confidence(spec: QuerySpec, measure: Measure, groups: int, asked: f
 
 @dataclass(frozen=True, slots=True)
 class FunctionPart:
-    """The cell of a function: one interval, or a list of named ones; and of how many rows it is.
+    """The cell of a function: one interval or a list of named ones, with the number of rows.
 
     Attributes:
-        names: of its numbers; one without a name: it is a single number.
-        values: per row.
+        names: names of the function's numbers; a single empty name: it returns one number.
+        values: one per group.
     """
 
     names: Sequence[str]
@@ -62,8 +62,8 @@ class FunctionPart:
     def of(
         cls, measure: Measure, stack: RowSampleStack, confidence: float, widen: Callable[[Estimates], Estimates]
     ) -> FunctionPart:
-        """Args: widen: makes room in intervals for what the answer does not have; here it leaves them, or they are
-        unknown, since nothing bounds what other records would change."""
+        """Args: widen: widens intervals by what the answer lacks. Nothing bounds the effect of missing records on a
+        function, so it either leaves the intervals or makes them unknown."""
         assert measure.function.sample is not None
         function, parameters = measure.function.sample, dict(measure.parameters)
         values = [
@@ -101,17 +101,17 @@ class FunctionPart:
 
 
 def _estimated(measure: Measure, rows: FloatArray, rate: float, confidence: float) -> FunctionEstimate:
-    """One group's value. It takes long and the same rows always have the same, so it is kept for who asks next: for one
-    group, in another format, or under another revision."""
+    """One group's value. It is expensive and depends on the rows only, so it is cached for other selections of groups,
+    formats and revisions."""
     function = measure.function.sample
     assert function is not None
     of_rows = hashlib.blake2b(rows.tobytes(), digest_size=16).digest()
     key = (measure.function.name, measure.parameters, rows.shape, of_rows, rate, confidence)
     with _LOCK:
-        held = _CACHE.get(key)
-    if held is not None:
-        return held
-    # Each group's own dice: its interval is the same whichever other groups are asked for.
+        cached = _CACHE.get(key)
+    if cached is not None:
+        return cached
+    # A generator per group: its interval does not depend on which other groups are rendered.
     rng = np.random.default_rng(SEED)
     made = estimate_function(function, dict(measure.parameters), rows, rate, rng, confidence=confidence)
     with _LOCK:
@@ -126,7 +126,7 @@ _LOCK = threading.Lock()
 def with_function_accuracy(
     quality: dict[str, Any], contract: Mapping[str, Any], spec: QuerySpec, part: FunctionPart
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The quality and the contract of an answer to a query whose accuracy is about a function."""
+    """The quality and the contract of an answer to a query whose accuracy is about a function of a sample."""
     accuracy = spec.accuracy
     assert accuracy is not None
     worst = max((v.error for v in part.values), default=0.0)
@@ -147,7 +147,7 @@ def with_function_accuracy(
     elif off:
         size = min(v.size for v in off)
         asked = _percent(accuracy.error)
-        message = f"{accuracy.measure}: a sample of {size} rows may be off by {_percent(worst)}, asked for are {asked}"
+        message = f"{accuracy.measure}: a sample of {size} rows may be off by {_percent(worst)}; the target is {asked}"
         if len(part.values) > 1:
             message = f"{len(off)} of {len(part.values)} groups; {message}"
         violations.append({"code": ACCURACY, "message": message})

@@ -1,7 +1,7 @@
-"""What an answer says of a measure: its cell, as parts. Pure.
+"""`MeasureEvaluator`: a measure's cell in an answer, as parts. Pure.
 
-Without questions each kind of synopsis says what it is for: a top-k its list, a histogram its buckets, a
-sample what it estimates. With questions a cell says what was asked of those that can answer it.
+Without questions, each kind of synopsis shows its main result: a top-k its list, a histogram its buckets, a sample its
+estimates. With questions, the cell has the answers that the synopsis can give.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ _WHOLE = ("count", "integer_sum")
 
 @dataclass(frozen=True, slots=True)
 class MeasureQuestions:
-    """What a reader asks of an answer besides what it says by itself. None and (): not asked.
+    """The questions that a reader asks of an answer; None and (): not asked.
 
     Attributes:
-        quantiles: ranks in [0, 1]; None: the usual ones, of measures that say nothing else by themselves.
-        ranks: values of which the share of values at most that large is asked.
-        ranges: (lo, hi), both included.
-        items: texts of items whose frequency is asked, or, of filters, whether they are there.
-        contains: texts of items of which it is asked whether they are there.
-        top: how many of the most frequent items.
-        values: whether samples show what they hold.
+        quantiles: ranks in [0, 1]; None: `DEFAULT_QUANTILES`, of measures whose main result they are.
+        ranks: values x, to ask for the fraction of values ≤ x.
+        ranges: (lo, hi), both inclusive.
+        items: items as text, to ask for their frequency or, of filters, their membership.
+        contains: items as text, to ask for their membership.
+        top: number of most frequent items.
+        values: include the values in samples.
         confidence: of the intervals.
-        measures: the only ones to be given; (): all.
-        groups: column and accepted values as texts (see `matches_text`); only groups that have one of them
-            in each column named. What is left out is never rendered.
+        measures: the measures to include; (): all.
+        groups: (column, accepted values as text, see `matches_text`); groups must match every column named, and
+            others are not rendered.
     """
 
     quantiles: tuple[float, ...] | None = None
@@ -82,8 +82,8 @@ class MeasureQuestions:
                 raise InvalidRequest(name.rstrip("s"), given, f"at most {MAX_ASKED} of them")
 
     @property
-    def asked(self) -> dict[str, Any]:
-        """The questions that were asked, by the reader's parameter."""
+    def by_parameter(self) -> dict[str, Any]:
+        """The questions that are asked, by parameter name."""
         each = {
             "quantile": self.quantiles, "rank": self.ranks, "range": self.ranges, "item": self.items,
             "contains": self.contains, "top": self.top, "values": self.values,
@@ -93,33 +93,33 @@ class MeasureQuestions:
 
 NO_QUESTIONS = MeasureQuestions()
 
-_MEANT = {
+_QUESTION_NAMES = {
     "quantile": ("quantile",), "rank": ("rank",), "range": ("range",), "item": ("frequency", "contains"),
     "contains": ("contains",), "top": ("top",),
 }  # fmt: skip
-"""What a reader's parameter asks for, the first that the measure answers."""
+"""Question names per parameter; the first that the measure answers is used."""
 
 
-def _meant(parameter: str, stack: Stack) -> str | None:
+def _question_name(parameter: str, stack: Stack) -> str | None:
     if parameter == "values":
         return "values" if isinstance(stack, SampleStack) else None
-    return next((name for name in _MEANT[parameter] if question_kind(name, stack) is not None), None)
+    return next((name for name in _QUESTION_NAMES[parameter] if question_kind(name, stack) is not None), None)
 
 
 def require_possible(questions: MeasureQuestions, stacks: Mapping[str, Stack]) -> None:
-    """Raises InvalidRequest for a question that none of the measures can answer; names what they can."""
-    for parameter, value in questions.asked.items():
-        if not any(_meant(parameter, stack) for stack in stacks.values()):
+    """Raises InvalidRequest for a question that no measure can answer, and names the possible ones."""
+    for parameter, value in questions.by_parameter.items():
+        if not any(_question_name(parameter, stack) for stack in stacks.values()):
             able = "; ".join(f"{name}: {', '.join(answerable_questions(s))}" for name, s in stacks.items())
             raise InvalidRequest(parameter, value, f"what the measures can answer: {able}", "no measure can answer it")
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureEvaluator:
-    """Puts questions to one measure's stack.
+    """Evaluates questions on one measure's stack.
 
     Attributes:
-        widen: makes room in intervals for what the answer does not have.
+        widen: widens intervals by what the answer lacks.
         confidence: of the interval of a function of a sample.
     """
 
@@ -131,26 +131,28 @@ class MeasureEvaluator:
 
     def parts(self) -> list[CellPart]:
         """The measure's cell. Raises InvalidRequest."""
-        asked = [(p, name) for p in self.questions.asked if (name := _meant(p, self.stack)) is not None]
-        return [self._asked(parameter, name) for parameter, name in asked] if asked else self._by_itself()
+        asked = [(p, name) for p in self.questions.by_parameter if (name := _question_name(p, self.stack)) is not None]
+        return [self._part(parameter, name) for parameter, name in asked] if asked else self._default_parts()
 
-    def _ask(self, kind: Question | None) -> Estimates:
+    def _evaluate(self, kind: Question | None) -> Estimates:
         return self.widen(evaluate_question(self.stack, kind, self.questions.confidence, measure=self.measure.name))
 
-    def _named(self, name: str, **given: Any) -> tuple[Question, Estimates]:
+    def _evaluate_named(self, name: str, **given: Any) -> tuple[Question, Estimates]:
         kind = parse_question(name, given, self.stack, self.questions.confidence, measure=self.measure.name)
-        return kind, self._ask(kind)
+        return kind, self._evaluate(kind)
 
-    def _asked(self, parameter: str, name: str) -> CellPart:
+    def _part(self, parameter: str, name: str) -> CellPart:
         asked = self.questions
         match parameter:
             case "quantile":
                 return self._quantiles(asked.quantiles or ())
             case "rank":
-                return KeyedPart("ranks", ".rank:", {_key(x): self._named(name, x=x)[1] for x in asked.ranks})
+                return KeyedPart("ranks", ".rank:", {_key(x): self._evaluate_named(name, x=x)[1] for x in asked.ranks})
             case "range":
                 whole = Range in self.stack.questions
-                each = {f"{_key(lo)}:{_key(hi)}": self._named(name, lo=lo, hi=hi)[1] for lo, hi in asked.ranges}
+                each = {
+                    f"{_key(lo)}:{_key(hi)}": self._evaluate_named(name, lo=lo, hi=hi)[1] for lo, hi in asked.ranges
+                }
                 return KeyedPart("ranges", ".range:", each, whole)
             case "top":
                 return self._top(asked.top)
@@ -162,15 +164,15 @@ class MeasureEvaluator:
 
     def _item(self, parameter: str, name: str, text: str) -> tuple[Any, Estimates]:
         try:
-            kind, estimates = self._named(name, item=text)
+            kind, estimates = self._evaluate_named(name, item=text)
         except InvalidRequest as exc:
             if exc.field != "item":
                 raise
-            reason = f"it is asked of {self.measure.name}: measure=… asks others alone"
+            reason = f"the question is evaluated on {self.measure.name}: measure=… selects other measures"
             raise InvalidRequest(parameter, text, exc.accepted, reason) from exc
         return getattr(kind, "item", text), estimates
 
-    def _by_itself(self) -> list[CellPart]:
+    def _default_parts(self) -> list[CellPart]:
         stack = self.stack
         if isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
             return [FunctionPart.of(self.measure, stack, self.confidence, self.widen)]
@@ -181,16 +183,16 @@ class MeasureEvaluator:
         if isinstance(stack, EquiWidthStack):
             return self._buckets(stack)
         if isinstance(stack, EquiDepthStack):
-            return [IntervalPart("count", self._ask(Count()), True), self._boundaries(stack)]
+            return [IntervalPart("count", self._evaluate(Count()), True), self._boundaries(stack)]
         if Quantile in stack.questions:
             return [self._quantiles(DEFAULT_QUANTILES)]
         if isinstance(stack, CountMinStack):
-            return [IntervalPart("", self._ask(Count()), True)]
+            return [IntervalPart("", self._evaluate(Count()), True)]
         parts: list[CellPart] = [
-            IntervalPart("", self._ask(default_question(stack, self.questions.confidence)), stack.kind in _WHOLE)
+            IntervalPart("", self._evaluate(default_question(stack, self.questions.confidence)), stack.kind in _WHOLE)
         ]
         if isinstance(stack, CuckooStack) and Count in stack.questions:
-            parts.append(IntervalPart("count", self._ask(Count()), True))
+            parts.append(IntervalPart("count", self._evaluate(Count()), True))
         if FalsePositiveRate in stack.questions:
             parts.append(NumberPart("false_positive_rate", stack.query(FalsePositiveRate()).value))
         if isinstance(stack, BloomStack):
@@ -198,7 +200,7 @@ class MeasureEvaluator:
         return parts
 
     def _quantiles(self, ranks: tuple[float, ...]) -> KeyedPart:
-        return KeyedPart("quantiles", "_", {_key(q): self._named("quantile", q=q)[1] for q in ranks})
+        return KeyedPart("quantiles", "_", {_key(q): self._evaluate_named("quantile", q=q)[1] for q in ranks})
 
     def _top(self, k: int | None) -> ListPart:
         assert isinstance(self.stack, Ranking)
@@ -213,7 +215,7 @@ class MeasureEvaluator:
         parts: list[CellPart] = []
         for name in ("mean", "sum", "count"):
             if question_kind(name, stack) is not None:
-                parts.append(IntervalPart(name, self._named(name)[1]))
+                parts.append(IntervalPart(name, self._evaluate_named(name)[1]))
         groups, _ = stack.sampled()
         return [*parts, NumberPart("size", _per_row(groups, len(stack)), True)]
 
@@ -233,11 +235,11 @@ class MeasureEvaluator:
             NumberPart(name, counts[:, at].astype(np.float64), True)
             for name, at in (("below", 0), ("above", -2), ("nan", -1))
         ]
-        count = IntervalPart("count", self._ask(Count()), True)
+        count = IntervalPart("count", self._evaluate(Count()), True)
         return [count, ListPart("buckets", groups, keys, self.widen(inside), True), *outside]
 
     def _boundaries(self, stack: EquiDepthStack) -> ListPart:
-        """Row by row the boundaries, from the least value to the greatest."""
+        """The boundaries per row, from the least value to the greatest."""
         each = [self.widen(e) for e in stack.boundaries()]
         value, lower, upper = (
             np.stack([getattr(e, name) for e in each], axis=1).reshape(-1) for name in ("value", "lower", "upper")
@@ -247,7 +249,7 @@ class MeasureEvaluator:
 
 
 def _key(x: float) -> str:
-    """A number as the key of its answer: no other number has the same one."""
+    """A number as a unique key of its answer."""
     return str(int(x)) if x.is_integer() and abs(x) < 1e16 else repr(x)
 
 
@@ -256,7 +258,7 @@ def _per_row(groups: IntArray, rows: int) -> FloatArray:
 
 
 def widen_by_withheld(estimates: Estimates, measure: Measure, withheld: Mapping[str, Any]) -> Estimates:
-    """Makes room for what edges withhold; see `Totals.union` for why their bounds add up."""
+    """Widens intervals by what edges withhold; `Totals.union` explains why the bounds add up."""
     if not withheld:
         return estimates
     bound = withheld.get(measure.name)
@@ -267,9 +269,9 @@ def widen_by_withheld(estimates: Estimates, measure: Measure, withheld: Mapping[
         below = math.inf if bound["below"] is None else bound["below"]
         lower, upper = estimates.lower - below, estimates.upper + above
         if measure.function.name == "max":
-            # A greatest value that was never sent is stated as it is, from 0 up, whatever others have sent.
+            # A maximum that was never sent is bounded from 0 up, regardless of what other edges have sent.
             upper = np.maximum(upper, above) if above else upper
     else:
-        # Records are missing from it, and no bound says how far they would move it.
+        # Records are missing, and no bound says how far they would move the value.
         lower = upper = np.full(len(estimates), np.nan)
     return Estimates(estimates.value, lower, upper, estimates.confidence, estimates.basis)

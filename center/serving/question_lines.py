@@ -1,4 +1,4 @@
-"""Lines of a stream of questions: read from JSON, and checked as far as that needs no query. Pure."""
+"""`WindowQuestion`: one question of a stream, read from a JSON line and checked without knowing the query. Pure."""
 
 from __future__ import annotations
 
@@ -20,68 +20,68 @@ _KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class WindowSelector:
-    """Which windows: exactly one of the three."""
+    """Selects windows; exactly one attribute is set."""
 
     latest: int | None = None
     at_ms: int | None = None
     start_ms: int | None = None
 
     @property
-    def shown(self) -> str:
+    def description(self) -> str:
         if self.latest is not None:
             return "(of the latest)"
-        return f"over {self.at_ms} ms" if self.at_ms is not None else f"that starts at {self.start_ms} ms"
+        return f"that contains {self.at_ms} ms" if self.at_ms is not None else f"that starts at {self.start_ms} ms"
 
 
 @dataclass(frozen=True, slots=True)
 class SecondSynopsis:
-    """The second synopsis of a question about two: a measure of another query (or of the same)."""
+    """The second synopsis of a question about two: a measure of another query, or of the same one."""
 
     query: str
     measure: str | None = None
     group: Mapping[str, Any] | None = None
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         return {"query": self.query, "measure": self.measure}
 
 
 @dataclass(frozen=True, slots=True)
 class WindowQuestion:
-    """One question.
+    """One question about windows of a query.
 
     Attributes:
-        id: whatever names it to its sender; it comes back with each line of the answer.
-        measure: None: the query's only one.
-        question: one of `asking.QUESTION_KINDS`; None: what the measure says by itself.
-        given: the question's fields; see `asking.question`.
-        group: column -> value; groups with these values. None: all groups.
-        is_global: all groups merged into one.
-        merge: all windows merged into one.
+        id: the sender's identifier, repeated in each line of the answer.
+        measure: None: the query's only measure.
+        name: one of `QUESTION_KINDS`; None: the measure's default question.
+        arguments: the question's fields; see `parse_question`.
+        group: column -> value, to select groups; None: all groups.
+        is_global: merge all groups.
+        merge: merge all windows.
     """
 
-    target: WindowSelector
+    selector: WindowSelector
     id: Any = None
     measure: str | None = None
-    question: str | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     group: Mapping[str, Any] | None = None
     is_global: bool = False
     merge: bool = False
     confidence: float | None = None
-    partner: SecondSynopsis | None = None
+    second: SecondSynopsis | None = None
 
-    def of_partner(self) -> WindowQuestion:
-        """The same question from the partner's side, to find its measure and group."""
-        assert self.partner is not None
-        return replace(self, measure=self.partner.measure, group=self.partner.group, is_global=False)
+    def of_second(self) -> WindowQuestion:
+        """The same question with the measure and group of the second synopsis."""
+        assert self.second is not None
+        return replace(self, measure=self.second.measure, group=self.second.group, is_global=False)
 
     @classmethod
     def from_mapping(cls, given: object, read_time: Callable[[str], int]) -> WindowQuestion:
-        """Reads a line of `docs/reference/query.md`.
+        """Reads a line as documented in `docs/reference/query.md`.
 
         Args:
-            read_time: reads a time that is given as a text; raises ValueError with what it accepts.
+            read_time: parses a time given as text; raises ValueError with the accepted formats.
 
         Raises:
             InvalidRequest: names the field, its value and what is accepted.
@@ -91,53 +91,53 @@ class WindowQuestion:
         for key in given:
             if key not in _KEYS:
                 raise InvalidRequest(str(key), given[key], f"one of the fields {', '.join(_KEYS)}", "unknown field")
-        name = _text(given, "question")
+        name = _string(given, "question")
         if name is not None and name not in QUESTION_KINDS:
             raise InvalidRequest("question", name, f"one of {', '.join(QUESTION_KINDS)}", "unknown question")
-        partner = _partner(given.get("with"))
-        if partner is not None and name not in BINARY_QUESTIONS:
+        second = _second(given.get("with"))
+        if second is not None and name not in BINARY_QUESTIONS:
             raise InvalidRequest("with", given["with"], f"a question about two: {', '.join(BINARY_QUESTIONS)}")
         group = _group(given.get("group"), "group")
         return cls(
-            _target(given, read_time),
+            _selector(given, read_time),
             given.get("id"),
-            _text(given, "measure"),
+            _string(given, "measure"),
             name,
             {k: given[k] for k in ("item", "q", "x", "lo", "hi", "k") if k in given},
             group,
             _flag(given, "global"),
             _flag(given, "merge"),
             read_confidence(given.get("confidence")),
-            partner,
+            second,
         )
 
 
 def parse_json(text: bytes) -> object:
-    """The JSON of a line, which can be written again: parts of it stand in the answer. Raises InvalidRequest."""
+    """Parses a line as JSON that can be serialised again: the answer repeats parts of it. Raises InvalidRequest."""
     try:
         value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode()
         return value
     except (ValueError, RecursionError) as exc:
-        shown = text[:80].decode(errors="replace")
-        raise InvalidRequest("", shown, "a line of JSON", str(exc)) from exc
+        description = text[:80].decode(errors="replace")
+        raise InvalidRequest("", description, "a line of JSON", str(exc)) from exc
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"{text} is too large a number")
+        raise ValueError(f"{text} is out of range")
     return number
 
 
-def _target(given: Mapping[str, Any], read_time: Callable[[str], int]) -> WindowSelector:
+def _selector(given: Mapping[str, Any], read_time: Callable[[str], int]) -> WindowSelector:
     named = [key for key in ("latest", "at", "window") if given.get(key) is not None]
     if len(named) != 1:
-        accepted = 'one of "latest": how many, "at": a time, "window": its start'
+        accepted = 'one of "latest": a number of windows, "at": a time, "window": a start time'
         raise InvalidRequest("", {key: given[key] for key in named}, accepted, "which windows?")
     (key,) = named
     value = given[key]
@@ -154,7 +154,7 @@ def _target(given: Mapping[str, Any], read_time: Callable[[str], int]) -> Window
     return WindowSelector(at_ms=millis) if key == "at" else WindowSelector(start_ms=millis)
 
 
-def _text(given: Mapping[str, Any], key: str) -> str | None:
+def _string(given: Mapping[str, Any], key: str) -> str | None:
     value = given.get(key)
     if value is not None and not isinstance(value, str):
         raise InvalidRequest(key, value, "a text")
@@ -176,7 +176,7 @@ def _group(value: object, field: str) -> Mapping[str, Any] | None:
     return value
 
 
-def _partner(value: object) -> SecondSynopsis | None:
+def _second(value: object) -> SecondSynopsis | None:
     if value is None:
         return None
     accepted = '{"query": name, "measure": name}, with a "group" or without'
@@ -184,4 +184,4 @@ def _partner(value: object) -> SecondSynopsis | None:
         raise InvalidRequest("with", value, accepted)
     if not set(value) <= {"query", "measure", "group"}:
         raise InvalidRequest("with", value, accepted)
-    return SecondSynopsis(value["query"], _text(value, "measure"), _group(value.get("group"), "with.group"))
+    return SecondSynopsis(value["query"], _string(value, "measure"), _group(value.get("group"), "with.group"))

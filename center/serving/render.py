@@ -1,8 +1,7 @@
-"""What an answer looks like to a reader: JSON rows, an Arrow table, or CSV. Pure.
+"""Renders an answer as JSON, an Arrow table, or CSV. Pure.
 
-Intervals are the synopsis' own, widen_by_withheld by what edges stated that they withhold. Where nobody knows
-how far the truth may lie away — a mean of which records are withheld — the bounds are null and not a
-guess.
+Intervals are the synopsis' own, widened by what edges withhold. Where no bound is known, as for a mean of which records
+are withheld, the bounds are null.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class MeasureValues:
-    """A measure's values of all groups, in the order of the rows."""
+    """A measure's values of all groups, in row order."""
 
     name: str
     parts: tuple[CellPart, ...]
@@ -60,7 +59,7 @@ class MeasureValues:
         return min((part.confidence for part in self.parts), default=1.0)
 
     def cells(self, rows: int) -> list[Cell]:
-        """The measure's cell per row: what its parts say, together."""
+        """The measure's cell per row: the members of all its parts."""
         each = [part.cells(rows) for part in self.parts]
         return [{k: v for part in parts for k, v in part.items()} for parts in zip(*each, strict=True)]
 
@@ -74,13 +73,13 @@ class AnswerRows:
     length: int
 
     def function_of(self, accuracy: Accuracy) -> FunctionPart | None:
-        """What the accuracy is about, if that is a function of a sample and it was asked for by itself."""
+        """The accuracy's function of a sample, if there is one and no question replaces it."""
         parts = (part for values in self.values if values.name == accuracy.measure for part in values.parts)
         return next((part for part in parts if isinstance(part, FunctionPart)), None)
 
 
 def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> dict[str, Any]:
-    """The answer as the JSON of `docs/reference/query.md`; NaN and infinity become null.
+    """Renders the JSON documented in `docs/reference/query.md`; NaN and infinity become null.
 
     Raises:
         InvalidRequest: a question that a measure's synopsis cannot answer.
@@ -90,9 +89,9 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
     quality = dict(record.quality)
     contract = quality.pop("contract")
     if any("groups" in p for p in quality.get("prediction", {}).values()):
-        del quality["prediction"]  # the rows say it
+        del quality["prediction"]  # it is in the rows
     if spec.accuracy is not None and spec.accuracy.kind is None:
-        # The contract is of the whole answer, whatever part of it a reader asks for, and how.
+        # The contract covers the whole answer, whatever part of it is requested.
         whole = (
             rows
             if questions == NO_QUESTIONS
@@ -123,25 +122,25 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
 
 
 def to_table(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> pa.Table:
-    """The answer as a table: group columns, then per measure m the float64 columns ``m``, ``m_lower``
-    and ``m_upper``, or ``m_0.5``, ``m_0.5_lower``, … for quantiles; for other parts of a cell ``m.part`` (and its
-    bounds), which for lists is a column of lists. Unknown values are null.
+    """Renders a table: group columns, then per measure m the float64 columns ``m``, ``m_lower`` and ``m_upper``, or
+    ``m_0.5``, ``m_0.5_lower``, … for quantiles; other members of a cell are ``m.member`` (and its bounds), lists are
+    list columns. Unknown values are null.
 
-    An answer without data has no rows, and null-typed group columns: no edge has told their types.
+    An answer without data has no rows and group columns of type null, since no edge has reported their types.
     """
     rows = _rows(record, spec, questions)
     columns: dict[str, pa.Array] = dict(rows.groups)
     for values in rows.values:
         for part in values.parts:
             for name, column in part.columns(values.name, rows.length).items():
-                while name in columns:  # of a group column with such a name
+                while name in columns:  # a group column has that name
                     name = f"answer_{name}"
                 columns[name] = column
     return pa.table(columns)
 
 
 def to_csv(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> bytes:
-    """`to_table` as CSV with a header line, UTF-8; lists are JSON texts."""
+    """`to_table` as CSV with a header line, UTF-8; lists are JSON strings."""
     sink = pa.BufferOutputStream()
     pyarrow.csv.write_csv(without_lists(to_table(record, spec, questions)), sink)
     text: bytes = sink.getvalue().to_pybytes()
@@ -149,7 +148,7 @@ def to_csv(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
 
 
 def rfc3339(time_ms: int) -> str:
-    """UTC, with milliseconds only where there are any."""
+    """RFC 3339 in UTC, with milliseconds only if they are not 0."""
     unit: Literal["ms", "s"] = "ms" if time_ms % 1000 else "s"
     return str(np.datetime_as_string(np.array(time_ms, "datetime64[ms]"), unit=unit, timezone="UTC"))
 
@@ -177,12 +176,12 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) ->
             return with_prediction(estimates, measure, predictions, groups)
         return widen_by_withheld(estimates, measure, withheld)
 
-    def asker(measure: Measure) -> MeasureEvaluator:
+    def evaluator(measure: Measure) -> MeasureEvaluator:
         confidence = function_confidence(spec, measure, groups_in_all, questions.confidence)
         return MeasureEvaluator(measure, stacks[measure.name], questions, partial(widen, measure=measure), confidence)
 
     values = tuple(
-        MeasureValues(m.name, tuple(asker(m).parts()))
+        MeasureValues(m.name, tuple(evaluator(m).parts()))
         for m in spec.measures
         if not questions.measures or m.name in questions.measures
     )
@@ -192,8 +191,8 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) ->
 def with_prediction(
     estimates: Estimates, measure: Measure, predictions: Mapping[str, Any], groups: Mapping[str, pa.Array]
 ) -> Estimates:
-    """What the window comes to in place of what has come: the measure's own prediction; of other measures, and of
-    groups with too few records, it is only known that the truth is another, and their bounds are unknown.
+    """Replaces the data's estimate by the prediction. For measures without one, and groups with too few records, only
+    the bounds are replaced: they are unknown.
 
     Args:
         groups: the rows' key columns.
@@ -215,7 +214,7 @@ def with_prediction(
 
 
 def _add_expected(aggregate: GroupedAggregate, predictions: Mapping[str, Any]) -> None:
-    """Adds rows for groups of which records are expected and none has come: those of an edge that cannot be heard."""
+    """Adds rows for groups that have a prediction but no records yet, such as those of an unreachable edge."""
     for p in predictions.values():
         keys = [group_values(key) for key, (_, lower, _) in p.get("groups", {}).items() if lower is not None]
         if keys:
@@ -225,7 +224,7 @@ def _add_expected(aggregate: GroupedAggregate, predictions: Mapping[str, Any]) -
 
 
 def sorted_groups(aggregate: GroupedAggregate) -> IntArray:
-    """Codes by key columns, so that equal data look equal whatever order they were merged in."""
+    """Codes sorted by the key columns, so that equal data render equally whatever the merge order was."""
     if not aggregate.key_names:
         return np.arange(len(aggregate))
     keys = pa.table(dict(zip(aggregate.key_names, aggregate.rows(), strict=True)))
@@ -245,7 +244,7 @@ def _select_groups(aggregate: GroupedAggregate, order: IntArray, questions: Meas
 
 
 def matches_text(value: object, text: str) -> bool:
-    """Whether a group's value is what a text in a URL means by it."""
+    """Whether a group's value equals the value that a URL's text denotes."""
     if isinstance(value, str):
         return value == text
     if value is None:

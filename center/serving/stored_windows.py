@@ -1,7 +1,7 @@
-"""`evaluate.AnsweredWindows` over the result store.
+"""`StoredWindows`: `AnsweredWindows` over the result store.
 
-What is looked up is remembered until there is a newer answer, of any query: `refresh` asks for that, which
-is one small read. Synopses are read and synopses once, and kept by `SynopsisCache` as long as there is room.
+Lookups are cached until any query has a newer answer, which `refresh` checks with one small read. Synopses are read and
+decoded once, and kept in a `SynopsisCache`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from edgewater.synopses.grouped import GroupedAggregate
 
 PAGE = 25
 """Answers that are read at once, with their synopses."""
-_FOUND = 4096
-"""AnsweredWindows that are remembered of what was looked up; a look that finds none counts as one."""
+_CACHED_WINDOWS = 4096
+"""Windows in the cache of lookups; an empty lookup counts as one."""
 
 
 class StoredWindows:
-    """The answers of one query. For one thread at a time.
+    """The answers of one query. Not thread-safe.
 
     Args:
-        find: another query by its name; raises NotFound.
+        find_query: finds a query by name; raises NotFound.
     """
 
     def __init__(
@@ -35,46 +35,50 @@ class StoredWindows:
         results: ResultStore,
         query: RegisteredQuery,
         synopses: SynopsisCache,
-        find: Callable[[str], RegisteredQuery],
+        find_query: Callable[[str], RegisteredQuery],
     ) -> None:
         self._results = results
         self._query = query
-        self._decoded = synopses
-        self._find = find
-        self._found: LRUCache[Hashable, tuple[WindowAnswer, ...]] = LRUCache(_FOUND, lambda found: len(found) + 1)
-        self._partners: dict[str, StoredWindows] = {}
-        self._seen = -1
+        self._synopses = synopses
+        self._find_query = find_query
+        self._lookups: LRUCache[Hashable, tuple[WindowAnswer, ...]] = LRUCache(
+            _CACHED_WINDOWS, lambda found: len(found) + 1
+        )
+        self._other_queries: dict[str, StoredWindows] = {}
+        self._newest_id = -1
 
     @property
     def spec(self) -> QuerySpec:
         return self._query.spec
 
     def refresh(self) -> None:
-        """From now on, answers as they stand now."""
+        """Drops cached lookups if the store has newer answers."""
         newest = self._results.last_answer_id()
-        if newest != self._seen:
-            self._found.clear()
-            self._partners.clear()
-            self._seen = newest
+        if newest != self._newest_id:
+            self._lookups.clear()
+            self._other_queries.clear()
+            self._newest_id = newest
 
-    def of(self, query: str) -> StoredWindows:
-        if query not in self._partners:
+    def for_query(self, query: str) -> StoredWindows:
+        if query not in self._other_queries:
             found = self if query == self._query.ref.name else None
-            self._partners[query] = found or StoredWindows(self._results, self._find(query), self._decoded, self._find)
-        return self._partners[query]
+            self._other_queries[query] = found or StoredWindows(
+                self._results, self._find_query(query), self._synopses, self._find_query
+            )
+        return self._other_queries[query]
 
     def at(self, time_ms: int) -> Sequence[WindowAnswer]:
-        return self._look(("at", time_ms), lambda: map(self._take, self._results.at(self._query.ref, time_ms)))
+        return self._lookup(("at", time_ms), lambda: map(self._take, self._results.at(self._query.ref, time_ms)))
 
     def starting(self, start_ms: int) -> WindowAnswer | None:
         def read() -> Iterable[WindowAnswer]:
             return map(self._take, self._results.windows(self._query.ref, start_ms, start_ms + 1, 1)[0])
 
-        found = self._look(("start", start_ms), read)
+        found = self._lookup(("start", start_ms), read)
         return found[0] if found else None
 
     def latest(self, count: int) -> Sequence[WindowAnswer]:
-        return self._look(("latest", count), lambda: self._last(count))
+        return self._lookup(("latest", count), lambda: self._last(count))
 
     def _last(self, count: int) -> list[WindowAnswer]:
         start = self._results.last(self._query.ref, count)
@@ -85,18 +89,18 @@ class StoredWindows:
             found += map(self._take, page)
             if cursor is None:
                 break
-        return found[-count:]  # a window may have been answered in between
+        return found[-count:]  # another window may have been answered meanwhile
 
-    def _look(self, key: Hashable, read: Callable[[], Iterable[WindowAnswer]]) -> tuple[WindowAnswer, ...]:
-        held = self._found.get(key)
+    def _lookup(self, key: Hashable, read: Callable[[], Iterable[WindowAnswer]]) -> tuple[WindowAnswer, ...]:
+        held = self._lookups.get(key)
         if held is None:
             held = tuple(read())
-            if len(held) < _FOUND:
-                self._found[key] = held
+            if len(held) < _CACHED_WINDOWS:
+                self._lookups[key] = held
         return held
 
     def _take(self, record: AnswerRecord) -> WindowAnswer:
-        """The record without its bytes, which go to where synopses ones are kept."""
+        """The record without its synopsis, which goes into the cache."""
         window = WindowAnswer(
             (record.query.name, record.query.version, record.window_start_ms, record.revision),
             record.window_start_ms,
@@ -109,11 +113,11 @@ class StoredWindows:
         )
         synopsis = record.synopsis
         if synopsis is not None:
-            self._decoded.get(window.key, lambda: GroupedAggregate.from_bytes(synopsis))
+            self._synopses.get(window.key, lambda: GroupedAggregate.from_bytes(synopsis))
         return window
 
     def aggregate(self, window: WindowAnswer) -> GroupedAggregate | None:
-        return self._decoded.get(window.key, lambda: self._read(window))
+        return self._synopses.get(window.key, lambda: self._read(window))
 
     def _read(self, window: WindowAnswer) -> GroupedAggregate | None:
         record = self._results.answer(self._query.ref, window.start_ms, window.revision)

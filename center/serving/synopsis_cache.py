@@ -1,4 +1,4 @@
-"""SynopsisCache synopses, kept for those who ask next: an LRU bounded by the bytes that they hold."""
+"""`SynopsisCache`: decoded synopses in an LRU cache that is bounded by their bytes."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from cachetools import LRUCache
 T = TypeVar("T")
 
 _OVERHEAD_BYTES = 1024
-"""Of an entry beside its arrays: objects, key, table of the groups."""
+"""Size of an entry besides its arrays: objects, key, table of groups."""
 _MISSING = object()
-"""None is kept too: what a window without data has."""
+"""Distinguishes a missing entry from a cached None (a window without data)."""
 
 
 class SynopsisCache:
-    """Safe to use from many threads. What cannot be kept is made again each time it is asked for.
+    """Thread-safe.
 
     Args:
-        cache_bytes: bound of what is kept.
-        on_lookup: told of every look, whether it hit.
+        cache_bytes: capacity.
+        on_lookup: called with each lookup's result: True for a hit.
     """
 
     def __init__(self, cache_bytes: int, on_lookup: Callable[[bool], None] = lambda hit: None) -> None:
         self._cache: LRUCache[Hashable, Any] = LRUCache(max(cache_bytes, 1), getsizeof=_size)
         self._lock = threading.Lock()
-        self._asking = threading.Lock()
+        self._evaluating = threading.Lock()
         self._on_lookup = on_lookup
 
     @property
     def nbytes(self) -> int:
-        """What is kept now."""
+        """Bytes in use."""
         with self._lock:
             return int(self._cache.currsize)
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What is kept under the key, or what `make` makes (two threads may make the same at once).
+        """Returns the cached value, or makes and caches it (two threads may make the same value concurrently).
 
-        It is shared: not to be changed, and to be asked within `using` only.
+        The value is shared: it must not be changed, and must be evaluated within `exclusively` only.
         """
         with self._lock:
-            held = self._cache.get(key, _MISSING)
-        self._on_lookup(held is not _MISSING)
-        if held is not _MISSING:
-            found: T = held
+            cached = self._cache.get(key, _MISSING)
+        self._on_lookup(cached is not _MISSING)
+        if cached is not _MISSING:
+            found: T = cached
             return found
         made = make()
         with self._lock:
@@ -55,13 +55,12 @@ class SynopsisCache:
         return made
 
     @contextmanager
-    def using(self) -> Iterator[None]:
-        """To be held while a stack is asked: some settle what is pending when they are asked first.
+    def exclusively(self) -> Iterator[None]:
+        """Holds the lock for evaluating stacks: some apply pending updates on their first query.
 
-        One lock for all: to ask is NumPy on arrays of one group, which is done before another thread has
-        the interpreter.
+        One lock serves all stacks: an evaluation is NumPy on the arrays of one group, and shorter than a thread switch.
         """
-        with self._asking:
+        with self._evaluating:
             yield
 
 

@@ -1,6 +1,6 @@
-"""The questions that can be put to a measure, by the names that users write. Pure.
+"""The questions that users can ask of a measure, by name, and their evaluation. Pure.
 
-A question is asked of a stack, so its answer comes for all groups at once.
+A question is evaluated on a stack, so its answer covers all groups at once.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ QUESTION_KINDS: dict[str, tuple[type[Question], ...]] = {
     "false_positive_rate": (FalsePositiveRate,),
     "top": (TopItems,),
 }
-"""What a question's name means; of several kinds the first that the synopsis answers."""
+"""The question classes that a name stands for; the first one that the synopsis answers is used."""
 
 BINARY_QUESTIONS = ("join_size", "union_size", "intersection_size")
-"""Questions about two synopses: `other` is the second."""
+"""Questions about two synopses; `other` is the second."""
 
 INTEGER_QUESTIONS: tuple[type[Question], ...] = (Count, Frequency, Range, TopItems)
-"""Questions whose answers are whole numbers, of stacks that count."""
+"""Questions whose answers are integers on stacks that count."""
 
 _FIELDS: dict[str, tuple[str, ...]] = {
     "quantile": ("q",), "rank": ("x",), "frequency": ("item",), "contains": ("item",), "range": ("lo", "hi"),
@@ -81,9 +81,9 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def question_kind(name: str, stack: Stack) -> type[Question] | None:
-    """The kind of question that a name means to this stack; None: it cannot answer it."""
+    """The question class that a name stands for on this stack; None: the stack cannot answer it."""
     if isinstance(stack, SampleStack) and stack.item_type == "string" and name != "count":
-        return None  # texts are neither averaged nor ordered
+        return None  # strings are neither averaged nor ordered
     for kind in QUESTION_KINDS.get(name, ()):
         if kind in stack.questions or (kind is TopItems and isinstance(stack, Ranking)):
             return kind
@@ -91,24 +91,24 @@ def question_kind(name: str, stack: Stack) -> type[Question] | None:
 
 
 def answerable_questions(stack: Stack) -> list[str]:
-    """The names of the questions that a stack answers."""
+    """Names of the questions that a stack answers."""
     return [name for name in QUESTION_KINDS if question_kind(name, stack) is not None]
 
 
 def parse_question(
     name: str, given: Mapping[str, Any], stack: Stack, confidence: float | None = None, *, measure: str = ""
 ) -> Question:
-    """The question of that name to a stack.
+    """Builds the question of that name for a stack.
 
     Args:
-        given: its fields: ``q`` of a quantile, ``x`` of a rank, ``item`` of a frequency or of contains, ``lo``
-            and ``hi`` of a range or a proportion, ``k`` of top, ``other`` (a stack) of questions about two.
-            Others are passed over. An item is in JSON's type or a text that reads as the items' type.
-        confidence: of the interval; None: the question's own.
-        measure: for messages.
+        given: the question's fields: ``q`` (quantile), ``x`` (rank), ``item`` (frequency, contains), ``lo`` and ``hi``
+            (range, proportion), ``k`` (top), ``other``, a stack (questions about two). Other keys are ignored. An item
+            has its JSON type or is a string that parses as the items' type.
+        confidence: of the interval; None: the question's default.
+        measure: name of the measure, for messages.
 
     Raises:
-        InvalidRequest: an unknown name, one that the stack cannot answer, or a wrong or missing field.
+        InvalidRequest: an unknown name, a question that the stack cannot answer, or a wrong or missing field.
     """
     kind = question_kind(name, stack)
     if kind is None:
@@ -119,7 +119,7 @@ def parse_question(
     wanted: dict[str, Any] = {}
     for field in _FIELDS.get(name, ()):
         if field not in given:
-            raise InvalidRequest(field, None, _ACCEPTED[field], f"a question for {name} needs it")
+            raise InvalidRequest(field, None, _ACCEPTED[field], f"the question {name} requires it")
         wanted[field] = _read_field(field, given[field], stack)
     if confidence is not None and "confidence" in kind.__dataclass_fields__:
         wanted["confidence"] = confidence
@@ -153,12 +153,12 @@ def _read_field(field: str, value: Any, stack: Stack) -> Any:
 def _top_count(value: Any, most: int | None) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
         accepted = f"a whole number from 1 to {most}" if most is not None else "a whole number from 1"
-        raise InvalidRequest("k", value, accepted, "so many does the measure keep" if most is not None else "")
+        raise InvalidRequest("k", value, accepted, f"the measure keeps {most} items" if most is not None else "")
     return value
 
 
 def _float(value: Any) -> float | None:
-    """The number; None for what is none, or too large a whole number for a float."""
+    """The number as a float; None: not a number, or an integer too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -168,10 +168,10 @@ def _float(value: Any) -> float | None:
 
 
 def typed_item(value: Any, item_type: str | None, field: str = "item") -> Any:
-    """A value, or a text that stands for it, in the type of the items. Raises InvalidRequest.
+    """Converts a value, or its string form, to the items' type. Raises InvalidRequest.
 
     Args:
-        item_type: None: nothing is known of it, because there are no items; then the value stays as it is.
+        item_type: None: unknown, since there are no items; the value is returned unchanged.
     """
     if item_type is None:
         return value
@@ -192,7 +192,7 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 
 
 def top_items_question(stack: Stack, k: int | None, measure: str = "") -> TopItems | None:
-    """The question for the k most frequent items; None: as many as the measure is for. Raises InvalidRequest."""
+    """The question for the k most frequent items; None: the measure's own k. Raises InvalidRequest."""
     if k is None:
         return None
     asked = parse_question("top", {"k": k}, stack, measure=measure)
@@ -201,14 +201,14 @@ def top_items_question(stack: Stack, k: int | None, measure: str = "") -> TopIte
 
 
 def default_question(stack: Stack, confidence: float | None) -> Question | None:
-    """The question that a stack answers if it is not asked, with its confidence where it has one; None: as it is."""
+    """The question that a stack answers if none is asked; None: the stack's `query` has its own default."""
     for kind in (Distinct, SelfJoinSize):
         if kind in stack.questions:
             return kind() if confidence is None else kind(confidence)
     if isinstance(stack, SampleStack) and stack.item_type == "string":
         if Count not in stack.questions:
             raise InvalidRequest(
-                "question", None, "values=true of an answer", f"a {stack.kind} of texts has no estimate"
+                "question", None, "values=true of an answer", f"a {stack.kind} of strings has no estimate"
             )
         return Count()
     if Mean in stack.questions and isinstance(stack, SampleStack):
@@ -219,11 +219,11 @@ def default_question(stack: Stack, confidence: float | None) -> Question | None:
 
 
 def read_confidence(given: Any) -> float | None:
-    """A confidence as it was written; None: none was. Raises InvalidRequest."""
+    """Validates a confidence; None: none was given. Raises InvalidRequest."""
     if given is None:
         return None
     number = isinstance(given, int | float) and not isinstance(given, bool)
-    # Half of what is left to 1 has to be seen in a float, or the interval has no end.
+    # 0.5 + confidence / 2 must differ from 1 as a float, or the interval is unbounded.
     if not number or not 0 < given < 1 or 0.5 + given / 2 == 1:
         raise InvalidRequest("confidence", given, "a number between 0 and 1, such as 0.95")
     return float(given)
@@ -232,10 +232,10 @@ def read_confidence(given: Any) -> float | None:
 def evaluate_question(
     stack: Stack, asked: Question | None, confidence: float | None = None, *, measure: str = ""
 ) -> Estimates:
-    """The stack's answer per group (not to `TopItems`: see `Ranking`), which holds at least at `confidence`.
+    """The stack's answer per group, at `confidence` or higher (`TopItems` is answered by `Ranking.top`).
 
     Raises:
-        InvalidRequest: its interval cannot be made for that confidence; the message says for which it is.
+        InvalidRequest: the stack's intervals have a lower confidence; the message names it.
     """
     estimates = stack.query(asked)
     require_confidence(estimates, confidence, measure)
@@ -243,14 +243,14 @@ def evaluate_question(
 
 
 def require_confidence(estimates: Estimates, confidence: float | None, measure: str) -> None:
-    """Raises InvalidRequest unless the intervals hold at `confidence` (None: whatever theirs is)."""
+    """Raises InvalidRequest unless the intervals hold at `confidence`; None accepts any."""
     if confidence is not None and len(estimates) and estimates.confidence < confidence - 1e-12:
         held = f"{estimates.confidence:.6g}"
         raise InvalidRequest("confidence", confidence, f"at most {held}, or none", f"{measure} is given at {held}")
 
 
 def merge_groups(stack: Stack) -> Stack:
-    """All groups of a stack as one, in log₂(groups) merges of stacks; a copy."""
+    """Merges all groups of a stack into one, in log₂(groups) merges of stacks. Returns a copy."""
     groups = len(stack)
     result = stack.take(np.arange(groups))
     if not groups:

@@ -27,10 +27,10 @@ CHUNK = 25
 PAGE_BYTES = 16 << 20
 """Bytes of synopses after which a page ends before its `limit`; rendered they are some ten times larger."""
 CHANGING = "private, no-cache"
-"""May be kept, but must be asked for again: If-None-Match makes that cheap."""
+"""May be kept, but must be questions for again: If-None-Match makes that cheap."""
 IMMUTABLE = "private, max-age=31536000, immutable"
 IMMUTABLE_SHORT = "private, max-age=60, immutable"
-"""Without the version in the URL: a query deleted and registered anew could be mistaken for the old one."""
+"""Without the version in the URL: a query deleted and registered refresh could be mistaken for the old one."""
 
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 
@@ -73,13 +73,13 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
     if params.start is not None and params.end is not None and params.end < params.start:
         raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
     query = center.catalog.query(name)
-    asked = params.asked(query.spec)
+    questions = params.questions(query.spec)
     records, cursor = _read_page(center, query, params)
     page = Page(_shown(params.start), _shown(params.end), params.limit, cursor)
     headers = {}
     if cursor is not None:
         headers["Link"] = f'<{request.url.include_query_params(cursor=cursor)}>; rel="next"'
-    return _respond(request, center, query, records, asked, form, page=page, headers=headers)
+    return _respond(request, center, query, records, questions, form, page=page, headers=headers)
 
 
 @router.get("/latest", response_model=None, responses=answer_responses(Answer, 422), summary="The last window")
@@ -87,11 +87,11 @@ def latest(name: str, params: Annotated[QuestionParams, Query()], request: Reque
     """The newest revision of the last window that has an answer."""
     form = negotiate(request.headers.get("accept"))
     query = center.catalog.query(name)
-    asked = params.asked(query.spec)
+    questions = params.questions(query.spec)
     record = center.results.latest(query.ref)
     if record is None:
         raise NotFound(f"query {name} has no answer yet")
-    return _respond(request, center, query, [record], asked, form)
+    return _respond(request, center, query, [record], questions, form)
 
 
 @router.get("/at", response_model=None, responses=answer_responses(AnswerList, 422), summary="At a moment")
@@ -99,9 +99,9 @@ def at(name: str, params: Annotated[AtParams, Query()], request: Request, center
     """The newest revision of each window that contains an event time: several if windows slide."""
     form = negotiate(request.headers.get("accept"))
     query = center.catalog.query(name)
-    asked = params.asked(query.spec)
+    questions = params.questions(query.spec)
     records = center.results.at(query.ref, params.time)
-    return _respond(request, center, query, records, asked, form, as_list=True)
+    return _respond(request, center, query, records, questions, form, as_list=True)
 
 
 @router.get("/windows/{start}", response_model=None, responses=answer_responses(Answer, 422), summary="One window")
@@ -111,13 +111,13 @@ def window(
     """The answer to the window that starts at `start`. A given revision never changes, so it may be cached."""
     form = negotiate(request.headers.get("accept"))
     query = _live(center, name, params.version)
-    asked = params.asked(query.spec)
+    questions = params.questions(query.spec)
     revision = params.revision or _revisions(center, query, start)[-1]
     record = center.results.answer(query.ref, start, revision)
     cache = CHANGING
     if params.revision is not None:
         cache = IMMUTABLE if params.version is not None else IMMUTABLE_SHORT
-    return _respond(request, center, query, [record], asked, form, cache=cache)
+    return _respond(request, center, query, [record], questions, form, cache=cache)
 
 
 @router.get("/windows/{start}/revisions", responses=problems(404, 422), summary="A window's revisions")
@@ -159,7 +159,7 @@ def _respond(
     center: Services,
     query: RegisteredQuery,
     records: Sequence[AnswerRecord],
-    asked: MeasureQuestions,
+    questions: MeasureQuestions,
     form: str,
     *,
     page: Page | None = None,
@@ -167,15 +167,15 @@ def _respond(
     cache: str = CHANGING,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """Answers in the form asked for, or 304 before anything is rendered."""
-    etag = entity_tag(query, records, asked, page, form)
+    """Answers in the form questions for, or 304 before anything is rendered."""
+    etag = entity_tag(query, records, questions, page, form)
     headers = {"ETag": etag, "Cache-Control": cache, "Vary": "Accept", **(headers or {})}
     if matches(request.headers.get("if-none-match"), etag):
         return Response(None, 304, headers)
     if page is None and not as_list and form == JSON:
-        body = center.renderer.one(records[0], query, asked)
+        body = center.renderer.answer(records[0], query, questions)
     else:
-        body = center.renderer.many(records, query, asked, page, form)
+        body = center.renderer.answers(records, query, questions, page, form)
     return Response(body, 200, headers, form)
 
 

@@ -69,7 +69,7 @@ async def live_query(
     The stream ends when the query is deleted.
     """
     query = await run_in_threadpool(center.catalog.query, name)
-    return _stream(center, LiveStream(center.feed, query, params.asked(query.spec), _answer_id(last_event_id)))
+    return _stream(center, LiveStream(center.feed, query, params.questions(query.spec), _answer_id(last_event_id)))
 
 
 def _answer_id(text: str | None) -> int | None:

@@ -147,13 +147,13 @@ def test_what_is_withheld_of_a_sum_bounds_the_sum_and_not_how_many_records_are_m
 
 def test_what_is_remembered_of_looks_is_bounded_by_the_windows_in_it(asked, monkeypatch):
     desk = asked.desk
-    monkeypatch.setattr("center.serving.stored_windows._FOUND", 8)
+    monkeypatch.setattr("center.serving.stored_windows._CACHED_WINDOWS", 8)
     windows = StoredWindows(desk.results, desk.catalog.query("flights"), SynopsisCache(1 << 20), desk.catalog.query)
     for count in (1, 2, 3):
         assert len(windows.latest(count)) == count
         assert len(windows.at(T0 + count)) == 1
     assert sum(map(len, windows._found.values())) < 8
-    monkeypatch.setattr("center.serving.stored_windows._FOUND", 3)
+    monkeypatch.setattr("center.serving.stored_windows._CACHED_WINDOWS", 3)
     windows = StoredWindows(desk.results, desk.catalog.query("flights"), SynopsisCache(1 << 20), desk.catalog.query)
     assert len(windows.latest(3)) == 3, "more than can be remembered is given all the same"
 
@@ -162,7 +162,7 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     ("{not json", "", "a line of JSON"),
     (r'{"id": "\ud800", "latest": 1, "measure": "n"}', "", "a line of JSON"),
     (r'{"latest": 1, "measure": "n", "group": {"carrier": "\ud800"}}', "", "a line of JSON"),
-    ('{"id": 1e400, "latest": 1, "measure": "n"}', "", "1e400 is too large a number"),
+    ('{"id": 1e400, "latest": 1, "measure": "n"}', "", "1e400 is out of range"),
     ("[1]", "", "an object"),
     ('{"latest": NaN}', "", "a line of JSON"),
     ({"measure": "n"}, "", "which windows"),

@@ -82,7 +82,7 @@ def test_items_are_read_in_the_type_of_the_argument() -> None:
 
 @pytest.mark.parametrize(("measure", "item"), [("cm", "ten"), ("cm", "1.5"), ("cm", str(10**400)), ("bf", "")])
 def test_an_item_of_another_type_is_refused(measure: str, item: str) -> None:
-    with pytest.raises(InvalidRequest, match=rf"asked of {measure}.*item of type int64"):
+    with pytest.raises(InvalidRequest, match=rf"evaluated on {measure}.*item of type int64"):
         row(MeasureQuestions(items=(item,), measures=(measure,)))
     with pytest.raises(InvalidRequest, match=r"^contains: "):
         row(MeasureQuestions(contains=(item,), measures=("bf",)))
