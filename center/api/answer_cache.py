@@ -1,7 +1,7 @@
-"""Answers as bytes, rendered once for all who ask the same of them.
+"""`AnswerRenderer`: answers as bytes, rendered once per selection of questions.
 
-(query, window, revision) never changes, so what was rendered can be given again for ever: an LRU, bounded
-by bytes, holds it. Lists and live streams are joined from the same pieces.
+(query, window, revision) never changes, so rendered bytes stay valid; an LRU cache bounded by bytes holds them. Lists
+and live streams are joined from the same pieces.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from center.serving import MeasureQuestions, render, rfc3339, to_table, without_
 
 RELEASE = version("edgewater")
 ARROW_METADATA = b"edgewater.answers"
-"""Key in an Arrow schema's metadata: the answers without their data, as a JSON list; quality included."""
+"""Key in an Arrow schema's metadata: a JSON list of the answers without their data, quality included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of the answers in a range of window starts, as it was really taken.
+    """A page of the answers in a range of window starts, as it was applied.
 
     Attributes:
         start, end: RFC 3339, inclusive and exclusive; None: open.
-        next_cursor: what to ask with for the rest; None: there is no more.
+        next_cursor: cursor of the next page; None: this is the last one.
     """
 
     start: str | None
@@ -45,11 +45,11 @@ class Page:
 
 
 class AnswerRenderer:
-    """Renders answers; safe to use from many threads.
+    """Renders answers. Thread-safe.
 
     Args:
-        cache_bytes: bound of what is kept.
-        on_lookup: told of every look into the cache, whether it hit.
+        cache_bytes: capacity of the cache.
+        on_lookup: called with each lookup's result: True for a hit.
     """
 
     def __init__(self, cache_bytes: int, on_lookup: Callable[[bool], None] = lambda hit: None) -> None:
@@ -58,14 +58,14 @@ class AnswerRenderer:
         self._on_lookup = on_lookup
 
     def answer(self, record: AnswerRecord, query: RegisteredQuery, questions: MeasureQuestions) -> bytes:
-        """One answer as JSON without line breaks, as `promises.md` has it."""
+        """One answer as JSON without line breaks."""
         key = (record.query, record.window_start_ms, record.revision, questions)
         with self._lock:
             held = self._cache.get(key)
         self._on_lookup(held is not None)
         if held is not None:
             return held
-        # Two threads may render the same at once: cheaper than making all wait for the slowest.
+        # Two threads may render the same answer at once: cheaper than to let all threads wait for the slowest.
         rendered = _json(render(record, query.spec, questions))
         with self._lock:
             if len(rendered) <= self._cache.maxsize:
@@ -93,7 +93,7 @@ class AnswerRenderer:
     def table(
         self, records: Sequence[AnswerRecord], query: RegisteredQuery, questions: MeasureQuestions, form: str
     ) -> bytes:
-        """Answers as CSV or as an Arrow IPC stream; window, phase, revision and completeness in every row."""
+        """Answers as CSV or as an Arrow IPC stream, with window, phase, revision and completeness in every row."""
         tables = [_with_quality(to_table(r, query.spec, questions), r, form) for r in records]
         table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
         sink = BytesIO()
@@ -110,7 +110,7 @@ class AnswerRenderer:
 
 
 def _with_quality(table: pa.Table, record: AnswerRecord, form: str) -> pa.Table:
-    """Which answer a row belongs to, in front of its columns: a row must not look complete when it is not."""
+    """Prepends the answer's window, phase, revision and completeness, so that no row looks complete if it is not."""
     stated = {
         "window_start": _time(record.window_start_ms, form),
         "window_end": _time(record.window_end_ms, form),
@@ -120,7 +120,7 @@ def _with_quality(table: pa.Table, record: AnswerRecord, form: str) -> pa.Table:
     }
     taken = set(table.column_names)
     for at, (name, value) in enumerate(stated.items()):
-        while name in taken:  # a group column or a measure of that name
+        while name in taken:  # a group column or a measure has that name
             name = f"answer_{name}"
         table = table.add_column(at, name, pa.repeat(value, table.num_rows))
     return table
@@ -133,7 +133,7 @@ def _time(millis: int, form: str) -> pa.Scalar:
 def entity_tag(
     query: RegisteredQuery, records: Sequence[AnswerRecord], questions: MeasureQuestions, page: Page | None, form: str
 ) -> str:
-    """A strong entity tag: other bytes, other tag. Rendering belongs to the release, so that is in it."""
+    """A strong entity tag: different bytes have different tags. It includes the version of the renderer."""
     identity = (
         RELEASE, query.ref, [(r.answer_id, r.window_start_ms, r.revision) for r in records], questions, page, form
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""The REST API: `create_app` puts it together over the center's stores.
+"""`create_app` builds the REST API over the center's stores.
 
-Any number of processes may serve it over the same stores; none remembers anything that another needs.
+Any number of processes may serve it; none keeps state that another one needs.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ from center.serving import SynopsisCache
 from edgewater.errors import Unauthenticated
 
 DESCRIPTION = """
-Streaming questions about data that is born in many places, and answers that state their error, their
-completeness and their age.
+Streaming queries over data from many places. Every answer states its error, its completeness and its age.
 
-1. `POST /v1/queries` registers a question.
-2. `GET /v1/queries/{name}/latest`, `…/windows`, `…/at` and `…/live` give answers, as JSON, CSV or Arrow;
-   `POST /v1/queries/{name}/evaluate` answers a stream of questions.
+1. `POST /v1/queries` registers a query.
+2. `GET /v1/queries/{name}/latest`, `…/windows`, `…/at` and `…/live` return answers, as JSON, CSV or Arrow;
+   `POST /v1/queries/{name}/evaluate` answers a stream of questions about windows.
 3. Every answer to a window has a phase (`early`, `complete`, `final`) and a revision; a revision never changes.
 
-Times are RFC 3339 or unix ms on the way in, RFC 3339 on the way out; ranges include their start and exclude
-their end. Errors are `application/problem+json` (RFC 9457) with a stable `type`.
+Times are accepted as RFC 3339 or unix ms and returned as RFC 3339; ranges include their start and exclude their end.
+Errors are `application/problem+json` (RFC 9457) with a stable `type`.
 """
 
 BEARER = HTTPBearer(auto_error=False, description="The token of `api.token` in the center's configuration.")
@@ -55,16 +54,16 @@ def create_app(
     now_ms: Callable[[], int],
     monotonic: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
-    """The API as an ASGI application.
+    """Creates the API as an ASGI application.
 
     Args:
         now_ms: wall clock.
-        monotonic: a clock in seconds, for the pace of live streams.
+        monotonic: monotonic clock in seconds, which paces live streams.
     """
     services = _services(catalog, results, components, config, now_ms, monotonic)
     app = FastAPI(
         title="Edgewater",
-        summary="Answers about data that is born in many places",
+        summary="Streaming queries whose answers state their error, completeness and age",
         description=DESCRIPTION,
         version=version("edgewater"),
         lifespan=_lifespan(services),
@@ -122,13 +121,13 @@ def _token_guard(config: ApiSection) -> Callable[..., None]:
 
     def guard(given: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
         if given is None or not hmac.compare_digest(given.credentials.encode(), expected):
-            raise Unauthenticated("this API asks for its token: Authorization: Bearer <token>")
+            raise Unauthenticated("a bearer token is required: Authorization: Bearer <token>")
 
     return guard
 
 
 def _describe_problems(app: FastAPI) -> None:
-    """Replaces FastAPI's own validation error in the OpenAPI document: ours are problems."""
+    """Replaces FastAPI's validation error in the OpenAPI document by problem details."""
     original = app.openapi
 
     def openapi() -> dict[str, Any]:

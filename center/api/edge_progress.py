@@ -1,4 +1,4 @@
-"""How far the edges have come for a query, answered or not: what `progress` events and query pages say."""
+"""Progress of the edges per query, for `progress` events and query pages."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from edgewater.errors import NotFound
 from edgewater.streams import MAX_TIME_MS, EdgeId
 
 FRESH_S = 0.5
-"""How old a view of the catalog may be that many streams share."""
+"""Maximum age of the catalog view that all streams share."""
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogView:
-    """The live queries and all edges, as read together."""
+    """The live queries and all edges, read in one go."""
 
     queries: tuple[RegisteredQuery, ...]
     edges: tuple[EdgeRecord, ...]
 
 
 class EdgeProgress:
-    """EdgeProgress of queries for any number of streams, at the price of one reader of the catalog."""
+    """Progress of queries for any number of streams, from one shared view of the catalog."""
 
     def __init__(self, catalog: Catalog, now_ms: Callable[[], int], fresh_s: float = FRESH_S) -> None:
         self._catalog = catalog
@@ -36,7 +36,7 @@ class EdgeProgress:
         self._lock = threading.Lock()
 
     def view(self, *, refresh: bool = False) -> CatalogView:
-        """The catalog of at most `fresh_s` ago, or as it is now."""
+        """The shared view, at most `fresh_s` old, or a new one with `refresh`."""
         with self._lock:
             view = None if refresh else self._cache.get(None)
             if view is None:
@@ -45,10 +45,10 @@ class EdgeProgress:
             return view
 
     def event_data(self, query: RegisteredQuery | None) -> dict[str, Any]:
-        """The data of a `progress` event: of one query, or of all.
+        """The data of a `progress` event of one query, or of all.
 
         Raises:
-            NotFound: the query is not the live one of its name any more.
+            NotFound: the query was deleted or replaced.
         """
         view, now_ms = self.view(), self._now_ms()
         queries = view.queries if query is None else (query,)
@@ -58,7 +58,7 @@ class EdgeProgress:
 
 
 def query_progress(query: RegisteredQuery, edges: tuple[EdgeRecord, ...], now_ms: int) -> dict[str, Any]:
-    """A query's expected edges, each with its way through the stream."""
+    """A query's expected edges, each with its progress in the stream."""
     known = {e.edge: e for e in edges}
     expected = expected_edges(query.spec, edges)
     return {
@@ -72,14 +72,14 @@ EdgeState = Literal["up", "unreachable", "retired"]
 
 
 def edge_state(record: EdgeRecord, now_ms: int) -> EdgeState:
-    """An edge that is up may have no events for long; that shows in its watermarks, not here."""
+    """Connectivity only: an edge without events is up too, which its watermarks show."""
     if record.retired:
         return "retired"
     return "up" if record.reachable(now_ms) else "unreachable"
 
 
 def edge_progress(edge: EdgeId, record: EdgeRecord | None, stream: str, now_ms: int) -> dict[str, Any]:
-    """One edge's way through a stream."""
+    """One edge's progress in a stream."""
     if record is None:
         return {"edge": edge, "state": "never_connected", "watermark": None, "ended": False, "last_seen": None}
     return {
@@ -91,6 +91,6 @@ def edge_progress(edge: EdgeId, record: EdgeRecord | None, stream: str, now_ms: 
 
 
 def watermark(millis: int | None) -> dict[str, Any]:
-    """A stream's watermark; null before the first and once the stream has ended."""
+    """A stream's watermark; null before the first one and after the stream's end."""
     ended = millis is not None and millis >= MAX_TIME_MS
     return {"watermark": None if millis is None or ended else rfc3339(millis), "ended": ended}

@@ -1,8 +1,7 @@
-"""A stream of questions in, a stream of answers out, both at once, in bounded memory.
+"""Answers a stream of questions while it is received, in bounded memory.
 
-LineSplitter are answered in the order in which they come, a few at a time: while some are evaluated, the next
-part of the body is received. A client that does not read is not evaluated for; one that leaves stops the
-work.
+Lines are answered in their order, a few at a time; the next chunk of the body is received meanwhile. A client that does
+not read its answers suspends the evaluation, and one that disconnects ends it.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ NDJSON = "application/x-ndjson"
 READ_TYPES = (NDJSON, "application/ndjson", "application/jsonl", "application/json-lines")
 MAX_LINE_BYTES = 64 << 10
 BATCH_BYTES = 64 << 10
-"""Bytes of an answer after which it is sent, and the client may have left."""
+"""Bytes of answers per send; a disconnected client is noticed in between."""
 _WAITING = 2
-"""Parts of the body that may wait for evaluation."""
+"""Chunks of lines that may wait for evaluation."""
 
 log = logging.getLogger(__name__)
 
 
 class OversizedLine:
-    """Stands for a line of more than `MAX_LINE_BYTES`, which is not kept."""
+    """Replaces a line longer than `MAX_LINE_BYTES`, whose text is discarded."""
 
 
 @dataclass(slots=True)
 class LineSplitter:
-    """Cuts parts of a body into lines; holds at most one that is not complete."""
+    """Splits the chunks of a body into lines; buffers at most one incomplete line."""
 
     _rest: bytearray = field(default_factory=bytearray)
     _dropping: bool = False
 
     def feed(self, part: bytes, *, ends: bool = False) -> list[bytes | OversizedLine]:
-        """The lines that are complete with this part; the last one needs no line break if the body `ends`."""
+        """The lines that this chunk completes; with `ends`, the last one needs no line break."""
         found: list[bytes | OversizedLine] = []
         for piece in _split(part):
             self._take(piece, found)
@@ -73,7 +72,7 @@ class LineSplitter:
 
 
 def _split(part: bytes) -> Iterator[bytes]:
-    """At line feeds only: a carriage return belongs to the white space of JSON."""
+    """Splits at line feeds only: a carriage return is white space in JSON."""
     start = 0
     while start < len(part):
         end = part.find(b"\n", start)
@@ -87,7 +86,7 @@ class LineEvaluator:
     """Answers lines about one query.
 
     Attributes:
-        path: of the request, for problems.
+        path: path of the request, for problem details.
     """
 
     windows: StoredWindows
@@ -95,12 +94,12 @@ class LineEvaluator:
     path: str
 
     def answers(self, lines: list[bytes | OversizedLine]) -> Iterator[bytes]:
-        """Answers as NDJSON, at least one line for each; blocks. Every part is about `BATCH_BYTES`."""
+        """Yields answers as NDJSON in chunks of about `BATCH_BYTES`, at least one answer per line; blocks."""
         held = bytearray()
         try:
             self.windows.refresh()
         except EdgewaterError as exc:
-            log.warning("%s: answers as they stood before: %s", self.path, exc)
+            log.warning("%s: the store is unreachable, cached lookups are used: %s", self.path, exc)
         for line in lines:
             for answer in self._answered(line):
                 held += answer
@@ -120,16 +119,16 @@ class LineEvaluator:
         except EdgewaterError as exc:
             yield _json({"id": named, "error": problem_of(exc, self.path)})
         except Exception:
-            # Ours to mend, but not to be paid for by the other lines, whose status 200 is out already.
+            # Status 200 is sent already: an internal error fails this line only.
             log.exception("%s: %r", self.path, text)
             yield _json({"id": named, "error": problem_of(EdgewaterError(INTERNAL_ERROR), self.path)})
 
 
 class DuplexResponse(Response):
-    """Sends what `answers` makes of the lines of the body, while it receives the body.
+    """Sends the answers to the lines of the body while it receives the body.
 
-    Starlette's own streaming response waits for the client to leave by reading what this reads as the body,
-    so it cannot be used here.
+    Starlette's streaming response detects disconnects by reading the messages that this class reads as the body, so it
+    cannot be used here.
     """
 
     media_type = NDJSON
@@ -149,7 +148,7 @@ class DuplexResponse(Response):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             if not gone.is_set():
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except OSError:  # ASGI 2.4: the client left while something was sent
+        except OSError:  # ASGI 2.4: the client disconnected during a send
             log.debug("the client left")
         finally:
             receiving.cancel()
@@ -171,7 +170,7 @@ class DuplexResponse(Response):
 async def _receive(
     receive: Receive, parts: asyncio.Queue[list[bytes | OversizedLine] | None], gone: asyncio.Event
 ) -> None:
-    """Puts the lines of the body into `parts`, None behind them, and then waits for the client to leave."""
+    """Puts the lines of the body into the queue, then None, and waits for the client to disconnect."""
     lines = LineSplitter()
     ended = False
     while True:

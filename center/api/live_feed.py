@@ -1,12 +1,11 @@
 """Live answers as server-sent events.
 
-The result store is the queue. A stream holds nothing but the id of the last answer it has sent; when its
-client has taken an event, it reads what is newer and sends the newest revision of each window among that.
-So a slow client costs no more memory than a fast one, and one that comes back with `Last-Event-ID` goes on
-where it was, at any API process.
+The result store is the queue. A stream holds only the id of the last answer it sent; after each event that its client
+takes, it reads the newer answers and sends the newest revision of each window among them. A slow client therefore
+needs no more memory than a fast one, and a client that reconnects with `Last-Event-ID` continues at any API process.
 
-Events: ``answer`` (id: its answer_id), ``progress`` (at a fixed pace, also without data: silence is never
-ambiguous), ``gap`` (answers were passed over; the newest follow).
+Events: ``answer`` (event id: answer id), ``progress`` (at a fixed pace, also without data, so that silence is
+unambiguous), ``gap`` (answers were skipped; the newest follow).
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from center.serving import NO_QUESTIONS, MeasureQuestions
 from edgewater.errors import NotFound, StorageError
 
 PAGE = 100
-"""Answers that a stream reads at once, which bounds its memory."""
+"""Answers that a stream reads at once; bounds its memory."""
 MAX_PAGES = 10
-"""Full pages in a row after which a client is too far behind: it gets a `gap` and the newest."""
+"""Full pages in a row after which a client is too far behind and gets a `gap` and the newest answers."""
 POLL_S = 0.03
-"""Half of it is added to every answer's age. A look is an indexed read of 0.2 ms, and only while somebody listens."""
+"""Adds half of itself to every answer's age. A poll is an indexed read of 0.2 ms, and runs only while clients wait."""
 
 log = logging.getLogger(__name__)
 
 
 class AnswerPoller:
-    """Wakes all streams of a process when there is a new answer: one poll, however many clients.
+    """Notifies all streams of a process of new answers, with one poll for any number of clients.
 
     Args:
         last_answer_id: reads the newest answer's id from the store; blocks.
@@ -55,13 +54,13 @@ class AnswerPoller:
         self.newest = 0
 
     async def run(self) -> None:
-        """Polls while anybody waits. Cancelled when the process ends."""
+        """Polls while any stream waits. Cancelled at the end of the process."""
         while True:
             await self._wanted.wait()
             try:
                 newest = await run_sync(self._read)
             except StorageError as exc:
-                log.warning("no look for new answers: %s", exc)
+                log.warning("cannot poll for new answers: %s", exc)
                 newest = self.newest
             if newest != self.newest:
                 self.newest = newest
@@ -70,7 +69,7 @@ class AnswerPoller:
             await asyncio.sleep(self._poll_s)
 
     async def wait(self, seen: int, timeout_s: float) -> None:
-        """Returns when there is an answer that is newer than `seen`, or after `timeout_s`."""
+        """Returns when there is an answer newer than `seen`, or after `timeout_s`."""
         if self.newest > seen:
             return
         self._waiting += 1
@@ -86,11 +85,11 @@ class AnswerPoller:
 
 @dataclass(frozen=True, slots=True)
 class LiveFeed:
-    """What all streams of a process share.
+    """The services that all streams of a process share.
 
     Attributes:
         pace_s: time between `progress` events.
-        monotonic: a clock in seconds.
+        monotonic: monotonic clock in seconds.
     """
 
     results: ResultStore
@@ -106,7 +105,7 @@ class LiveStream:
     """One client's stream of one query, or (`query` None) of all.
 
     Attributes:
-        after: id of the last answer that the client has; None: it is new.
+        after: id of the last answer that the client has; None: a new client.
     """
 
     feed: LiveFeed
@@ -117,7 +116,7 @@ class LiveStream:
     _full_pages: int = field(default=0, init=False)
 
     async def events(self) -> AsyncIterator[ServerSentEvent]:
-        """Begins with where things stand, for a client that is new; ends when the query is deleted."""
+        """Begins with the latest answers for a new client; ends when the query is deleted."""
         for event in await run_sync(self._begin):
             yield event
         due_s = self.feed.monotonic()
@@ -140,13 +139,13 @@ class LiveStream:
         if self.after is None:
             return self._latest(newest)
         return [
-            _gap(self.after, newest, "the answers begin refresh: the center has another store"),
+            _gap(self.after, newest, "the center's result store was replaced; answers begin again"),
             *self._latest(newest),
         ]
 
     def _newer(self) -> list[ServerSentEvent]:
-        """The next page of what is newer than the client has: the newest revision of each window in it."""
-        # Read first: what is given after this has a greater id and is for the next time.
+        """The next page of newer answers: the newest revision of each window in it."""
+        # Read the id first: later answers have greater ids and belong to the next page.
         newest = self.feed.results.last_answer_id()
         ref = self.query.ref if self.query else None
         records = self.feed.results.answers_after(self._sent, PAGE, ref)
@@ -159,9 +158,9 @@ class LiveStream:
         return self._events_of(newest_revisions(records))
 
     def _latest(self, through: int) -> list[ServerSentEvent]:
-        """The last window of each query; the stream goes on after `through`."""
+        """The latest window of each query; the stream continues after `through`."""
         self._sent = through
-        # Read refresh, behind the id: an answer up to it may be of a query that is younger than the view.
+        # Read the queries after the id: an answer up to it may belong to a query younger than the shared view.
         queries = [self.query] if self.query else self.feed.progress.view(refresh=True).queries
         latest = [r for q in queries if (r := self.feed.results.latest(q.ref)) is not None]
         return self._events_of(sorted(latest, key=lambda r: r.answer_id))
@@ -172,7 +171,7 @@ class LiveStream:
         else:
             queries = {q.ref: q for q in self.feed.progress.view().queries}
             if any(record.query not in queries for record in records):
-                # Of a query younger than the view; those of deleted ones are nobody's.
+                # The query is younger than the view, or deleted: answers of deleted queries are skipped.
                 queries = {q.ref: q for q in self.feed.progress.view(refresh=True).queries}
         return [
             ServerSentEvent(
@@ -186,7 +185,7 @@ class LiveStream:
 
 
 def newest_revisions(records: Sequence[AnswerRecord]) -> list[AnswerRecord]:
-    """The newest revision of each window, in the order of answers."""
+    """The newest revision of each window, in the order of their ids."""
     newest = {(r.query, r.window_start_ms): r for r in records}
     return sorted(newest.values(), key=lambda r: r.answer_id)
 

@@ -1,4 +1,4 @@
-"""What a measure's cell looks like, and the lines of a stream of questions: for OpenAPI, as `models.py`."""
+"""OpenAPI models of a measure's cell and of the lines of a stream of questions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class WindowRange(BaseModel):
 
 
 class IntervalCell(BaseModel):
-    """A value inside [lower, upper] at the answer's confidence. Null: unknown, or there is none."""
+    """A value that lies in [lower, upper] at the answer's confidence. Null: unknown, or there is no value."""
 
     estimate: float | int | None
     lower: float | int | None
@@ -23,23 +23,23 @@ class IntervalCell(BaseModel):
 
 
 class ItemCell(IntervalCell):
-    """How often an item came, or (1 or 0) whether it did."""
+    """The frequency of an item, or its membership (1 or 0)."""
 
     item: str | int | float | bool | None
 
 
 class BucketCell(IntervalCell):
-    """How many values are from `from` on and below `to`; of the last bucket, `to` too."""
+    """The number of values in [from, to); the last bucket includes `to`."""
 
     from_: float = Field(alias="from")
     to: float
 
 
 class MeasureCell(BaseModel):
-    """What a row says of a measure; which members there are depends on its function and on what was asked.
+    """A measure's value in a row; its members depend on the measure's function and on the questions.
 
-    Numbers, `count_min`, `distinct`, `bloom` and `cuckoo` are an interval themselves. Lists stand in Arrow as a
-    column of lists, in CSV as a JSON text.
+    Numbers, `count_min`, `distinct`, `bloom` and `cuckoo` are an interval themselves. Lists are list columns in Arrow
+    and JSON strings in CSV.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -48,29 +48,29 @@ class MeasureCell(BaseModel):
     lower: float | int | None = None
     upper: float | int | None = None
     quantiles: dict[str, IntervalCell] | None = Field(default=None, description="By rank.")
-    ranks: dict[str, IntervalCell] | None = Field(default=None, description="By value: the share that is at most it.")
-    ranges: dict[str, IntervalCell] | None = Field(default=None, description="By `lo:hi`: how many are in it.")
-    items: list[ItemCell] | None = Field(default=None, description="Of the items asked for, how often they came.")
-    contains: list[ItemCell] | None = Field(default=None, description="Of the items asked for, 1 if they are there.")
+    ranks: dict[str, IntervalCell] | None = Field(default=None, description="By value: the fraction of values ≤ it.")
+    ranges: dict[str, IntervalCell] | None = Field(default=None, description="By `lo:hi`: the number of values in it.")
+    items: list[ItemCell] | None = Field(default=None, description="Frequencies of the requested items.")
+    contains: list[ItemCell] | None = Field(default=None, description="Membership of the requested items: 1 or 0.")
     top: list[ItemCell] | None = Field(default=None, description="The most frequent items.")
-    buckets: list[BucketCell] | None = Field(default=None, description="Of an equi-width histogram.")
+    buckets: list[BucketCell] | None = Field(default=None, description="Buckets of an equi-width histogram.")
     boundaries: list[IntervalCell] | None = Field(
-        default=None, description="Of an equi-depth histogram: between two neighbours lie equally many values."
+        default=None, description="Boundaries of an equi-depth histogram: equally many values lie between neighbours."
     )
     below: int | None = Field(default=None, description="Values below the first bucket; `above`, `nan` likewise.")
     above: int | None = None
     nan: int | None = None
-    mean: IntervalCell | None = Field(default=None, description="Estimated from a sample; `sum`, `count` likewise.")
+    mean: IntervalCell | None = Field(default=None, description="Sample estimate; `sum` and `count` likewise.")
     sum: IntervalCell | None = None
     count: IntervalCell | None = None
     size: int | None = Field(default=None, description="Values in the sample.")
     values: list[Any] | None = Field(default=None, description="The values in the sample.")
-    false_positive_rate: float | None = Field(default=None, description="Of a filter, as full as it is now.")
-    fill: float | None = Field(default=None, description="The share of a Bloom filter's bits that are set.")
+    false_positive_rate: float | None = Field(default=None, description="Of a filter, at its current fill.")
+    fill: float | None = Field(default=None, description="Fraction of a Bloom filter's bits that are set.")
 
 
 class AnswerRow(BaseModel):
-    """A group, and per measure of the query a `MeasureCell`."""
+    """A group, and a `MeasureCell` per measure of the query."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, MeasureCell] = Field(init=False)
@@ -79,26 +79,26 @@ class AnswerRow(BaseModel):
 
 
 class SecondSynopsisModel(BaseModel):
-    """The second synopsis of a question about two, of the same window."""
+    """The second synopsis of a question about two; of the same window."""
 
     query: str
     measure: str | None = None
-    group: dict[str, Any] | None = Field(default=None, description="Null: all groups together.")
+    group: dict[str, Any] | None = Field(default=None, description="Null: all groups merged.")
 
 
 class QuestionLine(BaseModel):
-    """One question of a stream; exactly one of `latest`, `at` and `window`."""
+    """One question of a stream; exactly one of `latest`, `at` and `window` is set."""
 
-    id: Any = Field(default=None, description="Comes back with the answer.")
+    id: Any = Field(default=None, description="Repeated in the answer.")
     latest: int | None = Field(default=None, ge=1, le=1000, description="The last n windows.")
     at: str | int | None = Field(default=None, description="Every window that contains this time.")
-    window: str | int | None = Field(default=None, description="The window that starts then.")
-    measure: str | None = Field(default=None, description="May be left out where there is only one.")
+    window: str | int | None = Field(default=None, description="The window that starts at this time.")
+    measure: str | None = Field(default=None, description="Optional if the query has only one.")
     question: str | None = Field(
         default=None,
         description="count, sum, mean, variance, min, max, distinct, quantile (`q`), rank (`x`), frequency (`item`),"
         " contains (`item`), range and proportion (`lo`, `hi`), top (`k`), self_join_size, false_positive_rate;"
-        " join_size, union_size and intersection_size (`with`). Null: what the measure says by itself.",
+        " join_size, union_size and intersection_size (`with`). Null: the measure's default.",
     )
     item: Any = None
     q: float | None = None
@@ -117,7 +117,7 @@ class EvaluatedLine(BaseModel):
     """The answer to a question over one window, or an `error` in its place."""
 
     id: Any
-    error: dict[str, Any] | None = Field(default=None, description="A problem as of RFC 9457.")
+    error: dict[str, Any] | None = Field(default=None, description="Problem details (RFC 9457).")
     query: str | None = None
     measure: str | None = None
     question: str | None = None
@@ -133,4 +133,4 @@ class EvaluatedLine(BaseModel):
     top: list[ItemCell] | None = None
     data: list[dict[str, Any]] | None = Field(default=None, description="A row per group: `group`, and an interval.")
     confidence: float | None = None
-    basis: str | None = Field(default=None, description="Where the interval comes from.")
+    basis: str | None = Field(default=None, description="Source of the interval.")

@@ -1,4 +1,4 @@
-"""What the API measures, for Prometheus: its own requests, and the center's state as the stores have it."""
+"""Prometheus metrics of the API: its own requests, and the center's state as read from the stores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 
 class ApiMetrics:
-    """The metrics of one API process, on a registry of their own."""
+    """The metrics of one API process, on their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -29,7 +29,7 @@ class ApiMetrics:
         )
         self.seconds = Histogram(
             "edgewater_api_request_seconds",
-            "Time to the beginning of the answer.",
+            "Time until the response starts.",
             ["route"],
             buckets=SECONDS,
             registry=self.registry,
@@ -45,7 +45,7 @@ class ApiMetrics:
 
 
 class CenterCollector(Collector):
-    """The center's state, read from the stores when Prometheus asks. A store out of reach is one metric less."""
+    """The center's state, read from the stores on each scrape. Metrics of an unreachable store are omitted."""
 
     def __init__(
         self, components: ComponentRegistry, results: ResultStore, progress: EdgeProgress, now_ms: Callable[[], int]
@@ -91,11 +91,11 @@ class CenterCollector(Collector):
 
     def _answer_families(self) -> list[Metric]:
         given = self._results.last_answer_id()
-        return [GaugeMetricFamily("edgewater_last_answer_id", "The id of the last answer given.", value=given)]
+        return [GaugeMetricFamily("edgewater_last_answer_id", "The id of the newest answer.", value=given)]
 
 
 class MetricsMiddleware:
-    """Middleware: counts and times requests by their route's template, so that labels stay few."""
+    """Middleware: counts and times requests by route template, which bounds the number of labels."""
 
     def __init__(self, app: ASGIApp, metrics: ApiMetrics, monotonic: Callable[[], float] = time.perf_counter) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What OpenAPI says about responses that are no JSON model: problems, and answers in three forms."""
+"""OpenAPI responses that are not JSON models: problems, and answers in three forms."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from center.api.negotiation import ARROW, CSV, JSON
 from center.api.problems import HTTP_PROBLEMS, MEDIA_TYPE, PROBLEMS
 
 _TITLES = {p.status: p.title for p in (*PROBLEMS.values(), *HTTP_PROBLEMS.values())} | {
-    404: "There is no such thing",
-    422: "The input cannot be used; `field`, `value` and `accepted` say why",
+    404: "Not found",
+    422: "Invalid input; `field`, `value` and `accepted` say why",
 }
 
 
 Responses = dict[int | str, dict[str, Any]]
-"""What FastAPI takes as `responses`."""
+"""FastAPI's `responses` argument."""
 
 
 def problems(*statuses: int) -> Responses:
-    """The `responses` of an endpoint that can fail in these ways."""
+    """The `responses` of an endpoint that can fail with these statuses."""
     schema = {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}
     return {s: {"description": _TITLES[s], "content": {MEDIA_TYPE: {"schema": schema}}} for s in statuses}
 
 
 def answers(model: type[Any], *statuses: int) -> Responses:
-    """The `responses` of an endpoint that gives answers, by ``Accept``."""
+    """The `responses` of an endpoint that returns answers, by ``Accept``."""
     ok = {
         "model": model,
         "description": "By `Accept`: JSON, CSV (a row per group), or an Arrow IPC stream whose schema metadata"
@@ -37,7 +37,7 @@ def answers(model: type[Any], *statuses: int) -> Responses:
         },
         "headers": {"ETag": {"description": "Strong; send it as If-None-Match.", "schema": {"type": "string"}}},
     }
-    return {200: ok, 304: {"description": "The client has it already."}, **problems(404, 406, *statuses)}
+    return {200: ok, 304: {"description": "The client's copy is current."}, **problems(404, 406, *statuses)}
 
 
 _EXAMPLE_CSV = (

@@ -1,7 +1,6 @@
-"""What a reader asks of an answer: which groups and measures, which quantiles, what confidence.
+"""Query-string parameters that select and question answers: groups, measures, quantiles, confidence, and so on.
 
-Read from the query string, checked against the query's spec (`QuestionParams.questions`), and hashable, so
-that what was rendered for one reader serves the next.
+They are checked against the query's spec (`QuestionParams.questions`), and hashable for the cache of answers.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ class QuestionParams(BaseModel):
         list[float],
         Field(
             max_length=MAX_VALUES,
-            description="Ranks in [0, 1], of measures that answer quantiles; 0.5, 0.9, 0.95 and 0.99 of those made"
-            " for it, if nothing is questions.",
+            description="Ranks in [0, 1], for measures that answer quantiles; default of quantile measures: 0.5, 0.9,"
+            " 0.95 and 0.99.",
             examples=[[0.5, 0.99]],
         ),
     ] = []
@@ -50,49 +49,49 @@ class QuestionParams(BaseModel):
         list[str],
         Field(
             max_length=MAX_VALUES,
-            description="How often this item came (`count_min`, `top_k`, `fast_agms`, `counting_cuckoo`), or whether it"
-            " did (`bloom`, `cuckoo`). Read as the type of the measure's argument.",
+            description="Frequency of this item (`count_min`, `top_k`, `fast_agms`, `counting_cuckoo`), or its"
+            " membership (`bloom`, `cuckoo`). Parsed as the type of the measure's argument.",
             examples=[["10.0.0.1"]],
         ),
     ] = []
     contains: Annotated[
         list[str],
-        Field(max_length=MAX_VALUES, description="Whether this item is there, of filters.", examples=[["10.0.0.1"]]),
+        Field(max_length=MAX_VALUES, description="Membership of this item, for filters.", examples=[["10.0.0.1"]]),
     ] = []
     rank: Annotated[
         list[float],
-        Field(max_length=MAX_VALUES, description="The share of values that are at most this one.", examples=[[250.0]]),
+        Field(max_length=MAX_VALUES, description="Fraction of values that are at most this one.", examples=[[250.0]]),
     ] = []
     x: Annotated[list[float], Field(max_length=MAX_VALUES, description="The same as `rank`.")] = []
     range: Annotated[
         list[str],
         Field(
             max_length=MAX_VALUES,
-            description="`lo:hi`: how many values are from lo to hi, both included, of histograms and samples. An end"
-            " may be left out.",
+            description="`lo:hi`: number of values from lo to hi, both inclusive, for histograms and samples. Either"
+            " end is optional.",
             examples=[["0:100"]],
         ),
     ] = []
     top: Annotated[
         int | None,
-        Field(ge=1, description="Only so many of the most frequent items of a `top_k`.", examples=[10]),
+        Field(ge=1, description="Number of items of a `top_k`.", examples=[10]),
     ] = None
-    values: Annotated[
-        bool, Field(description="The values that a sample holds, instead of what it estimates.", examples=[True])
-    ] = False
+    values: Annotated[bool, Field(description="The values in a sample instead of its estimates.", examples=[True])] = (
+        False
+    )
     confidence: Annotated[
         float | None,
         Field(
             gt=0,
             lt=1,
-            description="Of the intervals. Where a synopsis has one of its own that is lower, the request is refused;"
-            " exact measures hold at any.",
+            description="Of the intervals. Refused for a synopsis with a fixed, lower confidence; exact measures accept"
+            " any.",
             examples=[0.95],
         ),
     ] = None
 
     def questions(self, spec: QuerySpec) -> MeasureQuestions:
-        """The parameters checked against a query; what is repeated stands once. Raises InvalidRequest."""
+        """The parameters checked against a query, without duplicates. Raises InvalidRequest."""
         questions = MeasureQuestions(
             groups=_groups(self.group, spec),
             measures=_measures(self.measure, spec),
@@ -150,5 +149,5 @@ def _range(text: str) -> tuple[float, float]:
     except ValueError:
         ends = math.nan, math.nan
     if not colon or math.isnan(ends[0]) or math.isnan(ends[1]):
-        raise InvalidRequest("range", text, "lo:hi, such as 0:100, of which either may be left out")
+        raise InvalidRequest("range", text, "lo:hi, such as 0:100; either end is optional")
     return ends

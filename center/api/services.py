@@ -1,4 +1,4 @@
-"""What every endpoint has at hand, made once per process by `create_app`."""
+"""`Services`: what every endpoint uses, created once per process by `create_app`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from center.serving import SynopsisCache
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The stores, which block (endpoints that use them are plain functions), and the process' own caches.
+    """The stores and the process's caches. The stores block, so endpoints that use them are plain functions.
 
     Attributes:
         now_ms: wall clock.

@@ -1,4 +1,4 @@
-"""Times as they come in over HTTP: RFC 3339 or unix milliseconds."""
+"""Time parameters: RFC 3339 or unix milliseconds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pydantic_core import PydanticCustomError
 ACCEPTED = "RFC 3339 with an offset, such as 2013-01-01T06:00:00Z, or unix time in ms, such as 1357020000000"
 
 EARLIEST_MS = -62_135_596_800_000
-"""0001-01-01, and the last millisecond of 9999: what RFC 3339 can write."""
+"""0001-01-01; with `LATEST_MS`, the range of RFC 3339."""
 LATEST_MS = 253_402_300_799_999
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# A `+` that was not escaped in a URL arrives as a space.
+# An unescaped `+` in a URL arrives as a space.
 _UNESCAPED_OFFSET = re.compile(r"(\d) (\d\d:?\d\d)")
 
 
@@ -55,4 +55,4 @@ Time = Annotated[
     BeforeValidator(_validate),
     WithJsonSchema({"type": "string", "description": ACCEPTED, "examples": ["2013-01-01T06:00:00Z", "1357020000000"]}),
 ]
-"""A time in a path or a query string; int64 ms once read."""
+"""A time in a path or a query string; parsed to int64 ms."""

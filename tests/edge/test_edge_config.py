@@ -142,7 +142,7 @@ def test_nothing_but_secrets_is_substituted() -> None:
     ("text", "says"),
     [
         ("edge: [", "expected YAML"),
-        ("edge: jfk\nedge: lga\n", "the key edge is there twice"),
+        ("edge: jfk\nedge: lga\n", "duplicate key edge"),
         ("\xff", "a readable YAML file in UTF-8"),
     ],
 )

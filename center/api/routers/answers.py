@@ -1,4 +1,4 @@
-"""Answers: by range of windows, the latest, at a time, and one window in any of its revisions."""
+"""Answers: a range of windows, the latest, those at a time, and one window in any of its revisions."""
 
 from __future__ import annotations
 
@@ -25,49 +25,49 @@ from edgewater.errors import InvalidRequest, NotFound
 MAX_LIMIT = 1_000
 CHUNK = 25
 PAGE_BYTES = 16 << 20
-"""Bytes of synopses after which a page ends before its `limit`; rendered they are some ten times larger."""
+"""Bytes of synopses after which a page ends before its `limit`; rendered answers are about ten times larger."""
 CHANGING = "private, no-cache"
-"""May be kept, but must be questions for again: If-None-Match makes that cheap."""
+"""Cacheable, but revalidated each time; If-None-Match makes that cheap."""
 IMMUTABLE = "private, max-age=31536000, immutable"
 IMMUTABLE_SHORT = "private, max-age=60, immutable"
-"""Without the version in the URL: a query deleted and registered refresh could be mistaken for the old one."""
+"""For URLs without the query's version, since the name may be registered again after a deletion."""
 
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 
 
 class RangeParams(QuestionParams):
-    """Which windows, by their start."""
+    """Selects windows by their start."""
 
     start: Annotated[Time | None, Field(description="Inclusive.")] = None
     end: Annotated[Time | None, Field(description="Exclusive.")] = None
     limit: Annotated[
         int, Field(ge=1, le=MAX_LIMIT, description="Windows at most; large answers make pages shorter.")
     ] = 100
-    cursor: Annotated[str | None, Field(max_length=18, description="`next_cursor` of the page before.")] = None
+    cursor: Annotated[str | None, Field(max_length=18, description="`next_cursor` of the previous page.")] = None
 
 
 class AtParams(QuestionParams):
-    """Which moment."""
+    """Selects windows by a time."""
 
-    time: Annotated[Time, Field(description="Event time; all windows that contain it are given.")]
+    time: Annotated[Time, Field(description="Event time; selects all windows that contain it.")]
 
 
 class RevisionParams(QuestionParams):
-    """Which answer of a window."""
+    """Selects a window's revision."""
 
     revision: Annotated[
-        int | None, Field(ge=1, le=1 << 31, description="The newest if none is given. A given one never changes.")
+        int | None, Field(ge=1, le=1 << 31, description="Default: the newest. A revision never changes.")
     ] = None
     version: Annotated[
-        int | None, Field(ge=1, le=1 << 31, description="Of the query: with it a revision may be cached for good.")
+        int | None, Field(ge=1, le=1 << 31, description="Version of the query; makes a revision cacheable for good.")
     ] = None
 
 
 @router.get("/windows", response_model=None, responses=answer_responses(AnswerPage, 422), summary="A range of windows")
 def windows(name: str, params: Annotated[RangeParams, Query()], request: Request, center: Center) -> Response:
-    """The newest revision of each window that starts in [start, end), ascending, page by page.
+    """The newest revision of each window that starts in [start, end), ascending, in pages.
 
-    Every answer states its completeness; a window that is not answered yet is not among them.
+    Every answer states its completeness; windows without an answer are not listed.
     """
     form = negotiate(request.headers.get("accept"))
     if params.start is not None and params.end is not None and params.end < params.start:
@@ -96,7 +96,7 @@ def latest(name: str, params: Annotated[QuestionParams, Query()], request: Reque
 
 @router.get("/at", response_model=None, responses=answer_responses(AnswerList, 422), summary="At a moment")
 def at(name: str, params: Annotated[AtParams, Query()], request: Request, center: Center) -> Response:
-    """The newest revision of each window that contains an event time: several if windows slide."""
+    """The newest revision of each window that contains an event time: several for sliding windows."""
     form = negotiate(request.headers.get("accept"))
     query = center.catalog.query(name)
     questions = params.questions(query.spec)
@@ -108,7 +108,7 @@ def at(name: str, params: Annotated[AtParams, Query()], request: Request, center
 def window(
     name: str, start: Time, params: Annotated[RevisionParams, Query()], request: Request, center: Center
 ) -> Response:
-    """The answer to the window that starts at `start`. A given revision never changes, so it may be cached."""
+    """The answer to the window that starts at `start`. A revision never changes, so it may be cached."""
     form = negotiate(request.headers.get("accept"))
     query = _live(center, name, params.version)
     questions = params.questions(query.spec)
@@ -127,7 +127,7 @@ def revisions(name: str, start: Time, center: Center) -> Revisions:
 
 
 def _read_page(center: Services, query: RegisteredQuery, params: RangeParams) -> tuple[list[AnswerRecord], str | None]:
-    """At most `limit` answers and PAGE_BYTES of synopses, but at least one chunk; and the cursor for the rest."""
+    """At most `limit` answers and PAGE_BYTES of synopses, but at least one chunk; and the next page's cursor."""
     records: list[AnswerRecord] = []
     cursor, held = params.cursor, 0
     while len(records) < params.limit and held < PAGE_BYTES:
@@ -143,7 +143,7 @@ def _read_page(center: Services, query: RegisteredQuery, params: RangeParams) ->
 def _live(center: Services, name: str, version: int | None) -> RegisteredQuery:
     query = center.catalog.query(name)
     if version is not None and query.ref.version != version:
-        raise NotFound(f"query {name}: its live version is {query.ref.version}, not {version}")
+        raise NotFound(f"query {name}: the live version is {query.ref.version}, not {version}")
     return query
 
 
@@ -167,7 +167,7 @@ def _respond(
     cache: str = CHANGING,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """Answers in the form questions for, or 304 before anything is rendered."""
+    """Answers in the requested form, or 304 before anything is rendered."""
     etag = entity_tag(query, records, questions, page, form)
     headers = {"ETag": etag, "Cache-Control": cache, "Vary": "Accept", **(headers or {})}
     if matches(request.headers.get("if-none-match"), etag):

@@ -1,4 +1,4 @@
-"""A stream of questions about one query's windows, answered as they come."""
+"""A stream of questions about one query's windows."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ EXAMPLE_ANSWERS = """\
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": f"A question per line, each a `QuestionLine` of at most {MAX_LINE_BYTES} bytes.",
+        "description": f"One question per line, each a `QuestionLine` of at most {MAX_LINE_BYTES} bytes.",
         "content": {NDJSON: {"schema": QuestionLine.model_json_schema(by_alias=True), "example": EXAMPLE_QUESTIONS}},
     }
 }
 _RESPONSES: Responses = {
     200: {
-        "description": "LineSplitter in the order of the questions, each an `EvaluatedLine`.",
+        "description": "Lines in the order of the questions, each an `EvaluatedLine`.",
         "content": {NDJSON: {"schema": EvaluatedLine.model_json_schema(), "example": EXAMPLE_ANSWERS}},
     },
     **problems(404, 415),
@@ -48,11 +48,10 @@ router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
     "/evaluate", response_model=None, responses=_RESPONSES, openapi_extra=_BODY, summary="A stream of questions"
 )
 async def evaluate(name: str, request: Request, center: Center) -> Response:
-    """Answers lines while they come, in their order; a bad line is answered by a problem, and the others go on.
+    """Answers lines in their order while they are received; an invalid line is answered by a problem.
 
-    Which windows: `latest` n, those over a time (`at`), or the one that starts at `window`; one line each, or with
-    `merge` one for all. `group` chooses groups, `global` merges all of them; with neither, `data` has a row
-    for each group.
+    Windows: `latest` n, those that contain a time (`at`), or the one that starts at `window`; one line each, or one for
+    all with `merge`. `group` selects groups, `global` merges all groups; with neither, `data` has a row per group.
     """
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given and given not in READ_TYPES:

@@ -1,4 +1,4 @@
-"""Whether this process lives, and whether the center as a whole does its work. Never behind a token."""
+"""Liveness of this process and readiness of the center. Never requires a token."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from edgewater.errors import StorageError
 router = APIRouter(tags=["health"])
 
 
-@router.get("/livez", summary="Does this process answer?")
+@router.get("/livez", summary="Liveness of this process")
 async def livez() -> dict[str, bool]:
     return {"live": True}
 
 
 @router.get(
     "/readyz",
-    summary="Does the center do its work?",
+    summary="Readiness of the center",
     response_model=Readiness,
-    responses={503: {"model": Readiness, "description": "Something is missing; `missing` says what."}},
+    responses={503: {"model": Readiness, "description": "Not ready; `missing` says why."}},
 )
 def readyz(center: Center) -> Response:
-    """Gateway, job and API must beat, and both stores must answer. Stored answers are served regardless."""
+    """Gateway, job and API must send heartbeats, and both stores must be reachable. Stored answers are always served."""
     readiness = _readiness(center)
     return JSONResponse(readiness.model_dump(), 200 if readiness.ready else 503, {"Cache-Control": "no-store"})
 

@@ -1,4 +1,4 @@
-"""Queries: registered, listed, looked into, deleted."""
+"""Queries: registration, list, details, deletion."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ _BODY: dict[str, Any] = {
     },
 )
 async def register(request: Request, center: Center) -> Response:
-    """Edges hear of it within a second. Registering the same query again changes nothing.
+    """Edges receive it within a second. Registering the same query again changes nothing.
 
-    A query that cannot work is refused with the field, its value and what would be accepted.
+    An invalid query is refused with the field, its value and what is accepted.
     """
     spec = QuerySpec.from_mapping(_read(await _body(request), request.headers.get("content-type", "")))
     require_fit({m.name: m.entry_bytes for m in spec.measures})
@@ -74,7 +74,7 @@ async def _body(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_SPEC_BYTES:
-            raise HttpProblem("too-large", f"a query of more than {MAX_SPEC_BYTES} bytes")
+            raise HttpProblem("too-large", f"a query has at most {MAX_SPEC_BYTES} bytes")
     return bytes(body)
 
 
@@ -89,7 +89,7 @@ def _read(body: bytes, content_type: str) -> object:
         )
     try:
         given = _json_or_yaml(body.decode(), media_type)
-        repr(given)  # what cannot be written could not be named when it is refused
+        repr(given)  # fails here for values that an error message could not name
         return given
     except (ValueError, yaml.YAMLError, RecursionError) as exc:
         shown, kind = body[:200].decode(errors="replace"), "JSON" if media_type == "application/json" else "YAML"
@@ -99,17 +99,17 @@ def _read(body: bytes, content_type: str) -> object:
 def _json_or_yaml(text: str, media_type: str) -> object:
     if media_type == "application/json":
         return json.loads(text, object_pairs_hook=_unique)
-    # An alias makes a small text a huge value; a query has no need of one.
+    # An alias lets a small text denote a huge value; queries need none.
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
         raise InvalidQuery("", text, "YAML without aliases (*name)")
     return load_yaml(text)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A second entry under the same key would silently replace the first."""
+    """Refuses duplicate keys: the second entry would silently replace the first."""
     for key, count in Counter(key for key, _ in pairs).items():
         if count > 1:
-            raise ValueError(f"the key {key} is there twice")
+            raise ValueError(f"duplicate key {key}")
     return dict(pairs)
 
 
@@ -123,7 +123,7 @@ def _register(center: Services, spec: QuerySpec) -> Response:
     )
 
 
-@router.get("/{name}", summary="One query and what each edge says of it", responses=problems(404))
+@router.get("/{name}", summary="One query and each edge's status", responses=problems(404))
 def query(name: str, center: Center) -> QueryDetail:
     query = center.catalog.query(name)
     edges = {e.edge: e for e in center.catalog.edges()}
@@ -148,5 +148,5 @@ def query(name: str, center: Center) -> QueryDetail:
 
 @router.delete("/{name}", status_code=204, summary="Delete a query", responses=problems(404))
 def delete(name: str, center: Center) -> None:
-    """Its answers go with it. The name is free for another query, which gets the next version."""
+    """Deletes its answers too. The name may be registered again and gets the next version."""
     center.catalog.delete(name, center.now_ms())

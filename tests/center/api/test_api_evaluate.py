@@ -152,7 +152,7 @@ def test_what_is_remembered_of_looks_is_bounded_by_the_windows_in_it(asked, monk
     for count in (1, 2, 3):
         assert len(windows.latest(count)) == count
         assert len(windows.at(T0 + count)) == 1
-    assert sum(map(len, windows._found.values())) < 8
+    assert sum(map(len, windows._lookups.values())) < 8
     monkeypatch.setattr("center.serving.stored_windows._CACHED_WINDOWS", 3)
     windows = StoredWindows(desk.results, desk.catalog.query("flights"), SynopsisCache(1 << 20), desk.catalog.query)
     assert len(windows.latest(3)) == 3, "more than can be remembered is given all the same"
@@ -173,7 +173,7 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     ({"latest": 1, "measure": "delay"}, "measure", "one of n, miles"),
     ({"latest": 1, "measure": "n", "question": "median"}, "question", "unknown question"),
     ({"latest": 1, "measure": "n", "question": "quantile", "q": 0.5}, "question", "one of count"),
-    ({"latest": 1, "measure": "delays", "question": "quantile"}, "q", "needs it"),
+    ({"latest": 1, "measure": "delays", "question": "quantile"}, "q", "requires it"),
     ({"latest": 1, "measure": "delays", "question": "quantile", "q": 2}, "q", "rank from 0 to 1"),
     ({"latest": 1, "measure": "miles", "question": "frequency", "item": "far"}, "item", "type int64"),
     ({"latest": 1, "measure": "miles", "question": "frequency", "item": [1]}, "item", "type int64"),
@@ -189,7 +189,7 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     ({"latest": 1, "measure": "n", "colour": "red"}, "colour", "unknown field"),
     ({"latest": 1, "measure": "join", "question": "join_size"}, "with", "about two"),
     ({"latest": 1, "measure": "join", "question": "join_size", "with": {"query": "flights", "measure": "miles"}},
-     "with", "made alike"),
+     "with", "a measure with equal parameters"),
 ]  # fmt: skip
 
 

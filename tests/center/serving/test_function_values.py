@@ -112,7 +112,7 @@ def test_a_sample_that_is_too_small_is_said(tmp_path: Path) -> None:
     assert not answer["contract"]["met"]
     (violation,) = answer["contract"]["violations"]
     assert violation["code"] == "accuracy"
-    assert "asked for are 5 %" in violation["message"]
+    assert "the target is 5 %" in violation["message"]
 
 
 def test_the_contract_is_of_the_whole_answer_whatever_part_is_asked_for(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_with_other_measures_nothing_is_sampled(tmp_path: Path) -> None:
 
     _, answer = answers(world)[-1]
 
-    assert answer["quality"]["accuracy"]["sampling"].endswith("which a sample would make wrong")
+    assert answer["quality"]["accuracy"]["sampling"].endswith("which sampling would distort")
     assert answer["contract"]["met"]
 
 
