@@ -26,7 +26,7 @@ async def livez() -> dict[str, bool]:
     responses={503: {"model": Readiness, "description": "Not ready; `missing` says why."}},
 )
 def readyz(center: Center) -> Response:
-    """Gateway, job and API must send heartbeats, and both stores must be reachable. Stored answers are always served."""
+    """Gateway, job and API must send heartbeats, and both stores must be reachable. Answers are served anyway."""
     readiness = _readiness(center)
     return JSONResponse(readiness.model_dump(), 200 if readiness.ready else 503, {"Cache-Control": "no-store"})
 
