@@ -14,7 +14,7 @@ from edgewater.synopses.base import Properties, Question, Questions, Stack
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.registry import stack_from_message
-from edgewater.synopses.sampling.sample_rows import SampleStack
+from edgewater.synopses.sampling.sample_stack import SampleStack
 
 ACCEPTED = "an empty synopsis, such as CountMin(width=65536, depth=5) or HyperLogLog()"
 ITEM_TYPES = ("string", "int64", "float64", "bool")

@@ -19,7 +19,7 @@ from center.batch.pattern import SynopsisPattern
 from edgewater.synopses.base import BoolArray, IntArray, Stack
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.key_table import KeyTable
-from edgewater.synopses.sampling.sample_rows import SampleStack
+from edgewater.synopses.sampling.sample_stack import SampleStack
 
 ROWS_BYTES = 64 << 20
 """Partials are given on in batches of about so many bytes: Arrow's binary arrays end at 2 GiB."""

@@ -13,9 +13,9 @@ from center.early_trigger.bootstrap import DEFAULT_REPLICATES
 from center.early_trigger.sample_size import finite
 from edgewater.accuracy import check_confidence
 from edgewater.errors import InvalidInput
+from edgewater.synopses import SampleFunction
 from edgewater.synopses.base import FloatArray
 from edgewater.synopses.intervals import normal_quantile
-from edgewater.synopses.sampling.sample_functions import SampleFunction
 
 LEAST_PLANNED = 200
 """Rows that a plan asks for at least: of fewer, what resamples scatter by says little."""
@@ -156,7 +156,7 @@ class _Run:
 
     def estimate(self, rows: FloatArray, rng: np.random.Generator, replicates: int, plan: bool) -> FunctionEstimate:
         size, rate = len(rows), self.rate
-        least = self.function.least_rows(self.parameters)
+        least = self.function.min_rows(self.parameters)
         if size < max(least, 1):
             return self.nothing(size)
         by_formula = self.function.interval(rows, self.parameters, self.confidence, rate)

@@ -201,11 +201,11 @@ class Watermark:
             "slot": self.slot, "drifting": self.drifting, "straggler_share": self._straggler_share,
         }  # fmt: skip
         return state.pack(numbers, {
-            **state.prefixed("triangle", self.triangle.to_state()),
-            **state.prefixed("model", self.model.to_state()),
-            **state.prefixed("late", self.late.to_state()),
-            **state.prefixed("history", self.history.to_state()),
-            **state.prefixed("calibration", self.calibration.to_state()),
+            **state.with_prefix("triangle", self.triangle.to_state()),
+            **state.with_prefix("model", self.model.to_state()),
+            **state.with_prefix("late", self.late.to_state()),
+            **state.with_prefix("history", self.history.to_state()),
+            **state.with_prefix("calibration", self.calibration.to_state()),
         })  # fmt: skip
 
     @classmethod
@@ -218,20 +218,20 @@ class Watermark:
         numbers, arrays = state.unpack(given)
         try:
             grid, target = SlotGrid(*numbers["grid"]), AccuracyTarget(*numbers["target"])
-            triangle = ArrivalTriangle.from_state(state.part("triangle", arrays), grid)
+            triangle = ArrivalTriangle.from_state(state.without_prefix("triangle", arrays), grid)
             result = cls(
                 triangle.sources, grid, int(numbers["window_slots"]), target, numbers["measure"],
                 latest_slots=numbers["latest_slots"], policy=Policy(*numbers["policy"]),
             )  # fmt: skip
             result.slot, result.drifting = int(numbers["slot"]), int(numbers["drifting"])
             result._straggler_share = float(numbers["straggler_share"])
-            result.history.restore(state.part("history", arrays))
+            result.history.restore(state.without_prefix("history", arrays))
         except (KeyError, TypeError, ValueError, InvalidInput) as exc:
             raise CorruptSynopsis(f"watermark state cannot be read: {type(exc).__name__}: {exc}") from exc
         result.triangle, result.model = triangle, StragglerModel(triangle)
-        result.model.restore(state.part("model", arrays))
-        result.late.restore(state.part("late", arrays))
-        result.calibration = Calibration.from_state(state.part("calibration", arrays))
+        result.model.restore(state.without_prefix("model", arrays))
+        result.late.restore(state.without_prefix("late", arrays))
+        result.calibration = Calibration.from_state(state.without_prefix("calibration", arrays))
         return result
 
     def window_model(self, offset: int, sampled: Sampled) -> tuple[Stragglers, WindowModel]:

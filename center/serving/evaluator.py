@@ -37,7 +37,7 @@ from edgewater.synopses.named_questions import (
     require_confidence,
     top_items_question,
 )
-from edgewater.synopses.questions import Ranking
+from edgewater.synopses.questions import ItemRanking
 from edgewater.synopses.sampling.row_sample import RowSampleStack
 
 _PHASES = ("early", "complete", "final")
@@ -263,7 +263,7 @@ class _StackAnswer:
 
     def _ranked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         name, groups = self.measure.name, self.groups
-        if not isinstance(self.stack, Ranking):
+        if not isinstance(self.stack, ItemRanking):
             parse_question("top", arguments, self.stack, measure=name)  # raises, and names the possible questions
             raise AssertionError
         ranked = self.stack.top(top_items_question(self.stack, arguments.get("k"), name))

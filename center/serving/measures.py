@@ -33,9 +33,9 @@ from edgewater.synopses.named_questions import (
     require_confidence,
     top_items_question,
 )
-from edgewater.synopses.questions import FalsePositiveRate, Range, Ranking
+from edgewater.synopses.questions import FalsePositiveRate, ItemRanking, Range
 from edgewater.synopses.sampling.row_sample import RowSampleStack
-from edgewater.synopses.sampling.sample_rows import SampleStack
+from edgewater.synopses.sampling.sample_stack import SampleStack
 
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
 MAX_ASKED = 100
@@ -178,7 +178,7 @@ class MeasureEvaluator:
             return [FunctionPart.of(self.measure, stack, self.confidence, self.widen)]
         if isinstance(stack, SampleStack):
             return self._sample(stack)
-        if isinstance(stack, Ranking):
+        if isinstance(stack, ItemRanking):
             return [self._top(None)]
         if isinstance(stack, EquiWidthStack):
             return self._buckets(stack)
@@ -203,7 +203,7 @@ class MeasureEvaluator:
         return KeyedPart("quantiles", "_", {_key(q): self._evaluate_named("quantile", q=q)[1] for q in ranks})
 
     def _top(self, k: int | None) -> ListPart:
-        assert isinstance(self.stack, Ranking)
+        assert isinstance(self.stack, ItemRanking)
         try:
             ranked = self.stack.top(top_items_question(self.stack, k, self.measure.name))
         except InvalidRequest as exc:

@@ -13,7 +13,7 @@ from edgewater.errors import InvalidQuery, InvalidRecord
 from edgewater.synopses.base import Properties
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.manager import SliceManager
-from edgewater.synopses.sampling.single_sample import SingleSample
+from edgewater.synopses.sampling.sample_stack import SingleSample
 
 
 @runtime_checkable

@@ -83,7 +83,7 @@ class SliceEntries:
         """Records come that were drawn with this probability, to measures that are rows of a sample."""
         for stack in self.pending.measures.values():
             if isinstance(stack, RowSampleStack):
-                stack.offer(rate)
+                stack.reduce_rate(rate)
 
     def _of(self, name: str) -> npt.NDArray[Any]:
         return self._arrays[name][: len(self)]

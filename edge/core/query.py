@@ -33,7 +33,7 @@ from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.synopses.base import BoolArray, IntArray
 from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.sampling.row_sample import drawn
+from edgewater.synopses.sampling.row_sample import is_sampled
 from edgewater.windows import SessionWindow
 from edgewater.wire.frames import Arrivals, FrameBody, Partial, QueryRef, SliceClose
 
@@ -142,7 +142,7 @@ class QueryPipeline:
                 arguments = seen.processed
             elif self.drawn_at < 1.0 and self._end(start) > watermark_ms:
                 # Of what is late nothing is passed over: it would thin what has been sent to the rate of now.
-                kept = drawn(self.source, numbers, self.drawn_at)
+                kept = is_sampled(self.source, numbers, self.drawn_at)
                 arguments = arguments.among(kept)
             if kept is not None:
                 sampled_out = part.num_rows - int(kept.sum())

@@ -27,23 +27,23 @@ from edgewater.synopses.base import (
     Sum,
     Variance,
 )
-from edgewater.synopses.items import item_of
+from edgewater.synopses.items import coerce_item
 from edgewater.synopses.quantiles.kll import KllStack
 from edgewater.synopses.questions import (
     Contains,
     FalsePositiveRate,
     Frequency,
     IntersectionSize,
+    ItemRanking,
     JoinSize,
     Proportion,
     Range,
-    Ranking,
     SelfJoinSize,
     SubsetCount,
     TopItems,
     UnionSize,
 )
-from edgewater.synopses.sampling.sample_rows import SampleStack
+from edgewater.synopses.sampling.sample_stack import SampleStack
 
 QUESTION_KINDS: dict[str, tuple[type[Question], ...]] = {
     "count": (Count,),
@@ -85,7 +85,7 @@ def question_kind(name: str, stack: Stack) -> type[Question] | None:
     if isinstance(stack, SampleStack) and stack.item_type == "string" and name != "count":
         return None  # strings are neither averaged nor ordered
     for kind in QUESTION_KINDS.get(name, ()):
-        if kind in stack.questions or (kind is TopItems and isinstance(stack, Ranking)):
+        if kind in stack.questions or (kind is TopItems and isinstance(stack, ItemRanking)):
             return kind
     return None
 
@@ -181,7 +181,7 @@ def typed_item(value: Any, item_type: str | None, field: str = "item") -> Any:
             read = _FROM_TEXT[item_type](value)
         except (ValueError, KeyError):
             raise InvalidRequest(field, value, f"an item of type {item_type}, as the values are") from None
-    return item_of(read, item_type)
+    return coerce_item(read, item_type)
 
 
 _FROM_TEXT: dict[str, Callable[[str], Any]] = {
@@ -232,7 +232,7 @@ def read_confidence(given: Any) -> float | None:
 def evaluate_question(
     stack: Stack, asked: Question | None, confidence: float | None = None, *, measure: str = ""
 ) -> Estimates:
-    """The stack's answer per group, at `confidence` or higher (`TopItems` is answered by `Ranking.top`).
+    """The stack's answer per group, at `confidence` or higher (`TopItems` is answered by `ItemRanking.top`).
 
     Raises:
         InvalidRequest: the stack's intervals have a lower confidence; the message names it.

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.errors import InvalidRequest
-from edgewater.synopses.base import Distinct, Estimates, IntArray, Properties, Question, Questions
-from edgewater.synopses.registry import ITEM_TYPES, Function, Parameter, Parameters
+from edgewater.synopses.base import ITEM_TYPES, Distinct, Estimates, IntArray, Properties, Question, Questions
+from edgewater.synopses.registry import Function, Parameter, Parameters
 from edgewater.synopses.single import SingleSynopsis
 
 from .sketch_stack import SketchStack, by_group

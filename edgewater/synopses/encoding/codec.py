@@ -1,7 +1,7 @@
 """Synopses as bytes: ``EWS1`` + CRC32C (4 bytes, little endian) + a `Synopsis` message.
 
-Arrays are stored in the narrowest NumPy type that gives back each value exactly, so that small
-counts cost a byte and integral float64 sums cost what integers cost; frames are compressed on top.
+Arrays are stored in the narrowest NumPy type that represents each value exactly: a small count takes one byte, and
+integral float64 sums take as much as integers. Frames are compressed on top.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _NARROWER = {
 }
 _TYPES = {t: np.dtype(t) for t in ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")}
 _EXACTLY = frozenset((s, t) for s in _TYPES for t in _TYPES if np.can_cast(s, t, "safe"))
-"""(stored, declared) types between which no value is lost."""
+"""(stored, declared) types between which every value converts exactly."""
 
 
 def seal(message: SynopsisMessage) -> bytes:
-    """The message with magic and checksum in front."""
+    """Serialises a message, with magic and checksum in front."""
     body = message.SerializeToString(deterministic=True)
     return _HEADER.pack(MAGIC, google_crc32c.value(body)) + body
 
 
 def unseal(data: bytes) -> SynopsisMessage:
-    """Raises CorruptSynopsis for anything that `seal` did not make."""
+    """Reads the bytes that `seal` wrote. Raises CorruptSynopsis for any others."""
     if len(data) < _HEADER.size or len(data) > MAX_BYTES:
         raise CorruptSynopsis(f"{len(data)} bytes cannot be a synopsis (at least {_HEADER.size})")
     magic, checksum = _HEADER.unpack_from(data)
@@ -60,17 +60,17 @@ def unseal(data: bytes) -> SynopsisMessage:
 def header(
     kind: str, version: int, parameters: Mapping[str, Any], *, seed: int = 0, records: int = 0
 ) -> SynopsisMessage:
-    """A message with everything but its arrays."""
+    """Returns a message without arrays."""
     text = json.dumps(parameters, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return SynopsisMessage(kind=kind, version=version, parameters=text, seed=seed, records=records)
 
 
 def open_message(message: SynopsisMessage, kind: str, version: int, arrays: int, parts: int = 0) -> dict[str, Any]:
-    """Checks a message's header and returns its parameters.
+    """Checks a message's header and returns its parameters. Raises CorruptSynopsis or UnsupportedVersion.
 
     Args:
         version: the newest version that the caller reads.
-        arrays, parts: how many the payload must have.
+        arrays, parts: the numbers of arrays and of nested messages that the payload must have.
     """
     if message.kind != kind:
         raise CorruptSynopsis(f"a {message.kind!r} where a {kind!r} was expected")
@@ -89,7 +89,7 @@ def _parameters(kind: str, text: str) -> dict[str, Any]:
     except json.JSONDecodeError as exc:
         raise CorruptSynopsis(f"{kind}: parameters are not JSON: {text!r}") from exc
     if not isinstance(parameters, dict):
-        raise CorruptSynopsis(f"{kind}: parameters are no mapping: {text!r}")
+        raise CorruptSynopsis(f"{kind}: parameters are not a mapping: {text!r}")
     return parameters
 
 
@@ -100,7 +100,7 @@ def require_equal(kind: str, mine: object, theirs: object) -> None:
 
 
 def encode(values: npt.NDArray[Any]) -> ArrayMessage:
-    """A NumPy array of bool, integers or floats, of any shape."""
+    """Encodes a NumPy array of bool, integers or floats, of any shape."""
     declared = values.dtype.newbyteorder("<").str
     if declared not in _TYPES:
         raise TypeError(f"arrays of {values.dtype} have no encoding")
@@ -131,7 +131,7 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def decode(message: ArrayMessage) -> npt.NDArray[Any]:
-    """The array that `encode` was given: same dtype, shape and bits. Raises CorruptSynopsis."""
+    """Returns the array that was encoded, with equal dtype, shape and bits. Raises CorruptSynopsis."""
     if message.encoding != ArrayMessage.FIXED:
         raise CorruptSynopsis(f"an array of type {message.type!r} has another encoding than numbers")
     require_exact(message.type, message.stored)
@@ -142,43 +142,43 @@ def decode(message: ArrayMessage) -> npt.NDArray[Any]:
 
 
 def require_exact(declared: str, stored: str) -> None:
-    """Raises CorruptSynopsis unless these are types, and `stored` gives back every value of `declared`."""
+    """Raises CorruptSynopsis unless both are types, and `stored` represents every value of `declared` exactly."""
     if declared not in _TYPES or stored not in _TYPES:
         raise CorruptSynopsis(f"an array of type {declared!r} stored as {stored!r} cannot be read")
     if (stored, declared) not in _EXACTLY:
-        raise CorruptSynopsis(f"{stored} is no way to store {declared} exactly")
+        raise CorruptSynopsis(f"{stored} does not store {declared} exactly")
 
 
 def stacked(
     messages: Sequence[SynopsisMessage],
     groups: int,
     *,
-    alike: Sequence[int] = (),
-    own: Sequence[int] = (),
-    rows: Sequence[int] = (),
+    equal: Sequence[int] = (),
+    first_only: Sequence[int] = (),
+    group_numbers: Sequence[int] = (),
 ) -> SynopsisMessage:
-    """The message of a stack of many groups, from messages of one group each: their arrays one after the other.
+    """Returns the message of a stack of many groups, from messages of one group each, by concatenating their arrays.
 
     Args:
-        messages: of one kind, version, parameters and seed.
-        groups: an array with one value per group.
-        alike: arrays of the stack and not of its groups, which must be equal.
-        own: such arrays that need not be; the first message's are taken.
-        rows: arrays that number groups.
+        messages: messages of one kind, version, parameters and seed.
+        groups: index of an array with one value per group.
+        equal: indices of arrays of the stack, not of its groups, which must be equal in all messages.
+        first_only: indices of arrays of the stack that may differ; the first message's are used.
+        group_numbers: indices of arrays that contain group numbers.
 
     Raises:
-        IncompatibleSynopses: those that must be alike are not, or a message is not of one group.
+        IncompatibleSynopses: arrays that must be equal differ, or a message has more than one group.
     """
     first = messages[0]
     for message in messages:
-        if list(message.arrays[groups].shape) != [1] or any(message.arrays[i] != first.arrays[i] for i in alike):
+        if list(message.arrays[groups].shape) != [1] or any(message.arrays[i] != first.arrays[i] for i in equal):
             raise IncompatibleSynopses(f"{first.kind}: levels differ, or there is more than one group")
     result = header(first.kind, first.version, {}, seed=first.seed)
     result.parameters = first.parameters
     for number, column in enumerate(zip(*(message.arrays for message in messages), strict=True)):
-        if number in own or number in alike:
+        if number in first_only or number in equal:
             result.arrays.append(column[0])
-        elif number in rows:
+        elif number in group_numbers:
             result.arrays.append(encode(np.flatnonzero([array.shape[0] for array in column])))
         else:
             result.arrays.append(joined(column))
@@ -186,7 +186,7 @@ def stacked(
 
 
 def joined(arrays: Sequence[ArrayMessage]) -> ArrayMessage:
-    """Arrays of one type, one after the other."""
+    """Concatenates arrays of one type."""
     first = arrays[0]
     if first.encoding == ArrayMessage.UTF8 or any(array.valid for array in arrays):
         return encode_keys(pa.concat_arrays([decode_keys(array) for array in arrays]))
@@ -200,7 +200,7 @@ def joined(arrays: Sequence[ArrayMessage]) -> ArrayMessage:
 
 
 def encode_keys(values: pa.Array) -> ArrayMessage:
-    """An Arrow array of string, int64, float64 or bool, with nulls."""
+    """Encodes an Arrow array of string, int64, float64 or bool, with nulls."""
     valid = (
         b"" if values.null_count == 0 else values.is_valid().cast(pa.uint8()).to_numpy(zero_copy_only=False).tobytes()
     )
@@ -223,7 +223,7 @@ def encode_keys(values: pa.Array) -> ArrayMessage:
 
 
 def decode_keys(message: ArrayMessage) -> pa.Array:
-    """The Arrow array that `encode_keys` was given. Raises CorruptSynopsis."""
+    """Returns the Arrow array that `encode_keys` encoded. Raises CorruptSynopsis."""
     result = _decode_strings(message) if message.encoding == ArrayMessage.UTF8 else pa.array(decode(message))
     if message.valid:
         if len(message.valid) != len(result):

@@ -1,12 +1,12 @@
-"""Many serialised synopses of one kind read at once: array by array over all of them, not part by part.
+"""Reads many serialised synopses of one kind at once: array by array over all partials, not partial by partial.
 
-Parts of one kind and of equal parameters begin with the same bytes and have as many arrays, whose lengths and stored
-types differ (`flat` is for those that do not even differ there). So what a protobuf parser does part by part is done
-here for all parts at a time: each has a position, and a step of the format moves all positions on. An array becomes
-(type, length, place) per part, and its data leave the parts in one join.
+Partials of one kind and of equal parameters begin with the same bytes and have the same number of arrays; lengths and
+stored types of the arrays differ (where these are equal too, `flat` is faster). The steps that a protobuf parser takes
+for one message are taken here for all partials at a time: each partial has a position, and a step of the format
+advances all positions. An array becomes (type, length, offset) per partial; one join extracts its data.
 
-Only what `codec.seal` writes for numbers is read, fields in their order. Anything else is for the parser, and so is
-saying what is wrong: `read` then gives None.
+Only the output of `codec.seal` for numeric arrays, with fields in order, is supported. For anything else `read` returns
+None; the caller then uses the protobuf parser, which also reports errors.
 """
 
 from __future__ import annotations
@@ -33,57 +33,67 @@ _HIGH = 0x8080_8080_8080_8080
 _RECORDS_TAG, _ARRAY_TAG, _DATA_TAG = 0x28, 0x32, 0x2A
 
 
-class Many(Protocol):
+class MessageBatch(Protocol):
     """Messages of one group each, of one kind and of equal parameters."""
 
     def stacked(
-        self, groups: int, *, alike: Sequence[int] = (), own: Sequence[int] = (), rows: Sequence[int] = ()
+        self,
+        groups: int,
+        *,
+        equal: Sequence[int] = (),
+        first_only: Sequence[int] = (),
+        group_numbers: Sequence[int] = (),
     ) -> SynopsisMessage:
-        """The message of a stack of all these groups (`codec.stacked`)."""
+        """Returns the message of a stack of all these groups (`codec.stacked`)."""
 
     def array(self, number: int, of: slice = slice(None)) -> npt.NDArray[Any]:
-        """One array of all messages, or of these, one after the other, in its declared type; not to be written to.
+        """Returns one array, concatenated over these messages, in its declared type; read-only.
 
         Raises SynopsisError.
         """
 
-    def each(self, number: int) -> npt.NDArray[Any]:
-        """An array of one value, of each message. Raises IncompatibleSynopses where it has not one."""
+    def scalars(self, number: int) -> npt.NDArray[Any]:
+        """Returns an array that has one value per message. Raises IncompatibleSynopses if it has another length."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
-    """`Many` as messages."""
+class ParsedBatch:
+    """A `MessageBatch` of parsed messages."""
 
     messages: Sequence[SynopsisMessage]
 
     def stacked(
-        self, groups: int, *, alike: Sequence[int] = (), own: Sequence[int] = (), rows: Sequence[int] = ()
+        self,
+        groups: int,
+        *,
+        equal: Sequence[int] = (),
+        first_only: Sequence[int] = (),
+        group_numbers: Sequence[int] = (),
     ) -> SynopsisMessage:
-        return codec.stacked(self.messages, groups, alike=alike, own=own, rows=rows)
+        return codec.stacked(self.messages, groups, equal=equal, first_only=first_only, group_numbers=group_numbers)
 
     def array(self, number: int, of: slice = slice(None)) -> npt.NDArray[Any]:
         return codec.decode(codec.joined([message.arrays[number] for message in self.messages[of]]))
 
-    def each(self, number: int) -> npt.NDArray[Any]:
+    def scalars(self, number: int) -> npt.NDArray[Any]:
         if any(list(message.arrays[number].shape) != [1] for message in self.messages):
             raise _not_single(self.messages[0].kind)
         return self.array(number)
 
 
-class _Odd(Exception):
-    """Bytes that only the parser understands."""
+class _Unsupported(Exception):
+    """Bytes that only the protobuf parser reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """One array of many parts, in columns of one row per part.
+    """One array of many partials, in columns of one row per partial.
 
     Attributes:
-        dims: lengths per axis; the first axis differs from part to part.
-        types: declared and stored, as three characters each in an integer.
-        places: where the data begin in the joined parts, and how many bytes they are.
-        numbers: of the parts.
+        dims: lengths per axis; the first axis differs between partials.
+        types: declared and stored type, as three characters each in an integer.
+        places: offset of the data in the joined partials, and its length in bytes.
+        numbers: indices of the partials.
     """
 
     dims: list[IntArray]
@@ -91,35 +101,37 @@ class _Column:
     places: tuple[IntArray, IntArray]
     numbers: IntArray
 
-    def of(self, parts: slice) -> _Column:
+    def of(self, chosen: slice) -> _Column:
         (declared, stored), (begins, lengths) = self.types, self.places
-        dims = [dim[parts] for dim in self.dims]
-        return _Column(dims, (declared[parts], stored[parts]), (begins[parts], lengths[parts]), self.numbers[parts])
+        dims = [dim[chosen] for dim in self.dims]
+        return _Column(
+            dims, (declared[chosen], stored[chosen]), (begins[chosen], lengths[chosen]), self.numbers[chosen]
+        )
 
 
 class _Reader:
-    """Positions in all parts, which move on together."""
+    """A position in every partial; all advance together."""
 
-    def __init__(self, parts: Sequence[bytes]) -> None:
-        joined = b"".join([*parts, bytes(8)])
-        # Numbers begin at any byte: an overlapping view, one word per byte.
+    def __init__(self, partials: Sequence[bytes]) -> None:
+        joined = b"".join([*partials, bytes(8)])
+        # An overlapping view with one word per byte, since numbers may begin at any byte.
         self._words: WordArray = np.ndarray((len(joined) - 7,), "<u8", joined, strides=(1,))
-        self.ends = np.cumsum([len(part) for part in parts])
+        self.ends = np.cumsum([len(partial) for partial in partials])
         self.starts = np.concatenate([[0], self.ends[:-1]])
         self.at = self.starts.copy()
 
     def word(self, at: IntArray | None = None) -> WordArray:
         if int(self.at.max()) >= len(self._words):
-            raise _Odd
+            raise _Unsupported
         return self._words[self.at if at is None else at]
 
     def expect(self, tag: int) -> None:
         if ((self.word() & np.uint64(0xFF)) != tag).any():
-            raise _Odd
+            raise _Unsupported
         self.at = self.at + 1
 
     def varint(self, here: BoolArray | None = None) -> IntArray:
-        """A number per part, of up to 5 bytes; 0 and no step where `here` is false."""
+        """Reads a number of up to 5 bytes per partial; returns 0 and does not advance where `here` is false."""
         word = self.word()
         last = ~word & np.uint64(_HIGH)
         if here is None and (last & np.uint64(0x80)).all():
@@ -127,7 +139,7 @@ class _Reader:
             return (word & np.uint64(0x7F)).view(np.int64)
         width = (np.bitwise_count((last & (~last + np.uint64(1))) - np.uint64(1)) >> 3).astype(np.int64) + 1
         if (width > 5).any():
-            raise _Odd
+            raise _Unsupported
         number = np.zeros(len(word), np.uint64)
         for place in range(int(width.max())):
             digit = (word >> np.uint64(8 * place)) & np.uint64(0x7F)
@@ -139,40 +151,45 @@ class _Reader:
         return moved
 
 
-class Columns:
-    """`Many` parts, not parsed. `read` is the way to get one.
+class ColumnBatch:
+    """A `MessageBatch` of partials that are not parsed. `read` constructs it.
 
     Attributes:
-        records: of all parts.
+        records: the sum over all partials.
     """
 
-    def __init__(self, parts: Sequence[bytes], first: SynopsisMessage, reader: _Reader) -> None:
-        self._parts, self._first, self._words = parts, first, reader.word
+    def __init__(self, partials: Sequence[bytes], first: SynopsisMessage, reader: _Reader) -> None:
+        self._partials, self._first, self._words = partials, first, reader.word
         records = _optional(reader, _RECORDS_TAG)
         self.records = int(records.sum())
         self._columns = [_column(reader) for _ in first.arrays]
         self._starts = reader.starts
         if (reader.at != reader.ends).any():
-            raise _Odd
+            raise _Unsupported
 
     def stacked(
-        self, groups: int, *, alike: Sequence[int] = (), own: Sequence[int] = (), rows: Sequence[int] = ()
+        self,
+        groups: int,
+        *,
+        equal: Sequence[int] = (),
+        first_only: Sequence[int] = (),
+        group_numbers: Sequence[int] = (),
     ) -> SynopsisMessage:
         first = self._first
-        if not self._is_single(groups) or not all(self._all_alike(number) for number in alike):
+        if not self._is_single(groups) or not all(self._all_equal(number) for number in equal):
             raise _not_single(first.kind)
         result = codec.header(first.kind, first.version, {}, seed=first.seed)
         result.parameters = first.parameters
         for number, column in enumerate(self._columns):
-            if number in own or number in alike:
+            if number in first_only or number in equal:
                 result.arrays.append(first.arrays[number])
-            elif number in rows:
+            elif number in group_numbers:
                 result.arrays.append(codec.encode(np.flatnonzero(column.dims[0])))
             else:
                 result.arrays.append(codec.encode(self.array(number)))
         return result
 
-    def each(self, number: int) -> npt.NDArray[Any]:
+    def scalars(self, number: int) -> npt.NDArray[Any]:
         if not self._is_single(number):
             raise _not_single(self._first.kind)
         return self.array(number)
@@ -181,11 +198,11 @@ class Columns:
         dims = self._columns[number].dims
         return len(dims) == 1 and bool((dims[0] == 1).all())
 
-    def _all_alike(self, number: int) -> bool:
+    def _all_equal(self, number: int) -> bool:
         column = self._columns[number]
         data, one = self._data(column), self._data(column.of(slice(1)))
-        alike = all((varying == varying[0]).all() for varying in (*column.dims, *column.types))
-        return alike and data == one * len(self._parts)
+        same_layout = all((varying == varying[0]).all() for varying in (*column.dims, *column.types))
+        return same_layout and data == one * len(self._partials)
 
     def array(self, number: int, of: slice = slice(None)) -> npt.NDArray[Any]:
         column = self._columns[number].of(of)
@@ -209,7 +226,7 @@ class Columns:
     def _decoded(
         self, column: _Column, items: IntArray, type_: str, stored: str, chosen: BoolArray | None
     ) -> npt.NDArray[Any]:
-        """The items of all parts, or of these, which are stored in one type."""
+        """Returns the items of all partials, or of the chosen ones, which are stored in one type."""
         codec.require_exact(type_, stored)
         if chosen is not None:
             items = items[chosen]
@@ -219,7 +236,7 @@ class Columns:
         return np.frombuffer(self._data(column, chosen), stored).astype(type_, copy=False)
 
     def _data(self, column: _Column, chosen: BoolArray | None = None) -> bytes:
-        """The data of one array of all parts, or of these."""
+        """Returns the data of one array of all partials, or of the chosen ones."""
         (begins, lengths), numbers = column.places, column.numbers
         if chosen is not None:
             begins, lengths, numbers = begins[chosen], lengths[chosen], numbers[chosen]
@@ -229,31 +246,31 @@ class Columns:
             return words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)[:, :size].tobytes()
         froms = begins - self._starts[numbers]
         places = zip(numbers.tolist(), froms.tolist(), (froms + lengths).tolist(), strict=True)
-        return b"".join([self._parts[number][begin:end] for number, begin, end in places])
+        return b"".join([self._partials[number][begin:end] for number, begin, end in places])
 
 
-def read(like: SynopsisMessage, parts: Sequence[bytes]) -> Columns | None:
-    """Sealed synopses that differ from `like` in nothing but records and arrays; None, if they are not that."""
+def read(like: SynopsisMessage, partials: Sequence[bytes]) -> ColumnBatch | None:
+    """Reads sealed synopses that differ from `like` only in records and arrays; None: they differ in more."""
     bare = SynopsisMessage(kind=like.kind, version=like.version, parameters=like.parameters, seed=like.seed)
     head = bare.SerializeToString(deterministic=True)
-    first = codec.unseal(parts[0])
-    alike = len(first.arrays) == len(like.arrays) and not first.parts
-    if not alike or not all(part.startswith(head, _HEADER_BYTES) for part in parts):
+    first = codec.unseal(partials[0])
+    same_shape = len(first.arrays) == len(like.arrays) and not first.parts
+    if not same_shape or not all(partial.startswith(head, _HEADER_BYTES) for partial in partials):
         return None
-    reader = _Reader(parts)
-    checksums = [google_crc32c.value(part[_HEADER_BYTES:]) for part in parts]
+    reader = _Reader(partials)
+    checksums = [google_crc32c.value(partial[_HEADER_BYTES:]) for partial in partials]
     magic = np.uint64(int.from_bytes(codec.MAGIC, "little"))
     if (reader.word() != (np.array(checksums, np.uint64) << np.uint64(32) | magic)).any():
         return None
     reader.at = reader.at + _HEADER_BYTES + len(head)
     try:
-        return Columns(parts, first, reader)
-    except _Odd:
+        return ColumnBatch(partials, first, reader)
+    except _Unsupported:
         return None
 
 
 def _column(reader: _Reader) -> _Column:
-    """Steps over an array."""
+    """Advances over an array."""
     reader.expect(_ARRAY_TAG)
     length = reader.varint()
     end = reader.at + length
@@ -261,7 +278,7 @@ def _column(reader: _Reader) -> _Column:
     for (expected, mask), step in zip(_TYPE_AND_STORED, (8, 6), strict=True):
         word = reader.word()
         if ((word & np.uint64(mask)) != expected).any():
-            raise _Odd
+            raise _Unsupported
         words.append(word)
         reader.at = reader.at + step
     types = (words[0] >> np.uint64(32)) & np.uint64(0xFF_FFFF), (words[1] >> np.uint64(8)) & np.uint64(0xFF_FFFF)
@@ -270,7 +287,7 @@ def _column(reader: _Reader) -> _Column:
     while (reader.at < shape_end).any():
         dims.append(reader.varint())
     if not dims or (reader.at != shape_end).any():
-        raise _Odd
+        raise _Unsupported
     filled = reader.at < end
     data = np.zeros(len(end), np.int64)
     if filled.all():
@@ -281,15 +298,15 @@ def _column(reader: _Reader) -> _Column:
     begin = reader.at
     reader.at = begin + data
     if (reader.at != end).any() or (end > reader.ends).any():
-        raise _Odd
+        raise _Unsupported
     return _Column(dims, types, (begin, data), np.arange(len(end)))
 
 
 def _optional(reader: _Reader, tag: int, expected: BoolArray | None = None) -> IntArray:
-    """The number behind a tag; 0 where the tag is not there."""
+    """Reads the number after a tag; 0 where the tag is missing."""
     there = (reader.word() & np.uint64(0xFF)) == tag
     if expected is not None and (there != expected).any():
-        raise _Odd
+        raise _Unsupported
     reader.at = reader.at + there
     return reader.varint(there)
 

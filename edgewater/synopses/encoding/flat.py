@@ -1,8 +1,8 @@
-"""Serialised synopses of one layout as one array: what differs between them is some numbers at fixed places.
+"""Reads many serialised synopses of one layout as one matrix, in which only some numbers at fixed offsets differ.
 
-Dense sketches of equal parameters are the same bytes but for their counters, the number of records and the checksum.
-So many of them, one below the other, are a matrix: its fixed columns are compared with those of one part that was
-read in full, and its counters are views in the type they are stored in. No part is parsed, and none becomes an object.
+Dense sketches of equal parameters have equal bytes apart from the counters, the number of records and the checksum. As
+rows of a matrix of bytes, their fixed columns are compared with those of one partial that was parsed, and their
+counters are views in the stored type. The other partials are not parsed and become no objects.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ _VARINT, _FIXED64, _BYTES = 0, 1, 2  # wire types
 
 @dataclass(frozen=True)
 class Layout:
-    """Where in a part's bytes its numbers stand.
+    """The positions of numbers in a partial's bytes.
 
     Attributes:
-        records: of the varint that is the number of records; empty if that is 0.
-        arrays: (where, stored type, shape) of each array.
-        fixed: what is the same in all parts: all but the checksum, the number of records and the free arrays.
+        length: bytes of a partial.
+        records: position of the varint with the number of records; empty if that is 0.
+        arrays: (position, stored type, shape) of each array.
+        fixed: positions that are equal in all partials: all but the checksum, the number of records and the varying
+            arrays.
     """
 
     length: int
@@ -40,30 +42,31 @@ class Layout:
     fixed: tuple[slice, ...]
 
     @classmethod
-    def of(cls, part: bytes, message: SynopsisMessage, free: Sequence[int]) -> Layout:
-        """The layout of sealed bytes that were read as `message`; `free`: numbers of the arrays that differ."""
+    def of(cls, partial: bytes, message: SynopsisMessage, varying: Sequence[int]) -> Layout:
+        """Returns the layout of sealed bytes that were parsed as `message`; `varying`: indices of the arrays that
+        differ."""
         records, found = slice(0, 0), []
-        for field, where in _fields(part, HEADER_BYTES, len(part)):
+        for field, where in _fields(partial, HEADER_BYTES, len(partial)):
             if field == _RECORDS:
                 records = where
             elif field == _ARRAYS:
-                inner = (place for number, place in _fields(part, where.start, where.stop) if number == _DATA)
+                inner = (place for number, place in _fields(partial, where.start, where.stop) if number == _DATA)
                 found.append(next(inner, slice(where.stop, where.stop)))
         arrays = tuple(
             (where, np.dtype(array.stored), tuple(array.shape))
             for where, array in zip(found, message.arrays, strict=True)
         )
-        varying = (_CHECKSUM, records, *(arrays[number][0] for number in free))
-        borders = sorted([0, len(part), *(end for where in varying for end in (where.start, where.stop))])
+        differing = (_CHECKSUM, records, *(arrays[number][0] for number in varying))
+        borders = sorted([0, len(partial), *(end for where in differing for end in (where.start, where.stop))])
         fixed = tuple(slice(begin, end) for begin, end in zip(borders[0::2], borders[1::2], strict=True) if begin < end)
-        return cls(len(part), records, arrays, fixed)
+        return cls(len(partial), records, arrays, fixed)
 
-    def alike(self, rows: npt.NDArray[np.uint8], first: npt.NDArray[np.uint8]) -> BoolArray:
-        """Which of the parts `rows`, shape (parts, length), are the same as `first` where parts of this layout are."""
+    def matches(self, rows: npt.NDArray[np.uint8], first: npt.NDArray[np.uint8]) -> BoolArray:
+        """Returns which partials `rows`, shape (partials, length), equal `first` in the fixed positions."""
         records = self.records
-        # The same number of bytes in the varint, or what is behind it would have moved.
+        # The varints must have equal lengths: otherwise the positions after them differ.
         same = [rows[:, records] & 128 == first[records] & 128, *(rows[:, at] == first[at] for at in self.fixed)]
-        if all(bool(one.all()) for one in same):  # most often, and a reduction per row takes long
+        if all(bool(one.all()) for one in same):  # the usual case; a reduction per row is slow
             return np.ones(len(rows), bool)
         return np.asarray(np.logical_and.reduce([one.all(axis=1) for one in same]))
 
@@ -72,23 +75,24 @@ class Layout:
         return sum(digit << 7 * place for place, digit in enumerate(digits))
 
     def array(self, rows: npt.NDArray[np.uint8], number: int) -> npt.NDArray[Any]:
-        """One array of all parts, shape (parts, *shape), in the type it is stored in."""
+        """Returns one array of all partials, shape (partials, *shape), in its stored type."""
         where, stored, shape = self.arrays[number]
         items = (where.stop - where.start) // stored.itemsize
-        # Not a copy: numbers may begin at any byte, and NumPy reads those that are not aligned too.
+        # A view, not a copy: NumPy also reads numbers that are not aligned.
         columns: npt.NDArray[Any] = np.ndarray(
             (len(rows), items), stored, rows, where.start, (rows.strides[0], stored.itemsize)
         )
         return columns.reshape(len(rows), *shape)
 
 
-def checksums_hold(parts: Sequence[bytes], rows: npt.NDArray[np.uint8]) -> BoolArray:
-    actual = np.array([google_crc32c.value(part[HEADER_BYTES:]) for part in parts], np.uint32)
+def valid_checksums(partials: Sequence[bytes], rows: npt.NDArray[np.uint8]) -> BoolArray:
+    """Returns which partials have the checksum that their header states."""
+    actual = np.array([google_crc32c.value(partial[HEADER_BYTES:]) for partial in partials], np.uint32)
     return np.asarray(np.ascontiguousarray(rows[:, _CHECKSUM]).view("<u4")[:, 0] == actual)
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, slice]]:
-    """Number and place of the value of each field of a sound protobuf message."""
+    """Yields the number, and the position of the value, of each field of a valid protobuf message."""
     while at < end:
         tag, at = _varint(data, at)
         kind, begin = tag & 7, at

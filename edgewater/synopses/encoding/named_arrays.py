@@ -1,7 +1,7 @@
-"""A watermark's state as bytes: named arrays and a few numbers in the envelope of synopses.
+"""Snapshots as bytes: named arrays and a few numbers in the byte format of synopses.
 
-Magic, checksum and narrow integers are `synopses.codec`'s. What is read back is exactly what was written, so that a
-watermark restored at any moment goes on as the one that was never interrupted.
+The early trigger of the center and the arrival monitors of the edge write their states with it. Magic, checksum and
+narrow integers are `codec`'s. Arrays are restored exactly, so a restored object behaves as one that never stopped.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.errors import CorruptSynopsis, UnsupportedVersion
+from edgewater.errors import CorruptSynopsis
 from edgewater.synopses.encoding import codec
 
-KIND = "watermark"
+KIND = "early_trigger"
 VERSION = 1
 
 Arrays = dict[str, Any]
@@ -22,44 +22,46 @@ Arrays = dict[str, Any]
 
 
 def pack(numbers: Mapping[str, Any], arrays: Arrays, kind: str = KIND) -> bytes:
-    """Numbers (anything that JSON holds exactly, no NaN) and arrays of bool, integers or floats, of any shape."""
+    """Serialises numbers (values that JSON represents exactly, no NaN) and arrays of bool, integers or floats."""
     message = codec.header(kind, VERSION, {"numbers": dict(numbers), "names": list(arrays)})
     message.arrays.extend(codec.encode(np.asarray(a)) for a in arrays.values())
     return codec.seal(message)
 
 
 def unpack(state: bytes, kind: str = KIND) -> tuple[dict[str, Any], Arrays]:
-    """Raises CorruptSynopsis for what `pack` did not make, UnsupportedVersion for a newer release's."""
+    """Returns the numbers and arrays that `pack` wrote. Raises CorruptSynopsis or UnsupportedVersion."""
     message = codec.unseal(state)
-    if message.kind == kind and message.version > VERSION:
-        raise UnsupportedVersion(f"{kind} state of version {message.version}; this release reads {VERSION}")
-    given = codec.open_message(message, kind, VERSION, len(message.arrays))
-    names, numbers = given.get("names"), given.get("numbers")
+    parameters = codec.open_message(message, kind, VERSION, len(message.arrays))
+    names, numbers = parameters.get("names"), parameters.get("numbers")
     if not isinstance(names, list) or not isinstance(numbers, dict) or len(names) != len(message.arrays):
         raise CorruptSynopsis(f"{kind} state names {names!r} for {len(message.arrays)} arrays")
     return numbers, {str(n): codec.decode(a) for n, a in zip(names, message.arrays, strict=True)}
 
 
-def prefixed(prefix: str, arrays: Arrays) -> Arrays:
+def with_prefix(prefix: str, arrays: Arrays) -> Arrays:
+    """Returns the arrays under names that begin with the prefix."""
     return {f"{prefix}.{name}": value for name, value in arrays.items()}
 
 
-def part(prefix: str, arrays: Arrays) -> Arrays:
-    """What `prefixed` put there."""
+def without_prefix(prefix: str, arrays: Arrays) -> Arrays:
+    """Returns the arrays whose names begin with the prefix, under their names without it."""
     return {name.removeprefix(f"{prefix}."): a for name, a in arrays.items() if name.startswith(f"{prefix}.")}
 
 
 def restore(into: object, arrays: Arrays, names: Mapping[str, str]) -> None:
-    """Sets attributes (name of the array: name of the attribute) to copies, where dtype and shape are as they were.
+    """Sets attributes to copies of arrays that have the shape and dtype of the current values.
+
+    Args:
+        names: array name -> attribute name.
 
     Raises:
         CorruptSynopsis: an array is missing or of another shape or type.
     """
     for name, attribute in names.items():
-        have, given = getattr(into, attribute), arrays.get(name)
-        if given is None or given.shape != have.shape or given.dtype != have.dtype:
+        held, array = getattr(into, attribute), arrays.get(name)
+        if array is None or array.shape != held.shape or array.dtype != held.dtype:
             raise CorruptSynopsis(
-                f"{KIND} state: {name} is {None if given is None else (given.shape, given.dtype)}, "
-                f"expected {(have.shape, have.dtype)}"
+                f"{type(into).__name__} state: {name} is {None if array is None else (array.shape, array.dtype)}, "
+                f"expected {(held.shape, held.dtype)}"
             )
-        setattr(into, attribute, given.copy())
+        setattr(into, attribute, array.copy())

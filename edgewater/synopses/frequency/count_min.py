@@ -1,11 +1,11 @@
-"""Count-min: how often each item came, never too low, too high by at most e·N/width in most cases.
+"""Count-min: frequencies of items, never too low, and too high by at most e·N/width with high probability.
 
-Cormode and Muthukrishnan, "An improved data stream summary" (2005). An item's estimate is the least of
-its counters, one per row; the interval is [estimate - e·N/width, estimate], which holds with
-probability 1 - e^-depth, because an estimate is never below the truth as long as no item's total is
-negative. (Other libraries give the estimate as the *lower* bound; it is the upper one.)
+Cormode and Muthukrishnan, "An improved data stream summary" (2005). An item's estimate is the smallest of
+its counters, one per row. The interval [estimate - e·N/width, estimate] holds with probability 1 - e^-depth, because
+an estimate is never below the true frequency unless an item's total is negative. (Some libraries state the estimate as
+the *lower* bound; it is the upper one.)
 
-There is no conservative update: it tightens estimates, and loses merging and subtraction.
+Conservative update is not supported: it tightens estimates, but prevents merging and subtraction.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from edgewater.errors import InvalidRequest
 from edgewater.synopses.base import Count, Estimates, IntArray, Question, Questions
+from edgewater.synopses.checks import check_fraction
 from edgewater.synopses.frequency.counters import (
     MAX_DEPTH,
     MAX_WIDTH,
@@ -28,7 +29,7 @@ from edgewater.synopses.frequency.counters import (
     register_counters,
 )
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
-from edgewater.synopses.items import check_share, row_hashes
+from edgewater.synopses.items import row_hashes
 from edgewater.synopses.questions import Frequency
 
 DEFAULT_WIDTH, DEFAULT_DEPTH = 65536, 5
@@ -56,15 +57,15 @@ class CountMinStack(CounterStack):
         return (row_hashes(words, row) >> np.uint64(65 - self.columns.bit_length())).view(np.int64), None
 
     def query(self, question: Question | None = None) -> Estimates:
-        """The number of values per group (without a question), or how often an item came.
+        """Returns the number of values per group (the default question), or the frequency of an item.
 
-        Where more was taken out of a group than was in it, the estimate is the median of the item's
-        counters, and nothing bounds it.
+        If more was subtracted from a group than it contained, the estimate is the median of the item's counters and
+        its bounds are infinite.
         """
         self.check(question)
         if not isinstance(question, Frequency):
             return Estimates.exact(self._view("n"))
-        word = self._word(question.item)
+        word = self._hash_item(question.item)
         if word is None:
             return Estimates.exact(np.zeros(len(self)))
         table = self._table()
@@ -78,22 +79,22 @@ class CountMinStack(CounterStack):
         if overdrawn.any():
             value = np.where(overdrawn, np.median(cells, axis=1), value)
             lower, upper = np.where(overdrawn, -np.inf, lower), np.where(overdrawn, np.inf, upper)
-            basis = f"{self.kind}, of a group of which more was taken out than was in"
+            basis = f"{self.kind}, of a group from which more was subtracted than it contained"
         return Estimates(value, np.minimum(lower, value), upper, 1 - math.exp(-self.depth), basis)
 
     def _check_counters(self, counters: npt.NDArray[Any], n: npt.NDArray[Any]) -> None:
-        # Each value is in one counter of each row.
+        # Each value adds to one counter of each row.
         if (exact_sum(counters, 2) != n[:, None]).any():
             raise ValueError("the counters of a row do not add up to the number of values")
 
 
 class CountMin(SingleCounters):
-    """How often each item came: one count-min sketch of depth × width counters.
+    """The frequencies of items: one count-min sketch of depth × width counters.
 
     Args:
         width: a power of two from 16 to 2^24; estimates are too high by at most e·N/width, N the values.
         depth: 1 to 32 rows; the bound fails with probability e^-depth.
-        seed: of the hash. Only synopses of equal width, depth and seed merge.
+        seed: seed of the hash. Only synopses of equal width, depth and seed merge.
     """
 
     stack_type = CountMinStack
@@ -103,9 +104,10 @@ class CountMin(SingleCounters):
 
     @classmethod
     def for_error(cls, epsilon: float, delta: float = 0.01, *, seed: int = DEFAULT_SEED) -> Self:
-        """The smallest one that is too high by at most epsilon·N with probability 1 - delta. Raises InvalidRequest."""
-        needed = math.e / check_share("epsilon", epsilon)
-        depth = math.ceil(-math.log(check_share("delta", delta)))
+        """Returns the smallest sketch that is too high by at most epsilon·N with probability 1 - delta. Raises
+        InvalidRequest."""
+        needed = math.e / check_fraction("epsilon", epsilon)
+        depth = math.ceil(-math.log(check_fraction("delta", delta)))
         if needed > MAX_WIDTH:
             raise InvalidRequest("epsilon", epsilon, f"at least {math.e / MAX_WIDTH:.2g}")
         if depth > MAX_DEPTH:

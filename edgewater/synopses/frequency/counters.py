@@ -1,7 +1,7 @@
-"""Rows of counters per group: what count-min and Fast-AGMS have in common, which is nearly all.
+"""Rows of counters per group: the base of count-min and Fast-AGMS.
 
-Both are linear functions of the frequencies: an item adds its weight, times a sign or not, to one
-counter of each row. So states add, subtract, and fold by adding neighbouring columns.
+Both are linear functions of the frequencies: an item adds its weight, in Fast-AGMS times a sign, to one counter of each
+row. States therefore add, subtract, and fold by adding neighbouring columns.
 """
 
 from __future__ import annotations
@@ -11,31 +11,33 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
-from edgewater.synopses.base import Estimates, IntArray, Properties, Question, arrow_values
-from edgewater.synopses.encoding import codec, packed_rows
-from edgewater.synopses.encoding.columns import Many
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.synopses.array_stack import halvings, with_capacity
+from edgewater.synopses.base import ITEM_TYPES, IntArray, Properties
+from edgewater.synopses.checks import check_fold, check_power_of_two, check_whole
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.columns import MessageBatch
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
-from edgewater.synopses.items import CHUNK, ItemStack, check_whole, check_width, read_item_type
-from edgewater.synopses.registry import Function, Parameter, Parameters, item_type, register_function, register_kind
-from edgewater.synopses.single import SingleSynopsis
+from edgewater.synopses.items import CHUNK, ItemStack, read_item_type
+from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.single import WeightedSynopsis
+from edgewater.synopses.sparse_cells import ROW_ARRAYS, pack_rows, unpack_rows
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 MIN_WIDTH, MAX_WIDTH = 16, 1 << 24
 MAX_DEPTH = 32
 
 _SAMPLE = 512
-_REPEATING = 1 << 16  # values that are sorted at a time where many are the same: the more, the fewer are different
+_REPEATING = 1 << 16  # chunk of values with many duplicates: the larger it is, the fewer distinct ones remain
 
 
 class CounterStack(ItemStack):
     """A sketch of `depth` rows of `width` counters per group, as one array of shape (groups, depth, columns).
 
     Args:
-        width: a power of two; two stacks merge only if they were made with the same.
-        level: how often it has been folded since. Stacks of different levels merge.
+        width: a power of two; only stacks of equal width merge.
+        level: number of times it was folded. Stacks of different levels merge.
     """
 
     properties: ClassVar[Properties] = Properties(invertible=True, linear=True, foldable=True)
@@ -52,15 +54,15 @@ class CounterStack(ItemStack):
         seed: int = DEFAULT_SEED,
         item_type: str | None = None,
     ) -> None:
-        self.width = check_width(width, MIN_WIDTH, MAX_WIDTH)
+        self.width = check_power_of_two("width", width, MIN_WIDTH, MAX_WIDTH)
         self.depth = check_whole("depth", depth, 1, MAX_DEPTH)
-        self.level = check_whole("level", level, 0, (self.width // MIN_WIDTH).bit_length() - 1)
+        self.level = check_whole("level", level, 0, halvings(self.width // MIN_WIDTH))
         super().__init__(groups, seed=seed, item_type=item_type)
         self._counters: IntArray = np.zeros((groups, self.depth, self.columns), np.int64)
 
     @property
     def columns(self) -> int:
-        """Counters per row now: the width, halved per level."""
+        """The current number of counters per row: the width, halved per level."""
         return self.width >> self.level
 
     @property
@@ -77,18 +79,12 @@ class CounterStack(ItemStack):
         )
 
     def _table(self) -> IntArray:
-        """The counters, shape (groups, depth, columns); a view."""
+        """Returns a view of the counters, shape (groups, depth, columns)."""
         return self._counters[: len(self)]
 
     def grow(self, groups: int) -> None:
         super().grow(groups)
-        held = len(self._counters)
-        if groups > held:
-            wider = np.zeros((max(groups, held * 3 // 2), self.depth, self.columns), np.int64)
-            wider[:held] = self._counters
-            self._counters = wider
-
-    # Updating
+        self._counters = with_capacity(self._counters, groups)
 
     def update(
         self, codes: IntArray, values: Any, *, times: IntArray | None = None, weights: IntArray | None = None
@@ -96,27 +92,27 @@ class CounterStack(ItemStack):
         """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats.
 
         Args:
-            weights: int64, how often each value came (default 1); negative: how often it is taken out.
+            weights: int64, the multiplicity of each value (default 1); negative ones subtract.
         """
-        self._learn(values)
+        self._check_item_type(values)
         at = 0
         while at < len(values):
             repeats = weights is None and len(self) == 1 and self._repeats(values, at)
-            part = slice(at, at + (_REPEATING if repeats else self.chunk))
-            words, amounts = self._hash(values[part]), None if weights is None else weights[part]
+            chunk = slice(at, at + (_REPEATING if repeats else self.chunk))
+            words, amounts = self._hash(values[chunk]), None if weights is None else weights[chunk]
             if repeats:
                 words, amounts = _counted(words)
             self._add(codes[at : at + len(words)], words, amounts)
-            at = part.stop
+            at = chunk.stop
 
     def _repeats(self, values: Any, at: int) -> bool:
-        """Whether distinct values should be found first: a sample shows that many come several times."""
+        """Whether to count distinct values first: a sample contains many duplicates."""
         if len(values) - at < 2 * _SAMPLE:
             return False
         return len(_counted(self._hash(values[at : at + _SAMPLE]))[0]) <= _SAMPLE * 0.6
 
     def decrement(self, codes: IntArray, values: Any) -> None:
-        """Takes out values that were added before."""
+        """Subtracts values that were added before."""
         self.update(codes, values, weights=np.full(len(values), -1))
 
     def _add(self, codes: IntArray, words: WordArray, weights: IntArray | None) -> None:
@@ -131,55 +127,50 @@ class CounterStack(ItemStack):
             amount: Any = 1 if weights is None else weights
             if signs is not None:
                 amount = signs if weights is None else signs * weights
-            # Whole numbers all the way: bincount with weights would sum float64, exact below 2^53 only.
+            # Integers throughout: bincount with weights sums float64, which is exact only below 2^53.
             if single:
                 np.add.at(self._counters[0, row], columns, amount)
             else:
                 np.add.at(flat, columns + (starts + row * self.columns), amount)
 
     def _row(self, words: WordArray, row: int) -> tuple[IntArray, IntArray | None]:
-        """Per word its column in this row, and its sign there (None: all plus)."""
+        """Returns each word's column in this row, and its sign there (None: all are +1)."""
         raise NotImplementedError
-
-    def query(self, question: Question | None = None) -> Estimates:
-        raise NotImplementedError
-
-    # Merging
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._combine(other, codes, 1)
 
-    def merge_ones(self, others: Sequence[Self]) -> None:
-        """Merges stacks of one group into this one, which has one too."""
+    def merge_singles(self, others: Sequence[Self]) -> None:
+        """Merges stacks of one group into this stack of one group."""
         into = self._counters[0]
         for other in others:
-            alike = (other.width, other.depth, other.level, other.seed, other.item_type)
-            if alike == (self.width, self.depth, self.level, self.seed, self.item_type):
+            theirs = (other.width, other.depth, other.level, other.seed, other.item_type)
+            if theirs == (self.width, self.depth, self.level, self.seed, self.item_type):
                 np.add(into, other._counters[0], out=into)
                 self._state["n"][0] += other._state["n"][0]
             else:
-                self.merge(other, np.zeros(1, np.int64))  # folds, or says what is wrong
+                self.merge(other, np.zeros(1, np.int64))  # folds, or raises
                 into = self._counters[0]
 
-    def unite(self, many: Many) -> None:
-        """Merges messages of one group each (`merging.Uniting`)."""
-        stack = self.from_message(many.stacked(1, alike=(0,), rows=(6,)))
+    def merge_messages(self, batch: MessageBatch) -> None:
+        """Merges messages of one group each (`serialized.MessageMerging`)."""
+        stack = self.from_message(batch.stacked(1, equal=(0,), group_numbers=(6,)))
         if stack.level != self.level:
             raise IncompatibleSynopses(f"{self.kind}: levels {self.level} and {stack.level}")
         self._state["n"][0] += stack._view("n").sum()
         self._counters[0] += stack._table().sum(axis=0)
 
-    free_arrays: ClassVar[tuple[int, ...]] = (1, 7)
+    varying_arrays: ClassVar[tuple[int, ...]] = (1, 7)
 
-    def absorb(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Adds the dense counters of many stacks of one group (`merging.Flat`)."""
+    def merge_dense(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Adds the dense counters of many stacks of one group (`serialized.DenseMerging`)."""
         n, counters = arrays[0].reshape(-1), arrays[1].reshape(len(arrays[0]), self.depth, self.columns)
         self._check_counters(counters, n)
         self._counters[0] += exact_sum(counters, 0)
         self._state["n"][0] += n.sum(dtype=np.int64)
 
     def invert(self, other: Self, codes: IntArray) -> None:
-        """Takes out what `merge` with the same arguments put in."""
+        """Undoes `merge` with the same arguments."""
         self._combine(other, codes, -1)
 
     def _combine(self, other: Self, codes: IntArray, sign: int) -> None:
@@ -193,19 +184,17 @@ class CounterStack(ItemStack):
         self._table()[codes] += sign * other._table()
 
     def fold(self, levels: int = 1) -> Self:
-        """A copy with 2^levels times fewer columns: what would stand there had it been built so."""
-        most = (self.columns // MIN_WIDTH).bit_length() - 1
-        if not 0 <= levels <= most:
-            raise InvalidRequest("level", levels, f"0 to {most}", f"{self.kind} with {self.columns} columns left")
+        """Returns a copy with 2^levels times fewer columns, equal to a sketch built with that width."""
+        check_fold(levels, halvings(self.columns // MIN_WIDTH), f"{self.kind} with {self.columns} columns left")
         result = self.take(np.arange(len(self)))
         result.level += levels
-        # A column is the top bits of a hash: what folds together lies side by side.
+        # A column is the top bits of a hash, so columns that fold into one are neighbours.
         result._counters = result._counters.reshape(len(self), self.depth, result.columns, 1 << levels).sum(axis=3)
         return result
 
     def take(self, groups: IntArray) -> Self:
         if len(self) == len(groups) == 1:
-            result = self._copied()
+            result = self._copy_single()
             result._counters = self._counters[:1].copy()
             return result
         result = super().take(groups)
@@ -216,17 +205,15 @@ class CounterStack(ItemStack):
         super().reset(groups)
         self._counters[groups] = 0
 
-    # Bytes
-
     def to_message(self) -> SynopsisMessage:
         message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
         message.arrays.extend(codec.encode(array) for array in (np.array([self.level]), self._view("n")))
-        message.arrays.extend(packed_rows.pack_rows(self._table().reshape(len(self), self.depth * self.columns)))
+        message.arrays.extend(pack_rows(self._table().reshape(len(self), self.depth * self.columns)))
         return message
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters = codec.open_message(message, cls.kind, cls.version, 2 + packed_rows.ARRAYS)
+        parameters = codec.open_message(message, cls.kind, cls.version, 2 + ROW_ARRAYS)
         item_type = read_item_type(parameters, cls.kind)
         level, n = (codec.decode(a) for a in message.arrays[:2])
         try:
@@ -237,7 +224,7 @@ class CounterStack(ItemStack):
                 seed=message.seed,
                 item_type=item_type,
             )
-            rows = packed_rows.unpack_rows(message.arrays[2:], result.depth * result.columns, np.dtype("<i8"))
+            rows = unpack_rows(message.arrays[2:], result.depth * result.columns, np.dtype("<i8"))
             if n.shape != (len(rows),) or n.dtype != np.int64:
                 raise ValueError(f"{n.dtype}{n.shape} for {len(rows)} groups")
         except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
@@ -251,12 +238,12 @@ class CounterStack(ItemStack):
         return result
 
     def _check_counters(self, counters: npt.NDArray[Any], n: npt.NDArray[Any]) -> None:
-        """Raises ValueError unless counters, shape (groups, depth, columns), can be those of n values."""
+        """Raises ValueError for counters, shape (groups, depth, columns), that n values cannot give."""
 
 
 def exact_sum(counters: npt.NDArray[Any], axis: int) -> IntArray:
-    """The int64 sum along an axis, added up in the narrowest type that holds it whatever the counters are: the
-    narrower, the more of them NumPy adds at once."""
+    """Returns the int64 sum along an axis, computed in the narrowest type that cannot overflow: NumPy adds more numbers
+    of a narrower type at once."""
     limits = np.iinfo(counters.dtype)
     most = counters.shape[axis] * max(int(limits.max), -int(limits.min))
     fitting = next((t for t in (np.int16, np.int32) if most <= np.iinfo(t).max), np.int64)
@@ -264,66 +251,27 @@ def exact_sum(counters: npt.NDArray[Any], axis: int) -> IntArray:
 
 
 def _counted(words: WordArray) -> tuple[WordArray, IntArray]:
-    """Each different word and how often it comes. The words are sorted in place."""
+    """Returns each distinct word and its count; sorts the words in place."""
     words.sort()
     borders = np.flatnonzero(np.concatenate([[True], words[1:] != words[:-1], [True]]))
     return words[borders[:-1]], np.diff(borders)
 
 
-class SingleCounters(SingleSynopsis[Any]):
-    """A `Synopsis` over a `CounterStack` of length 1: takes weights, and what was added can be taken out."""
+class SingleCounters(WeightedSynopsis):
+    """A `Synopsis` over a `CounterStack` of length 1."""
 
-    types: ClassVar[tuple[str, ...]] = ("string", "int64", "float64", "bool")
+    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
     _stack: CounterStack
-
-    def update(self, values: Any, *, times: Any = None, weights: Any = None) -> None:
-        """Adds a batch. Nulls are passed over; `times` makes no difference.
-
-        Args:
-            values: NumPy or Arrow array or a sequence, of one of `types` or a narrower type; all batches alike.
-            weights: whole numbers, how often each value came; negative ones take values out.
-
-        Raises:
-            InvalidRecord: values of another type, or weights that are no whole numbers or not as many.
-        """
-        if weights is None:
-            super().update(values)
-            return
-        amounts = np.asarray(weights)
-        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
-        present = np.asarray(array.is_valid())
-        columnar = self._columnar(arrow_values(array))
-        if amounts.dtype.kind not in "iu" or amounts.shape != present.shape:
-            accepted = f"{len(present)} whole numbers, one per value"
-            raise InvalidRecord("weights", f"{amounts.dtype}{amounts.shape}", accepted)
-        amounts = amounts.astype(np.int64)[present]
-        self._stack.update(np.zeros(len(columnar), np.int64), columnar, weights=amounts)
-        self.records = max(self.records + int(amounts.sum()), 0)
-
-    def decrement(self, values: Any) -> None:
-        """Takes out values that were added before. Raises InvalidRecord as `update` does."""
-        self.update(values, weights=np.full(len(values), -1))
-
-    def invert(self, other: Self) -> Self:
-        """This one without `other`, which was merged into it, as a new one. Raises IncompatibleSynopses."""
-        codec.require_equal("synopses", self.kind, getattr(other, "kind", type(other).__name__))
-        result = self.merge_many([])
-        result._stack.invert(other._stack, np.zeros(1, np.int64))
-        result.records = max(result.records - other.records, 0)
-        return result
 
 
 def register_counters(single: type[Any], width: int, depth: int, delta: float) -> None:
-    """Makes a kind of counters known to queries and readable.
+    """Registers a kind of counters and its query function.
 
     Args:
-        single: what a user holds of it, which is sized by `for_error(epsilon, delta)`.
-        width, depth, delta: what holds where a query does not say it.
+        single: the class that a user holds, with `for_error(epsilon, delta)`.
+        width, depth, delta: defaults of the query function.
     """
     stack: type[CounterStack] = single.stack_type
-
-    def make(parameters: Parameters, data_type: pa.DataType | None) -> CounterStack:
-        return stack(**dict(parameters), item_type=item_type(data_type))
 
     def size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
         parameters: Mapping[str, Any] = single.for_error(goals["epsilon"], goals["delta"])._stack.parameters
@@ -333,13 +281,13 @@ def register_counters(single: type[Any], width: int, depth: int, delta: float) -
     register_function(
         Function(
             stack.kind,
-            make,
-            types=single.types,
+            stack_maker(stack, items=True),
+            types=ITEM_TYPES,
             parameters={
                 "width": Parameter.power_of_two(width, MIN_WIDTH, MAX_WIDTH),
                 "depth": Parameter.whole(depth, 1, MAX_DEPTH),
             },
-            goals={"epsilon": Parameter.share(None), "delta": Parameter.share(delta)},
+            goals={"epsilon": Parameter.fraction(None), "delta": Parameter.fraction(delta)},
             size_for=size_for,
         )
     )

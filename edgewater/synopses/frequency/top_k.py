@@ -1,16 +1,16 @@
 """The most frequent items, from a bounded number of counters per group.
 
-Metwally et al., "SpaceSaving" (2005), in the form of Misra and Gries (1982), which is the same summary
-less its smallest counter (Agarwal et al., "Mergeable summaries", PODS 2012, lemma 1): whenever there are
-more than `capacity` counters, the (capacity + 1)-th largest is subtracted from all, and those that
-reach 0 are gone. What was subtracted in all, `error`, bounds what any item has lost, and each
-subtraction took capacity + 1 times as much from the total, so whatever the order of merges
+Metwally et al., "SpaceSaving" (2005), in the form of Misra and Gries (1982), which is the same summary without its
+smallest counter (Agarwal et al., "Mergeable summaries", PODS 2012, lemma 1): whenever there are more than `capacity`
+counters, the (capacity + 1)-th largest is subtracted from all, and counters that reach 0 are dropped. The sum of the
+subtracted amounts, `error`, bounds the loss of any item, and each subtraction removed at least capacity + 1 times its
+amount from the total. For any order of merges therefore
 
     counter ≤ frequency ≤ counter + error,  error ≤ (N - Σ counters)/(capacity + 1) ≤ N/(capacity + 1).
 
-Both ends are certain, and while no group has had more than `capacity` different items all is exact. A
-batch's distinct items are counted exactly before they meet the counters. Which items survive depends
-on the order of merges, so answers agree within their intervals only: it is not called commutative.
+Both bounds are deterministic, and counts are exact as long as a group has had at most `capacity` distinct items. The
+distinct items of a batch are counted exactly before they are added to the counters. The items that keep a counter
+depend on the order of merges, so answers agree only within their intervals: the stack is not commutative.
 """
 
 from __future__ import annotations
@@ -24,20 +24,14 @@ import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, InvalidRequest
 from edgewater.streams import COLUMN_TYPES
-from edgewater.synopses.base import Count, Estimate, Estimates, IntArray, Properties, Question, Questions
+from edgewater.synopses.array_stack import run_indices
+from edgewater.synopses.base import ITEM_TYPES, Count, Estimate, Estimates, IntArray, Properties, Question, Questions
+from edgewater.synopses.checks import check_fold, check_fraction, check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
-from edgewater.synopses.items import ItemStack, check_share, check_whole, read_item_type
+from edgewater.synopses.items import ItemStack, read_item_type
 from edgewater.synopses.questions import Frequency, RankedItems, TopItems
-from edgewater.synopses.registry import (
-    ITEM_TYPES,
-    Function,
-    Parameter,
-    Parameters,
-    item_type,
-    register_function,
-    register_kind,
-)
+from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
 from edgewater.synopses.single import SingleSynopsis
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -48,12 +42,12 @@ _MIN_PENDING = 1 << 14
 
 @dataclass(slots=True)
 class _Counters:
-    """Counters, one per row, sorted by group and then by the item's hash. Not to be written to."""
+    """Counters, one per row, sorted by group and then by the item's hash. Read-only."""
 
     groups: IntArray
     words: WordArray
     counts: IntArray
-    items: pa.Array | None  # None: no items yet, so no type
+    items: pa.Array | None  # None: there are no items, and their type is unknown
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -63,7 +57,7 @@ class _Counters:
         return _Counters(self.groups[at], self.words[at], self.counts[at], items)
 
 
-def _none() -> _Counters:
+def _no_counters() -> _Counters:
     return _Counters(np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.int64), None)
 
 
@@ -71,13 +65,12 @@ class TopKStack(ItemStack):
     """The counters of many groups.
 
     Args:
-        k: how many items `top` gives if it is not told.
+        k: the default number of items of `top`.
         capacity: counters per group. Only stacks of equal k and capacity merge.
-        level: how often the capacity has been halved since. Stacks of different levels merge.
+        level: number of times the capacity was halved. Stacks of different levels merge.
     """
 
     kind: ClassVar[str] = "top_k"
-    version: ClassVar[int] = 2
     properties: ClassVar[Properties] = Properties(commutative=False, foldable=True)
     questions: ClassVar[Questions] = (Count, Frequency)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"n": ("<i8", 0), "error": ("<i8", 0)}
@@ -97,13 +90,13 @@ class TopKStack(ItemStack):
         self.capacity = check_whole("capacity", wanted, k, MAX_CAPACITY)
         self.level = check_whole("level", level, 0, self.capacity.bit_length() - 1)
         super().__init__(groups, seed=seed, item_type=item_type)
-        self._held = _none()
+        self._held = _no_counters()
         self._runs: list[_Counters] = []
-        self._unpruned = 0  # counters added since the last pruning, as they came: queries must not change it
+        self._unpruned = 0  # counters added since the last pruning, before duplicates were combined
 
     @property
     def counters(self) -> int:
-        """Counters per group now: the capacity, halved per level."""
+        """The current number of counters per group: the capacity, halved per level."""
         return self.capacity >> self.level
 
     @property
@@ -112,19 +105,17 @@ class TopKStack(ItemStack):
 
     @property
     def nbytes(self) -> int:
-        parts = [self._held, *self._runs]
-        arrays = sum(p.groups.nbytes + p.words.nbytes + p.counts.nbytes for p in parts)
-        items: int = sum(p.items.nbytes for p in parts if p.items is not None)
+        runs = [self._held, *self._runs]
+        arrays = sum(r.groups.nbytes + r.words.nbytes + r.counts.nbytes for r in runs)
+        items: int = sum(r.items.nbytes for r in runs if r.items is not None)
         return super().nbytes + arrays + items
 
     def _empty(self) -> Self:
         return type(self)(k=self.k, capacity=self.capacity, level=self.level, seed=self.seed, item_type=self.item_type)
 
-    # Updating
-
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats."""
-        self._learn(values)
+        self._check_item_type(values)
         if not len(values):
             return
         self._view("n")[:] += np.bincount(codes, minlength=len(self))
@@ -142,54 +133,52 @@ class TopKStack(ItemStack):
         self._append(_Counters(groups, self._hash(encoded.dictionary)[ids], counts, items))
 
     def _append(self, run: _Counters) -> None:
-        """Adds counters; prunes when as many have come as there may be in all."""
+        """Adds counters; prunes after as many additions as there may be counters."""
         if not len(run):
             return
         self._runs.append(run)
         self._unpruned += len(run)
         if self._unpruned > max(self.counters * len(self), _MIN_PENDING):
-            self.condense()
+            self.compact()
 
-    def condense(self) -> None:
-        """Prunes. A step of the sequence of updates: what comes later depends on it."""
+    def compact(self) -> None:
+        """Prunes the counters (`base.Compacting`). Later states depend on when this happens."""
         self._held, lost = self._pruned()
         self._view("error")[:] += lost
         self._unpruned = 0
 
     def _combined(self) -> _Counters:
-        """All counters, each item once per group."""
+        """Returns all counters, with each item once per group."""
         if self._runs:
-            parts = [p for p in (self._held, *self._runs) if len(p)]
+            runs = [run for run in (self._held, *self._runs) if len(run)]
             groups, words, counts = (
-                np.concatenate([getattr(p, name) for p in parts]) for name in ("groups", "words", "counts")
+                np.concatenate([getattr(run, name) for run in runs]) for name in ("groups", "words", "counts")
             )
             order = np.lexsort((words, groups))
             groups, words = groups[order], words[order]
             differs = (groups[1:] != groups[:-1]) | (words[1:] != words[:-1])
             first = np.flatnonzero(np.concatenate([[True], differs]))
-            items = pa.concat_arrays([p.items for p in parts]).take(pa.array(order[first]))
+            items = pa.concat_arrays([run.items for run in runs]).take(pa.array(order[first]))
             self._held = _Counters(groups[first], words[first], np.add.reduceat(counts[order], first), items)
             self._runs = []
         return self._held
 
     def _pruned(self) -> tuple[_Counters, IntArray]:
-        """At most `counters` counters per group, and what was subtracted from those of each group."""
+        """Returns at most `counters` counters per group, and the amount subtracted from those of each group."""
         held = self._combined()
         lost = np.zeros(len(self), np.int64)
         sizes = np.bincount(held.groups, minlength=len(self))
         crowded = np.flatnonzero(sizes > self.counters)
         if not len(crowded):
             return held, lost
-        falling = np.lexsort((-held.counts, held.groups))
+        descending = np.lexsort((-held.counts, held.groups))
         begins = (np.cumsum(sizes) - sizes)[crowded]
-        lost[crowded] = held.counts[falling[begins + self.counters]]
+        lost[crowded] = held.counts[descending[begins + self.counters]]
         left = held.counts - lost[held.groups]
         kept = np.flatnonzero(left > 0)
         result = held.rows(kept)
         result.counts = left[kept]
         return result, lost
-
-    # Merging
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._require_mergeable(other)
@@ -197,7 +186,7 @@ class TopKStack(ItemStack):
             other = other.fold(self.level - other.level)
         elif other.level > self.level:
             self.level = other.level
-            self.condense()
+            self.compact()
         theirs, lost = other._pruned()
         n, error = other._view("n"), other._view("error") + lost
         self._view("n")[codes] += n
@@ -205,25 +194,21 @@ class TopKStack(ItemStack):
         self._append(_Counters(codes[theirs.groups], theirs.words, theirs.counts, theirs.items))
 
     def fold(self, levels: int = 1) -> Self:
-        """A copy with 2^levels times fewer counters."""
-        most = self.counters.bit_length() - 1
-        if not 0 <= levels <= most:
-            raise InvalidRequest("level", levels, f"0 to {most}", f"{self.kind} with {self.counters} counters left")
+        """Returns a copy with 2^levels times fewer counters."""
+        check_fold(levels, self.counters.bit_length() - 1, f"{self.kind} with {self.counters} counters left")
         result = self.take(np.arange(len(self)))
         result.level += levels
-        result.condense()
+        result.compact()
         return result
 
     def take(self, groups: IntArray) -> Self:
-        """A copy of these groups, in this order, pruned."""
+        """Returns a pruned copy of these groups, in this order."""
         result = super().take(groups)
         held, lost = self._pruned()
         result._view("error")[:] += lost[groups]
         starts, ends = (np.searchsorted(held.groups, groups, side) for side in ("left", "right"))
         counts = ends - starts
-        before = np.cumsum(counts) - counts
-        at = np.arange(int(counts.sum())) + np.repeat(starts - before, counts)
-        result._held = held.rows(at)
+        result._held = held.rows(run_indices(starts, counts))
         result._held.groups = np.repeat(np.arange(len(groups)), counts)
         return result
 
@@ -232,65 +217,59 @@ class TopKStack(ItemStack):
         held = self._combined()
         self._held = held.rows(np.flatnonzero(~np.isin(held.groups, groups)))
 
-    # Asking
-
     def query(self, question: Question | None = None) -> Estimates:
-        """The number of values per group (without a question), or how often an item came."""
+        """Returns the number of values per group (the default question), or the frequency of an item."""
         self.check(question)
         if not isinstance(question, Frequency):
             return Estimates.exact(self._view("n"))
         lower = np.zeros(len(self), np.int64)
         held, lost = self._pruned()
-        word = self._word(question.item)
+        word = self._hash_item(question.item)
         if word is not None:
             at = np.flatnonzero(held.words == word[0])
             lower[held.groups[at]] = held.counts[at]
         return self._between(lower, self._view("error") + lost)
 
     def top(self, question: TopItems | None = None) -> RankedItems:
-        """The items with the largest counters, per group; equal ones in the order of their hashes."""
+        """Returns the items with the largest counters per group; ties in the order of their hashes."""
         k = self.k if question is None else check_whole("k", question.k, 1, self.counters)
         held, lost = self._pruned()
-        falling = held.rows(np.lexsort((held.words, -held.counts, held.groups)))
-        sizes = np.bincount(falling.groups, minlength=len(self))
-        rank = np.arange(len(falling)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        best = falling.rows(np.flatnonzero(rank < k))
+        ranked = held.rows(np.lexsort((held.words, -held.counts, held.groups)))
+        sizes = np.bincount(ranked.groups, minlength=len(self))
+        rank = np.arange(len(ranked)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        best = ranked.rows(np.flatnonzero(rank < k))
         items = pa.nulls(0) if best.items is None else best.items
         return RankedItems(best.groups, items, self._between(best.counts, (self._view("error") + lost)[best.groups]))
 
     def _between(self, lower: IntArray, error: IntArray) -> Estimates:
-        """The estimate is SpaceSaving's, the upper end, for an item with a counter, and 0 for one without."""
+        """Returns SpaceSaving's estimates: the upper bound for an item with a counter, 0 for one without."""
         upper = lower + error
         value, low, high = (a.astype(np.float64) for a in (np.where(lower > 0, upper, 0), lower, upper))
         return Estimates(value, low, high, 1.0, "space_saving")
 
-    # Bytes
-
     def to_message(self) -> SynopsisMessage:
-        """Version 1 is of a pruned stack; version 2 has what waits to be pruned, for it decides what comes later."""
+        """Returns the whole state, with the number of unpruned counters, which decides when the next pruning
+        happens."""
         message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
         held = self._combined()
         sizes = np.bincount(held.groups, minlength=len(self))
-        arrays = [np.array([self.level]), self._view("n"), self._view("error"), sizes, held.counts]
+        arrays = [np.array([self.level, self._unpruned]), self._view("n"), self._view("error"), sizes, held.counts]
         message.arrays.extend(codec.encode(array) for array in arrays)
         message.arrays.append(codec.encode_keys(held.items if len(held) else pa.array([], pa.int64())))
-        message.version = 1
-        if self._unpruned:
-            message.version = 2
-            message.arrays.append(codec.encode(np.array([self._unpruned])))
         return message
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters = codec.open_message(message, cls.kind, cls.version, 7 if message.version == 2 else 6)
+        parameters = codec.open_message(message, cls.kind, cls.version, 6)
         item_type = read_item_type(parameters, cls.kind)
-        level, n, error, sizes, counts = (codec.decode(a) for a in message.arrays[:5])
+        meta, n, error, sizes, counts = (codec.decode(a) for a in message.arrays[:5])
         items = codec.decode_keys(message.arrays[5])
         try:
+            level, unpruned = (int(number) for number in meta)
             result = cls(
                 k=parameters["k"],
                 capacity=parameters["capacity"],
-                level=int(level[0]),
+                level=level,
                 seed=message.seed,
                 item_type=item_type,
             )
@@ -300,15 +279,14 @@ class TopKStack(ItemStack):
             if not len(n) == len(error) == len(sizes) or not len(items) == len(counts) == sizes.sum():
                 raise ValueError(f"{len(counts)} counters and {len(items)} items for {len(n)} groups")
             result._state, result._length = {"n": n, "error": error}, len(n)
-            if message.version == 2:
-                (result._unpruned,) = _waiting(codec.decode(message.arrays[6])).tolist()
+            result._unpruned = check_whole("unpruned", unpruned, 0, 1 << 62)
             result._set_counters(np.repeat(np.arange(len(n)), sizes), counts, items)
         except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
             raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
         return result
 
     def _set_counters(self, groups: IntArray, counts: IntArray, items: pa.Array) -> None:
-        """Takes over decoded counters. Raises ValueError unless they are the state of this stack."""
+        """Sets decoded counters. Raises ValueError unless they are a valid state."""
         if not len(items):
             return
         if self.item_type is None or items.type != COLUMN_TYPES[self.item_type] or items.null_count:
@@ -316,25 +294,19 @@ class TopKStack(ItemStack):
         words = self._hash(items)
         same_group = groups[1:] == groups[:-1]
         totals = np.bincount(groups, counts, minlength=len(self)) + self._view("error")
-        sound = (
+        valid = (
             (counts > 0).all()
             and (words[1:] > words[:-1])[same_group].all()
             and (self._unpruned or np.bincount(groups).max() <= self.counters)
             and (totals <= self._view("n")).all()
         )
-        if not sound:
+        if not valid:
             raise ValueError("counters out of range or out of order")
         self._held = _Counters(groups, words, counts, items)
 
 
-def _waiting(unpruned: IntArray) -> IntArray:
-    if unpruned.shape != (1,) or unpruned.dtype != np.int64 or unpruned[0] < 1:
-        raise ValueError(f"{unpruned.tolist()[:5]} counters that wait to be pruned")
-    return unpruned
-
-
 def _arrow(values: Any) -> pa.Array:
-    """Items in Arrow, with one zero and one NaN among floats, as the hash sees them."""
+    """Converts items to Arrow, with one zero and one NaN among floats, as the hash treats them."""
     if isinstance(values, pa.Array):
         return values
     if values.dtype.kind == "f":
@@ -343,45 +315,41 @@ def _arrow(values: Any) -> pa.Array:
 
 
 class TopK(SingleSynopsis[TopKStack]):
-    """The most frequent items, with certain bounds on how often each came.
+    """The most frequent items, with deterministic bounds of their frequencies.
 
     Args:
-        k: how many items `top` gives if it is not told.
-        capacity: counters, ten times k if None. An item that is more than 1/(capacity + 1) of all values is
-            among them, and no frequency is further off than that.
-        seed: of the hash. Only synopses of equal k, capacity and seed merge.
+        k: the default number of items of `top`.
+        capacity: number of counters; None: ten times k. Every item with a frequency above N/(capacity + 1) has a
+            counter, and no frequency is off by more than that.
+        seed: seed of the hash. Only synopses of equal k, capacity and seed merge.
     """
 
     stack_type = TopKStack
-    types: ClassVar[tuple[str, ...]] = ("string", "int64", "float64", "bool")
+    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
 
     def __init__(self, k: int = DEFAULT_K, capacity: int | None = None, *, seed: int = DEFAULT_SEED) -> None:
         super().__init__(TopKStack(1, k=k, capacity=capacity, seed=seed))
 
     @classmethod
     def for_error(cls, epsilon: float, k: int = DEFAULT_K, *, seed: int = DEFAULT_SEED) -> Self:
-        """The smallest one whose frequencies are off by at most epsilon·N. Raises InvalidRequest."""
-        capacity = int(1 / check_share("epsilon", epsilon))
+        """Returns the smallest summary whose frequencies are off by at most epsilon·N. Raises InvalidRequest."""
+        capacity = int(1 / check_fraction("epsilon", epsilon))
         if capacity > MAX_CAPACITY:
             raise InvalidRequest("epsilon", epsilon, f"at least {1 / MAX_CAPACITY:.2g}")
         return cls(k, max(capacity, k), seed=seed)
 
     @property
     def capacity(self) -> int:
-        """Counters it was made with."""
+        """The number of counters before folding."""
         return self._stack.capacity
 
     def top(self, k: int | None = None) -> list[tuple[Any, Estimate]]:
-        """The most frequent items and how often each came, by falling counter. Raises InvalidRequest."""
+        """Returns the most frequent items and their frequencies, by descending counter. Raises InvalidRequest."""
         ranked = self._stack.top(None if k is None else TopItems(k))
         return [(item, ranked.frequencies[i]) for i, item in enumerate(ranked.items.to_pylist())]
 
 
-_MOST_COUNTERS = 1 << 16  # of a query's measure: what a frame can carry
-
-
-def _make(parameters: Parameters, data_type: pa.DataType | None) -> TopKStack:
-    return TopKStack(**dict(parameters), item_type=item_type(data_type))
+_QUERY_CAPACITY = 1 << 16  # counters of a query's measure: they must fit into a frame
 
 
 def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -392,13 +360,13 @@ register_kind(TopKStack)
 register_function(
     Function(
         "top_k",
-        _make,
+        stack_maker(TopKStack, items=True),
         types=ITEM_TYPES,
         parameters={
-            "k": Parameter.whole(DEFAULT_K, 1, _MOST_COUNTERS // COUNTERS_PER_ITEM),
-            "capacity": Parameter.whole(None, MIN_CAPACITY, _MOST_COUNTERS),
+            "k": Parameter.whole(DEFAULT_K, 1, _QUERY_CAPACITY // COUNTERS_PER_ITEM),
+            "capacity": Parameter.whole(None, MIN_CAPACITY, _QUERY_CAPACITY),
         },
-        goals={"epsilon": Parameter.share(None)},
+        goals={"epsilon": Parameter.fraction(None)},
         size_for=_size_for,
     )
 )

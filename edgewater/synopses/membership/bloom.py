@@ -1,15 +1,14 @@
-"""Bloom filter: is a value among those added? "No" is certain, "yes" wrong at a rate that it can state.
+"""Bloom filter: whether a value is among those added. "No" is certain; "yes" is wrong at a known rate.
 
-Bloom (1970). A filter is sized for the values of *all* edges together: merging is a bitwise or, and
-a filter sized for one edge says yes to everything once a hundred are merged. The rate of false
-positives is therefore taken from the bits that are set, (set/bits)^hashes, after any merging, and a
-filter of which more than half is set says so in the basis of every answer (`overfull`).
+Bloom (1970). A filter must be sized for the values of *all* edges together: merging is a bitwise or, and a filter sized
+for one edge answers yes to everything after a hundred merges. The false positive rate is therefore computed from the
+bits that are set, (set/bits)^hashes, after any merge, and the basis of every answer states if more than half of the
+bits are set (`overfull`).
 
-The number of different values follows from the same bits: -(bits/hashes)·ln(1 - set/bits); so do the
-sizes of unions and intersections. The bitwise *and* of two filters is not the filter of the intersection.
+The number of distinct values follows from the same bits: -(bits/hashes)·ln(1 - set/bits); so do the sizes of unions and
+intersections. The bitwise *and* of two filters is not the filter of the intersection.
 
-Bits are spread over the whole filter and not over blocks of a cache line: blocks are faster, but then
-neither formula holds.
+Bits are spread over the whole filter. Blocks of a cache line are faster, but neither formula holds for them.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.synopses.array_stack import halvings, with_capacity
 from edgewater.synopses.base import (
+    ITEM_TYPES,
     BoolArray,
     Distinct,
     Estimates,
@@ -34,28 +34,14 @@ from edgewater.synopses.base import (
     Question,
     Questions,
 )
-from edgewater.synopses.encoding import codec, packed_rows
+from edgewater.synopses.checks import check_confidence, check_fold, check_fraction, check_whole
+from edgewater.synopses.encoding import codec
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
-from edgewater.synopses.items import (
-    CHUNK,
-    ItemStack,
-    check_share,
-    check_whole,
-    confidence_of,
-    read_item_type,
-    row_hashes,
-)
+from edgewater.synopses.items import CHUNK, ItemStack, membership_confidence, read_item_type, row_hashes
 from edgewater.synopses.questions import Contains, FalsePositiveRate, IntersectionSize, UnionSize
-from edgewater.synopses.registry import (
-    ITEM_TYPES,
-    Function,
-    Parameter,
-    Parameters,
-    item_type,
-    register_function,
-    register_kind,
-)
+from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
 from edgewater.synopses.single import SingleSynopsis
+from edgewater.synopses.sparse_cells import ROW_ARRAYS, pack_rows, unpack_rows
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 Bits = npt.NDArray[np.uint8]
@@ -64,16 +50,16 @@ MIN_BITS, MAX_BITS = 64, 1 << 31
 MAX_HASHES = 32
 DEFAULT_BITS, DEFAULT_HASHES = 1 << 20, 7
 OVERFULL = 0.5
-"""The share of set bits that a filter has when it is at the capacity it was made for."""
+"""The fraction of bits that are set when a filter holds the number of values that it was sized for."""
 
 
 class BloomStack(ItemStack):
     """A Bloom filter per group.
 
     Args:
-        bits: a multiple of 64; two stacks merge only if they were made with the same bits and hashes.
+        bits: a multiple of 64; only stacks of equal bits and hashes merge.
         hashes: bits set per value.
-        level: how often it has been folded since. Stacks of different levels merge.
+        level: number of times it was folded. Stacks of different levels merge.
     """
 
     kind: ClassVar[str] = "bloom"
@@ -95,13 +81,13 @@ class BloomStack(ItemStack):
         if bits % 64:
             raise InvalidRequest("bits", bits, f"a multiple of 64 from {MIN_BITS} to {MAX_BITS}")
         self.hashes = check_whole("hashes", hashes, 1, MAX_HASHES)
-        self.level = check_whole("level", level, 0, _halvings(bits))
+        self.level = check_whole("level", level, 0, halvings(bits // 64))
         super().__init__(groups, seed=seed, item_type=item_type)
         self._rows: Bits = np.zeros((groups, self.positions // 8), np.uint8)
 
     @property
     def positions(self) -> int:
-        """Bits per group now: halved per level."""
+        """The current number of bits per group: halved per level."""
         return self.bits >> self.level
 
     @property
@@ -122,17 +108,11 @@ class BloomStack(ItemStack):
 
     def grow(self, groups: int) -> None:
         super().grow(groups)
-        held = len(self._rows)
-        if groups > held:
-            wider = np.zeros((max(groups, held * 3 // 2), self.positions // 8), np.uint8)
-            wider[:held] = self._rows
-            self._rows = wider
-
-    # Updating
+        self._rows = with_capacity(self._rows, groups)
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats."""
-        self._learn(values)
+        self._check_item_type(values)
         flat = self._rows.reshape(-1)
         for at in range(0, len(values), CHUNK):
             words = self._hash(values[at : at + CHUNK])
@@ -141,12 +121,11 @@ class BloomStack(ItemStack):
                 _set(flat, self._position(words, row) + base)
 
     def _position(self, words: WordArray, row: int) -> IntArray:
-        """The bit that each word sets for one hash: ⌊hash · positions / 2^64⌋, so that folding joins neighbours."""
+        """Returns the bit that each word sets for one hash: ⌊hash · positions / 2^64⌋, so that neighbours fold into
+        one."""
         hashes, size = row_hashes(words, row), np.uint64(self.positions)
         low = ((hashes & np.uint64(0xFFFFFFFF)) * size) >> np.uint64(32)
         return (((hashes >> np.uint64(32)) * size + low) >> np.uint64(32)).view(np.int64)
-
-    # Merging
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._require_mergeable(other)
@@ -156,10 +135,8 @@ class BloomStack(ItemStack):
         self._rows[codes] |= other.fold(self.level - other.level)._table()
 
     def fold(self, levels: int = 1) -> Self:
-        """A copy with 2^levels times fewer bits: what would stand there had it been built so."""
-        most = _halvings(self.positions)
-        if not 0 <= levels <= most:
-            raise InvalidRequest("level", levels, f"0 to {most}", f"{self.kind} with {self.positions} bits left")
+        """Returns a copy with 2^levels times fewer bits, equal to a filter built with that size."""
+        check_fold(levels, halvings(self.positions // 64), f"{self.kind} with {self.positions} bits left")
         result = self.take(np.arange(len(self)))
         result.level += levels
         if levels:
@@ -177,10 +154,8 @@ class BloomStack(ItemStack):
     def reset(self, groups: IntArray) -> None:
         self._rows[groups] = 0
 
-    # Asking
-
     def query(self, question: Question | None = None) -> Estimates:
-        """Without a question, the number of different values per group."""
+        """Returns the answer per group; the default question is the number of distinct values."""
         self.check(question)
         match question:
             case Contains(item):
@@ -189,18 +164,19 @@ class BloomStack(ItemStack):
                 return Estimates.exact(self._false_positives(self.fill()))
             case UnionSize(other, confidence):
                 union, _ = self._union(other)
-                return self._sizes(union, check_share("confidence", confidence))
+                return self._distinct(union, check_confidence(confidence))
             case IntersectionSize(other, confidence):
-                return self._intersection(other, check_share("confidence", confidence))
+                return self._intersection(other, check_confidence(confidence))
         confidence = question.confidence if isinstance(question, Distinct) else Distinct().confidence
-        return self._sizes(self._table(), check_share("confidence", confidence))
+        return self._distinct(self._table(), check_confidence(confidence))
 
     def fill(self) -> FloatArray:
-        """The share of bits that are set, per group."""
+        """Returns the fraction of bits that are set, per group."""
         return _set_bits(self._table()) / self.positions
 
     def overfull(self) -> BoolArray:
-        """The groups that hold more than they were made for: false positives are more frequent than was asked for."""
+        """Returns which groups hold more values than they were sized for: their false positive rate is above the
+        target."""
         return self.fill() > OVERFULL
 
     def _false_positives(self, fill: FloatArray) -> FloatArray:
@@ -211,27 +187,31 @@ class BloomStack(ItemStack):
         return self.kind if most <= OVERFULL else f"{self.kind}, overfull: {most:.0%} of the bits are set"
 
     def _contains(self, item: Any) -> Estimates:
-        """The confidence of a yes is 1 - the false positive rate, the highest one of the groups that say yes."""
-        word = self._word(item)
+        """Answers `Contains`. The confidence of a yes is 1 - the highest false positive rate of the groups that answer
+        yes."""
+        word = self._hash_item(item)
         if word is None:
             return Estimates.exact(np.zeros(len(self)))
         at = np.array([int(self._position(word, row)[0]) for row in range(self.hashes)])
         found = (self._table()[:, at >> 3] & _mask(at) != 0).all(axis=1)
         fill = self.fill()
         value = found.astype(np.float64)
-        return Estimates(value, value, value, confidence_of(self._false_positives(fill)[found]), self._basis(fill))
+        return Estimates(
+            value, value, value, membership_confidence(self._false_positives(fill)[found]), self._basis(fill)
+        )
 
     def _union(self, other: Any) -> tuple[Bits, Self]:
-        """The bits of the union, and the other stack at the level of the union."""
-        stack = self._paired(other)
+        """Returns the bits of the union, and the other stack folded to the level of the union."""
+        stack = self._other_stack(other)
         mine, theirs = self.fold(max(stack.level - self.level, 0)), stack.fold(max(self.level - stack.level, 0))
         return mine._table() | theirs._table(), theirs
 
-    def _sizes(self, rows: Bits, confidence: float) -> Estimates:
-        """Values per group from the bits set, X: those n at which X is within z deviations of its mean.
+    def _distinct(self, rows: Bits, confidence: float) -> Estimates:
+        """Estimates distinct values per group from the number of bits set, X: the n at which X is within z standard
+        deviations of its mean.
 
-        Bits left unset by hashes·n throws into m are nearly normal, with variance m·(p - (1 + c)·p²), where
-        p = e^-c is their share (Johnson and Kotz). Never fewer than X/hashes, which is certain.
+        The number of bits that hashes·n random assignments leave unset is nearly normal, with variance
+        m·(p - (1 + c)·p²), where p = e^-c is their fraction (Johnson and Kotz). X/hashes is a certain lower bound.
         """
         m = rows.shape[1] * 8
         bits_set = _set_bits(rows)
@@ -244,17 +224,17 @@ class BloomStack(ItemStack):
                 -m / self.hashes * np.log(np.clip(unset - shift / m, 0, 1)) for shift in (-deviation, 0.0, deviation)
             )
         least = np.ceil(bits_set / self.hashes)
-        # `+ 0.0`: the logarithm of 1 comes out as -0.0.
+        # `+ 0.0`: the logarithm of 1 is -0.0 here.
         value = np.maximum(value, least) + 0.0
         lower = np.minimum(np.maximum(np.floor(lower), least), value)
         return Estimates(value, lower, np.maximum(np.ceil(upper), value), confidence, self._basis(bits_set / m))
 
     def _intersection(self, other: Any, confidence: float) -> Estimates:
-        """|A| + |B| - |A ∪ B|; the three intervals hold together at the confidence asked for."""
+        """Returns |A| + |B| - |A ∪ B|; a union bound makes the three intervals hold together at the confidence."""
         union, theirs = self._union(other)
         mine = self.fold(theirs.level - self.level)
         each = 1 - (1 - confidence) / 3
-        a, b, both = (self._sizes(rows, each) for rows in (mine._table(), theirs._table(), union))
+        a, b, both = (self._distinct(rows, each) for rows in (mine._table(), theirs._table(), union))
         most = np.minimum(a.upper, b.upper)
         with np.errstate(invalid="ignore"):  # ∞ - ∞: a full filter bounds nothing
             least = np.minimum(a.value, b.value)
@@ -264,17 +244,15 @@ class BloomStack(ItemStack):
         lower, upper = np.clip(lower, 0, value), np.maximum(np.minimum(upper, most), value)
         return Estimates(value, lower, upper, confidence, both.basis)
 
-    # Bytes
-
     def to_message(self) -> SynopsisMessage:
         message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
         message.arrays.append(codec.encode(np.array([self.level])))
-        message.arrays.extend(packed_rows.pack_rows(self._table()))
+        message.arrays.extend(pack_rows(self._table()))
         return message
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters = codec.open_message(message, cls.kind, cls.version, 1 + packed_rows.ARRAYS)
+        parameters = codec.open_message(message, cls.kind, cls.version, 1 + ROW_ARRAYS)
         item_type = read_item_type(parameters, cls.kind)
         level = codec.decode(message.arrays[0])
         try:
@@ -285,17 +263,11 @@ class BloomStack(ItemStack):
                 seed=message.seed,
                 item_type=item_type,
             )
-            rows = packed_rows.unpack_rows(message.arrays[1:], result.positions // 8, np.dtype(np.uint8))
+            rows = unpack_rows(message.arrays[1:], result.positions // 8, np.dtype(np.uint8))
         except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
             raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
         result._rows, result._length = rows, len(rows)
         return result
-
-
-def _halvings(bits: int) -> int:
-    """How often so many bits can be halved and still be whole words of 64."""
-    words = bits // 64
-    return (words & -words).bit_length() - 1
 
 
 def _mask(at: IntArray) -> Bits:
@@ -303,7 +275,7 @@ def _mask(at: IntArray) -> Bits:
 
 
 def _set(flat: Bits, at: IntArray) -> None:
-    """Sets bits. Of several in one byte an assignment keeps one, so it is repeated for those still missing."""
+    """Sets bits. An assignment sets one of several bits in a byte, so it repeats until none is missing."""
     byte, mask = at >> 3, _mask(at)
     while len(byte):
         missing = np.flatnonzero(flat[byte] & mask == 0)
@@ -319,46 +291,46 @@ class BloomFilter(SingleSynopsis[BloomStack]):
     """Whether a value is among those added.
 
     Args:
-        bits: a multiple of 64; see `for_capacity`, which finds bits and hashes.
+        bits: a multiple of 64; `for_capacity` computes bits and hashes.
         hashes: bits set per value, 1 to 32.
-        seed: of the hash. Only filters of equal bits, hashes and seed merge.
+        seed: seed of the hash. Only filters of equal bits, hashes and seed merge.
     """
 
     stack_type = BloomStack
-    types: ClassVar[tuple[str, ...]] = ("string", "int64", "float64", "bool")
+    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
 
     def __init__(self, bits: int = DEFAULT_BITS, hashes: int = DEFAULT_HASHES, *, seed: int = DEFAULT_SEED) -> None:
         super().__init__(BloomStack(1, bits=bits, hashes=hashes, seed=seed))
 
     @classmethod
     def for_capacity(cls, capacity: int, fpr: float = 0.01, *, seed: int = DEFAULT_SEED) -> Self:
-        """A filter that is wrong about a share `fpr` of absent values when it holds `capacity` different ones.
+        """Returns a filter with a false positive rate of `fpr` when it holds `capacity` distinct values.
 
         Args:
-            capacity: different values of all filters that will be merged, not of one edge's.
+            capacity: distinct values of all filters that will be merged, not of one edge.
         """
         bits, hashes = size_for(capacity, fpr)
         return cls(bits, hashes, seed=seed)
 
     @property
     def fill(self) -> float:
-        """The share of bits that are set."""
+        """The fraction of bits that are set."""
         return float(self._stack.fill()[0])
 
     @property
     def overfull(self) -> bool:
-        """Whether more is in it than it was made for."""
+        """Whether it holds more values than it was sized for."""
         return bool(self._stack.overfull()[0])
 
 
 def size_for(capacity: int, fpr: float) -> tuple[int, int]:
-    """Bits and hashes: m = -n·ln(fpr)/ln²2, and k = (m/n)·ln 2. Raises InvalidRequest."""
+    """Returns bits m = -n·ln(fpr)/ln²2 and hashes k = (m/n)·ln 2. Raises InvalidRequest."""
     check_whole("capacity", capacity, 1, 1 << 40)
-    check_share("fpr", fpr)
+    check_fraction("fpr", fpr)
     needed = -capacity * math.log(fpr) / math.log(2) ** 2
     if needed > MAX_BITS:
         raise InvalidRequest("capacity", capacity, f"at most {MAX_BITS} bits", f"{needed:.3g} are needed")
-    # A multiple of 1/16 of its size: a twentieth more bits at most, and it can be halved often.
+    # Rounded up to a multiple of about 1/16 of its size, so that it can be folded; adds at most a twentieth.
     step = max(64, 1 << max(math.ceil(needed).bit_length() - 4, 0))
     bits = min(-(-math.ceil(needed) // step) * step, MAX_BITS)
     return bits, min(max(round(bits / capacity * math.log(2)), 1), MAX_HASHES)
@@ -370,10 +342,6 @@ def _read_bits(value: Any) -> int:
     return value
 
 
-def _make(parameters: Parameters, data_type: pa.DataType | None) -> BloomStack:
-    return BloomStack(**dict(parameters), item_type=item_type(data_type))
-
-
 def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
     return dict(zip(("bits", "hashes"), size_for(goals["capacity"], goals["fpr"]), strict=True))
 
@@ -382,13 +350,13 @@ register_kind(BloomStack)
 register_function(
     Function(
         "bloom",
-        _make,
+        stack_maker(BloomStack, items=True),
         types=ITEM_TYPES,
         parameters={
             "bits": Parameter(DEFAULT_BITS, _read_bits, f"a multiple of 64 from {MIN_BITS} to {MAX_BITS}"),
             "hashes": Parameter.whole(DEFAULT_HASHES, 1, MAX_HASHES),
         },
-        goals={"capacity": Parameter.whole(None, 1, 1 << 40), "fpr": Parameter.share(0.01)},
+        goals={"capacity": Parameter.whole(None, 1, 1 << 40), "fpr": Parameter.fraction(0.01)},
         size_for=_size_for,
     )
 )

@@ -1,13 +1,13 @@
 """DDSketch: quantiles with a bounded relative error, for values of either sign.
 
-Masson, Rim and Lee, "DDSketch" (VLDB 2019), with the uniform collapse of Epicoco et al., "UDDSketch"
-(IEEE Access 2020): when a sketch has too many bins, γ becomes γ² and neighbouring bins become one, so
-the bound holds for every quantile and not for the high ones only. A sketch's bins are named by the
-integers (α, level), never by a float γ; sketches of different levels merge at the higher one. The
-level is the least at which the bins fit, which depends on what was added and not on the order.
+Masson, Rim and Lee, "DDSketch" (VLDB 2019), with the uniform collapse of Epicoco et al., "UDDSketch" (IEEE Access
+2020): when a sketch has too many bins, γ becomes γ² and neighbouring bins become one, so the bound holds for every
+quantile and not only for the high ones. (α, level) identifies the bins, never a float γ; sketches of different levels
+merge at the higher one. The level is the smallest at which the bins fit, which depends on the values and not on their
+order.
 
-Bins are cells (`cells.py`) numbered by `SignedBins`, in the order of the values. NaN is counted apart and
-has no rank; infinities do have one.
+Bins are cells (`sparse_cells.py`) numbered by `SignedBins`, in the order of the values. NaN is counted separately and
+has no rank; infinities have one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.synopses.array_stack import ArrayStack, group_mask
 from edgewater.synopses.base import (
+    NUMBER_TYPES,
     Count,
     Estimates,
     FloatArray,
@@ -38,10 +39,9 @@ from edgewater.synopses.base import (
     Rank,
     Sum,
 )
-from edgewater.synopses.cells import Cells, cell_keys, cells_of, groups_of
+from edgewater.synopses.checks import check_fold, check_not_nan, check_quantile
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.columns import Many
-from edgewater.synopses.exact.aggregates import ArrayStack
+from edgewater.synopses.encoding.columns import MessageBatch
 from edgewater.synopses.quantiles.log_bins import (
     MAX_ACCURACY,
     MIN_ACCURACY,
@@ -52,24 +52,30 @@ from edgewater.synopses.quantiles.log_bins import (
     collapsed_accuracy,
     log_bins,
 )
-from edgewater.synopses.registry import Function, Parameter, Parameters, register_function, register_kind
+from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
 from edgewater.synopses.single import SingleSynopsis
+from edgewater.synopses.sparse_cells import SparseCells, cell_keys, cells_of, groups_of
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 DEFAULT_ACCURACY = 0.01
-ACCURACY_ACCEPTED = f"a relative accuracy from {MIN_ACCURACY} to {MAX_ACCURACY}, such as 0.01"
 MAX_BINS = 2048
-"""Bins in use per group; at 1 % they cover values over 17 orders of magnitude before the first collapse."""
+"""Maximum number of bins in use per group; at 1 % they cover 17 orders of magnitude before the first collapse."""
 
-_MAX_LEVEL = 20  # everything of one sign is in two bins by then
-_UNITED = (("nan", add), ("below", add), ("above", add), ("sum", add), ("min", min), ("max", max))
-_CHUNK = 1 << 15  # so that a chunk's temporaries stay in the L2 cache
+_ACCURACY = Parameter.number(
+    DEFAULT_ACCURACY,
+    MIN_ACCURACY,
+    MAX_ACCURACY,
+    f"a relative accuracy from {MIN_ACCURACY} to {MAX_ACCURACY}, such as 0.01",
+)
+_MAX_LEVEL = 20  # at this level, two bins cover all values of one sign
+_REDUCTIONS = (("nan", add), ("below", add), ("above", add), ("sum", add), ("min", min), ("max", max))
+_CHUNK = 1 << 15  # a chunk's temporaries stay in the L2 cache
 
 
 class DDSketchStack(ArrayStack):
-    """A DDSketch per group. `accuracy` is α at level 0, and the same in all that merge.
+    """A DDSketch per group. `accuracy` is α at level 0; only stacks of equal accuracy merge.
 
-    Not invertible: bins could be subtracted while uncollapsed, extremes and levels could not.
+    Not invertible: uncollapsed bins could be subtracted, extremes and levels could not.
     """
 
     kind: ClassVar[str] = "ddsketch"
@@ -86,12 +92,14 @@ class DDSketchStack(ArrayStack):
     }
 
     def __init__(self, groups: int = 0, *, accuracy: float = DEFAULT_ACCURACY) -> None:
-        if not _is_accuracy(accuracy):
-            raise InvalidRequest("accuracy", accuracy, ACCURACY_ACCEPTED)
+        try:
+            _ACCURACY.read(accuracy)
+        except ValueError as exc:
+            raise InvalidRequest("accuracy", accuracy, _ACCURACY.accepted) from exc
         super().__init__(groups)
         self.accuracy = float(accuracy)
         self._bins = log_bins(self.accuracy)
-        self._cells = Cells(np.add, np.int64)
+        self._cells = SparseCells(np.add, np.int64)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -104,8 +112,6 @@ class DDSketchStack(ArrayStack):
     def _empty(self) -> Self:
         return type(self)(accuracy=self.accuracy)
 
-    # Updating
-
     def update(self, codes: IntArray, values: npt.NDArray[Any], *, times: IntArray | None = None) -> None:
         """Adds a batch of integers or floats; integers count as the nearest float64."""
         for at in range(0, len(values), _CHUNK):
@@ -113,24 +119,24 @@ class DDSketchStack(ArrayStack):
 
     def _add(self, codes: IntArray, values: FloatArray) -> None:
         least, greatest = values.min(), values.max()
-        if not math.isfinite(least) or not math.isfinite(greatest):  # NaN comes through both
-            codes, values = self._set_apart(codes, values)
+        if not math.isfinite(least) or not math.isfinite(greatest):  # NaN propagates through min and max
+            codes, values = self._count_nonfinite(codes, values)
             if not len(values):
                 return None
             least, greatest = values.min(), values.max()
         with np.errstate(over="ignore", invalid="ignore"):  # a sum beyond float64 is infinite
-            self._note(codes, values, least, greatest)
+            self._update_sum_and_extremes(codes, values, least, greatest)
         if least > 0:
-            return self._count(codes, self._bins.find(values) + np.int32(OFFSET))
+            return self._count_bins(codes, self._bins.find(values) + np.int32(OFFSET))
         nonzero = values != 0
         signed = values[nonzero]
         bins = self._bins.find(np.abs(signed)) + np.int32(OFFSET)
         cells = np.zeros(len(values), np.int32)
         cells[nonzero] = np.where(signed < 0, -bins, bins)
-        return self._count(codes, cells)
+        return self._count_bins(codes, cells)
 
-    def _set_apart(self, codes: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
-        """Counts NaN and infinities, and returns the rest."""
+    def _count_nonfinite(self, codes: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Counts NaN and infinities, and returns the finite values."""
         above, below = values == np.inf, values == -np.inf
         for name, chosen in (("nan", values != values), ("above", above), ("below", below)):
             self._view(name)[:] += np.bincount(codes[chosen], minlength=len(self))
@@ -139,8 +145,8 @@ class DDSketchStack(ArrayStack):
         finite = np.isfinite(values)
         return codes[finite], values[finite]
 
-    def _note(self, codes: IntArray, values: FloatArray, least: float, greatest: float) -> None:
-        """Sum and extremes of finite values."""
+    def _update_sum_and_extremes(self, codes: IntArray, values: FloatArray, least: float, greatest: float) -> None:
+        """Adds finite values to the sums and extremes."""
         if len(self) == 1:
             self._view("sum")[0] += values.sum()
             self._view("min")[0] = min(self._view("min")[0], least)
@@ -150,8 +156,8 @@ class DDSketchStack(ArrayStack):
         np.minimum.at(self._view("min"), codes, values)
         np.maximum.at(self._view("max"), codes, values)
 
-    def _count(self, codes: IntArray, cells: npt.NDArray[np.int32]) -> None:
-        """Adds one to each (group, cell); cells count from that of zero, and are overwritten."""
+    def _count_bins(self, codes: IntArray, cells: npt.NDArray[np.int32]) -> None:
+        """Adds one to each (group, cell). `cells` are relative to the cell of zero; the array is overwritten."""
         least = int(cells.min())
         span = int(cells.max()) - least + 1
         cells -= np.int32(least)
@@ -171,35 +177,33 @@ class DDSketchStack(ArrayStack):
         if level.any():
             cells = SignedBins.of(cells).coarsened(level[groups])
         self._cells.add(cell_keys(groups, cells), counts)
-        if self._cells.is_due:
-            self._settle()
+        if self._cells.needs_consolidation:
+            self._consolidate()
 
-    def _settle(self) -> tuple[IntArray, IntArray]:
-        """Settles the cells, and collapses groups until each has at most `MAX_BINS`."""
-        keys, counts = self._cells.settled()
+    def _consolidate(self) -> tuple[IntArray, IntArray]:
+        """Consolidates the cells, and collapses groups until each has at most `MAX_BINS`."""
+        keys, counts = self._cells.consolidated()
         while len(keys) > MAX_BINS:
             crowded = self._cells.counts(len(self)) > MAX_BINS
             if not crowded.any():
                 break
             self._raise_level(self._view("level") + crowded)
-            keys, counts = self._cells.settled()
+            keys, counts = self._cells.consolidated()
         return keys, counts
 
     def _raise_level(self, wanted: IntArray) -> None:
         """Collapses each group to at least the wanted level."""
         steps = np.maximum(wanted - self._view("level"), 0)
         if steps.any():
-            keys, counts = self._cells.settled()
+            keys, counts = self._cells.consolidated()
             groups = groups_of(keys)
             self._cells.replace(cell_keys(groups, SignedBins.of(cells_of(keys)).coarsened(steps[groups])), counts)
             self._view("level")[:] += steps
 
-    # Merging
-
     def merge(self, other: Self, codes: IntArray) -> None:
-        codec.require_equal(self.kind, self.parameters, other.parameters)
-        keys, counts = other._settle()
-        theirs = other._view("level").copy()  # `other` may be this stack itself
+        self._require_equal_parameters(other)
+        keys, counts = other._consolidate()
+        theirs = other._view("level").copy()  # `other` may be this stack
         wanted = self._view("level").copy()
         wanted[codes] = np.maximum(wanted[codes], theirs)
         self._raise_level(wanted)
@@ -211,61 +215,64 @@ class DDSketchStack(ArrayStack):
                 self._view(name)[codes] += other._view(name)
         for name, better in (("min", np.minimum), ("max", np.maximum)):
             self._view(name)[codes] = better(self._view(name)[codes], other._view(name))
-        if self._cells.is_due:
-            self._settle()
+        if self._cells.needs_consolidation:
+            self._consolidate()
 
-    def merge_ones(self, others: Sequence[Self]) -> None:
-        """Merges stacks of one group into this one, which has one too: all their bins in one sum."""
+    def merge_singles(self, others: Sequence[Self]) -> None:
+        """Merges stacks of one group into this stack of one group, with one sum of all their bins."""
         for other in others:
             codec.require_equal(self.kind, self.parameters, other.parameters)
         if not others:
             return
         stacks = (self, *others)
-        settled = [stack._settle() for stack in stacks]
+        consolidated = [stack._consolidate() for stack in stacks]
         levels = [stack._state["level"].item(0) for stack in stacks]
         level = max(levels)
-        # A group of one: keys are cells.
+        # In a stack of one group, keys are cells.
         if min(levels) == level:
-            self._cells.hold(*_summed_runs(settled))
+            self._cells.replace_sorted(*_summed_runs(consolidated))
         else:
-            cells = [SignedBins.of(keys).coarsened(level - of) for (keys, _), of in zip(settled, levels, strict=True)]
-            self._cells.hold(*_summed(np.concatenate(cells), np.concatenate([counts for _, counts in settled])))
+            cells = [
+                SignedBins.of(keys).coarsened(level - of) for (keys, _), of in zip(consolidated, levels, strict=True)
+            ]
+            self._cells.replace_sorted(
+                *_summed(np.concatenate(cells), np.concatenate([counts for _, counts in consolidated]))
+            )
         self._state["level"][0] = level
-        for name, united in _UNITED:
-            # Sums one after the other: float64 comes out as if they were merged so.
-            self._state[name][0] = reduce(united, [stack._state[name].item(0) for stack in stacks])
-        self._settle()
+        for name, combine in _REDUCTIONS:
+            # Sums in the order of the stacks give the float64 of merging one after the other.
+            self._state[name][0] = reduce(combine, [stack._state[name].item(0) for stack in stacks])
+        self._consolidate()
 
-    def unite(self, many: Many) -> None:
-        """Merges messages of one group each (`merging.Uniting`)."""
-        stack = self.from_message(many.stacked(0))
+    def merge_messages(self, batch: MessageBatch) -> None:
+        """Merges messages of one group each (`serialized.MessageMerging`)."""
+        stack = self.from_message(batch.stacked(0))
         level = np.maximum(self._view("level"), stack._view("level").max())
         self._raise_level(level)
         stack._raise_level(np.repeat(level, len(stack)))
-        keys, counts = (np.concatenate(both) for both in zip(self._settle(), stack._settle(), strict=True))
-        self._cells.hold(*_summed(cells_of(keys), counts))
+        keys, counts = (np.concatenate(both) for both in zip(self._consolidate(), stack._consolidate(), strict=True))
+        self._cells.replace_sorted(*_summed(cells_of(keys), counts))
         with np.errstate(over="ignore", invalid="ignore"):
             for name in ("nan", "below", "above", "sum"):
                 self._state[name][0] = np.cumsum(np.append(self._view(name), stack._view(name)))[-1]
         for name, best in (("min", np.min), ("max", np.max)):
             self._state[name][0] = best(np.append(self._view(name), stack._view(name)))
-        self._settle()
+        self._consolidate()
 
     def fold(self, levels: int = 1) -> Self:
-        """A copy, collapsed further: half as many bins, twice the error (nearly) per level."""
-        self._settle()
-        most = _MAX_LEVEL - int(self._view("level").max(initial=0))
-        if not 0 <= levels <= most:
-            raise InvalidRequest("level", levels, f"0 to {most}", f"{self.kind} at level {_MAX_LEVEL - most}")
+        """Returns a copy after more collapses; each halves the bins and about doubles the error."""
+        self._consolidate()
+        highest = int(self._view("level").max(initial=0))
+        check_fold(levels, _MAX_LEVEL - highest, f"{self.kind} at level {highest}")
         result = self.take(np.arange(len(self)))
         result._raise_level(result._view("level") + levels)
         return result
 
     def take(self, groups: IntArray) -> Self:
-        self._settle()
+        self._consolidate()
         if len(self) == len(groups) == 1:
-            result = self._copied()
-            result._cells = self._cells.copied()
+            result = self._copy_single()
+            result._cells = self._cells.copy()
             return result
         result = super().take(groups)
         result._cells.replace(*self._cells.select(groups, len(self)))
@@ -273,22 +280,18 @@ class DDSketchStack(ArrayStack):
 
     def reset(self, groups: IntArray) -> None:
         super().reset(groups)
-        gone = np.zeros(len(self), bool)
-        gone[groups] = True
-        self._cells.drop(gone)
-
-    # Asking
+        self._cells.drop(group_mask(groups, len(self)))
 
     def query(self, question: Question | None = None) -> Estimates:
-        """The answer per group; without a question, the median. NaN where there are no values."""
+        """Returns the answer per group; the default question is the median. NaN where there are no values."""
         self.check(question)
         match question:
             case Rank(x):
-                return self._ranks(x)
+                return self._ranks(check_not_nan("x", x))
             case None:
                 return self._quantiles(0.5)
             case Quantile(q):
-                return self._quantiles(q)
+                return self._quantiles(check_quantile(q))
             case Minimum() | Maximum():
                 name = "min" if isinstance(question, Minimum) else "max"
                 return Estimates.exact(np.where(self._counts() > 0, self._view(name), np.nan))
@@ -301,14 +304,14 @@ class DDSketchStack(ArrayStack):
         return Estimates.exact(np.where(n > 0, total, np.nan))
 
     def accuracies(self) -> FloatArray:
-        """The relative accuracy that each group has now, after its collapses."""
-        self._settle()
+        """Returns the current relative accuracy of each group, after its collapses."""
+        self._consolidate()
         each = np.array([collapsed_accuracy(self.accuracy, level) for level in range(_MAX_LEVEL + 1)])
         return np.asarray(each[self._view("level")])
 
     def _counts(self) -> IntArray:
-        """Values per group, infinities included and NaN not."""
-        _, counts = self._settle()
+        """Returns the number of values per group, including infinities but not NaN."""
+        _, counts = self._consolidate()
         ends = np.concatenate([[0], np.cumsum(counts)])[self._cells.starts(len(self))]
         return np.asarray(np.diff(ends) + self._view("below") + self._view("above"))
 
@@ -318,10 +321,8 @@ class DDSketchStack(ArrayStack):
         return np.asarray(self._view("sum") + infinite)
 
     def _quantiles(self, q: float) -> Estimates:
-        """The value with rank ⌊q·(n - 1)⌋, from 0. Its bin's edges are certain bounds; extremes are exact."""
-        if not 0 <= q <= 1:
-            raise InvalidRequest("q", q, "a number from 0 to 1, such as 0.99")
-        keys, counts = self._settle()
+        """Returns the value with rank ⌊q·(n - 1)⌋, from 0. The bounds are its bin's edges; extremes are exact."""
+        keys, counts = self._consolidate()
         n = self._counts()
         running = np.cumsum(counts)
         before = np.concatenate([[0], running])[self._cells.starts(len(self))[:-1]]
@@ -342,10 +343,9 @@ class DDSketchStack(ArrayStack):
         return Estimates(value, lower, upper, 1.0, self.kind)
 
     def _ranks(self, x: float) -> Estimates:
-        """The share of values at most `x`: between that of the bins below x's, and with x's bin."""
-        if math.isnan(x):
-            raise InvalidRequest("x", x, "a number")
-        keys, counts = self._settle()
+        """Returns the fraction of values that are at most `x`. The bounds are that of the bins below the bin of x, and
+        that including it."""
+        keys, counts = self._consolidate()
         n, level = self._counts(), self._view("level")
         running = np.concatenate([[0], np.cumsum(counts)])
         sign = (x > 0) - (x < 0)
@@ -359,19 +359,17 @@ class DDSketchStack(ArrayStack):
         low, _, high = SignedBins.of(cells).edges(self.accuracy, level)
         least, most = np.where(x >= high, most, least), np.where(x < low, least, most)
         with np.errstate(divide="ignore", invalid="ignore"):
-            part = np.where(high > low, np.clip((x - low) / (high - low), 0, 1), 1.0)
+            fraction = np.where(high > low, np.clip((x - low) / (high - low), 0, 1), 1.0)
             value, lower, upper = (
                 np.select([x >= self._view("max"), x < self._view("min")], [n, 0], self._view("below") + counted) / n
-                for counted in (least + (most - least) * part, least, most)
+                for counted in (least + (most - least) * fraction, least, most)
             )
         return Estimates(value, lower, upper, 1.0, self.kind)
 
-    # Bytes
-
     def to_message(self) -> SynopsisMessage:
-        self._settle()
+        self._consolidate()
         message = super().to_message()
-        message.arrays.extend(codec.encode(part) for part in self._cells.pack(len(self)))
+        message.arrays.extend(codec.encode(array) for array in self._cells.pack(len(self)))
         return message
 
     @classmethod
@@ -388,11 +386,11 @@ class DDSketchStack(ArrayStack):
         return result
 
     def _check_state(self, groups: int) -> None:
-        """Raises ValueError unless decoded arrays are the state of this stack."""
+        """Raises ValueError unless decoded arrays are a valid state."""
         level = self._view("level")
         if groups != len(self) or ((level < 0) | (level > _MAX_LEVEL)).any():
             raise ValueError("levels out of range, or cells of other groups")
-        keys, counts = self._cells.settled()
+        keys, counts = self._cells.consolidated()
         bins = SignedBins.of(cells_of(keys))
         levels = level[groups_of(keys)]
         ends = [coarser(np.full(len(keys), k), levels) for k in (self._bins.lowest, self._bins.highest)]
@@ -403,14 +401,14 @@ class DDSketchStack(ArrayStack):
 
 
 class DDSketch(SingleSynopsis[DDSketchStack]):
-    """Quantiles, each within a relative error of `accuracy` (0.001 to 0.5) of the true one.
+    """Quantiles within a relative error of `accuracy` (0.001 to 0.5).
 
-    Only synopses of equal accuracy merge. A sketch that would need more than `MAX_BINS` bins collapses,
-    which about doubles its error: see `current_accuracy`.
+    Only synopses of equal accuracy merge. A sketch that would need more than `MAX_BINS` bins collapses, which about
+    doubles its error: see `current_accuracy`.
     """
 
     stack_type = DDSketchStack
-    types: ClassVar[tuple[str, ...]] = ("int64", "float64")
+    types: ClassVar[tuple[str, ...]] = NUMBER_TYPES
 
     def __init__(self, accuracy: float = DEFAULT_ACCURACY) -> None:
         super().__init__(DDSketchStack(1, accuracy=accuracy))
@@ -421,9 +419,9 @@ class DDSketch(SingleSynopsis[DDSketchStack]):
 
 
 def _summed_runs(runs: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
-    """Distinct cells, ascending, and their counts, of runs of distinct and ascending cells each.
+    """Adds up runs of distinct, ascending cells; returns distinct, ascending cells and their counts.
 
-    Sketches of one stream soon use the same cells, or fewer: those are added where they stand.
+    Sketches of one stream use the same cells, or a subset, after a while: their counts are added in place.
     """
     cells, total = max(runs, key=lambda run: len(run[0]))
     total, others, first = total.copy(), [], True
@@ -443,13 +441,13 @@ def _summed_runs(runs: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, I
 
 
 def _summed(cells: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Distinct cells, ascending, and their counts."""
+    """Adds up counts of equal cells; returns distinct, ascending cells and their counts."""
     if not len(cells):
         return cells, counts
     least = int(cells.min())
     span = int(cells.max()) - least + 1
-    if span > 4 * len(cells) + (1 << 16):  # far apart
-        order = np.argsort(cells, kind="stable")  # stable: merges the sorted runs that they are
+    if span > 4 * len(cells) + (1 << 16):  # sparse
+        order = np.argsort(cells, kind="stable")  # a stable sort merges sorted runs fast
         cells = cells[order]
         first = np.flatnonzero(np.concatenate([[True], cells[1:] != cells[:-1]]))
         return cells[first], np.add.reduceat(counts[order], first)
@@ -459,23 +457,5 @@ def _summed(cells: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
     return used + least, total[used]
 
 
-def _is_accuracy(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and MIN_ACCURACY <= value <= MAX_ACCURACY
-
-
-def _read_accuracy(value: Any) -> float:
-    if not _is_accuracy(value):
-        raise ValueError(ACCURACY_ACCEPTED)
-    return float(value)
-
-
-def _make(parameters: Parameters, _: pa.DataType | None) -> DDSketchStack:
-    return DDSketchStack(**dict(parameters))
-
-
 register_kind(DDSketchStack)
-register_function(
-    Function(
-        "quantiles", _make, parameters={"accuracy": Parameter(DEFAULT_ACCURACY, _read_accuracy, ACCURACY_ACCEPTED)}
-    )
-)
+register_function(Function("quantiles", stack_maker(DDSketchStack), parameters={"accuracy": _ACCURACY}))

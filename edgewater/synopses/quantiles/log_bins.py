@@ -1,13 +1,12 @@
-"""Logarithmic bins: which bin a float64 falls into, without a logarithm.
+"""Logarithmic bins: finds the bin of a float64 without computing a logarithm.
 
-Bin k holds the magnitudes in (γ^(k-1), γ^k], γ = (1 + α)/(1 - α): half open, so that a boundary
-belongs to the bin below it. `log` may differ in its last digit between platforms, and then an edge
-and the center would disagree about values on a boundary; so the boundaries are a table, computed by
-IEEE multiplications alone, and bins are found by comparison with it:
+Bin k holds the magnitudes in (γ^(k-1), γ^k], γ = (1 + α)/(1 - α); a boundary belongs to the bin below it. The last
+digit of `log` may differ between platforms, and an edge and the center would then disagree about values on a boundary.
+The boundaries are therefore a table that is computed by IEEE multiplications alone, and bins are found by comparison:
 
-the first bits of a float64 (exponent and a few bits of mantissa) number cells so narrow that none
-holds two boundaries. A second table has the bin of each cell's lower end; a value's bin is that one,
-or the next if the value lies above its boundary. Two gathers and a comparison, about 5 ns.
+The first bits of a float64 (exponent and a few bits of the mantissa) number cells so narrow that none contains two
+boundaries. A second table has the bin of each cell's lower end. The bin of a value is that one, or the next if the
+value is above its boundary: two gathers and a comparison, about 5 ns.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ZERO = 1 << 31
 """The cell of zero."""
 
 OFFSET = 1 << 19
-"""What is added to a bin's number before its sign: more than the lowest bin of any accuracy is below 0."""
+"""The offset that makes the bin numbers of any accuracy positive before the sign is applied."""
 
 _LEAST_NORMAL = 2.0**-1022
 _GREATEST = float(np.finfo(np.float64).max)
@@ -40,7 +39,7 @@ class LogBins:
     2^-1022 (subnormal) belong to the lowest bin, whose lower edge is 0.
 
     Attributes:
-        lowest, highest: the bins, at level 0, of the least and the greatest magnitude.
+        lowest, highest: the bins, at level 0, of the smallest and the largest magnitude.
     """
 
     def __init__(self, accuracy: float) -> None:
@@ -60,24 +59,24 @@ class LogBins:
         self._cells: npt.NDArray[np.int32] = np.searchsorted(self._edges, lower_ends).astype(np.int32)
 
     def find(self, magnitudes: FloatArray) -> npt.NDArray[np.int32]:
-        """The bin at level 0 of finite numbers above 0."""
+        """Returns the bins at level 0 of finite numbers above 0."""
         bins: npt.NDArray[np.int32] = self._cells[magnitudes.view(np.int64) >> self._shift]
         bins += magnitudes > self._edges[bins]
         bins += np.int32(self.lowest)
         return bins
 
     def upper(self, bins: IntArray, level: IntArray | int) -> FloatArray:
-        """The upper edge, inclusive, of bins at a level; 0 below the lowest."""
+        """Returns the inclusive upper edge of bins at a level; 0 below the lowest bin."""
         at = (bins << level) - self.lowest
         edges = self._edges[np.clip(at, 0, len(self._edges) - 1)]
         return np.where(at < 0, 0.0, edges)
 
     def lower(self, bins: IntArray, level: IntArray | int) -> FloatArray:
-        """The lower edge, exclusive, of bins at a level."""
+        """Returns the exclusive lower edge of bins at a level."""
         return self.upper(bins - 1, level)
 
     def center(self, bins: IntArray, level: IntArray | int) -> FloatArray:
-        """The value with the least relative error in a bin: 2·γ^k/(γ + 1)."""
+        """Returns the value with the smallest relative error in a bin: 2·γ^k/(γ + 1)."""
         low, high = self.lower(bins, level), self.upper(bins, level)
         with np.errstate(over="ignore"):
             # The harmonic mean 2·low·high/(low + high), in a form that cannot overflow.
@@ -85,16 +84,16 @@ class LogBins:
 
 
 def coarser(bins: IntArray, levels: IntArray | int) -> IntArray:
-    """⌈k / 2^levels⌉: the bins after that many collapses."""
+    """Returns the bins after `levels` collapses: ⌈k / 2^levels⌉."""
     return -(-bins >> levels)
 
 
 @dataclass(frozen=True, slots=True)
 class SignedBins:
-    """Bins of numbers of either sign, and as cells in [0, 2^32) whose order is the order of the values.
+    """Bins of numbers of either sign. As cells in [0, 2^32) they have the order of the values.
 
     Attributes:
-        number: k, the bin of the magnitude; of no meaning for zero.
+        number: k, the bin of the magnitude; undefined for zero.
         sign: -1, 0 or 1.
     """
 
@@ -107,11 +106,11 @@ class SignedBins:
         return cls(np.abs(shifted) - OFFSET, np.sign(shifted))
 
     def coarsened(self, levels: IntArray | int) -> IntArray:
-        """The cells after `levels` collapses; zero stays zero."""
+        """Returns the cells after `levels` collapses; zero stays zero."""
         return ZERO + self.sign * (coarser(self.number, levels) + OFFSET)
 
     def edges(self, accuracy: float, level: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """(lower edge, center, upper edge) as values; all 0 for zero."""
+        """Returns (lower edge, center, upper edge) as values; all 0 for zero."""
         bins = log_bins(accuracy)
         near, center, far = (f(self.number, level) for f in (bins.lower, bins.center, bins.upper))
         low, high = np.where(self.sign < 0, far, near), np.where(self.sign < 0, near, far)
@@ -119,7 +118,7 @@ class SignedBins:
 
 
 def collapsed_accuracy(accuracy: float, level: int) -> float:
-    """α after `level` uniform collapses: each makes it 2α/(1 + α²) (Epicoco et al. 2020)."""
+    """Returns α after `level` uniform collapses; each gives 2α/(1 + α²) (Epicoco et al. 2020)."""
     for _ in range(level):
         accuracy = 2 * accuracy / (1 + accuracy * accuracy)
     return accuracy
@@ -127,12 +126,12 @@ def collapsed_accuracy(accuracy: float, level: int) -> float:
 
 @lru_cache(maxsize=8)
 def log_bins(accuracy: float) -> LogBins:
-    """The bins of an accuracy; tables are kept, about 1 MB at 1 %."""
+    """Returns the bins of an accuracy. The tables are cached, about 1 MB at 1 %."""
     return LogBins(accuracy)
 
 
 def _powers(gamma: float) -> FloatArray:
-    """γ^0, γ^1, … up to the first beyond float64, by doubling: the same bits on every platform."""
+    """Returns γ^0, γ^1, … up to the first beyond float64, by doubling: equal bits on every platform."""
     powers = np.ones(1)
     with np.errstate(over="ignore"):
         while math.isfinite(powers[-1]):

@@ -1,9 +1,9 @@
-"""Functions of a whole window's rows that no synopsis adds up: k-means, exact quantiles, a user's own.
+"""Functions of a window's rows that have no mergeable state: k-means, exact quantiles, third-party functions.
 
-Edges ship rows (`row_sample`), all or a sample of them, and the center runs the function on what came, when it is
-asked. How far a sample's value may be off is found by running it on resamples
-(`center.early_trigger.function_estimate`), unless the function knows better. A user's own is a `SampleFunction` and
-`sample_function(...)`, brought by a package as other functions are (`plugins`).
+Edges ship rows (`row_sample`), all or a sample of them, and the center evaluates the function on the rows of a query's
+window on demand. The error of a sample's value is estimated by resampling (`center.early_trigger.function_estimate`),
+unless the function has a formula (`SampleFunction.interval`). A third-party function is a `SampleFunction` subclass and
+`sample_function(...)`, which a plugin provides (`plugins`).
 """
 
 from __future__ import annotations
@@ -15,67 +15,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edgewater.synopses.base import FloatArray
+from edgewater.synopses.base import FloatArray, Interval, SampleFunction
 from edgewater.synopses.intervals import normal_quantile
 from edgewater.synopses.registry import MAX_SAMPLE_SIZE, Function, Parameter, Parameters, register_function
-from edgewater.synopses.sampling.row_sample import DEFAULT_LIMIT, MAX_COLUMNS, RowSampleStack
-
-Interval = tuple[FloatArray, FloatArray, FloatArray, float]
-"""Value, lower and upper bounds (float64, one per name), and the relative error that holds with the confidence."""
-
-
-class SampleFunction:
-    """A function of rows. Subclasses say how it is computed and what its numbers are called.
-
-    It has to be one of the rows as a set: a sample of n of them must give about what all give. What a sum or a count of
-    all rows would be is none; `sum` and `count` are.
-    """
-
-    columns: tuple[int, int] = (1, MAX_COLUMNS)
-    """How many columns a row may have, at least and at most."""
-
-    def names(self, parameters: Mapping[str, Any], columns: int) -> Sequence[str]:
-        """What its numbers are called, in order; one without a name: it is a single number."""
-        return ("",)
-
-    def fit(self, rows: FloatArray, parameters: Mapping[str, Any], start: FloatArray | None) -> FloatArray:
-        """The function.
-
-        Args:
-            rows: float64 (n, columns), at least `least_rows` of them.
-            start: the value on the rows that these were resampled from, for functions that search from somewhere, so
-                that numbers of both mean the same; None: there is none. The same rows give the same value.
-
-        Returns:
-            float64, one per name.
-        """
-        raise NotImplementedError
-
-    def distance(self, value: FloatArray, reference: FloatArray, parameters: Mapping[str, Any]) -> float:
-        """How far a value is from another, relative to that: here, of the number that is furthest off."""
-        gap, size = np.abs(value - reference), np.abs(reference)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.where(gap == 0, 0.0, gap / size).max(initial=0.0))
-
-    def least_rows(self, parameters: Mapping[str, Any]) -> int:
-        """Fewer rows have no value."""
-        return 1
-
-    def interval(
-        self, rows: FloatArray, parameters: Mapping[str, Any], confidence: float, part: float
-    ) -> Interval | None:
-        """The value and how far it may be off, where there is a formula. None: by resampling.
-
-        Args:
-            part: of all rows, the part that these are.
-        """
-        return None
+from edgewater.synopses.sampling.row_sample import DEFAULT_LIMIT, RowSampleStack
 
 
 class KMeans(SampleFunction):
-    """Lloyd's algorithm from seeds that lie apart (k-means++, Arthur and Vassilvitskii 2007), the best of a few runs.
+    """Lloyd's algorithm with k-means++ seeds (Arthur and Vassilvitskii 2007); the best of a few runs.
 
-    Its numbers are the centroids, ordered by their columns, and the inertia: the mean squared distance to the nearest.
+    Its numbers are the centroids, ordered by their columns, and the inertia: the mean squared distance of a row to the
+    nearest centroid.
     """
 
     RUNS, ROUNDS = 4, 25
@@ -84,7 +34,7 @@ class KMeans(SampleFunction):
         places = [f"centroids[{i}][{j}]" for i in range(parameters["k"]) for j in range(columns)]
         return [*places, "inertia"]
 
-    def least_rows(self, parameters: Mapping[str, Any]) -> int:
+    def min_rows(self, parameters: Mapping[str, Any]) -> int:
         return int(parameters["k"])
 
     def fit(self, rows: FloatArray, parameters: Mapping[str, Any], start: FloatArray | None) -> FloatArray:
@@ -98,7 +48,8 @@ class KMeans(SampleFunction):
         return np.append(centroids.reshape(-1), inertia)
 
     def distance(self, value: FloatArray, reference: FloatArray, parameters: Mapping[str, Any]) -> float:
-        """The largest displacement of a centroid, as a part of its distance from the origin; or the inertia's error."""
+        """Returns the largest displacement of a centroid relative to its distance from the origin, or the inertia's
+        error."""
         k = int(parameters["k"])
         at, held = (x[:-1].reshape(k, -1) for x in (value, reference))
         gaps = np.append(np.linalg.norm(at - held, axis=1), abs(value[-1] - reference[-1]))
@@ -107,7 +58,7 @@ class KMeans(SampleFunction):
 
 
 def _seeds(rows: FloatArray, k: int, run: int) -> FloatArray:
-    """k rows, each drawn with its squared distance to those before as weight."""
+    """Returns k rows, each chosen with its squared distance to the rows before as weight."""
     rng = np.random.default_rng(run)
     seeds = rows[rng.integers(0, len(rows), 1)]
     nearest = ((rows - seeds[0]) ** 2).sum(axis=1)
@@ -120,11 +71,11 @@ def _seeds(rows: FloatArray, k: int, run: int) -> FloatArray:
 
 
 def _lloyd(rows: FloatArray, start: FloatArray, rounds: int) -> tuple[FloatArray, float]:
-    # Around their middle: far from the origin, squares have no digits left for what rows differ by.
+    # Centered, because far from the origin the squares lose the digits in which rows differ.
     middle = rows.mean(axis=0)
     rows, centroids = rows - middle, start - middle
     for _ in range(rounds):
-        # |x - c|² less |x|², which is the same for all c.
+        # |x - c|² without |x|², which is equal for all c.
         nearest = ((centroids**2).sum(axis=1) - 2 * rows @ centroids.T).argmin(axis=1)
         count = np.bincount(nearest, minlength=len(centroids))[:, None]
         total = np.stack([np.bincount(nearest, column, len(centroids)) for column in rows.T], axis=1)
@@ -137,28 +88,26 @@ def _lloyd(rows: FloatArray, start: FloatArray, rounds: int) -> tuple[FloatArray
 
 
 class ExactQuantile(SampleFunction):
-    """The value at rank q: of all rows exactly, of a sample with bounds that hold for any distribution.
+    """The value at rank q: exact for all rows, with distribution-free bounds for a sample.
 
-    The bounds are values of the sample: how many of n lie below the true one is binomial, so the ranks nq ± z√(nq(1-q))
-    hold it (David and Nagaraja, Order Statistics, 7.1), drawn nearer by what the sample holds of the whole.
+    The bounds are values of the sample. The number of the n values below the true quantile is binomial, so the values
+    at the ranks nq ± z√(nq(1-q)) bound it (David and Nagaraja, Order Statistics, 7.1); a finite population correction
+    narrows them.
     """
 
     columns = (1, 1)
-
-    def least_rows(self, parameters: Mapping[str, Any]) -> int:
-        return 1
 
     def fit(self, rows: FloatArray, parameters: Mapping[str, Any], start: FloatArray | None) -> FloatArray:
         return np.asarray(np.quantile(rows[:, 0], [parameters["q"]], method="inverted_cdf"))
 
     def interval(
-        self, rows: FloatArray, parameters: Mapping[str, Any], confidence: float, part: float
+        self, rows: FloatArray, parameters: Mapping[str, Any], confidence: float, fraction: float
     ) -> Interval | None:
         value, q, n = self.fit(rows, parameters, None), float(parameters["q"]), len(rows)
-        if part >= 1:
+        if fraction >= 1:
             return value, value, value, 0.0
-        # Half a rank on each side for the continuity that ranks do not have, one for the ranks' own.
-        width = normal_quantile(confidence) * math.sqrt(n * q * (1 - q) * (1 - part)) + 1
+        # + 1 rank: half a rank per side as continuity correction, and rounding.
+        width = normal_quantile(confidence) * math.sqrt(n * q * (1 - q) * (1 - fraction)) + 1
         low, high = math.floor(n * q - width), math.ceil(n * q + width)
         ordered = np.sort(rows[:, 0])
         lower = ordered[low : low + 1] if low >= 0 else np.array([-math.inf])
@@ -171,14 +120,15 @@ class ExactQuantile(SampleFunction):
 def sample_function(
     name: str, function: SampleFunction, parameters: Mapping[str, Parameter] | None = None, limit: int = DEFAULT_LIMIT
 ) -> Function:
-    """What a query may name: `function` of rows of one or several columns.
+    """Returns the query function that evaluates `function` on rows of one or several columns.
 
     Args:
-        parameters: its own; besides, each takes `limit`, the most rows of a group that are held.
+        parameters: the function's own parameters; `limit`, the maximum number of rows of a group, is added.
+        limit: the default of `limit`.
     """
 
-    def make(given: Parameters, data_type: pa.DataType | None) -> RowSampleStack:
-        return RowSampleStack(columns=getattr(data_type, "list_size", 1), limit=dict(given)["limit"])
+    def make(values: Parameters, data_type: pa.DataType | None) -> RowSampleStack:
+        return RowSampleStack(columns=getattr(data_type, "list_size", 1), limit=dict(values)["limit"])
 
     own = {**(parameters or {}), "limit": Parameter.whole(limit, 2, MAX_SAMPLE_SIZE)}
     return Function(name, make, argument="rows", parameters=own, sample=function)

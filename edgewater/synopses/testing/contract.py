@@ -105,7 +105,7 @@ def a_newer_version_and_an_unknown_kind_are_unsupported(subject: Subject) -> Non
     with refused(UnsupportedVersion, message.kind, str(message.version)):
         subject.from_message(message)
     message.kind = "not_a_kind"
-    with refused(UnsupportedVersion, "'not_a_kind' is not known", "hyperloglog", "may be missing"):
+    with refused(UnsupportedVersion, "'not_a_kind' is not known", "hyperloglog", "may not be installed"):
         stack_from_message(message)
 
 

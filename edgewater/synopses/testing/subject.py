@@ -15,7 +15,7 @@ from edgewater.synopses.base import IntArray, Question, Stack
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.hashing import hash_values
 from edgewater.synopses.registry import is_kind, stack_from_message
-from edgewater.synopses.sampling.sample_rows import SampleStack
+from edgewater.synopses.sampling.sample_stack import SampleStack
 from edgewater.synopses.testing.zoo import ABOUT_ITEMS, ABOUT_TWO, ITEMS, QUESTIONS, SEED, zoo
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 

@@ -1,9 +1,9 @@
-"""The arithmetic of Haar wavelets: coefficients of dyadic blocks, and the levels a length is made of.
+"""The arithmetic of Haar wavelets: coefficients of dyadic blocks, and the blocks of a length.
 
-A coefficient (level l, position p) has the support [p·2^l, (p + 1)·2^l): it is half the difference of the
-means of the left and the right half of it, (a - b)/2. Orthonormally it weighs |d|·2^(l/2). A sequence of
-length n is one block per set bit of n, the largest first, each with its mean: n needs not be a power of
-two, and nothing is padded. When two neighbouring blocks of a size meet they become one, as digits carry.
+A coefficient (level l, position p) has the support [p·2^l, (p + 1)·2^l). It is half the difference of the means of its
+left and right halves, (a - b)/2; its orthonormal weight is |d|·2^(l/2). A sequence of length n has one block per set
+bit of n, the largest first, each with its mean: n need not be a power of two, and there is no padding. Two neighbouring
+blocks of equal size become one, as digits carry in an addition.
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ import pyarrow as pa
 from edgewater.errors import InvalidRecord
 from edgewater.synopses.base import FloatArray, IntArray
 
-Levels = npt.NDArray[np.int64]
-
-
 MAX_MAGNITUDE = 1e140
-"""Of a value: beyond it energies overflow float64."""
+"""Maximum magnitude of a value; the energies of larger ones overflow float64."""
 
 _ROOTS = np.sqrt(np.exp2(np.arange(64)))
 
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Details by level and position; the arrays have one length."""
+    """Coefficients as three arrays of one length."""
 
-    levels: Levels
+    levels: IntArray
     positions: IntArray
     details: FloatArray
 
@@ -42,24 +39,24 @@ class Coefficients:
         return Coefficients(self.levels[index], self.positions[index], self.details[index])
 
     def weights(self) -> FloatArray:
-        """Orthonormal magnitudes: the square of one is the energy that is lost without it."""
+        """Returns orthonormal magnitudes: the square is the energy that is lost with the coefficient."""
         return np.asarray(np.abs(self.details) * _ROOTS[self.levels])
 
     def keys(self) -> IntArray:
-        """One number per coefficient: positions of level l are below 2^(57 - l)."""
+        """Returns one number per coefficient; positions of level l are below 2^(57 - l)."""
         return np.asarray(self.positions << 6 | self.levels)
 
     def summed(self) -> Coefficients:
-        """Equal levels and positions added up; sorted by key."""
+        """Adds up coefficients of equal level and position; returns them sorted by key."""
         keys, where = np.unique(self.keys(), return_inverse=True)
         return Coefficients(keys & 63, keys >> 6, np.bincount(where, self.details, len(keys)).astype(np.float64))
 
     def overlaps(self, first: int, end: int) -> IntArray:
-        """How much more of the left half of each support than of the right one lies in [first, end)."""
+        """Returns the length of the left half minus that of the right half of each support within [first, end)."""
         return imbalance(self.levels, self.positions, first, end)
 
 
-def imbalance(levels: Levels, positions: IntArray, first: int, end: int) -> IntArray:
+def imbalance(levels: IntArray, positions: IntArray, first: int, end: int) -> IntArray:
     start = positions << levels
     middle = start + (1 << (levels - 1))
     stop = start + (1 << levels)
@@ -80,24 +77,24 @@ def concatenated(parts: list[Coefficients]) -> Coefficients:
 
 
 def block_levels(length: int) -> list[int]:
-    """The levels of the blocks of a length, the largest first: its set bits."""
+    """Returns the levels of the blocks of a length, the largest first: its set bits."""
     return [level for level in range(length.bit_length() - 1, -1, -1) if length >> level & 1]
 
 
 @dataclass(slots=True)
 class Frontline:
-    """Blocks of a growing sequence, a mean per set bit of the length, and the details that carries give."""
+    """The blocks of a growing sequence: a mean per set bit of the length."""
 
     length: int = 0
     means: list[float] = field(default_factory=list)
 
     def push(self, level: int, mean: float) -> Coefficients:
-        """Adds a block of 2^level values behind; its level must be at most that of the last block.
+        """Appends a block of 2^level values; its level must be at most that of the last block.
 
         Returns:
-            The details of the blocks that became one.
+            The coefficients of the blocks that were merged.
         """
-        assert self.length % (1 << level) == 0, f"a block of level {level} behind {self.length} values"
+        assert self.length % (1 << level) == 0, f"a block of level {level} after {self.length} values"
         carried = []
         while self.length >> level & 1:
             left = self.means.pop()
@@ -110,7 +107,7 @@ class Frontline:
         return Coefficients(columns[:, 0], columns[:, 1], np.array([c[2] for c in carried], np.float64))
 
     def append(self, values: FloatArray) -> list[Coefficients]:
-        """Adds values behind: the largest aligned blocks at a time, each transformed as arrays."""
+        """Appends values in the largest aligned blocks, each transformed as arrays; returns the new coefficients."""
         found, at = [], 0
         while at < len(values):
             room = (self.length & -self.length).bit_length() - 1 if self.length else 63
@@ -124,7 +121,7 @@ class Frontline:
         return Frontline(self.length, list(self.means))
 
     def blocks(self) -> list[tuple[int, int, float]]:
-        """(level, start, mean) per block, in order."""
+        """Returns (level, start, mean) per block, in order."""
         start, found = 0, []
         for level, mean in zip(block_levels(self.length), self.means, strict=True):
             found.append((level, start, mean))
@@ -133,7 +130,7 @@ class Frontline:
 
 
 def transform(values: FloatArray, start: int) -> tuple[list[Coefficients], float]:
-    """The details of a block of 2^k values that begins at index `start`, and its mean."""
+    """Returns the coefficients of a block of 2^k values that begins at index `start`, and its mean."""
     found, level = [], 0
     while len(values) > 1:
         level += 1
@@ -147,7 +144,7 @@ def transform(values: FloatArray, start: int) -> tuple[list[Coefficients], float
 
 
 def signal_of(values: Any) -> FloatArray:
-    """Values as finite float64. Raises InvalidRecord."""
+    """Converts values to finite float64. Raises InvalidRecord."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     array = values if isinstance(values, pa.Array) else pa.array(values)

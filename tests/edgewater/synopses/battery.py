@@ -23,7 +23,7 @@ from edgewater.synopses.sampling.biased_reservoir import BiasedReservoirStack
 from edgewater.synopses.sampling.fifo import FifoStack
 from edgewater.synopses.sampling.reservoir import ReservoirStack
 from edgewater.synopses.sampling.row_sample import RowSampleStack
-from edgewater.synopses.sampling.sample_rows import SampleStack
+from edgewater.synopses.sampling.sample_stack import SampleStack
 from edgewater.synopses.testing import Subject
 
 FLOAT_STATE = {"float_sum", "mean", "variance", "ddsketch", "equi_depth"}

@@ -1,4 +1,4 @@
-"""Columns of the real data sets in ``../shared/data``; none where the folder is not there."""
+"""ColumnBatch of the real data sets in ``../shared/data``; none where the folder is not there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def numbers() -> dict[str, np.ndarray]:
 
 @lru_cache(maxsize=1)
 def items() -> dict[str, np.ndarray | pa.Array]:
-    """Columns of things: packages and addresses."""
+    """ColumnBatch of things: packages and addresses."""
     if not _DOWNLOADS.exists():
         return {}
     downloads = pa.csv.read_csv(_DOWNLOADS)

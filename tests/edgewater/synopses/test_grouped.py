@@ -241,8 +241,8 @@ def test_bytes_that_contradict_themselves_are_corrupt() -> None:
     twice = codec.encode_keys(pa.array(["a", "b", "a"])), codec.encode_keys(pa.array([1, 2, 1]))
     cases = {
         "lack keys or measures": lambda m: setattr(m, "parameters", '{"keys": [["k", "decimal"]], "measures": []}'),
-        "parts for the measures": lambda m: m.parts.pop(),
-        "a group stands twice": lambda m: [m.arrays[i].CopyFrom(a) for i, a in enumerate(twice)],
+        "states for the measures": lambda m: m.parts.pop(),
+        "two groups have the same key": lambda m: [m.arrays[i].CopyFrom(a) for i, a in enumerate(twice)],
         "unequal length": lambda m: m.arrays[0].CopyFrom(codec.encode_keys(pa.array(["a"]))),
         "columns of unequal length for 7 groups": lambda m: m.arrays[2].CopyFrom(codec.encode(np.array([7]))),
         "where the key k0 is string": lambda m: m.arrays[0].CopyFrom(codec.encode_keys(pa.array([1, 2, 3]))),

@@ -26,7 +26,7 @@ from edgewater.synopses.quantiles.kll import KllStack
 from edgewater.synopses.questions import Frequency, Proportion, SelfJoinSize, SubsetCount
 from edgewater.synopses.sampling.bernoulli import BernoulliStack
 from edgewater.synopses.sampling.reservoir import ReservoirStack
-from edgewater.synopses.sampling.sample_rows import SampleStack
+from edgewater.synopses.sampling.sample_stack import SampleStack
 from edgewater.synopses.testing.subject import pick, to_bytes
 from tests.edgewater.synopses import real_data
 from tests.edgewater.synopses.interval_coverage import least_hits, zoo

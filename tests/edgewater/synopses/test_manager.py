@@ -87,7 +87,7 @@ def test_slices_are_one_signal_in_the_order_of_their_keys(lengths: list[int]) ->
 def test_managers_merge_as_sets_of_parts() -> None:
     signal = walk(100)
     whole = dealt(signal, 4)
-    singles = [GeneralManager(4, 1, [(p, whole.parts[p])]) for p in range(4)]
+    singles = [GeneralManager(4, 1, [(p, whole.partials[p])]) for p in range(4)]
     merged = singles[2].merge_many([singles[0], singles[3], singles[1], singles[0]])
     assert merged.to_bytes() == whole.to_bytes() and singles[2].missing == [0, 1, 3]
     merged.update([1.0])
@@ -157,7 +157,7 @@ def test_what_is_not_there_is_not_answered() -> None:
             make()
     with pytest.raises(InvalidRequest, match="order-based"):
         manager.register(2, CountMin())
-    with pytest.raises(InvalidRequest, match="not there yet"):
+    with pytest.raises(InvalidRequest, match="missing"):
         manager.update([1.0])
 
 

@@ -26,7 +26,7 @@ def registers_of(values: np.ndarray, precision: int) -> dict[int, int]:
 
 def state_of(stack: HyperLogLogStack) -> dict[int, int]:
     """Registers in use of a stack of one group, dense or sparse."""
-    keys, rho = stack._settle()
+    keys, rho = stack._consolidate()
     held = dict(zip((keys & 0xFFFFFFFF).tolist(), rho.tolist(), strict=True))
     for row in stack._dense[stack._view("row")[stack._view("row") >= 0]]:
         held.update({int(i): int(row[i]) for i in np.flatnonzero(row)})

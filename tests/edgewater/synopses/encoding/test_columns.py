@@ -1,4 +1,4 @@
-"""Many parts read at once are what the protobuf parser reads part by part."""
+"""Many partials read at once are what the protobuf parser reads partial by partial."""
 
 from __future__ import annotations
 
@@ -18,50 +18,56 @@ from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 SHAPES: dict[str, Any] = {"scalar": (1,), "empty": (0,), "few": (5,), "many": (300,), "longer": (20_000,)}
 
 
-def part_of(number: int, arrays: list[np.ndarray], kind: str = "kll") -> bytes:
+def serialized(number: int, arrays: list[np.ndarray], kind: str = "kll") -> bytes:
     message = codec.header(kind, 1, {"k": 200}, seed=7, records=number * 40_000)
     message.arrays.extend(codec.encode(array) for array in arrays)
     return codec.seal(message)
 
 
-def like(parts: list[bytes]) -> SynopsisMessage:
-    return codec.unseal(parts[0])
+def like(partials: list[bytes]) -> SynopsisMessage:
+    return codec.unseal(partials[0])
 
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(*[st.sampled_from([*SHAPES.values()])] * 2, st.sampled_from([1, 300, 1 << 40, -5, 0.5])),
                 min_size=2, max_size=9))  # fmt: skip
-def test_arrays_of_any_length_and_stored_type_are_those_that_the_parser_reads(given_parts: list[Any]) -> None:
+def test_arrays_of_any_length_and_stored_type_are_those_that_the_parser_reads(batch_shapes: list[Any]) -> None:
     rng = np.random.default_rng(3)
-    parts = []
-    for number, (one, two, scale) in enumerate(given_parts):
+    partials = []
+    for number, (one, two, scale) in enumerate(batch_shapes):
         integers = (rng.integers(0, 100, one) * int(scale)).astype(np.int64)
-        parts.append(part_of(number, [np.array([number]), integers, rng.integers(0, 100, two) * float(scale)]))
-    read, messages = columns.read(like(parts), parts), [codec.unseal(part) for part in parts]
-    parsed = columns.Parsed(messages)
+        partials.append(serialized(number, [np.array([number]), integers, rng.integers(0, 100, two) * float(scale)]))
+    read, messages = columns.read(like(partials), partials), [codec.unseal(partial) for partial in partials]
+    parsed = columns.ParsedBatch(messages)
     assert read is not None and read.records == sum(message.records for message in messages)
     for number in range(3):
         for of in (slice(None), slice(1, 4)):
             mine, theirs = read.array(number, of), parsed.array(number, of)
             assert mine.dtype == theirs.dtype and mine.shape == theirs.shape and (mine == theirs).all()
-    assert read.stacked(0, own=(1,), rows=(2,)) == parsed.stacked(0, own=(1,), rows=(2,))
+    assert read.stacked(0, first_only=(1,), group_numbers=(2,)) == parsed.stacked(
+        0, first_only=(1,), group_numbers=(2,)
+    )
 
 
 def test_rows_of_several_columns_are_read() -> None:
-    parts = [part_of(n, [np.full((n % 2, 4), n), np.array([n])]) for n in range(6)]
-    read = columns.read(like(parts), parts)
+    partials = [serialized(n, [np.full((n % 2, 4), n), np.array([n])]) for n in range(6)]
+    read = columns.read(like(partials), partials)
     assert read is not None and read.array(0).tolist() == [[1] * 4, [3] * 4, [5] * 4]
 
 
-def test_what_is_not_alike_is_left_to_the_parser() -> None:
-    parts = [part_of(n, [np.array([n]), np.arange(n)]) for n in range(4)]
-    head = like(parts)
-    assert columns.read(head, parts) is not None
-    strangers = [part_of(1, [np.array([1]), np.arange(2)], "hll"), part_of(1, [np.array([1])]), parts[1] + b"\0"]
+def test_partials_with_other_headers_are_not_read() -> None:
+    partials = [serialized(n, [np.array([n]), np.arange(n)]) for n in range(4)]
+    head = like(partials)
+    assert columns.read(head, partials) is not None
+    strangers = [
+        serialized(1, [np.array([1]), np.arange(2)], "hll"),
+        serialized(1, [np.array([1])]),
+        partials[1] + b"\0",
+    ]
     top = TopK(4)
     top.update(pa.array(["a", "b"]))
-    for stranger in (*strangers, top.to_bytes(), parts[1][:-1], b"", b"EWS1"):
-        assert columns.read(head, [*parts, stranger]) is None
+    for stranger in (*strangers, top.to_bytes(), partials[1][:-1], b"", b"EWS1"):
+        assert columns.read(head, [*partials, stranger]) is None
     strings = top.to_bytes()
     assert columns.read(codec.unseal(strings), [strings] * 3) is None, "strings have lengths of their own"
 
@@ -69,42 +75,42 @@ def test_what_is_not_alike_is_left_to_the_parser() -> None:
 def test_every_flipped_bit_is_noticed() -> None:
     sketch = Kll(16)
     sketch.update(np.arange(40.0))
-    part = sketch.to_bytes()
-    for at in range(0, len(part) * 8, 5):
-        flipped = bytearray(part)
+    partial = sketch.to_bytes()
+    for at in range(0, len(partial) * 8, 5):
+        flipped = bytearray(partial)
         flipped[at // 8] ^= 1 << at % 8
-        assert columns.read(codec.unseal(part), [part, bytes(flipped), part]) is None
+        assert columns.read(codec.unseal(partial), [partial, bytes(flipped), partial]) is None
 
 
 @pytest.mark.parametrize("stored", ["<f4", "<u8", "|x9"])
 def test_types_that_lose_values_and_lengths_that_do_not_fit_are_corrupt(stored: str) -> None:
-    parts = [part_of(n, [np.array([n]), np.arange(300)]) for n in range(4)]
-    message = codec.unseal(parts[2])
+    partials = [serialized(n, [np.array([n]), np.arange(300)]) for n in range(4)]
+    message = codec.unseal(partials[2])
     message.arrays[1].stored = stored
-    parts[2] = codec.seal(message)
-    read = columns.read(like(parts), parts)
+    partials[2] = codec.seal(message)
+    read = columns.read(like(partials), partials)
     assert read is not None
     with pytest.raises(CorruptSynopsis):
         read.array(1)
     message.arrays[1].stored, message.arrays[1].shape[:] = "<i2", [299]
-    parts[2] = codec.seal(message)
-    read = columns.read(like(parts), parts)
+    partials[2] = codec.seal(message)
+    read = columns.read(like(partials), partials)
     assert read is not None
     with pytest.raises(CorruptSynopsis, match="lengths"):
         read.array(1)
 
 
-def test_arrays_that_must_be_alike_and_groups_of_more_than_one_are_incompatible() -> None:
-    parts = [part_of(n, [np.array([3]), np.array([n])]) for n in range(4)]
-    read = columns.read(like(parts), parts)
-    assert read is not None and len(read.stacked(1, alike=(0,)).arrays) == 2
+def test_unequal_arrays_and_stacks_of_several_groups_are_incompatible() -> None:
+    partials = [serialized(n, [np.array([3]), np.array([n])]) for n in range(4)]
+    read = columns.read(like(partials), partials)
+    assert read is not None and len(read.stacked(1, equal=(0,)).arrays) == 2
     with pytest.raises(IncompatibleSynopses):
-        read.stacked(0, alike=(1,))
-    twos = [part_of(n, [np.array([3, 4])]) for n in range(4)]
+        read.stacked(0, equal=(1,))
+    twos = [serialized(n, [np.array([3, 4])]) for n in range(4)]
     read = columns.read(like(twos), twos)
     assert read is not None
-    for many in (read, columns.Parsed([codec.unseal(part) for part in twos])):
+    for batch in (read, columns.ParsedBatch([codec.unseal(partial) for partial in twos])):
         with pytest.raises(IncompatibleSynopses):
-            many.stacked(0)
+            batch.stacked(0)
         with pytest.raises(IncompatibleSynopses):
-            many.each(0)
+            batch.scalars(0)

@@ -139,7 +139,7 @@ def test_after_taking_out_too_much_the_answer_is_a_median_that_nothing_bounds() 
     sketch.decrement(np.full(20, 1000))
     answer = sketch.query(Frequency(1000))
     assert answer.value == pytest.approx(-20, abs=5), "the least counter of 5 would be lower still"
-    assert (answer.lower, answer.upper) == (-math.inf, math.inf) and "more was taken out" in answer.basis
+    assert (answer.lower, answer.upper) == (-math.inf, math.inf) and "more was subtracted" in answer.basis
     assert from_bytes(sketch.to_bytes()).query(Frequency(1000)) == answer
 
 

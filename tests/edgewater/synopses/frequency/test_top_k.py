@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
-from edgewater.synopses import Count, Distinct, Frequency, Ranking, Synopsis, TopItems, TopK, from_bytes
+from edgewater.synopses import Count, Distinct, Frequency, ItemRanking, Synopsis, TopItems, TopK, from_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.frequency.top_k import TopKStack
 
@@ -18,7 +18,7 @@ def words(n: int, skew: float = 1.2, seed: int = SEED) -> np.ndarray:
 
 def test_a_story_of_one_summary() -> None:
     top: TopK = TopK(2)
-    assert isinstance(top, Synopsis) and isinstance(top._stack, Ranking)
+    assert isinstance(top, Synopsis) and isinstance(top._stack, ItemRanking)
     top.update(pa.array(["/", "/a", None, "/", "/b", "/", "/a"]))
     (first, often), (second, _) = top.top()
     assert (first, second) == ("/", "/a") and (often.lower, often.value, often.upper) == (3, 3, 3)

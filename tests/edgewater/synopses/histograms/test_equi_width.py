@@ -86,9 +86,9 @@ def test_what_was_merged_or_added_can_be_taken_out_again() -> None:
     both.decrement(values)
     assert both.to_bytes() == one.merge_many([two]).to_bytes()
     before = one.to_bytes()
-    with pytest.raises(IncompatibleSynopses, match="not all put in"):
+    with pytest.raises(IncompatibleSynopses, match="were not added"):
         one.decrement(np.full(400, 0.0))
-    with pytest.raises(IncompatibleSynopses, match="not all put in"):
+    with pytest.raises(IncompatibleSynopses, match="were not added"):
         one.invert(both)
     assert one.to_bytes() == before
 

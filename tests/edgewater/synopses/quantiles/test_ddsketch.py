@@ -118,7 +118,7 @@ def test_nothing_has_no_quantile() -> None:
 def test_a_sketch_collapses_evenly_when_it_has_too_many_bins() -> None:
     values = DATA["wide"]
     sketch = sketch_of(values)
-    assert len(sketch._stack._settle()[0]) <= MAX_BINS
+    assert len(sketch._stack._consolidate()[0]) <= MAX_BINS
     level = int(sketch._stack._view("level")[0])
     assert level > 0
     assert sketch.current_accuracy == pytest.approx(collapsed_accuracy(0.01, level))
@@ -133,10 +133,10 @@ def test_sketches_of_different_levels_merge_to_what_one_would_be() -> None:
     both = sketch_of(narrow).merge_many([sketch_of(wide)])
     assert both.to_bytes() == sketch_of(wide).merge_many([sketch_of(narrow)]).to_bytes()
     straight = sketch_of(np.concatenate([wide, narrow]))
-    np.testing.assert_array_equal(both._stack._settle(), straight._stack._settle())
+    np.testing.assert_array_equal(both._stack._consolidate(), straight._stack._consolidate())
     late = sketch_of(wide)
     late.update(narrow)
-    np.testing.assert_array_equal(late._stack._settle(), straight._stack._settle())
+    np.testing.assert_array_equal(late._stack._consolidate(), straight._stack._consolidate())
 
 
 def test_folding_halves_the_bins_and_keeps_the_bounds() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from edgewater.synopses import Kll, Quantile, Rank, from_bytes, merge_bytes
 from edgewater.synopses.hashing import finalised_word
-from edgewater.synopses.quantiles.kll_many import cascaded, height_for, thinned
+from edgewater.synopses.quantiles.kll_compaction import cascaded, height_for, thinned
 
 SEED = 31
 

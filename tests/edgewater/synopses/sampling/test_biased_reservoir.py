@@ -4,7 +4,7 @@ import pytest
 from edgewater.errors import IncompatibleSynopses, InvalidRequest
 from edgewater.synopses import BiasedReservoir, Count, Mean, Minimum, Quantile, Rank, Since, Sum, from_bytes
 from edgewater.synopses.hashing import DEFAULT_SEED
-from edgewater.synopses.sampling.sample_rows import tags_of
+from edgewater.synopses.sampling.sample_rows import record_tags
 from tests.edgewater.synopses.interval_coverage import least_hits, zoo
 
 pytestmark = pytest.mark.slow
@@ -41,7 +41,7 @@ def test_it_does_what_aggarwals_algorithm_does_record_by_record() -> None:
     values = np.random.default_rng(SEED).normal(0, 1, 2000)
     sample = BiasedReservoir(32)
     sample.update(values)
-    tags = tags_of(np.zeros(1, np.uint64), np.arange(2000), DEFAULT_SEED)
+    tags = record_tags(0, np.arange(2000), DEFAULT_SEED)
     slots: dict[int, float] = {}
     for tag, value in zip(tags.tolist(), values.tolist(), strict=True):
         slots[tag % 32] = value

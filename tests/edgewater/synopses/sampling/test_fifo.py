@@ -60,8 +60,8 @@ def test_a_source_with_a_fast_clock_is_seen_by_its_share() -> None:
     right, fast = FifoSample(50, source=1), FifoSample(50, source=2)
     right.update(np.zeros(1000), times=np.arange(1000))
     fast.update(np.ones(1000), times=np.arange(1000) + 60_000)
-    assert right.merge_many([fast]).shares() == {2: 50}
-    assert right.shares() == {1: 50}
+    assert right.merge_many([fast]).source_counts() == {2: 50}
+    assert right.source_counts() == {1: 50}
 
 
 def test_without_times_the_order_of_arrival_counts() -> None:

@@ -54,7 +54,7 @@ def test_a_fast_clock_does_not_own_the_sample() -> None:
         ahead = 3_600_000 if part.source == 0 else 0
         part.update(np.arange(1000), times=np.arange(1000) + ahead)
     merged = parts[0].merge_many(parts[1:])
-    assert merged.shares() == {0: 40, 1: 20, 2: 20, 3: 20}
+    assert merged.source_counts() == {0: 40, 1: 20, 2: 20, 3: 20}
     free = FifoSample(100, source=0)
     with pytest.raises(IncompatibleSynopses, match="quota"):
         merged.merge_many([free])

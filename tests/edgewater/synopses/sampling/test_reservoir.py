@@ -91,7 +91,7 @@ def test_numbers_are_not_given_out_again_after_a_reset() -> None:
         stack.update(np.zeros(100, np.int64), np.full(100, float(part)))
         merged.merge(stack, np.zeros(1, np.int64))
         stack.reset(np.zeros(1, np.int64))
-    assert np.bincount(merged.draw().values.astype(int)).tolist() == [100, 100, 100]
+    assert np.bincount(merged.estimator().values.astype(int)).tolist() == [100, 100, 100]
 
 
 CONFIDENCES = (0.9, 0.99)
@@ -167,7 +167,7 @@ def test_groups_are_sampled_by_one_call_and_each_by_itself() -> None:
     assert np.isnan(means.value[counts == 0]).all()
     small = counts <= 20
     assert (stack.query(Count()).value[small] == counts[small]).all()
-    assert np.bincount(stack.draw().groups, minlength=3000).max() == 20
+    assert np.bincount(stack.estimator().groups, minlength=3000).max() == 20
 
 
 def test_strings_are_sampled_and_counted_but_not_averaged() -> None:

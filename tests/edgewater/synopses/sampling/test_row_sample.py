@@ -10,25 +10,25 @@ from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecor
 from edgewater.query import QuerySpec
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.sampling.row_sample import RowSampleStack, drawn
+from edgewater.synopses.sampling.row_sample import RowSampleStack, is_sampled
 
 GROUPS = 3
 
 
-def part(source: int, records: int, rate: float = 1.0, limit: int = 100, columns: int = 2) -> RowSampleStack:
-    """What an edge ships that draws at `rate`."""
+def shipped(source: int, records: int, rate: float = 1.0, limit: int = 100, columns: int = 2) -> RowSampleStack:
+    """Returns what an edge ships that samples at `rate`."""
     stack = RowSampleStack(GROUPS, columns=columns, limit=limit, source=source)
-    stack.offer(rate)
+    stack.reduce_rate(rate)
     ids = np.arange(records)
     values = np.random.default_rng(source).normal(size=(records, columns))
-    kept = drawn(source, ids, rate)
+    kept = is_sampled(source, ids, rate)
     stack.update((ids % GROUPS)[kept], values[kept], ids=ids[kept])
     return stack
 
 
-def merged(*parts: RowSampleStack) -> RowSampleStack:
-    result = RowSampleStack(GROUPS, columns=parts[0].columns, limit=parts[0].limit)
-    for each in parts:
+def merged(*partials: RowSampleStack) -> RowSampleStack:
+    result = RowSampleStack(GROUPS, columns=partials[0].columns, limit=partials[0].limit)
+    for each in partials:
         result.merge(each, np.arange(GROUPS))
     return result
 
@@ -39,53 +39,53 @@ def to_bytes(stack: RowSampleStack) -> bytes:
 
 @pytest.mark.parametrize("limit", [10_000, 100])
 def test_rows_of_several_columns_merge_in_any_order_to_the_bit(limit: int) -> None:
-    parts = [part(1, 2_000, 0.5, limit), part(2, 3_000, 0.2, limit), part(3, 500, 1.0, limit)]
+    partials = [shipped(1, 2_000, 0.5, limit), shipped(2, 3_000, 0.2, limit), shipped(3, 500, 1.0, limit)]
 
-    each = {to_bytes(merged(*order)) for order in permutations(parts)}
-    by_tree = merged(merged(parts[0], parts[1]), merged(parts[2], parts[0]))
+    each = {to_bytes(merged(*order)) for order in permutations(partials)}
+    by_tree = merged(merged(partials[0], partials[1]), merged(partials[2], partials[0]))
 
     assert each == {to_bytes(by_tree)}
 
 
-def test_the_rate_is_the_least_of_the_parts() -> None:
-    both = merged(part(1, 9_000, 0.5, 10_000), part(2, 9_000, 0.2, 10_000))
+def test_the_rate_is_the_minimum_of_the_partials() -> None:
+    both = merged(shipped(1, 9_000, 0.5, 10_000), shipped(2, 9_000, 0.2, 10_000))
 
     assert both.rates() == pytest.approx([0.2] * GROUPS)
     # Of 6,000 rows a group a fifth, with a standard deviation of 31.
     assert all(1_050 < len(rows) < 1_350 for rows in both.rows_by_group())
 
 
-def test_a_crowded_group_has_exactly_the_limit_and_says_at_which_rate() -> None:
-    stack = part(1, 9_000, 1.0, 100)
+def test_a_group_above_the_limit_has_exactly_the_limit_and_a_lower_rate() -> None:
+    stack = shipped(1, 9_000, 1.0, 100)
 
     assert [len(rows) for rows in stack.rows_by_group()] == [100] * GROUPS
     counts = stack.query()
     assert ((counts.lower < 3_000) & (counts.upper > 3_000)).all()
 
 
-def test_drawn_says_what_a_stack_would_keep() -> None:
+def test_is_sampled_selects_the_rows_that_a_stack_keeps() -> None:
     ids = np.arange(5_000)
     stack = RowSampleStack(1, columns=1, source=7)
-    stack.offer(0.3)
+    stack.reduce_rate(0.3)
     stack.update(np.zeros(5_000, np.int64), ids.astype(float), ids=ids)
 
     kept = np.sort(stack.rows_by_group()[0][:, 0])
 
-    assert np.array_equal(kept, ids[drawn(7, ids, 0.3)])
-    assert drawn(7, ids, 0.1)[~drawn(7, ids, 0.3)].sum() == 0, "a lower rate draws a part of it"
+    assert np.array_equal(kept, ids[is_sampled(7, ids, 0.3)])
+    assert is_sampled(7, ids, 0.1)[~is_sampled(7, ids, 0.3)].sum() == 0, "the sample of a lower rate is a subset"
 
 
-def test_what_is_shipped_of_a_slice_keeps_its_rate_when_groups_begin_anew() -> None:
-    stack = part(1, 3_000, 0.25, 10_000)
+def test_a_reset_group_keeps_its_rate() -> None:
+    stack = shipped(1, 3_000, 0.25, 10_000)
     stack.reset(np.array([1]))
     ids = np.arange(3_000, 4_000)
-    kept = drawn(1, ids, 0.25)
+    kept = is_sampled(1, ids, 0.25)
     stack.update(np.full(int(kept.sum()), 1), np.zeros((int(kept.sum()), 2)), ids=ids[kept])
 
     assert stack.take(np.array([1])).rates() == pytest.approx([0.25])
 
 
-def test_rows_with_a_number_that_is_not_finite_are_none() -> None:
+def test_rows_with_a_number_that_is_not_finite_are_skipped() -> None:
     stack = RowSampleStack(1, columns=2)
     stack.update(np.zeros(3, np.int64), np.array([[1.0, np.nan], [np.inf, 1.0], [1.0, 2.0]]), ids=np.arange(3))
 
@@ -93,7 +93,7 @@ def test_rows_with_a_number_that_is_not_finite_are_none() -> None:
 
 
 def test_two_records_of_one_identity_are_refused() -> None:
-    one, other = part(1, 100), RowSampleStack(GROUPS, columns=2, limit=100, source=1)
+    one, other = shipped(1, 100), RowSampleStack(GROUPS, columns=2, limit=100, source=1)
     other.update(np.zeros(1, np.int64), np.zeros((1, 2)), ids=np.zeros(1, np.int64))
 
     with pytest.raises(IncompatibleSynopses, match="source"):
@@ -109,7 +109,7 @@ def test_other_rows_are_refused(values: object) -> None:
 
 
 def test_damaged_bytes_are_refused() -> None:
-    message = part(1, 100).to_message()
+    message = shipped(1, 100).to_message()
     message.arrays[-1].CopyFrom(codec.encode(np.zeros(10)))
     with pytest.raises(CorruptSynopsis):
         RowSampleStack.from_message(message)
@@ -121,7 +121,7 @@ def test_damaged_bytes_are_refused() -> None:
 @pytest.mark.parametrize("rate", [0.0, -1.0, 1.5])
 def test_a_rate_is_a_probability(rate: float) -> None:
     with pytest.raises(InvalidRequest, match="probability"):
-        RowSampleStack(1).offer(rate)
+        RowSampleStack(1).reduce_rate(rate)
 
 
 def test_a_query_makes_rows_of_its_expressions() -> None:
@@ -143,11 +143,11 @@ def test_a_query_makes_rows_of_its_expressions() -> None:
     assert rows.to_pylist() == [[1.0, 2.0]]
 
 
-def test_what_is_held_is_thinned_when_the_rate_falls_and_no_more_rows_come() -> None:
-    stack = part(1, 3_000, 1.0, 10_000)
+def test_a_lower_rate_thins_the_rows_without_a_further_batch() -> None:
+    stack = shipped(1, 3_000, 1.0, 10_000)
     before = to_bytes(stack)
 
-    stack.offer(0.1)
+    stack.reduce_rate(0.1)
 
     back = RowSampleStack.from_message(codec.unseal(to_bytes(stack)))
     assert back.rates() == pytest.approx([0.1] * GROUPS)
@@ -155,8 +155,8 @@ def test_what_is_held_is_thinned_when_the_rate_falls_and_no_more_rows_come() -> 
     assert to_bytes(stack) != before
 
 
-def test_groups_that_become_one_have_the_least_of_their_rates() -> None:
-    low, high = part(1, 3_000, 0.2, 10_000), part(2, 3_000, 1.0, 10_000)
+def test_groups_merged_into_one_have_the_minimum_of_their_rates() -> None:
+    low, high = shipped(1, 3_000, 0.2, 10_000), shipped(2, 3_000, 1.0, 10_000)
     result = RowSampleStack(1, columns=2, limit=10_000)
     both = RowSampleStack(2, columns=2, limit=10_000)
     both.merge(low.take(np.array([0])), np.array([0]))
@@ -182,7 +182,7 @@ def test_whole_numbers_beyond_2_to_53_are_rows_of_the_nearest_float() -> None:
 @pytest.mark.parametrize(
     "text", ["kmeans((3), k=2)", "kmeans((-3))", "kmeans(((x)))", "kmeans(x, (3))", "kmeans((x, x))"]
 )
-def test_what_is_registered_can_be_read_again(text: str) -> None:
+def test_a_registered_measure_can_be_parsed_again(text: str) -> None:
     spec = QuerySpec.from_mapping({"name": "q", "from": "s", "measures": {"c": text}, "window": {"tumbling": "1s"}})
 
     assert QuerySpec.from_mapping(spec.to_mapping()) == spec

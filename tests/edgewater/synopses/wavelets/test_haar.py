@@ -141,7 +141,7 @@ def test_an_aligned_signal_is_appended(left: int, right: int) -> None:
 
 
 def test_a_signal_off_the_grid_is_not_appended() -> None:
-    with pytest.raises(IncompatibleSynopses, match=r"1000 values.*of 100, which is no multiple of 512"):
+    with pytest.raises(IncompatibleSynopses, match=r"1000 values.*of 100, which is not a multiple of 512"):
         wavelet_of(walk(100)).append(wavelet_of(walk(1000)))
 
 

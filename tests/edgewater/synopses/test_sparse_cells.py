@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.synopses.cells import Cells, cell_keys, cells_of, groups_of
+from edgewater.synopses.sparse_cells import SparseCells, cell_keys, cells_of, groups_of
 
 batches = st.lists(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, (1 << 32) - 1) | st.integers(0, 5), st.integers(1, 9))),
@@ -13,8 +13,8 @@ batches = st.lists(
 )
 
 
-def added(given: list[list[tuple[int, int, int]]], combine: np.ufunc) -> tuple[Cells, dict[tuple[int, int], int]]:
-    cells, model = Cells(combine, np.int64), defaultdict(list)
+def added(given: list[list[tuple[int, int, int]]], combine: np.ufunc) -> tuple[SparseCells, dict[tuple[int, int], int]]:
+    cells, model = SparseCells(combine, np.int64), defaultdict(list)
     for batch in given:
         columns = np.array(batch, np.int64).reshape(-1, 3).T
         cells.add(cell_keys(columns[0], columns[1]), columns[2])
@@ -30,7 +30,7 @@ def shown(keys: np.ndarray, values: np.ndarray) -> dict[tuple[int, int], int]:
 @given(batches, st.sampled_from([np.add, np.maximum]))
 def test_cells_behave_as_a_dictionary(given: list, combine: np.ufunc) -> None:
     cells, model = added(given, combine)
-    keys, values = cells.settled()
+    keys, values = cells.consolidated()
     assert (np.diff(keys) > 0).all() and shown(keys, values) == model
     assert cells.counts(5).tolist() == [sum(g == k for g, _ in model) for k in range(5)]
 
@@ -42,20 +42,20 @@ def test_groups_can_be_selected_in_any_order_and_dropped(given: list, chosen: li
     expected = {(i, c): v for i, group in enumerate(chosen) for (g, c), v in model.items() if g == group}
     assert shown(keys, values) == expected
     cells.drop(np.isin(np.arange(5), list(gone)))
-    assert shown(*cells.settled()) == {k: v for k, v in model.items() if k[0] not in gone}
+    assert shown(*cells.consolidated()) == {k: v for k, v in model.items() if k[0] not in gone}
 
 
 @given(batches)
-def test_packed_cells_come_back(given: list) -> None:
+def test_unpack_restores_packed_cells(given: list) -> None:
     cells, model = added(given, np.add)
-    again = Cells(np.add, np.int64)
+    again = SparseCells(np.add, np.int64)
     again.unpack(*cells.pack(5))
-    assert shown(*again.settled()) == model
+    assert shown(*again.consolidated()) == model
 
 
-def test_packed_cells_that_cannot_be_are_refused() -> None:
+def test_invalid_packed_cells_are_refused() -> None:
     good = (np.array([2, 1]), np.array([3, 9]), np.array([0, 4, 0]), np.array([1, 1, 1]))
-    Cells(np.add, np.int64).unpack(*good)
+    SparseCells(np.add, np.int64).unpack(*good)
     bad = [
         (np.array([2, 2]), *good[1:]),
         (np.array([2, -1]), *good[1:]),
@@ -67,13 +67,13 @@ def test_packed_cells_that_cannot_be_are_refused() -> None:
     ]
     for arrays in bad:
         with pytest.raises(ValueError):
-            Cells(np.add, np.int64).unpack(*arrays)
+            SparseCells(np.add, np.int64).unpack(*arrays)
 
 
-def test_runs_are_due_when_they_outgrow_what_is_sorted() -> None:
-    cells = Cells(np.add, np.int64)
-    while not cells.is_due:
+def test_cells_need_consolidation_when_the_runs_outgrow_the_sorted_array() -> None:
+    cells = SparseCells(np.add, np.int64)
+    while not cells.needs_consolidation:
         cells.add(np.arange(1000), np.ones(1000, np.int64))
     before = cells.nbytes
-    assert cells.settled()[1].sum() > 10_000
-    assert cells.nbytes == 16_000 < before and not cells.is_due
+    assert cells.consolidated()[1].sum() > 10_000
+    assert cells.nbytes == 16_000 < before and not cells.needs_consolidation

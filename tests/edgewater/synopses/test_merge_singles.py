@@ -32,7 +32,7 @@ def parts_of(make: Any, sizes: tuple[int, ...] = (0, 1, 300, 2000, 0, 50, 5000))
 @each
 def test_many_at_once_are_one_after_the_other(make: Any) -> None:
     parts = parts_of(make)
-    assert hasattr(parts[0]._stack, "merge_ones")
+    assert hasattr(parts[0]._stack, "merge_singles")
     before = [p.to_bytes() for p in parts]
     many = parts[0].merge_many(parts[1:])
     row = parts[0]

@@ -122,7 +122,7 @@ def test_a_damaged_part_is_refused_and_named(make: Any, damaged: int) -> None:
         flipped = bytearray(broken[damaged])
         flipped[at] ^= 4
         broken[damaged] = bytes(flipped)
-        with pytest.raises(CorruptSynopsis, match=f"^part {damaged + 1} of 20: "):
+        with pytest.raises(CorruptSynopsis, match=f"^partial {damaged + 1} of 20: "):
             merge_bytes(broken)
 
 
@@ -136,7 +136,7 @@ def test_a_part_of_other_parameters_is_refused_and_named(make: Any) -> None:
     for stranger in strangers:
         stranger.update(np.arange(300.0))
         with pytest.raises(
-            IncompatibleSynopses, match=r"^part 5 of 20: .*" + (mine if stranger.kind == mine else "synopses")
+            IncompatibleSynopses, match=r"^partial 5 of 20: .*" + (mine if stranger.kind == mine else "synopses")
         ):
             merge_bytes([*data[:4], stranger.to_bytes(), *data[5:]])
 
@@ -149,7 +149,7 @@ def test_counters_out_of_range_under_a_valid_checksum_are_refused_and_named(make
     values[3] = 120
     message.arrays[-1].data = bytes(values)
     data[6] = codec.seal(message)
-    with pytest.raises(CorruptSynopsis, match=r"^part 7 of 20: "):
+    with pytest.raises(CorruptSynopsis, match=r"^partial 7 of 20: "):
         merge_bytes(data)
 
 
@@ -158,7 +158,7 @@ def test_a_newer_part_is_refused_and_named_and_nothing_is_no_merge() -> None:
     message = codec.unseal(data[2])
     message.version = 9
     data[2] = codec.seal(message)
-    with pytest.raises(UnsupportedVersion, match=r"^part 3 of 8: .*version 9"):
+    with pytest.raises(UnsupportedVersion, match=r"^partial 3 of 8: .*version 9"):
         merge_bytes(data)
     with pytest.raises(ValueError, match="at least one"):
         merge_bytes([])
