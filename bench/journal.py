@@ -31,7 +31,7 @@ from edge.durability.durable_core import DurableCore, Position
 from edge.durability.journal import Record
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import Frame, QueryRef
 
 OUT = Path("bench/out")

@@ -48,7 +48,7 @@ from edgewater import record_functions
 from edgewater.query import QuerySpec
 from edgewater.record_functions import RecordFunction, RecordFunctions
 from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 LOGS = Path("../shared/data/cran_downloads_bench_week")

@@ -33,7 +33,7 @@ from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested,
 from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import QueryRef
 
 REF = QueryRef("traffic", 1)

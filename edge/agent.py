@@ -37,7 +37,7 @@ from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
 from edgewater.errors import InvalidConfig, InvalidInput, StorageError
 from edgewater.streams import StreamClock
-from edgewater.synopses.sampling.sample_rows import source_of
+from edgewater.synopses import source_of
 
 log = logging.getLogger(__name__)
 

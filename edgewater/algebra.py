@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from edgewater.errors import InvalidQuery
 from edgewater.streams import COLUMN_TYPES
-from edgewater.synopses.base import Properties
+from edgewater.synopses import Properties
 from edgewater.windows import CountWindow, SlicedWindow, SlidingWindow, Window
 
 if TYPE_CHECKING:

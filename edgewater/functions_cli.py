@@ -12,9 +12,7 @@ import click
 from edgewater import record_functions
 from edgewater.plugins import PluginProblem
 from edgewater.record_functions import RecordFunction
-from edgewater.synopses import plugins
-from edgewater.synopses.base import Stack
-from edgewater.synopses.registry import REQUIRED, Function, function_named, function_names
+from edgewater.synopses import REQUIRED, Function, Stack, function_named, function_names, plugins
 
 
 @click.command()

@@ -11,8 +11,7 @@ from sqlglot import exp
 from edgewater import record_functions
 from edgewater.errors import InvalidQuery
 from edgewater.expressions import as_row, columns_of
-from edgewater.synopses import plugins
-from edgewater.synopses.registry import Function, Parameters, function_named, function_names
+from edgewater.synopses import Function, Parameters, function_named, function_names, plugins
 from edgewater.syntax import called_names, check_calls, parse_sql
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")

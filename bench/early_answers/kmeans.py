@@ -10,7 +10,7 @@ import numpy as np
 from center.early_trigger.bootstrap import sample_for_function
 from center.early_trigger.sample_size import mean_size
 from edgewater.accuracy import AccuracyTarget
-from edgewater.synopses.base import FloatArray
+from edgewater.synopses import FloatArray
 
 CLUSTERS = 4
 POPULATION = 15_000

@@ -27,7 +27,7 @@ from edgewater.accuracy import report_schedule
 from edgewater.arrivals import ReportSchedule
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire.frames import QueryRef
 
 EVENTS, RATE, URLS = 400_000, 500_000, 977

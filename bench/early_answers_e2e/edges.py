@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 
 PUSH_EVERY_MS = 20
 

@@ -13,8 +13,7 @@ import pyarrow as pa
 from edge.process import now_ms
 from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink
 from edgewater.query import QuerySpec
-from edgewater.synopses.exact.aggregates import CountStack, IntegerSumStack
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import CountStack, GroupedAggregate, IntegerSumStack
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
 

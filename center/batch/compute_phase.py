@@ -18,9 +18,7 @@ from center.slicing import SlidingCount
 from center.spark.workers import settle
 from edgewater.errors import InvalidRecord
 from edgewater.streams import COLUMN_TYPES
-from edgewater.synopses.base import BoolArray, IntArray
-from edgewater.synopses.hashing import finalised
-from edgewater.synopses.key_table import KeyTable
+from edgewater.synopses import BoolArray, IntArray, KeyTable, finalised
 from edgewater.windows import SlidingWindow, Window
 
 CHUNK_ROWS = 1 << 17

@@ -26,7 +26,7 @@ from center.batch.questions import (
 )
 from center.batch.sql_functions import merge_function
 from edgewater.errors import InvalidRequest
-from edgewater.synopses.base import Question
+from edgewater.synopses import Question
 
 BROADCAST_BYTES = 1 << 30
 """What may be sent to every executor."""

@@ -29,8 +29,7 @@ from center.batch.strategy import Strategy
 from center.batch.windows import Family, grid_of
 from center.spark.workers import settle
 from edgewater.errors import InvalidRecord
-from edgewater.synopses import from_bytes
-from edgewater.synopses.manager import GeneralManager, SliceManager
+from edgewater.synopses import GeneralManager, SliceManager, from_bytes
 from edgewater.windows import SlidingWindow
 
 

@@ -9,12 +9,17 @@ from typing import Any
 import numpy as np
 
 from edgewater.errors import InvalidRequest, UnsupportedVersion
-from edgewater.synopses import from_bytes
-from edgewater.synopses.base import Properties, Question, Questions, Stack
+from edgewater.synopses import (
+    GroupedAggregate,
+    Properties,
+    Question,
+    Questions,
+    SampleStack,
+    Stack,
+    from_bytes,
+    stack_from_message,
+)
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.registry import stack_from_message
-from edgewater.synopses.sampling.sample_stack import SampleStack
 
 ACCEPTED = "an empty synopsis, such as CountMin(width=65536, depth=5) or HyperLogLog()"
 ITEM_TYPES = ("string", "int64", "float64", "bool")

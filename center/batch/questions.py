@@ -17,11 +17,8 @@ from center.batch.layout import TIMESTAMP
 from center.spark.workers import settle
 from edgewater.errors import EdgewaterError, InvalidRequest
 from edgewater.streams import MIN_TIME_MS
-from edgewater.synopses import from_bytes
-from edgewater.synopses.base import Estimate, IntArray, Question
-from edgewater.synopses.key_table import KeyTable
+from edgewater.synopses import Estimate, IntArray, KeyTable, Point, Question, RangeSum, TopItems, from_bytes
 from edgewater.synopses.named_questions import QUESTION_KINDS, parse_question, read_confidence
-from edgewater.synopses.questions import Point, RangeSum, TopItems
 
 ESTIMATE_DDL = "estimate double, lower double, upper double, confidence double, basis string"
 ESTIMATE_FIELDS = [pa.field(n, pa.float64()) for n in ("estimate", "lower", "upper", "confidence")]

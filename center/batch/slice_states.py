@@ -16,10 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from center.batch.pattern import SynopsisPattern
-from edgewater.synopses.base import BoolArray, IntArray, Stack
+from edgewater.synopses import BoolArray, IntArray, KeyTable, SampleStack, Stack
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.key_table import KeyTable
-from edgewater.synopses.sampling.sample_stack import SampleStack
 
 ROWS_BYTES = 64 << 20
 """Partials are given on in batches of about so many bytes: Arrow's binary arrays end at 2 GiB."""

@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 from center.batch.windows import Family, family_of
 from edgewater.errors import InvalidRequest
-from edgewater.synopses.base import Properties
+from edgewater.synopses import Properties
 
 Divide = Literal["stratified", "round_robin", "order_based", "centralised"]
 Compute = Literal["bucketing", "slicing"]

@@ -18,7 +18,7 @@ from center.early_trigger.rehearsal import pass_slot
 from center.early_trigger.stragglers import StragglerModel, StragglersByMark
 from center.early_trigger.triangle import ArrivalTriangle
 from center.early_trigger.value_history import ValueHistory
-from edgewater.synopses.base import BoolArray, FloatArray
+from edgewater.synopses import BoolArray, FloatArray
 
 if TYPE_CHECKING:
     from center.early_trigger.trigger import Watermark

@@ -17,7 +17,7 @@ import numpy as np
 from center.early_trigger.sample_size import finite
 from edgewater.accuracy import AccuracyTarget, check_confidence
 from edgewater.errors import InvalidInput
-from edgewater.synopses.base import FloatArray
+from edgewater.synopses import FloatArray
 
 Statistic = Callable[[Any], Any]
 """From rows (NumPy array, axis 0) to a number or an array of numbers of a fixed shape."""

@@ -16,8 +16,8 @@ from dataclasses import astuple, dataclass, fields
 import numpy as np
 
 from edgewater.errors import CorruptSynopsis
+from edgewater.synopses import normal_quantile
 from edgewater.synopses.encoding.named_arrays import Arrays
-from edgewater.synopses.intervals import normal_quantile
 
 UNTRIED = 4.0
 """Deviations that half the interval has before there is a record: Chebyshev's at 94 %, the normal's at 99.99 %."""

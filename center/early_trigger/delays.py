@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgewater.errors import InvalidInput
-from edgewater.synopses.base import FloatArray
+from edgewater.synopses import FloatArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ import numpy as np
 from center.early_trigger.late_values import LateRatio
 from center.early_trigger.sample_size import neyman_sizes
 from edgewater.accuracy import MeasureKind
-from edgewater.synopses.base import FloatArray
-from edgewater.synopses.intervals import normal_quantile
+from edgewater.synopses import FloatArray, normal_quantile
 
 _SKEW_ROUNDS = 4
 

@@ -13,9 +13,7 @@ from center.early_trigger.bootstrap import DEFAULT_REPLICATES
 from center.early_trigger.sample_size import finite
 from edgewater.accuracy import check_confidence
 from edgewater.errors import InvalidInput
-from edgewater.synopses import SampleFunction
-from edgewater.synopses.base import FloatArray
-from edgewater.synopses.intervals import normal_quantile
+from edgewater.synopses import FloatArray, SampleFunction, normal_quantile
 
 LEAST_PLANNED = 200
 """Rows that a plan asks for at least: of fewer, what resamples scatter by says little."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgewater.arrivals import lag_groups
-from edgewater.synopses.base import FloatArray
+from edgewater.synopses import FloatArray
 from edgewater.synopses.encoding.named_arrays import Arrays, restore
 
 MEMORY_SUBSTREAMS = 25.0

@@ -14,7 +14,7 @@ import numpy as np
 
 from center.early_trigger.stragglers import StragglerModel
 from center.early_trigger.triangle import LONG, ArrivalTriangle
-from edgewater.synopses.base import BoolArray, FloatArray
+from edgewater.synopses import BoolArray, FloatArray
 
 if TYPE_CHECKING:
     from center.early_trigger.trigger import Watermark

@@ -13,8 +13,7 @@ import numpy as np
 
 from edgewater.accuracy import check_confidence, check_error
 from edgewater.errors import InvalidQuery
-from edgewater.synopses.base import FloatArray
-from edgewater.synopses.intervals import normal_quantile
+from edgewater.synopses import FloatArray, normal_quantile
 
 
 def finite(endless: Any, population: Any) -> FloatArray:

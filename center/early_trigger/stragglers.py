@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from center.early_trigger.triangle import LONG, SHORT, ArrivalTriangle
-from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.named_arrays import Arrays, restore
 
 INFORMATIVE_SLOTS = 15.0

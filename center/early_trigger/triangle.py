@@ -18,7 +18,7 @@ import numpy as np
 from center.early_trigger.delays import distribution
 from edgewater.arrivals import SlotGrid
 from edgewater.errors import CorruptSynopsis, InvalidInput
-from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.named_arrays import Arrays, restore
 
 LONG, SHORT = 0, 1

@@ -27,9 +27,8 @@ from center.early_trigger.value_history import ValueHistory
 from edgewater.accuracy import AccuracyTarget, MeasureKind, check_measure
 from edgewater.arrivals import SlotGrid
 from edgewater.errors import CorruptSynopsis, InvalidInput
-from edgewater.synopses.base import BoolArray, FloatArray
+from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 from edgewater.synopses.encoding import named_arrays as state
-from edgewater.synopses.intervals import normal_quantile
 
 
 @dataclass(frozen=True, slots=True)

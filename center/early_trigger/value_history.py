@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from center.early_trigger.estimate import Sampled
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding.named_arrays import Arrays, restore
 
 MEMORY_WINDOWS = 20.0

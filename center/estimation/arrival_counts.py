@@ -13,7 +13,7 @@ from center.early_trigger.estimate import Sampled
 from edgewater.accuracy import MeasureKind, check_relative
 from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics, lag_groups
 from edgewater.errors import InvalidQuery
-from edgewater.synopses.base import FloatArray
+from edgewater.synopses import FloatArray
 
 ByLag = tuple[FloatArray, FloatArray, FloatArray]
 """Count, Σv and Σv² of the processed records, each [edge, lag group]."""

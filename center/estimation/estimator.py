@@ -32,7 +32,7 @@ from center.estimation.prediction import Outlook, Prediction, assembled
 from center.sampling import SamplingReasonHistory
 from edgewater.accuracy import Accuracy
 from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, GroupedSubstream, ReportSchedule, SubstreamStatistics
-from edgewater.synopses.base import IntArray
+from edgewater.synopses import IntArray
 from edgewater.wire.frames import SamplingReason
 
 PATIENCE_MS = 1_000

@@ -23,7 +23,7 @@ from center.estimation.arrival_counts import Tallies
 from center.estimation.source_remap import Seats
 from edgewater.accuracy import Accuracy, AccuracyTarget
 from edgewater.arrivals import ReportSchedule
-from edgewater.synopses.intervals import normal_quantile
+from edgewater.synopses import normal_quantile
 
 TOO_FEW = "too few records, or too few yet, to say how far the answer may be off"
 

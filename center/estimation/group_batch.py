@@ -21,7 +21,7 @@ from center.estimation.arrival_counts import sampled_by, windows
 from center.estimation.group import TOO_FEW, Stratum
 from center.estimation.prediction import Outlook
 from edgewater.accuracy import Accuracy
-from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 BLOCK = 64
 """Strata of a block: so many that calling NumPy does not count, and few enough that a window which waits for one of

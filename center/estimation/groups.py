@@ -17,7 +17,7 @@ from center.estimation.prediction import Outlook
 from center.estimation.source_remap import Seats
 from edgewater.accuracy import MAX_GROUPS, Accuracy, group_key
 from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
-from edgewater.synopses.base import BoolArray, IntArray
+from edgewater.synopses import BoolArray, IntArray
 
 ALL = ""
 """The key of the one stratum of a query without groups."""

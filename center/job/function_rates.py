@@ -12,8 +12,7 @@ from center.results import AnswerRecord
 from center.sampling import RATE_MARGIN
 from center.serving import SEED, function_confidence
 from edgewater.query import QuerySpec
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.sampling.row_sample import RowSampleStack
+from edgewater.synopses import GroupedAggregate, RowSampleStack
 
 RECENT = 5
 """Windows of which the neediest decides: they differ, and rows that were passed over cannot be had afterwards."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from center.job.rows import FrameRow, RowKind
 from edgewater.errors import SynopsisError
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 
 
 def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:

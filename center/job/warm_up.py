@@ -15,8 +15,7 @@ import center.job.frame_source  # noqa: F401  (a worker that reads loads it: bef
 from center.job.merge import merge_rows
 from center.job.rows import ROW_DDL, FrameRow, RowKind, to_batch
 from center.spark.workers import settle
-from edgewater.synopses.exact.aggregates import CountStack
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import CountStack, GroupedAggregate
 
 ROUNDS = 2
 PARTS = 64

@@ -13,8 +13,8 @@ from center.catalog import query_key
 from center.ledger import Emission, FrameSummary, Ledger, Phase, QueryChanges
 from center.results import schema as t
 from edgewater.errors import IncompatibleSynopses
+from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 MAX_SIDE_BY_SIDE = 8

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from edgewater.synopses.base import Estimates, FloatArray, IntArray
+from edgewater.synopses import Estimates, FloatArray, IntArray
 
 Cell = dict[str, Any]
 

@@ -25,8 +25,7 @@ from center.serving.synopsis_cache import SynopsisCache
 from edgewater.errors import IncompatibleSynopses, InvalidRequest, NotFound
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
-from edgewater.synopses.base import Estimates, Stack
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import Estimates, GroupedAggregate, ItemRanking, RowSampleStack, Stack
 from edgewater.synopses.named_questions import (
     BINARY_QUESTIONS,
     INTEGER_QUESTIONS,
@@ -37,8 +36,6 @@ from edgewater.synopses.named_questions import (
     require_confidence,
     top_items_question,
 )
-from edgewater.synopses.questions import ItemRanking
-from edgewater.synopses.sampling.row_sample import RowSampleStack
 
 _PHASES = ("early", "complete", "final")
 _WHOLE = ("count", "integer_sum")

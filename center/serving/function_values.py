@@ -22,8 +22,7 @@ from center.serving.cells import Cell, interval_columns, intervals, nullable, pl
 from edgewater.accuracy import AccuracyTarget
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
-from edgewater.synopses.base import Estimates, FloatArray
-from edgewater.synopses.sampling.row_sample import RowSampleStack
+from edgewater.synopses import Estimates, FloatArray, RowSampleStack
 
 DEFAULT_CONFIDENCE = 0.95
 SEED = 20

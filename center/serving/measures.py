@@ -18,12 +18,25 @@ from center.serving.cells import CellPart, IntervalPart, ItemsPart, KeyedPart, L
 from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionPart
 from edgewater.errors import InvalidRequest
 from edgewater.measure import Measure
-from edgewater.synopses.base import Count, Estimates, FloatArray, IntArray, Quantile, Question, Stack
-from edgewater.synopses.frequency.count_min import CountMinStack
-from edgewater.synopses.histograms.equi_depth import EquiDepthStack
-from edgewater.synopses.histograms.equi_width import EquiWidthStack
-from edgewater.synopses.membership.bloom import BloomStack
-from edgewater.synopses.membership.cuckoo import CuckooStack
+from edgewater.synopses import (
+    BloomStack,
+    Count,
+    CountMinStack,
+    CuckooStack,
+    EquiDepthStack,
+    EquiWidthStack,
+    Estimates,
+    FalsePositiveRate,
+    FloatArray,
+    IntArray,
+    ItemRanking,
+    Quantile,
+    Question,
+    Range,
+    RowSampleStack,
+    SampleStack,
+    Stack,
+)
 from edgewater.synopses.named_questions import (
     answerable_questions,
     default_question,
@@ -33,9 +46,6 @@ from edgewater.synopses.named_questions import (
     require_confidence,
     top_items_question,
 )
-from edgewater.synopses.questions import FalsePositiveRate, ItemRanking, Range
-from edgewater.synopses.sampling.row_sample import RowSampleStack
-from edgewater.synopses.sampling.sample_stack import SampleStack
 
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
 MAX_ASKED = 100

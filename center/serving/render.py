@@ -30,8 +30,7 @@ from center.serving.measures import (
 from edgewater.accuracy import Accuracy, group_key, group_values
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
-from edgewater.synopses.base import Estimates, IntArray
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import Estimates, GroupedAggregate, IntArray
 
 _UNSTATED = (None, None, None)
 

@@ -15,7 +15,7 @@ from center.results import AnswerRecord, ResultStore
 from center.serving.evaluator import WindowAnswer
 from center.serving.synopsis_cache import SynopsisCache
 from edgewater.query import QuerySpec
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 
 PAGE = 25
 """Answers that are read at once, with their synopses."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgewater.errors import InvalidQuery
-from edgewater.synopses.base import IntArray
+from edgewater.synopses import IntArray
 from edgewater.windows import MAX_COUNT, CountWindow, SessionWindow, SlidingWindow, Window
 
 MAX_TIME_MS = 1 << 60

@@ -10,10 +10,7 @@ import pyarrow as pa
 
 from center.slicing.rows import Records
 from edgewater.errors import InvalidQuery, InvalidRecord
-from edgewater.synopses.base import Properties
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.manager import SliceManager
-from edgewater.synopses.sampling.sample_stack import SingleSample
+from edgewater.synopses import GroupedAggregate, Properties, SingleSample, SliceManager
 
 
 @runtime_checkable

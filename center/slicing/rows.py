@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from center.slicing.families import MAX_TIME_MS
 from edgewater.errors import InvalidRecord
-from edgewater.synopses.base import IntArray
+from edgewater.synopses import IntArray
 
 
 @dataclass(frozen=True, slots=True)

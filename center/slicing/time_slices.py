@@ -26,7 +26,7 @@ from center.slicing.merging import GridWindows, MergedSlices
 from center.slicing.results import WindowResult
 from center.slicing.rows import Records
 from center.slicing.sessions import SessionTracker
-from edgewater.synopses.base import IntArray
+from edgewater.synopses import IntArray
 from edgewater.windows import SessionWindow
 
 

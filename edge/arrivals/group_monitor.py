@@ -17,9 +17,8 @@ import pyarrow as pa
 
 from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, GroupedSubstream, SlotGrid, lag_groups, summed
 from edgewater.errors import CorruptSynopsis, InvalidConfig
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray, KeyTable
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.key_table import KeyTable
 
 _KIND, _VERSION = "group-monitor", 1
 _DENSE = 1 << 14

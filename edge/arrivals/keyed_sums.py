@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 
 DENSE = 1 << 17
 """Counters that are worth having; keys that are further apart are sorted instead."""

@@ -25,7 +25,7 @@ import numpy as np
 from edge.arrivals.keyed_sums import DENSE, counted, runs, starts, summed
 from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, Moments, SlotGrid, SubstreamStatistics, lag_groups
 from edgewater.errors import CorruptSynopsis, InvalidConfig, InvalidRecord
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding import named_arrays as saved
 
 _GAPS = 512

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgewater.errors import InvalidInput
-from edgewater.synopses.base import BoolArray, FloatArray, IntArray
-from edgewater.synopses.hashing import DEFAULT_SEED, finalised_word
+from edgewater.synopses import DEFAULT_SEED, BoolArray, FloatArray, IntArray, finalised_word
 
 _BITS = 32
 _MASK = (1 << _BITS) - 1

@@ -11,12 +11,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edgewater.query import BoundQuery
-from edgewater.synopses.base import BoolArray, BoundedError, FloatArray, IntArray
+from edgewater.synopses import (
+    BoolArray,
+    BoundedError,
+    FloatArray,
+    GroupedAggregate,
+    IntArray,
+    MaxStack,
+    RowSampleStack,
+    SumStack,
+    hash_values,
+)
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.exact.aggregates import MaxStack, SumStack
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.hashing import hash_values
-from edgewater.synopses.sampling.row_sample import RowSampleStack
 from edgewater.wire.frames import Withheld
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 

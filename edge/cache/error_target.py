@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.synopses.base import FloatArray
+from edgewater.synopses import FloatArray
 
 SPARE = 3.5
 """Of the sends after a slice's end so many times their square root are to stay free of entries above the target: one

@@ -27,7 +27,7 @@ from edge.cache.entries import SliceEntries
 from edge.cache.forecast import Forecast, forecast
 from edge.cache.history import GroupHistory
 from edge.cache.partition import Limits
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 
 LAST_DIGIT = 1e-6
 """Gains are rounded to it."""

@@ -17,8 +17,7 @@ import numpy as np
 
 from edge.cache.entries import SliceEntries
 from edge.cache.history import GroupHistory
-from edgewater.synopses.base import FloatArray, IntArray
-from edgewater.synopses.exact.aggregates import CountStack, ExtremumStack, SumStack
+from edgewater.synopses import CountStack, ExtremumStack, FloatArray, IntArray, SumStack
 
 HISTORY_SLICES = 0.5
 """What earlier slices weigh, in slices: at half of a slice, as much as the slice itself."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edge.cache.entries import Remembered, SliceEntries
 from edge.cache.error_target import Aim
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 

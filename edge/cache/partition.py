@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from edge.cache.entries import SliceEntries
-from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 
 class Limits:

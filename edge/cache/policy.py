@@ -14,7 +14,7 @@ from edge.cache.partition import Limits, primary
 from edge.cache.send_queue import Ranking
 from edge.cache.sizing import SIZINGS, Slots, accumulated, explicit, level, scales
 from edgewater.caching import CacheSpec
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 
 SURE = 0.05
 """Without any pressure an entry of an open slice leaves only if its gain is at least this."""

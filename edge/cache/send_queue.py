@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge.cache.entries import SliceEntries
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 
 FRESH = 0.03
 """The part of an open slice's time left after which its entries are ranked again."""

@@ -23,7 +23,7 @@ from edge.cache.entries import SliceEntries
 from edge.cache.error_target import nth_largest
 from edge.cache.forecast import forecast
 from edge.cache.history import GroupHistory
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 
 NEW_GROUPS_WINDOW = 0.1
 """Part of a slice over which `pure_pess` averages the rate at which groups appear."""

@@ -18,7 +18,7 @@ from edge.codecs.schema import RecordSchema
 from edge.records import Decoded, RejectionReason, Rejections
 from edgewater.errors import InvalidRecord
 from edgewater.streams import type_name
-from edgewater.synopses.base import BoolArray
+from edgewater.synopses import BoolArray
 
 
 def needed_columns(schema: RecordSchema) -> list[str]:

@@ -23,7 +23,7 @@ from edgewater.accuracy import MAX_GROUPS
 from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
-from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.windows import SlidingWindow
 from edgewater.wire.frames import Arrivals, SamplingReason
 

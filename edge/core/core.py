@@ -42,7 +42,7 @@ from edge.core.streams import StreamSpec, StreamState
 from edgewater.errors import InvalidQuery, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import Frame, QueryRef, encode_body
 
 MAX_FRAME_BYTES = 256 * 1024

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from edgewater.streams import MAX_TIME_MS
-from edgewater.synopses.base import FloatArray
+from edgewater.synopses import FloatArray
 
 MEMORY_WINDOWS = 5
 """Rates follow the load with a time constant of so many windows: slower than its noise, faster than its day."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from edgewater.arithmetic import to_float
 from edgewater.query import BoundMeasure, BoundQuery
-from edgewater.synopses.base import BoolArray, FloatArray
+from edgewater.synopses import BoolArray, FloatArray
 from edgewater.syntax import null_rejecting_columns, parse_sql
 
 

@@ -31,9 +31,7 @@ from edgewater.accuracy import report_schedule
 from edgewater.algebra import LateRecordPolicy, late_record_policy_of
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
-from edgewater.synopses.base import BoolArray, IntArray
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.sampling.row_sample import is_sampled
+from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, is_sampled
 from edgewater.windows import SessionWindow
 from edgewater.wire.frames import Arrivals, FrameBody, Partial, QueryRef, SliceClose
 

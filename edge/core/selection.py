@@ -18,7 +18,7 @@ from edge.cache.sizing import Slots
 from edge.core.slices import INITIAL_ENTRY_BYTES, Carrier, Slice
 from edgewater.query import QuerySpec, StalenessBudget
 from edgewater.streams import MIN_TIME_MS
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import FrameBody
 
 MOST_OVER = 2

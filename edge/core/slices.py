@@ -11,7 +11,7 @@ from edge.cache.entries import SliceEntries
 from edge.cache.partition import Limits, primary
 from edge.cache.send_queue import Ranking
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
-from edgewater.synopses.base import IntArray
+from edgewater.synopses import IntArray
 
 INITIAL_ENTRY_BYTES = 48.0
 

@@ -15,9 +15,8 @@ import pyarrow as pa
 
 from edgewater.arrivals.schedule import SlotGrid, lag_groups
 from edgewater.errors import CorruptSynopsis, InvalidRecord
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray, KeyTable
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.key_table import KeyTable
 
 _KIND, _VERSION = "grouped-substream", 1
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgewater.errors import InvalidQuery
 from edgewater.quantities import format_duration
-from edgewater.synopses.base import IntArray
+from edgewater.synopses import IntArray
 from edgewater.windows import SlidingWindow
 
 MAX_LAGS = 4096

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgewater.arrivals.schedule import SlotGrid
 from edgewater.errors import CorruptSynopsis, InvalidRecord, UnsupportedVersion
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 
 _HEADER = struct.Struct("<BqIIqq9d")
 _VERSION = 1

@@ -9,9 +9,19 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.errors import InvalidRequest
-from edgewater.synopses.base import ITEM_TYPES, Distinct, Estimates, IntArray, Properties, Question, Questions
-from edgewater.synopses.registry import Function, Parameter, Parameters
-from edgewater.synopses.single import SingleSynopsis
+from edgewater.synopses import (
+    ITEM_TYPES,
+    Distinct,
+    Estimates,
+    Function,
+    IntArray,
+    Parameter,
+    Parameters,
+    Properties,
+    Question,
+    Questions,
+    SingleSynopsis,
+)
 
 from .sketch_stack import SketchStack, by_group
 

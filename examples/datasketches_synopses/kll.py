@@ -9,9 +9,20 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.errors import InvalidRequest
-from edgewater.synopses.base import Count, Estimates, IntArray, Properties, Quantile, Question, Questions, Rank
-from edgewater.synopses.registry import Function, Parameter, Parameters
-from edgewater.synopses.single import SingleSynopsis
+from edgewater.synopses import (
+    Count,
+    Estimates,
+    Function,
+    IntArray,
+    Parameter,
+    Parameters,
+    Properties,
+    Quantile,
+    Question,
+    Questions,
+    Rank,
+    SingleSynopsis,
+)
 
 from .sketch_stack import SketchStack, by_group
 

@@ -13,7 +13,7 @@ import google_crc32c
 import numpy as np
 
 from edgewater.errors import CorruptSynopsis, InvalidRequest
-from edgewater.synopses.base import Estimates, IntArray, Properties, Question, Questions
+from edgewater.synopses import Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 from sim.budgets.optimal import ROUNDING, Schedule, WindowTrace
 
 RANDOM_STEPS = 500

@@ -11,9 +11,7 @@ import numpy as np
 
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
-from edgewater.synopses.base import FloatArray, IntArray
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.key_table import KeyTable
+from edgewater.synopses import FloatArray, GroupedAggregate, IntArray, KeyTable
 from edgewater.wire.frames import FrameBody
 from sim.budgets.outcome import Outcome
 from sim.budgets.trace import Trace

@@ -26,7 +26,7 @@ from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested,
 from edge.core.streams import StreamSpec
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import LIVE
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import QueryRef
 from sim.budgets.center import MergingCenter
 from sim.budgets.link import LinkModel, Wire

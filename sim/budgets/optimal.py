@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 Aggregate = Literal["sum", "count", "max", "min"]
 ROUNDING = 1e-9

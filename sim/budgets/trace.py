@@ -14,8 +14,7 @@ import pyarrow.csv
 
 from edgewater.errors import InvalidRequest
 from edgewater.streams import TIME_COLUMN
-from edgewater.synopses.base import FloatArray, IntArray
-from edgewater.synopses.key_table import KeyTable
+from edgewater.synopses import FloatArray, IntArray, KeyTable
 
 ZIPF_EXPONENT = 1.1
 

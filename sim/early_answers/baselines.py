@@ -16,7 +16,7 @@ import numpy as np
 from center.early_trigger.sample_size import finite, mean_size
 from edgewater.accuracy import AccuracyTarget, MeasureKind
 from edgewater.errors import InvalidInput
-from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 HISTORY_WINDOWS = 10
 """m of Eq. 1, in windows: terms i - m … i - 1, m of them (corrections.md, Aion 12)."""

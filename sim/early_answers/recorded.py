@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from edgewater.errors import InvalidConfig
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 from sim.early_answers.workload import Events
 
 HOUR_MS = 3_600_000

@@ -10,7 +10,7 @@ import numpy as np
 
 from center.early_trigger.sample_size import mean_size
 from edgewater.accuracy import AccuracyTarget, MeasureKind
-from edgewater.synopses.base import FloatArray
+from edgewater.synopses import FloatArray
 from sim.early_answers.engine import Outcome
 from sim.early_answers.workload import Workload
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edgewater.errors import InvalidConfig
-from edgewater.synopses.base import FloatArray
+from edgewater.synopses import FloatArray
 
 NAMES = ("nyt", "ysb", "lognormal2", "pareto2.2", "constant")
 

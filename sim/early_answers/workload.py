@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from edgewater.errors import InvalidConfig
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 from sim.early_answers.values import Values
 
 DELAYS = ("CC", "GG", "EC", "EG")

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from edge.codecs import YEAR_2000_MS, YEAR_2200_MS, cast_or_null, parse_iso8601
 from edgewater.errors import InvalidConfig
-from edgewater.synopses.base import BoolArray, FloatArray, IntArray
+from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 UNITS = {"s": 1000.0, "ms": 1.0, "us": 1e-3}
 """ms per unit of a number."""

@@ -15,7 +15,7 @@ from edgewater.errors import InvalidConfig
 from edgewater.quantities import duration_ms, format_duration
 from edgewater.query import QuerySpec
 from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
-from edgewater.synopses.base import BoolArray, IntArray
+from edgewater.synopses import BoolArray, IntArray
 from edgewater.windows import TumblingWindow
 from sim.budgets.outcome import measured_values
 from sim.budgets.trace import Trace

@@ -26,7 +26,7 @@ from edge.core.events import Acked, Configured, FrameBuilt, Ingested, Pull, Sour
 from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire.frames import Frame, QueryRef
 
 REF = QueryRef("q", 1)

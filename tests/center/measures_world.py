@@ -12,7 +12,7 @@ from center.ledger import Phase
 from center.ledger.quality import Totals, WithheldBound, assess
 from center.results import AnswerRecord
 from edgewater.query import QuerySpec
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import QueryRef
 
 COLUMNS = {"url": pa.string(), "ip": pa.int64(), "ms": pa.float64(), "ok": pa.bool_()}

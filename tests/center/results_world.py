@@ -14,7 +14,7 @@ from center.results import schema as t
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import QueryRef, SliceClose
 
 REF = QueryRef("q", 1)

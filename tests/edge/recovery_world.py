@@ -16,7 +16,7 @@ from edge.core.streams import StreamSpec
 from edge.durability.durable_core import DurableCore, Position
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import Frame, QueryRef
 
 COLUMNS = {"carrier": pa.string(), "distance": pa.int64()}

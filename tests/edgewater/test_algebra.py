@@ -9,9 +9,8 @@ from edgewater import algebra
 from edgewater.algebra import LateRecordPolicy, late_record_policy, late_record_policy_of, needs_order
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
-from edgewater.synopses.base import Properties
-from edgewater.synopses.exact.aggregates import CountStack
-from edgewater.synopses.registry import Function, function_named, function_names, register_function
+from edgewater.synopses import CountStack, Function, Properties, function_named, function_names
+from edgewater.synopses.registry import register_function
 from edgewater.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
 
 ORDERED = Properties(commutative=False, ordered=True)

@@ -8,9 +8,8 @@ import pytest
 from edgewater.errors import InvalidQuery
 from edgewater.measure import Measure
 from edgewater.streams import COLUMN_TYPES
-from edgewater.synopses import registry
-from edgewater.synopses.registry import MAX_STATE_BYTES, Parameter, require_fit
-from edgewater.synopses.sampling.sample_functions import SampleFunction, sample_function
+from edgewater.synopses import Parameter, SampleFunction, registry, require_fit, sample_function
+from edgewater.synopses.registry import MAX_STATE_BYTES
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from edgewater.errors import InvalidQuery
 from edgewater.plain_yaml import load_yaml
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
-from edgewater.synopses.registry import require_fit
+from edgewater.synopses import require_fit
 
 MAX_SPEC_BYTES = 1 << 20
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")

@@ -8,7 +8,7 @@ from center.api.models import Answer
 from center.ledger import FrameSummary
 from center.results import MergedDelta
 from edgewater.streams import EdgeId
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import SliceClose
 
 MINUTE = 60_000

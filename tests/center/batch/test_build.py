@@ -21,8 +21,8 @@ from edgewater.synopses import (
     Quantile,
     ReservoirSample,
     from_bytes,
+    function_named,
 )
-from edgewater.synopses.registry import function_named
 from edgewater.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
 
 pytestmark = pytest.mark.spark

@@ -18,9 +18,16 @@ from center.batch.layout import RecordLayout
 from center.batch.merge_phase import FinishLevel, SlicePartial, bounds_of, session_windows, sliding_windows
 from center.batch.pattern import SynopsisPattern
 from edgewater.errors import InvalidRequest
-from edgewater.synopses import CountMin, GroupedAggregate, HaarWavelet, HyperLogLog, ReservoirSample, from_bytes
-from edgewater.synopses.base import Properties
-from edgewater.synopses.registry import function_named
+from edgewater.synopses import (
+    CountMin,
+    GroupedAggregate,
+    HaarWavelet,
+    HyperLogLog,
+    Properties,
+    ReservoirSample,
+    from_bytes,
+    function_named,
+)
 from edgewater.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
 
 

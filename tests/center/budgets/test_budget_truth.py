@@ -26,7 +26,7 @@ from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, 
 from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import QueryRef
 from tests.center.results_world import edge_record
 

@@ -10,9 +10,7 @@ import pytest
 from center.early_trigger.function_estimate import FunctionEstimate, estimate_function, plan_rate
 from edgewater.errors import InvalidInput, InvalidQuery
 from edgewater.measure import Measure
-from edgewater.synopses.base import FloatArray
-from edgewater.synopses.registry import Function, function_named
-from edgewater.synopses.sampling.sample_functions import SampleFunction, sample_function
+from edgewater.synopses import FloatArray, Function, SampleFunction, function_named, sample_function
 
 CENTRES = np.array([[2.0, 3.0], [8.0, 3.5], [3.5, 9.0], [10.0, 10.0]])
 ROWS = 8_000

@@ -10,7 +10,7 @@ from center.early_trigger.estimate import Sampled
 from center.early_trigger.trigger import Answer, Watermark
 from edgewater.accuracy import MEASURES, AccuracyTarget, MeasureKind
 from edgewater.arrivals import SlotGrid
-from edgewater.synopses.base import FloatArray
+from edgewater.synopses import FloatArray
 from edgewater.synopses.encoding import named_arrays as state
 
 GRID = SlotGrid(slot_ms=20, substream_slots=6, lags=90)

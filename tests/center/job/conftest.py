@@ -19,7 +19,7 @@ from center.spark.session import SessionConfig, start_session
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SliceClose
 
 COLUMNS = {"url": pa.string(), "bytes": pa.int64()}

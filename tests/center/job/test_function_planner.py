@@ -17,8 +17,7 @@ from center.job.metrics import JobMetrics
 from center.ledger import FrameSummary, Ledger
 from center.results import AnswerRecord, MergedDelta
 from edgewater.query import QuerySpec
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.sampling.row_sample import RowSampleStack
+from edgewater.synopses import GroupedAggregate, RowSampleStack
 from edgewater.wire.frames import QueryRef, SliceClose
 
 ROWS = 5_000

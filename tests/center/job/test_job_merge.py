@@ -10,7 +10,7 @@ from center.job.microbatch import digest, gaps, news
 from center.job.rows import ROW_SCHEMA, FrameRow, RowKind, from_table, row_of_damage, rows_of_frame, to_batch
 from center.storage.frame_log import FrameEntry
 from edgewater.streams import MAX_TIME_MS, EdgeId
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import FrameBody, Partial, QueryRef, SliceClose
 
 REF = QueryRef("downloads_by_url", 3)
@@ -18,7 +18,7 @@ KEY = "downloads_by_url@3"
 
 
 def make_synopsis(*sizes: int, column: str = "url", url: str = "/a") -> bytes:
-    from edgewater.synopses.registry import function_named
+    from edgewater.synopses import function_named
 
     function = function_named("sum")
     assert function is not None

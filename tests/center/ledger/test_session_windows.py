@@ -25,7 +25,7 @@ from center.ledger import (
 from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
 from center.results import AnswerRecord, MergedDelta, ResultStore
 from edgewater.streams import EdgeId
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.windows import SessionWindow
 from edgewater.wire.frames import FrameBody, SliceClose
 from tests.center.ledger.test_ledger import Center, told

@@ -17,7 +17,7 @@ from center.results import schema as t
 from center.results.writes import MAX_SIDE_BY_SIDE
 from edgewater.errors import Conflict, IncompatibleSynopses, InvalidRequest, NotFound, StorageError
 from edgewater.measure import Measure
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import QueryRef
 from tests.center.results_world import KEY, MINUTE, REF, Job, edge_record, registered, total
 

@@ -20,7 +20,7 @@ from edge.core.streams import StreamSpec
 from edge.durability.checkpoint import restore, snapshot
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
-from edgewater.synopses.registry import function_named
+from edgewater.synopses import function_named
 from tests.center.accuracy_world import BEGIN_MS, COLUMNS, DISORDER_MS, REF, WINDOW_MS, spec
 from tests.center.stored_world import Stored, stored
 

@@ -13,9 +13,7 @@ from center.results import AnswerRecord
 from center.serving import MeasureQuestions, render, rfc3339, to_csv, to_table
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
-from edgewater.synopses.base import Estimates, Quantile
-from edgewater.synopses.exact.aggregates import MeanStack
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import Estimates, GroupedAggregate, MeanStack, Quantile
 from edgewater.wire.frames import QueryRef
 
 FLIGHTS = {"carrier": pa.string(), "late": pa.bool_(), "x": pa.int64(), "delay": pa.float64()}

@@ -34,8 +34,8 @@ from edgewater.synopses import (
     RangeSum,
     ReservoirSample,
     SliceManager,
+    function_named,
 )
-from edgewater.synopses.registry import function_named
 from tests.center.slicing.naive_windows import Naive
 
 pytestmark = pytest.mark.slow

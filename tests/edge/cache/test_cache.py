@@ -22,8 +22,7 @@ from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.registry import function_named
+from edgewater.synopses import GroupedAggregate, function_named
 from edgewater.wire.frames import QueryRef
 
 COLUMNS = {"key": pa.int64(), "value": pa.float64()}

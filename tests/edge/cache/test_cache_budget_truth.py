@@ -15,8 +15,7 @@ from edge.core.streams import StreamSpec
 from edgewater.caching import EVICTIONS
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.synopses.base import FloatArray
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import FloatArray, GroupedAggregate
 from edgewater.wire.frames import FrameBody, QueryRef
 
 pytestmark = pytest.mark.slow

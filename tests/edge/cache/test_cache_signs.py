@@ -16,8 +16,7 @@ from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, 
 from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.synopses.base import FloatArray, IntArray
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import FloatArray, GroupedAggregate, IntArray
 from edgewater.wire.frames import FrameBody, QueryRef
 
 REF, GROUPS, EDGES, ERROR = QueryRef("q", 1), 6, 3, 40.0

@@ -10,7 +10,7 @@ import pytest
 from edge.cache.error_target import Aim, nth_largest
 from edge.cache.history import GroupHistory
 from edge.cache.send_queue import FEWEST, MOST, portion
-from edgewater.synopses.base import FloatArray
+from edgewater.synopses import FloatArray
 
 SLOTS = 600.0
 

@@ -13,9 +13,7 @@ from edge.cache.partition import Limits
 from edge.cache.send_queue import FRESH, MOST, Ranking
 from edge.cache.sizing import Slots
 from edgewater.caching import CacheSpec
-from edgewater.synopses.base import IntArray
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.registry import function_named
+from edgewater.synopses import GroupedAggregate, IntArray, function_named
 
 
 def entries_of(groups: int, touch: int = 1) -> SliceEntries:

@@ -17,8 +17,7 @@ from edgewater.accuracy import MAX_GROUPS, report_schedule
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
-from edgewater.synopses.base import Sum
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate, Sum
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Arrivals, FrameBody, QueryRef, SamplingReason, body_from_wire, body_to_wire
 

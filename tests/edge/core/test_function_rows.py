@@ -13,8 +13,7 @@ from edge.core.events import Acked, Configured, FrameBuilt, Ingested, Pull, Samp
 from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.sampling.row_sample import RowSampleStack
+from edgewater.synopses import GroupedAggregate, RowSampleStack
 from edgewater.wire.frames import Frame, QueryRef
 
 REF = QueryRef("q", 1)

@@ -32,7 +32,7 @@ from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
 from edgewater.query import QuerySpec
 from edgewater.record_functions import RecordFunction
 from edgewater.streams import LIVE, TIME_COLUMN
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import FrameBody, QueryRef
 from tests.edgewater.functions_world import Counting, install_functions
 

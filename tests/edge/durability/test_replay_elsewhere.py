@@ -35,7 +35,7 @@ from edgewater import expressions
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire import preset
 from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 from tests.edge.recovery_world import Center, World, flights

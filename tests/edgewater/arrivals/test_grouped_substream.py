@@ -14,7 +14,7 @@ from edge.arrivals.group_monitor import GroupMonitor
 from edge.arrivals.monitor import SubstreamMonitor
 from edgewater.arrivals import GroupedSubstream, SlotGrid, SubstreamStatistics, grouped
 from edgewater.errors import CorruptSynopsis, InvalidConfig, InvalidRecord, SynopsisError
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 
 GRID = SlotGrid(10, 10, 64)
 TYPES = (pa.string(), pa.int64())

@@ -10,8 +10,7 @@ from edge.core.events import BudgetSet
 from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
-from edgewater.synopses.exact.aggregates import CountStack
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import CountStack, GroupedAggregate
 from edgewater.wire.frames import FrameBody
 from sim.budgets import edges as edges_module
 from sim.budgets.center import MergingCenter
