@@ -102,8 +102,8 @@ class AnswerRenderer:
         else:
             assert form == ARROW
             answers = [json.loads(self.answer(r, query, questions)) for r in records]
-            stated = [{k: v for k, v in a.items() if k != "data"} for a in answers]
-            table = table.replace_schema_metadata({**(table.schema.metadata or {}), ARROW_METADATA: _json(stated)})
+            metadata = [{k: v for k, v in a.items() if k != "data"} for a in answers]
+            table = table.replace_schema_metadata({**(table.schema.metadata or {}), ARROW_METADATA: _json(metadata)})
             with pa.ipc.new_stream(sink, table.schema) as writer:
                 writer.write_table(table)
         return sink.getvalue()
@@ -111,7 +111,7 @@ class AnswerRenderer:
 
 def _with_quality(table: pa.Table, record: AnswerRecord, form: str) -> pa.Table:
     """Prepends the answer's window, phase, revision and completeness, so that no row looks complete if it is not."""
-    stated = {
+    metadata = {
         "window_start": _time(record.window_start_ms, form),
         "window_end": _time(record.window_end_ms, form),
         "phase": pa.scalar(record.phase.value, pa.string()),
@@ -119,7 +119,7 @@ def _with_quality(table: pa.Table, record: AnswerRecord, form: str) -> pa.Table:
         "completeness": pa.scalar(record.quality["completeness"]["ratio"], pa.float64()),
     }
     taken = set(table.column_names)
-    for at, (name, value) in enumerate(stated.items()):
+    for at, (name, value) in enumerate(metadata.items()):
         while name in taken:  # a group column or a measure has that name
             name = f"answer_{name}"
         table = table.add_column(at, name, pa.repeat(value, table.num_rows))

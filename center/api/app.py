@@ -119,8 +119,8 @@ def _token_guard(config: ApiSection) -> Callable[..., None]:
     assert config.token is not None
     expected = config.token.get_secret_value().encode()
 
-    def guard(given: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
-        if given is None or not hmac.compare_digest(given.credentials.encode(), expected):
+    def guard(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
+        if credentials is None or not hmac.compare_digest(credentials.credentials.encode(), expected):
             raise Unauthenticated("a bearer token is required: Authorization: Bearer <token>")
 
     return guard

@@ -140,13 +140,13 @@ class DuplexResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         parts: asyncio.Queue[list[bytes | OversizedLine] | None] = asyncio.Queue(_WAITING)
-        gone = asyncio.Event()
-        receiving = asyncio.create_task(_receive(receive, parts, gone))
+        disconnected = asyncio.Event()
+        receiving = asyncio.create_task(_receive(receive, parts, disconnected))
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
-            async for body in self._bodies(parts, gone):
+            async for body in self._bodies(parts, disconnected):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-            if not gone.is_set():
+            if not disconnected.is_set():
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except OSError:  # ASGI 2.4: the client disconnected during a send
             log.debug("the client left")
@@ -156,19 +156,19 @@ class DuplexResponse(Response):
                 await receiving
 
     async def _bodies(
-        self, parts: asyncio.Queue[list[bytes | OversizedLine] | None], gone: asyncio.Event
+        self, parts: asyncio.Queue[list[bytes | OversizedLine] | None], disconnected: asyncio.Event
     ) -> AsyncIterator[bytes]:
         while (lines := await parts.get()) is not None:
             answers = self._answers(lines)
-            while not gone.is_set() and (body := await run_sync(next, answers, None)) is not None:
+            while not disconnected.is_set() and (body := await run_sync(next, answers, None)) is not None:
                 if body:
                     yield body
-            if gone.is_set():
+            if disconnected.is_set():
                 return
 
 
 async def _receive(
-    receive: Receive, parts: asyncio.Queue[list[bytes | OversizedLine] | None], gone: asyncio.Event
+    receive: Receive, parts: asyncio.Queue[list[bytes | OversizedLine] | None], disconnected: asyncio.Event
 ) -> None:
     """Puts the lines of the body into the queue, then None, and waits for the client to disconnect."""
     lines = LineSplitter()
@@ -176,7 +176,7 @@ async def _receive(
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            gone.set()
+            disconnected.set()
             if not ended:
                 await parts.put(None)
             return

@@ -109,9 +109,9 @@ class QuestionParams(BaseModel):
         return questions
 
 
-def _groups(given: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _groups(texts: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ...]], ...]:
     wanted: dict[str, list[str]] = {}
-    for text in given:
+    for text in texts:
         column, colon, value = text.partition(":")
         if not colon or column not in spec.group_by:
             columns = ", ".join(spec.group_by) or f"(none: {spec.name} is not grouped)"
@@ -120,26 +120,26 @@ def _groups(given: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ..
     return tuple((column, tuple(dict.fromkeys(values))) for column, values in sorted(wanted.items()))
 
 
-def _measures(given: list[str], spec: QuerySpec) -> tuple[str, ...]:
+def _measures(texts: list[str], spec: QuerySpec) -> tuple[str, ...]:
     names = [m.name for m in spec.measures]
-    for name in given:
+    for name in texts:
         if name not in names:
             raise InvalidRequest("measure", name, f"one of {', '.join(names)}")
-    return tuple(name for name in names if name in given)
+    return tuple(name for name in names if name in texts)
 
 
-def _ranks(given: list[float]) -> list[float]:
-    for q in given:
+def _ranks(texts: list[float]) -> list[float]:
+    for q in texts:
         if math.isnan(q) or not 0 <= q <= 1:
             raise InvalidRequest("quantile", q, "a rank from 0 to 1, such as 0.99")
-    return given
+    return texts
 
 
-def _numbers(field: str, given: list[float]) -> list[float]:
-    for x in given:
+def _numbers(field: str, texts: list[float]) -> list[float]:
+    for x in texts:
         if math.isnan(x):
             raise InvalidRequest(field, x, "a number")
-    return given
+    return texts
 
 
 def _range(text: str) -> tuple[float, float]:

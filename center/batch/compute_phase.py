@@ -1,4 +1,4 @@
-"""The compute phase: a task's records in, partial synopses per slice (or window) and stratum out."""
+"""The compute phase: reads a task's records and returns partial synopses per slice (or window) and stratum."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ from edgewater.synopses import BoolArray, IntArray, KeyTable, finalised
 from edgewater.windows import SlidingWindow, Window
 
 CHUNK_ROWS = 1 << 17
-"""Records per update. Spark's batches of 10,000 are put together: an update costs tens of µs per slice."""
+"""Records per update. Spark's batches of 10,000 are concatenated: an update costs tens of µs per slice."""
 
 MEMORY_BYTES = 256 << 20
-"""What the states of a task may hold before they are given on, to be merged with what follows."""
+"""Size of a task's states at which they are emitted, to be merged with the later ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """What every task of a job has to know.
+    """The parameters of a job, which every task needs.
 
     Attributes:
-        by_windows: bucketing, a state per window; else slicing.
-        spread: whether a partial is given once per window (streams) or once per block of windows.
-        count_null_times: whether records without a time are counted; else they are refused.
-        whole: a task may not give on the same slice twice, since its synopsis does not merge.
-        source: of the pattern; the tasks' own numbers are made from it.
+        by_windows: bucketing, one state per window; else slicing.
+        count_null_times: records without a time are counted; else they are refused.
+        whole: a task must emit each slice once, since the synopsis does not merge.
+        source: sample source of the pattern, from which each task derives its own.
     """
 
     pattern: SynopsisPattern
@@ -55,25 +54,25 @@ class BatchJob:
 
     @property
     def slides(self) -> bool:
-        """Whether windows have to be put together from slices."""
+        """Whether windows are merged from several slices."""
         return not self.by_windows and (self.family is Family.SLIDING or isinstance(self.window, SlidingCount))
 
     @property
     def grid(self) -> SlidingWindow:
-        """Of windows that slide: in event time, or in numbers of records."""
+        """The grid of sliding windows: in event time, or in numbers of records."""
         grid = grid_of(self.window)
         assert isinstance(grid, SlidingWindow)
         return grid
 
     @property
     def block_ms(self) -> int:
-        """Windows that start within one block are put together by one task; their slices overlap those of the
-        next by one window, so a block is several windows wide."""
+        """Width of a block. One task merges all windows that start within a block; its slices overlap the next block's
+        by one window, so a block is several windows wide."""
         grid = self.grid
         return grid.every_ms * max(64, 8 * -(-grid.size_ms // grid.every_ms))
 
     def blocks_of(self, start: int) -> Iterable[int]:
-        """The blocks (or in a stream the windows) that a slice is part of."""
+        """The blocks (for streams: the windows) that a slice belongs to."""
         if self.family is Family.SESSION:
             return (0,)
         if not self.slides:
@@ -86,7 +85,7 @@ class BatchJob:
 
 
 class Compute:
-    """The phase as `DataFrame.mapInArrow` wants it."""
+    """The compute phase as a function for `DataFrame.mapInArrow`."""
 
     def __init__(self, job: BatchJob) -> None:
         self._job = job
@@ -150,8 +149,8 @@ class _Task:
                 yield from self._update(starts[chosen], *part, times[chosen], ids[chosen])
 
     def _assign(self, places: IntArray) -> Iterator[tuple[IntArray, BoolArray | None]]:
-        """The slice of each record (by its time, or its number); in bucketing once for each window that a
-        record may lie in, with the records that do. None: all."""
+        """Start of each record's slice (by time or by number); for bucketing, once per window that a record may belong
+        to, with a mask of the records that do. None: all records."""
         job, window = self._job, self._job.window
         if self._grid is None:
             yield np.zeros(len(places), np.int64), None
@@ -178,7 +177,7 @@ class _Task:
                 yield from self._drain()
 
     def _pieces(self, starts: IntArray, strata: list[pa.Array]) -> Iterator[IntArray | None]:
-        """The records in parts that do not need more states than fit; None: all at once."""
+        """The records in chunks whose states fit into memory; None: all at once."""
         most = max(MEMORY_BYTES // self._state_bytes, 1)
         one = not strata and len(starts) > 0 and bool((starts == starts[0]).all())
         if one or len(starts) <= most or self._job.whole:
@@ -197,7 +196,7 @@ class _Task:
             yield self._rows.take()
 
     def _last(self) -> Iterator[pa.RecordBatch]:
-        """Records without a time, as a row without a slice; and for a stream how far event time has come."""
+        """The number of records without a time, as a row without a slice; for streams also the latest event time."""
         job = self._job
         if self._null_times and not job.count_null_times:
             raise InvalidRecord(
@@ -215,7 +214,7 @@ class _Task:
 
 
 class _Placed:
-    """RowBuffer with the blocks they belong to."""
+    """Rows with the blocks they belong to."""
 
     def __init__(self, rows: RowBuffer, job: BatchJob, partition: int) -> None:
         self._rows, self._job, self._partition = rows, job, partition
@@ -231,7 +230,7 @@ class _Placed:
         row["part"] = self._partition
         job = self._job
         for block in job.blocks_of(row["slice_start"]):
-            # To a stream's state a slice says which window it is for.
+            # In a stream, a slice's block is the window that it is for.
             start = block if job.streaming and job.slides else row["slice_start"]
             self._rows.add(key, {**row, "block": block, "slice_start": start})
 
@@ -254,7 +253,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def millis_of(times: pa.Array) -> IntArray:
-    """ms of timestamps of any unit (without a zone they are read as UTC), or of whole numbers of ms."""
+    """Converts timestamps of any unit (without a zone: UTC), or integers, to ms."""
     if pa.types.is_timestamp(times.type):
         micros: IntArray = np.asarray(times.cast(pa.timestamp("us")).cast(pa.int64()), np.int64)
         return micros // 1000

@@ -1,7 +1,7 @@
-"""Evaluation operators on Spark: questions to the synopses of windows (Condor, section 6).
+"""Evaluates questions on windows' synopses on Spark (Condor, section 6).
 
-*latest* puts a question to the newest windows, *timestamped* to all windows over the question's timestamp.
-The synopses are broadcast, the questions stay where they are and are answered in parallel.
+*latest* evaluates a question on the newest windows, *timestamped* on all windows that contain the question's timestamp.
+The synopses are broadcast; the questions are not moved and are evaluated in parallel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgewater.errors import InvalidRequest
 from edgewater.synopses import Question
 
 BROADCAST_BYTES = 1 << 30
-"""What may be sent to every executor."""
+"""Maximum size of the windows that are broadcast to the executors."""
 
 
 def evaluate(
@@ -42,24 +42,25 @@ def evaluate(
     question: str = "question",
     time: str = "time",
 ) -> DataFrame:
-    """Answers from what `build` gave, or from what was stored of it.
+    """Evaluates questions on the result of `build`, or on what was stored of it.
 
     Args:
-        out: a batch DataFrame with `build`'s columns. Of several revisions of a window the newest counts.
+        out: a batch DataFrame with `build`'s columns. The newest revision of each window is used.
         questions: one question, as an object of `edgewater.synopses` or as JSON (`{"question": "quantile",
-            "q": 0.99}`); or a DataFrame of them, batch or streaming.
-        mode: "latest": each question is put to the last windows; "timestamped": to the windows over its time.
-        last: how many windows are kept, newest first, per stratum. None: one for "latest", all for "timestamped".
-        stratified: whether each stratum answers for itself. None: if there are strata. A DataFrame of questions
-            then has the columns of the strata. False: the strata's synopses are merged.
-        question, time: names of the columns of JSON texts and of timestamps (or ms) of a DataFrame of questions.
+            "q": 0.99}`); or a DataFrame of questions, batch or streaming.
+        mode: "latest": each question is evaluated on the last windows; "timestamped": on the windows that contain its
+            time.
+        last: number of newest windows to use per stratum. None: one for "latest", all for "timestamped".
+        stratified: evaluate each stratum separately. None: if there are strata. A DataFrame of questions then needs the
+            columns of the strata. False: the strata's synopses are merged.
+        question, time: names of the columns of JSON strings and of timestamps (or ms) in a DataFrame of questions.
 
     Returns:
-        The strata or the columns of the questions, then window_start, window_end, estimate, lower, upper,
-        confidence, basis, error: why there is no answer. A question that no window answers has a row too.
+        The strata or the columns of the questions, then window_start, window_end, estimate, lower, upper, confidence,
+        basis, error (the reason if there is no answer). A question without a window has a row too.
 
     Raises:
-        InvalidRequest: names what is not accepted.
+        InvalidRequest: names the argument that is not accepted.
     """
     if out.isStreaming:
         accepted = "what was written of it, read as a batch, such as in foreachBatch of the questions"
@@ -84,12 +85,12 @@ def evaluate(
 
 
 def latest_revisions(out: DataFrame) -> DataFrame:
-    """One row per window that there is: its newest revision. RowBuffer that only count records are left out."""
+    """One row per existing window: its newest revision. Rows that only count records are dropped."""
     strata = _strata(out)
-    said = out.where(F.col("synopsis").isNotNull() | (F.col("revision").isNotNull() & (F.col("late") == 0)))
+    rows = out.where(F.col("synopsis").isNotNull() | (F.col("revision").isNotNull() & (F.col("late") == 0)))
     held = F.struct("synopsis", "records", "nulls", "revision", "late")
     keys = [*strata, "window_start", "window_end"]
-    newest = said.groupBy(*keys).agg(F.max_by(held, F.col("revision")).alias("_held"))
+    newest = rows.groupBy(*keys).agg(F.max_by(held, F.col("revision")).alias("_held"))
     return newest.select(*keys, "_held.*").where(F.col("synopsis").isNotNull())
 
 

@@ -1,4 +1,4 @@
-"""A user's DataFrame as the columns that a job reads, checked against the schema before anything runs."""
+"""A user's DataFrame as a job's input columns, checked against the schema before anything runs."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _TIMES_ACCEPTED = "timestamp, timestamp_ntz (read as UTC) or bigint (ms since th
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """What a job reads.
+    """A job's input.
 
     Attributes:
         records: strata `_s0`…, values `_v0`…, and the event time `_t` if there is one.
-        pattern: with the grouped aggregate's arguments filled in.
+        pattern: completed with the grouped aggregate's arguments.
     """
 
     records: DataFrame
@@ -47,7 +47,7 @@ class BatchInput:
 def read_input(
     df: DataFrame, pattern: SynopsisPattern, of: Any, time: ColumnLike | None, stratify_by: Any
 ) -> BatchInput:
-    """Raises InvalidRequest that names the column, its type and what is accepted."""
+    """Raises InvalidRequest, which names the column, its type and what is accepted."""
     strata = [_column(df, f"stratify_by[{i}]", given) for i, given in enumerate(_listed(stratify_by))]
     for name, given, _ in strata:
         _type_of("stratify_by", name, given, tuple(SPARK_TYPES))
@@ -111,7 +111,7 @@ def _column(df: DataFrame, field: str, given: Any) -> tuple[str, str, Column]:
     """Name, Spark type and expression."""
     if not isinstance(given, str | Column):
         raise InvalidRequest(field, given, "the name of a column, or a Column")
-    # A name is a name: `a.b` and `a-b` too.
+    # A string is a column name, also `a.b` and `a-b`, and not an expression.
     column = F.col(f"`{given.replace('`', '``')}`") if isinstance(given, str) and given in df.columns else given
     try:
         (described,) = df.select(column).schema.fields

@@ -1,7 +1,7 @@
-"""The merge phase: partials in, one synopsis per window and stratum out.
+"""The merge phase: merges partials into one synopsis per window and stratum.
 
-Partials come sorted by stratum, block of windows, slice and part. Those of one slice are merged; sliding_windows
-windows are then put together from slices with two stacks, at three merges per window whatever the overlap.
+Partials arrive sorted by stratum, block of windows, slice and part. Those of one slice are merged; sliding windows are
+then merged from slices with two stacks, at three merges per window whatever the overlap.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from edgewater.synopses import from_bytes
 from edgewater.windows import SessionWindow, SlidingWindow, sessions_of
 
 KeyedPartial = tuple[tuple[Any, ...], dict[str, Any], "SlicePartial"]
-"""A row of the compute phase: stratum, columns, and what they are as a piece."""
+"""A row of the compute phase: stratum, columns, and its partial."""
 
 _NAN = float("nan")
 _NUMBERS = ("slice_start", "first_ms", "last_ms", "records", "nulls")
 
 FAN_IN = 64
-"""Parts that are decoded at a time: a merge needs all its parts in memory."""
+"""Partials that are decoded at a time: a merge needs all its inputs in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlicePartial:
-    """A synopsis of some records, and what is known of them.
+    """A synopsis of some records, with their extent and counts.
 
     Attributes:
-        data: its bytes; None if it only exists as `held`.
-        held: itself, decoded; None if it only exists as `data`.
-        start: of its first slice.
-        cut: a session that its greatest length ends.
+        start: start of the first slice.
+        data: bytes of the synopsis; None: only `held` is set.
+        held: decoded synopsis; None: only `data` is set.
+        cut: a session that was cut at its maximum length.
     """
 
     start: int
@@ -55,13 +55,13 @@ class SlicePartial:
         return from_bytes(self.data) if self.held is None and self.data is not None else self.held
 
     def decoded(self) -> SlicePartial:
-        """The same, to be merged several times."""
+        """The same partial, decoded once for several merges."""
         return replace(self, held=self.synopsis())
 
     def to_bytes(self) -> bytes:
         if self.data is None:
             return bytes(self.held.to_bytes())
-        from_bytes(self.data)  # a lone part is checked too: damage has to show here
+        from_bytes(self.data)  # raises for corrupt bytes, which a merge would have noticed
         return self.data
 
 
@@ -69,7 +69,7 @@ _NOTHING = SlicePartial(0, 0, 0, 0, 0)
 
 
 def union(pieces: Iterable[SlicePartial]) -> SlicePartial:
-    """All pieces, at least one, as one."""
+    """Merges partials, at least one."""
     first, *others = pieces
     while others:
         parts, others = others[:FAN_IN], others[FAN_IN:]
@@ -85,10 +85,10 @@ def union(pieces: Iterable[SlicePartial]) -> SlicePartial:
 
 
 class TwoStacks:
-    """A queue of slices whose union costs O(1) merges, amortised, per slice that comes or goes.
+    """A queue of slices whose union costs O(1) merges, amortised, per slice added or removed.
 
-    The front holds the unions of each slice with all that follow it there; what comes is added to the
-    union of the back; when the front is used up, the back becomes the front (Tangwongsan et al., "Low-Latency
+    The front holds the union of each slice with all slices after it in the front; a new slice is merged into the
+    union of the back; when the front is empty, the back becomes the front (Tangwongsan et al., "Low-Latency
     Sliding-Window Aggregation in Worst-Case Constant Time", DEBS 2017, describe it as folklore).
     """
 
@@ -127,7 +127,7 @@ class TwoStacks:
 def sliding_windows(
     slices: Iterable[SlicePartial], window: SlidingWindow, first: int, end: int
 ) -> Iterator[tuple[int, SlicePartial]]:
-    """The windows that start in [first, end) and hold a slice, ascending, with their unions.
+    """The windows that start in [first, end) and contain a slice, ascending, with their unions.
 
     Args:
         slices: ascending by start, one per slice.
@@ -162,7 +162,7 @@ def session_windows(slices: Iterable[SlicePartial], window: SessionWindow) -> It
 
 
 class UntimedRecords:
-    """RowBuffer that count records without a time: they pass by the merge."""
+    """Separates the rows that count records without a time, which bypass the merge."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -175,12 +175,12 @@ class UntimedRecords:
                 yield row
 
     def row(self) -> dict[str, Any]:
-        """A partial, or a result, without a window."""
+        """A partial or result row without a window."""
         return {"records": self.records, "nulls": 0, "part": 0, "revision": 1, "late": 0}
 
 
 class MergeLevel:
-    """A level of the merge tree as `DataFrame.mapInArrow` wants it: sorted partials in, merged rows out."""
+    """A level of the merge tree for `DataFrame.mapInArrow`: sorted partials in, merged rows out."""
 
     def __init__(self, job: BatchJob) -> None:
         self._job = job
@@ -201,16 +201,16 @@ class MergeLevel:
 
     @property
     def _schema(self) -> pa.Schema:
-        """Of what comes out."""
+        """Schema of the output."""
         raise NotImplementedError
 
     def _merged(self, parts: Iterator[KeyedPartial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """(stratum, columns) of what comes out."""
+        """(stratum, columns) of the output rows."""
         raise NotImplementedError
 
 
 class CombineLevel(MergeLevel):
-    """The parts of one slice as one, which goes on to the next level."""
+    """Merges the parts of each slice for the next level."""
 
     @property
     def _schema(self) -> pa.Schema:
@@ -226,7 +226,7 @@ class CombineLevel(MergeLevel):
 
 
 class FinishLevel(MergeLevel):
-    """The last level: windows, as `build` gives them."""
+    """The last level: windows, as in `build`'s result."""
 
     @property
     def _schema(self) -> pa.Schema:
@@ -251,7 +251,7 @@ class FinishLevel(MergeLevel):
             for start, piece in sliding_windows(slices, job.grid, first, first + job.block_ms):
                 if isinstance(window, SlidingWindow):
                     yield start, start + window.size_ms, piece
-                elif start >= 0:  # windows of records begin at the first one
+                elif start >= 0:  # count windows begin at the first record
                     yield *bounds_of(job, piece), piece
         else:
             for piece in slices:
@@ -259,12 +259,12 @@ class FinishLevel(MergeLevel):
 
 
 def bounds_of(job: BatchJob, piece: SlicePartial) -> tuple[int | None, int | None]:
-    """[start, end) of a window, in ms; of a global one the time that its records span."""
+    """[start, end) of a window, in ms; of a global one, the extent of its records."""
     match job.window:
         case SlidingWindow(size_ms=size):
             return piece.start, piece.start + size
         case SessionWindow() as session:
-            # Where it is cut the next one begins, as at the center (`center.ledger.sessionize`).
+            # A cut session ends where the next one begins, as at the center (`center.ledger.sessionize`).
             border = session.slice_start(piece.last_ms) + session.gap_ms
             return piece.first_ms, border if piece.cut else piece.last_ms + session.gap_ms
     return (None, None) if job.layout.time is None else (piece.first_ms, piece.last_ms + 1)
@@ -294,7 +294,7 @@ def _rows(batches: Iterator[pa.RecordBatch], strata: int) -> Iterator[KeyedParti
 
 
 def stratum_of(values: Iterable[Any]) -> tuple[Any, ...]:
-    """A stratum as a key: equal to itself also where values are NaN, which Spark takes for one group."""
+    """A stratum as a key that equals itself even with NaN, which Spark treats as one group."""
     return tuple(_NAN if value != value else value for value in values)
 
 

@@ -1,11 +1,11 @@
-"""Order-based synopses: values are numbered in event time and dealt out in turn, and their parts are
-registered at a manager that forwards questions by index (Condor, sections 5.1 and 6.2).
+"""Order-based synopses: values are numbered in event time and distributed round-robin; their parts are registered with
+a manager that forwards questions by index (Condor, sections 5.1 and 6.2).
 
-Numbering is the serial part: Spark sorts a window's records in one task (all records of a stratum where
-windows overlap), as Condor buffers them in one. What follows is parallel: value n goes to part n mod P.
+Numbering is serial: Spark sorts a window's records in one task (all records of a stratum if windows overlap), as Condor
+buffers them in one. The rest is parallel: value n goes to part n mod P.
 
-A window that begins with value g has value i of its own in part (g + i) mod P, so that part is registered
-as ((g + i) - g) mod P = i mod P, which is the manager's rule. Slices of one part lie one behind the other.
+A window that begins with value g has its value i in part (g + i) mod P, so that part is registered as
+((g + i) - g) mod P = i mod P, which is the manager's rule. The slices of one part are consecutive.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from edgewater.synopses import GeneralManager, SliceManager, from_bytes
 from edgewater.windows import SlidingWindow
 
 
-def build_ordered(given: BatchInput, job: BatchJob, chosen: Strategy) -> DataFrame:
-    """A manager per window and stratum."""
-    layout = given.layout
-    tasks = int(given.records.sparkSession.conf.get("spark.sql.shuffle.partitions"))
+def build_ordered(job_input: BatchInput, job: BatchJob, chosen: Strategy) -> DataFrame:
+    """Builds a manager per window and stratum."""
+    layout = job_input.layout
+    tasks = int(job_input.records.sparkSession.conf.get("spark.sql.shuffle.partitions"))
     parts = chosen.partitions or tasks
     keys = [F.col(k) for k in layout.keys]
-    sliced = _sliced(given, job, keys)
-    # Overlapping windows share slices, so their values need numbers that go on from slice to slice.
+    sliced = _sliced(job_input, job, keys)
+    # Overlapping windows share slices, so the numbering must continue from slice to slice.
     within = keys if job.slides else [*keys, F.col("_slice")]
     over = Over.partitionBy(*within).orderBy(F.col("_t").asc_nulls_last(), F.col("_v0"))
     numbered = sliced.withColumn("_n", (F.row_number().over(over) - 1).cast("bigint"))
@@ -54,9 +54,9 @@ def build_ordered(given: BatchInput, job: BatchJob, chosen: Strategy) -> DataFra
     return gathered.mapInArrow(_ManagerBuilder(job, parts), layout.result_ddl)
 
 
-def _sliced(given: BatchInput, job: BatchJob, keys: list[Column]) -> DataFrame:
-    """The records with the start of their slice; in bucketing once per window."""
-    records, window = given.records, job.window
+def _sliced(job_input: BatchInput, job: BatchJob, keys: list[Column]) -> DataFrame:
+    """The records with the start of their slice; for bucketing, once per window."""
+    records, window = job_input.records, job.window
     grid = grid_of(window)
     if grid is None:
         return records.withColumn("_slice", F.lit(0).cast("bigint"))
@@ -75,16 +75,16 @@ def _sliced(given: BatchInput, job: BatchJob, keys: list[Column]) -> DataFrame:
 
 
 def _millis(records: DataFrame) -> Column:
-    given = dict(records.dtypes)["_t"]
-    if given == "bigint":
+    job_input = dict(records.dtypes)["_t"]
+    if job_input == "bigint":
         return F.col("_t")
-    if given == "timestamp":
+    if job_input == "timestamp":
         return F.unix_millis(F.col("_t"))
     return F.expr("timestampdiff(MILLISECOND, timestamp_ntz'1970-01-01 00:00:00', _t)")
 
 
 class _PartBuilder:
-    """The synopsis of each slice and part. RowBuffer come sorted by stratum, slice, part and number."""
+    """Builds the synopsis of each slice and part. Rows arrive sorted by stratum, slice, part and number."""
 
     def __init__(self, job: BatchJob) -> None:
         self._job = job
@@ -154,7 +154,7 @@ class _OpenPart:
 
 
 def _runs(columns: list[pa.Array]) -> Iterator[tuple[int, int]]:
-    """[begin, end) of the runs of rows that are equal in all columns."""
+    """[begin, end) of each run of rows that are equal in all columns."""
     rows = len(columns[0])
     changes = np.ones(rows + 1, bool)
     changes[1:rows] = False
@@ -166,7 +166,7 @@ def _runs(columns: list[pa.Array]) -> Iterator[tuple[int, int]]:
 
 
 class _ManagerBuilder:
-    """Managers of windows. Parts come sorted by stratum, block, slice and first number."""
+    """Builds the managers of windows. Parts arrive sorted by stratum, block, slice and first number."""
 
     def __init__(self, job: BatchJob, parts: int) -> None:
         self._job, self._parts = job, parts
@@ -208,7 +208,7 @@ class _ManagerBuilder:
             inside = [p for p in zip(held, decoded, strict=True) if start <= p[0]["slice_start"] < end]
             if not counted:
                 yield self._result(start, end, inside)
-            elif start >= 0:  # windows of records begin at the first one
+            elif start >= 0:  # count windows begin at the first record
                 yield self._result(*self._bounds([r for r, _ in inside]), inside)
 
     def _bounds(self, rows: list[dict[str, Any]]) -> tuple[int, int]:

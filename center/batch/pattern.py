@@ -1,4 +1,4 @@
-"""The empty synopsis that a user gives, as what every task makes its own from."""
+"""The empty synopsis that a user passes, as the pattern from which every task creates its own."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ NUMBER_TYPES = ("int64", "float64")
 
 @dataclass(frozen=True, slots=True)
 class SynopsisPattern:
-    """An empty synopsis as bytes, which reach any worker, and what its class says of it.
+    """An empty synopsis as bytes, which can be sent to any worker, with the properties of its class.
 
     Attributes:
-        data: its bytes; parameters and seeds are in them.
-        types: names of the types of values it takes.
-        keys, measures: of a `GroupedAggregate`, which takes several columns; else empty. Keys with their types.
-        arguments: those of the measures that have one.
+        data: bytes, including parameters and seeds.
+        types: names of the accepted value types.
+        keys, measures: of a `GroupedAggregate`, which takes several columns; keys with their types. Else empty.
+        arguments: the measures that take an argument.
     """
 
     data: bytes
@@ -48,7 +48,7 @@ class SynopsisPattern:
 
     @classmethod
     def of(cls, prototype: object) -> SynopsisPattern:
-        """Raises InvalidRequest for anything but an empty synopsis that `from_bytes` reads back."""
+        """Raises InvalidRequest unless given an empty synopsis that `from_bytes` can read back."""
         named = type(prototype).__name__
         if isinstance(prototype, type) or not all(hasattr(prototype, n) for n in ("to_bytes", "properties", "kind")):
             raise InvalidRequest("synopsis", prototype, ACCEPTED)
@@ -83,11 +83,11 @@ class SynopsisPattern:
         return bool(self.measures)
 
     def fresh(self) -> Any:
-        """An empty synopsis."""
+        """Creates an empty synopsis."""
         return from_bytes(self.data)
 
     def stack(self) -> Stack | None:
-        """A stack of no groups, or None for a synopsis that has no stack."""
+        """Creates a stack without groups; None: the synopsis has no stack."""
         try:
             stack = stack_from_message(codec.unseal(self.data))
         except UnsupportedVersion:
@@ -96,11 +96,11 @@ class SynopsisPattern:
 
     @property
     def samples(self) -> bool:
-        """Whether records need an identity, so that parts merge."""
+        """Whether records need an identity for parts to merge."""
         return isinstance(self.stack(), SampleStack)
 
     def union(self, parts: Sequence[bytes]) -> bytes:
-        """The bytes of the union; a lone part is checked and passed on.
+        """The bytes of the union; a single part is validated and returned.
 
         Raises:
             CorruptSynopsis, UnsupportedVersion, IncompatibleSynopses.
@@ -113,5 +113,5 @@ class SynopsisPattern:
 
 
 def merged(first: Any, others: Sequence[Any]) -> Any:
-    """`first` and all others as one."""
+    """Merges `first` and all others."""
     return first.merge_many(list(others)) if others else first

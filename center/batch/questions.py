@@ -1,4 +1,4 @@
-"""Questions to the bytes of a synopsis, on the executors."""
+"""Evaluates questions on serialised synopses, on the executors."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ ANSWER_FIELDS = [pa.field("window_start", TIMESTAMP), pa.field("window_end", TIM
 ANSWER_FIELDS.append(pa.field("error", pa.string()))
 
 PARSED_MAX = 4096
-"""Questions that a worker remembers the meaning of."""
+"""Parsed questions that a worker caches."""
 
 _SIGNAL: dict[str, type[Question]] = {"point": Point, "range_sum": RangeSum}
-"""What only a signal is asked: by index, which the measures of a query do not have."""
+"""Questions of signals, by index; measures of a query do not have them."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedQuestion:
-    """A question as it is written. What it means is the synopsis' to say: a range is another question to a
-    histogram than to a sample.
+    """A question by name. The synopsis determines its class: `range` differs between a histogram and a sample.
 
     Attributes:
-        given: its fields by name.
+        given: the question's fields by name.
     """
 
     name: str
@@ -49,7 +48,7 @@ class NamedQuestion:
     confidence: float | None = None
 
     def of(self, synopsis: Any) -> Question:
-        """The question to this synopsis. Raises InvalidRequest."""
+        """The question for this synopsis. Raises InvalidRequest."""
         kind = _SIGNAL.get(self.name)
         if kind is None or kind not in synopsis.questions:
             return parse_question(self.name, self.given, synopsis, self.confidence)
@@ -62,11 +61,11 @@ class NamedQuestion:
 
 @lru_cache(PARSED_MAX)
 def parse_question_json(text: str) -> NamedQuestion:
-    """The question that a JSON text puts. Raises InvalidRequest."""
+    """Parses a JSON string. Raises InvalidRequest."""
     accepted = 'a JSON object such as {"question": "frequency", "item": "10.0.0.1"}'
     try:
         given = json.loads(text)
-        json.dumps(given, ensure_ascii=False).encode()  # an item with half of a surrogate pair has no hash
+        json.dumps(given, ensure_ascii=False).encode()  # an item with an unpaired surrogate has no hash
     except (ValueError, RecursionError) as exc:
         raise InvalidRequest("question", text, accepted, str(exc)) from exc
     if not isinstance(given, dict) or not isinstance(given.get("question"), str):
@@ -76,27 +75,27 @@ def parse_question_json(text: str) -> NamedQuestion:
 
 
 def sql_question(name: Any, arguments: Sequence[Any]) -> NamedQuestion:
-    """The question of a name and its parameters in their order, as SQL gives them. Raises InvalidRequest."""
+    """The question of a name and its positional parameters, as in SQL. Raises InvalidRequest."""
     kinds = QUESTION_KINDS.get(name) or ((_SIGNAL[name],) if name in _SIGNAL else ())
     if not kinds:
         raise InvalidRequest("question", name, f"one of {', '.join([*QUESTION_KINDS, *_SIGNAL])}")
     names = [f.name for f in fields(kinds[0])]
     if len(arguments) > len(names):
         raise InvalidRequest("question", [name, *arguments], f"{name} with at most {', '.join(names) or 'nothing'}")
-    # SQL's 0.99 is a decimal.
+    # A literal 0.99 is a decimal in SQL.
     plain = [float(a) if isinstance(a, Decimal) else a for a in arguments]
     given = dict(zip(names, plain, strict=False))
     return NamedQuestion(name, given, read_confidence(given.pop("confidence", None)))
 
 
 def estimate_of(synopsis: Any, asked: NamedQuestion | Question) -> dict[str, Any]:
-    """Raises InvalidRequest for a question that the synopsis does not answer."""
+    """Evaluates a question. Raises InvalidRequest if the synopsis does not answer it."""
     if not hasattr(synopsis, "query") or not hasattr(synopsis, "questions"):
         kind = getattr(synopsis, "kind", type(synopsis).__name__)
-        raise InvalidRequest("synopsis", kind, "a single synopsis", "a grouped aggregate has an answer per group")
+        raise InvalidRequest("synopsis", kind, "a single synopsis", "a grouped aggregate has one answer per group")
     put = asked.of(synopsis) if isinstance(asked, NamedQuestion) else asked
     if isinstance(put, TopItems):
-        raise InvalidRequest("question", "top", "a question with one number as its answer", "top gives a list")
+        raise InvalidRequest("question", "top", "a question with one number as its answer", "top returns a list")
     answer: Estimate = synopsis.query(put)
     if (
         isinstance(asked, NamedQuestion)
@@ -114,7 +113,7 @@ def estimate_of(synopsis: Any, asked: NamedQuestion | Question) -> dict[str, Any
 
 
 class EvaluateWindows:
-    """One question to every row with a synopsis, for `DataFrame.mapInArrow`."""
+    """Evaluates one question on every row with a synopsis, for `DataFrame.mapInArrow`."""
 
     def __init__(self, question: NamedQuestion | Question, strata: pa.Schema) -> None:
         self._question = question
@@ -130,13 +129,13 @@ class EvaluateWindows:
 
 
 class EvaluateQuestions:
-    """A batch of questions to the windows that were broadcast, for `DataFrame.mapInArrow`.
+    """Evaluates a batch of questions on the broadcast windows, for `DataFrame.mapInArrow`.
 
     Args:
-        windows: of an Arrow stream with strata, window_start, window_end, synopsis; by window, newest first.
-        schema: of the questions.
-        time: index of the column of timestamps, or None: every window is asked.
-        strata: per stratum column of the windows its index among the questions' columns.
+        windows: broadcast Arrow stream with strata, window_start, window_end, synopsis; newest window first.
+        schema: schema of the questions.
+        time: index of the column of timestamps; None: every window is used.
+        strata: per stratum column of the windows, its index among the questions' columns.
     """
 
     def __init__(self, windows: Any, schema: pa.Schema, question: int, time: int | None, strata: list[int]) -> None:
@@ -158,19 +157,19 @@ class EvaluateQuestions:
 
 
 class _BroadcastWindows:
-    """Windows of a broadcast; each is decoded when it is first asked."""
+    """The broadcast windows; each is decoded on first use."""
 
     def __init__(self, stream: bytes, strata: int) -> None:
         with pa.ipc.open_stream(stream) as reader:
             table = reader.read_all().combine_chunks()
-        # By time, so that the windows over a time are neighbours: their starts and ends ascend together.
+        # Sorted by time, the windows that contain a time are neighbours: starts and ends ascend together.
         self._table = table.sort_by([("window_start", "ascending"), ("window_end", "ascending")]).combine_chunks()
         self._strata = [_whole(self._table.column(i)) for i in range(strata)]
         self._starts, self._ends = (_millis(self._table.column(n)) for n in ("window_start", "window_end"))
         self._synopses: dict[int, Any] = {}
 
     def hits(self, strata: list[pa.Array], time: pa.Array | None, rows: int) -> tuple[IntArray, IntArray]:
-        """Pairs of a question's row and a window that it is put to; -1 where there is none."""
+        """Pairs of a question's row and a window to evaluate it on; -1: there is no window."""
         windows = len(self._table)
         table = KeyTable(tuple(c.type for c in self._strata))
         keys = [pa.concat_arrays([mine, c.cast(mine.type)]) for mine, c in zip(self._strata, strata, strict=True)]
@@ -182,7 +181,7 @@ class _BroadcastWindows:
             asked, held = np.flatnonzero(codes[windows:] == code), np.flatnonzero(codes[:windows] == code)
             low, high = np.zeros(len(asked), np.int64), np.full(len(asked), len(held))
             if when is not None:
-                # Sessions of several strata may lie within one another: an end does not exclude all before it.
+                # Sessions of several strata may be nested, so an end does not exclude all windows before it.
                 low = np.searchsorted(np.maximum.accumulate(self._ends[held]), when[asked], "right")
                 high = np.maximum(np.searchsorted(self._starts[held], when[asked], "right"), low)
             counts = high - low
@@ -200,7 +199,7 @@ class _BroadcastWindows:
         return np.concatenate([*every_row, alone]), np.concatenate([*every_hit, np.full(len(alone), -1)])
 
     def answers(self, hits: IntArray, texts: pa.Array) -> tuple[list[dict[str, Any]], IntArray]:
-        """The different answers, and for each pair which one it is: what is asked often is asked once."""
+        """The distinct answers, and the index of each pair's answer: repeated questions are evaluated once."""
         encoded = texts.dictionary_encode(null_encoding="encode")
         written = encoded.dictionary.to_pylist()
         asked = (hits + 1) * max(len(written), 1) + np.asarray(encoded.indices, np.int64)
@@ -210,9 +209,9 @@ class _BroadcastWindows:
 
     def _answer(self, hit: int, text: str | None) -> dict[str, Any]:
         if hit < 0:
-            return {"error": "there is no window for this question"}
+            return {"error": "no window for this question"}
         if text is None:
-            return {"error": "there is no question"}
+            return {"error": "the question is null"}
         try:
             return _answer(self._synopsis(hit), parse_question_json(text))
         except EdgewaterError as exc:
@@ -235,7 +234,7 @@ def _whole(column: Any) -> pa.Array:
 
 
 def _millis(column: Any) -> Any:
-    """ms, and for a null one that is in no window."""
+    """Converts timestamps to ms; null becomes a time that no window contains."""
     column = _whole(column)
     least = pa.scalar(MIN_TIME_MS, pa.int64())
     if pa.types.is_timestamp(column.type):
@@ -254,7 +253,7 @@ def _answer(synopsis: Any, asked: NamedQuestion | Question) -> dict[str, Any]:
 def _with_answers(
     columns: list[pa.Array], answers: list[dict[str, Any]], schema: pa.Schema, which: IntArray | None = None
 ) -> pa.RecordBatch:
-    """The columns with an answer beside each row; `which`: the number of each row's, if not one after the other."""
+    """Appends each row's answer; `which`: index of each row's answer, if not the row number."""
     for field in (*ESTIMATE_FIELDS, schema.field("error")):
         given = pa.array([a.get(field.name) for a in answers], field.type)
         columns.append(given if which is None else given.take(pa.array(which)))

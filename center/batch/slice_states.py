@@ -1,7 +1,7 @@
-"""The synopses of one task: one per slice and stratum. Pure: Arrow in, Arrow out, no Spark.
+"""The states of one task: one synopsis per slice and stratum. Pure: Arrow in, Arrow out, no Spark.
 
-A slice is one stacked array over its strata, updated by one call for all records of the slice, exactly as
-an edge does it. Kinds without a stack (a wavelet, a user's own) are objects, updated once per stratum.
+A slice is one stack over its strata, updated by one call for all its records, as at the edge. Kinds without a stack (a
+wavelet, a user's own) are objects, updated once per stratum.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from edgewater.synopses import BoolArray, IntArray, KeyTable, SampleStack, Stack
 from edgewater.synopses.encoding import codec
 
 ROWS_BYTES = 64 << 20
-"""Partials are given on in batches of about so many bytes: Arrow's binary arrays end at 2 GiB."""
+"""Size of a batch of emitted partials: Arrow's binary arrays are limited to 2 GiB."""
 
 _COUNTERS = ("records", "nulls", "first_ms", "last_ms")
 _EMPTY = (0, 0, np.iinfo(np.int64).max, np.iinfo(np.int64).min)
 
 
 class _StackStates:
-    """States of the strata of a slice as one stack."""
+    """The states of a slice's strata as one stack."""
 
     def __init__(self, stack: Stack, source: int) -> None:
         self._stack = stack
@@ -57,7 +57,7 @@ class _StackStates:
 
 
 class _ObjectStates:
-    """States of the strata of a slice as one object each."""
+    """The states of a slice's strata as one object each."""
 
     def __init__(self, pattern: SynopsisPattern) -> None:
         self._template = pattern
@@ -89,7 +89,7 @@ class _ObjectStates:
 
 
 class _Slice:
-    """One slice: its strata, their states, and what is counted beside them."""
+    """One slice: its strata, their states and counters."""
 
     def __init__(
         self, pattern: SynopsisPattern, strata: tuple[pa.DataType, ...], states: _StackStates | _ObjectStates
@@ -136,7 +136,7 @@ class SliceStates:
 
     Args:
         strata: types of the stratum columns.
-        source: number of this task, of its own among all tasks whose samples will be merged.
+        source: sample source of this task, unique among all tasks whose samples are merged.
     """
 
     def __init__(self, pattern: SynopsisPattern, strata: Sequence[pa.DataType] = (), *, source: int = 0) -> None:
@@ -152,7 +152,7 @@ class SliceStates:
         return sum(held.nbytes for held in self._slices.values())
 
     def number(self, rows: int) -> IntArray:
-        """Numbers for as many records, which no other record of the task has had."""
+        """Record numbers that are unique within the task."""
         self._next_id += rows
         return np.arange(self._next_id - rows, self._next_id)
 
@@ -167,7 +167,7 @@ class SliceStates:
         """Adds records to the slices that begin at `starts`, one per record.
 
         Args:
-            columns: the values, or a grouped aggregate's keys and arguments; nulls are counted and passed over.
+            columns: the values, or a grouped aggregate's keys and arguments; nulls are counted and skipped.
             times, ids: int64 event times in ms, and numbers from `number`.
         """
         if not len(starts):
@@ -199,7 +199,7 @@ class SliceStates:
         return _StackStates(self._empty.take(np.zeros(0, np.int64)), self._source)
 
     def drain(self, rows: RowSink) -> Iterator[pa.RecordBatch]:
-        """All states as rows, in the order of slices; nothing is left."""
+        """Emits and removes all states, ordered by slice."""
         slices, self._slices = self._slices, {}
         for start in sorted(slices):
             for key, row in slices.pop(start).rows(start):
@@ -209,7 +209,7 @@ class SliceStates:
 
 
 class RowSink(Protocol):
-    """Where rows go: `RowBuffer`, or something in front of it."""
+    """Receives rows: a `RowBuffer` or a wrapper of one."""
 
     @property
     def nbytes(self) -> int: ...
@@ -220,10 +220,10 @@ class RowSink(Protocol):
 
 
 class RowBuffer:
-    """RowBuffer of bytes and numbers on their way into record batches.
+    """Collects rows for record batches.
 
     Args:
-        schema: strata first, then the columns by name; those of no row are null.
+        schema: strata first, then the columns by name; columns missing in a row are null.
     """
 
     def __init__(self, schema: pa.Schema, strata: int) -> None:
@@ -242,7 +242,7 @@ class RowBuffer:
         self.nbytes += len(row.get("synopsis") or b"") + 100
 
     def take(self) -> pa.RecordBatch:
-        """The rows so far, as one batch."""
+        """Removes the collected rows and returns them as one batch."""
         names = self._schema.names
         arrays = [pa.array([k[i] for k in self._keys], self._schema.field(i).type) for i in range(self._strata)]
         arrays += [pa.array([r.get(n) for r in self._rows], self._schema.field(n).type) for n in names[self._strata :]]
@@ -251,7 +251,7 @@ class RowBuffer:
 
 
 def pick(columns: Sequence[pa.Array], chosen: BoolArray) -> list[pa.Array]:
-    """The chosen rows of each column."""
+    """Selects rows of each column."""
     mask = pa.array(chosen)
     return [pc.filter(c, mask) for c in columns]
 

@@ -1,4 +1,4 @@
-"""Functions of SQL over synopses that are stored as binary columns."""
+"""SQL functions over synopses in binary columns."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ FAN_IN = 64
 
 
 def register_sql(spark: SparkSession) -> None:
-    """Makes two functions known to `spark.sql`.
+    """Registers two functions for `spark.sql`.
 
-    - ``edgewater_estimate(synopsis, 'quantile', 0.99)``: a struct of estimate, lower, upper, confidence and
-      basis. Behind the name of the question its parameters, in the order of its fields.
-    - ``edgewater_merge(synopsis)``: an aggregate, the union of synopses of equal parameters; of none, null.
+    - ``edgewater_estimate(synopsis, 'quantile', 0.99)``: a struct of estimate, lower, upper, confidence and basis. The
+      question's name is followed by its parameters, in the order of its fields.
+    - ``edgewater_merge(synopsis)``: an aggregate, the union of synopses with equal parameters; null for no rows.
     """
     spark.udf.register("edgewater_estimate", arrow_udf(_estimates, f"struct<{ESTIMATE_DDL}>"))
     spark.udf.register("edgewater_merge", merge_function())
 
 
 def merge_function() -> Any:
-    """The union of a column of synopses, as an aggregate."""
+    """An aggregate function: the union of a column of synopses."""
     return arrow_udf(_merge, "binary")
 
 
@@ -42,7 +42,7 @@ def _estimates(synopsis: pa.Array, question: pa.Array, *parameters: pa.Array) ->
             results.append(None)
             continue
         if data not in decoded:
-            decoded = {data: from_bytes(data)}  # the same one is mostly asked several times in a row
+            decoded = {data: from_bytes(data)}  # consecutive rows often have the same synopsis
         results.append(estimate_of(decoded[data], sql_question(name, given)))
     return pa.array(results, ESTIMATE_TYPE)
 

@@ -1,14 +1,13 @@
-"""Windows of a streaming DataFrame: what has been emitted of a window stays in Spark's state, and each
-micro-batch that adds to it gives its next revision.
+"""Windows of a streaming DataFrame: Spark's state holds each open window's synopsis, and every micro-batch that adds to
+a window emits its next revision.
 
-A task's partials come once per window they are part of, so a key of the state is a window (for session_windows a
-stratum, since a late record may join two of them). The late rule is the algebra's: what merges here is
-commutative or goes by event time inside the synopsis, so a late record is as good as any until the
-watermark has passed its window's end. Then the window is final and its state is dropped; what still comes
-is counted, not applied.
+A task's partials are emitted once per window that they belong to, so a key of the state is a window (for sessions a
+stratum, since a late record may join two sessions). Synopses that merge are commutative or keep event times, so a late
+record counts like any other until the watermark has passed its window's end. Then the window is final and its state is
+dropped; later records are counted, not applied.
 
-RowBuffer say no event time but one per task, the newest it has seen: Spark takes the watermark from that, and
-never drops a row itself, which would be a silent loss.
+Rows carry no event time but one per task, the latest that it has seen: Spark derives the watermark from it and never
+drops a row itself, which would be a silent loss.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from center.spark.workers import settle
 from edgewater.windows import SessionWindow
 
 EmittedSessions = dict[tuple[int, int], tuple[int, int, int]]
-"""Sessions that have been values: (start, end) -> revision, records, nulls."""
+"""Emitted sessions: (start, end) -> revision, records, nulls."""
 
 _OUT = ("window_start", "window_end", "synopsis", "records", "nulls", "revision", "late")
 _OUT_DDL = (
@@ -45,10 +44,10 @@ _SLICES = pa.schema(
 
 
 def keep_state(partials: DataFrame, job: BatchJob, lateness: str | None) -> DataFrame:
-    """Revisions of windows, appended."""
+    """Emits revisions of windows, in append mode."""
     layout = job.layout
     keys = list(layout.keys)
-    # As texts: pandas would make floats of whole numbers beside a null.
+    # As strings: pandas would convert integers to floats in a column with nulls.
     for key in keys:
         partials = partials.withColumn(key, F.col(key).cast("string"))
     timeout = "NoTimeout"
@@ -66,7 +65,7 @@ def keep_state(partials: DataFrame, job: BatchJob, lateness: str | None) -> Data
 
 
 class _StatefulStep:
-    """What Spark calls with the new rows of a key, or when its time is over."""
+    """The function that Spark calls with the new rows of a key, or when its timeout has passed."""
 
     state: str
 
@@ -97,12 +96,12 @@ class _StatefulStep:
         raise NotImplementedError
 
     def _watermark(self, state: Any) -> int | None:
-        """None: there is none yet, which Spark says as 0."""
+        """None: there is none yet, which Spark reports as 0."""
         return (state.getCurrentWatermarkMs() or None) if self._job.window is not None else None
 
 
 class _WindowStep(_StatefulStep):
-    """A key is a window with borders that are known, or the global one."""
+    """A key is a window with known borders, or the global one."""
 
     state = _WINDOW_STATE
 
@@ -128,7 +127,7 @@ class _WindowStep(_StatefulStep):
 
 
 class _SessionStep(_StatefulStep):
-    """A key is a stratum; its state are the slices of its open session_windows."""
+    """A key is a stratum; its state holds the slices of its open sessions."""
 
     state = _SESSION_STATE
 
@@ -144,7 +143,7 @@ class _SessionStep(_StatefulStep):
             start, end = bounds_of(self._job, whole)
             assert start is not None and end is not None
             if watermark is not None and end <= watermark:
-                # Nothing that was kept is in it: that would be open.
+                # No stored slice is in it: an open session would be.
                 rows.append(_late(self._job, [whole]))
                 slices = [s for s in slices if not whole.first_ms <= s.first_ms <= whole.last_ms]
                 continue
@@ -169,7 +168,7 @@ class _SessionStep(_StatefulStep):
         return session_windows(iter(slices), self._job.window)
 
     def _open(self, state: Any, watermark: int | None) -> tuple[list[SlicePartial], EmittedSessions]:
-        """What is kept of session_windows that have not ended before the watermark."""
+        """The stored slices and sessions that have not ended before the watermark."""
         if not state.exists:
             return [], {}
         stored, text = state.get
@@ -197,7 +196,7 @@ class _SessionStep(_StatefulStep):
 
 
 def _read(frames: Iterable[pd.DataFrame]) -> tuple[list[SlicePartial], int]:
-    """The pieces, and the number of records without a time."""
+    """The partials, and the number of records without a time."""
     pieces, untimed = [], 0
     columns = ("slice_start", "first_ms", "last_ms", "records", "nulls")
     for frame in frames:
@@ -224,7 +223,7 @@ def _result_row(
 
 
 def _late(job: BatchJob, pieces: list[SlicePartial]) -> dict[str, Any]:
-    """Records, nulls too, that came after their window was final."""
+    """A row that counts records, nulls included, that arrived after their window was final."""
     start, end = bounds_of(job, pieces[0])
     row = _result_row(start, end, None, None, 0)
     return row | {"revision": None, "late": sum(p.records + p.nulls for p in pieces)}

@@ -1,4 +1,4 @@
-"""What kinds of windows there are, and which slices and blocks of slices they are made of."""
+"""Kinds of windows, and the grids of their slices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACCEPTED = (
 
 
 class Family(StrEnum):
-    """Windows by what decides their borders."""
+    """Kinds of windows, by what determines their borders."""
 
     GLOBAL = "global"
     TUMBLING = "tumbling"
@@ -25,7 +25,7 @@ class Family(StrEnum):
 
 
 def family_of(window: object) -> Family:
-    """Raises InvalidRequest for anything that is no window."""
+    """Raises InvalidRequest for anything that is not a window."""
     match window:
         case None:
             return Family.GLOBAL
@@ -39,7 +39,7 @@ def family_of(window: object) -> Family:
 
 
 def grid_of(window: object) -> SlicedWindow | None:
-    """The slices of a window: in event time, or for a count window in numbers of records."""
+    """The grid of a window's slices: in event time, or for count windows in numbers of records."""
     if isinstance(window, CountWindow):
         return TumblingWindow(window.count)
     if isinstance(window, SlidingCount):

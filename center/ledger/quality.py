@@ -151,17 +151,17 @@ class AccuracyQuality:
 
     def to_mapping(self) -> dict[str, Any]:
         p = self.prediction
-        stated: dict[str, Any] = {"measure": self.measure, "sampling": self.sampling, "waited_ms": self.waited_ms,
+        result: dict[str, Any] = {"measure": self.measure, "sampling": self.sampling, "waited_ms": self.waited_ms,
                                   "coverage": self.coverage, "covered": self.covered}  # fmt: skip
         if p is not None:
-            stated |= {"straggler_share": _finite(p.straggler_share), "silent": list(p.silent)}
+            result |= {"straggler_share": _finite(p.straggler_share), "silent": list(p.silent)}
         if self.too_many_groups:
-            stated["groups"] = {"limit": MAX_GROUPS, "reason": TOO_MANY_GROUPS}
+            result["groups"] = {"limit": MAX_GROUPS, "reason": TOO_MANY_GROUPS}
         elif p is not None and p.groups is not None:
             promised = [g for g in p.groups if g.promised]
             met, waiting = sum(g.met for g in promised), len(p.groups) - len(promised)
-            stated["groups"] = {"promised": len(promised), "met": met, "waiting": waiting}
-        return stated
+            result["groups"] = {"promised": len(promised), "met": met, "waiting": waiting}
+        return result
 
     def to_prediction(self) -> dict[str, Any]:
         """Per measure, the interval that replaces the one of the data."""
@@ -211,7 +211,7 @@ class Quality:
 
     def to_mapping(self) -> dict[str, Any]:
         """The members of an answer's JSON: completeness, records, staleness_ms, error, contract."""
-        stated: dict[str, Any] = {
+        result: dict[str, Any] = {
             "completeness": {
                 "ratio": self.reported / self.expected if self.expected else 0.0,
                 "expected": self.expected,
@@ -241,18 +241,18 @@ class Quality:
             },
         }
         if self.accuracy is not None:
-            stated["accuracy"] = self.accuracy.to_mapping()
+            result["accuracy"] = self.accuracy.to_mapping()
             predicted = self.accuracy.prediction
             if predicted is not None:
-                stated["prediction"] = self.accuracy.to_prediction()
-                stated["records"] |= {"expected": round(predicted.expected), "sampled": round(predicted.sampled)}
+                result["prediction"] = self.accuracy.to_prediction()
+                result["records"] |= {"expected": round(predicted.expected), "sampled": round(predicted.sampled)}
                 parts = {"sampling": predicted.sampling, "straggler": predicted.straggler, "missing": predicted.missing}
-                stated["error"] |= {name: _finite(width) for name, width in parts.items()}
+                result["error"] |= {name: _finite(width) for name, width in parts.items()}
         if self.session is not None:
-            stated["session"] = {"cut": self.session.cut, "cuts": self.session.cuts}
+            result["session"] = {"cut": self.session.cut, "cuts": self.session.cuts}
             if self.session.merged_into_ms is not None:
-                stated["merged_into_ms"] = self.session.merged_into_ms
-        return stated
+                result["merged_into_ms"] = self.session.merged_into_ms
+        return result
 
 
 def _interval(interval: Prediction | Outlook) -> dict[str, float | None]:
@@ -285,8 +285,8 @@ def assess(
         violations = _too_stale(first_staleness_ms, spec.budget.staleness_ms)
     else:
         budget = spec.budget or ErrorBudget(())
-        asked = {**dict(budget.limits), **{name: format_fraction(share) for name, share in budget.relative}}
-        requested = {"error": asked} if spec.budget else {"exact": True}
+        limits = {**dict(budget.limits), **{name: format_fraction(share) for name, share in budget.relative}}
+        requested = {"error": limits} if spec.budget else {"exact": True}
         violations = _incomplete(expected, missing) + _over_budget(withheld, budget)
     if spec.accuracy is not None and spec.accuracy.kind is None:
         # The error of a function's value is checked where the value is computed (`center.serving.function_values`).
@@ -334,14 +334,14 @@ def with_accuracy(
         requested["staleness_ms"] = spec.budget.staleness_ms
     sampled = prediction is not None and prediction.sampled < prediction.arrived
     waited = prediction.waited_slots * slot_ms if prediction is not None else None
-    stated = AccuracyQuality(
+    result = AccuracyQuality(
         accuracy.measure, accuracy.confidence, prediction,
         describe_reasons(sampled_because) if sampled else ALL_RECORDS_NEEDED if is_expensive(spec) else NOT_SAMPLED,
         waited, coverage, covered, too_many_groups,
     )  # fmt: skip
     # An open slice's counters arrive with its close; until then the arrival counts say how many records there are.
     observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
-    return replace(quality, observed=observed, requested=requested, violations=tuple(violations), accuracy=stated)
+    return replace(quality, observed=observed, requested=requested, violations=tuple(violations), accuracy=result)
 
 
 def _too_stale(first_staleness_ms: int, budget_ms: int) -> list[Violation]:

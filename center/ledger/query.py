@@ -86,8 +86,10 @@ class QueryLedger(ABC):
         due_from_ms = state.due_from_ms
         if serving and clock != state.clock:
             due_from_ms = self._first_due_window(clock, min(e.first_seen_ms for e in serving))
-        gone = tuple(sorted(e.edge for e in edges if e.retired and e.stream(self._spec.stream)))
-        changed = replace(state, expected=tuple(sorted(expected)), retired=gone, clock=clock, due_from_ms=due_from_ms)
+        of_stream = tuple(sorted(e.edge for e in edges if e.retired and e.stream(self._spec.stream)))
+        changed = replace(
+            state, expected=tuple(sorted(expected)), retired=of_stream, clock=clock, due_from_ms=due_from_ms
+        )
         if changed != state:
             self._set_state(changed)
 
@@ -174,7 +176,7 @@ class QueryLedger(ABC):
         """Applies frames and returns the slices, not final, that they changed."""
         through, gaps = dict(self._state.through_ms), dict(self._state.gaps)
         touched: set[int] = set()
-        stated: dict[int, dict[EdgeIncarnation, SliceClose]] = {}
+        closes_by_slice: dict[int, dict[EdgeIncarnation, SliceClose]] = {}
         for frame in sorted(frames, key=lambda f: f.position):
             closed = through.get(frame.edge, MIN_TIME_MS)
             if frame.since_ms is not None and frame.since_ms != gaps.get(frame.edge, (0, None))[1]:
@@ -183,11 +185,11 @@ class QueryLedger(ABC):
             through[frame.edge] = max(closed, frame.through_ms)
             touched.update(frame.touched)
             for close in frame.closes:
-                stated.setdefault(close.slice_start_ms, {})[frame.edge, frame.incarnation] = close
+                closes_by_slice.setdefault(close.slice_start_ms, {})[frame.edge, frame.incarnation] = close
         changed = []
         after_final = self._state.after_final
-        for start in sorted(touched | stated.keys()):
-            closes = stated.get(start, {})
+        for start in sorted(touched | closes_by_slice.keys()):
+            closes = closes_by_slice.get(start, {})
             after_final += self._count_after_final(start, closes)
             if start < self.sealed_before():
                 self._update_sealed(start, {o: c.observed for o, c in closes.items()})

@@ -54,10 +54,10 @@ class SessionWindowLedger(QueryLedger):
     def _update_sessions(self, connected: range, changed: set[int]) -> set[int]:
         """Stores the sessions of connected slices; returns the windows that need a new answer."""
         current = {s.start_ms: s for s in session_windows(connected, self._extents, self._window)}
-        gone = [start for s in connected for start in self._sessions_by_slice.get(s, ()) if start not in current]
+        removed = [start for s in connected for start in self._sessions_by_slice.get(s, ()) if start not in current]
         dirty: set[int] = set()
         inherited_ms: dict[int, int] = {}
-        for start in gone:
+        for start in removed:
             state = self._windows.get(start)
             assert state is not None
             if state.session is None:

@@ -82,23 +82,23 @@ class QueryState:
         )
 
     @classmethod
-    def from_mapping(cls, given: Mapping[str, Any]) -> QueryState:
-        if given["version"] != STATE_VERSION:
-            raise UnsupportedVersion(f"ledger state has version {given['version']}, not {STATE_VERSION}")
-        ref = QueryRef(given["name"], given["query_version"])
-        spec = QuerySpec.from_mapping(given["spec"])
+    def from_mapping(cls, value: Mapping[str, Any]) -> QueryState:
+        if value["version"] != STATE_VERSION:
+            raise UnsupportedVersion(f"ledger state has version {value['version']}, not {STATE_VERSION}")
+        ref = QueryRef(value["name"], value["query_version"])
+        spec = QuerySpec.from_mapping(value["spec"])
         return cls(
-            RegisteredQuery(ref, spec, given["registered_at_ms"], given["deleted_at_ms"]),
-            tuple(map(EdgeId, given["expected"])),
-            tuple(map(EdgeId, given["retired"])),
-            None if given["clock"] is None else StreamClock(**given["clock"]),
-            given["through_ms"],
-            {edge: (begin, end) for edge, (begin, end) in given["gaps"].items()},
-            given["final_through_ms"],
-            given["due_from_ms"],
-            given["after_final"],
-            given["sealed_before_ms"],
-            given["sessions_cut"],
+            RegisteredQuery(ref, spec, value["registered_at_ms"], value["deleted_at_ms"]),
+            tuple(map(EdgeId, value["expected"])),
+            tuple(map(EdgeId, value["retired"])),
+            None if value["clock"] is None else StreamClock(**value["clock"]),
+            value["through_ms"],
+            {edge: (begin, end) for edge, (begin, end) in value["gaps"].items()},
+            value["final_through_ms"],
+            value["due_from_ms"],
+            value["after_final"],
+            value["sealed_before_ms"],
+            value["sessions_cut"],
         )
 
     @property
@@ -139,8 +139,8 @@ class SliceState:
         return _dump([self.has_data, closes])
 
     @classmethod
-    def from_value(cls, start_ms: int, given: Any, spec: QuerySpec) -> SliceState:
-        has_data, closes = given
+    def from_value(cls, start_ms: int, value: Any, spec: QuerySpec) -> SliceState:
+        has_data, closes = value
         read = {
             (edge, incarnation): SliceClose(start_ms, observed, late, tuple(Withheld(*w) for w in withheld), *extent)
             for edge, incarnation, observed, late, withheld, *extent in closes
@@ -176,12 +176,12 @@ class WindowState:
         return self.revision > 0
 
     def to_json(self) -> str:
-        stated = [self.has_data, self.revision, self.phase, self.first_staleness_ms]
-        return _dump([*stated, self.session and astuple(self.session), self.merged_into, self.lacks_edges])
+        values = [self.has_data, self.revision, self.phase, self.first_staleness_ms]
+        return _dump([*values, self.session and astuple(self.session), self.merged_into, self.lacks_edges])
 
     @classmethod
-    def from_value(cls, given: Any) -> WindowState:
-        has_data, revision, phase, first_staleness_ms, session, merged_into, lacks_edges = given
+    def from_value(cls, value: Any) -> WindowState:
+        has_data, revision, phase, first_staleness_ms, session, merged_into, lacks_edges = value
         restored = session and ObservedSession(*session)
         return cls(has_data, revision, Phase(phase), first_staleness_ms, restored, merged_into, lacks_edges)
 
@@ -196,8 +196,8 @@ class SealedSlice:
         return _dump([[*origin, n] for origin, n in self.observed.items()])
 
     @classmethod
-    def from_value(cls, given: Any) -> SealedSlice:
-        return cls({(edge, incarnation): n for edge, incarnation, n in given})
+    def from_value(cls, value: Any) -> SealedSlice:
+        return cls({(edge, incarnation): n for edge, incarnation, n in value})
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +260,9 @@ def pack_state(state: str, entries: Iterable[tuple[str, int, str]]) -> bytes:
 def unpack_state(snapshot: bytes) -> tuple[QueryState, list[tuple[EntryKind, int, StateEntry]]]:
     """Raises StorageError for anything that `pack_state` did not make, UnsupportedVersion for another format."""
     try:
-        given = json.loads(snapshot)
-        state = QueryState.from_mapping(given["state"])
-        return state, [(kind, start, _entry(kind, start, value, state)) for kind, start, value in given["entries"]]
+        value = json.loads(snapshot)
+        state = QueryState.from_mapping(value["state"])
+        return state, [(kind, start, _entry(kind, start, value, state)) for kind, start, value in value["entries"]]
     except (ValueError, KeyError, TypeError) as exc:
         raise StorageError(f"ledger state cannot be read: {type(exc).__name__}: {exc}") from exc
 

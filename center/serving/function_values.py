@@ -32,10 +32,10 @@ SAMPLED = "sampled: the measure is expensive"
 OTHER_MEASURES = "not sampled: the query has other measures, which sampling would distort"
 
 
-def function_confidence(spec: QuerySpec, measure: Measure, groups: int, asked: float | None = None) -> float:
+def function_confidence(spec: QuerySpec, measure: Measure, groups: int, requested: float | None = None) -> float:
     """Confidence of each group's interval: the reader's, else the contract's, else 95 %."""
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     accuracy = spec.accuracy
     if accuracy is None or accuracy.measure != measure.name:
         return DEFAULT_CONFIDENCE
@@ -86,8 +86,8 @@ class FunctionPart:
             cell: Cell = {"values": [{"name": n, **e[row]} for n, e in zip(self.names, each, strict=True)]}
             if self.names == ("",):
                 cell = each[0][row]
-            said: Cell = {"problem": value.problem} if value.problem else {}
-            result.append({**cell, "error": plain(value.error), "size": value.size, "rate": value.rate, **said})
+            problem: Cell = {"problem": value.problem} if value.problem else {}
+            result.append({**cell, "error": plain(value.error), "size": value.size, "rate": value.rate, **problem})
         return result
 
     def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
@@ -132,8 +132,12 @@ def with_function_accuracy(
     off = [v for v in part.values if v.error > accuracy.error]
     is_sampled = any(v.rate < 1 for v in part.values)
     why_not = OTHER_MEASURES if len(spec.measures) > 1 else ALL_RECORDS_NEEDED
-    stated = {"of": accuracy.measure, "sampling": SAMPLED if is_sampled else why_not, "error": plain(worst),
-              "rate": min((v.rate for v in part.values), default=1.0)}  # fmt: skip
+    accuracy_quality = {
+        "measure": accuracy.measure,
+        "sampling": SAMPLED if is_sampled else why_not,
+        "error": plain(worst),
+        "rate": min((v.rate for v in part.values), default=1.0),
+    }
     records = {**quality["records"], "sampled": sum(v.size for v in part.values)}
     width = None if is_sampled else 0
     if is_sampled and part.names == ("",) and len(part.values) == 1:
@@ -145,13 +149,15 @@ def with_function_accuracy(
         violations.append({"code": ACCURACY, "message": f"{accuracy.measure}: the function failed: {failed}"})
     elif off:
         size = min(v.size for v in off)
-        asked = _percent(accuracy.error)
-        message = f"{accuracy.measure}: a sample of {size} rows may be off by {_percent(worst)}; the target is {asked}"
+        requested = _percent(accuracy.error)
+        message = (
+            f"{accuracy.measure}: a sample of {size} rows may be off by {_percent(worst)}; the target is {requested}"
+        )
         if len(part.values) > 1:
             message = f"{len(off)} of {len(part.values)} groups; {message}"
         violations.append({"code": ACCURACY, "message": message})
     return (
-        {**quality, "accuracy": stated, "records": records, "error": errors},
+        {**quality, "accuracy": accuracy_quality, "records": records, "error": errors},
         {**contract, "met": not violations, "violations": violations},
     )
 

@@ -141,8 +141,10 @@ class MeasureEvaluator:
 
     def parts(self) -> list[CellPart]:
         """The measure's cell. Raises InvalidRequest."""
-        asked = [(p, name) for p in self.questions.by_parameter if (name := _question_name(p, self.stack)) is not None]
-        return [self._part(parameter, name) for parameter, name in asked] if asked else self._default_parts()
+        selected = [
+            (p, name) for p in self.questions.by_parameter if (name := _question_name(p, self.stack)) is not None
+        ]
+        return [self._part(parameter, name) for parameter, name in selected] if selected else self._default_parts()
 
     def _evaluate(self, kind: Question | None) -> Estimates:
         return self.widen(evaluate_question(self.stack, kind, self.questions.confidence, measure=self.measure.name))
@@ -152,23 +154,25 @@ class MeasureEvaluator:
         return kind, self._evaluate(kind)
 
     def _part(self, parameter: str, name: str) -> CellPart:
-        asked = self.questions
+        questions = self.questions
         match parameter:
             case "quantile":
-                return self._quantiles(asked.quantiles or ())
+                return self._quantiles(questions.quantiles or ())
             case "rank":
-                return KeyedPart("ranks", ".rank:", {_key(x): self._evaluate_named(name, x=x)[1] for x in asked.ranks})
+                return KeyedPart(
+                    "ranks", ".rank:", {_key(x): self._evaluate_named(name, x=x)[1] for x in questions.ranks}
+                )
             case "range":
                 whole = Range in self.stack.questions
                 each = {
-                    f"{_key(lo)}:{_key(hi)}": self._evaluate_named(name, lo=lo, hi=hi)[1] for lo, hi in asked.ranges
+                    f"{_key(lo)}:{_key(hi)}": self._evaluate_named(name, lo=lo, hi=hi)[1] for lo, hi in questions.ranges
                 }
                 return KeyedPart("ranges", ".range:", each, whole)
             case "top":
-                return self._top(asked.top)
+                return self._top(questions.top)
             case "values":
                 return self._values()
-        texts = asked.items if parameter == "item" else asked.contains
+        texts = questions.items if parameter == "item" else questions.contains
         answers = [self._item(parameter, name, text) for text in texts]
         return ItemsPart("items" if name == "frequency" else "contains", answers)
 

@@ -77,37 +77,37 @@ class WindowQuestion:
         return replace(self, measure=self.second.measure, group=self.second.group, is_global=False)
 
     @classmethod
-    def from_mapping(cls, given: object, read_time: Callable[[str], int]) -> WindowQuestion:
+    def from_mapping(cls, fields: object, read_time: Callable[[str], int]) -> WindowQuestion:
         """Reads a line as documented in `docs/reference/query.md`.
 
         Args:
-            read_time: parses a time given as text; raises ValueError with the accepted formats.
+            read_time: parses a time fields as text; raises ValueError with the accepted formats.
 
         Raises:
             InvalidRequest: names the field, its value and what is accepted.
         """
-        if not isinstance(given, dict):
-            raise InvalidRequest("", given, 'an object, such as {"id": 1, "latest": 1, "measure": "n"}')
-        for key in given:
+        if not isinstance(fields, dict):
+            raise InvalidRequest("", fields, 'an object, such as {"id": 1, "latest": 1, "measure": "n"}')
+        for key in fields:
             if key not in _KEYS:
-                raise InvalidRequest(str(key), given[key], f"one of the fields {', '.join(_KEYS)}", "unknown field")
-        name = _string(given, "question")
+                raise InvalidRequest(str(key), fields[key], f"one of the fields {', '.join(_KEYS)}", "unknown field")
+        name = _string(fields, "question")
         if name is not None and name not in QUESTION_KINDS:
             raise InvalidRequest("question", name, f"one of {', '.join(QUESTION_KINDS)}", "unknown question")
-        second = _second(given.get("with"))
+        second = _second(fields.get("with"))
         if second is not None and name not in BINARY_QUESTIONS:
-            raise InvalidRequest("with", given["with"], f"a question about two: {', '.join(BINARY_QUESTIONS)}")
-        group = _group(given.get("group"), "group")
+            raise InvalidRequest("with", fields["with"], f"a question about two: {', '.join(BINARY_QUESTIONS)}")
+        group = _group(fields.get("group"), "group")
         return cls(
-            _selector(given, read_time),
-            given.get("id"),
-            _string(given, "measure"),
+            _selector(fields, read_time),
+            fields.get("id"),
+            _string(fields, "measure"),
             name,
-            {k: given[k] for k in ("item", "q", "x", "lo", "hi", "k") if k in given},
+            {k: fields[k] for k in ("item", "q", "x", "lo", "hi", "k") if k in fields},
             group,
-            _flag(given, "global"),
-            _flag(given, "merge"),
-            read_confidence(given.get("confidence")),
+            _flag(fields, "global"),
+            _flag(fields, "merge"),
+            read_confidence(fields.get("confidence")),
             second,
         )
 
@@ -134,13 +134,13 @@ def _finite(text: str) -> float:
     return number
 
 
-def _selector(given: Mapping[str, Any], read_time: Callable[[str], int]) -> WindowSelector:
-    named = [key for key in ("latest", "at", "window") if given.get(key) is not None]
+def _selector(fields: Mapping[str, Any], read_time: Callable[[str], int]) -> WindowSelector:
+    named = [key for key in ("latest", "at", "window") if fields.get(key) is not None]
     if len(named) != 1:
         accepted = 'one of "latest": a number of windows, "at": a time, "window": a start time'
-        raise InvalidRequest("", {key: given[key] for key in named}, accepted, "which windows?")
+        raise InvalidRequest("", {key: fields[key] for key in named}, accepted, "which windows?")
     (key,) = named
-    value = given[key]
+    value = fields[key]
     if key == "latest":
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LATEST:
             raise InvalidRequest(key, value, f"a whole number from 1 to {MAX_LATEST}")
@@ -154,15 +154,15 @@ def _selector(given: Mapping[str, Any], read_time: Callable[[str], int]) -> Wind
     return WindowSelector(at_ms=millis) if key == "at" else WindowSelector(start_ms=millis)
 
 
-def _string(given: Mapping[str, Any], key: str) -> str | None:
-    value = given.get(key)
+def _string(fields: Mapping[str, Any], key: str) -> str | None:
+    value = fields.get(key)
     if value is not None and not isinstance(value, str):
         raise InvalidRequest(key, value, "a text")
     return value
 
 
-def _flag(given: Mapping[str, Any], key: str) -> bool:
-    value = given.get(key, False)
+def _flag(fields: Mapping[str, Any], key: str) -> bool:
+    value = fields.get(key, False)
     if not isinstance(value, bool):
         raise InvalidRequest(key, value, "true or false")
     return value

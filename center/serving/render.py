@@ -201,11 +201,11 @@ def with_prediction(
     if p is None:
         return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
     if "groups" not in p:
-        stated = [[p[name] for name in ("estimate", "lower", "upper")]] * len(estimates)
+        rows = [[p[name] for name in ("estimate", "lower", "upper")]] * len(estimates)
     else:
         keys = (group_key(values) for values in zip(*(c.to_pylist() for c in groups.values()), strict=True))
-        stated = [p["groups"].get(key, _UNSTATED) for key in keys]
-    columns = np.array([[math.nan if x is None else x for x in row] for row in stated], float).reshape(-1, 3).T
+        rows = [p["groups"].get(key, _UNSTATED) for key in keys]
+    columns = np.array([[math.nan if x is None else x for x in row] for row in rows], float).reshape(-1, 3).T
     value = columns[0]
     if "groups" in p:
         value = np.where(np.isnan(value), estimates.value, value)

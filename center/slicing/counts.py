@@ -1,9 +1,9 @@
 """Count windows: slices by rank, whose borders a late record moves.
 
-Ranks are the order of (event time, arrival) and are settled when the watermark has passed a record. A late
-one is put in where it belongs; behind it the last record of every slice moves into the next. Where values
-can be taken out of a synopsis, slices are mended so; others are built again from their rows. Records are kept
-until all windows over them are final.
+Ranks follow the order of (event time, arrival) and are assigned when the watermark has passed a record. A late record
+is inserted in order; the last record of every later slice then moves into the next one. Slices are repaired by
+removing and adding values if the synopsis can remove values, and rebuilt from their records otherwise. Records are
+kept until all windows over them are final.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from center.slicing.watermarks import NO_WATERMARK
 
 @dataclass(slots=True, eq=False)
 class CountSlice:
-    """The records of ranks [start, start + len(rows)), which never reach `end`; no state if no window covers them."""
+    """The records of ranks [start, start + len(rows)), which never reach `end`; no state if no window needs it."""
 
     start: int
     end: int
@@ -50,13 +50,13 @@ class CountSlices:
         self.waiting = PendingRecords()
         self.slices: list[CountSlice] = []
         self.settled = 0  # records that have a rank
-        self.mended = 0  # slices whose borders moved without being built again
+        self.repaired = 0  # slices whose borders moved without being built again
 
     def add(self, rows: Records, watermark: int) -> int:
-        """Adds rows, in any order; they have ranks once the watermark has passed them.
+        """Adds rows, in any order; they get ranks once the watermark has passed them.
 
         Returns:
-            How many come too late: windows over everything after them are final.
+            The number of rows that are too late: all windows after them are final.
         """
         late = rows.times < watermark - self._lateness
         if not late.any():
@@ -66,7 +66,7 @@ class CountSlices:
         return int(late.sum())
 
     def settle(self, watermark: int) -> None:
-        """Gives ranks to what the watermark has passed."""
+        """Assigns ranks to the records that the watermark has passed."""
         rows = self.waiting.take(watermark)
         if rows is None:
             return
@@ -104,53 +104,54 @@ class CountSlices:
                 windows.touch(range(starts[0], starts[-1] + 1, grid.every), start, new=new)
 
     def _insert(self, late: Records) -> None:
-        """Puts rows in among those that are settled, and moves borders behind them."""
-        firsts = np.array([one.rows.times[0] for one in self.slices])
+        """Inserts rows among those that have ranks, and moves the borders after them."""
+        firsts = np.array([item.rows.times[0] for item in self.slices])
         from_slice = max(int(np.searchsorted(firsts, late.times[0], side="right")) - 1, 0)
         moved = self.slices[from_slice:]
         del self.slices[from_slice:]
-        origin = np.repeat(np.arange(len(moved)), [len(one.rows) for one in moved])
+        origin = np.repeat(np.arange(len(moved)), [len(item.rows) for item in moved])
         origin = np.append(origin, np.full(len(late), -1))
-        rows = concatenated([*(one.rows for one in moved), late])
+        rows = concatenated([*(item.rows for item in moved), late])
         order = np.lexsort((rows.numbers, rows.times))
         rows, origin = rows.at(order), origin[order]
-        starts = np.array([one.start for one in moved])
+        starts = np.array([item.start for item in moved])
         ranks = int(starts[0]) + np.arange(len(rows))
         now = np.searchsorted(starts, ranks, side="right") - 1
         now[ranks >= moved[-1].end] = len(moved)
         self.settled = int(starts[0])
-        for number, one in enumerate(moved):
+        for number, item in enumerate(moved):
             mine = rows.at(now == number)
-            come, gone = rows.at((now == number) & (origin != number)), rows.at((origin == number) & (now != number))
-            changed = len(come) or len(gone)
+            added = rows.at((now == number) & (origin != number))
+            removed = rows.at((origin == number) & (now != number))
+            changed = len(added) or len(removed)
             if changed:
-                one.state = self._mended(one, mine, come, gone)
-            one.rows = mine
-            self.slices.append(one)
+                item.state = self._repaired(item, mine, added, removed)
+            item.rows = mine
+            self.slices.append(item)
             self.settled += len(mine)
             if changed:
-                self._touch(one.start, new=True)
+                self._touch(item.start, new=True)
         self._append(rows.at(now == len(moved)))
 
-    def _mended(self, one: CountSlice, rows: Records, come: Records, gone: Records) -> Any:
-        if one.state is None:
+    def _repaired(self, item: CountSlice, rows: Records, added: Records, removed: Records) -> Any:
+        if item.state is None:
             return None
-        if not len(gone) or (self.kernel.invertible and len(come) + len(gone) < len(rows)):
-            if len(gone):
-                self.kernel.remove(one.state, gone)
-            self.kernel.add(one.state, come)
-            self.mended += 1
-            return one.state
+        if not len(removed) or (self.kernel.invertible and len(added) + len(removed) < len(rows)):
+            if len(removed):
+                self.kernel.remove(item.state, removed)
+            self.kernel.add(item.state, added)
+            self.repaired += 1
+            return item.state
         return self.kernel.built(rows)
 
     def between(self, start: int, end: int) -> list[MergedSlices]:
         """Slices whose ranks begin in [start, end)."""
-        starts = np.array([one.start for one in self.slices], np.int64)
+        starts = np.array([item.start for item in self.slices], np.int64)
         low, high = np.searchsorted(starts, [start, end])
-        return [one.partial() for one in self.slices[low:high]]
+        return [item.partial() for item in self.slices[low:high]]
 
     def close(self) -> Iterator[WindowResult]:
-        """The answers of windows that are full, and due."""
+        """Answers the windows that are full and pending."""
         for windows in self.windows:
             due = sorted(start for start in windows.pending if start + windows.size <= self.settled)
             for start, revision, whole in windows.answer(due, self.between):
@@ -166,18 +167,18 @@ class CountSlices:
                 )
 
     def purge(self, watermark: int) -> None:
-        """Forgets what is final: no record comes any more before ranks whose times lateness has passed."""
+        """Drops final windows and slices: records with later times than the lateness allows cannot arrive any more."""
         fixed = 0
-        for one in self.slices:
-            fixed = one.start + int(np.searchsorted(one.rows.times, watermark - self._lateness))
-            if fixed < one.start + len(one.rows):
+        for item in self.slices:
+            fixed = item.start + int(np.searchsorted(item.rows.times, watermark - self._lateness))
+            if fixed < item.start + len(item.rows):
                 break
         for windows in self.windows:
             windows.forget([start for start in windows.answered if start + windows.size <= fixed])
-        gone = 0
-        # The last slice stays: it says where the next record belongs.
-        for one in self.slices[:-1]:
-            if max(self._edges.needed_until(one.start) or 0, one.start + len(one.rows)) > fixed:
+        removed = 0
+        # The last slice is kept: the next record belongs to it or follows it.
+        for item in self.slices[:-1]:
+            if max(self._edges.needed_until(item.start) or 0, item.start + len(item.rows)) > fixed:
                 break
-            gone += 1
-        del self.slices[:gone]
+            removed += 1
+        del self.slices[:removed]

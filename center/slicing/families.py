@@ -1,7 +1,7 @@
-"""Families of windows, and the edges at which they cut a stream into slices.
+"""Window families, and the edges at which they cut a stream into slices.
 
-Time windows and sessions are measured in ms of event time, count windows in ranks: the number of
-records before one, in the order of (event time, arrival).
+Time windows and sessions are measured in ms of event time, count windows in ranks: the number of preceding records in
+the order of (event time, arrival).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edgewater.synopses import IntArray
 from edgewater.windows import MAX_COUNT, CountWindow, SessionWindow, SlidingWindow, Window
 
 MAX_TIME_MS = 1 << 60
-"""Event times and watermarks are within ±this, so that no sum of a few of them overflows."""
+"""Bound of event times and watermarks, so that sums of a few of them do not overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class SlidingCount(Window):
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_COUNT:
                 raise InvalidQuery(f"window.{name}", value, f"a whole number of records from 1 to {MAX_COUNT}")
         if self.every > self.count:
-            reason = "records between windows would belong to none"
+            reason = "records between windows would belong to no window"
             raise InvalidQuery("window.every", self.every, f"at most the window's size, {self.count}", reason)
 
     def to_mapping(self) -> dict[str, str | int]:
@@ -39,7 +39,7 @@ class SlidingCount(Window):
 
 
 WindowFamily = SlidingWindow | SessionWindow | CountWindow | SlidingCount
-"""What a slicer takes; `TumblingWindow` is a `SlidingWindow`."""
+"""The families that a slicer accepts; `TumblingWindow` is a `SlidingWindow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +51,21 @@ class WindowGrid:
     offset: int = 0
 
     def last_start(self, at: int) -> int:
-        """The start of the last window that begins at or before `at`."""
+        """Start of the last window that begins at or before `at`."""
         return (at - self.offset) // self.every * self.every + self.offset
 
     def starts_over(self, at: int) -> range:
-        """The starts of the windows over `at`, ascending; none in a gap."""
+        """Starts of the windows over `at`, ascending; empty in a gap."""
         last = self.last_start(at)
         count = (last + self.size - at - 1) // self.every + 1
         return range(last - (count - 1) * self.every, last + 1, self.every)
 
     def last_ends(self, at: IntArray) -> IntArray:
-        """The ends of the last windows that begin at or before these."""
+        """Ends of the last windows that begin at or before these."""
         return (at - self.offset) // self.every * self.every + self.offset + self.size
 
     def buckets(self) -> list[WindowGrid]:
-        """The same windows as families without overlap."""
+        """The same windows as several grids without overlap."""
         apart = -(-self.size // self.every)
         return [WindowGrid(self.size, apart * self.every, self.offset + k * self.every) for k in range(apart)]
 
@@ -83,8 +83,7 @@ class SliceEdges:
     """The cells between all starts and ends of several grids: no window begins or ends inside a cell.
 
     Args:
-        gaps: of sessions, each of which cuts at its multiples: no session begins or ends between two records of a
-            cell.
+        gaps: session gaps. Their multiples are edges too, so no session begins or ends between two records of a cell.
     """
 
     def __init__(self, grids: Sequence[WindowGrid], gaps: Sequence[int] = ()) -> None:
@@ -104,6 +103,6 @@ class SliceEdges:
         return int(starts.max()), int((starts + self._every).min())
 
     def needed_until(self, at: int) -> int | None:
-        """The end of the last window over the cell around `at`; None if there is none."""
+        """End of the last window over the cell around `at`; None: no window covers it."""
         ends = [g.last_start(at) + g.size for g in self.grids]
         return max((end for end in ends if end > at), default=None)

@@ -1,4 +1,4 @@
-"""How a slicer handles the states of slices: one synopsis per slice, or a grouped aggregate."""
+"""`Kernel`: operations on the states of slices, which are single synopses or grouped aggregates."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from edgewater.synopses import GroupedAggregate, Properties, SingleSample, Slice
 
 @runtime_checkable
 class Decrementable(Protocol):
-    """A synopsis out of which values can be taken that were added before."""
+    """A synopsis from which added values can be removed."""
 
     def decrement(self, values: Any) -> None: ...
 
 
 class Kernel:
-    """States made by `make`: any synopsis.
+    """Operations on states that `make` creates: any synopsis.
 
     Attributes:
-        kind: of the synopses.
-        in_order: records must come in the order of event time, so they wait for the watermark, and late
-            ones are refused; a window is a manager of its slices.
-        invertible: values can be taken out again.
+        kind: kind of the synopses.
+        in_order: records must be added in event-time order, so they wait for the watermark, and late ones are refused;
+            a window is a manager of its slices.
+        invertible: values can be removed.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -43,7 +43,7 @@ class Kernel:
         self._seen: Any = None
 
     def check(self, values: Any) -> None:
-        """Raises InvalidRecord, before anything is changed, for values of a type the synopsis does not take."""
+        """Raises InvalidRecord, before any change, for values of a type that the synopsis does not accept."""
         if self.in_order:
             self.make().update(values)  # a signal refuses single values as well
         elif str(_form(values)) != str(self._seen) and len(values):
@@ -54,7 +54,7 @@ class Kernel:
 
     def add(self, state: Any, rows: Records) -> None:
         if isinstance(state, SingleSample):
-            # Slices of one stream share a source: a record keeps its own number in whichever it is.
+            # Slices of one stream share a source: a record keeps its number in any of them.
             state.update(rows.values, times=rows.times, ids=rows.numbers)
         else:
             state.update(rows.values, times=rows.times)
@@ -68,11 +68,11 @@ class Kernel:
         state.decrement(rows.values)
 
     def merged(self, states: Sequence[Any]) -> Any:
-        """A new state of the union."""
+        """The union as a new state."""
         return states[0].merge_many(list(states[1:]))
 
     def managed(self, parts: Sequence[tuple[int, Any]]) -> SliceManager:
-        """A manager of copies of order-based slices by their keys."""
+        """A manager of copies of order-based slices, by key."""
         return SliceManager([(key, type(state).from_bytes(state.to_bytes())) for key, state in parts])
 
     def from_bytes(self, data: bytes) -> Any:
@@ -80,8 +80,8 @@ class Kernel:
 
 
 class GroupedKernel(Kernel):
-    """States are `GroupedAggregate`; values are record batches with a column per key, and one per measure
-    by the measure's name if it has an argument."""
+    """States are `GroupedAggregate`; values are record batches with a column per key, and a column named after each
+    measure with an argument."""
 
     def check(self, values: Any) -> None:
         if not isinstance(values, pa.RecordBatch):

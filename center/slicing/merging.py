@@ -1,4 +1,4 @@
-"""Windows over slices as merges, amortised O(1) merges per window of a sliding family."""
+"""Merges slices into windows, in amortised O(1) merges per window of a sliding family."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _STEP = 3
 
 @dataclass(frozen=True, slots=True)
 class MergedSlices:
-    """The state of consecutive slices.
+    """The merged state of consecutive slices.
 
     Attributes:
-        key: where the first of them begins on the axis of the window's family.
+        key: start of the first slice, in event time or ranks.
         records, first_ms, last_ms: as in `WindowResult`.
     """
 
@@ -30,7 +30,7 @@ class MergedSlices:
 
 
 def merged(kernel: Kernel, parts: Sequence[MergedSlices]) -> MergedSlices:
-    """A new partial; its state shares nothing with those of the parts."""
+    """Merges parts; the new state shares nothing with theirs."""
     if kernel.in_order:
         state: Any = kernel.managed([(p.key, p.state) for p in parts])
     else:
@@ -47,12 +47,12 @@ def merged(kernel: Kernel, parts: Sequence[MergedSlices]) -> MergedSlices:
 class SlidingMerge:
     """The merge of the slices in a window whose two ends only move forward.
 
-    Two stacks: slices come in at the back, where a running merge is kept; when the front is used up, the back is
-    turned over into merges of its suffixes. Both only know every third merge, and a window takes the up to two
-    slices on either side that are in none as they are. So a window costs 1⅔ merges of 6½ states in all, however many
-    slices it has. With every merge known it were three merges of two states each, hardly less to read, and for all but
-    the largest synopses it is the number of merges that costs. The order of merging is that of the slices.
-    (Subtracting what leaves would need invertible synopses, a tree O(log n) merges per window.)
+    Two stacks: new slices are added to the back, which has a running merge; when the front is empty, the back is
+    converted into a front of merges of its suffixes. Both store only every third merge, and a window takes the up to
+    two slices on either side that no merge contains. A window therefore costs 1⅔ merges of 6½ states in all, however
+    many slices it has. With every merge stored it would cost three merges of two states each, which reads hardly
+    less, and except for the largest synopses the number of merges dominates. Slices are merged in their order.
+    (Subtracting the slices that leave would need invertible synopses; a tree needs O(log n) merges per window.)
     """
 
     def __init__(self, kernel: Kernel) -> None:
@@ -60,20 +60,20 @@ class SlidingMerge:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all merges: a slice has changed, or one has come up between them."""
-        self._front: list[MergedSlices] = []  # slices; the first is the last of the list
-        self._suffixes: list[MergedSlices] = []  # merges of slices with all that follow in the front, in the same order
+        """Drops all merges: a slice has changed, or one was inserted among them."""
+        self._front: list[MergedSlices] = []  # slices in descending order
+        self._suffixes: list[MergedSlices] = []  # merges of a slice and all later ones in the front, descending
         self._back: list[MergedSlices] = []  # slices, ascending
-        self._running: MergedSlices | None = None  # merge of the back but for what is loose
+        self._running: MergedSlices | None = None  # merge of the back without the loose slices
         self._loose: list[MergedSlices] = []
         self.end: int | None = None
 
     def slide(self, start: int, end: int, between: Callable[[int, int], Sequence[MergedSlices]]) -> MergedSlices | None:
-        """The merge of all slices with keys in [start, end), as a new state; None if there are none.
+        """The merge of all slices with keys in [start, end), as a new state; None: there are none.
 
         Args:
-            start, end: neither less than at the last call.
-            between: the slices with keys in a range, in order.
+            start, end: not less than in the previous call.
+            between: returns the slices with keys in a range, in order.
         """
         known = start if self.end is None else max(self.end, start)
         self.end = end
@@ -87,7 +87,7 @@ class SlidingMerge:
         return merged(self._kernel, parts) if parts else None
 
     def _parts(self) -> list[MergedSlices]:
-        """What the window is the merge of, in order."""
+        """The merges and slices that make up the window, in order."""
         covered = self._suffixes[-1:]
         parts = list(takewhile(lambda one: not covered or one.key < covered[0].key, reversed(self._front)))
         parts += covered
@@ -111,10 +111,10 @@ class SlidingMerge:
 
 
 class GridWindows:
-    """The windows of one grid: which are to be answered, and which were.
+    """The pending and the answered windows of one grid.
 
     Args:
-        index: of the family in the slicer.
+        index: index of the family in the slicer.
     """
 
     def __init__(self, index: int, size: int, every: int, kernel: Kernel) -> None:
@@ -122,11 +122,11 @@ class GridWindows:
         self.pending: set[int] = set()  # starts of windows that need an answer, or a new one
         self.answered: dict[int, int] = {}  # start -> revision
         self._kernel = kernel
-        # A manager holds its slices as they are, and windows without overlap have no merge in common.
+        # A manager holds its slices unmerged, and windows without overlap have no merge in common.
         self._sliding = None if kernel.in_order or every >= size else SlidingMerge(kernel)
 
     def touch(self, starts: range, key: int, *, new: bool) -> None:
-        """A slice over these windows has records that it had not; `new`: it was not there before."""
+        """Marks windows as pending: a slice over them has new records. `new`: the slice did not exist before."""
         if new or (len(starts) and starts[0] in self.answered):
             self.pending.update(starts)
         if self._sliding is not None and self._sliding.end is not None and key < self._sliding.end:
@@ -135,7 +135,7 @@ class GridWindows:
     def answer(
         self, starts: Sequence[int], between: Callable[[int, int], Sequence[MergedSlices]]
     ) -> list[tuple[int, int, MergedSlices]]:
-        """(start, revision, merge) of these windows, ascending; they are pending no longer."""
+        """Answers these windows: (start, revision, merge), ascending. They are pending no longer."""
         found = []
         for start in starts:
             if self._sliding is not None:
@@ -152,6 +152,6 @@ class GridWindows:
         return found
 
     def forget(self, starts: Sequence[int]) -> None:
-        """These windows are final."""
+        """Drops final windows."""
         for start in starts:
             self.answered.pop(start, None)

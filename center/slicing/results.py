@@ -1,4 +1,4 @@
-"""What a slicer gives back."""
+"""The results of a slicer."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class WindowResult:
-    """The answer to one window, or a new one to a window that was answered before.
+    """An answer to a window, the first or a revision.
 
     Attributes:
-        window_index: which of the slicer's families it belongs to.
-        start, end: of the window, [start, end): ms of event time, ranks for a count window.
-        revision: 1, 2, … for this window; what it replaces counts as its earlier revisions.
-        synopsis: a copy of the receiver's own: a `SliceManager` of its slices if it is order-based.
-        records: how many are in it.
-        first_ms, last_ms: event times of its first and its last record.
-        replaces: (start, end) of windows answered before that this one is now instead of: sessions that a
-            late record has joined or moved. They exist no more.
-        cut: a session that its greatest length ends; the next one goes on where it does.
+        window_index: index of the window's family in the slicer.
+        start, end: [start, end) of the window: ms of event time, or ranks for a count window.
+        revision: 1, 2, … per window; answers that it replaces count as earlier revisions.
+        synopsis: a copy that the receiver owns; of an order-based synopsis, a `SliceManager` of its slices.
+        records: number of records.
+        first_ms, last_ms: event times of the first and the last record.
+        replaces: (start, end) of answered windows that no longer exist: sessions that a late record has joined or
+            moved.
+        cut: the session was cut at its maximum length and continues in the next one.
     """
 
     window_index: int
@@ -36,12 +36,12 @@ class WindowResult:
 
 @dataclass(frozen=True, slots=True)
 class LateCounts:
-    """What became of a batch.
+    """The numbers of late records in a batch.
 
     Attributes:
-        records: of the batch.
-        late: taken although the watermark had passed them; windows answered already get a new revision.
-        dropped: per family, records of which no window is still open to change.
+        records: all records of the batch.
+        late: records behind the watermark that were accepted; answered windows get a new revision.
+        dropped: per family, records whose windows are all final.
     """
 
     records: int

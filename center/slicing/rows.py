@@ -1,4 +1,4 @@
-"""Records as columns: values of any columnar form, event times and numbers of arrival."""
+"""`Records`: values in any columnar form, with event times and arrival numbers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from edgewater.synopses import IntArray
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """n records.
+    """n records as columns.
 
     Attributes:
         values: NumPy array, Arrow array or Arrow record batch of length n.
         times: int64 event times, ms.
-        numbers: int64, in the order of arrival; no two records of a stream have the same.
+        numbers: int64, ascending by arrival, unique within a stream.
     """
 
     values: Any
@@ -33,7 +33,7 @@ class Records:
         return len(self.times)
 
     def at(self, index: npt.NDArray[Any]) -> Records:
-        """These rows: positions, or a mask."""
+        """Selects rows by positions or by a mask."""
         if index.dtype == np.bool_:
             index = np.flatnonzero(index)
         values = self.values[index] if isinstance(self.values, np.ndarray) else self.values.take(pa.array(index))
@@ -48,14 +48,14 @@ class Records:
         return Records(values, self.times[start:end], self.numbers[start:end])
 
     def in_order(self) -> Records:
-        """By event time; those of one time as they came."""
+        """Sorts by event time; ties keep their order of arrival."""
         if (self.times[1:] >= self.times[:-1]).all():
             return self
         return self.at(np.argsort(self.times, kind="stable"))
 
 
 def concatenated(parts: Sequence[Records]) -> Records:
-    """All rows, one part after another. Parts hold values of one form."""
+    """Concatenates parts whose values have one form."""
     if len(parts) == 1:
         return parts[0]
     values: list[Any] = [p.values for p in parts]
@@ -71,7 +71,7 @@ def concatenated(parts: Sequence[Records]) -> Records:
 
 
 def columnar(values: Any) -> Any:
-    """Values as a NumPy array of numbers, an Arrow array of anything else, or a record batch."""
+    """Converts values to a NumPy array (numbers), an Arrow array (anything else), or a record batch."""
     if isinstance(values, Mapping):
         values = pa.table(dict(values))
     if isinstance(values, pa.Table):
@@ -85,7 +85,7 @@ def columnar(values: Any) -> Any:
 
 
 def rows_of(values: Any, times_ms: Any, first_number: int) -> Records:
-    """Checked columns. Raises InvalidRecord."""
+    """Converts and validates a batch. Raises InvalidRecord."""
     held = columnar(values)
     count = held.num_rows if isinstance(held, pa.RecordBatch) else len(held)
     if isinstance(times_ms, pa.ChunkedArray):
@@ -109,7 +109,7 @@ def rows_of(values: Any, times_ms: Any, first_number: int) -> Records:
 
 
 class PendingRecords:
-    """Records that wait for the watermark to pass them."""
+    """Records that the watermark has not passed."""
 
     def __init__(self) -> None:
         self.parts: list[Records] = []
@@ -122,7 +122,7 @@ class PendingRecords:
             self.parts.append(rows)
 
     def take(self, before_ms: int) -> Records | None:
-        """Records of earlier event times, in the order of (time, number); None if there are none."""
+        """Removes and returns records with earlier event times, by (time, number); None: there are none."""
         if not self.parts:
             return None
         rows = concatenated(self.parts)

@@ -1,8 +1,9 @@
-"""Sessions as runs of records that grow together; their states are merges of slices.
+"""Sessions as runs of connected records; their states are merges of slices.
 
-A run is what hangs together by less than a gap. It is one session, or, if it is longer than a session may be,
-several: it is cut on the grid of the gap, from its beginning on, exactly as `center/ledger/sessionize.py` does. A
-session that was cut off and is final stays as it is, and what is left of the run begins at the cut.
+A run is a sequence of records with gaps shorter than the session gap. It is one session, or several if it exceeds the
+maximum length: it is cut on the grid of the gap, from its beginning on, as at the center
+(`center.ledger.sessionize`). A final session that was cut off does not change, and the rest of the run begins at the
+cut.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from center.slicing.watermarks import NO_WATERMARK
 from edgewater.windows import SessionWindow
 
 Slices = Callable[[int, int], Sequence[Any]]
-"""The slices of a family's open sessions whose first record is in [first, last], ascending."""
+"""Returns the slices of a family's open sessions whose first record is in [first, last], ascending."""
 
 
 @dataclass(slots=True, eq=False)
 class OpenRun:
-    """A run that may still change, from its first to its last record.
+    """A run that may still change.
 
     Attributes:
-        changed: starts, on the grid of the gap, of where it has records that are in no answer.
-        answered: (start, end) under which its sessions, or what they grew out of, were answered -> revision.
+        first, last: event times of its first and last record.
+        changed: starts, on the grid of the gap, of the parts with records that are in no answer.
+        answered: (start, end) of the answers to its sessions, or to those they replace -> revision.
     """
 
     first: int
@@ -38,10 +40,10 @@ class OpenRun:
 
 
 class SessionTracker:
-    """The sessions of one family: the runs that are not final, by time. They never overlap.
+    """The runs of one family that are not final, ascending and disjoint.
 
     Attributes:
-        sealed: where the last final session was cut off; nothing may come before it.
+        sealed: where the last final session was cut off; earlier records are dropped.
     """
 
     def __init__(self, index: int, family: SessionWindow) -> None:
@@ -51,18 +53,18 @@ class SessionTracker:
         self.sealed = NO_WATERMARK
 
     def _near(self, first: int, last: int) -> slice:
-        """The runs that records from `first` to `last` belong to."""
+        """The runs that records from `first` to `last` are connected to."""
         low = bisect_left(self.open, first - self.gap + 1, key=lambda one: one.last)
         high = bisect_left(self.open, last + self.gap, key=lambda one: one.first)
         return slice(low, max(low, high))
 
     def takes(self, first: int, last: int, open_ends: int) -> bool:
-        """Whether records from `first` to `last` may still come: into an open run, or one of their own."""
+        """Whether records from `first` to `last` are accepted: into an open run, or as a run of their own."""
         near = self._near(first, last)
         return last + self.gap > open_ends or near.stop > near.start
 
     def touch(self, first: int, last: int) -> None:
-        """Records of one slice, from `first` to `last`, have come; runs that they join are one from now on."""
+        """Adds records of one slice, from `first` to `last`; joins the runs that they connect."""
         near = self._near(first, last)
         joined = self.open[near]
         if len(joined) == 1:
@@ -78,7 +80,7 @@ class SessionTracker:
         one.changed.add(self._family.slice_start(first))
 
     def _cut(self, run: OpenRun) -> Iterator[tuple[int, int, bool]]:
-        """The sessions of a run: (start, end) of their slices, and whether the run goes on behind."""
+        """The sessions of a run: (start, end) of their slices, and whether the run continues after the session."""
         start, last = self._family.slice_start(run.first), self._family.slice_start(run.last)
         while (border := self._family.cut_ms(start)) <= last:
             yield start, border, True
@@ -86,7 +88,7 @@ class SessionTracker:
         yield start, last + self.gap, False
 
     def answer(self, watermark: int, slices: Slices, kernel: Kernel) -> Iterator[WindowResult]:
-        """Sessions that the watermark has ended and that need an answer, or a new one."""
+        """Answers the sessions that end before the watermark and have changed."""
         for run in self.open:
             if run.first >= watermark:
                 break
@@ -119,7 +121,7 @@ class SessionTracker:
                 )
 
     def forget(self, open_ends: int, slices: Slices) -> list[tuple[int, int]]:
-        """The extents, [first, last], in which sessions are final now."""
+        """Removes final sessions; returns their extents, [first, last]."""
         final: list[tuple[int, int]] = []
         for run in list(self.open):
             for start, border, cut in self._cut(run):

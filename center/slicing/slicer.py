@@ -1,7 +1,7 @@
 """General stream slicing: each record updates one slice, windows are merges of slices.
 
-Traub et al., "Efficient Window Aggregation with General Stream Slicing" (EDBT 2019), as Condor uses it for
-sliding and session windows. Pure: what comes in is records and watermarks, what goes out is answers.
+Traub et al., "Efficient Window Aggregation with General Stream Slicing" (EDBT 2019), as Condor uses it for sliding and
+session windows. Pure: takes records and watermarks, returns answers.
 """
 
 from __future__ import annotations
@@ -26,29 +26,28 @@ Grids = list[tuple[int, WindowGrid]]
 
 
 class Slicer:
-    """The windows of one stream, any number of families at once.
+    """The windows of one stream, for any number of families at once.
 
-    A record updates one slice by event time, which all tumbling, sliding and session families share, and one
-    by rank if there are count windows. Windows without records have no answer. A count window is answered
-    when it is full; what never fills one is in no answer.
+    A record updates one slice by event time, which all tumbling, sliding and session families share, and one by rank if
+    there are count windows. Windows without records have no answer. A count window is answered when it is full.
 
-    A record behind the watermark goes to its slice, and windows over it that were answered get a new revision
-    with the next `advance`; only those. A window is final when the watermark has passed its end by
-    `lateness_ms` (a count window: its last record), and a record of which all windows are final is dropped and
-    counted. Sessions which a late record joins become one, whose answer says which it replaces. What would be longer
-    than a family's greatest length is cut, where the center cuts it too.
+    A record behind the watermark updates its slice, and answered windows over that slice get a new revision with the
+    next `advance`. A window is final when the watermark has passed its end by `lateness_ms` (a count window: its last
+    record); a record whose windows are all final is dropped and counted. Sessions that a late record joins become one,
+    whose answer names those that it replaces. A session that exceeds its family's maximum length is cut where the
+    center cuts it too.
 
-    What a synopsis' algebra forbids is refused here: order-based ones (a Haar wavelet) take no lateness, since
-    their slices only grow behind; their windows are `SliceManager`s.
+    Order-based synopses (a Haar wavelet) take no lateness, since values can only be appended to their slices; their
+    windows are `SliceManager`s.
 
     Args:
-        make: builds an empty synopsis; all that it builds are equal. A sample's `source` must be that of the
-            stream: records are numbered by the slicer. A `GroupedAggregate` takes record batches with a column
-            per key and per measure; anything else with `update` and `merge_many` takes what it is given.
-        windows: families; `WindowResult.window_index` is the place in this sequence.
+        make: creates an empty synopsis, always an equal one. A sample's `source` must be that of the stream: the slicer
+            numbers the records. A `GroupedAggregate` takes record batches with a column per key and per measure; any
+            other class with `update` and `merge_many` takes the values as given.
+        windows: families; `WindowResult.window_index` is the index in this sequence.
         lateness_ms: how long after its end a window may still change.
         sites: sites or partitions that are expected from the beginning (see `SiteWatermarks`).
-        idle_after_ms: a site whose watermark is this far behind the most advanced one no longer holds it back.
+        idle_after_ms: a site whose watermark is this far behind the most advanced one does not hold the stream back.
 
     Raises:
         InvalidQuery: no windows, unknown ones, or lateness for an order-based synopsis.
@@ -76,7 +75,7 @@ class Slicer:
         if isinstance(lateness_ms, bool) or not isinstance(lateness_ms, int) or not 0 <= lateness_ms < MAX_TIME_MS:
             raise InvalidQuery("lateness_ms", lateness_ms, "a whole number of ms, 0 or more")
         if lateness_ms and self._kernel.in_order:
-            reason = "an order-based synopsis only grows behind, so records behind the watermark cannot be put in"
+            reason = "values can only be appended to an order-based synopsis, so late records cannot be inserted"
             raise InvalidQuery("lateness_ms", lateness_ms, "0", reason)
         self._clocks = SiteWatermarks(sites, idle_after_ms)
         self._waiting = PendingRecords()  # of order-based synopses
@@ -92,31 +91,30 @@ class Slicer:
     def _stores(
         self, grids: Grids, sessions: list[tuple[int, SessionWindow]], counts: Grids
     ) -> tuple[list[TimeSlices], list[CountSlices]]:
-        """The slices that records are put in: here one store for all that share them."""
+        """Creates the stores of slices: here one that all families of a kind share."""
         time = [TimeSlices(self._kernel, grids, sessions, self.lateness_ms)] if grids or sessions else []
         return time, [CountSlices(self._kernel, counts, self.lateness_ms)] if counts else []
 
     @property
     def watermark_ms(self) -> int:
-        """The least of the live sites' watermarks; it never goes back."""
+        """The least of the live sites' watermarks; never decreases."""
         return self._clocks.watermark
 
     @property
     def slices(self) -> int:
-        """Slices held now."""
+        """Number of slices held."""
         return sum(len(store.slices) for store in self._time) + sum(len(store.slices) for store in self._count)
 
     def update(self, values: Any, times_ms: Any, site: str = "") -> LateCounts:
         """Adds a batch of records of one site, in any order.
 
         Args:
-            values: what the synopsis' `update` takes: NumPy or Arrow array, sequence; record batch, table or
-                mapping of columns for a `GroupedAggregate`.
+            values: what the synopsis' `update` takes: NumPy or Arrow array, sequence; for a `GroupedAggregate` a record
+                batch, table or mapping of columns.
             times_ms: int64 (or Arrow/NumPy timestamps) event times, one per value, without nulls.
 
         Raises:
-            InvalidRecord: times of another form or number, or values that the synopsis does not take; nothing is
-                added then.
+            InvalidRecord: wrong type or number of times, or values that the synopsis does not accept; nothing is added.
         """
         rows = rows_of(values, times_ms, self._number)
         self._kernel.check(rows.values)
@@ -133,11 +131,11 @@ class Slicer:
         return LateCounts(len(rows), late, tuple(dropped.get(i, 0) for i in range(len(self.windows))))
 
     def _add(self, rows: Records, watermark: int) -> dict[int, int]:
-        """Returns per family how many are dropped."""
+        """Adds rows; returns the number of dropped ones per family."""
         dropped = {}
         open_ends = watermark - self.lateness_ms
         for index, grid in self._grids:
-            # Ends grow with times: those dropped are in front.
+            # Window ends ascend with times: the dropped rows are in front.
             early = rows.times[: int(np.searchsorted(rows.times, max(open_ends, -MAX_TIME_MS)))]
             dropped[index] = int(np.searchsorted(grid.last_ends(early), open_ends, side="right"))
         for store in self._time:
@@ -148,29 +146,29 @@ class Slicer:
         return dropped
 
     def advance(self, site: str, watermark_ms: int) -> list[WindowResult]:
-        """A site promises that nothing earlier than `watermark_ms` comes from it any more (what does, is late).
+        """Advances a site's watermark: its later records with earlier times are late.
 
         Returns:
-            The answers that are due by that, by family and by time within a family.
+            The answers that are due, by family, and by time within a family.
         """
-        return self._moved(self._clocks.advance(site, watermark_ms))
+        return self._answer_due(self._clocks.advance(site, watermark_ms))
 
     def idle(self, site: str) -> list[WindowResult]:
-        """A site holds nothing back until it is heard of again."""
-        return self._moved(self._clocks.set_idle(site))
+        """Marks a site as idle: it does not hold the stream back until its next record or watermark."""
+        return self._answer_due(self._clocks.set_idle(site))
 
     def retire(self, site: str) -> list[WindowResult]:
-        """A site is gone."""
-        return self._moved(self._clocks.retire(site))
+        """Removes a site."""
+        return self._answer_due(self._clocks.retire(site))
 
     def finish(self) -> list[WindowResult]:
-        """The end of the stream: every window that has all its records is answered."""
+        """Ends the stream: every window that is complete is answered."""
         self._clocks.watermark = MAX_TIME_MS + 1
-        return self._moved(2 * MAX_TIME_MS)
+        return self._answer_due(2 * MAX_TIME_MS)
 
     def snapshot(self) -> bytes:
-        """All that it holds, for `restore`; checked against damage. Costs the bytes of all open slices."""
-        return snapshots.taken(self)
+        """The whole state, with a checksum, for `restore`. Its size is that of all open slices."""
+        return snapshots.to_bytes(self)
 
     @classmethod
     def restore(
@@ -182,19 +180,19 @@ class Slicer:
         *,
         idle_after_ms: int | None = None,
     ) -> Self:
-        """A slicer that goes on where the one of the snapshot was; to be given what that one was given.
+        """Restores a slicer from a snapshot, given the same arguments as the original.
 
         Raises:
-            Conflict: the snapshot is of other windows, another lateness or another kind of synopsis.
-            StorageError: damaged or foreign bytes.
+            Conflict: the snapshot has other windows, another lateness or another kind of synopsis.
+            StorageError: corrupt or foreign bytes.
         """
         result = cls(make, windows, lateness_ms, idle_after_ms=idle_after_ms)
-        snapshots.put_back(result, snapshot)
+        snapshots.restore_into(result, snapshot)
         return result
 
-    def _moved(self, watermark: int) -> list[WindowResult]:
+    def _answer_due(self, watermark: int) -> list[WindowResult]:
         if self._kernel.in_order and (rows := self._waiting.take(watermark)) is not None:
-            # As of before they were passed: nothing of them is late.
+            # Add them as of the watermark before: none of them is late.
             self._add(rows, int(rows.times[0]))
         results: list[WindowResult] = []
         for store in self._time:
@@ -208,10 +206,10 @@ class Slicer:
 
 
 class Bucketing(Slicer):
-    """The same answers as `Slicer`, computed window by window.
+    """The same answers as `Slicer`, computed window by window: a record updates every window that contains it.
 
-    What most systems do, and the better way for tumbling windows of one family. A sliding family is taken
-    apart into families without overlap; nothing is shared between any of them.
+    This is what most systems do, and the better choice for one tumbling family. A sliding family is split into families
+    without overlap; they share nothing.
     """
 
     def _stores(

@@ -1,7 +1,7 @@
-"""A slicer as bytes: ``EWSN`` + CRC32C of what follows + length of the index + the index as JSON + blobs.
+"""Snapshots of a slicer: ``EWSN`` + CRC32C of the rest + length of the index + the index as JSON + blobs.
 
-States are the bytes of synopses and kept rows Arrow IPC, both as blobs, one after another, that the index
-names by number. Merges of slices are not part of it: they are made again.
+Blobs are synopses and, as Arrow IPC, records; the index refers to them by number. Merges of slices are not stored but
+computed again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _HEADER = struct.Struct("<4sI")
 _LENGTH = struct.Struct("<Q")
 
 
-def taken(slicer: Slicer) -> bytes:
-    """The bytes of a slicer."""
+def to_bytes(slicer: Slicer) -> bytes:
+    """Serialises a slicer."""
     blobs: list[bytes] = []
     index = {
         "version": VERSION,
@@ -51,32 +51,32 @@ def taken(slicer: Slicer) -> bytes:
     return _HEADER.pack(MAGIC, google_crc32c.value(body)) + body
 
 
-def put_back(slicer: Slicer, data: bytes) -> None:
-    """Makes an empty slicer the one that `taken` was given. Raises Conflict or StorageError."""
+def restore_into(slicer: Slicer, data: bytes) -> None:
+    """Restores the state of `to_bytes` into an empty slicer. Raises Conflict or StorageError."""
     index, blobs = _opened(data)
     if index["version"] != VERSION or index["of"] != _identity(slicer):
-        raise Conflict(f"a snapshot of {index['of']} does not go on as {_identity(slicer)}")
+        raise Conflict(f"a snapshot of {index['of']} cannot be restored into {_identity(slicer)}")
     slicer._number = index["number"]
     clocks = slicer._clocks
     clocks.watermark, clocks.sites, clocks.idle = index["watermark"], dict(index["sites"]), set(index["idle"])
     clocks.first = index["first"]
     try:
         slicer._waiting = _waiting_from(index["waiting"], blobs)
-        for store, given in zip(slicer._time, index["time"], strict=True):
-            _put_back_time(store, given, blobs)
-        for number, given in zip(slicer._count, index["count"], strict=True):
-            _put_back_count(number, given, blobs)
+        for store, state in zip(slicer._time, index["time"], strict=True):
+            _restore_time(store, state, blobs)
+        for number, state in zip(slicer._count, index["count"], strict=True):
+            _restore_count(number, state, blobs)
     except (LookupError, ValueError, TypeError, pa.ArrowInvalid) as exc:
-        raise StorageError(f"a snapshot whose checksum holds cannot be read: {exc}") from exc
+        raise StorageError(f"a snapshot with a correct checksum cannot be read: {exc}") from exc
 
 
 def _opened(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
     if len(data) < _HEADER.size + _LENGTH.size:
-        raise StorageError(f"{len(data)} bytes cannot be a snapshot of a slicer")
+        raise StorageError(f"{len(data)} bytes are too few for a snapshot of a slicer")
     magic, checksum = _HEADER.unpack_from(data)
     body = data[_HEADER.size :]
     if magic != MAGIC or google_crc32c.value(body) != checksum:
-        raise StorageError("damaged or foreign bytes where the snapshot of a slicer was expected")
+        raise StorageError("not a snapshot of a slicer, or a corrupt one")
     (length,) = _LENGTH.unpack_from(body)
     at = _LENGTH.size + length
     index, blobs = json.loads(body[_LENGTH.size : at]), []
@@ -112,8 +112,8 @@ def _rows(rows: Records, blobs: list[bytes]) -> list[int | str]:
     return [form, _blob(sink.getvalue().to_pybytes(), blobs), _blob(numbers, blobs)]
 
 
-def _rows_from(given: list[Any], blobs: list[bytes]) -> Records:
-    form, at, numbers = given
+def _rows_from(state: list[Any], blobs: list[bytes]) -> Records:
+    form, at, numbers = state
     table = pa.ipc.open_stream(blobs[at]).read_all()
     batches = table.combine_chunks().to_batches()
     batch = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
@@ -128,9 +128,9 @@ def _waiting(waiting: PendingRecords, blobs: list[bytes]) -> list[list[int | str
     return [_rows(part, blobs) for part in waiting.parts]
 
 
-def _waiting_from(given: list[list[Any]], blobs: list[bytes]) -> PendingRecords:
+def _waiting_from(state: list[list[Any]], blobs: list[bytes]) -> PendingRecords:
     waiting = PendingRecords()
-    waiting.parts = [_rows_from(part, blobs) for part in given]
+    waiting.parts = [_rows_from(part, blobs) for part in state]
     return waiting
 
 
@@ -138,9 +138,9 @@ def _windows(windows: GridWindows) -> dict[str, Any]:
     return {"pending": sorted(windows.pending), "answered": sorted(windows.answered.items())}
 
 
-def _put_back_windows(windows: GridWindows, given: dict[str, Any]) -> None:
-    windows.pending = set(given["pending"])
-    windows.answered = dict(given["answered"])
+def _restore_windows(windows: GridWindows, state: dict[str, Any]) -> None:
+    windows.pending = set(state["pending"])
+    windows.answered = dict(state["answered"])
 
 
 def _time(store: TimeSlices, blobs: list[bytes]) -> dict[str, Any]:
@@ -156,12 +156,12 @@ def _time(store: TimeSlices, blobs: list[bytes]) -> dict[str, Any]:
     }
 
 
-def _put_back_time(store: TimeSlices, given: dict[str, Any], blobs: list[bytes]) -> None:
-    for windows, held in zip(store.windows, given["windows"], strict=True):
-        _put_back_windows(windows, held)
-    for sessions, (sealed, rows) in zip(store.sessions, given["sessions"], strict=True):
+def _restore_time(store: TimeSlices, state: dict[str, Any], blobs: list[bytes]) -> None:
+    for windows, held in zip(store.windows, state["windows"], strict=True):
+        _restore_windows(windows, held)
+    for sessions, (sealed, rows) in zip(store.sessions, state["sessions"], strict=True):
         sessions.sealed, sessions.open = sealed, [_run(*row) for row in rows]
-    store.slices = [_slice(store, blobs, *row) for row in given["slices"]]
+    store.slices = [_slice(store, blobs, *row) for row in state["slices"]]
 
 
 def _run(first: int, last: int, changed: list[int], answered: list[tuple[list[int], int]]) -> OpenRun:
@@ -186,11 +186,11 @@ def _count(store: CountSlices, blobs: list[bytes]) -> dict[str, Any]:
     }
 
 
-def _put_back_count(store: CountSlices, given: dict[str, Any], blobs: list[bytes]) -> None:
-    for windows, held in zip(store.windows, given["windows"], strict=True):
-        _put_back_windows(windows, held)
-    store.settled, store.waiting = given["settled"], _waiting_from(given["waiting"], blobs)
+def _restore_count(store: CountSlices, state: dict[str, Any], blobs: list[bytes]) -> None:
+    for windows, held in zip(store.windows, state["windows"], strict=True):
+        _restore_windows(windows, held)
+    store.settled, store.waiting = state["settled"], _waiting_from(state["waiting"], blobs)
     store.slices = [
         CountSlice(start, end, _rows_from(rows, blobs), None if at is None else store.kernel.from_bytes(blobs[at]))
-        for start, end, rows, at in given["slices"]
+        for start, end, rows, at in state["slices"]
     ]

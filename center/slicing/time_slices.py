@@ -1,12 +1,11 @@
 """Slices by event time, shared by all time windows and sessions of a stream.
 
-A slice is the records of one cell of the grid (`SliceEdges`). Cells are no wider than the smallest session gap,
-so that those of one cell are in one session, and wherever one of greatest length is cut, there is a border (a late
-record may move the cuts, so borders have to be everywhere on the grid of the gap). No slice is ever split, nothing
-but states is kept, and a late record costs one update.
+A slice holds the records of one cell of the grid (`SliceEdges`). Cells are no wider than the smallest session gap, so
+the records of a cell belong to one session, and every possible cut is an edge (a late record may move the cuts, so all
+multiples of the gap are edges). Slices are never split, only states are kept, and a late record costs one update.
 
-A session that is final must not grow any more, but its slices may still be open to other windows. So a slice
-knows for which families of sessions it lives, and takes only records that live for the same ones.
+A final session must not grow, but its slices may still be open to other windows. Each slice therefore has the set of
+session families for which it is live, and takes only records that are live for the same families.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from edgewater.windows import SessionWindow
 
 @dataclass(slots=True, eq=False)
 class TimeSlice:
-    """Records of the cell [start, end) with event times from `first` to `last`.
+    """The records of the cell [start, end) with event times from `first` to `last`.
 
     Attributes:
-        live: bit f is set if the f-th family of sessions may still change in it.
+        live: bit f is set if the session of the f-th family may still change.
     """
 
     start: int
@@ -50,8 +49,8 @@ class TimeSlice:
         return MergedSlices(self.first, self.state, self.records, self.first, self.last)
 
 
-def _first(one: TimeSlice) -> int:
-    return one.first
+def _first(item: TimeSlice) -> int:
+    return item.first
 
 
 class TimeSlices:
@@ -77,14 +76,14 @@ class TimeSlices:
         self.slices: list[TimeSlice] = []  # by event time of the first record
 
     def add(self, rows: Records, watermark: int) -> dict[int, int]:
-        """Adds rows in the order of event time.
+        """Adds rows in event-time order.
 
         Returns:
-            Per family of sessions how many of them come too late for it.
+            Per session family, the number of rows that are too late.
         """
         if not len(rows):
             return {}
-        runs = self._alike(rows.times)
+        runs = self._session_groups(rows.times)
         live, dropped = self._live_families(rows.times, runs[:-1], watermark - self._lateness)
         at = 0
         for stop, mask in zip(runs[1:], live, strict=True):
@@ -95,8 +94,8 @@ class TimeSlices:
                 at = inside
         return dropped
 
-    def _alike(self, times: IntArray) -> list[int]:
-        """Where rows begin that are all in one session of each family, or in none; and the end of the last."""
+    def _session_groups(self, times: IntArray) -> list[int]:
+        """Starts of the groups of rows that share one session of each family, or have none; and the end of the last."""
         if not self._gap:
             return [0, len(times)]
         sealed = np.searchsorted(times, [windows.sealed for windows in self.sessions])
@@ -104,11 +103,11 @@ class TimeSlices:
 
     @staticmethod
     def _runs(times: IntArray, gap: int) -> list[int]:
-        """Where runs without a pause of `gap` begin, and the end of the last."""
+        """Starts of the runs without a pause of `gap`, and the end of the last one."""
         return [0, *(np.flatnonzero(np.diff(times) >= gap) + 1).tolist(), len(times)]
 
     def _live_families(self, times: IntArray, runs: list[int], open_ends: int) -> tuple[list[int], dict[int, int]]:
-        """Per run for which families of sessions it lives; per family how many rows it drops."""
+        """Per run, the bit set of session families that accept it; per family, the number of dropped rows."""
         live, dropped = np.zeros(len(times), np.int64), {}
         for bit, windows in enumerate(self.sessions):
             sealed = dropped[windows.index] = int(np.searchsorted(times, windows.sealed))
@@ -121,7 +120,7 @@ class TimeSlices:
         return live[runs].tolist(), dropped
 
     def _add_piece(self, rows: Records, start: int, end: int, live: int, watermark: int) -> None:
-        """Adds rows of one cell, in the same families' sessions."""
+        """Adds rows of one cell that are live for the same families."""
         first, last = int(rows.times[0]), int(rows.times[-1])
         open_ends = watermark - self._lateness
         until = self._edges.needed_until(start)
@@ -144,7 +143,7 @@ class TimeSlices:
     def _touch(self, held: TimeSlice, first: int, last: int, open_ends: int, *, new: bool) -> None:
         for windows, grid in zip(self.windows, self._edges.grids, strict=True):
             starts = grid.starts_over(held.start)
-            # Windows that are final stay as they are.
+            # Final windows do not change.
             final = max(-((starts.start + grid.size - open_ends - 1) // grid.every), 0) if len(starts) else 0
             windows.touch(starts[final:], held.first, new=new)
         for bit, sessions in enumerate(self.sessions):
@@ -152,7 +151,7 @@ class TimeSlices:
                 sessions.touch(first, last)
 
     def _place(self, start: int, end: int, live: int) -> int | None:
-        """Where the slice of a cell is that records of these sessions belong to."""
+        """Index of the cell's slice for these families; None: there is none."""
         at = bisect_left(self.slices, end, key=_first)
         while at and self.slices[at - 1].first >= start:
             at -= 1
@@ -163,10 +162,10 @@ class TimeSlices:
     def between(self, start: int, end: int) -> list[MergedSlices]:
         """Slices whose first record is in [start, end)."""
         low, high = (bisect_left(self.slices, at, key=_first) for at in (start, end))
-        return [one.partial() for one in self.slices[low:high]]
+        return [item.partial() for item in self.slices[low:high]]
 
     def close(self, watermark: int) -> Iterator[WindowResult]:
-        """The answers that a watermark allows and that are due."""
+        """Answers the pending windows that end before the watermark."""
         for windows in self.windows:
             due = sorted(start for start in windows.pending if start + windows.size <= watermark)
             for start, revision, whole in windows.answer(due, self.between):
@@ -179,22 +178,22 @@ class TimeSlices:
 
     def _alive(self, bit: int, first: int, last: int) -> list[TimeSlice]:
         low, high = bisect_left(self.slices, first, key=_first), bisect_left(self.slices, last + 1, key=_first)
-        return [one for one in self.slices[low:high] if one.live >> bit & 1]
+        return [item for item in self.slices[low:high] if item.live >> bit & 1]
 
     def purge(self, watermark: int) -> None:
-        """Forgets what is final."""
+        """Drops final windows, sessions and slices."""
         open_ends = watermark - self._lateness
         for windows in self.windows:
             windows.forget([start for start in windows.answered if start + windows.size <= open_ends])
         for bit, sessions in enumerate(self.sessions):
             alive = partial(self._alive, bit)
             for first, last in sessions.forget(open_ends, alive):
-                for one in alive(first, last):
-                    one.live &= ~(1 << bit)
+                for item in alive(first, last):
+                    item.live &= ~(1 << bit)
         gone = 0
-        for one in self.slices:
-            until = self._edges.needed_until(one.start)
-            if one.live or (until is not None and until > open_ends):
+        for item in self.slices:
+            until = self._edges.needed_until(item.start)
+            if item.live or (until is not None and until > open_ends):
                 break
             gone += 1
         del self.slices[:gone]

@@ -1,4 +1,4 @@
-"""Watermarks of sites, and the one of the stream that they drive."""
+"""The watermarks of sites, and the stream's watermark, which follows from them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from center.slicing.families import MAX_TIME_MS
 from edgewater.errors import InvalidRequest
 
 NO_WATERMARK = -2 * MAX_TIME_MS
-"""The watermark before anything is known."""
+"""The watermark before the first one is reported."""
 
 
 class SiteWatermarks:
-    """The least watermark of the live sites; it never goes back.
+    """The least watermark of the live sites; never decreases.
 
-    A site (an edge, a partition) is live from its first record or watermark on, or if it was declared;
-    it holds the stream back until it is heard of, goes idle or is retired.
+    A site (an edge, a partition) is live from its first record or watermark on, or if it was declared. It holds the
+    stream back until it advances, becomes idle or is retired.
 
     Args:
         sites: expected from the beginning.
-        idle_after_ms: a site this far behind the most advanced one is taken for idle; one without a watermark is
-            counted from the first that any site gave. None: never.
+        idle_after_ms: a site this far behind the most advanced one counts as idle; one without a watermark is measured
+            from the first watermark of any site. None: never.
     """
 
     def __init__(self, sites: Sequence[str] = (), idle_after_ms: int | None = None) -> None:
@@ -30,14 +30,14 @@ class SiteWatermarks:
         self.sites = dict.fromkeys(sites, NO_WATERMARK)
         self.idle: set[str] = set()
         self.watermark = NO_WATERMARK
-        self.first: int | None = None  # watermark that any site gave
+        self.first: int | None = None  # first watermark of any site
 
     def heard(self, site: str) -> None:
         self.sites.setdefault(site, NO_WATERMARK)
         self.idle.discard(site)
 
     def advance(self, site: str, watermark_ms: int) -> int:
-        """Returns the stream's watermark. One behind the site's own changes nothing."""
+        """Returns the stream's watermark. A watermark behind the site's own has no effect."""
         accepted = "a whole number of ms within ±2^60"
         if isinstance(watermark_ms, bool) or not isinstance(watermark_ms, int):
             raise InvalidRequest("watermark_ms", watermark_ms, accepted)
@@ -62,7 +62,7 @@ class SiteWatermarks:
     def _require(self, site: str) -> None:
         if site not in self.sites:
             known = ", ".join(sorted(self.sites)) or "none"
-            raise InvalidRequest("site", site, f"a site that is known: {known}")
+            raise InvalidRequest("site", site, f"a known site: {known}")
 
     def _least(self) -> int:
         live = [w for site, w in self.sites.items() if site not in self.idle]

@@ -211,14 +211,14 @@ def test_the_least_watermark_of_the_live_sites_drives_and_a_silent_one_never_blo
 
 def test_moved_count_borders_are_mended_where_values_can_be_taken_out() -> None:
     times = np.arange(0, 1000)
-    for make, mended in ((MAKERS["count_min"], True), (MAKERS["hyperloglog"], False)):
+    for make, repaired in ((MAKERS["count_min"], True), (MAKERS["hyperloglog"], False)):
         slicer = Slicer(make, [CountWindow(100)], 10_000)
         slicer.update(times, times)
         slicer.advance("", 1000)
         slicer.update([5, 6], [150, 420])
         results = slicer.advance("", 1001)
         assert [(r.start, r.revision) for r in results] == [(s, 2) for s in range(100, 1000, 100)]
-        assert (slicer._count[0].mended > 5) == mended
+        assert (slicer._count[0].repaired > 5) == repaired
 
 
 def test_a_result_shares_nothing_with_a_slice() -> None:
