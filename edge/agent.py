@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,8 @@ from edge.records import Chunk, Source
 from edge.sources import Unavailable, build_sources, push_routes, replay_clock
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
-from edgewater.errors import InvalidConfig, InvalidInput, StorageError
+from edgewater.errors import InvalidInput, StorageError
+from edgewater.health import EmbeddedServer, health_routes, listen
 from edgewater.streams import StreamClock
 from edgewater.synopses import source_of
 
@@ -82,8 +81,8 @@ class Agent:
         Raises:
             InvalidConfig: the agent cannot listen on `http.listen`.
         """
-        listening = _listen(self.config.http.listen)
-        server = _Server(uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off"))
+        listening = listen(self.config.http.listen, "http.listen")
+        server = EmbeddedServer(uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off"))
         serving = asyncio.create_task(server.serve([listening]))
         loops = [self.commit.run(), self.uplink.run(), self._tick(), self._checkpoint(), self._read_all()]
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -112,7 +111,7 @@ class Agent:
     def _app(self) -> Starlette:
         registry = CollectorRegistry()
         registry.register(metrics.EdgeCollector(self.durable, self._gauges, self.rejected))
-        routes = metrics.routes(registry, self.missing)
+        routes = health_routes(registry, self.missing)
         meter = self.meter
         pushed = push_routes(self.config, self.accept, self.unavailable, now_ms, meter.busy, meter.on_refused)
         return Starlette(routes=[*routes, *pushed])
@@ -258,23 +257,6 @@ class Agent:
                 await self.commit.checkpoint()
                 written = self.durable.journal_bytes
                 release_free_memory()
-
-
-def _listen(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host.strip("[]"), int(port)), family=family)
-    except OSError as exc:
-        raise InvalidConfig("http.listen", address, "a free address of this machine", str(exc)) from exc
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the agent installs its own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def open_agent(config: EdgeConfig) -> Agent:

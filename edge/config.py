@@ -8,32 +8,25 @@ Nothing else in the file is substituted.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
-import yaml
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from edge.codecs import CODECS, DAY_MS, EXTENSIONS, YEAR_2000_MS, CsvDialect, EventTime, Format, RecordSchema, TimeUnit
-from edgewater.config_errors import invalid_config
-from edgewater.errors import InvalidConfig, InvalidInput
+from edgewater.configuration import Address, Duration, Section, Size, read_yaml, refusal, validate
 from edgewater.measure import NAME, NAME_ACCEPTED
-from edgewater.plain_yaml import load_yaml
-from edgewater.quantities import duration_ms, size_bytes
 from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
 
 IDLE_MS = 10_000
@@ -44,51 +37,24 @@ MAX_PUSH_BYTES = 12 << 20
 _TIME_ACCEPTED = "an ISO 8601 time such as 2013-01-01T00:00:00Z"
 
 
-def refuse(accepted: str, reason: str = "") -> NoReturn:
-    """Refuses the value that is being validated."""
-    raise PydanticCustomError("edgewater", "{accepted}", {"accepted": accepted, "reason": reason})
-
-
-def _parsed_by(parse: Callable[[object, str], int]) -> BeforeValidator:
-    def validate(value: object) -> int:
-        try:
-            return parse(value, "")
-        except InvalidInput as exc:
-            refuse(exc.accepted, exc.reason)
-
-    return BeforeValidator(validate)
-
-
 def _utc_millis(value: object) -> int:
     """YAML reads an unquoted time as a datetime."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
         except ValueError:
-            refuse(_TIME_ACCEPTED)
+            raise refusal(_TIME_ACCEPTED) from None
     if not isinstance(value, datetime):
-        refuse(_TIME_ACCEPTED)
+        raise refusal(_TIME_ACCEPTED)
     return round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def _address(value: object) -> str:
-    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    if not host or not port.isdigit() or int(port) > 65_535:
-        refuse("host:port such as 127.0.0.1:7400")
-    return str(value)
-
-
-Duration = Annotated[int, _parsed_by(duration_ms)]
-"""Written as 30s; int64 ms."""
-Size = Annotated[int, _parsed_by(size_bytes)]
-"""Written as 64KiB; bytes."""
 Instant = Annotated[int, BeforeValidator(_utc_millis)]
 """Written as ISO 8601, without a zone in UTC; int64 ms."""
-Address = Annotated[str, BeforeValidator(_address)]
 
 
-class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+class Model(Section):
+    model_config = ConfigDict(strict=True)
 
 
 class TlsConfig(Model):
@@ -101,7 +67,7 @@ class TlsConfig(Model):
     @model_validator(mode="after")
     def _pair(self) -> TlsConfig:
         if (self.cert is None) != (self.key is None):
-            refuse("cert and key together, or neither")
+            raise refusal("cert and key together, or neither")
         return self
 
 
@@ -139,14 +105,14 @@ def _given_text(value: object, environ: Mapping[str, str], itself: str) -> str:
         ((kind, name),) = value.items()
         if kind == "env" and isinstance(name, str):
             if not environ.get(name):
-                refuse(f"the environment variable {name} to be set", "it is not set, or empty")
+                raise refusal(f"the environment variable {name} to be set", "it is not set, or empty")
             return environ[name]
         if kind == "file" and isinstance(name, str):
             try:
                 return Path(name).read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as exc:
-                refuse("a readable text file", str(exc))
-    refuse(f"{itself}, {{env: NAME}} or {{file: PATH}}")
+                raise refusal("a readable text file", str(exc)) from exc
+    raise refusal(f"{itself}, {{env: NAME}} or {{file: PATH}}")
 
 
 class HttpConfig(Model):
@@ -192,13 +158,13 @@ class ReplayConfig(Model):
     def _speed(cls, value: object) -> object:
         number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
         if not number and value != "max":
-            refuse("a positive number, such as 86400 for a day a second, or max")
+            raise refusal("a positive number, such as 86400 for a day a second, or max")
         return float(value) if isinstance(value, int) else value
 
     @model_validator(mode="after")
     def _has_start(self) -> ReplayConfig:
         if self.speed != "max" and self.start is None:
-            refuse(f"start: {_TIME_ACCEPTED}, the event time at which the replay begins", "start is missing")
+            raise refusal(f"start: {_TIME_ACCEPTED}, the event time at which the replay begins", "start is missing")
         return self
 
 
@@ -252,7 +218,7 @@ class SourceConfig(Model):
     def _one_kind(cls, given: Any) -> Any:
         if isinstance(given, dict) and len(given) == 1:
             return {kind: {} if options is None else options for kind, options in given.items()}
-        refuse("one of file: {path: …}, stdin: {format: …}, http: {}")
+        raise refusal("one of file: {path: …}, stdin: {format: …}, http: {}")
 
 
 class StreamConfig(Model):
@@ -269,12 +235,12 @@ class StreamConfig(Model):
     @classmethod
     def _types(cls, columns: dict[str, str]) -> dict[str, str]:
         if not columns:
-            refuse("at least one column, such as {carrier: string}")
+            raise refusal("at least one column, such as {carrier: string}")
         for name, kind in columns.items():
             if kind not in COLUMN_TYPES:
-                refuse(f"a type among {', '.join(COLUMN_TYPES)}", f"column {name} has the unknown type {kind}")
+                raise refusal(f"a type among {', '.join(COLUMN_TYPES)}", f"column {name} has the unknown type {kind}")
         if TIME_COLUMN in columns:
-            refuse(f"another name than {TIME_COLUMN}", "that is the name of the event time in every stream")
+            raise refusal(f"another name than {TIME_COLUMN}", "that is the name of the event time in every stream")
         return columns
 
     @model_validator(mode="after")
@@ -282,14 +248,14 @@ class StreamConfig(Model):
         declared = self.columns.get(self.time.column)
         fitting = ("string",) if self.time.unit == "iso8601" else ("int64", "float64")
         if declared is not None and declared not in fitting:
-            refuse(
+            raise refusal(
                 f"the type {' or '.join(fitting)} for column {self.time.column}",
                 f"it is declared {declared} and time.unit is {self.time.unit}",
             )
         kinds = [kind for source in self.sources for kind in source.model_fields_set]
         paths = [source.file.path for source in self.sources if source.file]
         if kinds.count("http") > 1 or len(set(paths)) < len(paths):
-            refuse("each path once, and http once", "a source is named twice and would be counted twice")
+            raise refusal("each path once, and http once", "a source is named twice and would be counted twice")
         return self
 
     @property
@@ -331,10 +297,10 @@ class EdgeConfig(Model):
     def _names(cls, streams: dict[str, StreamConfig]) -> dict[str, StreamConfig]:
         for name in streams:
             if not NAME.fullmatch(name):
-                refuse(NAME_ACCEPTED, f"the stream's name {name!r} could not be used in a query")
+                raise refusal(NAME_ACCEPTED, f"the stream's name {name!r} could not be used in a query")
         stdin = [name for name, stream in streams.items() for source in stream.sources if source.stdin]
         if len(stdin) > 1:
-            refuse("stdin in one stream only", f"it is a source of {', '.join(stdin)}")
+            raise refusal("stdin in one stream only", f"it is a source of {', '.join(stdin)}")
         return streams
 
 
@@ -347,10 +313,7 @@ def parse_config(given: object, environ: Mapping[str, str] = os.environ) -> Edge
     Raises:
         InvalidConfig: names the key's path, its value and what is accepted.
     """
-    try:
-        return EdgeConfig.model_validate(given, context={"environ": environ})
-    except ValidationError as exc:
-        raise invalid_config(exc, EdgeConfig) from None
+    return validate(EdgeConfig, given, {"environ": environ})
 
 
 def load_config(path: str | Path, environ: Mapping[str, str] = os.environ) -> EdgeConfig:
@@ -359,12 +322,4 @@ def load_config(path: str | Path, environ: Mapping[str, str] = os.environ) -> Ed
     Raises:
         InvalidConfig: the file cannot be read, is not YAML, or says something that is not accepted.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidConfig("", str(path), "a readable YAML file in UTF-8", str(exc)) from exc
-    try:
-        given = load_yaml(text)
-    except yaml.YAMLError as exc:
-        raise InvalidConfig("", str(path), "YAML", " ".join(str(exc).split())) from exc
-    return parse_config(given, environ)
+    return parse_config(read_yaml(path, ""), environ)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
 
 from edge.durability.durable_core import DurableCore
 
@@ -73,24 +69,3 @@ class EdgeCollector:
         )
         for name, (text, value) in self._gauges().items():
             yield GaugeMetricFamily(f"edgewater_edge_{name}", text, value)
-
-
-def routes(registry: CollectorRegistry, missing: Callable[[], list[str]]) -> list[Route]:
-    """Returns the routes of the operational endpoints.
-
-    Args:
-        missing: returns the reasons why the edge cannot accept records. An unreachable center is not
-            one: the edge keeps accepting records without it.
-    """
-
-    async def livez(_: Request) -> Response:
-        return PlainTextResponse("ok\n")
-
-    async def readyz(_: Request) -> Response:
-        reasons = missing()
-        return JSONResponse({"ready": not reasons, "missing": reasons}, status_code=503 if reasons else 200)
-
-    async def metrics(_: Request) -> Response:
-        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
-
-    return [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]

@@ -1,7 +1,7 @@
-"""Which parts of a center live: one row per process, beaten by it, read by `/readyz` and the supervisor.
+"""Liveness of a center's components: a row per process with its last heartbeat, for `/readyz` and the supervisor.
 
-The parts may run in one process tree or on several machines, so liveness goes through the one thing that
-all of them reach: the catalog's database.
+Components may run in one process tree or on several machines, so liveness goes through what all of them reach: the
+catalog's database.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ COMPONENTS: tuple[Component, ...] = ("gateway", "job", "api")
 
 HEARTBEAT_INTERVAL_S = 1.0
 STALE_AFTER_MS = 5_000
-"""A part is missing when it has not beaten for this long."""
+"""A component without a heartbeat for this long is not ready."""
 EXPIRE_AFTER_MS = 3_600_000
-"""Rows of processes that died without a word are dropped after this long."""
+"""Rows of processes that died without deregistering are deleted after this long."""
 
 log = logging.getLogger(__name__)
 
 _metadata = MetaData()
 _heartbeats = Table(
-    "heartbeats",
+    "component_heartbeats",
     _metadata,
     Column("component", Identifier(16), primary_key=True),
     Column("instance", Identifier(255), primary_key=True),
@@ -50,12 +50,12 @@ _heartbeats = Table(
 
 @dataclass(frozen=True, slots=True)
 class ComponentHeartbeat:
-    """What a process last said of itself.
+    """The last heartbeat of a process.
 
     Attributes:
         instance: ``host:pid``.
-        address: where it listens; empty if nowhere.
-        problem: why it cannot do its work although it lives, such as a full disk; empty: nothing.
+        address: that it listens on; empty: none.
+        problem: why it cannot do its work although it runs, such as a full disk; empty: none.
     """
 
     component: Component
@@ -67,7 +67,7 @@ class ComponentHeartbeat:
 
 
 class ComponentRegistry:
-    """The heartbeats of all parts.
+    """The heartbeats of all components.
 
     Args:
         url: the catalog's.
@@ -82,17 +82,17 @@ class ComponentRegistry:
 
             @event.listens_for(self._engine, "connect")
             def on_connect(connection: Any, _record: object) -> None:
-                # A heartbeat that a power cut takes is no loss, and an fsync a second per part is a cost.
+                # Losing a heartbeat in a power cut does no harm, and saves an fsync per second and component.
                 connection.execute("PRAGMA synchronous=NORMAL")
 
         with schema_transaction(self._engine, _metadata):
-            pass  # the table is all there is
+            pass  # creates the table
 
     def close(self) -> None:
         self._engine.dispose()
 
     def record(self, heartbeat: ComponentHeartbeat) -> None:
-        """Notes that a process lives; its first beat also drops rows that are long dead."""
+        """Stores a heartbeat. The first one of a process also deletes rows that have expired."""
         c = _heartbeats.c
         row = (c.component == heartbeat.component) & (c.instance == heartbeat.instance)
         values = {
@@ -108,13 +108,13 @@ class ComponentRegistry:
                 connection.execute(insert(_heartbeats).values(**identity, **values))
 
     def remove(self, component: Component, instance: str) -> None:
-        """Notes that a process ended on purpose."""
+        """Deregisters a process that ends normally."""
         c = _heartbeats.c
         with write_transaction(self._engine) as connection:
             connection.execute(delete(_heartbeats).where(c.component == component, c.instance == instance))
 
     def heartbeats(self) -> list[ComponentHeartbeat]:
-        """All that is known, the latest beat first."""
+        """All heartbeats, the latest first."""
         rows = select(_heartbeats).order_by(_heartbeats.c.beat_at_ms.desc())
         with read_transaction(self._engine) as connection:
             return [ComponentHeartbeat(**row._mapping) for row in connection.execute(rows)]
@@ -122,7 +122,7 @@ class ComponentRegistry:
 
 @dataclass(frozen=True, slots=True)
 class ComponentStatus:
-    """Whether one part does its work, and if not, why: a phrase for a person."""
+    """Whether a component is ready, and if not, why."""
 
     component: Component
     ready: bool
@@ -132,25 +132,25 @@ class ComponentStatus:
 
 
 def component_status(component: Component, heartbeats: Iterable[ComponentHeartbeat], now_ms: int) -> ComponentStatus:
-    """A part is ready if any of its processes beats and has no problem."""
-    mine = sorted((h for h in heartbeats if h.component == component), key=lambda h: h.beat_at_ms, reverse=True)
-    fresh = [h for h in mine if now_ms - h.beat_at_ms <= STALE_AFTER_MS]
-    well = [h for h in fresh if not h.problem]
-    if well:
-        return ComponentStatus(component, True, "", well[0].address, len(fresh))
+    """A component is ready if any of its processes has a recent heartbeat without a problem."""
+    own = sorted((h for h in heartbeats if h.component == component), key=lambda h: h.beat_at_ms, reverse=True)
+    fresh = [h for h in own if now_ms - h.beat_at_ms <= STALE_AFTER_MS]
+    healthy = [h for h in fresh if not h.problem]
+    if healthy:
+        return ComponentStatus(component, True, "", healthy[0].address, len(fresh))
     if fresh:
         return ComponentStatus(component, False, fresh[0].problem, fresh[0].address, len(fresh))
-    if mine:
-        silence_s = (now_ms - mine[0].beat_at_ms) / 1000
-        return ComponentStatus(component, False, f"no heartbeat for {silence_s:.0f} s", mine[0].address, 0)
+    if own:
+        silence_s = (now_ms - own[0].beat_at_ms) / 1000
+        return ComponentStatus(component, False, f"no heartbeat for {silence_s:.0f} s", own[0].address, 0)
     return ComponentStatus(component, False, "has not started", "", 0)
 
 
 class HeartbeatThread:
-    """A thread that beats for this process while it is entered; `leave`s at the end.
+    """A thread that sends heartbeats for this process while the context is entered, and deregisters it at the end.
 
     Args:
-        problem: asked before every beat; what keeps the part from its work, or "".
+        problem: called before every heartbeat; why the component cannot do its work, or "".
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class HeartbeatThread:
         try:
             self._registry.remove(self._component, self._instance)
         except EdgewaterError as exc:
-            log.warning("%s: could not sign off: %s", self._component, exc)
+            log.warning("%s: could not deregister: %s", self._component, exc)
 
     def _run(self) -> None:
         while True:
@@ -197,7 +197,7 @@ class HeartbeatThread:
                     )
                 )
             except EdgewaterError as exc:
-                # The silence itself tells the others; the process goes on and tries again.
+                # The others notice the missing heartbeat; this process tries again.
                 log.warning("%s: no heartbeat: %s", self._component, exc)
             if self._stop.wait(self._interval_s):
                 return

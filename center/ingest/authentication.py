@@ -1,4 +1,4 @@
-"""Who an edge is: by its bearer token, by its certificate, or, on loopback only, by its word."""
+"""Authentication of edges: by bearer token, by client certificate or, on loopback only, by the id in their Hello."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SCHEME = "Bearer "
 
 
 class Credentials:
-    """Edge ids by token. Only digests are held and compared, so that the time taken tells nothing.
+    """Edge ids by token. Only digests are stored and compared, so that timing reveals nothing.
 
     Args:
-        tokens: token by edge id; none: tokens are not asked for.
+        tokens: token by edge id; empty: no token is required.
 
     Raises:
         InvalidConfig: an empty token, or one that two edges share.
@@ -32,7 +32,7 @@ class Credentials:
     def identify(
         self, metadata: Iterable[tuple[str, str | bytes]], certificate: Mapping[str, Iterable[bytes]]
     ) -> EdgeId | None:
-        """The edge that the credentials belong to; None: none are asked for.
+        """The edge that the credentials belong to; None if none are required.
 
         Args:
             certificate: gRPC's auth context of the call.
@@ -55,7 +55,7 @@ class Credentials:
 
 
 def require_own_id(credential: EdgeId | None, claimed: EdgeId) -> None:
-    """Raises Unauthenticated if an edge says Hello under another's id."""
+    """Raises Unauthenticated if a Hello names another edge than the credential."""
     if credential is not None and credential != claimed:
         raise Unauthenticated(f"Hello of edge {claimed} with the credential of edge {credential}")
 

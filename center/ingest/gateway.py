@@ -1,8 +1,8 @@
 """The gateway: the gRPC service that edges connect to (`edgewater.v1.Uplink`).
 
-It authenticates an edge, checks its frames, and acknowledges a frame once it is durable in the frame log
-and stands in the catalog's index, never before. Any number of gateways work over one catalog: what a
-frame's identity has been used for is decided there.
+It authenticates edges, validates their frames, and acknowledges a frame once it is durable in the frame log and
+indexed in the catalog, never before. Any number of gateways may run over one catalog: the catalog decides whether a
+frame is new.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
+from center.budgets import AllocationPolicy
 from center.catalog import Catalog
-from center.config import is_loopback
+from center.config import TlsFiles, is_loopback
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.authentication import Credentials, require_own_id
 from center.ingest.budget_sync import BudgetSync
-from center.ingest.config import GatewayConfig
 from center.ingest.group_commit import GroupCommit
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.session import GatewaySession
@@ -40,7 +41,7 @@ STATUS_OF_CODE = {
     "protocol": grpc.StatusCode.FAILED_PRECONDITION,
     "storage": grpc.StatusCode.UNAVAILABLE,
 }
-"""How an error of `edgewater.errors` ends a session; the code itself travels as trailing metadata."""
+"""The gRPC status of an error of `edgewater.errors`; its code is sent as trailing metadata."""
 
 CODE_METADATA = "edgewater-code"
 STOP_GRACE_S = 2.0
@@ -48,11 +49,43 @@ _ENVELOPE_BYTES = 64 << 10
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Limits and credentials of a gateway.
+
+    Attributes:
+        tokens: bearer token by edge id. Without tokens and without client certificates any edge may connect, which is
+            allowed on loopback only.
+        max_frame_bytes: the largest accepted frame, by the size of its message.
+        credit_bytes: bytes of frames that an edge may have in flight.
+        max_pending_bytes: bytes of frames not yet committed, over all sessions.
+        max_sessions: edges connected at once; as many calls may be waiting for their Hello.
+        poll_ms: interval of polling the catalog; a new query reaches its edges within that.
+        heartbeat_ms: least time between two writes of heartbeats to the catalog.
+        retry_ms, retry_max_ms: delay before a failed commit is tried again: first, and at most.
+        hello_timeout_ms: a session without a Hello by then is ended.
+        allocation: when error budgets are reallocated.
+    """
+
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls: TlsFiles | None = None
+    max_frame_bytes: int = 4 << 20
+    credit_bytes: int = 4 << 20
+    max_pending_bytes: int = 256 << 20
+    max_sessions: int = 20_000
+    poll_ms: int = 200
+    heartbeat_ms: int = 1_000
+    retry_ms: int = 100
+    retry_max_ms: int = 5_000
+    hello_timeout_ms: int = 10_000
+    allocation: AllocationPolicy = field(default_factory=AllocationPolicy)
+
+
 class Gateway:
     """Serves edges from `start` to `stop`.
 
     Args:
-        catalog, log: where frames go. The gateway is the only one that appends to this `log` object.
+        catalog, log: the destination of frames. Only the gateway appends to this `log` object.
         now_ms: wall clock, ms since the epoch.
     """
 
@@ -78,26 +111,26 @@ class Gateway:
             catalog,
             log,
             self.metrics,
-            max_waiting_bytes=config.max_waiting_bytes,
+            max_pending_bytes=config.max_pending_bytes,
             on_stall=self._on_stall,
             retry_ms=config.retry_ms,
             retry_max_ms=config.retry_max_ms,
         )
 
     async def start(self, address: str) -> int:
-        """Begins to serve at ``host:port``; the port, which may have been given as 0.
+        """Starts to serve at ``host:port``; returns the port, which is a free one for port 0.
 
         Raises:
-            InvalidConfig: the address cannot be had, or lets others than this machine in without credentials.
+            InvalidConfig: the address is not available, or other machines could connect without credentials.
             StorageError: the catalog cannot be read.
         """
-        closed = self._config.tokens or (self._config.tls is not None and self._config.tls.client_ca is not None)
-        if not closed and not is_loopback(address):
+        authenticates = self._config.tokens or (self._config.tls is not None and self._config.tls.client_ca is not None)
+        if not authenticates and not is_loopback(address):
             raise InvalidConfig(
                 "gateway.listen",
                 address,
                 "a loopback address, or tokens or a client CA",
-                "nobody would be asked who he is",
+                "other machines could connect without credentials",
             )
         await self._refresh()
         await asyncio.to_thread(self._sweep)
@@ -129,9 +162,9 @@ class Gateway:
         )
 
     async def stop(self) -> None:
-        """Ends the sessions, acknowledging what was received, and makes durable what still waits.
+        """Ends the sessions, commits the pending frames and acknowledges them.
 
-        Does not wait for a disk that refuses: such frames were never acknowledged, and come again.
+        Does not wait for a disk that fails: its frames were never acknowledged, and are sent again.
         """
         for session in list(self._sessions.values()):
             session.finish()
@@ -147,7 +180,7 @@ class Gateway:
         self._log.roll()
 
     def readiness(self) -> list[str]:
-        """What is missing for frames to be acknowledged; empty: nothing is."""
+        """The reasons why frames cannot be acknowledged; empty: they can. May be called from any thread."""
         missing = []
         if self._server is None:
             missing.append("the gateway has not started")
@@ -158,7 +191,7 @@ class Gateway:
         return missing
 
     async def serve(self, requests: AsyncIterator[pb.FromEdge], context: Any) -> None:
-        """One call of the service, from its first message to its end."""
+        """Serves one call, from its first message to its end."""
         code = "done"
         try:
             await self._session(requests, context)
@@ -205,13 +238,13 @@ class Gateway:
 
     @contextlib.contextmanager
     def _admitted(self, edge: EdgeId) -> Iterator[None]:
-        """Holds a place for an edge until its session has it. One that is here already takes its own."""
+        """Reserves a session for an edge while it is being opened. A connected edge replaces its own session."""
         if edge in self._sessions or edge in self._opening:
             yield
             return
-        taken = len(self._sessions) + len(self._opening)
-        if taken >= self._config.max_sessions:
-            raise StorageError(f"{taken} edges are connected, which is this gateway's limit")
+        count = len(self._sessions) + len(self._opening)
+        if count >= self._config.max_sessions:
+            raise StorageError(f"{count} edges are connected, which is this gateway's limit")
         self._opening.add(edge)
         try:
             yield
@@ -224,8 +257,8 @@ class Gateway:
         except TimeoutError as exc:
             raise ProtocolError(f"no Hello within {self._config.hello_timeout_ms} ms") from exc
         if first is None or first.WhichOneof("message") != "hello":
-            came = first.WhichOneof("message") if first is not None else "the end"
-            raise ProtocolError(f"the first message was {came}, expected hello")
+            received = first.WhichOneof("message") if first is not None else "the end of the stream"
+            raise ProtocolError(f"the first message was {received}, expected hello")
         return read_hello(first.hello)
 
     async def _open(self, hello: Hello) -> GatewaySession:
@@ -254,7 +287,7 @@ class Gateway:
         )
 
     def _replace(self, session: GatewaySession) -> None:
-        """The newest session of an edge counts: an older one is what a cut link has left behind."""
+        """Replaces an older session of the edge, which a broken link has left behind."""
         older = self._sessions.get(session.edge)
         self._sessions[session.edge] = session
         if older is not None:
@@ -274,7 +307,7 @@ class Gateway:
         )
 
     async def _poll(self) -> None:
-        """Passes on what changes in the catalog, for ever."""
+        """Polls the catalog for changes, until cancelled."""
         while True:
             await asyncio.sleep(self._config.poll_ms / 1000)
             try:
@@ -286,12 +319,11 @@ class Gateway:
                 self._catalog_problem = str(exc)
 
     async def _refresh(self) -> None:
-        """Reads the catalog anew if its version has risen, lets shares move, and tells every session what
-        that means for it."""
+        """Reads the catalog if its version has changed, runs the budget allocators, and assigns anew if needed."""
         async with self._refreshing:
             plan = await asyncio.to_thread(self._read_plan, self._plan)
             if plan.version > self._plan.version:
-                # Remembered until it is told: the turn may fail, and the next look finds nothing newer.
+                # Kept until it is sent: the sync below may fail, and the next poll finds no newer version.
                 self._plan, self._unsent = plan, True
                 self._group_commit.live = frozenset(p.query.ref for p in plan.queries)
             if await self._budget_sync.sync(self._plan) or self._unsent:
@@ -300,27 +332,26 @@ class Gateway:
                 self._unsent = False
 
     def _read_plan(self, current: AssignmentPlan) -> AssignmentPlan:
-        # The version first: what changes while the rest is read raises it again, and is seen next time.
+        # The version first: a change during the following reads increments it again, and is seen by the next poll.
         version = self._catalog.version()
         if version == current.version:
             return current
         return AssignmentPlan.of(version, self._catalog.queries(), self._catalog.edges())
 
     def _sweep(self) -> None:
-        """Removes what a crash of retention left on disk, and frames of deleted queries that came too late for the
-        index, of which retention never hears."""
+        """Removes segments that retention misses: left by a crash, or of deleted queries and never indexed."""
         try:
             for segment in self._catalog.removable_segments(self._log.segments()):
                 self._log.remove(segment)
-        except StorageError as exc:  # It costs space until the next start; edges wait for this one.
-            logger.warning("segments that nothing points to are left: %s", exc)
+        except StorageError as exc:  # it takes space until the next start, while edges wait for this one
+            logger.warning("segments without frames are not removed: %s", exc)
 
     def _on_stall(self) -> None:
         for session in self._sessions.values():
             session.outgoing.put(self._throttle())
 
     def _throttle(self) -> pb.ToEdge:
-        """While nothing can be made durable, edges hold back; 0 ms tells them that it is over."""
+        """The message that makes edges pause while no frame can be made durable; 0 ms ends the pause."""
         wait_ms = self._config.retry_max_ms if self._group_commit.stalled is not None else 0
         return pb.ToEdge(throttle=pb.Throttle(retry_after_ms=wait_ms))
 
@@ -336,9 +367,9 @@ class _Servicer:
 def _server_options(config: GatewayConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_frame_bytes + _ENVELOPE_BYTES),
-        # Two gateways on one port would each get some of the edges, and nobody would know.
+        # With SO_REUSEPORT two gateways could share one port unnoticed, each with some of the edges.
         ("grpc.so_reuseport", 0),
-        # A dead link is noticed within five seconds on either side; edges ping as often as this.
+        # Both sides ping at this interval and detect a dead link within five seconds.
         ("grpc.keepalive_time_ms", 3_000),
         ("grpc.keepalive_timeout_ms", 2_000),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -1,8 +1,8 @@
-"""Group commit: whatever frames wait, of whatever edges, become durable by one fsync and one transaction.
+"""Group commit: all pending frames, of any edges, become durable by one fsync and one catalog transaction.
 
-While one batch is written, the next one gathers, so the batch grows with the load and the cost of an
-fsync is shared by all who wait for it. What the disk or the catalog refuses is tried again until it is
-taken; until then nobody's frame is acknowledged, and the gateway stops reading at its bounds.
+While one batch is written, the next one collects. So the batch grows with the load, and the cost of an fsync is
+shared. A batch that the disk or the catalog refuses is tried again until it succeeds; until then no frame is
+acknowledged, and the gateway stops reading at its bounds.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReceivedFrame:
-    """A frame as a session hands it over.
+    """A frame submitted by a session.
 
     Attributes:
         redelivered: the center has acknowledged this seq before, so it need not be written again.
-        session: whose it is. Once a frame of a session is not taken, none behind it is.
+        session: its session. Once a frame of a session is not acknowledged, later ones are refused.
     """
 
     stored: StoredFrame
@@ -50,9 +50,13 @@ class GroupCommit:
     """Makes frames durable, in the order in which they were submitted.
 
     Args:
-        max_waiting_bytes: bound of what waits here, over all sessions; `submit` waits beyond it.
-        on_stall: called at each failed attempt, and when it is over; `stalled` says which.
-        retry_ms, retry_max_ms: wait after the first failure, and the longest.
+        max_pending_bytes: bound of pending frames over all sessions; `submit` blocks beyond it.
+        on_stall: called after each failed attempt and after recovery; `stalled` tells which.
+        retry_ms, retry_max_ms: delay after the first failure, and its maximum.
+
+    Attributes:
+        live: the queries whose frames are written; the gateway sets it when the catalog changes.
+        stalled: why no frame can be made durable at present; None: they can.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class GroupCommit:
         log: FrameLog,
         metrics: GatewayMetrics,
         *,
-        max_waiting_bytes: int,
+        max_pending_bytes: int,
         on_stall: Callable[[], None],
         retry_ms: int,
         retry_max_ms: int,
@@ -69,87 +73,86 @@ class GroupCommit:
         self._catalog = catalog
         self._log = log
         self._metrics = metrics
-        self._max_waiting_bytes = max_waiting_bytes
+        self._max_pending_bytes = max_pending_bytes
         self._on_stall = on_stall
         self._wait = wait_exponential(multiplier=retry_ms / 1000, max=retry_max_ms / 1000)
-        self._waiting: deque[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]] = deque()
-        self._waiting_bytes = 0
+        self._pending: deque[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]] = deque()
+        self._pending_bytes = 0
         self._stopped: WeakSet[object] = WeakSet()
         self._changed = asyncio.Condition()
         self._closing = False
         self.live: frozenset[QueryRef] = frozenset()
-        """The queries of which frames are written; whoever sees the catalog change sets it anew."""
         self.stalled: str | None = None
-        """Why nothing can be made durable at present; None: all is well."""
 
-    async def submit(self, arrival: ReceivedFrame) -> asyncio.Future[IndexOutcome]:
-        """Queues a frame, waiting for room if need be. The future says what became of it."""
+    async def submit(self, received: ReceivedFrame) -> asyncio.Future[IndexOutcome]:
+        """Queues a frame, blocking while the queue is full. The future holds its outcome."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._waiting_bytes < self._max_waiting_bytes)
+            await self._changed.wait_for(lambda: self._pending_bytes < self._max_pending_bytes)
             outcome: asyncio.Future[IndexOutcome] = asyncio.get_running_loop().create_future()
-            self._waiting.append((arrival, outcome))
-            self._count(arrival.wire_bytes)
+            self._pending.append((received, outcome))
+            self._metrics.bytes.inc(received.wire_bytes)
+            self._count(received.wire_bytes)
             self._changed.notify_all()
         return outcome
 
     async def run(self) -> None:
-        """Commits until `close` was called and nothing waits."""
+        """Commits until `close` was called and the queue is empty."""
         while True:
             async with self._changed:
-                await self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
+                await self._changed.wait_for(lambda: self._pending or self._closing)
+                if not self._pending:
                     return
                 batch = self._take()
             if not batch:
                 continue
             outcomes: Sequence[IndexOutcome] | Exception
             try:
-                outcomes = await self._commit([arrival for arrival, _ in batch])
-            except Exception as exc:  # A bug must end these sessions, not the acknowledgements of all others.
+                outcomes = await self._commit([received for received, _ in batch])
+            except Exception as exc:  # A bug must end these sessions, not stop the acknowledgements of all others.
                 logger.exception("a group commit of %d frames failed", len(batch))
                 outcomes = exc
-            self._answer(batch, outcomes)
+            self._resolve(batch, outcomes)
             async with self._changed:
-                self._count(-sum(arrival.wire_bytes for arrival, _ in batch))
+                self._count(-sum(received.wire_bytes for received, _ in batch))
                 self._changed.notify_all()
 
-    def _answer(
+    def _resolve(
         self,
         batch: Sequence[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]],
         outcomes: Sequence[IndexOutcome] | Exception,
     ) -> None:
-        for i, (arrival, waiting) in enumerate(batch):
+        for i, (received, future) in enumerate(batch):
             if isinstance(outcomes, Exception) or not outcomes[i].acknowledged:
-                self._stopped.add(arrival.session)
-            if waiting.done():
+                self._stopped.add(received.session)
+            if future.done():
                 continue
             if isinstance(outcomes, Exception):
-                waiting.set_exception(outcomes)
+                future.set_exception(outcomes)
             else:
-                waiting.set_result(outcomes[i])
+                future.set_result(outcomes[i])
 
     async def close(self) -> None:
-        """Lets `run` return once all that waits is committed."""
+        """Makes `run` return once all pending frames are committed."""
         async with self._changed:
             self._closing = True
             self._changed.notify_all()
 
     def _count(self, size: int) -> None:
-        self._waiting_bytes += size
-        self._metrics.waiting.set(self._waiting_bytes)
+        self._pending_bytes += size
+        self._metrics.pending.set(self._pending_bytes)
 
     def _take(self) -> list[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]]:
-        """The next batch; frames of sessions that were stopped are answered at once."""
+        """Takes the next batch; frames of stopped sessions are refused at once."""
         batch, size = [], 0
-        while self._waiting and size < MAX_BATCH_BYTES:
-            arrival, waiting = self._waiting.popleft()
-            if arrival.session in self._stopped:
-                self._count(-arrival.wire_bytes)
-                if not waiting.done():
-                    waiting.set_result(IndexOutcome.REFUSED)
+        while self._pending and size < MAX_BATCH_BYTES:
+            received, future = self._pending.popleft()
+            if received.session in self._stopped:
+                self._count(-received.wire_bytes)
+                if not future.done():
+                    future.set_result(IndexOutcome.REFUSED)
                 continue
-            batch.append((arrival, waiting))
-            size += arrival.wire_bytes
+            batch.append((received, future))
+            size += received.wire_bytes
         self._changed.notify_all()
         return batch
 
@@ -157,11 +160,11 @@ class GroupCommit:
         began = time.perf_counter()
         located: list[FrameLocation | None] | None = None
         outcomes: list[IndexOutcome] = []
-        refusals = retry_if_exception_type((OSError, StorageError))
-        async for attempt in AsyncRetrying(wait=self._wait, retry=refusals, before_sleep=self._stall):
+        retryable = retry_if_exception_type((OSError, StorageError))
+        async for attempt in AsyncRetrying(wait=self._wait, retry=retryable, before_sleep=self._stall):
             with attempt:
                 while not outcomes:
-                    # Kept over attempts: a database that refuses must not fill the disk with copies.
+                    # Kept over attempts: while the database refuses, the disk must not fill with copies.
                     if located is None:
                         located = await asyncio.to_thread(self._write, batch)
                     try:
@@ -180,11 +183,11 @@ class GroupCommit:
         return outcomes
 
     def _write(self, batch: Sequence[ReceivedFrame]) -> list[FrameLocation | None]:
-        """Writes what must be kept, durably; where each frame lies, or None."""
-        fresh = [i for i, arrival in enumerate(batch) if not arrival.redelivered]
-        live = self.live  # Of one look, whatever the event loop sets meanwhile.
+        """Writes the frames that must be kept, durably; returns each one's location, or None."""
+        fresh = [i for i, received in enumerate(batch) if not received.redelivered]
+        live = self.live  # one value, whatever the event loop sets meanwhile
         if any(batch[i].stored.frame.query not in live for i in fresh):
-            # Whoever made a frame has heard of its query, so a look taken now shows every query that lives.
+            # The edge that built a frame knows its query, so the catalog read now has every live query.
             live = self.live = frozenset(q.ref for q in self._catalog.queries())
         kept = [i for i in fresh if batch[i].stored.frame.query in live]
         located: list[FrameLocation | None] = [None] * len(batch)
@@ -217,6 +220,6 @@ class GroupCommit:
         self._metrics.commit_failures.inc()
         self._metrics.stalled.set(1)
         if self.stalled is None:
-            logger.error("frames cannot be made durable, and are not acknowledged until they are: %s", exc)
+            logger.error("frames cannot be made durable and are not acknowledged until they can: %s", exc)
         self.stalled = str(exc)
         self._on_stall()

@@ -191,7 +191,7 @@ class GatewaySession:
         if message.seq > self._expected or message.seq >= MAX_SEQ:
             raise ProtocolError(f"{who}: frame {message.seq} came where {self._expected} is expected")
         if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
-            raise ProtocolError(f"{who}: frame {message.seq} is of {message.query!r:.100}, which is no query's name")
+            raise ProtocolError(f"{who}: frame {message.seq} is of {message.query!r:.100}, which is not a query's name")
         frame = Frame.from_wire(message)
         try:
             frame.plain_body()  # what is acknowledged can be read
@@ -252,7 +252,7 @@ class GatewaySession:
 
     def _on_status(self, message: pb.QueryStatus) -> None:
         if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
-            raise ProtocolError(f"edge {self.edge}: a status of {message.query!r:.100}, which is no query's name")
+            raise ProtocolError(f"edge {self.edge}: a status of {message.query!r:.100}, which is not a query's name")
         ref = QueryRef(message.query, message.query_version)
         if ref not in self._queries:
             return  # Deleted meanwhile, or never assigned: storing those would be unbounded.

@@ -1,4 +1,4 @@
-"""What edges say about themselves, read from the wire and held to limits before it reaches the catalog."""
+"""Validation of edges' messages: limits are enforced before anything reaches the catalog."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROTOCOL = 1
 MAX_SEQ = 1 << 62
 MIN_SPEED, MAX_SPEED = 1e-3, 1e9
 MAX_ORIGIN_MS = 1 << 53
-"""Bounds of a replay's clock, within which deadlines and staleness fit into 64 bits."""
+"""Bounds of a replay's clock: within them, deadlines and staleness fit into 64 bits."""
 
 MAX_LABELS = 64
 MAX_STREAMS = 256
@@ -33,7 +33,7 @@ _ID_ACCEPTED = "letters, digits, '.', '_' and '-', at most 127, the first a lett
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A checked Hello; fields as in the wire's message."""
+    """A validated Hello; fields as in the message `pb.Hello`."""
 
     edge: EdgeId
     incarnation: str
@@ -45,7 +45,7 @@ class Hello:
 
 
 def read_hello(message: pb.Hello) -> Hello:
-    """Raises ProtocolError, naming the field, its value and what is accepted."""
+    """Validates a Hello. Raises ProtocolError, naming the field, its value and what is accepted."""
     if not message.protocol_min <= PROTOCOL <= message.protocol_max:
         raise ProtocolError(
             f"Hello: the edge speaks protocol {message.protocol_min} to {message.protocol_max}, this center {PROTOCOL}"
@@ -54,12 +54,12 @@ def read_hello(message: pb.Hello) -> Hello:
         if not _ID.fullmatch(getattr(message, field)):
             raise ProtocolError(f"Hello: {field} {getattr(message, field)!r:.200}; expected {_ID_ACCEPTED}")
     if not message.oldest_seq <= message.next_seq <= MAX_SEQ:
-        raise ProtocolError(f"Hello: frames {message.oldest_seq} … {message.next_seq} - 1 are no range of frames")
+        raise ProtocolError(f"Hello: frames {message.oldest_seq} … {message.next_seq} - 1 are not a range of frames")
     _limit("labels", len(message.labels), MAX_LABELS)
     _limit("streams", len(message.streams), MAX_STREAMS)
     streams = tuple(_stream(s) for s in message.streams)
     if len({s.name for s in streams}) != len(streams):
-        raise ProtocolError("Hello: a stream stands twice")
+        raise ProtocolError("Hello: two streams have the same name")
     return Hello(
         EdgeId(message.edge),
         message.incarnation,
@@ -73,7 +73,7 @@ def read_hello(message: pb.Hello) -> Hello:
 
 def _stream(message: pb.Stream) -> StreamRecord:
     if not NAME.fullmatch(message.name):
-        raise ProtocolError(f"Hello: stream {message.name!r:.200} is no stream's name")
+        raise ProtocolError(f"Hello: {message.name!r:.200} is not a stream's name")
     _limit(f"columns of {message.name}", len(message.columns), MAX_COLUMNS)
     for column in message.columns:
         if column.type not in COLUMN_TYPES:
@@ -98,7 +98,7 @@ def _stream(message: pb.Stream) -> StreamRecord:
 
 
 def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> HeartbeatRecord:
-    """A heartbeat as the catalog notes it; numbers that no database holds are bent to ones that it does."""
+    """Converts a heartbeat for the catalog; numbers that a database cannot store are replaced by ones that it can."""
     streams = [s for s in message.streams if NAME.fullmatch(s.stream)][:MAX_STREAMS]
     rtt_ms = _finite(message.rtt_ms)
     return HeartbeatRecord(
@@ -115,15 +115,15 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> Heartbea
 
 
 def read_utilization(message: pb.Heartbeat) -> float:
-    """0 to 1; 0 of an edge that does not measure it."""
+    """The edge's utilization, 0 to 1; 0 if the edge does not measure it."""
     return min(max(_finite(message.busy_share), 0.0), 1.0)
 
 
 def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef, BudgetReport]:
-    """Raises ProtocolError for what no edge can mean; a share that is merely wrong is for the book to flag."""
+    """Validates a budget report. Raises ProtocolError; a share that was not granted is detected by the allocator."""
     who = f"edge {edge}: a budget report"
     if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
-        raise ProtocolError(f"{who} of {message.query!r:.100}, which is no query's name")
+        raise ProtocolError(f"{who} of {message.query!r:.100}, which is not a query's name")
     if message.version >= MAX_SEQ or abs(message.from_ms) > MAX_TIME_MS:
         raise ProtocolError(f"{who}: version {message.version} from {message.from_ms} on; expected less than {MAX_SEQ}")
     for field in ("shares", "drift_per_s"):
@@ -135,8 +135,8 @@ def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef
     return QueryRef(message.query, message.query_version), report
 
 
-def _drops(given: Mapping[str, int]) -> dict[str, int]:
-    return {bounded_text(reason): count for reason, count in sorted(given.items())[:MAX_LABELS]}
+def _drops(counts: Mapping[str, int]) -> dict[str, int]:
+    return {bounded_text(reason): count for reason, count in sorted(counts.items())[:MAX_LABELS]}
 
 
 def _finite(value: float) -> float:
@@ -149,5 +149,5 @@ def _limit(what: str, count: int, most: int) -> None:
 
 
 def bounded_text(text: str, limit: int = MAX_TEXT) -> str:
-    """Text that every database takes: no NUL, not too long."""
+    """Text that every database can store: without NUL, at most `limit` characters."""
     return text.replace("\0", "�")[:limit]

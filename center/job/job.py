@@ -30,12 +30,13 @@ from center.job.catalog_events import CatalogEvents
 from center.job.frame_source import FORMAT, FrameSource, SourceOptions
 from center.job.function_planner import FunctionRatePlanner, FunctionRateThread
 from center.job.ledger_writer import DeadlineThread, LedgerWriter
-from center.job.metrics import JobMetrics, serving
+from center.job.metrics import JobMetrics
 from center.job.microbatch import BatchProcessor
 from center.job.warm_up import warm_up
 from center.ledger import Ledger
 from center.results import ResultStore
 from center.spark.session import SessionConfig, require_java, start_session
+from edgewater.health import health_server
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class JobConfig:
         log_dir: the frame log, as the gateways write it.
         work_dir: for Spark's checkpoint; what is in it may be deleted whenever the job does not run.
         trigger_ms: least time between the starts of two micro-batches; 0: one after the other.
-        metrics: (host, port) of ``/metrics`` and ``/livez``; None: not served.
+        metrics: ``host:port`` of ``/livez``, ``/readyz`` and ``/metrics``; None: not served.
         margin_ms: how long before a staleness budget runs out the early answer is given.
     """
 
@@ -69,7 +70,7 @@ class JobConfig:
     trigger_ms: int = 0
     keep_frames_ms: int = 0
     retention_every_ms: int = 10_000
-    metrics: tuple[str, int] | None = None
+    metrics: str | None = None
     margin_ms: int = 200
     clock: Callable[[], int] = field(default=now_ms)
 
@@ -116,13 +117,19 @@ class Job:
         """What keeps the job from its work, as a phrase for a person; empty: nothing."""
         return self._stream_problem or self._deadlines.problem
 
+    def _missing(self) -> list[str]:
+        problem = self.problem()
+        return [problem] if problem else []
+
     def run(self, stop: threading.Event) -> None:
         """As `run_job`. Deadlines are kept from the first moment, also while Spark starts."""
         began_s = time.monotonic()
         with contextlib.ExitStack() as stack:
             if self._config.metrics is not None:
-                port = stack.enter_context(serving(self.metrics, self.problem, *self._config.metrics))
-                logger.info("metrics at http://%s:%d/metrics", self._config.metrics[0], port)
+                address = stack.enter_context(
+                    health_server(self.metrics.registry, self._missing, self._config.metrics, "spark.metrics")
+                )
+                logger.info("metrics are served at http://%s/metrics", address)
             stack.callback(self._close)
             self._deadlines.start()
             self._functions.start()

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from socketserver import ThreadingMixIn
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from center.ledger import Emission, FrameSummary, Phase
-from edgewater.errors import InvalidConfig
 from edgewater.wire.frames import QueryRef
 
 logger = logging.getLogger(__name__)
@@ -145,49 +139,3 @@ class JobMetrics:
             registry=self.registry,
         )
         self.failures = Counter(f"{name}_failures", "Failures that are tried again.", ["where"], registry=self.registry)
-
-
-@contextmanager
-def serving(metrics: JobMetrics, problem: Callable[[], str], host: str, port: int) -> Iterator[int]:
-    """Serves while entered and gives the port (0 takes any that is free).
-
-    ``/livez`` answers 503 with the reason while `problem` gives one.
-
-    Raises:
-        InvalidConfig: the address cannot be listened at.
-    """
-    show = make_wsgi_app(metrics.registry)
-
-    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if environ["PATH_INFO"] == "/metrics":
-            found: Iterable[bytes] = show(environ, start_response)
-            return found
-        known = environ["PATH_INFO"] == "/livez"
-        text = problem() if known else "/livez and /metrics are here"
-        status = ("503 Service Unavailable" if text else "200 OK") if known else "404 Not Found"
-        start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-        return [(text or "ok").encode() + b"\n"]
-
-    try:
-        bound = make_server(host, port, application, server_class=_Server, handler_class=_Handler)
-    except OSError as exc:
-        raise InvalidConfig("spark.metrics", f"{host}:{port}", "an address that is free", exc.strerror or "") from exc
-    with bound as server:
-        thread = threading.Thread(target=server.serve_forever, name="job-http", daemon=True)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = 10
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """A scrape every few seconds is no news."""

@@ -1,29 +1,30 @@
-"""`edgewater center check`: whether this machine has what a configuration needs, before anything is started."""
+"""`edgewater center check`: checks that this machine meets a configuration's needs, before anything is started."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from center.config import CenterConfig
-from center.ops.processes import bound, gateway_config, listen
+from center.ops.processes import gateway_config
 from edgewater.errors import EdgewaterError, StorageError
+from edgewater.health import bound_address, listen
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """What was looked at, and what was found; `ok` or a message that says what to do."""
+class CheckResult:
+    """What was checked, and the finding; if not `ok`, the message says what to do."""
 
     name: str
     ok: bool
     message: str
 
 
-def check(config: CenterConfig, environment: Mapping[str, str]) -> list[Check]:
-    """Looks at Java, addresses, directories, secrets and databases. Changes nothing that a start would not."""
-    looks: list[tuple[str, Callable[[], str]]] = [
+def check(config: CenterConfig, environment: Mapping[str, str]) -> list[CheckResult]:
+    """Checks Java, addresses, directories, secrets and databases. Changes nothing that a start would not change."""
+    checks: list[tuple[str, Callable[[], str]]] = [
         ("java", lambda: _java(environment)),
         ("gateway.listen", lambda: _free(config.gateway.listen, "gateway.listen")),
         ("api.listen", lambda: _free(config.api.listen, "api.listen")),
@@ -33,15 +34,14 @@ def check(config: CenterConfig, environment: Mapping[str, str]) -> list[Check]:
         ("catalog_url", lambda: _catalog(config.catalog)),
         ("results_url", lambda: _results(config.results)),
     ]
-    return list(_looked_at(looks))
+    return [_result(name, run) for name, run in checks]
 
 
-def _looked_at(looks: list[tuple[str, Callable[[], str]]]) -> Iterator[Check]:
-    for name, look in looks:
-        try:
-            yield Check(name, True, look())
-        except EdgewaterError as exc:
-            yield Check(name, False, exc.message)
+def _result(name: str, run: Callable[[], str]) -> CheckResult:
+    try:
+        return CheckResult(name, True, run())
+    except EdgewaterError as exc:
+        return CheckResult(name, False, exc.message)
 
 
 def _java(environment: Mapping[str, str]) -> str:
@@ -53,7 +53,7 @@ def _java(environment: Mapping[str, str]) -> str:
 
 def _free(address: str, field: str) -> str:
     with listen(address, field) as listener:
-        return f"{bound(listener)} is free"
+        return f"{bound_address(listener)} is free"
 
 
 def _writable(directory: Path) -> str:
@@ -87,6 +87,6 @@ def _results(url: str) -> str:
 
     results = ResultStore(url)
     try:
-        return f"{results.last_answer_id()} answers given"
+        return f"{results.last_answer_id()} answers"
     finally:
         results.close()

@@ -1,6 +1,6 @@
-"""The parts of a center as processes: each opens the stores, beats, and works until told to stop.
+"""The components of a center as processes: each opens the stores, sends heartbeats and works until told to stop.
 
-The only place where parts meet the real clock and signals.
+The only module of the center's components that uses the real clock and signals.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from center.config import CenterConfig, split_address
-from edgewater.errors import InvalidConfig
+from center.config import CenterConfig
+from edgewater.health import bound_address, health_server, listen
 
-if TYPE_CHECKING:  # what a part needs is imported when it runs: the API must not load Spark, nor the gateway
-    import uvicorn
-
+if TYPE_CHECKING:  # imported when a component runs: the API must not load Spark, nor the gateway
     from center.catalog import Component, HeartbeatThread
-    from center.ingest.config import GatewayConfig
+    from center.ingest import GatewayConfig
     from center.job.job import JobConfig
 
 log = logging.getLogger(__name__)
@@ -37,35 +35,19 @@ def now_ms() -> int:
     return int(time.time() * 1000)  # noqa: TID251
 
 
-def instance() -> str:
-    """This process' name among the parts: ``host:pid``."""
+def instance_name() -> str:
+    """This process' name in the component registry: ``host:pid``."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def listen(address: str, field: str) -> socket.socket:
-    """A listening TCP socket. Raises InvalidConfig, naming the key, if the address cannot be had."""
-    host, port = split_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as exc:
-        raise InvalidConfig(field, address, "an address that is free on this machine", exc.strerror or "") from exc
-
-
-def bound(listener: socket.socket) -> str:
-    """The ``host:port`` that a socket really listens on."""
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 @contextlib.contextmanager
-def _beating(config: CenterConfig, component: Component, **kwargs: Any) -> Iterator[HeartbeatThread]:
+def _heartbeat(config: CenterConfig, component: Component, **kwargs: Any) -> Iterator[HeartbeatThread]:
     from center.catalog import ComponentRegistry, HeartbeatThread
 
     registry = ComponentRegistry(config.catalog)
     try:
-        with HeartbeatThread(registry, component, instance(), now_ms=now_ms, **kwargs) as beating:
-            yield beating
+        with HeartbeatThread(registry, component, instance_name(), now_ms=now_ms, **kwargs) as thread:
+            yield thread
     finally:
         registry.close()
 
@@ -78,7 +60,7 @@ def run_api(config: CenterConfig) -> None:
     from center.catalog import Catalog, ComponentRegistry
     from center.results import ResultStore
 
-    # uvicorn stops at a signal and then raises it once more, for whoever waits behind it: that is us.
+    # uvicorn stops at a signal and then raises it once more, for handlers installed before it: these.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     listener = listen(config.api.listen, "api.listen")
@@ -89,9 +71,19 @@ def run_api(config: CenterConfig) -> None:
         config.api,
         now_ms=now_ms,
     )
-    server = uvicorn.Server(_http(app))
-    with _beating(config, "api", address=bound(listener)):
-        log.info("the API answers at http://%s", bound(listener))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=GRACE_S,
+        )
+    )
+    with _heartbeat(config, "api", address=bound_address(listener)):
+        log.info("the API is served at http://%s", bound_address(listener))
         server.run(sockets=[listener])
 
 
@@ -102,50 +94,35 @@ def run_gateway(config: CenterConfig) -> None:
 
 async def _gateway(config: CenterConfig) -> None:
     from center.catalog import Catalog
-    from center.ingest.gateway import Gateway
+    from center.ingest import Gateway
     from center.storage.frame_log import FrameLog
 
-    stop = _stop_at_signals()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     gateway = Gateway(Catalog(config.catalog), FrameLog(config.frames_dir), gateway_config(config), now_ms)
     port = await gateway.start(config.gateway.listen)
     host = config.gateway.listen.rpartition(":")[0]
     log.info("edges connect to %s:%d", host, port)
     try:
-        async with _observed(gateway, config.gateway.metrics):
-            with _beating(config, "gateway", address=f"{host}:{port}", problem=lambda: "; ".join(gateway.readiness())):
-                await stop.wait()
+        with contextlib.ExitStack() as stack:
+            if config.gateway.metrics is not None:
+                address = stack.enter_context(
+                    health_server(
+                        gateway.metrics.registry, gateway.readiness, config.gateway.metrics, "gateway.metrics"
+                    )
+                )
+                log.info("metrics are served at http://%s/metrics", address)
+            stack.enter_context(
+                _heartbeat(config, "gateway", address=f"{host}:{port}", problem=lambda: "; ".join(gateway.readiness()))
+            )
+            await stop.wait()
     finally:
         await gateway.stop()
 
 
-@contextlib.asynccontextmanager
-async def _observed(gateway: Any, address: str | None) -> AsyncIterator[None]:
-    """Serves the gateway's ``/metrics`` and ``/readyz``, if an address is configured."""
-    if address is None:
-        yield
-        return
-    import uvicorn
-
-    from center.ingest.http import observe
-
-    class Guest(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # they are the gateway's
-
-    listener = listen(address, "gateway.metrics")
-    server = Guest(_http(observe(gateway)))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    log.info("the gateway's metrics are at http://%s/metrics", bound(listener))
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await serving
-
-
 def run_job(config: CenterConfig) -> None:
-    """Merges and answers until SIGTERM or SIGINT."""
+    """Merges frames and answers queries until SIGTERM or SIGINT."""
     from center.job.job import Job
     from center.results import ResultStore, trimming
 
@@ -158,13 +135,13 @@ def run_job(config: CenterConfig) -> None:
             store = ResultStore(config.results)
             stack.callback(store.close)
             stack.enter_context(trimming(store, config.retention.answers, now_ms))
-        stack.enter_context(_beating(config, "job", problem=job.problem))
+        stack.enter_context(_heartbeat(config, "job", problem=job.problem))
         job.run(stop)
 
 
 def gateway_config(config: CenterConfig) -> GatewayConfig:
-    """The gateway's part of a configuration. Raises InvalidConfig for an unreadable tokens file."""
-    from center.ingest.config import GatewayConfig
+    """The gateway's configuration. Raises InvalidConfig for an unreadable tokens file."""
+    from center.ingest import GatewayConfig
 
     return GatewayConfig(
         tokens=config.edge_tokens(),
@@ -175,7 +152,7 @@ def gateway_config(config: CenterConfig) -> GatewayConfig:
 
 
 def job_config(config: CenterConfig) -> JobConfig:
-    """The job's part of a configuration."""
+    """The job's configuration."""
     from center.job.job import JobConfig
     from center.spark.session import SessionConfig
 
@@ -189,23 +166,6 @@ def job_config(config: CenterConfig) -> JobConfig:
         ),
         trigger_ms=config.spark.trigger,
         keep_frames_ms=config.retention.frames,
-        metrics=split_address(config.spark.metrics) if config.spark.metrics else None,
+        metrics=config.spark.metrics,
         clock=now_ms,
     )
-
-
-def _http(app: Any) -> uvicorn.Config:
-    import uvicorn
-
-    # It tells of every start and stop in four lines under the name of an error.
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    return uvicorn.Config(
-        app, log_config=None, access_log=False, server_header=False, ws="none", timeout_graceful_shutdown=GRACE_S
-    )
-
-
-def _stop_at_signals() -> asyncio.Event:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop

@@ -1,14 +1,14 @@
-"""`edgewater center run`: the parts of a center as child processes, restarted when they die.
+"""Supervisor of `edgewater center run`: the components of a center as child processes, restarted when they die.
 
-What may be lost when a part is killed is decided elsewhere (nothing: the frame log, the catalog and the
-result store see to it); here it is only noticed, logged and undone. Three things are easily got wrong:
+A component may be killed at any moment without losing acknowledged data: the frame log, the catalog and the result
+store guarantee that. Three details matter here:
 
-- A child leads a process group of its own. Ctrl-C reaches the supervisor alone, which then stops all in
-  order, and whatever a dead child leaves behind (the JVM of the job) is killed before it is started again.
-- A child's standard input is a pipe that only the supervisor holds. If the supervisor itself is killed, the
-  pipe ends and the children stop (`stop_with_supervisor`), so none is ever orphaned.
-- A child whose very first start ends with code 2 was given something that it cannot work with. Starting it
-  again cannot help: the supervisor stops the others and says so. Once a part has run, it can run again.
+- A child leads its own process group. Ctrl-C reaches only the supervisor, which then stops the children. Processes that
+  a dead child leaves behind (the JVM of the job) are killed before it is restarted.
+- A child's standard input is a pipe that only the supervisor holds. If the supervisor is killed, the pipe ends and the
+  children stop (`stop_with_supervisor`), so none is orphaned.
+- A child whose first start ends with code 2 cannot use its configuration. A restart cannot help: the supervisor stops
+  the others and fails. A component that has run once is always restarted.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 EXIT_BAD_INPUT = 2
 GRACE_S = 25.0
-"""How long parts may take to stop before they are killed. Spark ends its batch within a few seconds."""
+"""How long components may take to stop before they are killed. Spark ends its batch within a few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentCommand:
-    """A part and how to start it; `argv` is asked before every start."""
+    """A component and how to start it; `argv` is called before every start."""
 
     name: str
     argv: Callable[[], Sequence[str]]
@@ -44,19 +44,19 @@ class ComponentCommand:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before a part is started again: doubling, until it has lived long enough once."""
+    """Delay before a component is restarted: it doubles until the component has run for `settled_s`."""
 
     first_s: float = 0.2
     most_s: float = 10.0
     settled_s: float = 30.0
 
     def delay_s(self, failures: int) -> float:
-        """Args: failures: deaths in a row, this one included, each before `settled_s`."""
+        """The delay after so many consecutive failures, each before `settled_s`."""
         return float(min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30)))
 
 
 def describe_exit(code: int) -> str:
-    """A return code of a child as a phrase."""
+    """Describes a child's return code as a phrase."""
     if code >= 0:
         return f"ended with code {code}"
     try:
@@ -66,10 +66,10 @@ def describe_exit(code: int) -> str:
 
 
 class Supervisor:
-    """Starts parts, keeps them running until told to stop, and stops them together.
+    """Starts components, restarts those that die, and stops all together.
 
     Args:
-        pids_dir: where ``<part>.pid`` stands for every part that runs.
+        pids_dir: directory of a ``<name>.pid`` file per running component.
         monotonic: a clock in seconds.
     """
 
@@ -92,23 +92,23 @@ class Supervisor:
 
     @property
     def pids(self) -> Mapping[str, int]:
-        """Process ids of the parts that run now."""
-        return {part: process.pid for part, process in self._running.items()}
+        """Process ids of the running components."""
+        return {name: process.pid for name, process in self._running.items()}
 
     @property
     def restarts(self) -> Mapping[str, int]:
-        """How often each part has been started again."""
+        """Number of restarts per component."""
         return dict(self._restarts)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set; returns when the last child has ended.
 
         Raises:
-            InvalidConfig: a part cannot work with its configuration; all have been stopped.
+            InvalidConfig: a component cannot use its configuration; all have been stopped.
         """
         self._pids_dir.mkdir(parents=True, exist_ok=True)
         stopping = asyncio.create_task(stop.wait())
-        keepers = [asyncio.create_task(self._keep(c, stop)) for c in self._commands]
+        keepers = [asyncio.create_task(self._supervise(c, stop)) for c in self._commands]
         try:
             await asyncio.wait([stopping, *keepers], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -124,7 +124,7 @@ class Supervisor:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    async def _keep(self, command: ComponentCommand, stop: asyncio.Event) -> None:
+    async def _supervise(self, command: ComponentCommand, stop: asyncio.Event) -> None:
         failures = 0
         while not stop.is_set():
             began_s = self._monotonic()
@@ -150,7 +150,7 @@ class Supervisor:
         pid_file = self._pids_dir / f"{command.name}.pid"
         _write_whole(pid_file, f"{process.pid}\n")
         log.info("%s runs as process %d", command.name, process.pid)
-        if stop.is_set():  # asked to stop while the child was being made: nobody has signalled it
+        if stop.is_set():  # set while the child was being created, so it has not been signalled
             process.terminate()
         try:
             return await process.wait()
@@ -170,7 +170,7 @@ class Supervisor:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Writes so that a reader never finds half of it."""
+    """Writes a file atomically."""
     partial = path.with_suffix(".new")
     partial.write_text(text, encoding="ascii")
     partial.replace(path)
@@ -178,7 +178,7 @@ def _write_whole(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def exclusive_lock(data_dir: Path) -> Iterator[None]:
-    """Holds the directory's lock, so that two supervisors never share it. Raises StorageError."""
+    """Holds the directory's lock, so that two supervisors never share it. Raises StorageError if it is taken."""
     data_dir.mkdir(parents=True, exist_ok=True)
     with (data_dir / "supervisor.lock").open("a") as lock:
         try:
@@ -189,10 +189,10 @@ def exclusive_lock(data_dir: Path) -> Iterator[None]:
 
 
 def stop_with_supervisor() -> None:
-    """In a child: asks this process to stop when the supervisor is gone, however it went."""
+    """Called in a child: sends this process SIGTERM when the supervisor ends, for whatever reason."""
 
     def wait_for_end() -> None:
-        # Not sys.stdin: its lock, held by a thread that waits, is fatal when the interpreter ends.
+        # Not sys.stdin: its lock, held by a waiting thread, is fatal when the interpreter exits.
         while os.read(sys.stdin.fileno(), 1):
             pass
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,15 +1,14 @@
-"""How a database is opened: SQLite by default, PostgreSQL by its URL. Nothing else knows which it is.
+"""Opens databases: SQLite by default, PostgreSQL by its URL. No other module depends on which one it is.
 
-What the stores rest on, and what makes it so:
+What the stores rely on:
 
-- A transaction that reads sees one state of the database: `read_transaction`. On SQLite that is WAL's; on
-  PostgreSQL REPEATABLE READ, because its default shows each statement another state.
-- A transaction that writes reads what was committed before it took its locks: `write_transaction`. On SQLite the
-  transaction is the lock, from its first moment. On PostgreSQL the locks are rows (``FOR UPDATE``), and
-  READ COMMITTED lets the statements that follow see what the former owner of the lock has committed;
-  under REPEATABLE READ they would fail instead.
-- A commit that returned survives a power cut, since acknowledgements rest on it.
-- A server that is away, or a lock that nobody gives back, is a `StorageError` within half a minute.
+- A read transaction sees one state of the database (`read_transaction`). On SQLite that is a WAL snapshot, on
+  PostgreSQL REPEATABLE READ, because under its default each statement sees another state.
+- A write transaction reads what was committed before it took its locks (`write_transaction`). On SQLite the transaction
+  is the lock, from its start. On PostgreSQL the locks are rows (``FOR UPDATE``), and under READ COMMITTED the following
+  statements see what the former owner of the lock committed; under REPEATABLE READ they would fail.
+- A commit that returned survives a power cut, because acknowledgements depend on it.
+- An unreachable server, or a lock that is never released, raises `StorageError` within half a minute.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from edgewater.errors import InvalidConfig, StorageError
 
 BUSY_TIMEOUT_MS = 30_000
-"""How long a transaction waits for another's lock."""
+"""How long a transaction waits for a lock."""
 _ACCEPTED = "sqlite:////path/to/file.db or postgresql+psycopg://user:password@host/database"
-_TABLES_LOCK = 0x45574341
-"""PostgreSQL's advisory lock under which tables are made."""
+_DDL_LOCK = 0x45574341
+"""PostgreSQL's advisory lock under which tables are created."""
 
-_LINK: dict[str, str | int] = {
+_CONNECT_ARGS: dict[str, str | int] = {
     "application_name": "edgewater",
     "connect_timeout": 10,
     "keepalives_idle": 10,
@@ -41,26 +40,26 @@ _LINK: dict[str, str | int] = {
     "keepalives_count": 3,
     "tcp_user_timeout": BUSY_TIMEOUT_MS,
 }
-"""libpq's parameters, unless the URL has them. Its own defaults wait two hours for a machine that is gone."""
+"""libpq's parameters, unless the URL sets them. With libpq's defaults a client waits two hours for a lost machine."""
 
-_SESSION = f"""
-    SELECT set_config(name, ours, false)
+_SESSION_SETTINGS = f"""
+    SELECT set_config(name, required, false)
     FROM (VALUES
         ('synchronous_commit', 'off', 'on'),
         ('lock_timeout', '0', '{BUSY_TIMEOUT_MS}ms'),
         ('idle_in_transaction_session_timeout', '0', '60s')
-    ) AS settings (name, theirs, ours)
-    WHERE current_setting(name) = theirs
+    ) AS settings (name, unsafe, required)
+    WHERE current_setting(name) = unsafe
 """
-"""Settings of a session that would break a promise are replaced; what somebody chose on purpose stays.
-The last one takes the row locks from a client whose machine has gone away in mid-transaction."""
+"""Replaces session settings under which the guarantees above do not hold; any other value of the operator stays.
+The last one releases the row locks of a client whose machine was lost in mid-transaction."""
 
 
 class Identifier(TypeDecorator[str]):
-    """Text that identifies something, at most `length` characters.
+    """Column type of an identifier, at most `length` characters.
 
-    Compared and ordered by code point, as Python and SQLite do: PostgreSQL would go by its database's
-    language, under which an index also breaks when the operating system's rules change.
+    Compared and ordered by code point, as in Python and SQLite. PostgreSQL's default is its database's collation, under
+    which an index also breaks when the operating system's collation rules change.
     """
 
     impl = String
@@ -79,7 +78,7 @@ class Identifier(TypeDecorator[str]):
 
 
 class FreeText(TypeDecorator[str]):
-    """Text of any length, for people or for programs, by which nothing is looked up."""
+    """Column type of text of any length that is not used as a key."""
 
     impl = Text
     cache_ok = True
@@ -89,16 +88,16 @@ class FreeText(TypeDecorator[str]):
 
 
 def _without_nul(value: str | None) -> str | None:
-    # PostgreSQL's text holds no NUL. Whoever looks for a name with one is to find nothing, not an error.
+    # PostgreSQL's text holds no NUL. A query by a name with a NUL must find nothing, not fail.
     return None if value is None else value.replace("\0", "\ufffd")
 
 
 def open_engine(url: str) -> Engine:
-    """An engine for `read_transaction` and `write_transaction`. Does not connect yet.
+    """Creates an engine for `read_transaction` and `write_transaction`. Does not connect yet.
 
     Raises:
-        InvalidConfig: not a URL of a database that Edgewater runs on.
-        StorageError: the directory for SQLite's file cannot be made, or PostgreSQL's driver is missing.
+        InvalidConfig: not a URL of a supported database.
+        StorageError: the directory of SQLite's file cannot be created, or PostgreSQL's driver is missing.
     """
     try:
         parsed = make_url(url)
@@ -109,15 +108,16 @@ def open_engine(url: str) -> Engine:
         return _sqlite(parsed)
     if backend == "postgresql":
         return _postgresql(parsed)
-    # The rest of it may carry a password.
+    # The rest of the URL may contain a password.
     raise InvalidConfig("database URL", f"{url.partition(':')[0][:32]}:…", _ACCEPTED)
 
 
 def _sqlite(url: URL) -> Engine:
-    """WAL, so that readers never wait; ``synchronous=FULL``, because an acknowledgement rests on the
-    commit and NORMAL may lose the last ones with the power; and BEGIN IMMEDIATE for every transaction
-    that may write, because one that begins as a reader and then writes fails at once if somebody else
-    has written in between, whatever the busy timeout.
+    """Opens SQLite with WAL, ``synchronous=FULL`` and BEGIN IMMEDIATE.
+
+    WAL: readers never wait. FULL: acknowledgements depend on commits, and NORMAL may lose the last ones in a power cut.
+    BEGIN IMMEDIATE for every transaction that may write: one that begins as a reader and then writes fails at once if
+    another has written in between, whatever the busy timeout.
     """
     engine = create_engine(url)
     if url.database:
@@ -128,9 +128,9 @@ def _sqlite(url: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:
-        connection.isolation_level = None  # SQLAlchemy's own BEGIN below, not the driver's.
+        connection.isolation_level = None  # BEGIN is emitted below, not by the driver.
         connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-        # Turning WAL on does not honour the timeout when several processes open a new file at once.
+        # Enabling WAL ignores the busy timeout when several processes open a new file at once.
         locked = retry_if_exception_type(connection.OperationalError)
         for attempt in Retrying(retry=locked, wait=wait_random(0, 0.05), stop=stop_after_delay(10), reraise=True):
             with attempt:
@@ -146,15 +146,18 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    """READ COMMITTED whatever the server's default is; see above. A connection is tried before it is
-    used (`pool_pre_ping`), so that a server that came back is not taken for one that is away."""
-    link = {name: value for name, value in _LINK.items() if name not in url.query}
+    """Opens PostgreSQL with READ COMMITTED, whatever the server's default is (see the module).
+
+    A connection is tested before it is used (`pool_pre_ping`), so that a restarted server does not count as
+    unreachable.
+    """
+    connect_args = {name: value for name, value in _CONNECT_ARGS.items() if name not in url.query}
     try:
         engine = create_engine(
             url.set(drivername="postgresql+psycopg"),
             isolation_level="READ COMMITTED",
             pool_pre_ping=True,
-            connect_args=link,
+            connect_args=connect_args,
         )
     except ImportError as exc:
         raise StorageError(f"PostgreSQL's driver is missing ({exc}): pip install 'edgewater[postgres]'") from exc
@@ -162,13 +165,13 @@ def _postgresql(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: object) -> None:
         with connection.cursor() as cursor:
-            cursor.execute(_SESSION)
-        connection.commit()  # A setting that is rolled back is forgotten.
+            cursor.execute(_SESSION_SETTINGS)
+        connection.commit()  # A rollback would undo the settings.
 
     return engine
 
 
-_READS: dict[str, dict[str, Any]] = {
+_READ_OPTIONS: dict[str, dict[str, Any]] = {
     "sqlite": {"reads": True},
     "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
 }
@@ -176,29 +179,29 @@ _READS: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def write_transaction(engine: Engine) -> Iterator[Connection]:
-    """A transaction that may write. Raises StorageError for whatever the database refuses."""
-    with _refusals(engine), engine.begin() as connection:
+    """Begins a transaction that may write. Raises StorageError for any error of the database."""
+    with _as_storage_error(engine), engine.begin() as connection:
         yield connection
 
 
 @contextmanager
 def read_transaction(engine: Engine) -> Iterator[Connection]:
-    """A transaction that only reads, from one state of the database. Raises StorageError."""
-    options = _READS[engine.dialect.name]
-    with _refusals(engine), engine.connect() as connection, connection.execution_options(**options).begin():
+    """Begins a transaction that only reads, from one state of the database. Raises StorageError."""
+    options = _READ_OPTIONS[engine.dialect.name]
+    with _as_storage_error(engine), engine.connect() as connection, connection.execution_options(**options).begin():
         yield connection
 
 
 @contextmanager
 def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]:
-    """A store's first transaction, in which those tables are made that are not there yet.
+    """Begins a store's first transaction and creates its missing tables, under a lock.
 
-    Nobody else makes any meanwhile. If it fails, no connection is left behind.
+    If it fails, the engine's connections are closed.
     """
     try:
         with write_transaction(engine) as connection:
             if connection.dialect.name == "postgresql":
-                connection.execute(select(func.pg_advisory_xact_lock(_TABLES_LOCK)))
+                connection.execute(select(func.pg_advisory_xact_lock(_DDL_LOCK)))
             tables.create_all(connection)
             yield connection
     except BaseException:
@@ -207,11 +210,11 @@ def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]
 
 
 @contextmanager
-def _refusals(engine: Engine) -> Iterator[None]:
-    # The driver's own errors come through unwrapped where SQLAlchemy only hands a connection on.
+def _as_storage_error(engine: Engine) -> Iterator[None]:
+    # SQLAlchemy does not wrap the driver's errors everywhere.
     try:
         yield
     except (SQLAlchemyError, engine.dialect.loaded_dbapi.Error) as exc:
-        # Without the statement and its parameters: the message reaches logs and clients, those must not.
-        told = " ".join(str(getattr(exc, "orig", None) or exc).split())
-        raise StorageError(f"database {engine.url.render_as_string()}: {told}") from exc
+        # Without the statement and its parameters, which must not reach logs and clients.
+        reason = " ".join(str(getattr(exc, "orig", None) or exc).split())
+        raise StorageError(f"database {engine.url.render_as_string()}: {reason}") from exc

@@ -1,12 +1,11 @@
 """The frame log: segment files per query that hold every frame the center has acknowledged.
 
-A record is ``length (u32) · CRC32C (u32) · version (u8) · payload``, little endian; the checksum covers
-the version and the payload, which is the edge's id, its incarnation and the frame's wire message.
+A record is ``length (u32) · CRC32C (u32) · version (u8) · payload``, little endian. The checksum covers the version
+and the payload: the edge's id, its incarnation and the frame's wire message.
 
-Only what the catalog's index points to counts. That makes crashes simple: a torn record at a segment's
-end was never indexed, so nobody reads it, and since each writer opens segments under a name of its own
-it is never appended to either. The road not taken, resuming a dead writer's segment, would save a few
-small files and cost a scan, a truncation and a lock against the other gateways.
+Only records that the catalog's index points to count. A torn record at the end of a segment was never indexed, so it is
+never read; and each writer names its segments uniquely, so a dead writer's segment is never appended to. Resuming such
+segments was rejected: it would save a few small files, and cost a scan, a truncation and a lock among gateways.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _TEXT = struct.Struct("<H")
 
 @dataclass(frozen=True, slots=True)
 class StoredFrame:
-    """A frame with the identity of who sent it."""
+    """A frame with the identity of its sender."""
 
     edge: EdgeId
     incarnation: str
@@ -48,7 +47,7 @@ class StoredFrame:
 
 @dataclass(frozen=True, slots=True)
 class FrameLocation:
-    """Where a record lies: its segment (path inside the log, ``/`` between parts), first byte and bytes."""
+    """Location of a record: its segment (relative path in the log, with ``/``), offset and length in bytes."""
 
     segment: str
     offset: int
@@ -73,8 +72,8 @@ class FrameEntry:
 
 
 @dataclass(slots=True)
-class _Segment:
-    """A segment that this process writes."""
+class _OpenSegment:
+    """A segment that this process writes. `written`, `synced`: bytes."""
 
     name: str
     path: Path
@@ -87,9 +86,9 @@ class FrameLog:
     """Frames on disk, appended by one thread at a time and read by any number of processes.
 
     Args:
-        path: the log's directory; made when the first frame is written.
+        path: the log's directory; created when the first frame is written.
         segment_bytes: size at which a segment is closed and the next one begun.
-        writer: what this writer's segments are called; unique among all writers of all times.
+        writer: prefix of this writer's segments; unique among all writers, past ones included.
     """
 
     def __init__(self, path: str | Path, *, segment_bytes: int = SEGMENT_BYTES, writer: str | None = None) -> None:
@@ -97,30 +96,29 @@ class FrameLog:
         self._segment_bytes = segment_bytes
         self._writer = writer or uuid.uuid4().hex[:12]
         self._count = 0
-        self._open: OrderedDict[str, _Segment] = OrderedDict()
-        self._touched: dict[str, _Segment] = {}
+        self._open: OrderedDict[str, _OpenSegment] = OrderedDict()
+        self._touched: dict[str, _OpenSegment] = {}
 
     def append(self, frames: Sequence[StoredFrame]) -> list[FrameLocation]:
-        """Writes frames and says where they lie, in the order given. Durable only after `sync`.
+        """Writes frames; returns their locations, in the order of `frames`. They are durable only after `sync`.
 
         Raises:
-            OSError: the disk refuses. What this call and others since the last `sync` wrote is given up
-                and must be appended again.
+            OSError: of the disk. All records since the last `sync` are discarded and must be appended again.
         """
         locations: list[FrameLocation | None] = [None] * len(frames)
         keys = [_key(f) for f in frames]
         order = sorted(range(len(frames)), key=keys.__getitem__)
         try:
             for key, numbers in groupby(order, key=keys.__getitem__):
-                for i, location in self._append_to(key, [(i, encode(frames[i])) for i in numbers]):
+                for i, location in self._append_to(key, [(i, encode_record(frames[i])) for i in numbers]):
                     locations[i] = location
         except OSError:
-            self._abandon()
+            self._discard_unsynced()
             raise
         return [location for location in locations if location is not None]
 
     def _append_to(self, key: str, records: Sequence[tuple[int, bytes]]) -> Iterable[tuple[int, FrameLocation]]:
-        """Writes records of one query, with one write per segment they fall into."""
+        """Writes records of one query, with one write per segment."""
         begun = 0
         while begun < len(records):
             segment = self._segment(key)
@@ -142,7 +140,7 @@ class FrameLog:
             if begun < len(records):
                 self._close(key)
 
-    def _segment(self, key: str) -> _Segment:
+    def _segment(self, key: str) -> _OpenSegment:
         if key in self._open:
             self._open.move_to_end(key)
             return self._open[key]
@@ -152,16 +150,17 @@ class FrameLog:
         name = f"{key}/{self._writer}-{self._count:06d}.frames"
         path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        segment = _Segment(name, path, path.open("xb", buffering=0))
+        segment = _OpenSegment(name, path, path.open("xb", buffering=0))
         self._open[key] = segment
         return segment
 
     def sync(self) -> None:
-        """Makes all that was appended durable.
+        """Makes all appended records durable.
 
         Raises:
-            OSError: as `append`. A failed fsync may have dropped pages, so its segment is never
-                written or synced again (calling fsync once more would report success and lie).
+            OSError: as `append`. A failed fsync may have dropped pages, so its segment is never written or synced
+            again:
+                a second fsync would report success falsely.
         """
         try:
             for segment in self._touched.values():
@@ -173,11 +172,11 @@ class FrameLog:
                 segment.synced = segment.written
             self._touched.clear()
         except OSError:
-            self._abandon()
+            self._discard_unsynced()
             raise
 
     def roll(self) -> None:
-        """Ends every open segment; the next append begins new ones."""
+        """Closes every open segment; the next append begins new ones."""
         for key in list(self._open):
             self._close(key)
 
@@ -196,35 +195,35 @@ class FrameLog:
                     _sync_directory(self._root)
                 segment.synced = segment.written
             except OSError:
-                self._give_up(segment)
+                self._truncate_and_close(segment)
                 raise
         segment.file.close()
 
-    def _abandon(self) -> None:
-        """Leaves every segment whose tail is in doubt, so that a full disk gets its bytes back."""
+    def _discard_unsynced(self) -> None:
+        """Closes every segment with unsynced bytes and truncates them, so that a full disk regains the space."""
         for key, segment in self._touched.items():
             self._open.pop(key, None)
-            self._give_up(segment)
+            self._truncate_and_close(segment)
         self._touched.clear()
         for key, segment in list(self._open.items()):
             if segment.written == 0:
                 del self._open[key]
-                self._give_up(segment)
+                self._truncate_and_close(segment)
 
     @staticmethod
-    def _give_up(segment: _Segment) -> None:
+    def _truncate_and_close(segment: _OpenSegment) -> None:
         try:
             if segment.synced:
                 os.ftruncate(segment.file.fileno(), segment.synced)
             else:
                 segment.path.unlink(missing_ok=True)
         except OSError:
-            pass  # The tail is not indexed: it costs space, not truth.
+            pass  # The tail is not indexed: it only takes space.
         finally:
             segment.file.close()
 
     def read(self, segment: str, offset: int, length: int) -> StoredFrame:
-        """The frame at a location. Raises StorageError for a missing, torn or damaged record."""
+        """Reads the frame at a location. Raises StorageError for a missing, torn or damaged record."""
         where = f"{segment} at {offset}"
         try:
             with self._path(segment).open("rb") as file:
@@ -233,17 +232,17 @@ class FrameLog:
             raise StorageError(f"frame log {where}: cannot be read: {exc}") from exc
         if len(record) != length:
             raise StorageError(f"frame log {where}: {len(record)} bytes, the index says {length}")
-        return decode(record, where)
+        return decode_record(record, where)
 
     def segments(self) -> list[str]:
-        """All segments on disk, of whatever writer, sorted. Raises StorageError."""
+        """All segments on disk, of all writers, sorted. Raises StorageError."""
         try:
             return sorted(path.relative_to(self._root).as_posix() for path in self._root.glob("*/*.frames"))
         except OSError as exc:
             raise StorageError(f"frame log: cannot be listed: {exc}") from exc
 
     def remove(self, segment: str) -> None:
-        """Deletes a segment that the catalog has forgotten; nothing happens if it is gone already."""
+        """Deletes a segment that the catalog has dropped; a missing one is ignored. Raises StorageError."""
         try:
             self._path(segment).unlink(missing_ok=True)
         except OSError as exc:
@@ -252,12 +251,12 @@ class FrameLog:
     def _path(self, segment: str) -> Path:
         parts = PurePosixPath(segment)
         if parts.is_absolute() or ".." in parts.parts or len(parts.parts) != 2:
-            raise StorageError(f"frame log: {segment!r} is no segment of this log")
+            raise StorageError(f"frame log: {segment!r} is not a segment of this log")
         return self._root / segment
 
 
-def encode(stored: StoredFrame) -> bytes:
-    """The record of a frame, header included."""
+def encode_record(stored: StoredFrame) -> bytes:
+    """Encodes a frame as a record, header included."""
     edge, incarnation = stored.edge.encode(), stored.incarnation.encode()
     message = stored.frame.to_wire().SerializeToString()
     parts = (_TEXT.pack(len(edge)), edge, _TEXT.pack(len(incarnation)), incarnation, message)
@@ -265,10 +264,10 @@ def encode(stored: StoredFrame) -> bytes:
     return _HEADER.pack(len(payload), _checksum(VERSION, payload), VERSION) + payload
 
 
-def decode(record: bytes, where: str) -> StoredFrame:
-    """The frame of one whole record. Raises StorageError, naming `where`."""
+def decode_record(record: bytes, where: str) -> StoredFrame:
+    """Decodes one whole record. Raises StorageError, naming `where`."""
     if len(record) < _HEADER.size:
-        raise StorageError(f"frame log {where}: {len(record)} bytes are no record")
+        raise StorageError(f"frame log {where}: {len(record)} bytes are not a record")
     length, checksum, version = _HEADER.unpack_from(record)
     payload = record[_HEADER.size :]
     if length != len(payload):
@@ -277,13 +276,13 @@ def decode(record: bytes, where: str) -> StoredFrame:
     if actual != checksum:
         raise StorageError(f"frame log {where}: CRC32C is {actual:#010x}, the record says {checksum:#010x}")
     if version != VERSION:
-        raise StorageError(f"frame log {where}: a record of version {version}, this release reads {VERSION}")
+        raise StorageError(f"frame log {where}: record of version {version}, this release reads {VERSION}")
     try:
         edge, rest = _text(payload)
         incarnation, rest = _text(rest)
         return StoredFrame(EdgeId(edge), incarnation, Frame.from_wire(pb.Frame.FromString(rest)))
     except (DecodeError, UnicodeDecodeError, struct.error, ProtocolError) as exc:
-        raise StorageError(f"frame log {where}: the checksum holds but the record is no frame: {exc}") from exc
+        raise StorageError(f"frame log {where}: the checksum is right but the record is not a frame: {exc}") from exc
 
 
 def _text(payload: bytes) -> tuple[str, bytes]:
@@ -297,8 +296,8 @@ def _checksum(version: int, payload: bytes) -> int:
 
 def _key(stored: StoredFrame) -> str:
     query = stored.frame.query
-    if not NAME.fullmatch(query.name):  # It becomes a directory's name.
-        raise StorageError(f"frame log: {query.name!r} is no query's name")
+    if not NAME.fullmatch(query.name):  # it becomes the name of a directory
+        raise StorageError(f"frame log: {query.name!r} is not a query's name")
     return f"{query.name}@{query.version}"
 
 

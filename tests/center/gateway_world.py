@@ -15,8 +15,7 @@ import grpc
 import pytest
 
 from center.catalog import Catalog, IndexOutcome, UnindexedFrame
-from center.ingest.config import GatewayConfig
-from center.ingest.gateway import CODE_METADATA, Gateway
+from center.ingest import CODE_METADATA, Gateway, GatewayConfig
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec

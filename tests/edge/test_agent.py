@@ -15,8 +15,7 @@ import httpx
 import pytest
 
 from center.catalog import Catalog
-from center.ingest.config import GatewayConfig
-from center.ingest.gateway import Gateway
+from center.ingest import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLog
 from edge.agent import Agent, open_agent
 from edge.config import parse_config
@@ -78,7 +77,7 @@ class Center:
 
     def bodies(self) -> list[tuple[str, FrameBody]]:
         result = []
-        for key, last in self.catalog.positions().items():
+        for key, last in self.catalog.last_positions().items():
             for entry in self.catalog.frames(key, 0, last):
                 stored = self.log.read(entry.segment, entry.offset, entry.length)
                 result.append((entry.query.name, stored.frame.unpack()))

@@ -14,8 +14,7 @@ import grpc
 import numpy as np
 
 from center.catalog import Catalog
-from center.ingest.config import GatewayConfig
-from center.ingest.gateway import Gateway
+from center.ingest import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLog
 from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink, UplinkEndpoint
 from edgewater.query import QuerySpec

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse, Response
 
 from center.api.models import ComponentReadiness, Readiness
 from center.api.services import Center, Services
 from center.catalog import COMPONENTS, component_status
 from edgewater.errors import StorageError
+from edgewater.health import metrics_response
 
 router = APIRouter(tags=["health"])
 
@@ -58,4 +58,4 @@ def _readiness(center: Services) -> Readiness:
 
 @router.get("/metrics", summary="Metrics in Prometheus' text format", response_class=Response)
 def metrics(center: Center) -> Response:
-    return Response(generate_latest(center.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return metrics_response(center.metrics.registry)

@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from starlette.applications import Starlette
 
 from center.catalog import Catalog
-from center.ingest.config import GatewayConfig
-from center.ingest.gateway import Gateway
-from center.ingest.http import observe
+from center.ingest import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLog
 from edgewater.errors import InvalidConfig, StorageError
+from edgewater.health import health_routes
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Encoding, QueryRef
 from tests.center.gateway_world import JFK, RawEdge, center, eventually, frame, on_a_loop, spec
@@ -91,7 +91,7 @@ async def test_a_frame_whose_checksum_is_wrong_is_refused_by_name(tmp_path: Path
     ("broken", "named"),
     [
         (pb.FromEdge(frame=frame(2).to_wire()), "frame 2 came where 0 is expected"),
-        (pb.FromEdge(frame=frame(0, QueryRef("../x", 1)).to_wire()), "'../x', which is no query's name"),
+        (pb.FromEdge(frame=frame(0, QueryRef("../x", 1)).to_wire()), "'../x', which is not a query's name"),
         (pb.FromEdge(frame=frame(0, content=os.urandom(5_000)).to_wire()), "frame 0 has"),
         (pb.FromEdge(hello=pb.Hello()), "second Hello"),
         (pb.FromEdge(query_status=pb.QueryStatus(query="")), "a status of ''"),
@@ -186,7 +186,8 @@ async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where
         assert (await edge.until("throttle")).throttle.retry_after_ms > 0
         assert "cannot be made durable" in c.gateway.readiness()[0]
         assert c.gateway.metrics.stalled._value.get() == 1
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(observe(c.gateway)), base_url="http://g") as http:
+        app = Starlette(routes=health_routes(c.gateway.metrics.registry, c.gateway.readiness))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as http:
             answer = await http.get("/readyz")
             assert answer.status_code == 503 and "made durable" in answer.json()["missing"][0]
             assert (await http.get("/livez")).status_code == 200

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 from center.job.catalog_events import CatalogEvents
 from center.job.frame_retention import FrameRetention
 from center.job.ledger_writer import DeadlineThread, LedgerWriter
-from center.job.metrics import JobMetrics, serving
+from center.job.metrics import JobMetrics
 from center.ledger import Ledger, Phase
 from edgewater.errors import InvalidConfig, StorageError
+from edgewater.health import health_server
 from edgewater.query import QuerySpec
 
 WITHIN_S = 20
@@ -109,28 +111,31 @@ def test_deadlines_are_kept_by_a_thread_that_survives_failures(world: Any, write
     assert not thread.is_alive()
 
 
-def test_metrics_and_liveness_are_served() -> None:
-    metrics, problem = JobMetrics(), [""]
+def test_metrics_liveness_and_readiness_are_served() -> None:
+    metrics, missing = JobMetrics(), list[str]()
     metrics.batches.inc()
-    with serving(metrics, lambda: problem[0], "127.0.0.1", 0) as port:
-        base = f"http://127.0.0.1:{port}"
+    with health_server(metrics.registry, lambda: missing, "127.0.0.1:0", "spark.metrics") as address:
+        base = f"http://{address}"
         with urlopen(f"{base}/metrics", timeout=WITHIN_S) as response:
             assert b"edgewater_job_batches_total 1.0" in response.read()
         with urlopen(f"{base}/livez", timeout=WITHIN_S) as response:
             assert response.read() == b"ok\n"
-        problem[0] = "the stream failed"
-        for path, status in (("/livez", 503), ("/other", 404)):
+        with urlopen(f"{base}/readyz", timeout=WITHIN_S) as response:
+            assert json.load(response) == {"ready": True, "missing": []}
+        missing.append("the stream failed")
+        for path, status in (("/readyz", 503), ("/other", 404)):
             with pytest.raises(HTTPError) as caught:
                 urlopen(f"{base}{path}", timeout=WITHIN_S)
             assert caught.value.code == status
             caught.value.close()
 
 
-def test_a_taken_address_is_told_by_its_key() -> None:
+def test_a_taken_address_is_refused_by_its_key() -> None:
+    registry = JobMetrics().registry
     with (
-        serving(JobMetrics(), str, "127.0.0.1", 0) as port,
-        pytest.raises(InvalidConfig, match=rf"spark.metrics.*{port}"),
-        serving(JobMetrics(), str, "127.0.0.1", port),
+        health_server(registry, list, "127.0.0.1:0", "spark.metrics") as address,
+        pytest.raises(InvalidConfig, match=rf"spark.metrics.*{address}"),
+        health_server(registry, list, address, "spark.metrics"),
     ):
         pass
 

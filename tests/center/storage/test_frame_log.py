@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from center.storage import frame_log
-from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame, decode, encode
+from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame, decode_record, encode_record
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef
@@ -102,12 +102,12 @@ def test_two_writers_in_one_directory_never_share_a_segment(tmp_path: Path) -> N
 
 
 def test_every_flipped_byte_of_a_record_is_found(tmp_path: Path) -> None:
-    record = encode(stored())
+    record = encode_record(stored())
     for i in range(len(record)):
         damaged = bytearray(record)
         damaged[i] ^= 0x10
         with pytest.raises(StorageError, match="miles@1/w at 0"):
-            decode(bytes(damaged), "miles@1/w at 0")
+            decode_record(bytes(damaged), "miles@1/w at 0")
 
 
 @given(cut=st.floats(0, 1, exclude_max=True))
@@ -127,7 +127,7 @@ def test_appending_goes_on_behind_a_torn_tail(tmp_path: Path) -> None:
     (kept,) = crashed.append([stored(0)])
     crashed.close()
     with (tmp_path / kept.segment).open("ab") as file:
-        file.write(encode(stored(1))[:50])
+        file.write(encode_record(stored(1))[:50])
     log = FrameLog(tmp_path)
     (after,) = log.append([stored(1)])
     log.sync()
@@ -143,7 +143,7 @@ def test_a_missing_or_foreign_segment_is_a_storage_error(tmp_path: Path) -> None
 
 
 def test_a_query_name_that_leaves_the_log_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="no query's name"):
+    with pytest.raises(StorageError, match="not a query's name"):
         FrameLog(tmp_path / "log").append([stored(0, QueryRef("../../etc", 1))])
 
 
