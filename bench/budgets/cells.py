@@ -11,7 +11,7 @@ import numpy as np
 
 from bench.budgets.workload import work
 from edgewater.caching import CacheSpec
-from sim.budgets.experiment import Policy, run
+from sim.budgets.experiment import SimulatedPolicy, run
 from sim.budgets.link import LinkModel
 from sim.budgets.outcome import truth_per_window
 
@@ -22,12 +22,12 @@ QUICK = {"error": (0.0, 3e-5, 1e-4), "staleness": (0.01, 0.03)}
 WARM_UP = 2
 """Windows left out at the beginning: history has nothing to say of the first."""
 UPDATE_BYTES = 32.0
-DEFAULT = Policy("caching")
-OPTIMAL = Policy("optimal")
-BASELINES = (Policy("streaming"), Policy("batching"), Policy("random"))
-EVICTIONS = tuple(Policy("caching", CacheSpec(e)) for e in ("lru", "spe", "mae", "rate"))
+DEFAULT = SimulatedPolicy("caching")
+OPTIMAL = SimulatedPolicy("optimal")
+BASELINES = (SimulatedPolicy("streaming"), SimulatedPolicy("batching"), SimulatedPolicy("random"))
+EVICTIONS = tuple(SimulatedPolicy("caching", CacheSpec(e)) for e in ("lru", "spe", "mae", "rate"))
 SIZINGS = tuple(
-    Policy("caching", CacheSpec("lru", s, e))
+    SimulatedPolicy("caching", CacheSpec("lru", s, e))
     for s in ("prev_window", "linear", "pure_pess")
     for e in ("acc", "explicit")
 )
@@ -52,7 +52,7 @@ class Cell:
 
     setting: Setting
     budget: float
-    policy: Policy
+    policy: SimulatedPolicy
     windows: int
     seed: int
 
@@ -87,7 +87,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def policies_of(part: str, setting: Setting) -> Sequence[Policy]:
+def policies_of(part: str, setting: Setting) -> Sequence[SimulatedPolicy]:
     """Those that a figure shows."""
     match part:
         case "fig3":

@@ -21,8 +21,15 @@ from bench.early_answers.goals import check_goals
 from bench.early_answers.kmeans import kmeans_rows
 from bench.early_answers.overhead import overhead
 from bench.early_answers.results import Results, Row
-from bench.early_answers.rows import goal_rows, recorded_rows, rival_rows, robustness_rows, sliding_rows, unsampled_rows
-from sim.early_answers.engine import Outcome
+from bench.early_answers.rows import (
+    baseline_rows,
+    goal_rows,
+    recorded_rows,
+    robustness_rows,
+    sliding_rows,
+    unsampled_rows,
+)
+from sim.early_answers.engine import WindowOutcome
 from sim.early_answers.recorded import RecordedDownloads
 from sim.early_answers.study import Study, run_study, run_workload
 from sim.early_answers.summary import oracle_rate, summarise, table
@@ -46,7 +53,7 @@ def measure(part: str, study: Study, downloads: Path) -> Row:
     return row | {"cpu_s": round(time.process_time() - started, 2)}
 
 
-def _distributions(outcomes: Sequence[Outcome]) -> Row:
+def _distributions(outcomes: Sequence[WindowOutcome]) -> Row:
     return {
         "latencies_ms": [round(o.latency_ms, 2) for o in outcomes],
         "errors": [
@@ -65,7 +72,7 @@ def _recorded(study: Study, downloads: Path) -> Row:
 
 
 def _studies(windows: int, seed: int, quick: bool, downloads: Path) -> dict[str, list[Study]]:
-    parts = {"goals": goal_rows(), "robustness": robustness_rows(), "rivals": rival_rows()}
+    parts = {"goals": goal_rows(), "robustness": robustness_rows(), "rivals": baseline_rows()}
     parts["recorded"] = recorded_rows() if downloads.is_dir() else []
     parts |= {"sliding": sliding_rows(), "unsampled": unsampled_rows()}
     return {

@@ -1,4 +1,4 @@
-"""The papers' figures 6 to 14, from the rows of `rows.rival_rows` and `kmeans.kmeans_rows`."""
+"""The papers' figures 6 to 14, from the rows of `rows.baseline_rows` and `kmeans.kmeans_rows`."""
 
 from __future__ import annotations
 

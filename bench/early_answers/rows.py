@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgewater.accuracy import MEASURES
-from sim.early_answers.baseline_runs import RIVALS
+from sim.early_answers.baseline_runs import BASELINES
 from sim.early_answers.study import Study
 from sim.early_answers.workload import DELAYS, SCENARIOS
 
-ALGORITHMS = ("edgewater", *RIVALS)
+ALGORITHMS = ("edgewater", *BASELINES)
 
 
 def goal_rows() -> list[Study]:
@@ -36,7 +36,7 @@ def unsampled_rows() -> list[Study]:
     return [Study(scenario=s, measure=m, sampling=False) for s in SCENARIOS for m in ("mean", "sum")]
 
 
-def rival_rows() -> list[Study]:
+def baseline_rows() -> list[Study]:
     """Every algorithm on YSB (sums) and NYT (means), as in figures 6 to 11; EG also at five times the rate."""
     base = [Study(values="ysb", measure="sum"), Study(values="nyt", measure="mean")]
     rows = [replace(b, delays=d, algorithm=a) for b in base for d in DELAYS for a in ALGORITHMS]
@@ -46,7 +46,7 @@ def rival_rows() -> list[Study]:
 def sliding_rows() -> list[Study]:
     """NYT as the paper has it, the mean distance in sliding windows: five of them overlap."""
     ours = [Study(delays=d, window_ms=w, every_ms=w // 5) for w in (3000, 6000) for d in DELAYS]
-    return ours + [Study(every_ms=600, algorithm=a) for a in RIVALS]
+    return ours + [Study(every_ms=600, algorithm=a) for a in BASELINES]
 
 
 def recorded_rows() -> list[Study]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from edgewater.synopses import FloatArray, IntArray
-from sim.budgets.optimal import ROUNDING, Schedule, WindowTrace
+from sim.budgets.optimal import ROUNDING, WindowSchedule, WindowTrace
 
 RANDOM_STEPS = 500
-"""Random draws what leaves this often per window, and as many updates as the link then carries."""
+"""The policy Random sends this often per window, each time as many random groups as the link carries until the next."""
 
 
 def accumulate(state: FloatArray, groups: IntArray, values: FloatArray, aggregate: str) -> None:
-    """Adds records to an aggregate per group; NaN where there is none yet."""
+    """Adds records to the aggregate per group, in place; NaN marks groups without records."""
     fold = {"max": np.fmax, "min": np.fmin}.get(aggregate)
     if fold is not None:
         fold.at(state, groups, values)
@@ -40,8 +40,12 @@ def _total(window: WindowTrace) -> FloatArray:
 def _flush(
     window: WindowTrace, error: FloatArray, at_ms: float, updates: int, service_ms: float,
     budget: float | None, staleness_ms: float | None,
-) -> Schedule:  # fmt: skip
-    """What follows the window's end: all that exceed the budget, or the largest errors until the deadline."""
+) -> WindowSchedule:  # fmt: skip
+    """Returns the schedule with the updates after the window's end.
+
+    Under an error budget these are all groups with a larger error; under a staleness budget the groups with the largest
+    errors, until the deadline.
+    """
     at = max(at_ms, window.end_ms)
     ordered = np.sort(error)[::-1]
     if budget is not None:
@@ -53,13 +57,13 @@ def _flush(
     done = at + count * service_ms
     stale = done - window.end_ms if count or at_ms > window.end_ms else 0.0
     left = float(ordered[count]) if count < len(ordered) else 0.0
-    return Schedule(stale, left, updates + count, done if count else at_ms)
+    return WindowSchedule(stale, left, updates + count, done if count else at_ms)
 
 
 def batching(
     window: WindowTrace, service_ms: float, free_ms: float, budget: float | None, staleness_ms: float | None
-) -> Schedule:
-    """Nothing leaves before the window's end."""
+) -> WindowSchedule:
+    """Sends nothing before the window's end."""
     total = _total(window)
     start = max(free_ms, window.end_ms) if window.count else free_ms
     if free_ms <= window.end_ms:
@@ -69,8 +73,8 @@ def batching(
 
 def random_early(
     window: WindowTrace, service_ms: float, free_ms: float, budget: float | None, staleness_ms: float | None, seed: int
-) -> Schedule:
-    """While the link has room groups leave that are drawn at random; then as batching does."""
+) -> WindowSchedule:
+    """Sends random groups whenever the link is idle before the window's end, and then the rest like `batching`."""
     rng = np.random.default_rng(seed)
     value, sent = _empty(window), _empty(window)
     pending = np.zeros(window.count, bool)
@@ -94,18 +98,16 @@ def random_early(
 
 def streaming(
     window: WindowTrace, service_ms: float, free_ms: float, budget: float | None, staleness_ms: float | None
-) -> Schedule:
-    """Every record is an update of its own, in the order of arrival; until the error is within the budget, or
-    until the deadline."""
+) -> WindowSchedule:
+    """Sends every record as an update, in order of arrival, until the error is within the budget or the deadline."""
     if not len(window.times_ms):
-        return Schedule(0.0, 0.0, 0, free_ms)
+        return WindowSchedule(0.0, 0.0, 0, free_ms)
     ahead = np.arange(len(window.times_ms)) * service_ms
     done = np.maximum(np.maximum.accumulate(window.times_ms - ahead), free_ms) + ahead + service_ms
     order, error, initial = window.errors()
-    position = np.argsort(order)  # of each record, in the order of time, among its group's
+    position = np.argsort(order)  # maps records in order of time to records ordered by group
     error, initial, groups = error[position], initial[position], window.groups
     if budget is not None:
-        # A group is within the budget from the first record on behind which its error is.
         count = 0
         over = error > budget * (1 + ROUNDING)
         if bool((initial > budget * (1 + ROUNDING)).any()):
@@ -116,17 +118,17 @@ def streaming(
         count = int(np.searchsorted(done, window.end_ms + staleness_ms, "right"))
     left = np.zeros(window.count)
     np.maximum.at(left, groups, initial)
-    left[groups[:count]] = error[:count]  # the last of equal indices stays
+    left[groups[:count]] = error[:count]  # of duplicate indices, the last one wins
     free = float(done[count - 1]) if count else free_ms
-    return Schedule(max(free - window.end_ms, 0.0) if count else 0.0, float(left.max()), count, free)
+    return WindowSchedule(max(free - window.end_ms, 0.0) if count else 0.0, float(left.max()), count, free)
 
 
 def _first_within(groups: IntArray, over: np.ndarray, needed: np.ndarray, count: int) -> int:
-    """How many records must have left until every group that needs it is within the budget for good."""
+    """Returns how many records must be sent until every group in `needed` stays within the budget."""
     last_over = np.full(count, -1)
     at = np.flatnonzero(over)
     np.maximum.at(last_over, groups[at], at)
-    # Behind its last record over the budget comes the first one that ends it.
+    # The first record after the last one over the budget brings the group within it.
     after = np.arange(len(groups)) > last_over[groups]
     first = np.full(count, len(groups))
     chosen = np.flatnonzero(after & needed)

@@ -1,6 +1,6 @@
-"""A center that merges what edges ship, fast: the values of all groups of a window in one array.
+"""A fast center for simulations: merges the values of all groups of a window in one array.
 
-Equal to `GroupedAggregate.merge_bytes` of the same frames.
+Its results equal those of `center.results.partials.merge_partials` on the same frames (`tests/sim/budgets`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from edgewater.measure import Measure
 from edgewater.query import QuerySpec
 from edgewater.synopses import FloatArray, GroupedAggregate, IntArray, KeyTable
 from edgewater.wire.frames import FrameBody
-from sim.budgets.outcome import Outcome
+from sim.budgets.outcome import PolicyOutcome
 from sim.budgets.trace import Trace
 
 
 class MergingCenter:
-    """Merges frames as they arrive, and notes when each window was complete."""
+    """Merges frames as they arrive, and records when each window was complete."""
 
     def __init__(
         self, trace: Trace, query: QuerySpec, measure: Measure, starts: list[int], edges: int, *, coded_keys: bool
@@ -41,15 +41,15 @@ class MergingCenter:
         self._starts, self._edges, self._size = starts, edges, query.window.slice_ms
 
     def receive(
-        self, edge: int, body: FrameBody, parts: Sequence[tuple[int, GroupedAggregate]], arrival_ms: float
+        self, edge: int, body: FrameBody, partials: Sequence[tuple[int, GroupedAggregate]], arrival_ms: float
     ) -> None:
-        """Takes a frame that arrives at `arrival_ms`; frames of an edge come in order.
+        """Merges a frame that arrives at `arrival_ms`; frames of one edge arrive in order.
 
         Args:
-            parts: (slice start, the aggregate) of each of the body's partials.
+            partials: (slice start, aggregate) of each partial of the body.
         """
-        for start, part in parts:
-            self._merge(start, part)
+        for start, partial in partials:
+            self._merge(start, partial)
             if (edge, start) in self._closed:
                 self._closed[edge, start] = arrival_ms
         for close in body.closes:
@@ -58,33 +58,33 @@ class MergingCenter:
             self._stated[edge, close.slice_start_ms] = max(stated, default=0.0)
         self._last[edge] = body.through_ms
 
-    def _merge(self, start: int, part: GroupedAggregate) -> None:
-        codes = self._codes(part)
-        fresh = part.query(self._measure).value
+    def _merge(self, start: int, partial: GroupedAggregate) -> None:
+        codes = self._codes(partial)
+        fresh = partial.query(self._measure).value
         held = self._values[start]
         if self._extremum is not None:
             held[codes] = self._extremum(held[codes], fresh)
         else:
             held[codes] = np.nan_to_num(held[codes]) + np.nan_to_num(fresh)
 
-    def _codes(self, part: GroupedAggregate) -> IntArray:
-        rows = part.rows()
+    def _codes(self, partial: GroupedAggregate) -> IntArray:
+        rows = partial.rows()
         if not self._grouped:
-            return np.zeros(len(part), np.int64)
+            return np.zeros(len(partial), np.int64)
         if self._table is None:
             return np.asarray(rows[0].to_numpy(zero_copy_only=False), np.int64)
-        return self._table.encode(rows, len(part))
+        return self._table.encode(rows, len(partial))
 
     def complete(self, edge: int) -> bool:
-        """Has this edge told all of the last window?"""
+        """Returns whether the edge has shipped everything of the last window."""
         return bool(self._last.get(edge, -1) >= self._starts[-1] + self._size)
 
     def values(self, start: int) -> FloatArray:
-        """Per group; NaN for those of which nothing came."""
+        """Returns the value per group; NaN for groups without an update."""
         return self._values[start]
 
-    def outcome(self, truth: Mapping[int, FloatArray], size_ms: int, updates: int, sent_bytes: float) -> Outcome:
-        """Compared with the truth, which is over the same groups."""
+    def outcome(self, truth: Mapping[int, FloatArray], size_ms: int, updates: int, sent_bytes: float) -> PolicyOutcome:
+        """Returns the outcome, given the true values per window start and group."""
         staleness, error, largest, stated = [], [], [], []
         for start in self._starts:
             ends = [self._closed.get((edge, start), 0.0) for edge in range(self._edges)]
@@ -96,7 +96,9 @@ class MergingCenter:
             for edge in range(self._edges):
                 total = self._join_stated(total, self._stated.get((edge, start), 0.0))
             stated.append(total)
-        return Outcome(np.array(staleness), np.array(error), np.array(largest), np.array(stated), updates, sent_bytes)
+        return PolicyOutcome(
+            np.array(staleness), np.array(error), np.array(largest), np.array(stated), updates, sent_bytes
+        )
 
 
 def _add(left: float, right: float) -> float:

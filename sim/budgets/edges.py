@@ -1,13 +1,12 @@
-"""Edges under a virtual clock: the production `EdgeCore`s, their links, and a center that merges.
+"""Edges under a virtual clock: production `EdgeCore`s with simulated links to a center that merges.
 
-Time is cut as coarsely as it may be. A core is asked for a frame whenever its link is free, and is fed all
-records up to that moment first, so that a frame carries the freshest values. A frame is kept to what the
-link carries in a small part of the time that is left to the window's end (`RESOLUTION`, at most
-`COARSEST` of a window), so decisions get finer towards the end, where they count. What a window's answer waits
-for is timed by the link, byte by byte, not by these steps.
+Time advances in coarse steps. Whenever its link is idle, a core first ingests all records up to that moment and is then
+asked for a frame, so that frames have the newest values. A frame is limited to what the link carries in a small
+fraction of the time left until the window's end (`RESOLUTION`, at most `COARSEST` of a window), so decisions are finer
+towards the end, where they matter. The link model determines arrival times byte by byte, independently of these steps.
 
-Where every update costs the same (`LinkModel.bytes_per_update`), frames carry tickets of that size instead of
-encoded partials (`TicketOffice`): all that the core decides stays as it is, at a fraction of the time.
+Where every update has the same size (`LinkModel.bytes_per_update`), frames contain tickets of that size instead of
+encoded partials (`TicketCodec`). The core's decisions are the same, at a fraction of the run time.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from edgewater.streams import LIVE
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire.frames import QueryRef
 from sim.budgets.center import MergingCenter
-from sim.budgets.link import LinkModel, Wire
-from sim.budgets.outcome import Outcome, truth_per_window
+from sim.budgets.link import LinkModel, LinkSimulation
+from sim.budgets.outcome import PolicyOutcome, truth_per_window
 from sim.budgets.trace import Trace
 
 RESOLUTION = 0.03
 COARSEST = 0.03
 NEAR = 0.1
-"""Where so much of a window is left, steps are twice as coarse as RESOLUTION says; near the end they are as it says."""
+"""With this fraction of a window left, steps are twice as coarse as `RESOLUTION`; they approach it towards the end."""
 FINEST_MS = 1.0
-CODE = "group_code"
+GROUP_CODE_COLUMN = "group_code"
 TICKET = struct.Struct("<Q")
 
 
-class TicketOffice:
-    """Encodes partials as tickets: bytes of the right number, which stand for the aggregate itself."""
+class TicketCodec:
+    """Encodes partials as tickets: as many bytes as the updates have, which refer to the aggregate."""
 
     def __init__(self, bytes_per_update: float) -> None:
         self.entry_bytes = max(round(bytes_per_update), TICKET.size)
@@ -56,30 +55,30 @@ class TicketOffice:
         return TICKET.pack(self._issued) + bytes(self.entry_bytes * len(part) - TICKET.size)
 
     def decode(self, data: bytes) -> GroupedAggregate:
-        """Each ticket is good for once."""
+        """Returns the aggregate of a ticket, once."""
         return self._held.pop(TICKET.unpack_from(data)[0])
 
 
-Rebalance = Callable[[int, "list[EdgeRun]"], Mapping[str, float] | None]
+Rebalance = Callable[[int, "list[EdgeSimulation]"], Mapping[str, float] | None]
 
 
-class EdgeRun:
-    """One edge: its records, its core and its link.
+class EdgeSimulation:
+    """One edge with its records, its core and its link.
 
     Attributes:
         core: the production state machine.
-        decode: reads its partials.
-        updates: entries sent so far.
+        decode: decodes its partials.
+        updates: number of entries sent so far.
     """
 
     def __init__(self, number: int, part: Trace, query: QuerySpec, link: LinkModel, edges: int, first_ms: int) -> None:
         self.number = number
         self.ref = QueryRef(query.name, 1)
-        office = None if link.bytes_per_update is None else TicketOffice(link.bytes_per_update)
-        self.decode = GroupedAggregate.from_bytes if office is None else office.decode
-        encode = GroupedAggregate.to_bytes if office is None else office.encode
+        tickets = None if link.bytes_per_update is None else TicketCodec(link.bytes_per_update)
+        self.decode = GroupedAggregate.from_bytes if tickets is None else tickets.decode
+        encode = GroupedAggregate.to_bytes if tickets is None else tickets.encode
         self.core = EdgeCore({query.stream: StreamSpec(part.columns, LIVE, idle_ms=0)}, number, encode)
-        self.wire = Wire(link, number)
+        self.wire = LinkSimulation(link, number)
         self.updates = 0
         self._part, self._query, self._link = part, query, link
         self._times = part.times_ms
@@ -87,16 +86,16 @@ class EdgeRun:
         self._window_end_ms = first_ms + query.window.slice_ms
         self.core.handle(SourcesOpened(((query.stream, "trace"),)))
         self.core.handle(Configured(((self.ref, query),)))
-        self.give(equal_shares(query, edges))
+        self.set_shares(equal_shares(query, edges))
 
-    def give(self, shares: Mapping[str, float]) -> None:
-        """New shares of the error budget."""
+    def set_shares(self, shares: Mapping[str, float]) -> None:
+        """Sets the edge's shares of the error budget."""
         if shares:
             self.core.handle(BudgetSet(self.ref, shares))
 
     @property
     def window_end_ms(self) -> int:
-        """The end of the window that is open."""
+        """The end of the open window."""
         return int(self._window_end_ms)
 
     @property
@@ -104,7 +103,7 @@ class EdgeRun:
         return self.core.queries[self.ref].progress.entry_bytes
 
     def step(self, now_ms: float, center: MergingCenter) -> float:
-        """What happens at `now_ms`, when the link is free; returns when something may happen next."""
+        """Advances to `now_ms`, when the link is idle; returns the time of the next step."""
         now = math.ceil(now_ms)
         while now >= self._window_end_ms:
             self._ingest(self._window_end_ms - 1)
@@ -121,17 +120,17 @@ class EdgeRun:
         return float(min(now_ms + step_ms, self._window_end_ms))
 
     def _bandwidth(self) -> float:
-        """Bytes per second in the core's own count of bytes."""
+        """Returns the bandwidth in the bytes that the core accounts for, per second."""
         if self._link.bytes_per_update is None:
             return self.wire.delivered_bytes_s
         return self._link.bandwidth_bytes_s / self._link.bytes_per_update * self._entry_bytes
 
     def _pull(self, now_ms: float, now: int, step_ms: float, bandwidth: float, center: MergingCenter) -> bool:
-        # In whole entries, and a little more, so that the division does not lose one.
+        # Whole entries, plus one byte against rounding.
         entries = max(1, round(bandwidth * step_ms / 1000.0 / self._entry_bytes))
         capacity = math.ceil(entries * self._entry_bytes) + 1
-        way = round(self._link.latency_ms + self._link.jitter_ms)
-        event = Pull(capacity, self.core.open_between(bandwidth, now), bandwidth, way)
+        path_delay = round(self._link.latency_ms + self._link.jitter_ms)
+        event = Pull(capacity, self.core.open_between(bandwidth, now), bandwidth, path_delay)
         built = [e.frame for e in self.core.handle(event) if isinstance(e, FrameBuilt)]
         for frame in built:
             body = frame.unpack()
@@ -153,40 +152,44 @@ class EdgeRun:
 
     @property
     def quiet(self) -> bool:
-        """Has it nothing left to read or to send?"""
+        """Whether the edge has no more records to read and nothing to send."""
         core = self.core
         return self._row == len(self._times) and core.next_pull_ms(self._bandwidth(), self._window_end_ms) is None
 
 
 def equal_shares(query: QuerySpec, edges: int) -> dict[str, float]:
-    """E / n for sums; E for extrema, of which the center takes the largest."""
+    """Returns equal shares: E / n for sums; E for extrema, whose errors do not add up."""
     if not isinstance(query.budget, ErrorBudget):
         return {}
     extrema = {m.name for m in query.measures if m.function.error == "extremum"}
     return {name: limit if name in extrema else limit / edges for name, limit in query.budget.limits}
 
 
-def coded(trace: Trace, query: QuerySpec) -> tuple[Trace, QuerySpec]:
-    """The same records with one whole number for the group's key: as good where updates cost the same
-    whatever their keys, and faster."""
+def with_group_codes(trace: Trace, query: QuerySpec) -> tuple[Trace, QuerySpec]:
+    """Replaces the key columns by the integer code of the group, which is faster.
+
+    Equivalent where the size of an update does not depend on its keys.
+    """
     columns = {f.name: trace.batch.column(f.name) for f in trace.batch.schema if f.name not in trace.keys}
-    batch = pa.record_batch({CODE: pa.array(trace.codes), **columns})
-    return Trace(batch, (CODE,), trace.codes), replace(query, group_by=(CODE,) if query.group_by else ())
+    batch = pa.record_batch({GROUP_CODE_COLUMN: pa.array(trace.codes), **columns})
+    return Trace(batch, (GROUP_CODE_COLUMN,), trace.codes), replace(
+        query, group_by=(GROUP_CODE_COLUMN,) if query.group_by else ()
+    )
 
 
 def simulate(
     trace: Trace, parts: list[Trace], query: QuerySpec, link: LinkModel, rebalance: Rebalance | None = None
-) -> Outcome:
-    """Runs the edges until the trace has ended and everything has been sent that is to be sent."""
+) -> PolicyOutcome:
+    """Runs the edges until the trace has ended and nothing is left to send."""
     truth = truth_per_window(trace, query, query.measures[0].name)
     measure = query.measures[0]
-    given = query
+    simulated = query
     if link.bytes_per_update is not None:
-        pairs = [coded(part, query) for part in parts]
-        parts, given = [p for p, _ in pairs], pairs[0][1]
+        pairs = [with_group_codes(part, query) for part in parts]
+        parts, simulated = [p for p, _ in pairs], pairs[0][1]
     starts = list(truth)
-    center = MergingCenter(trace, given, measure, starts, len(parts), coded_keys=link.bytes_per_update is not None)
-    runs = [EdgeRun(i, part, given, link, len(parts), starts[0]) for i, part in enumerate(parts)]
+    center = MergingCenter(trace, simulated, measure, starts, len(parts), coded_keys=link.bytes_per_update is not None)
+    runs = [EdgeSimulation(i, part, simulated, link, len(parts), starts[0]) for i, part in enumerate(parts)]
     last_ms = starts[-1] + query.window.slice_ms
     agenda = [(float(starts[0]), run.number) for run in runs]
     ended = 0
@@ -195,12 +198,12 @@ def simulate(
         while rebalance is not None and ended < len(starts) and now >= starts[ended] + query.window.slice_ms:
             shares = rebalance(ended, runs)
             for run in runs if shares else ():
-                run.give(shares or {})
+                run.set_shares(shares or {})
             ended += 1
         following = runs[number].step(now, center)
         if now < last_ms or not (center.complete(number) or runs[number].quiet):
             heapq.heappush(agenda, (following, number))
     updates, per_update = sum(r.updates for r in runs), link.bytes_per_update
-    # Not a sum of many roundings where a product is exact.
+    # A product is exact; a sum would accumulate rounding errors.
     sent_bytes = sum(r.wire.sent_bytes for r in runs) if per_update is None else updates * per_update
     return center.outcome(truth, query.window.slice_ms, updates, sent_bytes)

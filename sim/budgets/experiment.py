@@ -1,7 +1,7 @@
-"""Experiments: a trace, a query, a link and a policy in; staleness, error and bytes per window out.
+"""Experiments: the staleness, error and bytes per window of a policy, for a trace, a query and a link.
 
-`caching` runs the production `EdgeCore` of every edge under a virtual clock, and merges the frames that they
-build; the other policies are computed (`sim.budgets.optimal`, `sim.budgets.baselines`).
+The policy `caching` runs the production `EdgeCore` of every edge under a virtual clock and merges the frames that they
+build. The other policies are computed (`sim.budgets.optimal`, `sim.budgets.baselines`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from edgewater.windows import SlidingWindow
 from sim.budgets.baselines import batching, random_early, streaming
 from sim.budgets.edges import Rebalance, simulate
 from sim.budgets.link import LinkModel
-from sim.budgets.optimal import Aggregate, Schedule, WindowTrace, epe, least_error
-from sim.budgets.outcome import Outcome, measured_values, truth_per_window
+from sim.budgets.optimal import Aggregate, WindowSchedule, WindowTrace, epe, least_error
+from sim.budgets.outcome import PolicyOutcome, measured_values, truth_per_window
 from sim.budgets.trace import Trace
 
 PolicyName = Literal["caching", "streaming", "batching", "random", "optimal"]
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """How an edge decides what to send. `cache` is for `caching` only."""
+class SimulatedPolicy:
+    """The policy by which edges select updates to send. `cache` applies to `caching` only."""
 
     name: PolicyName = "caching"
     cache: CacheSpec = field(default_factory=CacheSpec)
@@ -41,26 +41,26 @@ def run(
     trace: Trace,
     query: QuerySpec,
     link: LinkModel,
-    policy: Policy | None = None,
+    policy: SimulatedPolicy | None = None,
     edges: int = 1,
     *,
     seed: int = 0,
     rebalance: Rebalance | None = None,
-) -> Outcome:
+) -> PolicyOutcome:
     """Runs one policy over a trace.
 
     Args:
-        query: groups by the trace's key columns; tumbling windows; the measure that is judged is the one its
-            error budget names, or else its first.
-        edges: records are spread over them at random; the error budget is split equally (extrema: each has
-            the whole), each has a link of its own.
-        seed: of that spread, and of the policy `random`.
-        rebalance: `caching` only.
+        query: groups by the trace's key columns, in tumbling windows. The evaluated measure is that of its error
+            budget, or else its first one.
+        edges: number of edges. Records are assigned to them at random, the error budget is divided equally (for
+            extrema each edge has all of it), and each edge has its own link.
+        seed: seed of the assignment and of the policy `random`.
+        rebalance: returns new shares after a window; `caching` only.
 
     Raises:
-        InvalidRequest: windows that are not tumbling, or a policy that cannot judge the measure.
+        InvalidRequest: windows that are not tumbling, or a measure that the policy does not support.
     """
-    policy = policy or Policy()
+    policy = policy or SimulatedPolicy()
     if not isinstance(query.window, SlidingWindow) or not query.window.is_tumbling:
         raise InvalidRequest("window", query.window.to_mapping(), "tumbling windows")
     if query.where is not None:
@@ -74,17 +74,17 @@ def run(
     return _computed(trace, parts, query, link, policy, seed)
 
 
-def judged_measure(query: QuerySpec) -> str:
-    """The measure whose error is compared."""
+def evaluated_measure(query: QuerySpec) -> str:
+    """Returns the name of the measure whose error is evaluated."""
     if isinstance(query.budget, ErrorBudget):
         return [*query.budget.limits, *query.budget.relative][0][0]
     return query.measures[0].name
 
 
 def _computed(
-    trace: Trace, parts: list[Trace], query: QuerySpec, link: LinkModel, policy: Policy, seed: int
-) -> Outcome:
-    measure = next(m for m in query.measures if m.name == judged_measure(query))
+    trace: Trace, parts: list[Trace], query: QuerySpec, link: LinkModel, policy: SimulatedPolicy, seed: int
+) -> PolicyOutcome:
+    measure = next(m for m in query.measures if m.name == evaluated_measure(query))
     if measure.function.name not in get_args(Aggregate):
         raise InvalidRequest("measure", measure.to_text(), "sum, count, min or max")
     aggregate: Aggregate = measure.function.name  # type: ignore[assignment]
@@ -103,24 +103,24 @@ def _computed(
     updates = sum(s.updates for r in results for s in r)
     staleness = np.array([[s.staleness_ms for s in r] for r in results]).max(axis=0) / query.window.slice_ms
     largest = np.array([np.nanmax(np.abs(w), initial=0.0) for w in truth.values()])
-    return Outcome(staleness, errors, largest, np.zeros(len(largest)), updates, updates * update_bytes)
+    return PolicyOutcome(staleness, errors, largest, np.zeros(len(largest)), updates, updates * update_bytes)
 
 
 UPDATE_BYTES = 32.0
-"""Of a computed policy when the link counts real bytes: about what an entry of one key and one sum costs."""
+"""Bytes per update of computed policies if the link counts real bytes: about an entry of one key and one sum."""
 
 
 def _one_edge(
     part: Trace,
     query: QuerySpec,
-    policy: Policy,
+    policy: SimulatedPolicy,
     aggregate: Aggregate,
     service_ms: float,
     shares: int,
     seed: int,
     starts: list[int],
-) -> list[Schedule]:
-    measure = judged_measure(query)
+) -> list[WindowSchedule]:
+    measure = evaluated_measure(query)
     values = measured_values(part, query, measure)
     budget = dict(query.budget.limits)[measure] / shares if isinstance(query.budget, ErrorBudget) else None
     stale = float(query.budget.staleness_ms) if isinstance(query.budget, StalenessBudget) else None
@@ -142,9 +142,9 @@ def _one_edge(
 
 
 def _schedule(
-    window: WindowTrace, policy: Policy, service_ms: float, free: float,
+    window: WindowTrace, policy: SimulatedPolicy, service_ms: float, free: float,
     budget: float | None, stale: float | None, seed: int,
-) -> Schedule:  # fmt: skip
+) -> WindowSchedule:  # fmt: skip
     match policy.name:
         case "optimal":
             if budget is not None:

@@ -1,4 +1,4 @@
-"""A modelled uplink: bandwidth that may change, latency, jitter and outages; frames arrive in order."""
+"""A simulated uplink with variable bandwidth, latency, jitter and outages; frames arrive in order."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class LinkModel:
-    """What a link is like. All edges have links of the same kind, each its own.
+    """Parameters of a link. Each edge has its own link with these parameters.
 
     Attributes:
-        bandwidth_bytes_s: bytes per second; with a `trace`, the factor of its values.
-        latency_ms: from the last byte's leaving to its arrival.
-        jitter_ms: the mean of an exponential delay on top of it. Frames do not overtake each other.
-        outages: (from, to) in ms: nothing is transmitted; a frame under way goes on afterwards.
-        trace: (from ms, factor) steps of the bandwidth, ascending.
-        bytes_per_update: every entry costs this many bytes and nothing else costs any, as in TR 16-003;
-            None: a frame costs its real bytes on the wire.
-        seed: of the jitter.
+        bandwidth_bytes_s: bytes per second; with a `trace`, multiplied by its factors.
+        latency_ms: from the transmission of the last byte to its arrival.
+        jitter_ms: mean of an exponential delay added to the latency. Frames do not overtake each other.
+        outages: (from, to) in ms without transmission; a frame in transmission continues afterwards.
+        trace: (from ms, factor of the bandwidth), ascending.
+        bytes_per_update: size of an entry, with everything else free, as in TR 16-003; None: a frame has its real
+            size on the wire.
+        seed: seed of the jitter.
     """
 
     bandwidth_bytes_s: float
@@ -32,7 +32,7 @@ class LinkModel:
     seed: int = 0
 
     def steps(self) -> list[tuple[float, float]]:
-        """(from ms, bytes per ms), ascending; zero in outages."""
+        """Returns (from ms, bytes per ms), ascending; 0 during outages."""
         borders = {0.0, *(t for t, _ in self.trace), *(t for outage in self.outages for t in outage)}
         return [(t, self._rate(t)) for t in sorted(borders)]
 
@@ -43,8 +43,8 @@ class LinkModel:
         return self.bandwidth_bytes_s * factor / 1000.0
 
 
-class Wire:
-    """One edge's link, in use."""
+class LinkSimulation:
+    """The state of one edge's link."""
 
     def __init__(self, model: LinkModel, edge: int) -> None:
         self._model = model
@@ -56,7 +56,7 @@ class Wire:
         self.delivered_bytes_s = model.bandwidth_bytes_s
 
     def transmit(self, size: float, now_ms: float) -> float:
-        """Sends a frame; returns when it arrives. `now_ms` is not before `free_ms`."""
+        """Sends a frame and returns its arrival time. `now_ms` is not before `free_ms`."""
         start = max(now_ms, self.free_ms)
         self.free_ms = self._done(size, start)
         if self.free_ms > start:

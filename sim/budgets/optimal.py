@@ -1,7 +1,7 @@
-"""The offline optima of TR 16-003, section 4, and its baselines, for one edge and windows in a row.
+"""The offline optima of TR 16-003, section 4, for one edge and consecutive windows.
 
-An update takes `service` time on the link, whatever it carries; a link still busy with one window delays
-the next. Times are in ms. What is optimal is checked against brute force in `tests/sim/budgets/test_optimal.py`.
+An update occupies the link for `service_ms`, whatever its content; a link that is still busy with one window delays the
+next one. Times are in ms. `tests/sim/budgets/test_optimal.py` compares the optima with brute force.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 Aggregate = Literal["sum", "count", "max", "min"]
 ROUNDING = 1e-9
-"""Relative: a prefix that lacks nothing may differ from the total in the last bits."""
+"""Relative tolerance: the aggregate of all records may differ from the total in the last bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowTrace:
-    """The records of one window [start, end), by time; groups are numbered from 0 without gaps."""
+    """The records of one window [start, end) in order of time; group numbers are contiguous from 0."""
 
     start_ms: float
     end_ms: float
@@ -35,8 +35,7 @@ class WindowTrace:
         return int(self.groups.max()) + 1 if len(self.groups) else 0
 
     def prefixes(self) -> tuple[IntArray, FloatArray, FloatArray]:
-        """Records grouped by group, in order of time: their positions, the prefix aggregate behind each, and
-        the total of its group."""
+        """Returns, for records ordered by group and time: positions, prefix aggregates, and totals of their groups."""
         order = np.argsort(self.groups, kind="stable")
         groups = self.groups[order]
         values = np.ones(len(order)) if self.aggregate == "count" else self.values[order]
@@ -50,21 +49,24 @@ class WindowTrace:
         return order, prefix, np.repeat(prefix[first + sizes - 1], sizes)
 
     def errors(self) -> tuple[IntArray, FloatArray, FloatArray]:
-        """`prefixes`, as positions, prefix errors e_i behind each record, and initial prefix errors e_i(T)."""
+        """Returns, in the order of `prefixes`: positions, prefix errors e_i, and initial prefix errors e_i(T)."""
         order, prefix, total = self.prefixes()
         error = np.abs(total - prefix)
         error[error <= ROUNDING * np.abs(total)] = 0.0
         return order, error, np.abs(total)
 
     def must_be_sent(self, initial: FloatArray, budget: float) -> BoolArray:
-        """Which groups may not stay at the center's logical zero under an error budget: those beyond it, and
-        extrema that say nothing of other edges' (`ExtremumStack.change`)."""
+        """Returns the groups that an error budget requires to be sent at least once.
+
+        These are the groups whose initial error exceeds the budget, and all groups of minima, whose value at the
+        center is unbounded before the first update (`ExtremumStack.change`).
+        """
         unbounded = np.ones(len(initial), bool) if self.aggregate == "min" else np.zeros(len(initial), bool)
         return unbounded | (initial > budget * (1 + ROUNDING))
 
 
 def _running_extreme(values: FloatArray, first: IntArray, sizes: IntArray, aggregate: str) -> FloatArray:
-    """Running maxima (minima) inside each group: a scan that doubles its reach, exact for any values."""
+    """Returns running maxima (minima) within each group, by a scan with doubling distance."""
     running = values if aggregate == "max" else -values
     group_start = np.repeat(first, sizes)
     at = np.arange(len(running))
@@ -78,8 +80,10 @@ def _running_extreme(values: FloatArray, first: IntArray, sizes: IntArray, aggre
 
 
 def releases(window: WindowTrace, budget: float) -> tuple[IntArray, FloatArray]:
-    """EPE (Theorem 1): the groups that must be sent, and when each is: the first time at which its prefix
-    error is within the budget."""
+    """Returns the groups that must be sent, and the release time of each by EPE (Theorem 1).
+
+    The release time is the first time at which the group's prefix error is within the budget.
+    """
     order, error, initial = window.errors()
     groups = window.groups[order]
     if not len(order):
@@ -92,7 +96,7 @@ def releases(window: WindowTrace, budget: float) -> tuple[IntArray, FloatArray]:
 
 
 def finish(release_ms: FloatArray, service_ms: float, free_ms: float) -> float:
-    """When a work-conserving link that is free from `free_ms` on has sent all of these; `free_ms` if there are none."""
+    """Returns when a work-conserving link that is free from `free_ms` has sent all releases."""
     if not len(release_ms):
         return free_ms
     ahead = np.arange(len(release_ms)) * service_ms
@@ -100,8 +104,8 @@ def finish(release_ms: FloatArray, service_ms: float, free_ms: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """What came of one window: its staleness (ms), its error, its updates, and when the link is free again."""
+class WindowSchedule:
+    """The outcome of one window: staleness, error, number of updates, and when the link is free again."""
 
     staleness_ms: float
     error: float
@@ -109,12 +113,12 @@ class Schedule:
     free_ms: float
 
 
-def epe(window: WindowTrace, budget: float, service_ms: float, free_ms: float) -> Schedule:
-    """The least staleness with an error of at most `budget`."""
+def epe(window: WindowTrace, budget: float, service_ms: float, free_ms: float) -> WindowSchedule:
+    """Returns the schedule of least staleness with an error of at most `budget`."""
     chosen, release = releases(window, budget)
     free = finish(release, service_ms, free_ms)
     stale = max(free - window.end_ms, 0.0) if len(chosen) else 0.0
-    return Schedule(stale, _largest_left(window, chosen, release), len(chosen), free)
+    return WindowSchedule(stale, _largest_left(window, chosen, release), len(chosen), free)
 
 
 def _largest_left(window: WindowTrace, chosen: IntArray, release: FloatArray) -> float:
@@ -128,20 +132,19 @@ def _largest_left(window: WindowTrace, chosen: IntArray, release: FloatArray) ->
     at = np.full(window.count, np.nan)
     at[chosen] = release
     sent = window.times_ms[order] == at[groups]
-    # The last record at the release time is the one that was within the budget.
+    # Of several records at the release time, the last one is within the budget.
     residual = np.full(window.count, np.inf)
     np.minimum.at(residual, groups[sent], error[sent])
     left[chosen] = residual[chosen]
     return float(left.max(initial=0.0))
 
 
-def least_error(window: WindowTrace, budget_ms: float, service_ms: float, free_ms: float) -> Schedule:
-    """The least error with a staleness of at most `budget_ms`, scheduled by EPE, so that the link is free for the
-    next window as early as can be.
+def least_error(window: WindowTrace, budget_ms: float, service_ms: float, free_ms: float) -> WindowSchedule:
+    """Returns the schedule of least error with a staleness of at most `budget_ms`.
 
-    EPE(E) has the least staleness of all schedules with an error of at most E; so the least E for which it is in
-    time is the least error there is, the one that SPEF reaches too. Errors are taken from a finite set, that
-    of all prefix errors, so the search is exact.
+    EPE(E) has the least staleness of all schedules with an error of at most E, so the least E for which EPE(E) meets
+    the deadline is the least possible error, which SPEF reaches too. The candidates are the prefix errors, a finite
+    set, so the search is exact. Scheduling by EPE frees the link for the next window as early as possible.
     """
     _, error, initial = window.errors()
     candidates = np.unique(np.concatenate([[0.0], error, initial]))
@@ -153,11 +156,11 @@ def least_error(window: WindowTrace, budget_ms: float, service_ms: float, free_m
         else:
             low = middle + 1
     result = epe(window, float(candidates[low]), service_ms, free_ms)
-    return Schedule(result.staleness_ms, float(candidates[low]), result.updates, result.free_ms)
+    return WindowSchedule(result.staleness_ms, float(candidates[low]), result.updates, result.free_ms)
 
 
-class _Potential:
-    """Potential errors of a small window's groups, by time."""
+class _PotentialErrors:
+    """Potential errors of the groups of a small window as functions of time."""
 
     def __init__(self, window: WindowTrace, free_ms: float) -> None:
         order, error, initial = window.errors()
@@ -168,21 +171,23 @@ class _Potential:
         self._by_group = [(window.times_ms[order][groups == g], error[groups == g]) for g in range(window.count)]
 
     def seen(self, group: int, at_ms: float) -> FloatArray:
-        """Its prefix errors so far; none before its first record or while the link is taken."""
+        """Returns the group's prefix errors so far; none before its first record or while the link is busy."""
         times, errors = self._by_group[group]
         free = at_ms >= self._free_ms - ROUNDING
         return np.asarray(errors[times <= at_ms + ROUNDING] if free else errors[:0], np.float64)
 
     def at(self, group: int, at_ms: float) -> float:
-        """The smallest that it has been (Corollary 8), as errors need not fall."""
+        """Returns the smallest prefix error so far (Corollary 8); errors need not decrease."""
         return float(min(self.initial[group], self.seen(group, at_ms).min(initial=np.inf)))
 
 
 def spef(window: WindowTrace, budget_ms: float, service_ms: float, free_ms: float, *, early: bool = False) -> float:
-    """The error of SPEF (Theorem 6), or with `early` of SPEF-EO (Theorem 10), as they are written: slots that end
-    at the deadline, filled one after another with the group of the smallest potential error. It looks at every
-    group for every slot: for small windows."""
-    potential = _Potential(window, free_ms)
+    """Returns the error of SPEF (Theorem 6), or of SPEF-EO (Theorem 10) with `early`, as published.
+
+    Slots that end at the deadline are filled one after another with the group of the smallest potential error. The run
+    time is quadratic in the number of groups: for small windows.
+    """
+    potential = _PotentialErrors(window, free_ms)
     n = window.count
     slots = np.asarray(window.end_ms + budget_ms - (n - np.arange(n)) * service_ms, np.float64)
     worst, omitted = _fill(potential, list(range(n)), slots)
@@ -193,8 +198,8 @@ def spef(window: WindowTrace, budget_ms: float, service_ms: float, free_ms: floa
     return max(largest_omitted, _fill(potential, by_initial[omitted:], slots[omitted:])[0])
 
 
-def _fill(potential: _Potential, groups: list[int], slots: FloatArray) -> tuple[float, int]:
-    """The largest error, and how many groups were given a slot that cannot carry anything of them."""
+def _fill(potential: _PotentialErrors, groups: list[int], slots: FloatArray) -> tuple[float, int]:
+    """Returns the largest error, and the number of groups whose slot comes before their first record."""
     left, worst, omitted = list(groups), 0.0, 0
     for at in slots:
         chosen = min(left, key=lambda g: potential.at(g, at))

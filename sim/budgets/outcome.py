@@ -13,16 +13,16 @@ from sim.budgets.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a policy achieved, per window of the trace.
+class PolicyOutcome:
+    """The outcome of a policy. Arrays have one value per window of the trace, float64.
 
     Attributes:
-        staleness: in windows: from the window's end until the center had all that it was to get of it.
-        error: the largest error of any group's value at the center, in the measure's unit.
-        largest: the largest value of any group, which is the largest possible error.
-        stated: the largest error that the edges stated as withheld, summed over edges; 0 for other policies.
-        updates: entries sent.
-        bytes: over all edges and windows.
+        staleness: from the window's end until the last update of the window arrived, in window lengths.
+        error: the largest error of a group's value at the center, in the measure's unit.
+        largest: the largest value of a group, which is the largest possible error.
+        stated: the largest error that edges stated as withheld, summed over edges; 0 for computed policies.
+        updates: number of entries sent.
+        bytes: bytes sent, over all edges and windows.
     """
 
     staleness: FloatArray
@@ -34,20 +34,20 @@ class Outcome:
 
     @property
     def relative_error(self) -> FloatArray:
-        """`error` as a share of the largest possible error of any window."""
+        """`error` as a fraction of the largest possible error of all windows."""
         return np.asarray(self.error / max(float(self.largest.max(initial=0.0)), 1e-300))
 
     def staleness_p95(self, skip: int = 0) -> float:
-        """The 95th percentile over windows, the first `skip` left out."""
+        """Returns the 95th percentile of `staleness`, without the first `skip` windows."""
         return float(np.percentile(self.staleness[skip:], 95))
 
     def error_p95(self, skip: int = 0) -> float:
-        """The 95th percentile of `relative_error`, the first `skip` windows left out."""
+        """Returns the 95th percentile of `relative_error`, without the first `skip` windows."""
         return float(np.percentile(self.relative_error[skip:], 95))
 
 
 def measured_values(trace: Trace, query: QuerySpec, measure: str) -> FloatArray:
-    """What the measure is computed of, per record; ones for a count."""
+    """Returns the value of the measure's argument per record; ones for a count."""
     bound = query.bind(trace.columns)
     argument = next(m.argument for m in bound.measures if m.measure.name == measure)
     if argument is None:
@@ -56,7 +56,10 @@ def measured_values(trace: Trace, query: QuerySpec, measure: str) -> FloatArray:
 
 
 def truth_per_window(trace: Trace, query: QuerySpec, measure: str) -> dict[int, FloatArray]:
-    """By window start, the value per group (by number; NaN: none), windows without records included."""
+    """Returns the true value per group number for each window start, including windows without records.
+
+    NaN marks groups without records.
+    """
     function = next(m.function.name for m in query.measures if m.name == measure)
     values, times = measured_values(trace, query, measure), trace.times_ms
     groups = int(trace.codes.max(initial=-1)) + 1

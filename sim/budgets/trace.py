@@ -1,4 +1,4 @@
-"""Traces: the records that a simulation replays, and the workloads of the benchmarks."""
+"""Traces, the records that a simulation replays, and the traces of the benchmarks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Trace:
     Attributes:
         batch: the key and value columns, and `event_time_ms` (int64), ascending.
         keys: the key columns' names.
-        codes: int64, per record the number of its group (rows of the key columns), from 0 without gaps.
+        codes: group number per record, int64, contiguous from 0.
     """
 
     batch: pa.RecordBatch
@@ -35,7 +35,7 @@ class Trace:
 
     @classmethod
     def from_columns(cls, times_ms: Any, keys: Mapping[str, Any], values: Mapping[str, Any]) -> Trace:
-        """A trace of columns of one length, in any order of time.
+        """Returns a trace of columns of the same length, in any order of time.
 
         Args:
             times_ms: event times, int64 ms.
@@ -43,12 +43,12 @@ class Trace:
             values: name -> numbers.
 
         Raises:
-            InvalidRequest: columns of different lengths, or a name that stands for two.
+            InvalidRequest: columns of different lengths, or a duplicate name.
         """
         times = np.asarray(times_ms, np.int64)
         columns = {**{n: _array(v) for n, v in keys.items()}, **{n: _array(v) for n, v in values.items()}}
         if len(columns) != len(keys) + len(values) or TIME_COLUMN in columns:
-            raise InvalidRequest("columns", [*keys, *values, TIME_COLUMN], "a name of its own for each column")
+            raise InvalidRequest("columns", [*keys, *values, TIME_COLUMN], "a different name for each column")
         for name, column in columns.items():
             if len(column) != len(times):
                 raise InvalidRequest(name, len(column), f"{len(times)} values, as many as there are times")
@@ -69,18 +69,18 @@ class Trace:
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
-        """What an edge's stream declares."""
+        """The columns of the stream, as an edge declares them."""
         return {f.name: f.type for f in self.batch.schema if f.name != TIME_COLUMN}
 
     def values(self, name: str) -> FloatArray:
         return np.asarray(self.batch.column(name).to_numpy(zero_copy_only=False), np.float64)
 
     def rows(self, chosen: IntArray) -> Trace:
-        """Of these records only; groups keep their numbers."""
+        """Returns a trace of the chosen records; groups keep their numbers."""
         return Trace(self.batch.take(pa.array(chosen)), self.keys, self.codes[chosen])
 
     def split(self, edges: int, seed: int = 0) -> list[Trace]:
-        """One trace per edge: each record at an edge chosen at random, so that groups are everywhere."""
+        """Returns one trace per edge. Each record is assigned to a random edge, so every edge has every group."""
         if edges == 1:
             return [self]
         home = np.random.default_rng(seed).integers(0, edges, len(self))
@@ -106,9 +106,9 @@ def zipf(
     exponent: float = ZIPF_EXPONENT,
     seed: int = 1,
 ) -> Trace:
-    """`records` a window at uniform times over `groups` groups of Zipf popularity, lognormal values.
+    """Returns `records` per window at uniform times, with Zipf-distributed groups and lognormal values.
 
-    With the defaults about 13,500 of the groups occur in a window.
+    With the defaults, about 13,500 of the groups occur in a window.
     """
     rng = np.random.default_rng(seed)
     weights = np.arange(1, groups + 1) ** -exponent
@@ -122,13 +122,12 @@ CRAN_KEYS = ("package", "version", "country")
 
 
 def cran(directory: Path, days: Sequence[str] | None = None) -> Trace:
-    """RStudio's CRAN download logs (`SOURCE.txt` there): bytes by package, version and country.
+    """Returns RStudio's CRAN download logs: bytes by package, version and country.
 
-    Rows are shuffled inside each hour in the files; they are sorted by time here, as an edge that reads
-    its own log would see them.
+    The files have the rows of each hour in random order; the trace has them in order of time, like the log of an edge.
 
     Raises:
-        InvalidRequest: no such files.
+        InvalidRequest: the directory has no such files.
     """
     paths = sorted(p for p in directory.glob("*.csv.gz") if days is None or p.name.removesuffix(".csv.gz") in days)
     if not paths:

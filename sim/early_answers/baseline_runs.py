@@ -7,47 +7,49 @@ import numpy as np
 from edgewater.accuracy import AccuracyTarget, MeasureKind
 from edgewater.errors import InvalidConfig
 from sim.early_answers.baselines import (
+    AionAsPublished,
     AionMinus,
-    AionPrinted,
     AqKSlack,
     Baseline,
-    Default,
     FixedWatermark,
     KSlack,
+    WaitForAll,
     WindowArrivals,
 )
-from sim.early_answers.engine import Outcome, Progress, Silence, queue_end_ms, truth_of
+from sim.early_answers.engine import Progress, SilentSource, WindowOutcome, queue_end_ms, true_values
 from sim.early_answers.workload import Workload
 
-RIVALS = ("default", "k-slack", "aq-k-slack", "aion", "aion-minus", "fixed")
+BASELINES = ("default", "k-slack", "aq-k-slack", "aion", "aion-minus", "fixed")
 
 
-def rival(name: str, target: AccuracyTarget, measure: MeasureKind, substream_ms: float, fixed_ms: float) -> Baseline:
+def make_baseline(
+    name: str, target: AccuracyTarget, measure: MeasureKind, substream_ms: float, fixed_ms: float
+) -> Baseline:
     match name:
         case "default":
-            return Default(target, measure)
+            return WaitForAll(target, measure)
         case "k-slack":
             return KSlack(target, measure)
         case "aq-k-slack":
             return AqKSlack(target, measure)
         case "aion":
-            return AionPrinted(target, measure, substream_ms)
+            return AionAsPublished(target, measure, substream_ms)
         case "aion-minus":
             return AionMinus(target, measure)
         case "fixed":
             return FixedWatermark(target, measure, fixed_ms)
-    raise InvalidConfig("--algorithm", name, f"edgewater, {', '.join(RIVALS)} or all")
+    raise InvalidConfig("--algorithm", name, f"edgewater, {', '.join(BASELINES)} or all")
 
 
-def run_rival(
+def run_baseline(
     workload: Workload, name: str, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
-    substream_ms: float, fixed_ms: float, silence: Silence | None = None, progress: Progress = lambda done: None,
-) -> list[Outcome]:  # fmt: skip
+    substream_ms: float, fixed_ms: float, silence: SilentSource | None = None, progress: Progress = lambda done: None,
+) -> list[WindowOutcome]:  # fmt: skip
     results = []
-    algorithm = rival(name, target, measure, substream_ms, fixed_ms)
+    algorithm = make_baseline(name, target, measure, substream_ms, fixed_ms)
     for index in range(workload.windows):
-        if index and workload.forgets_before(index):
-            algorithm = rival(name, target, measure, substream_ms, fixed_ms)
+        if index and workload.restarts_before(index):
+            algorithm = make_baseline(name, target, measure, substream_ms, fixed_ms)
         events = workload.window(index)
         arrival = events.arrival_ms
         if silence and silence.first <= index < silence.last:
@@ -58,7 +60,7 @@ def run_rival(
             WindowArrivals(
                 end - workload.window_ms,
                 end,
-                events.born_ms,
+                events.event_ms,
                 arrival,
                 events.value,
                 events.group,
@@ -68,9 +70,9 @@ def run_rival(
         )
         ready = queue_end_ms(arrival[closing.processed], event_cost_ms, closing.fire_ms)
         results.append(
-            Outcome(
+            WindowOutcome(
                 closing.estimate,
-                truth_of(events.group, events.value, measure, workload.groups),
+                true_values(events.group, events.value, measure, workload.groups),
                 np.full(workload.groups, np.nan),
                 max(ready, closing.fire_ms) - end,
                 int(closing.processed.sum()),

@@ -1,8 +1,8 @@
 """The rules that ours is measured against. Each sees a window's events and may use what has arrived by then.
 
-`Default` waits for everything. `KSlack` is Default under the watermark of Mutschler and Philippsen (2013),
+`WaitForAll` waits for everything. `KSlack` is Default under the watermark of Mutschler and Philippsen (2013),
 the "Default" of Aion's figures. `AqKSlack` follows Ji et al. (2015) in the form Aion compares with: slack and
-sample chosen by the error. `AionPrinted` is Algorithms 1–2 with Eq. 4, 7, 8 as they stand, δ = 1 - confidence;
+sample chosen by the error. `AionAsPublished` is Algorithms 1–2 with Eq. 4, 7, 8 as they stand, δ = 1 - confidence;
 `AionMinus` its sample under K-Slack's watermark. `FixedWatermark` is Spark's and Flink's bounded out-of-orderness.
 """
 
@@ -28,7 +28,7 @@ class WindowArrivals:
 
     start_ms: float
     end_ms: float
-    born_ms: FloatArray
+    event_ms: FloatArray
     arrival_ms: FloatArray
     value: FloatArray
     group: IntArray
@@ -37,11 +37,11 @@ class WindowArrivals:
 
     @property
     def delay_ms(self) -> FloatArray:
-        return self.arrival_ms - self.born_ms
+        return self.arrival_ms - self.event_ms
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class BaselineAnswer:
     """When the window was closed, from what, with what answer.
 
     Attributes:
@@ -56,7 +56,7 @@ class Closing:
 
 
 class Baseline(Protocol):
-    def close(self, window: WindowArrivals) -> Closing:
+    def close(self, window: WindowArrivals) -> BaselineAnswer:
         """Closes the next window. To be called in order."""
         ...
 
@@ -73,16 +73,16 @@ def measured(measure: MeasureKind, window: WindowArrivals, used: BoolArray, scal
         return np.asarray(total / count)
 
 
-class Default:
+class WaitForAll:
     """Waits until every event is there, as if it were told."""
 
     def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
         self.measure = measure
 
-    def close(self, window: WindowArrivals) -> Closing:
+    def close(self, window: WindowArrivals) -> BaselineAnswer:
         every = np.ones(len(window.value), bool)
         fire = float(window.arrival_ms.max(initial=window.end_ms))
-        return Closing(fire, every, every, measured(self.measure, window, every, 1.0))
+        return BaselineAnswer(fire, every, every, measured(self.measure, window, every, 1.0))
 
 
 class FixedWatermark:
@@ -93,10 +93,10 @@ class FixedWatermark:
             raise InvalidInput("watermark delay", delay_ms, "0 ms or more")
         self.measure, self.delay_ms = measure, delay_ms
 
-    def close(self, window: WindowArrivals) -> Closing:
+    def close(self, window: WindowArrivals) -> BaselineAnswer:
         fire = window.end_ms + self.delay_ms
         there = window.arrival_ms <= fire
-        return Closing(fire, there, there, measured(self.measure, window, there, 1.0))
+        return BaselineAnswer(fire, there, there, measured(self.measure, window, there, 1.0))
 
 
 class Slack:
@@ -126,13 +126,13 @@ class KSlack:
     def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
         self.measure, self._slack = measure, Slack()
 
-    def close(self, window: WindowArrivals) -> Closing:
+    def close(self, window: WindowArrivals) -> BaselineAnswer:
         fire = self._slack.fire_ms(window)
         there = window.arrival_ms <= fire
-        return Closing(fire, there, there, measured(self.measure, window, there, 1.0))
+        return BaselineAnswer(fire, there, there, measured(self.measure, window, there, 1.0))
 
 
-class Past:
+class ValueHistory:
     """Means over the last windows that the sampling baselines plan on."""
 
     def __init__(self) -> None:
@@ -166,9 +166,9 @@ class AqKSlack:
     def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
         self.target, self.measure = target, measure
         self._needed_ms: list[float] = []
-        self._past = Past()
+        self._past = ValueHistory()
 
-    def close(self, window: WindowArrivals) -> Closing:
+    def close(self, window: WindowArrivals) -> BaselineAnswer:
         half, late = self.target.error / 2, np.maximum(window.arrival_ms - window.end_ms, 0.0)
         if self._needed_ms:
             fire = window.end_ms + float(np.quantile(self._needed_ms, self.target.confidence, method="higher"))
@@ -185,16 +185,16 @@ class AqKSlack:
         self._past.learn(float(there.sum()), window.value[used])
         count = _by_group(window, used)
         scale = _by_group(window, there) / np.maximum(count, 1.0)
-        return Closing(fire, used, there, measured(self.measure, window, used, scale))
+        return BaselineAnswer(fire, used, there, measured(self.measure, window, used, scale))
 
 
 class AionMinus:
     """Aion's sample n/N of Eq. 4, closed by K-Slack."""
 
     def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
-        self.target, self.measure, self._slack, self._past = target, measure, Slack(), Past()
+        self.target, self.measure, self._slack, self._past = target, measure, Slack(), ValueHistory()
 
-    def close(self, window: WindowArrivals) -> Closing:
+    def close(self, window: WindowArrivals) -> BaselineAnswer:
         fire = self._slack.fire_ms(window)
         there = window.arrival_ms <= fire
         rate, size = 1.0, float(len(window.value))
@@ -203,10 +203,10 @@ class AionMinus:
             rate = float(mean_size(self._past.variation, size, self.target.error, self.target.confidence)) / size
         used = there & (window.mark < rate)
         self._past.learn(float(there.sum()), window.value[used])
-        return Closing(fire, used, there, _scaled(self.measure, window, used, size))
+        return BaselineAnswer(fire, used, there, _scaled(self.measure, window, used, size))
 
 
-class AionPrinted:
+class AionAsPublished:
     """Algorithms 1 and 2: sub-streams are closed one by one, each at its own deadline, with Eq. 7 and 8.
 
     Kept as printed: the rate divides the window's n by one sub-stream's N; the delay is its mean; a sub-stream
@@ -216,11 +216,11 @@ class AionPrinted:
 
     def __init__(self, target: AccuracyTarget, measure: MeasureKind, substream_ms: float) -> None:
         self.target, self.measure, self.substream_ms = target, measure, substream_ms
-        self._past = Past()
+        self._past = ValueHistory()
         self._delay_ms = 0.0
 
-    def close(self, window: WindowArrivals) -> Closing:
-        part = np.floor((window.born_ms - window.start_ms) / self.substream_ms).astype(np.int64)
+    def close(self, window: WindowArrivals) -> BaselineAnswer:
+        part = np.floor((window.event_ms - window.start_ms) / self.substream_ms).astype(np.int64)
         processed = np.zeros(len(window.value), bool)
         arrived = np.zeros(len(window.value), bool)
         fire, size = window.end_ms, float(len(window.value))
@@ -240,7 +240,7 @@ class AionPrinted:
             processed |= sample & (window.arrival_ms <= closed)
             arrived |= mine & (window.arrival_ms <= closed)
         self._learn(window, processed)
-        return Closing(fire, processed, arrived, _scaled(self.measure, window, processed, size))
+        return BaselineAnswer(fire, processed, arrived, _scaled(self.measure, window, processed, size))
 
     def _closed_ms(self, window: WindowArrivals, sample: BoolArray, deadline_ms: float, wanted: float) -> float:
         """The deadline, or when the sample is as large as wanted, or all of it there."""

@@ -13,13 +13,13 @@ import click
 from edgewater.accuracy import MEASURES, SCOPES, check_confidence, check_error, check_measure
 from edgewater.errors import InvalidConfig
 from edgewater.quantities import duration_ms, format_duration, fraction
-from sim.early_answers.baseline_runs import RIVALS
+from sim.early_answers.baseline_runs import BASELINES
 from sim.early_answers.study import Study, run_study
 from sim.early_answers.summary import table
 from sim.early_answers.values import NAMES
 from sim.early_answers.workload import DELAYS, SCENARIOS
 
-ALGORITHMS = ("edgewater", *RIVALS)
+ALGORITHMS = ("edgewater", *BASELINES)
 ALIASES = {"aion-corrected": "edgewater"}
 
 

@@ -34,33 +34,33 @@ class SimulatedEdge:
         self._read = 0
         self.rate = 1.0
 
-    def read(self, born_ms: IntArray, came_ms: IntArray, value: FloatArray, group: IntArray) -> IntArray:
+    def read(self, event_ms: IntArray, arrived_ms: IntArray, value: FloatArray, group: IntArray) -> IntArray:
         """Takes events in, in order of arrival; returns the positions of those that the operator processes."""
         kept = np.zeros(0, np.int64)
         if self._has_values:
-            kept = self._sampler.keep(self._read, len(born_ms), self.rate)
-        self._read += len(born_ms)
+            kept = self._sampler.keep(self._read, len(event_ms), self.rate)
+        self._read += len(event_ms)
         if isinstance(self._monitor, GroupMonitor):
-            self._read_by_slot(self._monitor, born_ms, came_ms, value, group, kept)
+            self._read_by_slot(self._monitor, event_ms, arrived_ms, value, group, kept)
         elif self._has_values:
-            self._monitor.observe(born_ms, came_ms, value[kept], kept)
+            self._monitor.observe(event_ms, arrived_ms, value[kept], kept)
         else:
-            self._monitor.observe(born_ms, came_ms)
+            self._monitor.observe(event_ms, arrived_ms)
         return kept
 
     def _read_by_slot(
-        self, monitor: GroupMonitor, born_ms: IntArray, came_ms: IntArray, value: FloatArray, group: IntArray,
+        self, monitor: GroupMonitor, event_ms: IntArray, arrived_ms: IntArray, value: FloatArray, group: IntArray,
         kept: IntArray,
     ) -> None:  # fmt: skip
         """The monitor of groups takes batches that arrived at once."""
-        slot = came_ms // self._slot_ms
+        slot = arrived_ms // self._slot_ms
         begins = np.flatnonzero(np.diff(slot, prepend=-1))
         ends = [*begins[1:].tolist(), len(slot)]
         cuts = np.searchsorted(kept, [*begins, len(slot)]).tolist()
         for i, (begin, end) in enumerate(zip(begins.tolist(), ends, strict=True)):
             mine = kept[cuts[i] : cuts[i + 1]]
             sampled = (value[mine], mine - begin) if self._has_values else ()
-            monitor.observe(born_ms[begin:end], int(came_ms[begin]), [pa.array(group[begin:end])], *sampled)
+            monitor.observe(event_ms[begin:end], int(arrived_ms[begin]), [pa.array(group[begin:end])], *sampled)
 
     def report(self, through_ms: int) -> Arrivals:
         """What has come since the last report."""

@@ -38,7 +38,7 @@ FIRST_WINDOW = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WindowOutcome:
     """One window's answer and the truth. Arrays are per group.
 
     Attributes:
@@ -62,7 +62,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class SilentSource:
     """A source that cannot be heard in windows [first, last), though it goes on; its news come at the end."""
 
     source: int
@@ -70,7 +70,7 @@ class Silence:
     last: int
 
 
-def truth_of(group: IntArray, value: FloatArray, measure: MeasureKind, groups: int) -> FloatArray:
+def true_values(group: IntArray, value: FloatArray, measure: MeasureKind, groups: int) -> FloatArray:
     """The measure of all events, per group."""
     count = np.asarray(np.bincount(group, minlength=groups), np.float64)
     if measure == "count":
@@ -91,7 +91,7 @@ def queue_end_ms(arrivals_ms: FloatArray, cost_ms: float, until_ms: float) -> fl
     return float((at - np.arange(len(at)) * cost_ms).max() + len(at) * cost_ms)
 
 
-def query_of(
+def query_spec(
     workload: Workload, target: AccuracyTarget, measure: MeasureKind, substream_ms: int, latest_ms: int | None
 ) -> QuerySpec:
     """The query that a user would write. Raises InvalidQuery for what production refuses."""
@@ -117,14 +117,14 @@ def query_of(
 
 @dataclass(slots=True)
 class _Step:
-    """Events born in one step. `came_ms`: when, in the query's event time; `kept`: those processed so far."""
+    """Events born in one step. `arrived_ms`: when, in the query's event time; `kept`: those processed so far."""
 
     events: Events
-    came_ms: IntArray
+    arrived_ms: IntArray
     kept: BoolArray
 
 
-class Engine:
+class EarlyAnswerSimulation:
     """Runs one query on a workload.
 
     Args:
@@ -134,11 +134,11 @@ class Engine:
 
     def __init__(
         self, workload: Workload, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
-        substream_ms: int, silence: Silence | None = None, latest_ms: int | None = None, sampling: bool = True,
+        substream_ms: int, silence: SilentSource | None = None, latest_ms: int | None = None, sampling: bool = True,
     ) -> None:  # fmt: skip
         self.workload, self.measure, self.event_cost_ms = workload, measure, event_cost_ms
         self.silence, self.sampling = silence, sampling
-        self.spec = query_of(workload, target, measure, substream_ms, latest_ms)
+        self.spec = query_spec(workload, target, measure, substream_ms, latest_ms)
         clock = report_schedule(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
         assert clock is not None
         self.clock = clock
@@ -149,13 +149,13 @@ class Engine:
         self._steps: dict[int, _Step] = {}
         self._processed: list[int] = []  # by step, and by step and edge
         self._counts: list[list[int]] = []
-        self._outcomes: dict[int, Outcome] = {}
+        self._outcomes: dict[int, WindowOutcome] = {}
         self._begin(0)
 
-    def run(self, progress: Progress = lambda done: None) -> list[Outcome]:
+    def run(self, progress: Progress = lambda done: None) -> list[WindowOutcome]:
         """The outcomes, window by window."""
         for index in range(self.workload.windows + self._per_window - 1):
-            if index and self.workload.forgets_before(index):
+            if index and self.workload.restarts_before(index):
                 self._drain()
                 self._begin(index)
             self._add(index)
@@ -218,7 +218,7 @@ class Engine:
     def _add(self, index: int) -> None:
         """The events of a step, in the order in which they will arrive."""
         events = self.workload.step(index)
-        born = np.floor(events.born_ms).astype(np.int64) + self._origin_ms
+        born = np.floor(events.event_ms).astype(np.int64) + self._origin_ms
         came = np.maximum(np.floor(events.arrival_ms).astype(np.int64) + self._origin_ms, born)
         self._steps[index] = _Step(events, came, np.zeros(len(events), bool))
         self._processed.append(0)
@@ -305,13 +305,13 @@ class Engine:
             for index in [i for i in self._steps if i < oldest]:
                 del self._steps[index]
 
-    def _outcome(self, window: int, emission: Emission) -> Outcome:
+    def _outcome(self, window: int, emission: Emission) -> WindowOutcome:
         """The window's first answer; what will have been processed of it is added at the end."""
         steps = [self._steps[i] for i in range(window, window + self._per_window)]
         group, value = (np.concatenate([getattr(s.events, name) for s in steps]) for name in ("group", "value"))
-        came, kept = np.concatenate([s.came_ms for s in steps]), np.concatenate([s.kept for s in steps])
+        came, kept = np.concatenate([s.arrived_ms for s in steps]), np.concatenate([s.kept for s in steps])
         groups = self.workload.groups
-        truth = truth_of(group, value, self.measure, groups)
+        truth = true_values(group, value, self.measure, groups)
         events, end_ms, given_ms = len(came), emission.window_end_ms, emission.answered_at_ms
         ready_ms = queue_end_ms(came[kept] - end_ms, self.event_cost_ms, given_ms - end_ms)
         assert emission.quality.accuracy is not None
@@ -320,7 +320,7 @@ class Engine:
         if prediction is None:  # the answer is what has come
             here = came < given_ms
             arrived, promised = int(here.sum()), 1.0
-            estimate = truth_of(group[here], value[here], self.measure, groups)
+            estimate = true_values(group[here], value[here], self.measure, groups)
             if emission.phase is not Phase.EARLY:
                 half = np.zeros(groups)
         else:
@@ -332,7 +332,7 @@ class Engine:
             promised = len(told) / max(len(np.unique(group)), 1)
         met = all(v.code != ACCURACY for v in emission.quality.violations)
         latency_ms = max(ready_ms, given_ms - end_ms)
-        return Outcome(estimate, truth, half, latency_ms, 0, max(events - arrived, 0), events, promised, met)
+        return WindowOutcome(estimate, truth, half, latency_ms, 0, max(events - arrived, 0), events, promised, met)
 
     def _processed_in(self, window: int) -> int:
         return sum(self._processed[window : window + self._per_window])

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from sim.early_answers.engine import Outcome
+from sim.early_answers.engine import WindowOutcome
 from sim.early_answers.summary import relative_errors
 
 
-def plot_runs(runs: Sequence[tuple[dict[str, Any], list[Outcome]]], path: Path) -> None:
+def plot_runs(runs: Sequence[tuple[dict[str, Any], list[WindowOutcome]]], path: Path) -> None:
     """Distributions of latency (log scale) and of relative error, one line per run."""
     from matplotlib.figure import Figure
 

@@ -67,5 +67,5 @@ class RecordedDownloads:
     def step(self, index: int) -> Events:
         return self.window(index)
 
-    def forgets_before(self, index: int) -> bool:
+    def restarts_before(self, index: int) -> bool:
         return False

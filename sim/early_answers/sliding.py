@@ -25,7 +25,7 @@ class SlidingWorkload:
         self.sources, self.groups = steps.sources, steps.groups
         self.window_ms, self.step_ms = window_ms, steps.window_ms
         self.windows = steps.windows - self._per_window + 1
-        if self.windows < 1 or steps.forgets_before(1):
+        if self.windows < 1 or steps.restarts_before(1):
             raise InvalidConfig("--every", steps.window_ms, "steps of which a window can be made, and no cold starts")
         self._made: deque[Events] = deque(maxlen=self._per_window)
         self._next = 0
@@ -40,8 +40,8 @@ class SlidingWorkload:
     def window(self, index: int) -> Events:
         last = self.step(index + self._per_window - 1)
         each = [*(self.step(i) for i in range(index, index + self._per_window - 1)), last]
-        columns = zip(*((e.source, e.born_ms, e.delay_ms, e.value, e.group, e.mark) for e in each), strict=True)
+        columns = zip(*((e.source, e.event_ms, e.delay_ms, e.value, e.group, e.mark) for e in each), strict=True)
         return Events(*(np.concatenate(column) for column in columns))
 
-    def forgets_before(self, index: int) -> bool:
+    def restarts_before(self, index: int) -> bool:
         return False

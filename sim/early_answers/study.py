@@ -7,12 +7,12 @@ from typing import Any
 
 from edgewater.accuracy import AccuracyTarget, MeasureKind
 from edgewater.errors import InvalidConfig
-from sim.early_answers.baseline_runs import run_rival
-from sim.early_answers.engine import Engine, Outcome, Progress, Silence
+from sim.early_answers.baseline_runs import run_baseline
+from sim.early_answers.engine import EarlyAnswerSimulation, Progress, SilentSource, WindowOutcome
 from sim.early_answers.sliding import SlidingWorkload
 from sim.early_answers.summary import oracle_rate, summarise
-from sim.early_answers.values import Values
-from sim.early_answers.workload import MadeWorkload, Shape, Workload
+from sim.early_answers.values import ValueSource
+from sim.early_answers.workload import SyntheticWorkload, Workload, WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +56,29 @@ class Study:
         return AccuracyTarget(self.error, self.confidence, self.groups, self.scope)
 
     @property
-    def silence(self) -> Silence | None:
+    def silence(self) -> SilentSource | None:
         if not self.silent_edge:
             return None
         if self.edges < 2 or self.windows < 10:
             raise InvalidConfig("--silent-edge", (self.edges, self.windows), "at least 2 edges and 10 windows")
         first = self.windows * 45 // 100
-        return Silence(self.edges // 2, first, first + max(1, self.windows // 10))
+        return SilentSource(self.edges // 2, first, first + max(1, self.windows // 10))
 
-    def workload(self) -> tuple[Workload, Values]:
-        values = Values.named(self.values)
+    def workload(self) -> tuple[Workload, ValueSource]:
+        values = ValueSource.named(self.values)
         step_ms = self.every_ms or self.window_ms
         if self.window_ms % step_ms or (self.silent_edge and step_ms != self.window_ms):
             raise InvalidConfig("--every", f"{step_ms} ms", f"a divisor of the window, {self.window_ms} ms, and no "
                                 "silent edge")  # fmt: skip
         steps = self.windows + self.window_ms // step_ms - 1
-        made = MadeWorkload(
-            Shape(self.delays, self.scenario, self.rate, self.edges, self.groups, step_ms, steps, self.seed), values
+        made = SyntheticWorkload(
+            WorkloadSpec(self.delays, self.scenario, self.rate, self.edges, self.groups, step_ms, steps, self.seed),
+            values,
         )
         return (made if step_ms == self.window_ms else SlidingWorkload(made, self.window_ms)), values
 
 
-def run_study(study: Study, progress: Progress = lambda done: None) -> tuple[dict[str, Any], list[Outcome]]:
+def run_study(study: Study, progress: Progress = lambda done: None) -> tuple[dict[str, Any], list[WindowOutcome]]:
     """Runs it. The row holds the inputs, the summary and the oracle's rate; the outcomes come window by window."""
     workload, values = study.workload()
     outcomes = run_workload(study, workload, progress)
@@ -87,14 +88,14 @@ def run_study(study: Study, progress: Progress = lambda done: None) -> tuple[dic
     return row, outcomes
 
 
-def run_workload(study: Study, workload: Workload, progress: Progress = lambda done: None) -> list[Outcome]:
+def run_workload(study: Study, workload: Workload, progress: Progress = lambda done: None) -> list[WindowOutcome]:
     """The study's algorithm on a workload of any origin."""
     if study.algorithm != "edgewater":
-        return run_rival(
+        return run_baseline(
             workload, study.algorithm, study.target, study.measure, study.event_cost_ms,
             substream_ms=study.substream_ms, fixed_ms=study.fixed_ms, silence=study.silence, progress=progress,
         )  # fmt: skip
-    engine = Engine(
+    engine = EarlyAnswerSimulation(
         workload, study.target, study.measure, study.event_cost_ms, substream_ms=study.substream_ms,
         silence=study.silence, latest_ms=study.latest_ms, sampling=study.sampling,
     )  # fmt: skip

@@ -11,11 +11,11 @@ import numpy as np
 from center.early_trigger.sample_size import mean_size
 from edgewater.accuracy import AccuracyTarget, MeasureKind
 from edgewater.synopses import FloatArray
-from sim.early_answers.engine import Outcome
+from sim.early_answers.engine import WindowOutcome
 from sim.early_answers.workload import Workload
 
 
-def summarise(outcomes: list[Outcome], target: AccuracyTarget) -> dict[str, Any]:
+def summarise(outcomes: list[WindowOutcome], target: AccuracyTarget) -> dict[str, Any]:
     """Coverage and its company over all windows.
 
     `coverage`: windows (with several groups and scope "each": window-group pairs) whose relative error is at most the
@@ -93,7 +93,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
 
 
-def _stack(outcomes: list[Outcome], name: str) -> FloatArray:
+def _stack(outcomes: list[WindowOutcome], name: str) -> FloatArray:
     return np.array([getattr(o, name) for o in outcomes], float)
 
 

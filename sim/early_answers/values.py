@@ -29,7 +29,7 @@ Draw = Callable[[np.random.Generator, int], FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class ValueSource:
     """Attributes:
     source: what was really used, for the output.
     """
@@ -38,7 +38,7 @@ class Values:
     draw: Draw
 
     @classmethod
-    def named(cls, name: str) -> Values:
+    def named(cls, name: str) -> ValueSource:
         """One of `NAMES`, or a file of numbers: .parquet (`column=` after a colon), .npy, or text, one per line.
 
         Raises:
@@ -65,11 +65,11 @@ class Values:
         return _recorded(_read(Path(path), column), name)
 
 
-def _recorded(values: FloatArray, source: str) -> Values:
+def _recorded(values: FloatArray, source: str) -> ValueSource:
     values = values[np.isfinite(values)]
     if not len(values):
         raise InvalidConfig("--values", source, "a file with at least one finite number")
-    return Values(source, lambda rng, n: values[rng.integers(0, len(values), n)])
+    return ValueSource(source, lambda rng, n: values[rng.integers(0, len(values), n)])
 
 
 def _read(path: Path, column: str) -> FloatArray:

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgewater.errors import InvalidConfig
 from edgewater.synopses import FloatArray, IntArray
-from sim.early_answers.values import Values
+from sim.early_answers.values import ValueSource
 
 DELAYS = ("CC", "GG", "EC", "EG")
 SCENARIOS = (
@@ -36,7 +36,7 @@ class Events:
     """
 
     source: IntArray
-    born_ms: FloatArray
+    event_ms: FloatArray
     delay_ms: FloatArray
     value: FloatArray
     group: IntArray
@@ -44,14 +44,14 @@ class Events:
 
     @property
     def arrival_ms(self) -> FloatArray:
-        return self.born_ms + self.delay_ms
+        return self.event_ms + self.delay_ms
 
     def __len__(self) -> int:
-        return len(self.born_ms)
+        return len(self.event_ms)
 
     def after(self, ms: float) -> Events:
         """The same, so much earlier: times are counted from there."""
-        return Events(self.source, self.born_ms - ms, self.delay_ms, self.value, self.group, self.mark)
+        return Events(self.source, self.event_ms - ms, self.delay_ms, self.value, self.group, self.mark)
 
 
 class Workload(Protocol):
@@ -70,11 +70,11 @@ class Workload(Protocol):
 
     def window(self, index: int) -> Events: ...
 
-    def forgets_before(self, index: int) -> bool: ...
+    def restarts_before(self, index: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkloadSpec:
     """What is asked of a made workload. `rate`: events/s over all sources."""
 
     delays: str = "EG"
@@ -104,10 +104,10 @@ class Shape:
         return tuple(self.scenario.split("+"))
 
 
-class MadeWorkload:
-    """Windows of a `Shape`, made one after the other; the same seed makes the same events."""
+class SyntheticWorkload:
+    """Windows of a `WorkloadSpec`, made one after the other; the same seed makes the same events."""
 
-    def __init__(self, shape: Shape, values: Values) -> None:
+    def __init__(self, shape: WorkloadSpec, values: ValueSource) -> None:
         self.shape, self.values = shape, values
         self.sources, self.groups = shape.sources, shape.groups
         self.window_ms = self.step_ms = shape.window_ms
@@ -118,7 +118,7 @@ class MadeWorkload:
         correlated = "correlated-source" in shape.parts
         self._source_scale = scale / scale.mean() if correlated else np.ones(shape.sources)
 
-    def forgets_before(self, index: int) -> bool:
+    def restarts_before(self, index: int) -> bool:
         """Whether the process restarts without memory before the window: under cold-start, before every one."""
         return "cold-start" in self.shape.parts
 

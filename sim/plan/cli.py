@@ -1,4 +1,4 @@
-"""`edgewater plan`: what a budget would have bought on the user's own data."""
+"""`edgewater plan`: staleness, error and bytes that budgets would give on a user's own data."""
 
 from __future__ import annotations
 
@@ -21,75 +21,79 @@ from edgewater.streams import TIME_COLUMN
 from edgewater.syntax import column_names, parse_sql
 from sim.budgets.optimal import ROUNDING
 from sim.budgets.outcome import truth_per_window
-from sim.plan.budgets import Budget, bandwidth, budgets
+from sim.plan.budgets import PlannedBudget, bandwidth, budgets
 from sim.plan.cost import update_bytes
 from sim.plan.event_times import NUMBER, UNITS, event_times
-from sim.plan.grid import POLICIES, Row, Scene, combinations, measure_all, named
+from sim.plan.grid import POLICIES, PlanInputs, Row, chosen_names, combinations, measure_all
 from sim.plan.plot import SUFFIXES, plot
-from sim.plan.query import Asked, left_out, read_query
-from sim.plan.reader import Wanted, read_files
+from sim.plan.query import QueryFlags, omitted_measures, read_query
+from sim.plan.reader import ColumnSelection, read_files
 from sim.plan.table import label, table, write_csv
-from sim.plan.trace import Note, PlacedTrace, Placement, build_trace
+from sim.plan.trace import Notify, PlacedTrace, Placement, build_trace
 
 PATH = click.Path(dir_okay=False, path_type=Path)
 
 
 def _query_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What is asked, of which columns."""
+    """Adds the flags that define the query."""
     for option in reversed((
         click.argument("trace", nargs=-1, required=True, type=click.Path(path_type=Path)),
-        click.option("--query", "query_file", type=PATH, help="YAML file of a query; the flags below change it."),
+        click.option("--query", "query_file", type=PATH, help="YAML file of a query; other flags override it."),
         click.option("--time", "time", multiple=True, required=True, metavar="COL",
-                     help="Event time. Twice: a date and a time of day, joined."),
-        click.option("--time-unit", type=click.Choice([*UNITS]), help="Of times that are numbers.  [default: ms]"),
-        click.option("--key", "keys", multiple=True, metavar="COL", help="Group by it.  [default: as the query does]"),
-        click.option("--value", metavar="COL", help="What is aggregated.  [default: that of the query's measure]"),
+                     help="Event time. Give it twice for a date and a time of day in two columns."),
+        click.option("--time-unit", type=click.Choice([*UNITS]), help="Unit of numeric times.  [default: ms]"),
+        click.option("--key", "keys", multiple=True, metavar="COL", help="Column to group by.  [default: the query's]"),
+        click.option("--value", metavar="COL", help="Column to aggregate.  [default: the query's]"),
         click.option("--aggregate", metavar="NAME",
-                     help="sum, count, min or max.  [default: the query's; sum of --value, or count]"),
+                     help="sum, count, min or max.  [default: the query's; else sum of --value, or count]"),
         click.option("--measure", metavar="NAME",
-                     help="The query's measure that is judged.  [default: that of its error budget, or its first]"),
-        click.option("--window", metavar="DURATION", help="Tumbling windows.  [default: the query's, or 30]"),
+                     help="The measure to evaluate.  [default: that of the query's error budget, or its first one]"),
+        click.option("--window", metavar="DURATION",
+                     help="Length of the tumbling windows.  [default: the query's, or about 30 windows]"),
     )):  # fmt: skip
         command = option(command)
     return command
 
 
 def _grid_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What is tried. Each of these may be given several times."""
+    """Adds the repeatable flags whose combinations are run."""
     for option in reversed((
         click.option("--bandwidth", "bandwidths", multiple=True, required=True, metavar="SIZE",
                      help="Bytes per second of each edge's link, such as 64KiB."),
         click.option("--budget", "error_budgets", multiple=True, metavar="AMOUNT",
-                     help="Error: 1000, 1MB, or 0.1% of the largest possible error.  [default: 1e-5 … 1e-1 of it]"),
-        click.option("--staleness", "stalenesses", multiple=True, metavar="DURATION", help="2s, or 10% of a window."),
+                     help="Error budget: 1000, 1MB, or 0.1% of the largest possible error.  [default: 0.001% to 10%]"),
+        click.option("--staleness", "stalenesses", multiple=True, metavar="DURATION",
+                     help="Staleness budget: 2s, or 10% of a window."),
         click.option("--policy", "policies", multiple=True, metavar="NAME",
-                     help=f"{', '.join(POLICIES)}, or all.  [default: caching, what an edge does]"),
+                     help=f"{', '.join(POLICIES)}, or all.  [default: caching, the policy of an edge]"),
         click.option("--eviction", "evictions", multiple=True, metavar="NAME",
-                     help=f"Of caching: {', '.join(EVICTIONS)}, or all.  [default: the query's, or {EVICTIONS[0]}]"),
+                     help=f"For caching: {', '.join(EVICTIONS)}, or all.  [default: the query's, or {EVICTIONS[0]}]"),
         click.option("--estimate", "estimates", multiple=True, metavar="NAME",
-                     help=f"Of caching under --staleness: {', '.join(ESTIMATES)}, or all."),
+                     help=f"For caching with --staleness: {', '.join(ESTIMATES)}, or all."),
         click.option("--sizing", "sizings", multiple=True, metavar="NAME",
-                     help=f"Of caching under --staleness: {', '.join(SIZINGS)}, or all."),
+                     help=f"For caching with --staleness: {', '.join(SIZINGS)}, or all."),
     )):  # fmt: skip
         command = option(command)
     return command
 
 
-def _world_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Where it runs, and where the results go."""
+def _run_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the flags of edges, windows and output."""
     for option in reversed((
-        click.option("--edges", type=click.IntRange(1, 10_000), help="[default: 1, or the values of --edge-column]"),
-        click.option("--edge-column", metavar="COL", help="Records of one value are at one edge."),
+        click.option("--edges", type=click.IntRange(1, 10_000),
+                     help="Number of edges.  [default: 1, or the number of values of --edge-column]"),
+        click.option("--edge-column", metavar="COL", help="All records with the same value are at one edge."),
         click.option("--spread", type=click.Choice(["records", "keys"]), default="records", show_default=True,
-                     help="Without --edge-column: what is drawn an edge for."),
-        click.option("--windows", default=30, show_default=True, type=click.IntRange(1), help="At most so many."),
+                     help="Without --edge-column: assign records, or whole groups, to random edges."),
+        click.option("--windows", default=30, show_default=True, type=click.IntRange(1),
+                     help="Maximum number of windows."),
         click.option("--update-bytes", type=click.FloatRange(1), metavar="N",
-                     help="What an update costs on the wire.  [default: measured on frames of the trace]"),
-        click.option("--seed", default=0, show_default=True, type=click.IntRange(0)),
-        click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: as many as there are cores]"),
-        click.option("--json", "as_json", is_flag=True, help="Rows as a JSON list instead of a table."),
-        click.option("--csv", "csv_file", type=PATH, help="Writes the rows to a CSV file."),
-        click.option("--plot", "plot_file", type=PATH, help="Draws the curves: FILE.svg, .png or .pdf."),
+                     help="Size of an update on the wire.  [default: measured on frames of the trace]"),
+        click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of all randomness."),
+        click.option("--jobs", type=click.IntRange(1), help="Number of processes.  [default: number of cores]"),
+        click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON instead of a table."),
+        click.option("--csv", "csv_file", type=PATH, help="Write the rows to a CSV file."),
+        click.option("--plot", "plot_file", type=PATH, help="Plot the curves to FILE.svg, .png or .pdf."),
     )):  # fmt: skip
         command = option(command)
     return command
@@ -98,25 +102,26 @@ def _world_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @_query_flags
 @_grid_flags
-@_world_flags
-def plan(as_json: bool, csv_file: Path | None, plot_file: Path | None, jobs: int | None, **asked: Any) -> None:
-    """Try budgets on your own data: staleness, error and bytes for each.
+@_run_flags
+def plan(as_json: bool, csv_file: Path | None, plot_file: Path | None, jobs: int | None, **flags: Any) -> None:
+    """Predict the staleness, error and bytes of budgets on your own data.
 
-    TRACE is one or more files: CSV with a header, NDJSON (also .gz) or Parquet. Its records are replayed
-    through the production edges over links of the bandwidth you state. A day of CRAN's downloads, four edges
-    with 64 bytes a second each, bytes by package and country:
+    TRACE is one or more files: CSV with a header, NDJSON (both also .gz) or Parquet. The command replays the
+    records through production edges over simulated links of the given bandwidth. Example: a day of CRAN
+    downloads, bytes by package and country, four edges with 64 bytes per second each:
 
     \b
       edgewater plan 2015-01-02.csv.gz --time date --time time --key package --key country \\
           --value size --window 1h --windows 6 --edges 4 --bandwidth 64 \\
           --policy caching --policy optimal --plot plan.svg
 
-    Pick the budget on the curve and put it into the query (`budget: {error: {bytes: 10MB}}`). Staleness is the 95th
-    percentile over windows, error the largest of all groups as a share of the largest group's value.
+    Choose a budget from the table or the plot and put it into the query (`budget: {error: {bytes: 10MB}}`).
+    Staleness and error are 95th percentiles over windows; a window's error is the largest of all groups, as a
+    percentage of the largest group's value.
     """
     if plot_file is not None and plot_file.suffix not in SUFFIXES:
         raise InvalidConfig("--plot", str(plot_file), f"a file that ends in {', '.join(SUFFIXES)}")
-    rows = _rows(asked, jobs or os.cpu_count() or 1, lambda text: click.echo(text, err=True))
+    rows = _rows(flags, jobs or os.cpu_count() or 1, lambda text: click.echo(text, err=True))
     for path, write in ((csv_file, write_csv), (plot_file, plot)):
         if path is not None:
             try:
@@ -130,48 +135,50 @@ def plan(as_json: bool, csv_file: Path | None, plot_file: Path | None, jobs: int
 
     Console(width=None if sys.stdout.isatty() else 160).print(table(rows))
     if any(row["budget_of_query"] for row in rows):
-        click.echo("* the query's own budget")
+        click.echo("* the budget of the query")
 
 
-def _rows(asked: dict[str, Any], jobs: int, note: Note) -> list[Row]:
+def _rows(flags: dict[str, Any], jobs: int, notify: Notify) -> list[Row]:
     query = read_query(
-        Asked(asked["query_file"], asked["keys"], asked["value"], asked["aggregate"], asked["window"], asked["measure"])
+        QueryFlags(
+            flags["query_file"], flags["keys"], flags["value"], flags["aggregate"], flags["window"], flags["measure"]
+        )
     )
     default = query.cache
-    policies = named(asked["policies"], "--policy", POLICIES, ("caching",))
-    evictions = named(asked["evictions"], "--eviction", EVICTIONS, (default.eviction,))
-    estimates = named(asked["estimates"], "--estimate", ESTIMATES, (default.estimate,))
-    sizings = named(asked["sizings"], "--sizing", SIZINGS, (default.sizing,))
-    widths = list(dict.fromkeys(bandwidth(text) for text in asked["bandwidths"]))
-    # Wrong budgets are refused before a large file is read; how large the largest error is, is known later.
-    budgets(asked["error_budgets"], asked["stalenesses"], query, 1.0)
-    trace, query, edges = _trace(asked, query, note)
-    tried = budgets(asked["error_budgets"], asked["stalenesses"], query, _largest(trace, query))
-    _tell(asked, query, tried, sizings, note)
-    stated: float | None = asked["update_bytes"]
+    policies = chosen_names(flags["policies"], "--policy", POLICIES, ("caching",))
+    evictions = chosen_names(flags["evictions"], "--eviction", EVICTIONS, (default.eviction,))
+    estimates = chosen_names(flags["estimates"], "--estimate", ESTIMATES, (default.estimate,))
+    sizings = chosen_names(flags["sizings"], "--sizing", SIZINGS, (default.sizing,))
+    widths = list(dict.fromkeys(bandwidth(text) for text in flags["bandwidths"]))
+    # Checks the budgets before a large file is read; the largest possible error is not known yet.
+    budgets(flags["error_budgets"], flags["stalenesses"], query, 1.0)
+    trace, query, edges = _trace(flags, query, notify)
+    tried = budgets(flags["error_budgets"], flags["stalenesses"], query, _largest(trace, query))
+    _report_differences(flags, query, tried, sizings, notify)
+    stated: float | None = flags["update_bytes"]
     costs = {width: stated or update_bytes(trace, query, edges, width) for width in widths}
     if stated is None:
-        note("an update costs " + ", ".join(f"{cost:g} bytes" for cost in dict.fromkeys(costs.values()))
-             + ", as in an edge's frames of the first window")  # fmt: skip
-    scene = Scene(trace, query, edges, asked["seed"], costs)
+        notify("size of an update: " + ", ".join(f"{cost:g} bytes" for cost in dict.fromkeys(costs.values()))
+               + ", measured on the frames of the first window")  # fmt: skip
+    inputs = PlanInputs(trace, query, edges, flags["seed"], costs)
     todo = combinations(policies, evictions, estimates, sizings, default.eager, widths, tried)
-    rows = _measured(scene, todo, jobs)
+    rows = _measured(inputs, todo, jobs)
     over = {label(r) for r in rows if r["budget_kind"] == "error" and r["error_p95"] > r["budget"] * (1 + ROUNDING)}
     if over:
-        note(f"an error budget is not kept by {', '.join(sorted(over))}: see error_p95")
+        notify(f"exceeding an error budget: {', '.join(sorted(over))} (see error_p95)")
     return rows
 
 
-def _trace(asked: dict[str, Any], query: QuerySpec, note: Note) -> tuple[PlacedTrace, QuerySpec, int]:
-    wanted = _wanted(asked, query)
-    raw = read_files(asked["trace"], wanted, note)
+def _trace(flags: dict[str, Any], query: QuerySpec, notify: Notify) -> tuple[PlacedTrace, QuerySpec, int]:
+    selection = _selection(flags, query)
+    raw = read_files(flags["trace"], selection, notify)
     if not raw.num_rows:
-        raise InvalidConfig("TRACE", [str(p) for p in asked["trace"]], "at least one record", "there is none")
-    times, valid = event_times(raw, asked["time"], asked["time_unit"], note)
-    if asked["value"] is not None and asked["aggregate"] != "count":
-        _check_numbers(raw, asked["value"])
-    how = Placement(asked["edges"], asked["edge_column"], asked["spread"] == "keys", asked["seed"])
-    return build_trace(raw.filter(pa.array(valid)), times[valid], query, how, asked["windows"], note)
+        raise InvalidConfig("TRACE", [str(p) for p in flags["trace"]], "at least one record", "the files are empty")
+    times, valid = event_times(raw, flags["time"], flags["time_unit"], notify)
+    if flags["value"] is not None and flags["aggregate"] != "count":
+        _check_numbers(raw, flags["value"])
+    placement = Placement(flags["edges"], flags["edge_column"], flags["spread"] == "keys", flags["seed"])
+    return build_trace(raw.filter(pa.array(valid)), times[valid], query, placement, flags["windows"], notify)
 
 
 def _check_numbers(raw: pa.Table, name: str) -> None:
@@ -183,23 +190,26 @@ def _check_numbers(raw: pa.Table, name: str) -> None:
         first = next(
             iter(column.filter(pc.invert(pc.match_substring_regex(column, NUMBER.pattern))).to_pylist()), first
         )
-    raise InvalidConfig("--value", name, "a column of numbers", f"its type is {column.type}, it has {first!r}")
+    raise InvalidConfig(
+        "--value", name, "a column of numbers", f"its type is {column.type}, with values such as {first!r}"
+    )
 
 
-def _wanted(asked: dict[str, Any], query: QuerySpec) -> Wanted:
-    """The columns of the query, of time and of place. In CSV a key is text unless the query computes with it."""
-    columns = {name: "--key" if asked["keys"] else f"group_by.{i}" for i, name in enumerate(query.group_by)}
+def _selection(flags: dict[str, Any], query: QuerySpec) -> ColumnSelection:
+    """Returns the columns of the query, of event time and of the edge. CSV keys are text unless the query computes with
+    them."""
+    columns = {name: "--key" if flags["keys"] else f"group_by.{i}" for i, name in enumerate(query.group_by)}
     texts = {f"measures.{m.name}": m.argument for m in query.measures} | {"where": query.where}
     for field, text in texts.items():
         for name in column_names(parse_sql(text, field)) if text is not None else []:
-            columns.setdefault(name, "--value" if name == asked["value"] else field)
+            columns.setdefault(name, "--value" if name == flags["value"] else field)
     columns.pop(TIME_COLUMN, None)
-    columns.update((name, "--time") for name in asked["time"] if name not in columns)
-    if asked["edge_column"] is not None:
-        columns.setdefault(asked["edge_column"], "--edge-column")
+    columns.update((name, "--time") for name in flags["time"] if name not in columns)
+    if flags["edge_column"] is not None:
+        columns.setdefault(flags["edge_column"], "--edge-column")
     computed = {name for text in texts.values() if text is not None for name in column_names(parse_sql(text, ""))}
-    as_text = {*query.group_by, *asked["time"], *filter(None, [asked["edge_column"]])} - computed
-    return Wanted(columns, as_text)
+    as_text = {*query.group_by, *flags["time"], *filter(None, [flags["edge_column"]])} - computed
+    return ColumnSelection(columns, as_text)
 
 
 def _largest(trace: PlacedTrace, query: QuerySpec) -> float:
@@ -207,31 +217,33 @@ def _largest(trace: PlacedTrace, query: QuerySpec) -> float:
     largest = max(float(np.nanmax(np.abs(values), initial=0.0)) for values in truth.values())
     if largest <= 0.0:
         measure = query.measures[0]
-        raise InvalidConfig("TRACE", 0, f"values of {measure.to_text()} other than 0", "there is no error to budget")
+        raise InvalidConfig("TRACE", 0, f"values of {measure.to_text()} other than 0", "all values are 0")
     return largest
 
 
-def _tell(asked: dict[str, Any], query: QuerySpec, tried: list[Budget], sizings: tuple[str, ...], note: Note) -> None:
-    """What a user could take for granted and is otherwise."""
-    if asked["query_file"] is not None:
-        for measure in left_out(asked["query_file"], query):
-            note(f"left out of the entries: {measure} (sketches are not simulated)")
-    own = isinstance(query.budget, ErrorBudget) and not any(b.own for b in tried)
-    if own and not (asked["error_budgets"] or asked["stalenesses"]):
-        note("the query's own budget is relative and not tried: the offline policies know absolute ones only")
+def _report_differences(
+    flags: dict[str, Any], query: QuerySpec, tried: list[PlannedBudget], sizings: tuple[str, ...], notify: Notify
+) -> None:
+    """Reports where the simulation differs from the query and the flags."""
+    if flags["query_file"] is not None:
+        for measure in omitted_measures(flags["query_file"], query):
+            notify(f"not simulated: {measure} (sketches are not supported)")
+    own = isinstance(query.budget, ErrorBudget) and not any(b.of_query for b in tried)
+    if own and not (flags["error_budgets"] or flags["stalenesses"]):
+        notify("the query's own budget is omitted: it is relative, and offline policies support absolute budgets only")
     if (
-        "explicit" in asked["estimates"]
+        "explicit" in flags["estimates"]
         and sizings == (CacheSpec().sizing,)
         and any(b.kind == "staleness" for b in tried)
     ):
-        note(f"--estimate explicit makes no difference to the sizing {sizings[0]}: give --sizing as well")
+        notify(f"--estimate explicit has no effect with the sizing {sizings[0]}: add --sizing")
 
 
-def _measured(scene: Scene, todo: list[Any], jobs: int) -> list[Row]:
+def _measured(inputs: PlanInputs, todo: list[Any], jobs: int) -> list[Row]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("plan", total=len(todo))
-        return measure_all(scene, todo, jobs, lambda: bar.advance(task))
+        return measure_all(inputs, todo, jobs, lambda: bar.advance(task))

@@ -1,4 +1,4 @@
-"""What an update costs on the wire: measured on the frames that a production edge builds of the trace."""
+"""The size of an update on the wire, measured on the frames that a production edge builds from the trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sim.plan.trace import PlacedTrace
 
 
 class _Meter:
-    """One edge whose frames are as large as an agent makes them for such a link."""
+    """One edge with the frame sizes that an agent uses on a link of this bandwidth."""
 
     def __init__(self, part: Trace, query: QuerySpec, bandwidth_bytes_s: int) -> None:
         self._part, self._stream, self._bandwidth = part, query.stream, bandwidth_bytes_s
@@ -42,15 +42,15 @@ class _Meter:
         self._core.handle(Tick(end_ms))
 
     def pull(self, now_ms: int) -> int:
-        """Wire bytes of the next frame; 0: nothing is worth sending."""
+        """Returns the wire bytes of the next frame; 0 if no frame is due."""
         due = self._core.next_pull_ms(self._bandwidth, now_ms)
         if due is None or due > now_ms:
             return 0
         event = Pull(self._capacity, self._core.open_between(self._bandwidth, now_ms), self._bandwidth)
         frames = [e.frame for e in self._core.handle(event) if isinstance(e, FrameBuilt)]
         for frame in frames:
-            parts = frame.unpack().partials
-            self.entries += sum(len(GroupedAggregate.from_bytes(p.synopsis)) for p in parts)
+            partials = frame.unpack().partials
+            self.entries += sum(len(GroupedAggregate.from_bytes(p.synopsis)) for p in partials)
             self._core.handle(Acked(frame.seq))
         size = sum(f.wire_bytes for f in frames)
         self.shipped_bytes += size
@@ -58,7 +58,7 @@ class _Meter:
 
 
 def update_bytes(trace: PlacedTrace, query: QuerySpec, edges: int, bandwidth_bytes_s: int) -> float:
-    """Bytes per entry when the busiest edge ships its first window with records, exactly, over such a link."""
+    """Returns the bytes per entry when the busiest edge ships its first window exactly over such a link."""
     part = trace.split(edges)[int(np.bincount(trace.home, minlength=edges).argmax())]
     start = query.window.slice_start(int(part.times_ms[0]))
     end = start + query.window.longest_ms

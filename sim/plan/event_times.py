@@ -1,4 +1,4 @@
-"""Event times of a user's data file: from whatever it carries to int64 ms."""
+"""Converts the time columns of a data file to event times in int64 ms."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ NUMBER = re.compile(r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?\s*$")
 
 
 def event_times(
-    table: pa.Table, columns: Sequence[str], unit: str | None, note: Callable[[str], None]
+    table: pa.Table, columns: Sequence[str], unit: str | None, notify: Callable[[str], None]
 ) -> tuple[IntArray, BoolArray]:
-    """Times in ms, and which of them are meant; the others are told to `note`.
+    """Returns times in ms, and a mask of the valid ones; reports the number of the others to `notify`.
 
     Args:
-        columns: one, or several that are joined by a blank.
-        unit: of numbers, a key of `UNITS`; None: ms, unless they are too small or too great to be that.
+        columns: one column, or several whose texts are joined by a blank.
+        unit: unit of numeric times, a key of `UNITS`; None: ms.
 
     Raises:
-        InvalidConfig: none can be read, or they are in another unit.
+        InvalidConfig: no time can be read, or the range of the numbers shows another unit.
     """
     field = " ".join(columns)
     raw = _joined(table, columns)
@@ -42,11 +42,11 @@ def event_times(
     valid &= ~negative
     if not valid.any():
         shown = next((v for v in raw.slice(0, 1000).to_pylist() if v is not None), None)
-        raise InvalidConfig("--time", field, ACCEPTED, f"no row has a time there that can be read (the first: {shown})")
-    left_out = int(np.count_nonzero(~valid))
-    if left_out:
+        raise InvalidConfig("--time", field, ACCEPTED, f"no row has a readable time (the first one is {shown})")
+    unreadable = int(np.count_nonzero(~valid))
+    if unreadable:
         first = raw[int(np.argmin(valid))].as_py()
-        note(f"{left_out:,} of {len(valid):,} records have no time that can be read in {field} (the first: {first})")
+        notify(f"{unreadable:,} of {len(valid):,} records have no readable time in {field} (the first one is {first})")
     return millis, valid
 
 
@@ -73,7 +73,7 @@ def _read(raw: pa.Array, unit: str | None, field: str) -> tuple[IntArray, BoolAr
         raw = cast_or_null(raw, pa.float64())
     if pa.types.is_integer(raw.type) or pa.types.is_floating(raw.type):
         return _from_numbers(raw, unit, field)
-    raise InvalidConfig("--time", field, ACCEPTED, f"the column is of the type {kind}")
+    raise InvalidConfig("--time", field, ACCEPTED, f"the column has the type {kind}")
 
 
 def _from_micros(micros: pa.Array) -> tuple[IntArray, BoolArray]:
@@ -89,23 +89,26 @@ def _from_numbers(raw: pa.Array, unit: str | None, field: str) -> tuple[IntArray
         return np.zeros(len(numbers), np.int64), valid
     earliest, latest = float(numbers[valid].min()), float(numbers[valid].max())
     _check_unit(earliest, latest, unit, field)
-    # A double of seconds is no finer than half a microsecond: 1.001 s is 1001 ms.
+    # Half a microsecond against rounding of floats: 1.001 s is 1001 ms.
     exact = np.where(valid, numbers, 0.0) * UNITS[unit or "ms"] + (0.0005 if unit == "s" else 0.0)
     return np.floor(exact).astype(np.int64), valid
 
 
 def _check_unit(earliest: float, latest: float, unit: str | None, field: str) -> None:
-    """Numbers that are milliseconds of a few days are taken for seconds of our time, unless the unit is stated."""
+    """Raises InvalidConfig if the range of the numbers suggests another unit than the stated one."""
     scale = UNITS[unit or "ms"]
     if unit is None and YEAR_2000_MS <= earliest * 1000 <= latest * 1000 <= YEAR_2200_MS:
         raise InvalidConfig(
-            "--time", field, "--time-unit s (or --time-unit ms, if it is right)",
-            f"times from {earliest:.0f} to {latest:.0f} look like seconds since 1970, and ms are expected",
+            "--time", field, "--time-unit s (or --time-unit ms, if they are milliseconds)",
+            f"times from {earliest:.0f} to {latest:.0f} look like seconds since 1970; milliseconds are the default",
         )  # fmt: skip
     if latest * scale > YEAR_2200_MS:
         likely = {u: s for u, s in {**UNITS, "ns": 1e-6}.items() if YEAR_2000_MS <= latest * s <= YEAR_2200_MS}
         looks = f" and look like {NAMES[next(iter(likely))]}" if likely else ""
         accepted = f"--time-unit {next(iter(likely))}" if likely and "ns" not in likely else ACCEPTED
         raise InvalidConfig(
-            "--time", field, accepted, f"as {NAMES[unit or 'ms']} times up to {latest:.0f} lie after 2200{looks}"
+            "--time",
+            field,
+            accepted,
+            f"as {NAMES[unit or 'ms']}, times up to {latest:.0f} are after the year 2200{looks}",
         )

@@ -1,4 +1,4 @@
-"""Every combination of a plan, run in processes; one row each."""
+"""Runs all combinations of a plan in parallel processes and returns one row for each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pyarrow as pa
 from edgewater.caching import CacheSpec
 from edgewater.errors import InvalidConfig
 from edgewater.query import QuerySpec
-from sim.budgets.experiment import Policy, PolicyName, run
+from sim.budgets.experiment import PolicyName, SimulatedPolicy, run
 from sim.budgets.link import LinkModel
-from sim.plan.budgets import Budget
+from sim.plan.budgets import PlannedBudget
 from sim.plan.trace import PlacedTrace
 
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
@@ -23,11 +23,11 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """What is the same for all combinations.
+class PlanInputs:
+    """The inputs that all combinations share.
 
     Attributes:
-        update_bytes: by bandwidth, what an update costs on the wire, the same for all policies.
+        update_bytes: size of an update on the wire by bandwidth, the same for all policies.
     """
 
     trace: PlacedTrace
@@ -39,16 +39,20 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """One run. `cache` matters to `caching` only."""
+    """One run. `cache` applies to the policy `caching` only."""
 
     policy: PolicyName
     cache: CacheSpec
     bandwidth_bytes_s: int
-    budget: Budget
+    budget: PlannedBudget
 
 
-def named(given: Iterable[str], flag: str, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
-    """What a repeatable flag chooses; `all`, and several joined by commas, are understood. Raises InvalidConfig."""
+def chosen_names(given: Iterable[str], flag: str, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names that a repeatable flag selects; also accepts `all` and lists with commas.
+
+    Raises:
+        InvalidConfig: an unknown name.
+    """
     chosen: list[str] = []
     for name in [part.strip() for text in given for part in text.split(",")]:
         if name != "all" and name not in known:
@@ -60,8 +64,10 @@ def named(given: Iterable[str], flag: str, known: Sequence[str], default: Sequen
 def cache_specs(
     evictions: Sequence[str], estimates: Sequence[str], sizings: Sequence[str], kind: str, eager: float
 ) -> list[CacheSpec]:
-    """The choices that differ: sizing and estimate are for staleness budgets, and the sizing `target` compares
-    accumulated errors whatever the estimate."""
+    """Returns the distinct cache policies for a kind of budget.
+
+    Sizing and estimate apply to staleness budgets only, and the sizing `target` does not depend on the estimate.
+    """
     if kind == "error":
         return [CacheSpec(eviction, eager=eager) for eviction in evictions]
     specs = [
@@ -75,9 +81,9 @@ def cache_specs(
 
 def combinations(
     policies: Sequence[str], evictions: Sequence[str], estimates: Sequence[str], sizings: Sequence[str],
-    eager: float, bandwidths: Sequence[int], budgets: Sequence[Budget],
+    eager: float, bandwidths: Sequence[int], budgets: Sequence[PlannedBudget],
 ) -> list[Combination]:  # fmt: skip
-    """In the order in which they are printed."""
+    """Returns all combinations in the order in which they are printed."""
     result = []
     for width in bandwidths:
         for kind in ("error", "staleness"):
@@ -87,71 +93,78 @@ def combinations(
     return result
 
 
-def measure(scene: Scene, what: Combination) -> Row:
-    """Runs one combination."""
-    measure = scene.query.measures[0]
-    query = replace(scene.query, budget=what.budget.of(measure.name))
-    cost = scene.update_bytes[what.bandwidth_bytes_s]
-    link = LinkModel(float(what.bandwidth_bytes_s), bytes_per_update=cost)
-    done = run(scene.trace, query, link, Policy(what.policy, what.cache), scene.edges, seed=scene.seed)
-    caching, bound = what.policy == "caching", what.budget.kind == "staleness"
+def measure(inputs: PlanInputs, combination: Combination) -> Row:
+    """Runs one combination and returns its row."""
+    measure = inputs.query.measures[0]
+    query = replace(inputs.query, budget=combination.budget.for_query(measure.name))
+    cost = inputs.update_bytes[combination.bandwidth_bytes_s]
+    link = LinkModel(float(combination.bandwidth_bytes_s), bytes_per_update=cost)
+    done = run(
+        inputs.trace,
+        query,
+        link,
+        SimulatedPolicy(combination.policy, combination.cache),
+        inputs.edges,
+        seed=inputs.seed,
+    )
+    caching, bound = combination.policy == "caching", combination.budget.kind == "staleness"
     return {
-        "policy": what.policy,
-        "eviction": what.cache.eviction if caching else None,
-        "estimate": what.cache.estimate if caching and bound else None,
-        "sizing": what.cache.sizing if caching and bound else None,
+        "policy": combination.policy,
+        "eviction": combination.cache.eviction if caching else None,
+        "estimate": combination.cache.estimate if caching and bound else None,
+        "sizing": combination.cache.sizing if caching and bound else None,
         "aggregate": measure.function.name,
-        "edges": scene.edges,
-        "bandwidth_bytes_s": what.bandwidth_bytes_s,
-        "budget_kind": what.budget.kind,
-        "budget": what.budget.size,
+        "edges": inputs.edges,
+        "bandwidth_bytes_s": combination.bandwidth_bytes_s,
+        "budget_kind": combination.budget.kind,
+        "budget": combination.budget.size,
         "windows": len(done.staleness),
         "staleness_p95": done.staleness_p95(),
         "error_p95": done.error_p95(),
         "bytes": round(done.bytes),
-        "budget_amount": what.budget.amount,
-        "budget_of_query": what.budget.own,
+        "budget_amount": combination.budget.amount,
+        "budget_of_query": combination.budget.of_query,
         "window_ms": query.window.longest_ms,
         "largest_error": float(done.largest.max(initial=0.0)),
         "updates": done.updates,
         "update_bytes": cost,
-        "seed": scene.seed,
+        "seed": inputs.seed,
     }
 
 
-_scene: Scene | None = None
-"""Of a worker process."""
+_inputs: PlanInputs | None = None
+"""The inputs in a worker process."""
 
 
-def _enter(trace: PlacedTrace, query: object, edges: int, seed: int, update_bytes: dict[int, float]) -> None:
-    global _scene
-    # A query's functions are code: what travels is the mapping that it is read from.
-    _scene = Scene(trace, QuerySpec.from_mapping(query), edges, seed, update_bytes)
-    pa.set_cpu_count(1)  # the cores have a process each already
+def _initialise(trace: PlacedTrace, query: object, edges: int, seed: int, update_bytes: dict[int, float]) -> None:
+    global _inputs
+    # A query contains functions, which cannot be pickled; its mapping can.
+    _inputs = PlanInputs(trace, QuerySpec.from_mapping(query), edges, seed, update_bytes)
+    pa.set_cpu_count(1)  # every core has a process already
 
 
-def _measure_here(what: Combination) -> Row:
-    assert _scene is not None
-    return measure(_scene, what)
+def _measure_in_worker(combination: Combination) -> Row:
+    assert _inputs is not None
+    return measure(_inputs, combination)
 
 
-def measure_all(scene: Scene, todo: Sequence[Combination], jobs: int, done: Callable[[], None]) -> list[Row]:
-    """A row per combination, in their order, whatever the number of processes.
+def measure_all(inputs: PlanInputs, todo: Sequence[Combination], jobs: int, done: Callable[[], None]) -> list[Row]:
+    """Returns one row per combination, in order, for any number of processes.
 
     Args:
-        done: called after each.
+        done: called after each combination.
     """
     if jobs == 1 or len(todo) == 1:
         rows = []
-        for what in todo:
-            rows.append(measure(scene, what))
+        for combination in todo:
+            rows.append(measure(inputs, combination))
             done()
         return rows
-    # Spawned: a fork would copy Arrow's threads in whatever state they are.
+    # Spawned: a fork would copy Arrow's thread pools in an undefined state.
     context = multiprocessing.get_context("spawn")
-    given = (scene.trace, scene.query.to_mapping(), scene.edges, scene.seed, scene.update_bytes)
-    with ProcessPoolExecutor(min(jobs, len(todo)), context, _enter, given) as pool:
-        futures = {pool.submit(_measure_here, todo[at]): at for at in _longest_first(todo)}
+    arguments = (inputs.trace, inputs.query.to_mapping(), inputs.edges, inputs.seed, inputs.update_bytes)
+    with ProcessPoolExecutor(min(jobs, len(todo)), context, _initialise, arguments) as pool:
+        futures = {pool.submit(_measure_in_worker, todo[at]): at for at in _longest_first(todo)}
         try:
             for _ in _raising(futures):
                 done()
@@ -162,7 +175,7 @@ def measure_all(scene: Scene, todo: Sequence[Combination], jobs: int, done: Call
 
 
 def _longest_first(todo: Sequence[Combination]) -> list[int]:
-    """`caching` and `random` take longest; begun last they would be waited for."""
+    """Returns the indices with `caching` and `random` first, which take longest."""
     weight = {"caching": 0, "random": 1}
     return sorted(range(len(todo)), key=lambda at: (weight.get(todo[at].policy, 2), at))
 
@@ -170,8 +183,3 @@ def _longest_first(todo: Sequence[Combination]) -> list[int]:
 def _raising(futures: Iterable[Future[Row]]) -> Iterator[Row]:
     for future in as_completed(futures):
         yield future.result()
-
-
-__all__ = [
-    "POLICIES", "Combination", "Row", "Scene", "combinations", "measure", "measure_all", "named",
-]  # fmt: skip

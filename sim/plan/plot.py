@@ -1,4 +1,4 @@
-"""A plan's trade-off curves: what a budget buys, and what it costs in bytes."""
+"""Plots of a plan: staleness or error, and bytes, as functions of the budget."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _TITLES = {
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """One line of panels per bandwidth and kind of budget: what is gained on the left, bytes on the right.
+    """Writes a figure with one row of panels per bandwidth and kind of budget: staleness or error, and bytes.
 
     Raises:
-        OSError: as files do.
+        OSError: the file cannot be written.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
-    # The same rows give the same file.
+    # A fixed salt: the same rows give the same file.
     with matplotlib.rc_context({"svg.hashsalt": "edgewater", "font.size": 9}):
         lines = list(dict.fromkeys((r["bandwidth_bytes_s"], r["budget_kind"]) for r in rows))
         figure = Figure(figsize=(11, 0.6 + 3.7 * len(lines)), layout="constrained")
@@ -55,7 +55,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 
 def _leads(amount: float, digits: tuple[int, ...]) -> bool:
-    """Is this, in decimal, one of these digits and zeros?"""
+    """Returns whether the first decimal digit is one of these."""
     return amount > 0 and int(f"{amount:e}"[0]) in digits
 
 
@@ -72,7 +72,7 @@ def _curves(panel: Any, rows: Sequence[Row], column: str) -> None:
 
 
 def _scale(panel: Any, axis: str, values: Sequence[float]) -> None:
-    """Logarithmic; below the least value that is not 0 it goes on to 0 in a straight line."""
+    """Sets a logarithmic scale; linear below the least positive value if there are zeros."""
     positive = [v for v in values if v > 0]
     if not positive:
         return

@@ -1,4 +1,4 @@
-"""The columns of a user's data file that a plan needs: CSV (also compressed), NDJSON or Parquet."""
+"""Reads the columns that a plan needs from data files: CSV, NDJSON (both also compressed) or Parquet."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ from edge.codecs import CODECS, EXTENSIONS, CsvDialect, read_header
 from edgewater.errors import InvalidConfig
 
 MAX_BLOCK_BYTES = 1 << 30
-"""Types are inferred of a file's first block, so a block is the whole file where Arrow allows it."""
+"""Arrow infers types from the first block, so a block is the whole file up to this size."""
 FILE_ACCEPTED = "files that end in .csv, .ndjson, .jsonl or .parquet, the text ones also with .gz, .zst or .bz2"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to read.
+class ColumnSelection:
+    """The columns to read.
 
     Attributes:
-        columns: by name -> the flag or query field that asks for it, for messages.
-        texts: of these, read as text in CSV, so that 1.10 and 1.1 are two keys, and a time keeps its form.
+        columns: column -> the flag or query field that needs it, for error messages.
+        texts: columns that are read as text from CSV, so that 1.10 and 1.1 are different keys and times keep their
+            form.
     """
 
     columns: dict[str, str]
     texts: Collection[str] = field(default=())
 
 
-def read_files(paths: Sequence[Path], wanted: Wanted, note: Callable[[str], None]) -> pa.Table:
-    """All rows of the files, one after another, in a stream's types (string, int64, float64, bool) or as times.
+def read_files(paths: Sequence[Path], selection: ColumnSelection, notify: Callable[[str], None]) -> pa.Table:
+    """Returns the rows of all files, with the column types of a stream, or time types.
 
     Args:
-        note: is told what was left out.
+        notify: called with a message about omitted rows.
 
     Raises:
-        InvalidConfig: a file that cannot be read or lacks a column (the message names those there are).
+        InvalidConfig: a file that cannot be read or lacks a column; the message lists the existing columns.
     """
-    tables = [_read(path, wanted, note) for path in paths]
+    tables = [_read(path, selection, notify) for path in paths]
     try:
         return pa.concat_tables([_widened(t) for t in tables], promote_options="permissive").combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
         raise InvalidConfig("TRACE", [str(p) for p in paths], "files with columns of the same types", str(exc)) from exc
 
 
-def _read(path: Path, wanted: Wanted, note: Callable[[str], None]) -> pa.Table:
+def _read(path: Path, selection: ColumnSelection, notify: Callable[[str], None]) -> pa.Table:
     suffixes = path.suffixes
     codec = CODECS.get(suffixes[-1]) if suffixes else None
     plain = suffixes[-2] if codec and len(suffixes) > 1 else path.suffix
@@ -59,25 +60,25 @@ def _read(path: Path, wanted: Wanted, note: Callable[[str], None]) -> pa.Table:
         raise InvalidConfig("TRACE", str(path), FILE_ACCEPTED)
     try:
         if form == "parquet":
-            return _parquet(path, wanted)
+            return _parquet(path, selection)
         with pa.input_stream(str(path), compression=codec) as stream:
             data = stream.read()
-        return _csv(path, data, wanted, note) if form == "csv" else _ndjson(path, data, wanted)
+        return _csv(path, data, selection, notify) if form == "csv" else _ndjson(path, data, selection)
     except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
-        accepted = {"csv": "CSV with a header line", "ndjson": "one JSON object per line", "parquet": "a Parquet file"}
+        accepted = {"csv": "CSV with a header line", "ndjson": "one JSON object per line", "parquet": "Parquet"}
         reason = str(exc).partition("\n")[0]
-        raise InvalidConfig("TRACE", str(path), f"{accepted[form]} that can be read", reason) from exc
+        raise InvalidConfig("TRACE", str(path), f"a readable file: {accepted[form]}", reason) from exc
 
 
-def _parquet(path: Path, wanted: Wanted) -> pa.Table:
+def _parquet(path: Path, selection: ColumnSelection) -> pa.Table:
     with pyarrow.parquet.ParquetFile(path) as file:
-        _check(path, wanted, file.schema_arrow.names)
-        return file.read(columns=list(wanted.columns))
+        _check(path, selection, file.schema_arrow.names)
+        return file.read(columns=list(selection.columns))
 
 
-def _csv(path: Path, data: bytes, wanted: Wanted, note: Callable[[str], None]) -> pa.Table:
+def _csv(path: Path, data: bytes, selection: ColumnSelection, notify: Callable[[str], None]) -> pa.Table:
     header = list(read_header(data.partition(b"\n")[0], CsvDialect()))
-    _check(path, wanted, header)
+    _check(path, selection, header)
     ragged = 0
 
     def skip(_: Any) -> str:
@@ -92,11 +93,11 @@ def _csv(path: Path, data: bytes, wanted: Wanted, note: Callable[[str], None]) -
         ),
         parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=skip),
         convert_options=pyarrow.csv.ConvertOptions(
-            include_columns=list(wanted.columns), column_types=dict.fromkeys(wanted.texts, pa.string())
+            include_columns=list(selection.columns), column_types=dict.fromkeys(selection.texts, pa.string())
         ),
     )
     if ragged:
-        note(f"{path.name}: {ragged} lines with another number of fields than the header are left out")
+        notify(f"{path.name}: omitted {ragged} lines whose number of fields differs from the header")
     for at, name in enumerate(table.column_names):
         if pa.types.is_string(table.column(at).type):
             column = table.column(at)
@@ -104,25 +105,25 @@ def _csv(path: Path, data: bytes, wanted: Wanted, note: Callable[[str], None]) -
     return table
 
 
-def _ndjson(path: Path, data: bytes, wanted: Wanted) -> pa.Table:
-    # A first record without columns: Arrow crashes on data whose first value is null (apache/arrow#47409).
+def _ndjson(path: Path, data: bytes, selection: ColumnSelection) -> pa.Table:
+    # An empty first record, as Arrow crashes on data whose first value is null (apache/arrow#47409).
     data = b"{}\n" + data
     table = pyarrow.json.read_json(
         pa.BufferReader(data), read_options=pyarrow.json.ReadOptions(block_size=min(len(data) + 1, MAX_BLOCK_BYTES))
     )
-    _check(path, wanted, table.column_names)
-    return table.select(list(wanted.columns)).slice(1)
+    _check(path, selection, table.column_names)
+    return table.select(list(selection.columns)).slice(1)
 
 
-def _check(path: Path, wanted: Wanted, present: Sequence[str]) -> None:
-    for name, asked_by in wanted.columns.items():
+def _check(path: Path, selection: ColumnSelection, present: Sequence[str]) -> None:
+    for name, needed_by in selection.columns.items():
         if present.count(name) != 1:
-            why = f"{path.name} has it twice" if name in present else f"{path.name} has no such column"
-            raise InvalidConfig(asked_by, name, f"one of its columns {', '.join(present) or '(none)'}", why)
+            why = f"{path.name} has two columns of this name" if name in present else f"{path.name} has no such column"
+            raise InvalidConfig(needed_by, name, f"one of its columns {', '.join(present) or '(none)'}", why)
 
 
 def _widened(table: pa.Table) -> pa.Table:
-    """Columns in the types that a stream has; times stay times."""
+    """Returns the columns in the types of a stream; time columns keep their types."""
     columns = {}
     for name in table.column_names:
         column = table.column(name)

@@ -1,4 +1,4 @@
-"""A plan's rows for a terminal and for a spreadsheet."""
+"""Output of a plan's rows as a table for the terminal and as CSV."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def label(row: Row) -> str:
-    """The policy with what was chosen for it."""
+    """Returns the policy's name with its cache policies."""
     chosen = [row[name] for name in ("eviction", "sizing", "estimate") if row[name] is not None]
     return " ".join([row["policy"], *chosen])
 
 
 def size(amount: float) -> str:
-    """Bytes for people."""
+    """Formats bytes, such as 1.5 MiB."""
     at = 0
     while amount >= 1024 and at < len(_UNITS) - 1:
         amount, at = amount / 1024, at + 1
@@ -33,31 +33,31 @@ def share(value: float) -> str:
     return f"{value * 100:.3g}%"
 
 
-def late(row: Row, windows: float) -> str:
-    """Staleness as a share of the window and as a duration."""
-    return f"{share(windows)} ({lasting(windows * row['window_ms'])})"
+def staleness_text(row: Row, windows: float) -> str:
+    """Formats a staleness as a percentage of the window and as a duration."""
+    return f"{share(windows)} ({duration_text(windows * row['window_ms'])})"
 
 
-def lasting(millis: float) -> str:
-    """A duration to three digits."""
+def duration_text(millis: float) -> str:
+    """Formats a duration with three digits."""
     for unit, length in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
         if millis >= length:
             return f"{millis / length:.3g}{unit}"
     return f"{millis:.3g}ms"
 
 
-def wrong(row: Row, value: float) -> str:
-    """An error as a share of the largest possible one, and in the measure's unit."""
+def error_text(row: Row, value: float) -> str:
+    """Formats an error as a percentage of the largest possible one and in the measure's unit."""
     return f"{share(value)} ({value * row['largest_error']:.4g})"
 
 
 def budget(row: Row) -> str:
-    shown = wrong(row, row["budget"]) if row["budget_kind"] == "error" else late(row, row["budget"])
+    shown = error_text(row, row["budget"]) if row["budget_kind"] == "error" else staleness_text(row, row["budget"])
     return f"{shown} *" if row["budget_of_query"] else shown
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """One line per row, a block per bandwidth, kind of budget and policy."""
+    """Returns a table with a section per bandwidth, kind of budget and policy."""
     from rich import box
     from rich.table import Table
 
@@ -74,8 +74,8 @@ def table(rows: Sequence[Row]) -> Table:
             label(row),
             *([f"{size(row['bandwidth_bytes_s'])}/s"] if several else []),
             f"{row['budget_kind']} {budget(row)}",
-            late(row, row["staleness_p95"]),
-            wrong(row, row["error_p95"]),
+            staleness_text(row, row["staleness_p95"]),
+            error_text(row, row["error_p95"]),
             size(row["bytes"]),
             size(row["bytes"] / row["windows"]),
             end_section=following is not None and _block(following) != _block(row),
@@ -89,7 +89,7 @@ def _block(row: Row) -> tuple[object, ...]:
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """Raises OSError as files do."""
+    """Writes the rows as CSV. Raises OSError."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

@@ -14,9 +14,9 @@ from edgewater.synopses import CountStack, GroupedAggregate
 from edgewater.wire.frames import FrameBody
 from sim.budgets import edges as edges_module
 from sim.budgets.center import MergingCenter
-from sim.budgets.edges import TicketOffice
-from sim.budgets.experiment import Policy, run
-from sim.budgets.link import LinkModel, Wire
+from sim.budgets.edges import TicketCodec
+from sim.budgets.experiment import SimulatedPolicy, run
+from sim.budgets.link import LinkModel, LinkSimulation
 from sim.budgets.trace import Trace, zipf
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def link(updates_s: float, **more: Any) -> LinkModel:
 def test_under_an_error_budget_the_center_is_within_it_and_what_is_withheld_is_stated(
     eviction: str, measure: str, budget: float
 ) -> None:
-    out = run(TRACE, query(measure, error={"v": budget}), link(SLOW), Policy(cache=CacheSpec(eviction)))
+    out = run(TRACE, query(measure, error={"v": budget}), link(SLOW), SimulatedPolicy(cache=CacheSpec(eviction)))
     assert (out.error <= budget * (1 + 1e-9)).all()
     assert (out.error > 0).any(), "a budget that withholds nothing tests nothing"
     np.testing.assert_allclose(out.stated, out.error, rtol=1e-9)
@@ -91,7 +91,7 @@ def test_under_a_staleness_budget_the_deadline_is_kept_and_what_is_omitted_is_st
 ) -> None:
     for eviction in ("gain", "lru"):
         cache = CacheSpec(eviction, sizing, estimate)
-        out = run(TRACE, query(staleness="1s"), link(SLOW), Policy(cache=cache))
+        out = run(TRACE, query(staleness="1s"), link(SLOW), SimulatedPolicy(cache=cache))
         assert (out.staleness <= 0.1 + 2e-3).all()
         np.testing.assert_allclose(out.stated, out.error, rtol=1e-9)
 
@@ -126,7 +126,7 @@ def test_the_fast_center_equals_the_merge_of_production() -> None:
 
 
 def test_a_ticket_costs_what_its_updates_cost_and_is_good_for_the_partial_once() -> None:
-    office = TicketOffice(32.0)
+    office = TicketCodec(32.0)
     part = GroupedAggregate({"key": pa.int64()}, {"v": CountStack()})
     part.update([pa.array([1, 2, 3])], {"v": None}, 3)
     data = office.encode(part)
@@ -138,7 +138,7 @@ def test_a_ticket_costs_what_its_updates_cost_and_is_good_for_the_partial_once()
 
 def test_no_policy_is_faster_than_the_optimum_and_the_default_is_faster_than_batching() -> None:
     asked = query(error={"v": 300_000.0})
-    stale = {name: run(TRACE, asked, link(SLOW), Policy(name)).staleness for name in
+    stale = {name: run(TRACE, asked, link(SLOW), SimulatedPolicy(name)).staleness for name in
              ("optimal", "caching", "streaming", "batching", "random")}  # fmt: skip
     for name, staleness in stale.items():
         assert (staleness[:1] >= stale["optimal"][:1] - 1e-3).all(), name
@@ -146,14 +146,14 @@ def test_no_policy_is_faster_than_the_optimum_and_the_default_is_faster_than_bat
 
 
 def test_a_window_that_is_late_delays_the_next_one() -> None:
-    out = run(TRACE, query(), link(SLOW), Policy("batching"))
+    out = run(TRACE, query(), link(SLOW), SimulatedPolicy("batching"))
     assert out.staleness[0] < out.staleness[1] < out.staleness[2]
 
 
 def test_a_hook_that_hands_out_shares_reaches_the_edges() -> None:
     heard: list[int] = []
 
-    def rebalance(window: int, runs: list[edges_module.EdgeRun]) -> dict[str, float]:
+    def rebalance(window: int, runs: list[edges_module.EdgeSimulation]) -> dict[str, float]:
         heard.append(window)
         assert isinstance(BudgetSet(runs[0].ref, {}), BudgetSet)
         return {"v": 0.0}
@@ -170,7 +170,7 @@ def test_real_bytes_count_frames_and_keys() -> None:
 
 
 def test_a_frame_waits_for_an_outage_to_end_and_frames_do_not_overtake_each_other() -> None:
-    wire = Wire(LinkModel(1000.0, latency_ms=5.0, jitter_ms=50.0, outages=((100.0, 300.0),)), 0)
+    wire = LinkSimulation(LinkModel(1000.0, latency_ms=5.0, jitter_ms=50.0, outages=((100.0, 300.0),)), 0)
     arrivals = [wire.transmit(80.0, 0.0), wire.transmit(80.0, wire.free_ms)]
     assert wire.free_ms == pytest.approx(360.0)
     assert arrivals == sorted(arrivals)
@@ -180,4 +180,4 @@ def test_a_trace_of_unequal_columns_is_refused_with_the_column_named() -> None:
     with pytest.raises(InvalidRequest, match="value"):
         Trace.from_columns([1, 2], {"key": ["a", "b"]}, {"value": [1.0]})
     with pytest.raises(InvalidRequest, match="policy"):
-        Policy("best")  # type: ignore[arg-type]
+        SimulatedPolicy("best")  # type: ignore[arg-type]

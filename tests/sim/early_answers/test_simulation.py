@@ -11,8 +11,8 @@ from edgewater.errors import InvalidConfig
 from sim.early_answers.engine import queue_end_ms
 from sim.early_answers.recorded import RecordedDownloads
 from sim.early_answers.study import Study, run_study
-from sim.early_answers.values import Values
-from sim.early_answers.workload import DELAYS, SCENARIOS, MadeWorkload, Shape
+from sim.early_answers.values import ValueSource
+from sim.early_answers.workload import DELAYS, SCENARIOS, SyntheticWorkload, WorkloadSpec
 
 pytestmark = pytest.mark.slow
 
@@ -93,11 +93,11 @@ def test_the_same_seed_gives_the_same_result():
 
 @pytest.mark.parametrize("delays", DELAYS)
 def test_delays_and_gaps_are_the_papers(delays):
-    workload = MadeWorkload(Shape(delays=delays, windows=4), Values.named("constant"))
+    workload = SyntheticWorkload(WorkloadSpec(delays=delays, windows=4), ValueSource.named("constant"))
     events = [workload.window(i) for i in range(4)]
     delay = np.concatenate([e.delay_ms for e in events])
     assert delay.mean() == pytest.approx({"C": 150, "G": 240, "E": 240}[delays[0]], rel=0.02)
-    born = np.concatenate([np.sort(e.born_ms[e.source == 2]) for e in events])
+    born = np.concatenate([np.sort(e.event_ms[e.source == 2]) for e in events])
     gaps = np.diff(born)
     assert gaps.mean() == pytest.approx(1.0, rel=0.03)
     assert gaps.std() == pytest.approx({"C": 0.0, "G": np.sqrt(0.5)}[delays[1]], abs=0.03)
@@ -119,7 +119,7 @@ def test_recorded_downloads_arrive_in_the_order_of_the_file(tmp_path):
     assert events.value.tolist() == [30, 10, 50, 20]
     assert (np.diff(events.arrival_ms) > 0).all()
     assert (events.arrival_ms >= 3000).all()
-    assert (events.born_ms < 3000).all()
+    assert (events.event_ms < 3000).all()
 
 
 def command(*arguments):
@@ -178,15 +178,15 @@ def test_what_is_not_a_terminal_gets_no_progress():
 def test_values_from_a_file_are_used(tmp_path):
     path = tmp_path / "v.txt"
     path.write_text("1\n2\n3\n")
-    values = Values.named(str(path))
+    values = ValueSource.named(str(path))
     assert set(values.draw(np.random.default_rng(1), 50)) == {1, 2, 3}
     path.write_text("one\n")
     with pytest.raises(InvalidConfig, match="number per line"):
-        Values.named(str(path))
+        ValueSource.named(str(path))
 
 
 def test_taxi_distances_are_those_of_the_trips_on_any_machine():
-    drawn = Values.named("nyt").draw(np.random.default_rng(1), 400_000)
+    drawn = ValueSource.named("nyt").draw(np.random.default_rng(1), 400_000)
     # Of the trips: mean 3.066, variance over squared mean 1.042, skewness 3.60.
     assert drawn.mean() == pytest.approx(3.066, rel=0.01)
     assert drawn.var() / drawn.mean() ** 2 == pytest.approx(1.042, rel=0.03)

@@ -77,7 +77,7 @@ def refused(*arguments: object) -> str:
     return result.stderr.splitlines()[-1]
 
 
-def test_rows_have_the_promised_keys_first_and_all_policies(trace: Path) -> None:
+def test_rows_start_with_the_documented_keys_and_include_all_policies(trace: Path) -> None:
     found = rows(trace, *FLAGS, "--policy", "all", "--budget", "1%", "--staleness", "10%", "--edges", 2)
     for row in found:
         assert list(row)[: len(GOLDEN_KEYS)] == GOLDEN_KEYS
@@ -125,7 +125,7 @@ def test_the_same_seed_gives_the_same_rows_in_any_number_of_processes(trace: Pat
     assert other["staleness_p95"] != same["staleness_p95"]
 
 
-def test_without_a_budget_shares_are_swept_and_the_querys_own_is_marked(trace: Path, tmp_path: Path) -> None:
+def test_without_a_budget_a_sweep_is_run_and_the_budget_of_the_query_is_marked(trace: Path, tmp_path: Path) -> None:
     query = tmp_path / "q.yaml"
     query.write_text(
         "{name: q, from: t, group_by: [city], measures: {n: count(), money: sum(amount)}, where: amount > 1,"
@@ -141,7 +141,7 @@ def test_without_a_budget_shares_are_swept_and_the_querys_own_is_marked(trace: P
     assert own["aggregate"] == "sum"  # that of the budget, not the first measure
     assert rows(trace, *arguments, "--measure", "n", "--budget", "5")[0]["aggregate"] == "count"
     printed = plan(trace, *arguments)
-    assert "* the query's own budget" in printed.stdout
+    assert "* the budget of the query" in printed.stdout
     assert "where:" in printed.stderr
 
 
@@ -156,7 +156,7 @@ def test_a_query_with_a_staleness_budget_sweeps_staleness(trace: Path, tmp_path:
     assert all(r["staleness_p95"] <= r["budget"] * (1 + 1e-9) for r in found)
 
 
-def test_count_max_and_min_are_planned_too(trace: Path) -> None:
+def test_count_max_and_min_are_supported(trace: Path) -> None:
     flags = [f for f in FLAGS if f not in ("--value", "amount")]
     found = rows(trace, *flags, "--budget", "5%", "--policy", "optimal")
     assert found[0]["aggregate"] == "count"
@@ -166,9 +166,9 @@ def test_count_max_and_min_are_planned_too(trace: Path) -> None:
         assert caching["error_p95"] <= 0.05 * (1 + 1e-9)
 
 
-def test_records_are_placed_by_a_column_or_by_their_group(trace: Path) -> None:
+def test_records_are_assigned_to_edges_by_a_column_or_by_group(trace: Path) -> None:
     by_region = plan(trace, *FLAGS, "--budget", "1%", "--policy", "batching", "--edge-column", "region")
-    assert "edges: 2, records placed by the column region (2 values)" in by_region.stderr
+    assert "edges: 2, assigned by the column region (2 values)" in by_region.stderr
     by_key = rows(trace, *FLAGS, "--budget", "1%", "--policy", "optimal", "--edges", 4, "--spread", "keys")
     anywhere = rows(trace, *FLAGS, "--budget", "1%", "--policy", "optimal", "--edges", 4)
     assert by_key[0]["updates"] < anywhere[0]["updates"]  # a group at one edge is sent by one edge
@@ -176,15 +176,15 @@ def test_records_are_placed_by_a_column_or_by_their_group(trace: Path) -> None:
     assert more_edges_than_values[0]["edges"] == 3
 
 
-def test_values_that_do_not_count_are_counted(tmp_path: Path) -> None:
+def test_omitted_records_are_reported(tmp_path: Path) -> None:
     data = columns()
     data["amount"][:3] = ["", "NaN", "-5"]
     data["at"][3] = "yesterday"
     result = plan(write_csv(tmp_path / "t.csv", data), *FLAGS, "--budget", "1%", "--policy", "batching")
     assert result.exit_code == 0, result.stderr
-    assert "2 records are left out: no finite value" in result.stderr
+    assert "omitted 2 records without a finite value" in result.stderr
     assert "1 records have a negative value" in result.stderr
-    assert "1 of 1,200 records have no time that can be read in at (the first: yesterday)" in result.stderr
+    assert "1 of 1,200 records have no readable time in at (the first one is yesterday)" in result.stderr
 
 
 def test_a_date_and_a_time_of_day_are_joined(tmp_path: Path) -> None:
@@ -209,10 +209,10 @@ def test_table_csv_and_plots_are_written(trace: Path, tmp_path: Path) -> None:
         assert len(list(csv.DictReader(file))) == 6
     assert plan(*arguments, "--policy", "batching", "--plot", second).exit_code == 0
     assert first.read_bytes() == second.read_bytes()
-    assert "optimal" not in result.stderr  # no progress bar where nobody watches
+    assert "optimal" not in result.stderr  # no progress bar without a terminal
 
 
-def test_the_cost_of_an_update_can_be_stated(trace: Path) -> None:
+def test_the_size_of_an_update_can_be_given(trace: Path) -> None:
     (row,) = rows(trace, *FLAGS, "--budget", "1%", "--policy", "batching", "--update-bytes", "200")
     assert row["bytes"] == row["updates"] * 200
 
@@ -220,8 +220,8 @@ def test_the_cost_of_an_update_can_be_stated(trace: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (["--budget", "-5"], ["--budget", "'-5'", "an amount in the measure's own unit"]),
-        (["--budget", "5 bananas"], ["--budget", "'5 bananas'", "share of the largest possible error"]),
+        (["--budget", "-5"], ["--budget", "'-5'", "an amount in the measure's unit"]),
+        (["--budget", "5 bananas"], ["--budget", "'5 bananas'", "of the largest possible error"]),
         (["--budget", "nan"], ["--budget", "'nan'"]),
         (["--budget", "101%"], ["--budget", "'101%'", "0% to 100%"]),
         (["--staleness", "5"], ["--staleness", "'5'", "a duration such as 2s"]),
@@ -230,7 +230,7 @@ def test_the_cost_of_an_update_can_be_stated(trace: Path) -> None:
         (["--eviction", "fifo"], ["--eviction", "'fifo'", "gain, lru, spe, mae, rate, or all"]),
         (["--sizing", "huge"], ["--sizing", "prev_window"]),
         (["--estimate", "huge"], ["--estimate", "explicit"]),
-        (["--bandwidth", "0"], ["--bandwidth", "'0'", "nothing would ever arrive"]),
+        (["--bandwidth", "0"], ["--bandwidth", "'0'", "it must be positive"]),
         (["--bandwidth", "fast"], ["--bandwidth", "'fast'", "64KiB"]),
         (["--aggregate", "mean"], ["--aggregate", "'mean'", "sum, count, min, max"]),
         (["--window", "1h"], ["window", "'1h'", "no window is complete"]),
@@ -245,42 +245,40 @@ def test_the_cost_of_an_update_can_be_stated(trace: Path) -> None:
 def test_bad_flags_are_refused_with_field_value_and_what_is_accepted(
     trace: Path, flags: list[str], parts: list[str]
 ) -> None:
-    said = refused(trace, *FLAGS, *flags)
+    message = refused(trace, *FLAGS, *flags)
     for part in parts:
-        assert any(p in said for p in part.split(" | ")), said
+        assert any(p in message for p in part.split(" | ")), message
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
-        ("t.parquet", "nope", "a Parquet file that can be read"),
+        ("t.parquet", "nope", "a readable file: Parquet"),
         ("t.txt", "a,b\n", "files that end in .csv"),
         ("t.csv", "", "has no such column"),
         ("t.csv", "at,city,amount\n", "at least one record"),
-        ("t.csv", "at,city,amount\nhello,a,1\n", "no row has a time there that can be read (the first: hello)"),
+        ("t.csv", "at,city,amount\nhello,a,1\n", "no row has a readable time (the first one is hello)"),
         ("t.csv", "at,city,amount\n1420156800000,a,\n", "no record is left"),
-        ("t.csv", "at,city,amount\n1420156800000,a,0\n", "there is no error to budget"),
+        ("t.csv", "at,city,amount\n1420156800000,a,0\n", "all values are 0"),
         ("t.csv", "at,city,amount\n1420156800,a,1\n1420156801,b,1\n", "look like seconds since 1970"),
         ("t.csv", "at,city,amount\n1420156800000000,a,1\n", "look like microseconds"),
         ("t.ndjson", "[1,2]\n{", "one JSON object per line"),
-        ("t.csv.gz", "not gzip", "CSV with a header line that can be read"),
+        ("t.csv.gz", "not gzip", "a readable file: CSV with a header line"),
     ],
 )
-def test_traces_that_cannot_be_used_are_refused_with_the_reason(
-    tmp_path: Path, name: str, text: str, said: str
-) -> None:
+def test_unusable_traces_are_refused_with_the_reason(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
     flags = ["20s" if f == "20s" else f for f in FLAGS]
-    if "no error" in said:
+    if "all values" in message:
         flags[flags.index("20s")] = "1ms"
-    assert said in refused(tmp_path / name, *flags)
+    assert message in refused(tmp_path / name, *flags)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert "nowhere.csv" in refused(tmp_path / "nowhere.csv", *FLAGS)
 
 
-def test_seconds_are_taken_when_the_unit_says_so() -> None:
+def test_times_in_seconds_are_read_with_their_unit() -> None:
     notes: list[str] = []
     table = pa.table({"at": pa.array([1420156800.5, 1420156801.001, None])})
     millis, valid = event_times(table, ["at"], "s", notes.append)
@@ -288,7 +286,7 @@ def test_seconds_are_taken_when_the_unit_says_so() -> None:
     assert len(notes) == 1
 
 
-def test_windows_at_the_borders_of_the_trace_count_only_if_they_are_covered() -> None:
+def test_windows_at_the_borders_of_the_trace_are_used_only_if_complete() -> None:
     query = QuerySpec.from_mapping(
         {"name": "q", "from": "t", "measures": {"n": "count()"}, "window": {"tumbling": "1s"}}
     )
@@ -299,7 +297,7 @@ def test_windows_at_the_borders_of_the_trace_count_only_if_they_are_covered() ->
     assert complete_windows(whole[3:-3], query) == (0, 5000)  # 30 ms of 1 s: by chance
 
 
-def test_every_choice_of_caching_that_differs_is_tried_once() -> None:
+def test_every_distinct_cache_policy_is_run_once() -> None:
     evictions, estimates, sizings = ("gain", "lru"), ("acc", "explicit"), ("target", "linear")
     assert [s.eviction for s in cache_specs(evictions, estimates, sizings, "error", 0.1)] == ["gain", "lru"]
     bound = cache_specs(evictions, estimates, sizings, "staleness", 0.1)
