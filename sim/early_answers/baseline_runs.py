@@ -1,4 +1,4 @@
-"""The baselines of `sim.early_answers.baselines` on a workload, one window after the other."""
+"""Runs the baselines of `sim.early_answers.baselines` on a workload, window by window."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_baseline(
 
 def run_baseline(
     workload: Workload, name: str, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
-    substream_ms: float, fixed_ms: float, silence: SilentSource | None = None, progress: Progress = lambda done: None,
+    substream_ms: float, fixed_ms: float, silent: SilentSource | None = None, progress: Progress = lambda done: None,
 ) -> list[WindowOutcome]:  # fmt: skip
     results = []
     algorithm = make_baseline(name, target, measure, substream_ms, fixed_ms)
@@ -52,9 +52,9 @@ def run_baseline(
             algorithm = make_baseline(name, target, measure, substream_ms, fixed_ms)
         events = workload.window(index)
         arrival = events.arrival_ms
-        if silence and silence.first <= index < silence.last:
-            back = silence.last * workload.step_ms
-            arrival = np.where(events.source == silence.source, np.maximum(arrival, back), arrival)
+        if silent and silent.first <= index < silent.last:
+            back = silent.last * workload.step_ms
+            arrival = np.where(events.source == silent.source, np.maximum(arrival, back), arrival)
         end = float(index * workload.step_ms + workload.window_ms)
         closing = algorithm.close(
             WindowArrivals(

@@ -1,9 +1,9 @@
-"""The rules that ours is measured against. Each sees a window's events and may use what has arrived by then.
+"""Published algorithms for answering windows, as baselines. Each uses the events that have arrived by its answer.
 
-`WaitForAll` waits for everything. `KSlack` is Default under the watermark of Mutschler and Philippsen (2013),
-the "Default" of Aion's figures. `AqKSlack` follows Ji et al. (2015) in the form Aion compares with: slack and
-sample chosen by the error. `AionAsPublished` is Algorithms 1–2 with Eq. 4, 7, 8 as they stand, δ = 1 - confidence;
-`AionMinus` its sample under K-Slack's watermark. `FixedWatermark` is Spark's and Flink's bounded out-of-orderness.
+`WaitForAll` waits for all events. `KSlack` waits for the slack of Mutschler and Philippsen (2013), the "Default" in
+Aion's figures. `AqKSlack` follows Ji et al. (2015) in the form that Aion compares with: slack and sample size from the
+error. `AionAsPublished` is Algorithms 1 and 2 with Eq. 4, 7 and 8 as published, δ = 1 - confidence; `AionMinus`
+combines its sample with K-Slack's wait. `FixedWatermark` is the bounded out-of-orderness of Spark and Flink.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from edgewater.errors import InvalidInput
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 
 HISTORY_WINDOWS = 10
-"""m of Eq. 1, in windows: terms i - m … i - 1, m of them (corrections.md, Aion 12)."""
+"""m of Eq. 1, in windows: the m windows i - m … i - 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowArrivals:
-    """All events of a window, whenever they arrive. Times in ms; one entry per event, any order."""
+    """All events of a window. Times in ms; arrays have one value per event, in any order."""
 
     start_ms: float
     end_ms: float
@@ -42,11 +42,13 @@ class WindowArrivals:
 
 @dataclass(frozen=True, slots=True)
 class BaselineAnswer:
-    """When the window was closed, from what, with what answer.
+    """A baseline's answer to a window.
 
     Attributes:
-        processed: events that went through the operator; arrived: those that could have.
-        estimate: per group.
+        fire_ms: when the window was answered.
+        processed: mask of the events that the operator processed.
+        arrived: mask of the events that had arrived.
+        estimate: value per group.
     """
 
     fire_ms: float
@@ -57,12 +59,12 @@ class BaselineAnswer:
 
 class Baseline(Protocol):
     def close(self, window: WindowArrivals) -> BaselineAnswer:
-        """Closes the next window. To be called in order."""
+        """Answers the next window. Called in order of the windows."""
         ...
 
 
 def measured(measure: MeasureKind, window: WindowArrivals, used: BoolArray, scale: FloatArray | float) -> FloatArray:
-    """The measure over the events used, times `scale` for totals."""
+    """Returns the measure over the used events per group; totals are multiplied by `scale`."""
     count = np.bincount(window.group[used], minlength=window.groups).astype(float)
     if measure == "count":
         return np.asarray(count * scale)
@@ -74,7 +76,7 @@ def measured(measure: MeasureKind, window: WindowArrivals, used: BoolArray, scal
 
 
 class WaitForAll:
-    """Waits until every event is there, as if it were told."""
+    """Waits until all events have arrived, with perfect knowledge."""
 
     def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
         self.measure = measure
@@ -86,7 +88,7 @@ class WaitForAll:
 
 
 class FixedWatermark:
-    """Closes a fixed time after the window's end; what comes later is dropped."""
+    """Answers a fixed time after the window's end; later events are dropped."""
 
     def __init__(self, target: AccuracyTarget, measure: MeasureKind, delay_ms: float) -> None:
         if delay_ms < 0:
@@ -100,7 +102,7 @@ class FixedWatermark:
 
 
 class Slack:
-    """K-Slack's K: the largest delay that was ever seen."""
+    """K-Slack's K: the largest delay observed so far."""
 
     def __init__(self) -> None:
         self.largest_ms = 0.0
@@ -110,7 +112,7 @@ class Slack:
         arrival = window.arrival_ms[order]
         largest = np.maximum.accumulate(np.maximum(window.delay_ms[order], self.largest_ms))
         fire = window.end_ms
-        while True:  # what comes during the wait may lengthen it
+        while True:  # events that arrive during the wait may extend it
             seen = int(np.searchsorted(arrival, fire, side="right"))
             slack = float(largest[seen - 1]) if seen else self.largest_ms
             if window.end_ms + slack <= fire:
@@ -121,7 +123,7 @@ class Slack:
 
 
 class KSlack:
-    """No sampling; closes at the end plus the largest delay seen so far."""
+    """Processes all events; answers at the window's end plus the largest delay observed so far."""
 
     def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
         self.measure, self._slack = measure, Slack()
@@ -133,7 +135,7 @@ class KSlack:
 
 
 class ValueHistory:
-    """Means over the last windows that the sampling baselines plan on."""
+    """Means over the last windows, from which the sampling baselines compute sample sizes."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[float, float, float]] = []
@@ -158,9 +160,9 @@ class ValueHistory:
 
 
 class AqKSlack:
-    """Half of the error for what is left out by the slack, half for the sample, by Chebyshev's inequality.
+    """Divides the error equally between late events and sampling, by Chebyshev's inequality.
 
-    The slack is the shortest with which enough of the past windows would have missed at most half of the error.
+    The slack is the shortest one with which enough past windows would have missed at most half of the error.
     """
 
     def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
@@ -189,7 +191,7 @@ class AqKSlack:
 
 
 class AionMinus:
-    """Aion's sample n/N of Eq. 4, closed by K-Slack."""
+    """Aion's sampling rate n/N of Eq. 4 with K-Slack's wait."""
 
     def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
         self.target, self.measure, self._slack, self._past = target, measure, Slack(), ValueHistory()
@@ -207,11 +209,11 @@ class AionMinus:
 
 
 class AionAsPublished:
-    """Algorithms 1 and 2: sub-streams are closed one by one, each at its own deadline, with Eq. 7 and 8.
+    """Algorithms 1 and 2 of the Aion paper, which close each sub-stream at its own deadline, with Eq. 7 and 8.
 
-    Kept as printed: the rate divides the window's n by one sub-stream's N; the delay is its mean; a sub-stream
-    closed drops what comes later; N is history's. Two repairs without which nothing runs: a timer at the
-    deadline, and a sub-stream waits for n of its own, not for n of itself (corrections.md, Aion 3, 4, 6, 11).
+    As published: the rate divides the window's n by the N of one sub-stream; the delay is its mean; a closed sub-stream
+    drops later events; N is that of the history. Two changes are necessary for it to run: a timer at the deadline, and
+    a sub-stream waits for n of its own events.
     """
 
     def __init__(self, target: AccuracyTarget, measure: MeasureKind, substream_ms: float) -> None:
@@ -243,13 +245,13 @@ class AionAsPublished:
         return BaselineAnswer(fire, processed, arrived, _scaled(self.measure, window, processed, size))
 
     def _closed_ms(self, window: WindowArrivals, sample: BoolArray, deadline_ms: float, wanted: float) -> float:
-        """The deadline, or when the sample is as large as wanted, or all of it there."""
+        """Returns when the sub-stream closes: at the deadline, or once the sample is large enough or complete."""
         at = np.sort(window.arrival_ms[sample])
         enough = int(min(wanted, len(at)))
         return max(deadline_ms, float(at[enough - 1])) if enough else deadline_ms
 
     def _learn(self, window: WindowArrivals, processed: BoolArray) -> None:
-        # History holds what was observed; late events are observed too, before they are dropped.
+        # Late events are observed before they are dropped, so the history includes them.
         self._past.learn(float(len(window.value)), window.value[processed])
         if len(window.value):
             self._delay_ms = float(window.delay_ms.mean())
@@ -260,5 +262,5 @@ def _by_group(window: WindowArrivals, used: BoolArray) -> FloatArray:
 
 
 def _scaled(measure: MeasureKind, window: WindowArrivals, used: BoolArray, size: float) -> FloatArray:
-    """Totals scaled to a window of `size` events (Eq. 5)."""
+    """Returns the measure with totals scaled to a window of `size` events (Eq. 5)."""
     return measured(measure, window, used, size / max(float(used.sum()), 1.0))

@@ -1,4 +1,4 @@
-"""`edgewater simulate`: the production cores under a virtual clock."""
+"""`edgewater simulate`: production code under a virtual clock."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from sim.early_answers.values import NAMES
 from sim.early_answers.workload import DELAYS, SCENARIOS
 
 ALGORITHMS = ("edgewater", *BASELINES)
+
 ALIASES = {"aion-corrected": "edgewater"}
 
 
@@ -31,7 +32,7 @@ class _Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 class _MicroDuration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A cost per event, such as 20us or 1ms; in ms."""
+    """A duration per event, such as 20us or 1ms, as a float in ms."""
 
     name = "duration"
 
@@ -46,11 +47,11 @@ class _MicroDuration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
                     break
                 if cost >= 0:
                     return cost
-        raise InvalidConfig(_flag(param), value, "a cost such as 20us or 1.5ms")
+        raise InvalidConfig(_flag(param), value, "a duration such as 20us or 1.5ms")
 
 
-class _Share(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A percentage, or a number from 0 to 1, that `check` accepts."""
+class _Fraction(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A percentage, or a fraction from 0 to 1, validated by `check`."""
 
     name = "percentage"
 
@@ -75,7 +76,7 @@ def _flag(param: click.Parameter | None) -> str:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def simulate() -> None:
-    """Runs the production cores under a virtual clock, on made or recorded arrivals."""
+    """Run production code under a virtual clock, on synthetic or recorded events."""
 
 
 @simulate.command("early-answers")
@@ -83,28 +84,32 @@ def simulate() -> None:
     "--algorithm",
     default="edgewater",
     show_default=True,
-    help=f"{', '.join(ALGORITHMS)}, aion-corrected (ours), or all; several with commas.",
+    help=f"{', '.join(ALGORITHMS)}, or all; several with commas. aion-corrected is another name of edgewater.",
 )
 @click.option(
     "--delays",
     default="EG",
     show_default=True,
-    help=f"{', '.join(DELAYS)} (network delay, gap: Constant, Gamma, Exponential), or all; several with commas.",
+    help=f"{', '.join(DELAYS)}, or all; several with commas. The letters are the distributions of network delays and of "
+    "gaps between events: Constant, Gamma or Exponential.",
 )
 @click.option(
     "--scenario",
     default="stationary",
     show_default=True,
-    help=f"{', '.join(SCENARIOS)}; joined with + or listed with commas; all.",
+    help=f"{', '.join(SCENARIOS)}, or all; combined with +, several with commas.",
 )
 @click.option(
     "--measure",
     default="mean",
     show_default=True,
-    help=f"{', '.join(MEASURES)}, or all; with commas. A proportion is the mean of values that are 0 or 1.",
+    help=f"{', '.join(MEASURES)}, or all; several with commas. A proportion is the mean of values that are 0 or 1.",
 )
 @click.option(
-    "--values", default="nyt", show_default=True, help=f"{', '.join(NAMES)}, or FILE (.parquet[:column], .npy, text)."
+    "--values",
+    default="nyt",
+    show_default=True,
+    help=f"Distribution of values: {', '.join(NAMES)}, or FILE (.parquet[:column], .npy, text).",
 )
 @click.option("--rate", default=5000.0, show_default=True, help="Events per second, over all edges.")
 @click.option(
@@ -112,11 +117,11 @@ def simulate() -> None:
     default=400,
     show_default=True,
     type=click.IntRange(1),
-    help="How many; of 400 at a true 95 %, coverage is between 92.2 % and 97.8 % in 99 of 100 runs.",
+    help="Number of windows. With 400 and a true coverage of 95 %, 99 of 100 runs show 92.2 % to 97.8 %.",
 )
 @click.option("--window", "window_ms", default="3s", show_default=True, type=_Duration(), help="Length of a window.")
 @click.option(
-    "--every", "every_ms", default=None, type=_Duration(), help="A window begins so often.  [default: they tumble]"
+    "--every", "every_ms", default=None, type=_Duration(), help="Step of sliding windows.  [default: tumbling windows]"
 )
 @click.option(
     "--substream",
@@ -124,57 +129,66 @@ def simulate() -> None:
     default="600ms",
     show_default=True,
     type=_Duration(),
-    help="Length f; must divide the window, and what it slides by.",
+    help="Length f of a sub-stream; must divide the window and the step.",
 )
 @click.option(
     "--error",
     default="5%",
     show_default=True,
-    type=_Share(check_error),
-    help="Relative error that is promised; between 0 and 1, both excluded.",
+    type=_Fraction(check_error),
+    help="Target of the relative error; between 0 and 1, both excluded.",
 )
 @click.option(
     "--confidence",
     default="95%",
     show_default=True,
-    type=_Share(check_confidence),
-    help="Probability with which it is, per window; between 0 and 1, both excluded.",
+    type=_Fraction(check_confidence),
+    help="Probability per window that the error is within the target; between 0 and 1, both excluded.",
 )
 @click.option(
     "--groups",
     default=1,
     show_default=True,
     type=click.IntRange(1),
-    help="Groups that events fall into at random; each gets an answer.",
+    help="Number of groups; events are assigned at random.",
 )
 @click.option(
     "--scope",
     default="each",
     show_default=True,
     type=click.Choice(SCOPES),
-    help="Whether the promise is about each group or all at once.",
+    help="Whether the target holds for each group, or for all groups simultaneously.",
 )
 @click.option(
-    "--edges", default=5, show_default=True, type=click.IntRange(1), help="Sources; the rate is shared out evenly."
+    "--edges",
+    default=5,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Number of edges; each has the same share of the rate.",
 )
-@click.option("--silent-edge", is_flag=True, help="One edge cannot be heard in the middle tenth of the windows.")
+@click.option("--silent-edge", is_flag=True, help="Disconnect one edge during the middle tenth of the windows.")
 @click.option(
     "--event-cost",
     "event_cost_ms",
     default="20us",
     show_default=True,
     type=_MicroDuration(),
-    help="Of the query's operator, per sampled event.",
+    help="Processing time per sampled event.",
 )
 @click.option(
-    "--fixed-delay", "fixed_ms", default="1s", show_default=True, type=_Duration(), help="Of the algorithm `fixed`."
+    "--fixed-delay",
+    "fixed_ms",
+    default="1s",
+    show_default=True,
+    type=_Duration(),
+    help="Waiting time of the algorithm `fixed`.",
 )
 @click.option(
     "--latest",
     "latest_ms",
     default=None,
     type=_Duration(),
-    help="Staleness budget: answer by then, contract met or not.",
+    help="Staleness budget: answer by then, even if the contract is not met.",
 )
 @click.option(
     "--sampling/--no-sampling",
@@ -182,31 +196,30 @@ def simulate() -> None:
     show_default=True,
     help="Of ours, whether edges process no more than the contract needs, as of an expensive measure, or all.",
 )
-@click.option(
-    "--seed", default=1, show_default=True, type=click.IntRange(0), help="The same seed makes the same events."
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object; a list of them for several runs.")
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of the events.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: an object, or a list of objects for several runs.")
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Writes latency and error distributions to an image.",
+    help="Plot the distributions of latency and error to an image file.",
 )
-def early_answers(as_json: bool, plot: Path | None, **asked: Any) -> None:
-    """Measures when windows are answered, from how much, and how right the answers are.
+def early_answers(as_json: bool, plot: Path | None, **flags: Any) -> None:
+    """Measure when windows are answered early, from how many events, and with which error.
 
-    Events are born at edges and reach the center late; an algorithm decides when a window is answered and from which
-    events. Ours is production's: the edges' statistics and samples, and the center's ledger, on a virtual clock, so
-    that a run takes seconds and repeats exactly. Names that are lists run every combination, one row each.
+    Edges report events late, and an algorithm decides when to answer a window and which events to sample. `edgewater`
+    runs production code, the statistics and samples of edges and the ledger of the center, on a virtual clock; the
+    other algorithms are published baselines. A run takes seconds and is deterministic. Lists of names run every
+    combination, one row each.
 
     \b
-    What is printed, per row:
-      coverage      windows whose relative error is at most --error: should be at least --confidence
-      interval      windows whose stated interval holds the truth
-      bias          mean relative error with its sign;  err p95: its 95th percentile without
-      ms mean …     from a window's end until its answer stands, processing included
-      rate, oracle  share of events processed; of one who knows each window's sigma (Eq. 4)
-      missed        share of events that came too late for the answer
-      met           answers that say that they keep the contract
+    Columns of the output:
+      coverage      fraction of windows with a relative error of at most --error; should be at least --confidence
+      interval      fraction of windows whose stated interval contains the truth
+      bias          mean signed relative error;  err p95: 95th percentile of the absolute relative error
+      ms mean …     from the window's end until the answer is available, with processing
+      rate, oracle  fraction of events processed; the fraction needed with known sigma of each window (Eq. 4)
+      missed        fraction of events that arrived too late for the answer
+      met           fraction of answers that state that the contract is met
 
     \b
     Examples:
@@ -217,7 +230,7 @@ def early_answers(as_json: bool, plot: Path | None, **asked: Any) -> None:
       edgewater simulate early-answers --window 6s --every 3s --algorithm edgewater,k-slack
       edgewater simulate early-answers --measure sum --groups 10 --scope all --plot groups.png
     """
-    studies = _studies(asked)
+    studies = _studies(flags)
     if plot and plot.suffix not in {".png", ".svg", ".pdf"}:
         raise InvalidConfig("--plot", str(plot), "a file that ends in .png, .svg or .pdf")
     rows: list[dict[str, Any]] = []
@@ -241,26 +254,26 @@ def early_answers(as_json: bool, plot: Path | None, **asked: Any) -> None:
     click.echo(json.dumps(rows[0] if len(rows) == 1 else rows) if as_json else table(rows))
 
 
-def _studies(asked: dict[str, Any]) -> list[Study]:
-    if asked["every_ms"] is not None and (asked["every_ms"] < 1 or asked["window_ms"] % asked["every_ms"]):
-        accepted = f"a divisor of the window, {format_duration(asked['window_ms'])}"
-        raise InvalidConfig("--every", format_duration(asked["every_ms"]), accepted)
-    _check_divisor(asked["every_ms"] or asked["window_ms"], asked["substream_ms"])
+def _studies(flags: dict[str, Any]) -> list[Study]:
+    if flags["every_ms"] is not None and (flags["every_ms"] < 1 or flags["window_ms"] % flags["every_ms"]):
+        accepted = f"a divisor of the window, {format_duration(flags['window_ms'])}"
+        raise InvalidConfig("--every", format_duration(flags["every_ms"]), accepted)
+    _check_divisor(flags["every_ms"] or flags["window_ms"], flags["substream_ms"])
     names = {
-        "algorithm": _several(asked.pop("algorithm"), "--algorithm", (*ALGORITHMS, *ALIASES)),
-        "delays": _several(asked.pop("delays"), "--delays", DELAYS),
-        "scenario": _several(asked.pop("scenario"), "--scenario", SCENARIOS, joined=True),
-        "measure": _several(asked.pop("measure"), "--measure", MEASURES),
+        "algorithm": _several(flags.pop("algorithm"), "--algorithm", (*ALGORITHMS, *ALIASES)),
+        "delays": _several(flags.pop("delays"), "--delays", DELAYS),
+        "scenario": _several(flags.pop("scenario"), "--scenario", SCENARIOS, joined=True),
+        "measure": _several(flags.pop("measure"), "--measure", MEASURES),
     }
     return [
-        Study(algorithm=ALIASES.get(a, a), delays=d, scenario=s, measure=m, **asked)  # type: ignore[arg-type]
+        Study(algorithm=ALIASES.get(a, a), delays=d, scenario=s, measure=m, **flags)  # type: ignore[arg-type]
         for d in names["delays"] for s in names["scenario"] for m in names["measure"] for a in names["algorithm"]
     ]  # fmt: skip
 
 
 def _check_divisor(window_ms: int, substream_ms: int) -> None:
     if substream_ms < 1 or window_ms % substream_ms:
-        accepted = f"a divisor of the window, and of what it slides by, {format_duration(window_ms)}"
+        accepted = f"a divisor of the window and of its step, {format_duration(window_ms)}"
         raise InvalidConfig("--substream", format_duration(substream_ms), accepted)
 
 
@@ -269,9 +282,9 @@ def _several(text: str, field: str, known: tuple[str, ...], *, joined: bool = Fa
         return [k for k in known if k not in ALIASES]
     chosen = [part.strip() for part in text.split(",")]
     for part in chosen:
-        for one in part.split("+") if joined else [part]:
-            if one not in known and field == "--measure":
-                check_measure(one, field, InvalidConfig)
-            if one not in known:
-                raise InvalidConfig(field, one, f"{', '.join(known)}, or all")
+        for name in part.split("+") if joined else [part]:
+            if name not in known and field == "--measure":
+                check_measure(name, field, InvalidConfig)
+            if name not in known:
+                raise InvalidConfig(field, name, f"{', '.join(known)}, or all")
     return chosen

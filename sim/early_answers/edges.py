@@ -1,4 +1,4 @@
-"""Edges under a virtual clock: production's statistics, samples and heartbeats on the events of a workload."""
+"""Edges under a virtual clock: production statistics, sampling and heartbeats on the events of a workload."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ UNLIMITED_BYTES_S = 1e12
 
 
 class SimulatedEdge:
-    """One edge: counts the events that it reads, takes its sample of them, and reports both.
+    """One edge, which counts and samples the events that it reads and reports arrival statistics.
 
     Args:
-        number: the edge's, by which it draws a sample of its own.
-        grouped: statistics are kept per group.
-        has_values: the measure has values; a count has none, and is not sampled.
+        number: number of the edge, the seed of its sample.
+        grouped: whether to collect statistics per group.
+        has_values: whether the measure has values; a count has none and is not sampled.
     """
 
     def __init__(self, number: int, grid: SlotGrid, *, grouped: bool, has_values: bool) -> None:
         self._monitor = GroupMonitor(grid, (pa.int64(),), MAX_GROUPS) if grouped else SubstreamMonitor(grid)
         self._slot_ms, self._has_values = grid.slot_ms, has_values
         self._sampler = BernoulliSampler(number)
-        self._orders = EdgeSamplingController()
+        self._sampling = EdgeSamplingController()
         self._read = 0
         self.rate = 1.0
 
     def read(self, event_ms: IntArray, arrived_ms: IntArray, value: FloatArray, group: IntArray) -> IntArray:
-        """Takes events in, in order of arrival; returns the positions of those that the operator processes."""
+        """Reads events in order of arrival; returns the positions of the sampled ones."""
         kept = np.zeros(0, np.int64)
         if self._has_values:
             kept = self._sampler.keep(self._read, len(event_ms), self.rate)
@@ -52,7 +52,7 @@ class SimulatedEdge:
         self, monitor: GroupMonitor, event_ms: IntArray, arrived_ms: IntArray, value: FloatArray, group: IntArray,
         kept: IntArray,
     ) -> None:  # fmt: skip
-        """The monitor of groups takes batches that arrived at once."""
+        """Passes one batch per arrival slot, as the group monitor takes batches with one arrival time."""
         slot = arrived_ms // self._slot_ms
         begins = np.flatnonzero(np.diff(slot, prepend=-1))
         ends = [*begins[1:].tolist(), len(slot)]
@@ -63,11 +63,11 @@ class SimulatedEdge:
             monitor.observe(event_ms[begin:end], int(arrived_ms[begin]), [pa.array(group[begin:end])], *sampled)
 
     def report(self, through_ms: int) -> Arrivals:
-        """What has come since the last report."""
+        """Returns the arrival statistics since the last report."""
         reason = SamplingReason.MEASURE if self.rate < 1 else SamplingReason.NONE
         return Arrivals(through_ms, tuple(s.to_state() for s in self._monitor.take()), reason)
 
-    def heartbeat(self, order: SamplingRequirement) -> None:
-        """The gateway's answer to a heartbeat of an edge whose link and processor keep up."""
-        for word in self._orders.on_heartbeat(0, UNLIMITED_BYTES_S, 0.0, (order,)):
-            self.rate = word.rate
+    def heartbeat(self, requirement: SamplingRequirement) -> None:
+        """Applies the gateway's reply to a heartbeat of an edge whose link and processor keep up."""
+        for message in self._sampling.on_heartbeat(0, UNLIMITED_BYTES_S, 0.0, (requirement,)):
+            self.rate = message.rate

@@ -1,9 +1,9 @@
-"""Production's early answers under a virtual clock: edges report a workload's arrivals, and the ledger answers windows.
+"""Production's early answers under a virtual clock: edges report the arrivals of a workload, and the ledger answers.
 
-What runs is production's: the edges' statistics and samples (`edges.py`), the `Ledger` with its `AccuracyLedger` and
-book, and the rates that it asks the edges for. Simulated are time, the events, and what lies between the two sides:
-reports take no time, and carry no partials. Time goes from point to point at which edges report, and to the ledger's
-own deadlines. An answer is a window's first; that answers are revised later is not simulated.
+The production code is that of the edges' statistics and samples (`edges.py`), of the `Ledger` with its early-answer
+estimator, and of the sampling rates that it requests. Simulated are time, events, and the path between edges and
+center: reports arrive immediately and have no partials. Time advances to each report slot and to each deadline of the
+ledger. The answer of a window is its first one; revisions are not simulated.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ REF = QueryRef("simulated", 1)
 COLUMNS = {"value": pa.float64(), "key": pa.int64()}
 HEARTBEAT_MS = 1_000
 FIRST_WINDOW = 1_000
-"""The window of the query's grid that is the workload's first: event time begins some way after the epoch."""
+"""Number of the workload's first window in the query's grid, so that event time starts after the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowOutcome:
-    """One window's answer and the truth. Arrays are per group.
+    """The answer to one window, and the true values. Arrays have one value per group, float64.
 
     Attributes:
-        truth: NaN of a group without events, and of one whose answer waits until the window is complete.
-        latency_ms: from the window's end until the answer stands, processing included.
-        processed: events that went through the query's operator; missed: those that came too late for the answer.
-        half_width: NaN where the algorithm states none.
-        promised: part of the groups with events that the answer has an interval for.
-        met: whether the answer claims to keep the contract.
+        truth: NaN for a group without events, and for a group that is not answered before the window is complete.
+        half_width: half width of the interval; NaN where the algorithm states none.
+        latency_ms: from the window's end until the answer is available, with processing.
+        processed: number of events that the query's operator processed.
+        missed: number of events that arrived too late for the answer.
+        promised: fraction of the groups with events for which the answer has an interval.
+        met: whether the answer states that the contract is met.
     """
 
     estimate: FloatArray
@@ -63,7 +64,7 @@ class WindowOutcome:
 
 @dataclass(frozen=True, slots=True)
 class SilentSource:
-    """A source that cannot be heard in windows [first, last), though it goes on; its news come at the end."""
+    """A source that is disconnected during windows [first, last) and reports all its events afterwards."""
 
     source: int
     first: int
@@ -71,7 +72,7 @@ class SilentSource:
 
 
 def true_values(group: IntArray, value: FloatArray, measure: MeasureKind, groups: int) -> FloatArray:
-    """The measure of all events, per group."""
+    """Returns the measure of all events per group."""
     count = np.asarray(np.bincount(group, minlength=groups), np.float64)
     if measure == "count":
         return count
@@ -83,7 +84,7 @@ def true_values(group: IntArray, value: FloatArray, measure: MeasureKind, groups
 
 
 def queue_end_ms(arrivals_ms: FloatArray, cost_ms: float, until_ms: float) -> float:
-    """When a server that takes `cost_ms` per event has finished those that arrived until `until_ms`."""
+    """Returns when a server that needs `cost_ms` per event has processed the arrivals until `until_ms`."""
     at = np.sort(arrivals_ms[arrivals_ms <= until_ms])
     if not len(at):
         return until_ms
@@ -94,7 +95,7 @@ def queue_end_ms(arrivals_ms: FloatArray, cost_ms: float, until_ms: float) -> fl
 def query_spec(
     workload: Workload, target: AccuracyTarget, measure: MeasureKind, substream_ms: int, latest_ms: int | None
 ) -> QuerySpec:
-    """The query that a user would write. Raises InvalidQuery for what production refuses."""
+    """Returns the query of a study. Raises InvalidQuery for what production refuses."""
     horizon_ms = int(HORIZON_WINDOWS * workload.window_ms)
     given: dict[str, object] = {
         "name": REF.name,
@@ -117,10 +118,15 @@ def query_spec(
 
 @dataclass(slots=True)
 class _Step:
-    """Events born in one step. `arrived_ms`: when, in the query's event time; `kept`: those processed so far."""
+    """The events of one step.
+
+    Attributes:
+        arrival_ms: arrival times by the query's clock.
+        kept: mask of the events processed so far.
+    """
 
     events: Events
-    arrived_ms: IntArray
+    arrival_ms: IntArray
     kept: BoolArray
 
 
@@ -128,38 +134,38 @@ class EarlyAnswerSimulation:
     """Runs one query on a workload.
 
     Args:
-        sampling: edges process no more than the contract needs, as of an expensive measure; else all they read.
+        sampling: whether edges sample, as for an expensive measure, or process all events.
         latest_ms: staleness budget.
     """
 
     def __init__(
         self, workload: Workload, target: AccuracyTarget, measure: MeasureKind, event_cost_ms: float, *,
-        substream_ms: int, silence: SilentSource | None = None, latest_ms: int | None = None, sampling: bool = True,
+        substream_ms: int, silent: SilentSource | None = None, latest_ms: int | None = None, sampling: bool = True,
     ) -> None:  # fmt: skip
         self.workload, self.measure, self.event_cost_ms = workload, measure, event_cost_ms
-        self.silence, self.sampling = silence, sampling
+        self.silent, self.sampling = silent, sampling
         self.spec = query_spec(workload, target, measure, substream_ms, latest_ms)
-        clock = report_schedule(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
-        assert clock is not None
-        self.clock = clock
+        schedule = report_schedule(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
+        assert schedule is not None
+        self.schedule = schedule
         self.edges = [EdgeId(f"edge{i:03}") for i in range(workload.sources)]
         self._origin_ms = FIRST_WINDOW * workload.window_ms
-        self._disorder_ms = clock.grid.lags * clock.grid.slot_ms  # for so long an edge keeps a slice open
+        self._disorder_ms = schedule.grid.lags * schedule.grid.slot_ms  # how long an edge keeps a slice open
         self._per_window = workload.window_ms // workload.step_ms
         self._steps: dict[int, _Step] = {}
-        self._processed: list[int] = []  # by step, and by step and edge
+        self._processed: list[int] = []  # per step; _counts: per step and edge
         self._counts: list[list[int]] = []
         self._outcomes: dict[int, WindowOutcome] = {}
         self._begin(0)
 
     def run(self, progress: Progress = lambda done: None) -> list[WindowOutcome]:
-        """The outcomes, window by window."""
+        """Returns the outcomes of all windows, in order."""
         for index in range(self.workload.windows + self._per_window - 1):
             if index and self.workload.restarts_before(index):
                 self._drain()
                 self._begin(index)
             self._add(index)
-            self._pass(self._start(index + 1))
+            self._advance(self._start(index + 1))
             if index >= self._per_window - 1:
                 progress(index - self._per_window + 2)
         self._drain()
@@ -168,22 +174,22 @@ class EarlyAnswerSimulation:
     # Time
 
     def _start(self, step: int) -> int:
-        """Event time at which a step begins."""
+        """Returns the event time at which a step starts."""
         return self._origin_ms + step * self.workload.step_ms
 
     def _begin(self, step: int) -> None:
-        """The query is registered as the step begins; nothing is known of what was before."""
+        """Registers the query at the start of a step, with new edges and a new ledger."""
         self._first, self.now_ms = step, self._start(step)
         has_values, grouped = self.measure != "count", self.workload.groups > 1
         self._readers = [
-            SimulatedEdge(i + 1, self.clock.grid, grouped=grouped, has_values=has_values)
+            SimulatedEdge(i + 1, self.schedule.grid, grouped=grouped, has_values=has_values)
             for i in range(len(self.edges))
         ]
-        self._waiting = [np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.int64, float, np.int64, np.int64)]
-        self._places = np.zeros(0, np.int64)
-        self._closed = [step] * len(self.edges)  # by edge: the first step of which it has not closed the slice
-        self._seen: list[set[int]] = [set() for _ in self.edges]  # by edge: steps it has read events of
-        self._touched: list[set[int]] = [set() for _ in self.edges]  # and those whose partial it has shipped
+        self._pending = [np.zeros(0, dtype) for dtype in (np.int64, np.int64, np.int64, float, np.int64, np.int64)]
+        self._positions = np.zeros(0, np.int64)
+        self._closed = [step] * len(self.edges)  # per edge: the first step whose slice is open
+        self._observed: list[set[int]] = [set() for _ in self.edges]  # per edge: steps of which it has read events
+        self._shipped: list[set[int]] = [set() for _ in self.edges]  # per edge: steps whose partial it has shipped
         self._open: dict[int, int] = {}
         self._frames = 0
         self._rates: dict[EdgeId, float] = {}
@@ -193,71 +199,71 @@ class EarlyAnswerSimulation:
         self.ledger.handle(QueryRegistered(RegisteredQuery(REF, self.spec, self.now_ms - 1, None)))
         self._report()
 
-    def _pass(self, until_ms: int) -> None:
-        """Time goes on, from point to point."""
+    def _advance(self, until_ms: int) -> None:
+        """Advances time to `until_ms`, from report slot to report slot."""
         while True:
-            point_ms = self.clock.starts_at(self.clock.next_report_slot(self.clock.slot_at(self.now_ms)))
-            if point_ms > until_ms:
+            report_ms = self.schedule.starts_at(self.schedule.next_report_slot(self.schedule.slot_at(self.now_ms)))
+            if report_ms > until_ms:
                 return
             tick_ms = self.now_ms
-            while (due_ms := self.ledger.next_deadline()) is not None and max(due_ms, tick_ms + 1) < point_ms:
+            while (due_ms := self.ledger.next_deadline()) is not None and max(due_ms, tick_ms + 1) < report_ms:
                 tick_ms = max(due_ms, tick_ms + 1)
                 self._answer(self.ledger.handle(TimeAdvanced(tick_ms)))
-            self.now_ms = point_ms
-            self._read(point_ms)
+            self.now_ms = report_ms
+            self._read(report_ms)
             self._report()
 
     def _drain(self) -> None:
-        """Time goes on without new events until all windows are answered."""
+        """Advances time without new events until all windows are answered."""
         while self._open:
-            self._pass(self.now_ms + self.clock.grid.substream_ms)
+            self._advance(self.now_ms + self.schedule.grid.substream_ms)
         self._read(1 << 62)
 
     # Edges
 
     def _add(self, index: int) -> None:
-        """The events of a step, in the order in which they will arrive."""
+        """Queues the events of a step in order of arrival."""
         events = self.workload.step(index)
-        born = np.floor(events.event_ms).astype(np.int64) + self._origin_ms
-        came = np.maximum(np.floor(events.arrival_ms).astype(np.int64) + self._origin_ms, born)
-        self._steps[index] = _Step(events, came, np.zeros(len(events), bool))
+        event_ms = np.floor(events.event_ms).astype(np.int64) + self._origin_ms
+        arrival_ms = np.maximum(np.floor(events.arrival_ms).astype(np.int64) + self._origin_ms, event_ms)
+        self._steps[index] = _Step(events, arrival_ms, np.zeros(len(events), bool))
         self._processed.append(0)
         self._counts.append(np.bincount(events.source, minlength=len(self.edges)).tolist())
-        columns = (came, born, events.source, events.value, events.group, np.full(len(events), index))
-        merged = [np.concatenate(pair) for pair in zip(self._waiting, columns, strict=True)]
-        places = np.concatenate([self._places, np.arange(len(events))])
+        columns = (arrival_ms, event_ms, events.source, events.value, events.group, np.full(len(events), index))
+        merged = [np.concatenate(pair) for pair in zip(self._pending, columns, strict=True)]
+        positions = np.concatenate([self._positions, np.arange(len(events))])
         order = np.argsort(merged[0], kind="stable")
-        self._waiting, self._places = [column[order] for column in merged], places[order]
+        self._pending, self._positions = [column[order] for column in merged], positions[order]
         if (window := index - self._per_window + 1) >= self._first:
             self._open[self._start(window)] = window
 
     def _read(self, before_ms: int) -> None:
-        """Edges read what arrives before a time."""
-        cut = int(np.searchsorted(self._waiting[0], before_ms))
-        came, born, source, value, group, step = (column[:cut] for column in self._waiting)
-        places, self._places = self._places[:cut], self._places[cut:]
-        self._waiting = [column[cut:] for column in self._waiting]
+        """Lets edges read the events that arrive before a time."""
+        cut = int(np.searchsorted(self._pending[0], before_ms))
+        arrival_ms, event_ms, source, value, group, step = (column[:cut] for column in self._pending)
+        positions, self._positions = self._positions[:cut], self._positions[cut:]
+        self._pending = [column[cut:] for column in self._pending]
         order = np.argsort(source, kind="stable")
         cuts = np.searchsorted(source[order], np.arange(len(self.edges) + 1)).tolist()
         for i, reader in enumerate(self._readers):
             mine = order[cuts[i] : cuts[i + 1]]
             if not len(mine):
                 continue
-            kept = reader.read(born[mine], came[mine], value[mine], group[mine])
-            self._note_read(i, step[mine], places[mine], kept)
+            kept = reader.read(event_ms[mine], arrival_ms[mine], value[mine], group[mine])
+            self._note_read(i, step[mine], positions[mine], kept)
 
-    def _note_read(self, edge: int, step: IntArray, places: IntArray, kept: IntArray) -> None:
+    def _note_read(self, edge: int, step: IntArray, positions: IntArray, kept: IntArray) -> None:
         for index in np.unique(step).tolist():
-            self._seen[edge].add(index)
-            chosen = places[kept[step[kept] == index]]
+            self._observed[edge].add(index)
+            chosen = positions[kept[step[kept] == index]]
             self._processed[index] += len(chosen)
             if index in self._steps:
                 self._steps[index].kept[chosen] = True
 
     def _report(self) -> None:
-        """All edges that can be heard report up to now, and hear at which rate to sample."""
-        heard = [i for i in range(len(self.edges)) if not self._is_silent(i)]
-        facts = tuple(self._fact(i) for i in heard)
+        """Merges the reports of all connected edges and sends them their sampling rates."""
+        connected = [i for i in range(len(self.edges)) if not self._is_silent(i)]
+        facts = tuple(self._fact(i) for i in connected)
         self._answer(self.ledger.handle(FramesMerged(facts, self.now_ms)))
         if not self.sampling:
             return
@@ -266,18 +272,18 @@ class EarlyAnswerSimulation:
             self._rates = rates if rates_differ(self._rates, rates) else self._rates
         if self.now_ms - self._beat_at_ms >= HEARTBEAT_MS:
             self._beat_at_ms = self.now_ms
-            for i in heard:
-                order = SamplingRequirement(REF, self._rates.get(self.edges[i], 1.0), always=True)
-                self._readers[i].heartbeat(order)
+            for i in connected:
+                requirement = SamplingRequirement(REF, self._rates.get(self.edges[i], 1.0), always=True)
+                self._readers[i].heartbeat(requirement)
 
     def _is_silent(self, edge: int) -> bool:
-        silence = self.silence
-        if silence is None or edge != silence.source:
+        silent = self.silent
+        if silent is None or edge != silent.source:
             return False
-        return self._start(silence.first) < self.now_ms <= self._start(silence.last)
+        return self._start(silent.first) < self.now_ms <= self._start(silent.last)
 
     def _fact(self, edge: int) -> FrameSummary:
-        """The frame that the edge ships now."""
+        """Returns the summary of the frame that the edge ships now."""
         width = self.workload.step_ms
         through = max((self.now_ms - self._disorder_ms - self._origin_ms) // width, self._first)
         closes = [
@@ -285,8 +291,8 @@ class EarlyAnswerSimulation:
             for i in range(self._closed[edge], min(through, len(self._counts)))
         ]
         self._closed[edge] = through
-        ended = {i for i in self._seen[edge] - self._touched[edge] if self._start(i + 1) <= self.now_ms}
-        self._touched[edge] |= ended
+        ended = {i for i in self._observed[edge] - self._shipped[edge] if self._start(i + 1) <= self.now_ms}
+        self._shipped[edge] |= ended
         self._frames += 1
         return FrameSummary(
             REF, self._frames, self.edges[edge], self._start(through), tuple(closes),
@@ -306,32 +312,32 @@ class EarlyAnswerSimulation:
                 del self._steps[index]
 
     def _outcome(self, window: int, emission: Emission) -> WindowOutcome:
-        """The window's first answer; what will have been processed of it is added at the end."""
+        """Returns the outcome of the window's first answer; `processed` is filled in at the end."""
         steps = [self._steps[i] for i in range(window, window + self._per_window)]
         group, value = (np.concatenate([getattr(s.events, name) for s in steps]) for name in ("group", "value"))
-        came, kept = np.concatenate([s.arrived_ms for s in steps]), np.concatenate([s.kept for s in steps])
+        arrival_ms, kept = np.concatenate([s.arrival_ms for s in steps]), np.concatenate([s.kept for s in steps])
         groups = self.workload.groups
         truth = true_values(group, value, self.measure, groups)
-        events, end_ms, given_ms = len(came), emission.window_end_ms, emission.answered_at_ms
-        ready_ms = queue_end_ms(came[kept] - end_ms, self.event_cost_ms, given_ms - end_ms)
+        events, end_ms, answered_ms = len(arrival_ms), emission.window_end_ms, emission.answered_at_ms
+        ready_ms = queue_end_ms(arrival_ms[kept] - end_ms, self.event_cost_ms, answered_ms - end_ms)
         assert emission.quality.accuracy is not None
         prediction = emission.quality.accuracy.prediction
         estimate, half = np.full(groups, np.nan), np.full(groups, np.nan)
-        if prediction is None:  # the answer is what has come
-            here = came < given_ms
-            arrived, promised = int(here.sum()), 1.0
-            estimate = true_values(group[here], value[here], self.measure, groups)
+        if prediction is None:  # the answer has the events that arrived
+            present = arrival_ms < answered_ms
+            arrived, promised = int(present.sum()), 1.0
+            estimate = true_values(group[present], value[present], self.measure, groups)
             if emission.phase is not Phase.EARLY:
                 half = np.zeros(groups)
         else:
             arrived = round(prediction.arrived)
-            told = [o for o in prediction.outlooks if o.promised]
-            at = [int(str(group_values(o.key)[0])) if o.key else 0 for o in told]
-            estimate[at], half[at] = [o.estimate for o in told], [o.half_width for o in told]
+            answered = [o for o in prediction.outlooks if o.promised]
+            at = [int(str(group_values(o.key)[0])) if o.key else 0 for o in answered]
+            estimate[at], half[at] = [o.estimate for o in answered], [o.half_width for o in answered]
             truth = np.where(np.isin(np.arange(groups), at), truth, np.nan)
-            promised = len(told) / max(len(np.unique(group)), 1)
+            promised = len(answered) / max(len(np.unique(group)), 1)
         met = all(v.code != ACCURACY for v in emission.quality.violations)
-        latency_ms = max(ready_ms, given_ms - end_ms)
+        latency_ms = max(ready_ms, answered_ms - end_ms)
         return WindowOutcome(estimate, truth, half, latency_ms, 0, max(events - arrived, 0), events, promised, met)
 
     def _processed_in(self, window: int) -> int:

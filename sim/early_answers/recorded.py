@@ -1,7 +1,7 @@
-"""Recorded arrival disorder: R package downloads whose rows are shuffled inside each hour of the log.
+"""Recorded arrival disorder: R package downloads, whose rows are in random order within each hour of the log.
 
-The log of an hour can only be read when the hour is over. So a row arrives in the hour after its own, at the place
-it has in the file: an hour is a window, and delays reach two windows. An hour is replayed in three seconds.
+The log of an hour becomes readable when the hour is over, so a row arrives in the following hour, at its position in
+the file. An hour is a window, and delays are up to two windows. An hour is replayed in three seconds.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ REPLAYED_HOUR_MS = 3_000
 
 
 class RecordedDownloads:
-    """Windows of hours, values are bytes.
+    """A workload whose windows are hours and whose values are bytes.
 
     Args:
-        folder: with day files `*.csv.gz`, columns date, time, size.
-        edges: rows are dealt out to as many, by the downloading address.
+        folder: directory with one file `*.csv.gz` per day, with the columns date, time, size, ip_id.
+        edges: number of edges, to which rows are assigned by the downloading address.
     """
 
     groups = 1
@@ -34,7 +34,7 @@ class RecordedDownloads:
     def __init__(self, folder: Path, *, edges: int = 1, seed: int = 1, windows: int | None = None) -> None:
         files = sorted(folder.glob("*.csv.gz"))
         if not files:
-            raise InvalidConfig("downloads", str(folder), "a folder with .csv.gz files of downloads")
+            raise InvalidConfig("downloads", str(folder), "a directory with .csv.gz files of downloads")
         self.sources, self._seed = edges, seed
         self._hours: list[tuple[FloatArray, FloatArray, IntArray]] = []
         for file in files:

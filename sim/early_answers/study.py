@@ -1,4 +1,4 @@
-"""One run of the watermark harness: what was asked, what came out."""
+"""Studies: the parameters of one simulation, and its results as a row."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from edgewater.accuracy import AccuracyTarget, MeasureKind
 from edgewater.errors import InvalidConfig
 from sim.early_answers.baseline_runs import run_baseline
 from sim.early_answers.engine import EarlyAnswerSimulation, Progress, SilentSource, WindowOutcome
-from sim.early_answers.sliding import SlidingWorkload
 from sim.early_answers.summary import oracle_rate, summarise
 from sim.early_answers.values import ValueSource
-from sim.early_answers.workload import SyntheticWorkload, Workload, WorkloadSpec
+from sim.early_answers.workload import SlidingWorkload, SyntheticWorkload, Workload, WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The inputs of a run, as they appear in its output.
+    """The parameters of a simulation, which are part of its output.
 
     Attributes:
-        every_ms: a window begins so often; None: they tumble.
-        sampling: of ours, whether edges sample, as of an expensive measure; else they process all they read.
+        every_ms: step of sliding windows; None: tumbling windows.
+        sampling: for the algorithm `edgewater`: whether edges sample, as for an expensive measure.
     """
 
     algorithm: str = "edgewater"
@@ -48,7 +47,7 @@ class Study:
 
     @property
     def overlap(self) -> int:
-        """How many windows an event is in: errors of so many in a row hang together."""
+        """The number of windows that contain an event: the errors of as many consecutive windows are dependent."""
         return self.window_ms // (self.every_ms or self.window_ms)
 
     @property
@@ -56,7 +55,7 @@ class Study:
         return AccuracyTarget(self.error, self.confidence, self.groups, self.scope)
 
     @property
-    def silence(self) -> SilentSource | None:
+    def silent(self) -> SilentSource | None:
         if not self.silent_edge:
             return None
         if self.edges < 2 or self.windows < 10:
@@ -71,15 +70,15 @@ class Study:
             raise InvalidConfig("--every", f"{step_ms} ms", f"a divisor of the window, {self.window_ms} ms, and no "
                                 "silent edge")  # fmt: skip
         steps = self.windows + self.window_ms // step_ms - 1
-        made = SyntheticWorkload(
+        synthetic = SyntheticWorkload(
             WorkloadSpec(self.delays, self.scenario, self.rate, self.edges, self.groups, step_ms, steps, self.seed),
             values,
         )
-        return (made if step_ms == self.window_ms else SlidingWorkload(made, self.window_ms)), values
+        return (synthetic if step_ms == self.window_ms else SlidingWorkload(synthetic, self.window_ms)), values
 
 
 def run_study(study: Study, progress: Progress = lambda done: None) -> tuple[dict[str, Any], list[WindowOutcome]]:
-    """Runs it. The row holds the inputs, the summary and the oracle's rate; the outcomes come window by window."""
+    """Runs a study; returns a row with parameters, summary and oracle rate, and the outcomes per window."""
     workload, values = study.workload()
     outcomes = run_workload(study, workload, progress)
     again, _ = study.workload()
@@ -89,14 +88,14 @@ def run_study(study: Study, progress: Progress = lambda done: None) -> tuple[dic
 
 
 def run_workload(study: Study, workload: Workload, progress: Progress = lambda done: None) -> list[WindowOutcome]:
-    """The study's algorithm on a workload of any origin."""
+    """Runs the study's algorithm on a given workload."""
     if study.algorithm != "edgewater":
         return run_baseline(
             workload, study.algorithm, study.target, study.measure, study.event_cost_ms,
-            substream_ms=study.substream_ms, fixed_ms=study.fixed_ms, silence=study.silence, progress=progress,
+            substream_ms=study.substream_ms, fixed_ms=study.fixed_ms, silent=study.silent, progress=progress,
         )  # fmt: skip
-    engine = EarlyAnswerSimulation(
+    simulation = EarlyAnswerSimulation(
         workload, study.target, study.measure, study.event_cost_ms, substream_ms=study.substream_ms,
-        silence=study.silence, latest_ms=study.latest_ms, sampling=study.sampling,
+        silent=study.silent, latest_ms=study.latest_ms, sampling=study.sampling,
     )  # fmt: skip
-    return engine.run(progress)
+    return simulation.run(progress)

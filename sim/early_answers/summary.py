@@ -1,4 +1,4 @@
-"""What a run comes to: one row of numbers."""
+"""Summary statistics of a run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sim.early_answers.workload import Workload
 
 
 def summarise(outcomes: list[WindowOutcome], target: AccuracyTarget) -> dict[str, Any]:
-    """Coverage and its company over all windows.
+    """Returns statistics over all windows.
 
-    `coverage`: windows (with several groups and scope "each": window-group pairs) whose relative error is at most the
-    target's. `interval_coverage`: those whose stated interval holds the truth; None where none is stated.
-    `missed`: share of events that came too late to be used. `contract_met`: answers that claim to keep the contract.
-    `promised`: share of groups with events that the answer has an interval for; the others, whose answer waits until
-    the window is complete, are left out, and so are groups without events.
+    `coverage`: fraction of windows (with several groups and scope "each": of window-group pairs) whose relative error
+    is at most the target's. `interval_coverage`: fraction whose stated interval contains the truth; None if none is
+    stated. `missed`: fraction of events that arrived too late. `contract_met`: fraction of answers that state that the
+    contract is met. `promised`: fraction of groups with events for which the answer has an interval; all other
+    statistics exclude the other groups, which are answered when the window is complete, and groups without events.
     """
     truth, estimate = _stack(outcomes, "truth"), _stack(outcomes, "estimate")
     error = relative_errors(truth, estimate)
@@ -50,7 +50,10 @@ def summarise(outcomes: list[WindowOutcome], target: AccuracyTarget) -> dict[str
 
 
 def relative_errors(truth: FloatArray, estimate: FloatArray) -> FloatArray:
-    """|estimate - truth| / |truth|, [window, group]; infinite for a wrong or missing answer, NaN without truth."""
+    """Returns |estimate - truth| / |truth|, (windows, groups).
+
+    Infinite for a missing answer and for a wrong one where the truth is 0; NaN where the truth is NaN.
+    """
     with np.errstate(invalid="ignore", divide="ignore"):
         error = np.abs(estimate - truth) / np.abs(truth)
     error = np.where(truth == 0, np.where(estimate == 0, 0.0, np.inf), error)
@@ -59,9 +62,9 @@ def relative_errors(truth: FloatArray, estimate: FloatArray) -> FloatArray:
 
 
 def oracle_rate(workload: Workload, measure: MeasureKind, target: AccuracyTarget, windows: int = 100) -> float:
-    """The rate of Eq. 4 for one who knows each window's N, σ and μ, averaged over the first `windows`.
+    """Returns the mean sampling rate of Eq. 4 with the true N, σ and μ of each of the first `windows`.
 
-    0 for a count: events are counted as they come, none has to be sampled.
+    0 for a count, which needs no sample.
     """
     if measure == "count":
         return 0.0
@@ -78,7 +81,7 @@ def oracle_rate(workload: Workload, measure: MeasureKind, target: AccuracyTarget
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows for a terminal."""
+    """Formats rows as a table for the terminal."""
     columns = (
         ("algorithm", "algorithm", "{}"), ("delays", "delays", "{}"), ("scenario", "scenario", "{}"),
         ("measure", "measure", "{}"), ("coverage", "coverage", "{:.3f}"), ("interval_coverage", "interval", "{:.3f}"),

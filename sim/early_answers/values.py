@@ -1,4 +1,4 @@
-"""Values of events: where they are from is part of every result."""
+"""Distributions of event values. Every result states the origin of its values."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ TAXI_MILES = np.array([
     12.34, 13.7, 15.92, 17.42, 18.51, 20.95, 27.11, 31.61, 46.84, 71.91,
 ])  # fmt: skip
 """Quantiles, at `TAXI_LEVELS`, of the distances in (0, 100) miles of the 198,490 trips of New York's green taxis in the
-first quarter of 2022 (NYC Taxi and Limousine Commission). Straight lines between them have a mean of 3.08, a squared
-coefficient of variation of 1.06 and a skewness of 3.65; the trips have 3.07, 1.04 and 3.60."""
+first quarter of 2022 (NYC Taxi and Limousine Commission). Linear interpolation has a mean of 3.08, a squared
+coefficient
+of variation of 1.06 and a skewness of 3.65; the trips have 3.07, 1.04 and 3.60."""
 
 Draw = Callable[[np.random.Generator, int], FloatArray]
 
 
 @dataclass(frozen=True, slots=True)
 class ValueSource:
-    """Attributes:
-    source: what was really used, for the output.
+    """A distribution of values.
+
+    Attributes:
+        source: description of the distribution, for the output.
+        draw: returns n values.
     """
 
     source: str
@@ -39,7 +43,7 @@ class ValueSource:
 
     @classmethod
     def named(cls, name: str) -> ValueSource:
-        """One of `NAMES`, or a file of numbers: .parquet (`column=` after a colon), .npy, or text, one per line.
+        """Returns one of `NAMES`, or a file of numbers: .parquet[:column], .npy, or text with one number per line.
 
         Raises:
             InvalidConfig: neither, or a file without numbers.
@@ -51,7 +55,7 @@ class ValueSource:
                     lambda rng, n: np.interp(rng.random(n), TAXI_LEVELS, TAXI_MILES),
                 )
             case "ysb":
-                # Clicks of a campaign: 1 for one of three event types, as in the benchmark's filter.
+                # 1 for one of three event types, as in the filter of the Yahoo streaming benchmark.
                 return cls("views of 10 campaigns, 1/3 of events", lambda rng, n: (rng.random(n) < 1 / 3).astype(float))
             case "constant":
                 return cls("1", lambda rng, n: np.ones(n))

@@ -1,10 +1,11 @@
-"""Made arrivals: the papers' delay models, and the ways in which the world departs from them.
+"""Workloads: synthetic events with the delay models of the papers, and scenarios that violate their assumptions.
 
-Scenarios can be joined with `+`, such as `correlated-value+delay-shift`.
+Scenarios can be combined with `+`, such as `correlated-value+delay-shift`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,11 +29,11 @@ _FINE_MS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The events born in one window, by event time per source. Times are ms, float64.
+    """The events of one window, in order of event time per source. Times in ms, float64.
 
     Attributes:
         group: int64 in [0, groups).
-        mark: u in [0, 1), by which they are sampled.
+        mark: uniform in [0, 1), by which baselines sample.
     """
 
     source: IntArray
@@ -50,14 +51,15 @@ class Events:
         return len(self.event_ms)
 
     def after(self, ms: float) -> Events:
-        """The same, so much earlier: times are counted from there."""
+        """Returns the events with times relative to `ms`."""
         return Events(self.source, self.event_ms - ms, self.delay_ms, self.value, self.group, self.mark)
 
 
 class Workload(Protocol):
-    """Windows of `window_ms`, one of which begins every `step_ms`: tumbling if both are equal.
+    """Windows of `window_ms`, one starting every `step_ms`; tumbling windows if both are equal.
 
-    Events are made step by step, in order: those born in step i, and of the window that begins with it.
+    Events are generated step by step, in order: `step(i)` returns those of step i, `window(i)` those of the window that
+    starts with it.
     """
 
     sources: int
@@ -75,7 +77,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """What is asked of a made workload. `rate`: events/s over all sources."""
+    """The parameters of a synthetic workload. `rate`: events per second over all sources."""
 
     delays: str = "EG"
     scenario: str = "stationary"
@@ -105,7 +107,7 @@ class WorkloadSpec:
 
 
 class SyntheticWorkload:
-    """Windows of a `WorkloadSpec`, made one after the other; the same seed makes the same events."""
+    """Generates the windows of a `WorkloadSpec` in order; deterministic for a seed."""
 
     def __init__(self, shape: WorkloadSpec, values: ValueSource) -> None:
         self.shape, self.values = shape, values
@@ -119,7 +121,7 @@ class SyntheticWorkload:
         self._source_scale = scale / scale.mean() if correlated else np.ones(shape.sources)
 
     def restarts_before(self, index: int) -> bool:
-        """Whether the process restarts without memory before the window: under cold-start, before every one."""
+        """Returns whether the center restarts without history before a window; under cold-start before every window."""
         return "cold-start" in self.shape.parts
 
     def step(self, index: int) -> Events:
@@ -127,7 +129,7 @@ class SyntheticWorkload:
 
     def window(self, index: int) -> Events:
         rng = np.random.default_rng([self.shape.seed, 2, index])
-        born = [self._births(rng, index, s) for s in range(self.sources)]
+        born = [self._event_times(rng, index, s) for s in range(self.sources)]
         source = np.repeat(np.arange(self.sources), [len(b) for b in born])
         at = np.concatenate(born) + index * self.window_ms
         value = self.values.draw(rng, len(at)) * self._source_scale[source]
@@ -135,8 +137,8 @@ class SyntheticWorkload:
         group = rng.integers(0, self.groups, len(at))
         return Events(source, at, delay, value, group, rng.random(len(at)))
 
-    def _births(self, rng: np.random.Generator, index: int, source: int) -> FloatArray:
-        """A renewal process in operational time, warped by the rate's integral: even gaps stay even."""
+    def _event_times(self, rng: np.random.Generator, index: int, source: int) -> FloatArray:
+        """Returns event times of a renewal process whose time axis is warped by the integral of the rate."""
         edges = np.arange(0, self.window_ms + _FINE_MS / 2, _FINE_MS)
         middle = (edges[:-1] + edges[1:]) / 2 + index * self.window_ms
         intensity = self._intensity(middle, index) * self.shape.rate / self.sources / 1000.0
@@ -152,7 +154,7 @@ class SyntheticWorkload:
         return np.asarray(np.interp(marks, integral, edges), np.float64)
 
     def _intensity(self, at_ms: FloatArray, index: int) -> FloatArray:
-        """The rate relative to the nominal one."""
+        """Returns the event rate relative to the nominal one."""
         result = np.ones(len(at_ms))
         position = at_ms / self.window_ms
         if "ramp" in self.shape.parts:
@@ -178,7 +180,7 @@ class SyntheticWorkload:
                 delay = rng.exponential(240.0, len(at))
         delay *= self._source_scale[source]
         if "correlated-value" in self.shape.parts:
-            # Three times the squared rank: mean 1, so that as many are late as without it.
+            # Three times the squared rank has mean 1, so the mean delay does not change.
             order = np.argsort(np.argsort(value + 1e-9 * rng.random(len(value)), kind="stable"), kind="stable")
             delay *= 3 * ((order + 0.5) / max(len(at), 1)) ** 2
         if "delay-shift" in self.shape.parts:
@@ -188,7 +190,44 @@ class SyntheticWorkload:
 
 
 def _alternating(position: FloatArray, period: int, seed: int) -> FloatArray:
-    """True in every second stretch of about `period` windows; where in a window it changes is drawn anew each time."""
+    """Returns True in every second interval of about `period` windows; intervals start at random times in a window."""
     stretch = np.floor(position / period).astype(np.int64)
     jitter = np.random.default_rng([seed, 4]).random(int(stretch.max(initial=0)) + 3)
     return np.asarray((stretch + ((position / period - stretch) * period > jitter[stretch])) % 2 == 1)
+
+
+class SlidingWorkload:
+    """Sliding windows over another workload, whose tumbling windows are the steps.
+
+    Args:
+        steps: the workload of the steps. A window starts with each of them, except the last few.
+        window_ms: a multiple of the length of a step.
+    """
+
+    def __init__(self, steps: Workload, window_ms: int) -> None:
+        if steps.step_ms != steps.window_ms or window_ms % steps.window_ms:
+            raise InvalidConfig("--every", steps.window_ms, f"a divisor of the window, {window_ms} ms")
+        self._steps, self._per_window = steps, window_ms // steps.window_ms
+        self.sources, self.groups = steps.sources, steps.groups
+        self.window_ms, self.step_ms = window_ms, steps.window_ms
+        self.windows = steps.windows - self._per_window + 1
+        if self.windows < 1 or steps.restarts_before(1):
+            raise InvalidConfig("--every", steps.window_ms, "at least one window, and no cold starts")
+        self._recent: deque[Events] = deque(maxlen=self._per_window)
+        self._next = 0
+
+    def step(self, index: int) -> Events:
+        """Generates each step once, in order; keeps the steps of one window."""
+        while self._next <= index:
+            self._recent.append(self._steps.window(self._next))
+            self._next += 1
+        return self._recent[index - self._next]
+
+    def window(self, index: int) -> Events:
+        last = self.step(index + self._per_window - 1)
+        each = [*(self.step(i) for i in range(index, index + self._per_window - 1)), last]
+        columns = zip(*((e.source, e.event_ms, e.delay_ms, e.value, e.group, e.mark) for e in each), strict=True)
+        return Events(*(np.concatenate(column) for column in columns))
+
+    def restarts_before(self, index: int) -> bool:
+        return False

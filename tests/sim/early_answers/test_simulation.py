@@ -1,4 +1,4 @@
-"""Coverage over 80 windows: at a true 95 % fewer than 69 are covered with probability below 1e-3 per row."""
+"""Coverage over 80 windows: at a true 95 %, fewer than 69 are covered with probability below 1e-3 per row."""
 
 import json
 
@@ -29,27 +29,27 @@ def rate_of(outcomes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_the_promise_is_kept_in_every_scenario(scenario):
+def test_coverage_is_reached_in_every_scenario(scenario):
     row = run(scenario=scenario, measure="sum")
     assert row["coverage"] >= LEAST
     assert row["interval_coverage"] >= LEAST
 
 
 @pytest.mark.slow
-def test_the_open_case_of_the_design_is_kept():
+def test_coverage_is_reached_with_correlated_values_and_shifting_delays():
     row = run(scenario="correlated-value+delay-shift", measure="sum")
     assert row["coverage"] >= LEAST
 
 
-def test_an_answer_takes_a_fraction_of_the_time_and_of_the_events():
+def test_an_answer_needs_a_fraction_of_the_latency_and_of_the_events():
     (ours, outcomes), slack = run_study(Study(windows=25)), run(windows=25, algorithm="k-slack")
     assert ours["latency_ms_mean"] < 0.02 * slack["latency_ms_mean"]
-    assert rate_of(outcomes[:1]) == 1, "nothing is known of the values yet"
+    assert rate_of(outcomes[:1]) == 1, "there is no history yet"
     assert rate_of(outcomes[3:]) < 1.6 * ours["oracle_rate"] < 0.2
-    assert slack["sampling_rate"] > 0.999, "it waits for the longest delay so far: one that is longer is left out"
+    assert slack["sampling_rate"] > 0.999, "it misses only events with a longer delay than any before"
 
 
-def test_late_values_that_differ_are_made_up_for():
+def test_late_events_with_other_values_are_compensated():
     naive, ours = (
         run(scenario="correlated-value", measure="sum", algorithm="fixed", fixed_ms=0, windows=25),
         run(scenario="correlated-value", measure="sum", windows=25),
@@ -58,20 +58,20 @@ def test_late_values_that_differ_are_made_up_for():
     assert ours["coverage"] >= 0.8
 
 
-def test_a_silent_edge_neither_blocks_nor_is_left_out():
+def test_a_silent_edge_neither_blocks_answers_nor_is_ignored():
     row = run(edges=10, silent_edge=True, measure="count", windows=40)
     assert row["coverage"] == 1
     assert row["latency_ms_mean"] < 500
 
 
-def test_edges_that_do_not_sample_process_all_and_answers_are_better_for_it():
+def test_without_sampling_all_events_are_processed_and_errors_are_smaller():
     every, sampled = run(windows=25, measure="sum", sampling=False), run(windows=25, measure="sum")
     assert every["sampling_rate"] == 1
     assert every["error_p95"] < 0.5 * sampled["error_p95"]
     assert every["contract_met"] == 1
 
 
-def test_each_group_gets_an_answer_and_the_promise_is_of_each():
+def test_each_group_reaches_the_coverage():
     row, outcomes = run_study(Study(groups=4, measure="sum", windows=30, rate=2000))
     # 120 pairs at a true 95 %: fewer than 102 are covered with probability below 1e-4.
     assert row["coverage"] >= 0.85
@@ -80,7 +80,7 @@ def test_each_group_gets_an_answer_and_the_promise_is_of_each():
     assert outcomes[5].estimate.shape == (4,)
 
 
-def test_a_staleness_budget_is_kept_and_says_when_it_costs_the_contract():
+def test_a_staleness_budget_is_met_and_a_missed_accuracy_is_stated():
     row = run(measure="count", error=0.001, latest_ms=100, windows=12)
     assert row["latency_ms_p99"] <= 100 + 1e-6
     assert row["contract_met"] < 1
@@ -92,7 +92,7 @@ def test_the_same_seed_gives_the_same_result():
 
 
 @pytest.mark.parametrize("delays", DELAYS)
-def test_delays_and_gaps_are_the_papers(delays):
+def test_delays_and_gaps_have_the_published_distributions(delays):
     workload = SyntheticWorkload(WorkloadSpec(delays=delays, windows=4), ValueSource.named("constant"))
     events = [workload.window(i) for i in range(4)]
     delay = np.concatenate([e.delay_ms for e in events])
@@ -103,7 +103,7 @@ def test_delays_and_gaps_are_the_papers(delays):
     assert gaps.std() == pytest.approx({"C": 0.0, "G": np.sqrt(0.5)}[delays[1]], abs=0.03)
 
 
-def test_a_queue_is_worked_off_in_order():
+def test_a_queue_is_processed_in_order():
     assert queue_end_ms(np.array([0.0, 0.0, 10.0]), 3.0, 20.0) == 13.0
     assert queue_end_ms(np.array([0.0, 0.0, 1.0, 99.0]), 3.0, 5.0) == 9.0
     assert queue_end_ms(np.array([]), 3.0, 5.0) == 5.0
@@ -126,7 +126,7 @@ def command(*arguments):
     return CliRunner().invoke(main, ["simulate", "early-answers", *arguments])
 
 
-def test_the_command_prints_what_the_issue_names():
+def test_the_command_prints_all_columns():
     result = command("--windows", "3", "--measure", "count", "--json")
     assert result.exit_code == 0, result.output
     row = json.loads(result.stdout)
@@ -140,7 +140,7 @@ def test_several_runs_print_a_list_of_json_objects():
     assert [row["measure"] for row in rows] == ["count", "sum"]
 
 
-def test_help_explains_what_is_printed():
+def test_help_explains_the_output():
     text = command("--help").output
     for word in ("coverage", "oracle", "Examples", "both excluded"):
         assert word in text
@@ -162,14 +162,14 @@ def test_the_command_compares_all_algorithms_and_plots(tmp_path):
      ("--error", "0"), ("--error", "150%"), ("--error", "-5%"), ("--values", "no/such/file"), ("--window", "3"),
      ("--substream", "700ms"), ("--event-cost", "fast"), ("--plot", "x.doc")],
 )  # fmt: skip
-def test_what_cannot_be_simulated_is_refused(option, value):
+def test_invalid_options_are_refused(option, value):
     result = command("--windows", "2", option, value)
     assert result.exit_code == 2
     assert f"{option}: " in result.output
     assert "is not accepted" in result.output
 
 
-def test_what_is_not_a_terminal_gets_no_progress():
+def test_without_a_terminal_there_is_no_progress_bar():
     result = command("--windows", "2", "--measure", "count")
     assert result.exit_code == 0
     assert result.stderr == ""
@@ -185,7 +185,7 @@ def test_values_from_a_file_are_used(tmp_path):
         ValueSource.named(str(path))
 
 
-def test_taxi_distances_are_those_of_the_trips_on_any_machine():
+def test_taxi_distances_have_the_moments_of_the_trips():
     drawn = ValueSource.named("nyt").draw(np.random.default_rng(1), 400_000)
     # Of the trips: mean 3.066, variance over squared mean 1.042, skewness 3.60.
     assert drawn.mean() == pytest.approx(3.066, rel=0.01)
@@ -193,23 +193,25 @@ def test_taxi_distances_are_those_of_the_trips_on_any_machine():
     assert ((drawn - drawn.mean()) ** 3).mean() / drawn.std() ** 3 == pytest.approx(3.6, rel=0.05)
 
 
-def test_sliding_windows_share_their_events_and_keep_the_promise():
+def test_sliding_windows_share_events_and_reach_the_coverage():
     row, outcomes = run_study(Study(window_ms=3000, every_ms=600, windows=200))
     # 200 windows of which five overlap hang together as 40 would: fewer than 32 of 40 come once in 1,000 runs of 95 %.
     assert row["coverage"] >= 0.8
-    assert rate_of(outcomes[10:]) < 1.6 * row["oracle_rate"] < 0.2, "the first have events of before rates were known"
+    assert rate_of(outcomes[10:]) < 1.6 * row["oracle_rate"] < 0.2, (
+        "the first windows are processed before rates are known"
+    )
     assert len(outcomes) == 200
     assert abs(np.mean([o.events for o in outcomes]) - 15_000) < 50, "5,000/s over 3 s"
 
 
 @pytest.mark.parametrize("algorithm", ["edgewater", "k-slack", "fixed"])
-def test_a_window_that_slides_by_its_length_tumbles(algorithm):
+def test_a_sliding_window_with_its_length_as_step_is_tumbling(algorithm):
     asked = {"windows": 8, "algorithm": algorithm, "measure": "sum"}
     one, other = run(**asked), run(every_ms=3000, **asked)
     assert {k: v for k, v in one.items() if k != "every_ms"} == {k: v for k, v in other.items() if k != "every_ms"}
 
 
-def test_rivals_answer_sliding_windows_too():
+def test_baselines_answer_sliding_windows():
     row, outcomes = run_study(Study(window_ms=3000, every_ms=600, windows=20, algorithm="k-slack"))
     assert row["coverage"] == 1
     assert len(outcomes) == 20
@@ -223,6 +225,6 @@ def test_rivals_answer_sliding_windows_too():
         ({"every_ms": 600, "scenario": "cold-start"}, "no cold starts"),
     ],
 )
-def test_a_slide_that_cannot_be_is_refused(given, words):
+def test_an_invalid_step_is_refused(given, words):
     with pytest.raises(InvalidConfig, match=words):
         run_study(Study(windows=20, **given))
