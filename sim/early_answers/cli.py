@@ -90,7 +90,7 @@ def simulate() -> None:
     "--delays",
     default="EG",
     show_default=True,
-    help=f"{', '.join(DELAYS)}, or all; several with commas. The letters are the distributions of network delays and of "
+    help=f"{', '.join(DELAYS)}, or all; several with commas. The letters are the distributions of delays and of "
     "gaps between events: Constant, Gamma or Exponential.",
 )
 @click.option(
