@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from center.sampling.policy import RESERVE
+from center.sampling.policy import RATE_MARGIN
 
-MOST_RATE = 1.1 * RESERVE
+MOST_RATE = 1.1 * RATE_MARGIN
 """Of the oracle's. Edges are asked for a reserve, since they do not keep what they have passed over."""
 
 
