@@ -92,8 +92,12 @@ class ArrayStack:
 
     def _require_equal_parameters(self, other: ArrayStack) -> None:
         """Raises IncompatibleSynopses unless parameters, and seeds if there are any, are equal."""
-        mine, theirs = ({**s.parameters, "seed": s.seed} if hasattr(s, "seed") else s.parameters for s in (self, other))
-        codec.require_equal(self.kind, mine, theirs)
+        seeds = getattr(self, "seed", None), getattr(other, "seed", None)
+        if seeds == (None, None):
+            codec.require_equal(self.kind, self.parameters, other.parameters)
+        else:
+            mine, theirs = ({**s.parameters, "seed": seed} for s, seed in zip((self, other), seeds, strict=True))
+            codec.require_equal(self.kind, mine, theirs)
 
     def to_message(self) -> SynopsisMessage:
         message = codec.header(self.kind, self.version, self.parameters)

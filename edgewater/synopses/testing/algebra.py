@@ -1,4 +1,4 @@
-"""Laws that hold for every stack and every data set: what `Properties` claims, and what groups are."""
+"""Laws for every stack and every data set: the claims of `Properties`, and the independence of groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def one_batch_and_many_give_the_same(subject: Subject, values: Any) -> None:
 
 
 def replaying_gives_the_same_bytes(subject: Subject, values: Any) -> None:
-    """What an edge does after a crash: the same batches again, from a new stack."""
+    """An edge recovers from a crash in this way: it adds the same batches to a new stack."""
     codes = codes_for(values, GROUPS)
     once, again = subject.empty(), subject.empty()
     if not once.properties.reproducible:
@@ -37,16 +37,16 @@ def replaying_gives_the_same_bytes(subject: Subject, values: Any) -> None:
 
 
 def asking_and_writing_change_nothing_that_comes_later(subject: Subject, values: Any) -> None:
-    """What an edge does around a checkpoint: it goes on, or is read back from it, and builds the same bytes."""
-    codes, parts = codes_for(values, GROUPS), np.array_split(np.arange(len(values)), 7)
+    """An edge continues after a checkpoint, or restarts from it, and must build the same bytes."""
+    codes, batches = codes_for(values, GROUPS), np.array_split(np.arange(len(values)), 7)
     plain, looked_at, read_back = subject.empty(), subject.empty(), subject.empty()
     if not plain.properties.reproducible:
         return
-    for at in parts:
+    for at in batches:
         subject.answers(looked_at)
         looked_at.take(np.arange(GROUPS))
         data = to_bytes(looked_at)
-        assert to_bytes(looked_at) == data, "writing it twice gives other bytes"
+        assert to_bytes(looked_at) == data, "two serialisations differ"
         read_back = subject.read(to_bytes(read_back))
         for stack in (plain, looked_at, read_back):
             add(stack, codes[at], pick(values, at))
@@ -59,7 +59,7 @@ def asking_and_writing_change_nothing_that_comes_later(subject: Subject, values:
 
 def merging_commutes(subject: Subject, values: Any) -> None:
     left, right = subject.parts(values, 2)
-    assert left.properties.commutative == (subject.equal != "bounds"), "commutative is not as Subject.equal says"
+    assert left.properties.commutative == (subject.equal != "bounds"), "`commutative` contradicts Subject.equal"
     subject.assert_same(merged(subject, [left, right]), merged(subject, [right, left]), values)
 
 
@@ -88,7 +88,7 @@ def idempotence_is_as_claimed(subject: Subject, values: Any) -> None:
     if once.properties.idempotent:
         subject.assert_same(twice, once, values)
     elif to_bytes(once) != to_bytes(subject.empty()):
-        assert to_bytes(twice) != to_bytes(once), "it is idempotent, and does not say so"
+        assert to_bytes(twice) != to_bytes(once), "it is idempotent, but `idempotent` is False"
 
 
 def bytes_come_back_as_the_same_stack(subject: Subject, values: Any) -> None:
@@ -97,9 +97,9 @@ def bytes_come_back_as_the_same_stack(subject: Subject, values: Any) -> None:
     again = subject.read(data)
     assert type(again) is type(stack)
     assert to_bytes(again) == data
-    for name, given in subject.answers(stack).items():
-        np.testing.assert_array_equal(given, subject.answers(again)[name], err_msg=name)
-    # What was read can be worked with.
+    for name, answer in subject.answers(stack).items():
+        np.testing.assert_array_equal(answer, subject.answers(again)[name], err_msg=name)
+    # A stack read from bytes accepts updates and merges.
     again.grow(GROUPS + 3)
     again.update(codes_for(values, GROUPS + 3), values)
     again.merge(stack, np.arange(GROUPS))
@@ -120,8 +120,8 @@ def taken_groups_come_in_the_order_asked_for_and_are_copies(subject: Subject, va
     taken = stack.take(np.array([3, 0, 4]))
     before = to_bytes(stack)
     assert len(taken) == 3
-    for name, given in subject.answers(taken).items():
-        np.testing.assert_array_equal(given, subject.answers(stack)[name][:, [3, 0, 4]], err_msg=name)
+    for name, answer in subject.answers(taken).items():
+        np.testing.assert_array_equal(answer, subject.answers(stack)[name][:, [3, 0, 4]], err_msg=name)
     taken.update(np.zeros(len(values), np.int64), values)
     taken.reset(np.array([1]))
     assert to_bytes(stack) == before
