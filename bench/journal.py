@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from bench.first_light.edge_rates import COLUMNS, START_MS, access_log
 from edge.core.core import EdgeCore
-from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
+from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
 from edge.core.streams import StreamSpec
 from edge.durability import durable_core as durable
 from edge.durability.durable_core import DurableCore, Position
@@ -43,19 +43,19 @@ CASES = {
     "large": (100_000, 256_000, "10s", 1e5),
 }
 """Groups, capacity of a frame in bytes, window, share of the error budget in bytes."""
-Pulled = Callable[[Pull, FrameBuilt | None], Record]
+PullReplayed = Callable[[PullEvent, FrameBuilt | None], Record]
 
 
-def _with_checksum(pull: Pull, built: FrameBuilt | None) -> Record:
+def _with_checksum(pull: PullEvent, built: FrameBuilt | None) -> Record:
     return _shortened(pull, built, lambda _: b"")
 
 
-def _with_groups(pull: Pull, built: FrameBuilt | None) -> Record:
+def _with_groups(pull: PullEvent, built: FrameBuilt | None) -> Record:
     return _shortened(pull, built, _groups)
 
 
-def _shortened(pull: Pull, built: FrameBuilt | None, extra: Callable[[Frame], bytes]) -> Record:
-    record = durable._json(durable.PULL, {"capacity": pull.capacity_bytes, "open_between": dict(pull.open_between)})
+def _shortened(pull: PullEvent, built: FrameBuilt | None, extra: Callable[[Frame], bytes]) -> Record:
+    record = durable._json(durable.PULL, {"capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows)})
     if built is None:
         return record
     return Record(record.kind, record.payload + bytes(12) + extra(built.frame))
@@ -71,7 +71,7 @@ def _groups(frame: Frame) -> bytes:
     return b"".join(pa.compress(d, codec="zstd", asbytes=True) for d in deltas)
 
 
-VARIANTS: dict[str, Pulled] = {
+VARIANTS: dict[str, PullReplayed] = {
     "checksum": _with_checksum, "groups": _with_groups, "frame": durable._pull_record,
 }  # fmt: skip
 
@@ -109,7 +109,7 @@ def run(directory: Path, source: Source, capacity: int, window: str, share: floa
         edge.ingest_range(Ingested("access", "file", batch, now), None, {"n": n})
         edge.sync()
         while built := [
-            e for e in edge.handle(Pull(capacity, {"access": (now, now + 500)}, 1e6)) if isinstance(e, FrameBuilt)
+            e for e in edge.handle(PullEvent(capacity, {"access": (now, now + 500)}, 1e6)) if isinstance(e, FrameBuilt)
         ]:
             began = time.perf_counter()
             edge.sync()

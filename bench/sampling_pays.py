@@ -42,7 +42,17 @@ from center.ledger import (
 )
 from center.sampling import rates_differ
 from edge.core.core import EdgeCore
-from edge.core.events import Acked, Configured, Effect, Event, FrameBuilt, Ingested, Pull, SamplingSet, SourcesOpened
+from edge.core.events import (
+    Acked,
+    Configured,
+    Effect,
+    Event,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SamplingSet,
+    SourcesOpened,
+)
 from edge.core.streams import StreamSpec
 from edgewater import record_functions
 from edgewater.query import QuerySpec
@@ -210,7 +220,7 @@ class Run:
     def _frames(self, now: int) -> list[Frame]:
         frames: list[Frame] = []
         while (due := self.core.next_pull_ms(1e9, now)) is not None and due <= now:
-            effects = self._edge(Pull(1 << 18, self.core.open_between(1e9, now)))
+            effects = self._edge(PullEvent(1 << 18, self.core.drain_windows(1e9, now)))
             built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
             if not built:
                 break

@@ -28,8 +28,8 @@ from center.budgets import (
     ShareReported,
 )
 from edge.core.core import EdgeCore
-from edge.core.drift import DriftMeter
-from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
+from edge.core.drift import DriftRates
+from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
 from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
@@ -93,7 +93,7 @@ def run(trace: Trace, skew: float, budget: float, division: str) -> Row:
     )
     ids = [EdgeId(f"edge-{i}") for i in range(EDGES)]
     cores = {e: _core(spec) for e in ids}
-    meters = {e: DriftMeter(WINDOW_MS) for e in ids}
+    meters = {e: DriftRates(WINDOW_MS) for e in ids}
     allocator = BudgetAllocator({"bytes": limit}, {}, AllocationPolicy(min_interval_ms=10_000))
     allocator.handle(MembersChanged(frozenset(ids), {}))
     if division == "equal":
@@ -138,7 +138,7 @@ def _batch(pages: np.ndarray, values: np.ndarray, begin_ms: int) -> pa.RecordBat
 def _ship(core: EdgeCore) -> list[tuple[int, dict[int, Mapping[str, float]]]]:
     """What leaves now: bytes of each frame, and by slice what it adds to groups."""
     shipped = []
-    while built := [e for e in core.handle(Pull(1 << 20)) if isinstance(e, FrameBuilt)]:
+    while built := [e for e in core.handle(PullEvent(1 << 20)) if isinstance(e, FrameBuilt)]:
         frame, found = built[0].frame, {}
         for partial in frame.unpack().partials:
             aggregate = GroupedAggregate.from_bytes(partial.synopsis)
@@ -149,9 +149,9 @@ def _ship(core: EdgeCore) -> list[tuple[int, dict[int, Mapping[str, float]]]]:
     return shipped
 
 
-def _report(allocator: BudgetAllocator, edge: EdgeId, core: EdgeCore, meter: DriftMeter, now_ms: int) -> None:
+def _report(allocator: BudgetAllocator, edge: EdgeId, core: EdgeCore, meter: DriftRates, now_ms: int) -> None:
     pipeline = core.queries[REF]
-    meter.note(pipeline.drift, pipeline.progress.through_ms)
+    meter.update(pipeline.drift, pipeline.progress.through_ms)
     last = pipeline.schedule.last
     report = BudgetReport(
         pipeline.schedule.version, last.shares, last.from_ms, pipeline.progress.entry_bytes, dict(meter.per_s)

@@ -23,13 +23,13 @@ from starlette.applications import Starlette
 from edge import metrics
 from edge.config import EdgeConfig, StreamConfig, TlsConfig
 from edge.core.core import EdgeCore
-from edge.core.events import Ingested, SourceEnded, SourcesOpened, Tick
+from edge.core.events import Ingested, SourceEnded, SourcesOpened, TickEvent
 from edge.core.streams import StreamSpec
-from edge.durability.durable_core import DurableCore, Position, load_identity
+from edge.durability.durable_core import DurableCore, load_identity
 from edge.durability.group_commit import GroupCommit
 from edge.durability.quota_file import QuotaFile
 from edge.process import now_ms, release_free_memory
-from edge.records import Chunk, Source
+from edge.records import Chunk, Position, Source
 from edge.sources import Unavailable, build_sources, push_routes, replay_clock
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
@@ -213,7 +213,7 @@ class Agent:
     def _restart_idle_rule(self, *sources: Source) -> None:
         """Restarts the idle rule for these sources: their input arrived while they were not read."""
         names = {source.name for source in sources}
-        self.durable.handle(Tick(now_ms(), tuple(sorted(names.union(self._unread_sources())))))
+        self.durable.handle(TickEvent(now_ms(), tuple(sorted(names.union(self._unread_sources())))))
 
     async def _wait_for_capacity(self, source: Source) -> None:
         """Applies backpressure: returns when the journal and the memory limit allow the source to continue."""
@@ -237,7 +237,7 @@ class Agent:
             now = now_ms()
             if deadline is not None and deadline <= now:
                 before = {n: s.watermark_ms for n, s in self.durable.core.streams.items()}
-                self.durable.handle(Tick(now, self._unread_sources()))
+                self.durable.handle(TickEvent(now, self._unread_sources()))
                 if before != {n: s.watermark_ms for n, s in self.durable.core.streams.items()}:
                     self.outbox.changed.set()
             await asyncio.sleep(max(TICK_MIN_S, ((deadline or now) - now) / 1000))

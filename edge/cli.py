@@ -61,11 +61,11 @@ def run(config: Path, log_level: str) -> None:
     use_system_allocator()
     from edge.agent import open_agent
     from edge.config import load_config
-    from edge.durability.durable_core import sole_user
+    from edge.durability.durable_core import lock_state_dir
 
     try:
         given = load_config(config)
-        with sole_user(Path(given.state_dir)):
+        with lock_state_dir(Path(given.state_dir)):
             asyncio.run(_until_signalled(open_agent(given).run))
     except EdgewaterError as exc:
         _fail(exc)

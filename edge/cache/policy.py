@@ -1,4 +1,4 @@
-"""Which entries of a slice may leave, and in which order: partitioning and eviction put together."""
+"""The cache policy: which entries of a slice may be sent, and in which order. Combines partitioning and eviction."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ import numpy as np
 
 from edge.cache.entries import SliceEntries
 from edge.cache.error_target import nth_largest
-from edge.cache.eviction import POLICIES, View
+from edge.cache.eviction import EVICTION_POLICIES, SliceView
 from edge.cache.history import GroupHistory
-from edge.cache.partition import Limits, primary
-from edge.cache.send_queue import Ranking
-from edge.cache.sizing import SIZINGS, Slots, accumulated, explicit, level, scales
+from edge.cache.partition import ErrorLimits, primary_mask
+from edge.cache.send_queue import SendQueue
+from edge.cache.sizing import SIZINGS, SendSlots, accumulated_errors, error_scales, explicit_errors, target_level
 from edgewater.caching import CacheSpec
-from edgewater.synopses import FloatArray, IntArray
+from edgewater.synopses import IntArray
 
-SURE = 0.05
-"""Without any pressure an entry of an open slice leaves only if its gain is at least this."""
-IDLE_EAGER = 0.2
-"""Under a staleness budget entries leave at so many times `CacheSpec.eager`: what the link can carry is free."""
-SLIGHT = 0.05
-"""Entries that have used up less of their limit than this are not looked at before their slice closes."""
+MIN_GAIN_WITHOUT_PRESSURE = 0.05
+"""Without pressure an entry of an open slice is sent only if its gain is at least this."""
+STALENESS_EAGER_FACTOR = 0.2
+"""Under a staleness budget `CacheSpec.eager` is multiplied by this: spare capacity of the link costs nothing."""
+RANKED_FROM = 0.05
+"""Entries that have used up less than this fraction of their limit are not ranked before their slice closes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """When an open slice is ranked.
+class RankingContext:
+    """The time at which an open slice is ranked.
 
     Attributes:
         now_ms: event time.
-        elapsed: the part of the slice that has passed, 0 to 1.
-        pressure: how much of the time left it would take to send what must be sent, 0 to 1 (all of it, or more).
+        elapsed: the elapsed fraction of the slice, 0 to 1.
+        pressure: the fraction of the remaining time that sending all that must be sent would take, 0 to 1 (1: all of
+            it, or more).
     """
 
     now_ms: int
@@ -39,69 +40,70 @@ class Moment:
     pressure: float
 
 
-def of_open(entries: SliceEntries, limits: Limits, spec: CacheSpec, history: GroupHistory, moment: Moment) -> Ranking:
-    """Exact and error-bound: a slice that is still open."""
-    margin = SLIGHT if spec.eviction == "gain" else 1.0
-    groups = np.flatnonzero(primary(entries, limits, margin))
-    least = max(spec.eager, SURE * (1.0 - moment.pressure))
-    return _ranked(View(entries, limits, history, moment.elapsed, least=least), groups, spec, moment)
+def rank_open(
+    entries: SliceEntries, limits: ErrorLimits, spec: CacheSpec, history: GroupHistory, context: RankingContext
+) -> SendQueue:
+    """Ranks an open slice of an exact or error-bound query."""
+    margin = RANKED_FROM if spec.eviction == "gain" else 1.0
+    groups = np.flatnonzero(primary_mask(entries, limits, margin))
+    min_gain = max(spec.eager, MIN_GAIN_WITHOUT_PRESSURE * (1.0 - context.pressure))
+    return _ranked(SliceView(entries, limits, history, context.elapsed, min_gain), groups, spec, context)
 
 
-def _ranked(view: View, groups: IntArray, spec: CacheSpec, moment: Moment) -> Ranking:
-    """By the policy; with `gain` those whose gain is at least `view.least`."""
-    ranks = POLICIES[spec.eviction](view, groups)
+def _ranked(view: SliceView, groups: IntArray, spec: CacheSpec, context: RankingContext) -> SendQueue:
+    """Ranks by the eviction policy; with `gain` only the groups whose gain is at least `view.min_gain`."""
+    ranks = EVICTION_POLICIES[spec.eviction](view, groups)
     if spec.eviction == "gain":
-        worth = (ranks <= -view.least) & (ranks < 0.0)
-        ranks, groups = ranks[worth], groups[worth]
-    return Ranking.of_open(ranks, groups, view.entries.newest, moment.now_ms)
+        enough = (ranks <= -view.min_gain) & (ranks < 0.0)
+        ranks, groups = ranks[enough], groups[enough]
+    return SendQueue.for_open_slice(ranks, groups, view.entries.newest_batch, context.now_ms)
 
 
-def of_closed(entries: SliceEntries, limits: Limits) -> Ranking:
-    """Exact and error-bound: the slice is closed, its primary cache is flushed; all of it must go, so the
-    order does not matter."""
-    return Ranking.of_closed(np.flatnonzero(primary(entries, limits)), entries.newest)
+def rank_closed(entries: SliceEntries, limits: ErrorLimits) -> SendQueue:
+    """Queues the primary cache of a closed slice of an exact or error-bound query. All of it is sent, in any order."""
+    return SendQueue.for_closed_slice(np.flatnonzero(primary_mask(entries, limits)), entries.newest_batch)
 
 
-def by_deadline(entries: SliceEntries, spec: CacheSpec, history: GroupHistory, moment: Moment, slots: Slots) -> Ranking:
-    """Staleness-bound: a slice that is still open."""
-    elapsed = moment.elapsed
+def rank_open_by_deadline(
+    entries: SliceEntries, spec: CacheSpec, history: GroupHistory, context: RankingContext, slots: SendSlots
+) -> SendQueue:
+    """Ranks an open slice of a staleness-bound query."""
+    elapsed = context.elapsed
     groups = np.flatnonzero(entries.has_pending)
-    errors = accumulated(entries, history, groups)
+    errors = accumulated_errors(entries, history, groups)
     if spec.sizing == "target":
-        border = level(entries, history, elapsed, slots, errors)
+        threshold = target_level(entries, history, elapsed, slots, errors)
         if spec.eviction != "gain":
-            groups = groups[errors > border]
+            groups = groups[errors > threshold]
     else:
         size = SIZINGS[spec.sizing](entries, history, elapsed, slots)
-        ranked = errors if spec.estimate == "acc" else explicit(entries, history, groups, elapsed)
-        border = nth_largest(ranked, size)
-        groups = groups[ranked > border]
-    unit = scales(entries, history)
-    limits = Limits({measure: border * scale for measure, scale in unit.items()})
-    view = View(entries, limits, history, elapsed, IDLE_EAGER * spec.eager)
-    # Bytes are not what is to be saved here: what the link can carry until the deadline may be used.
-    return _ranked(view, groups, spec, moment)
+        ranked = errors if spec.estimate == "acc" else explicit_errors(entries, history, groups, elapsed)
+        threshold = nth_largest(ranked, size)
+        groups = groups[ranked > threshold]
+    limits = ErrorLimits({m: threshold * scale for m, scale in error_scales(entries, history).items()})
+    view = SliceView(entries, limits, history, elapsed, STALENESS_EAGER_FACTOR * spec.eager)
+    return _ranked(view, groups, spec, context)
 
 
-def until_deadline(entries: SliceEntries, history: GroupHistory) -> Ranking:
-    """Staleness-bound: the slice is closed; the largest accumulated errors leave first."""
+def rank_closed_by_deadline(entries: SliceEntries, history: GroupHistory) -> SendQueue:
+    """Ranks a closed slice of a staleness-bound query: the largest accumulated errors are sent first."""
     groups = np.flatnonzero(entries.has_pending)
-    order = np.argsort(-accumulated(entries, history, groups), kind="stable")
-    return Ranking.of_closed(groups[order], entries.newest)
+    order = np.argsort(-accumulated_errors(entries, history, groups), kind="stable")
+    return SendQueue.for_closed_slice(groups[order], entries.newest_batch)
 
 
-def learn(entries: SliceEntries, history: GroupHistory, slots: Slots | None) -> None:
-    """Takes a slice in that has just closed, before anything leaves it. `slots`: under a staleness budget."""
+def learn(entries: SliceEntries, history: GroupHistory, slots: SendSlots | None) -> None:
+    """Updates the history with a slice that has just closed, before any of it is sent.
+
+    Args:
+        slots: under a staleness budget, the sends until the deadline.
+    """
     if slots is not None:
-        errors = _pending_errors(entries, history)
+        errors = accumulated_errors(entries, history, np.flatnonzero(entries.has_pending))
         totals = np.zeros(len(entries))
-        for measure, scale in scales(entries, history).items():
+        for measure, scale in error_scales(entries, history).items():
             totals = np.maximum(totals, np.abs(entries.total(measure)) / scale)
-        important = totals > nth_largest(totals, slots.whole)
+        important = totals > nth_largest(totals, slots.total)
         history.learn_curve(entries.first_seen[important])
-        history.aim.learn(errors, slots.left)
+        history.error_target.learn(errors, slots.remaining)
     history.learn(entries)
-
-
-def _pending_errors(entries: SliceEntries, history: GroupHistory) -> FloatArray:
-    return accumulated(entries, history, np.flatnonzero(entries.has_pending))

@@ -1,115 +1,123 @@
-"""A slice's entries in the order in which they leave, found once and drawn from by many pulls.
+"""The send queue of a slice: its entries in the order in which they are sent, ranked once and drawn from by many pulls.
 
-To rank n entries costs O(n log n). A narrow link pulls a few at a time, so they are not ranked at each
-pull but after a small part of the time that the slice has left (`FRESH`); until then a pull takes the next ones of
-the list, amortised O(log n) an entry. What records have touched since then is passed over: its place has
-changed, and the next ranking has it.
+Ranking n entries costs O(n log n). A narrow link pulls a few at a time, so an open slice is ranked again only after a
+small part of its remaining time (`RERANK_FRACTION`). Until then a pull takes the next entries of the queue, amortised
+O(log n) per entry. Entries that records have updated since the ranking are skipped: their rank has changed, and the
+next ranking includes them.
 
-The list is part of the core's state. A checkpoint holds it, so that what is recovered sends the same frames.
+The queue is part of the core's state, so that a recovered edge sends the same frames.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edge.cache.entries import SliceEntries
 from edgewater.synopses import FloatArray, IntArray
+from edgewater.synopses.encoding.state import State
 
-FRESH = 0.03
-"""The part of an open slice's time left after which its entries are ranked again."""
-PORTION = 0.015
-"""The part of an open slice's time left that one frame may take on the link: it holds the values of its beginning."""
-FEWEST = 16
-"""So many entries a frame may carry at any rate, so that it is not mostly envelope."""
-MOST = 1 << 14
-"""Of an open slice, so many of the best are kept; when they have left, it is ranked again."""
+RERANK_FRACTION = 0.03
+"""The fraction of an open slice's remaining time after which its entries are ranked again."""
+FRAME_TIME_FRACTION = 0.015
+"""The fraction of an open slice's remaining time that one frame may occupy the link: its values are those of the moment
+at which it was built."""
+MIN_ENTRIES_PER_FRAME = 16
+"""A frame may always carry this many entries, so that it does not consist mostly of overhead."""
+MAX_QUEUED = 1 << 14
+"""The queue of an open slice keeps this many of the best entries; once they have been sent, it is ranked again."""
 
 
-def portion(left_ms: float, entries_per_ms: float) -> int:
-    """How many entries of an open slice one frame should carry at most (`PORTION`). There is no bound where the rate is
-    not known (0), nor where a slice should have closed and waits for its records."""
+def max_entries_per_frame(left_ms: float, entries_per_ms: float) -> int:
+    """Returns how many entries of an open slice one frame may carry (`FRAME_TIME_FRACTION`).
+
+    Unlimited if the rate is unknown (0), or if the slice should have closed and waits for its records.
+    """
     if left_ms <= 0.0 or entries_per_ms <= 0.0:
-        return MOST
-    return max(int(PORTION * left_ms * entries_per_ms), FEWEST)
+        return MAX_QUEUED
+    return max(int(FRAME_TIME_FRACTION * left_ms * entries_per_ms), MIN_ENTRIES_PER_FRAME)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The groups that leave, ascending; and whether nothing else of the primary cache is left behind."""
+class Selection:
+    """The groups of a slice to send.
+
+    Attributes:
+        groups: int64, ascending.
+        drained: whether the primary cache is empty once these groups have been sent.
+    """
 
     groups: IntArray
     drained: bool
 
 
-NOTHING = Choice(np.zeros(0, np.int64), True)
+EMPTY_SELECTION = Selection(np.zeros(0, np.int64), True)
 
 
 @dataclass(slots=True)
-class Ranking:
-    """Entries in the order in which they leave.
+class SendQueue:
+    """Entries in the order in which they are sent.
 
     Attributes:
-        groups: the first to leave first.
-        closed: of a closed slice, and so good until a late record comes.
-        whole: all that may leave are in `groups`.
-        newest: `SliceEntries.newest` as it was made; -1: there is none yet.
-        made_ms: event time.
-        at: how many were drawn.
+        groups: int32, the first to be sent first.
+        closed: whether the slice was closed when it was ranked; the queue is then valid until a late record arrives.
+        complete: whether `groups` has all entries that may be sent.
+        newest_batch: `SliceEntries.newest_batch` at the ranking; -1: never ranked.
+        ranked_ms: event time of the ranking.
+        position: number of groups drawn so far.
     """
 
     groups: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     closed: bool = False
-    whole: bool = False
-    newest: int = -1
-    made_ms: int = 0
-    at: int = 0
+    complete: bool = False
+    newest_batch: int = -1
+    ranked_ms: int = 0
+    position: int = 0
 
     @classmethod
-    def of_open(cls, ranks: FloatArray, groups: IntArray, newest: int, now_ms: int) -> Ranking:
-        """By rank, the lowest first; equal ranks leave in group order, so that equal states give equal frames."""
-        whole = len(groups) <= MOST
-        if not whole:
-            best = np.sort(np.argpartition(ranks, MOST - 1)[:MOST])
+    def for_open_slice(cls, ranks: FloatArray, groups: IntArray, newest_batch: int, now_ms: int) -> SendQueue:
+        """Orders by rank, the lowest first. Equal ranks are in group order, so that equal states give equal frames."""
+        complete = len(groups) <= MAX_QUEUED
+        if not complete:
+            best = np.sort(np.argpartition(ranks, MAX_QUEUED - 1)[:MAX_QUEUED])
             ranks, groups = ranks[best], groups[best]
         order = np.argsort(ranks, kind="stable")
-        return cls(groups[order].astype(np.int32), False, whole, newest, now_ms)
+        return cls(groups[order].astype(np.int32), False, complete, newest_batch, now_ms)
 
     @classmethod
-    def of_closed(cls, groups: IntArray, newest: int) -> Ranking:
-        return cls(groups.astype(np.int32), True, True, newest)
+    def for_closed_slice(cls, groups: IntArray, newest_batch: int) -> SendQueue:
+        return cls(groups.astype(np.int32), True, True, newest_batch)
 
-    def is_due(self, now_ms: int, end_ms: int) -> bool:
-        """Is an open slice to be ranked (again)?"""
-        if self.newest < 0 or self.closed or (self.at >= len(self.groups) and not self.whole):
+    def expired_open(self, now_ms: int, end_ms: int) -> bool:
+        """Returns whether an open slice that ends at `end_ms` has to be ranked (again)."""
+        if self.newest_batch < 0 or self.closed or (self.position >= len(self.groups) and not self.complete):
             return True
-        return now_ms - self.made_ms >= max(FRESH * (end_ms - self.made_ms), 1.0)
+        return now_ms - self.ranked_ms >= max(RERANK_FRACTION * (end_ms - self.ranked_ms), 1.0)
 
-    def is_overtaken(self, entries: SliceEntries) -> bool:
-        """Is a closed slice to be ranked (again)?"""
-        return not self.closed or entries.newest != self.newest
+    def expired_closed(self, entries: SliceEntries) -> bool:
+        """Returns whether a closed slice has to be ranked (again)."""
+        return not self.closed or entries.newest_batch != self.newest_batch
 
-    def draw(self, entries: SliceEntries, count: int) -> Choice:
-        """The next `count` entries, or as many as there are."""
+    def draw(self, entries: SliceEntries, count: int) -> Selection:
+        """Removes the next `count` entries, or as many as there are."""
         drawn: list[IntArray] = []
         missing = count
-        while missing > 0 and self.at < len(self.groups):
-            some = self.groups[self.at : self.at + missing].astype(np.int64)
-            self.at += len(some)
-            some = some[entries.has_pending[some] & (entries.touched[some] <= self.newest)]
+        while missing > 0 and self.position < len(self.groups):
+            some = self.groups[self.position : self.position + missing].astype(np.int64)
+            self.position += len(some)
+            some = some[entries.has_pending[some] & (entries.last_batch[some] <= self.newest_batch)]
             drawn.append(some)
             missing -= len(some)
-        groups = np.sort(np.concatenate(drawn)) if drawn else NOTHING.groups
-        return Choice(groups, self.whole and self.at >= len(self.groups))
+        groups = np.sort(np.concatenate(drawn)) if drawn else EMPTY_SELECTION.groups
+        return Selection(groups, self.complete and self.position >= len(self.groups))
 
-    def snapshot(self) -> tuple[list[Any], npt.NDArray[np.int32]]:
-        """What `restore` reads back; what was drawn is left out."""
-        return [self.closed, self.whole, self.newest, self.made_ms], self.groups[self.at :]
+    def to_state(self) -> State:
+        """Returns the state of the queue, without the groups that have been drawn."""
+        numbers = [self.closed, self.complete, self.newest_batch, self.ranked_ms]
+        return State(numbers, {"groups": self.groups[self.position :]})
 
     @classmethod
-    def restore(cls, document: list[Any], groups: npt.NDArray[np.int32]) -> Ranking:
-        closed, whole, newest, made_ms = document
-        return cls(groups, closed, whole, newest, made_ms)
+    def from_state(cls, state: State) -> SendQueue:
+        return cls(state.arrays["groups"], *state.numbers)

@@ -1,16 +1,14 @@
-"""What an edge notes of every record of a query with an accuracy, and when it tells the center.
+"""Arrival reports: statistics of every record of a query with an accuracy, sent to the center on a schedule.
 
-Statistics are complete up to a *point* (`edgewater.arrivals.ReportSchedule`), and it is points that are told, by the
-stream's clock and not by its watermark: a window's end is one, and what has come by then leaves at once.
-Stragglers follow at the points after it. Without news a point is told all the same: "nothing has come" is what
-silence does not say.
+Statistics are reported by report slots (`edgewater.arrivals.ReportSchedule`), by the stream's clock and not by its
+watermark. A window's end is a report slot, so that all arrivals until then are reported at once; stragglers follow in
+later slots. A slot without arrivals is reported, too, because silence does not say that nothing arrived.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,18 +22,19 @@ from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatis
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import BoolArray, FloatArray, IntArray
+from edgewater.synopses.encoding.state import State
 from edgewater.windows import SlidingWindow
 from edgewater.wire.frames import Arrivals, SamplingReason
 
 Statistics = SubstreamStatistics | GroupedSubstream
 
 READY_BYTES = 600
-"""What the statistics of a sub-stream occupy at least while they wait for the link."""
+"""The minimum memory of the statistics of a sub-stream until they are sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observing:
-    """How the center wants a query observed.
+class SamplingSettings:
+    """The sampling of a query, as set by the center.
 
     Attributes:
         rate: probability with which a record is processed.
@@ -49,25 +48,30 @@ class Observing:
 
 
 class ArrivalMonitor:
-    """One query's statistics at one edge. Times are event time by the stream's clock, corrected by the offset.
+    """The arrival statistics of one query at one edge.
+
+    Times are event time by the stream's clock, less the clock offset.
 
     Args:
-        source: this edge's number, by which it draws its own sample.
-        key_types: of the columns of `group_by`, whose statistics are kept per group.
+        source: this edge's number, so that edges draw independent samples.
+        key_types: types of the columns of `group_by`; statistics are kept per group.
+
+    Attributes:
+        last_arrival_ms: arrival time of the last batch; never decreases.
     """
 
     def __init__(self, schedule: ReportSchedule, source: int, key_types: Sequence[pa.DataType] = ()) -> None:
         self.schedule, self.key_types = schedule, tuple(key_types)
-        self.observing = Observing()
+        self.sampling = SamplingSettings()
         self._monitor: SubstreamMonitor | GroupMonitor = (
             GroupMonitor(schedule.grid, self.key_types, MAX_GROUPS) if key_types else SubstreamMonitor(schedule.grid)
         )
         self._sampler = BernoulliSampler(source)
         self._ready: dict[int, Statistics] = {}
-        self._complete = MIN_TIME_MS  # the point up to which `_ready` is complete
-        self._told = MIN_TIME_MS
+        self._complete = MIN_TIME_MS  # report slot up to which `_ready` is complete
+        self._reported = MIN_TIME_MS  # report slot up to which the center has all statistics
         self.last_arrival_ms = MIN_TIME_MS
-        self._sampled = SamplingReason.NONE  # why records were passed over of which the center has not been told
+        self._unreported_reason = SamplingReason.NONE  # why records were sampled out since the last report
 
     @property
     def nbytes(self) -> int:
@@ -86,34 +90,35 @@ class ArrivalMonitor:
         keys: Sequence[pa.Array] = (),
         population: BoolArray | None = None,
     ) -> None:
-        """Records that count in the query, which arrived at once.
+        """Adds a batch of records that count in the query.
 
         Args:
-            values: of all of them, float64, NaN where there is none; None for a count.
-            kept: those that are processed; None: all.
-            keys: their values of the columns of `group_by`.
-            population: those that are counted, whether or not the value of those that are kept turns out to be one;
-                None: those that have a value.
+            times_ms: int64, event times.
+            arrival_ms: event time at which the batch arrived.
+            values: float64 per record, NaN where there is none; None for a count.
+            kept: mask of the processed records; None: all.
+            keys: an Arrow array per column of `group_by`.
+            population: mask of the records that count, whatever their value; None: the records that have a value.
         """
-        arrival_ms = self._not_back(arrival_ms)
-        self._complete_through(self._point(arrival_ms))
+        arrival_ms = self._monotonic_ms(arrival_ms)
+        self._complete_through(self._report_slot(arrival_ms))
         origin = self.schedule.origin_ms
         born = times_ms - origin
         if values is None:
-            self._note(born, arrival_ms - origin, keys)
+            self._add(born, arrival_ms - origin, keys)
             return
-        # A record without a value is none of a sum's or a mean's: it is not counted, or it would be taken
-        # for one that was not sampled.
-        sound = np.isfinite(values) if population is None else population
-        if not sound.all():
-            born, values, kept = born[sound], values[sound], None if kept is None else kept[sound]
-            keys = [k.filter(pa.array(sound)) for k in keys]
+        # A record without a value does not contribute to a sum or a mean. It is not counted, because it would be
+        # treated as a record that was sampled out.
+        counts = np.isfinite(values) if population is None else population
+        if not counts.all():
+            born, values, kept = born[counts], values[counts], None if kept is None else kept[counts]
+            keys = [k.filter(pa.array(counts)) for k in keys]
         positions = np.arange(len(born)) if kept is None else np.flatnonzero(kept)
         if population is not None:
             positions = positions[np.isfinite(values[positions])]
-        self._note(born, arrival_ms - origin, keys, values[positions], positions)
+        self._add(born, arrival_ms - origin, keys, values[positions], positions)
 
-    def _note(
+    def _add(
         self,
         born: IntArray,
         arrival: int,
@@ -127,26 +132,30 @@ class ArrivalMonitor:
             self._monitor.observe(born, arrival, values, positions)
 
     def sample(self, ids: IntArray) -> BoolArray | None:
-        """Which of the records, by number in their stream (ascending), are to be processed; None: all."""
-        if self.observing.rate >= 1.0 or not len(ids):
+        """Returns a mask of the records to process; None: all.
+
+        Args:
+            ids: int64, numbers of the records in their stream, ascending.
+        """
+        if self.sampling.rate >= 1.0 or not len(ids):
             return None
-        self._sampled = self.observing.reason
+        self._unreported_reason = self.sampling.reason
         first = int(ids[0])
         chosen = np.zeros(int(ids[-1]) - first + 1, bool)
-        chosen[self._sampler.keep(first, len(chosen), self.observing.rate)] = True
+        chosen[self._sampler.keep(first, len(chosen), self.sampling.rate)] = True
         return np.asarray(chosen[ids - first])
 
     @property
-    def told_before_ms(self) -> int:
-        """The center has been told of all that came before, by this monitor's clock."""
-        return self.schedule.starts_at(self._told) if self._told != MIN_TIME_MS else MIN_TIME_MS
+    def reported_before_ms(self) -> int:
+        """Arrival time before which all arrivals are reported, by this monitor's clock."""
+        return self.schedule.starts_at(self._reported) if self._reported != MIN_TIME_MS else MIN_TIME_MS
 
     def due(self, now_ms: int) -> bool:
-        """Is there a point that the clock has passed and the center has not been told?"""
-        return self._point(now_ms) > self._told
+        """Returns whether the clock has passed a report slot that has not been reported."""
+        return self._report_slot(now_ms) > self._reported
 
     def next_due_ms(self, now_ms: int) -> int:
-        """Event time of the next point to tell: now, or in the future."""
+        """Returns the event time of the next report: now, or in the future."""
         if self.due(now_ms):
             return now_ms
         return self.schedule.starts_at(self.schedule.next_report_slot(self.schedule.slot_at(now_ms)))
@@ -154,17 +163,17 @@ class ArrivalMonitor:
     def take(
         self, now_ms: int, capacity_bytes: int, *, unread: bool = False, count: int | None = None
     ) -> Arrivals | None:
-        """What is told of the last point that the clock has passed; None: nothing is due.
+        """Takes the report of the last report slot that the clock has passed; None: nothing is due.
 
-        With `unread` it is said that there may be input which has not been read: "nothing has come" is then not known.
-        Of more than the capacity the rest stays for the next frame, and the point is told with the last of it.
+        Statistics that exceed the capacity are left for the next frame; the slot is reported with the last of them.
 
         Args:
-            count: of how many sub-streams to tell, whatever the capacity.
+            unread: whether there may be unread input; a report without arrivals then does not mean that none came.
+            count: in a replay, the number of sub-streams to report, whatever the capacity.
         """
-        point = max(self._point(self._not_back(now_ms)), self._complete)
-        self._complete_through(point)
-        if point <= self._told:
+        slot = max(self._report_slot(self._monotonic_ms(now_ms)), self._complete)
+        self._complete_through(slot)
+        if slot <= self._reported:
             return None
         substreams: list[bytes] = []
         room = capacity_bytes
@@ -173,32 +182,32 @@ class ArrivalMonitor:
                 break
             substreams.append(self._ready.pop(index).to_state())
             room -= len(substreams[-1])
-        sampled = self._sampled
+        reason = self._unreported_reason
         if not self._ready:
-            self._told, self._sampled = point, SamplingReason.NONE
-        # Before anything was told there is no time to name but one before everything.
-        return Arrivals(self.told_before_ms, tuple(substreams), sampled, unread)
+            self._reported, self._unreported_reason = slot, SamplingReason.NONE
+        # Until the first slot is reported completely, `reported_before_ms` is the minimum time.
+        return Arrivals(self.reported_before_ms, tuple(substreams), reason, unread)
 
-    def _point(self, time_ms: int) -> int:
+    def _report_slot(self, time_ms: int) -> int:
         return self.schedule.last_report_slot(self.schedule.slot_at(time_ms))
 
-    def _not_back(self, time_ms: int) -> int:
-        """A clock that steps back stands still: what was told of a point is not taken back."""
+    def _monotonic_ms(self, time_ms: int) -> int:
+        """Returns the time, or the last one if the clock was set back: a report is never revoked."""
         at_least = self.last_arrival_ms
         if self._complete != MIN_TIME_MS:
             at_least = max(at_least, self.schedule.starts_at(self._complete))
         self.last_arrival_ms = max(time_ms, at_least)
         return self.last_arrival_ms
 
-    def step_back(self) -> None:
-        """The center has measured that this edge's clock was ahead: points are told anew, by the right time.
+    def restart_reports(self) -> None:
+        """Restarts the reports after the center has measured that this edge's clock was ahead.
 
-        Standing still until then would leave the center without word for as long as the clock was ahead.
+        Otherwise the edge would report nothing for as long as its clock was ahead.
         """
-        self._complete = self._told = self.last_arrival_ms = MIN_TIME_MS
+        self._complete = self._reported = self.last_arrival_ms = MIN_TIME_MS
 
-    def _complete_through(self, point: int) -> None:
-        if point <= self._complete:
+    def _complete_through(self, slot: int) -> None:
+        if slot <= self._complete:
             return
         for statistics in self._monitor.take():
             held = self._ready.get(statistics.index)
@@ -210,63 +219,65 @@ class ArrivalMonitor:
             else:
                 assert isinstance(statistics, SubstreamStatistics)
                 held.merge(statistics)
-        self._complete = point
+        self._complete = slot
 
-    def snapshot(self) -> tuple[dict[str, Any], list[bytes]]:
-        document = {
-            "complete": self._complete, "told": self._told, "last_arrival_ms": self.last_arrival_ms,
-            "rate": self.observing.rate, "clock_offset_ms": self.observing.clock_offset_ms,
-            "reason": int(self.observing.reason), "sampled": int(self._sampled),
-        }  # fmt: skip
-        return document, [self._monitor.to_state(), *(self._ready[i].to_state() for i in sorted(self._ready))]
+    def to_state(self) -> State:
+        sampling = self.sampling
+        settings = [sampling.rate, sampling.clock_offset_ms, int(sampling.reason)]
+        times = [self._complete, self._reported, self.last_arrival_ms]
+        ready = {str(index): statistics.to_state() for index, statistics in sorted(self._ready.items())}
+        numbers = [settings, times, int(self._unreported_reason)]
+        return State(numbers, {"monitor": self._monitor.to_state()}, {"ready": State(None, ready)})
 
-    def restore(self, document: Mapping[str, Any], blobs: Sequence[bytes]) -> None:
-        """What `snapshot` gave."""
-        grid = self.schedule.grid
-        self._complete, self._told = document["complete"], document["told"]
-        self.last_arrival_ms = document["last_arrival_ms"]
-        reason, self._sampled = SamplingReason(document["reason"]), SamplingReason(document["sampled"])
-        self.observing = Observing(document["rate"], document["clock_offset_ms"], reason)
-        ready: Iterable[Statistics]
-        if self.key_types:
-            self._monitor = GroupMonitor.from_state(blobs[0], grid, self.key_types, MAX_GROUPS)
-            ready = [GroupedSubstream.from_state(blob, grid) for blob in blobs[1:]]
+    @classmethod
+    def from_state(
+        cls, state: State, schedule: ReportSchedule, source: int, key_types: Sequence[pa.DataType]
+    ) -> ArrivalMonitor:
+        result, grid, monitor = cls(schedule, source, key_types), schedule.grid, state.arrays["monitor"]
+        (rate, clock_offset_ms, reason), times, unreported_reason = state.numbers
+        result.sampling = SamplingSettings(rate, clock_offset_ms, SamplingReason(reason))
+        result._complete, result._reported, result.last_arrival_ms = times
+        result._unreported_reason = SamplingReason(unreported_reason)
+        kind: type[Statistics] = SubstreamStatistics
+        if key_types:
+            result._monitor, kind = GroupMonitor.from_state(monitor, grid, key_types, MAX_GROUPS), GroupedSubstream
         else:
-            self._monitor = SubstreamMonitor.from_state(blobs[0], grid)
-            ready = [SubstreamStatistics.from_state(blob, grid) for blob in blobs[1:]]
-        self._ready = {statistics.index: statistics for statistics in ready}
+            result._monitor = SubstreamMonitor.from_state(monitor, grid)
+        ready = state.components["ready"].arrays
+        result._ready = {int(index): kind.from_state(data, grid) for index, data in ready.items()}
+        return result
 
 
-def is_untold(held: Slice, told_before_ms: int) -> bool:
-    """Whether records of the slice were passed over of which the center has not been told."""
-    return held.told_by_ms > MIN_TIME_MS and held.told_by_ms >= told_before_ms
+def is_unreported(held: Slice, reported_before_ms: int) -> bool:
+    """Returns whether records of the slice were sampled out whose arrivals have not been reported."""
+    return held.unreported_until_ms > MIN_TIME_MS and held.unreported_until_ms >= reported_before_ms
 
 
-def told_through(
-    slices: Mapping[int, Slice], spec: QuerySpec, told_before_ms: int, watermark_ms: int, through_ms: int
+def close_barrier_ms(
+    slices: Mapping[int, Slice], spec: QuerySpec, reported_before_ms: int, watermark_ms: int, through_ms: int
 ) -> int:
-    """Event time up to which slices may be closed: the watermark, or less.
+    """Returns the close barrier for sampled queries: the event time up to which slices may be closed.
 
-    A slice that was closed before, and of which more has come, holds up no others but those with which one of its
-    windows would become final.
+    It is the watermark, or less if arrivals in a slice are unreported. A slice that was closed before, and for which
+    late records have arrived, only holds back the slices with which one of its windows would become final.
 
     Args:
         slices: by their start.
-        told_before_ms: the center has been told of all that came before, by the monitor's clock.
-        through_ms: up to where they were closed before.
+        reported_before_ms: as in `ArrivalMonitor.reported_before_ms`.
+        through_ms: event time up to which slices are closed already.
     """
     result = watermark_ms
     for start, held in slices.items():
         end = start + spec.window.slice_ms
-        if end <= watermark_ms and is_untold(held, told_before_ms):
+        if end <= watermark_ms and is_unreported(held, reported_before_ms):
             result = min(result, (end if end > through_ms else _next_final(spec, start, through_ms)) - 1)
     return result
 
 
 def _next_final(spec: QuerySpec, start: int, after_ms: int) -> int:
-    """When the next window over a slice becomes final, behind `after_ms`; the end of time if there is none."""
+    """Returns when the next window over a slice becomes final after `after_ms`; the maximum time if none does."""
     window = spec.window
-    assert isinstance(window, SlidingWindow)  # as those of all queries with a monitor
+    assert isinstance(window, SlidingWindow)  # true for all queries with a monitor
     every, last_end = window.every_ms, window.last_window_end(start)
     first_end = last_end - (last_end - start - window.slice_ms) // every * every
     last = last_end + spec.lateness_ms

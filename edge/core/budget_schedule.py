@@ -1,10 +1,9 @@
-"""This edge's shares of a query's error budget: each slice has one, and keeps it. Pure.
+"""The schedule of this edge's shares of a query's error budget, by slice. Pure.
 
-A share that changes does so from some slice on, never for slices that have been closed. So what "from
-here on I hold back less" means does not depend on what is still under way: every statement about a later
-slice will be made under the new share, and every statement about an earlier one stands. That is why an
-edge may confirm a smaller share as soon as it is in its journal, and why nothing that was closed has to
-be sent again (`docs/explanation/shares.md`).
+Each slice has one share and keeps it: a new share applies from some slice on, never to slices that have been closed. So
+a smaller share needs no coordination with messages in flight: every later slice will be closed under the new share, and
+the reports of earlier slices stay valid. Therefore an edge may confirm a smaller share as soon as it is in its journal,
+and nothing that was closed has to be sent again (`docs/explanation/shares.md`).
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ MAX_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """From the slice that starts at `from_ms` on, these shares per measure and window."""
+class ShareStep:
+    """The shares, per measure and window, of slices from the one that starts at `from_ms` on."""
 
     from_ms: int
     shares: Mapping[str, float]
@@ -31,59 +30,58 @@ class ShareSchedule:
     """The shares of all slices.
 
     Attributes:
-        version: of the center's last word that was taken in; 0: none.
-        steps: ascending; before the first one, and of a measure that is not named, the share is 0,
-            which means exact.
+        version: version of the last update from the center; 0: none.
+        steps: ascending. Before the first step, and for a measure without an entry, the share is 0, which means
+            exact.
     """
 
     version: int = 0
-    steps: tuple[Step, ...] = field(default=())
+    steps: tuple[ShareStep, ...] = field(default=())
 
     def at(self, slice_start_ms: int) -> Mapping[str, float]:
-        """The shares of a slice."""
+        """Returns the shares of a slice."""
         for step in reversed(self.steps):
             if step.from_ms <= slice_start_ms:
                 return step.shares
         return {}
 
     @property
-    def last(self) -> Step:
-        """What holds for slices to come."""
-        return self.steps[-1] if self.steps else Step(MIN_TIME_MS, {})
+    def last(self) -> ShareStep:
+        """The step that applies to future slices."""
+        return self.steps[-1] if self.steps else ShareStep(MIN_TIME_MS, {})
 
-    def take(self, version: int, shares: Mapping[str, float], from_ms: int, open_from_ms: int) -> ShareSchedule:
-        """The schedule after a word of the center; itself if it has heard that or a later one.
+    def updated(self, version: int, shares: Mapping[str, float], from_ms: int, open_from_ms: int) -> ShareSchedule:
+        """Returns the schedule after an update from the center; itself if the version is not newer.
 
         Args:
-            from_ms: the center allows the shares from this slice on, and not earlier.
-            open_from_ms: no slice from here on has been closed.
+            from_ms: the first slice to which the center allows the shares to apply.
+            open_from_ms: no slice that starts at or after this has been closed.
         """
         if version <= self.version:
             return self
         start = max(from_ms, open_from_ms)
         kept = tuple(s for s in self.steps if s.from_ms < start)
-        steps = (*kept, Step(start, dict(shares)))
+        steps = (*kept, ShareStep(start, dict(shares)))
         if len(steps) > MAX_STEPS:
-            # Of two steps become one, a slice gets the smaller share: less is held back than might be.
+            # Two steps are merged with the smaller shares, so that slices withhold less than they may.
             first, second = steps[0].shares, steps[1].shares
             least = {m: min(first.get(m, 0.0), second.get(m, 0.0)) for m in second}
-            steps = (Step(steps[0].from_ms, least), *steps[2:])
+            steps = (ShareStep(steps[0].from_ms, least), *steps[2:])
         return ShareSchedule(version, steps)
 
     @classmethod
-    def always(cls, shares: Mapping[str, float]) -> ShareSchedule:
-        """The same for every slice: what a center that does not count versions says."""
-        return cls(0, (Step(MIN_TIME_MS, dict(shares)),))
+    def uniform(cls, shares: Mapping[str, float]) -> ShareSchedule:
+        """Returns an unversioned schedule with the same shares for all slices."""
+        return cls(0, (ShareStep(MIN_TIME_MS, dict(shares)),))
 
     def without_before(self, slice_start_ms: int) -> ShareSchedule:
-        """The schedule without what only slices before this one need."""
+        """Returns the schedule without the steps that only slices before this one need."""
         needed = [i for i, s in enumerate(self.steps) if s.from_ms <= slice_start_ms]
         return ShareSchedule(self.version, self.steps[needed[-1] :]) if len(needed) > 1 else self
 
-    def to_json(self) -> dict[str, Any]:
+    def to_state(self) -> dict[str, Any]:
         return {"version": self.version, "steps": [[s.from_ms, dict(s.shares)] for s in self.steps]}
 
     @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> ShareSchedule:
-        """Reads what `to_json` wrote."""
-        return cls(given["version"], tuple(Step(start, shares) for start, shares in given["steps"]))
+    def from_state(cls, state: Mapping[str, Any]) -> ShareSchedule:
+        return cls(state["version"], tuple(ShareStep(start, shares) for start, shares in state["steps"]))

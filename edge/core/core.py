@@ -1,9 +1,9 @@
-"""`EdgeCore`: everything an edge decides, as a deterministic state machine.
+"""`EdgeCore`: all decisions of an edge, as a deterministic state machine.
 
     core.handle(event) -> list[Effect]
 
-There is no clock, no I/O and no randomness in here, so that the program that runs in production is
-the one that recovery replays, tests crash at every step and the simulator measures.
+It has no clock, no I/O and no randomness, so that recovery, the simulator and tests run the same program as
+production.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import singledispatchmethod
 
 import google_crc32c
 
-from edge.core.arrival_reports import Observing
+from edge.core.arrival_reports import SamplingSettings
 from edge.core.events import (
     Acked,
     BudgetSet,
@@ -26,46 +26,52 @@ from edge.core.events import (
     FrameDiverged,
     FunctionFailed,
     Ingested,
-    Pull,
-    Pulled,
+    PullEvent,
+    PullReplayed,
     QueryAccepted,
     QueryRefused,
     SamplingSet,
     SourceEnded,
     SourcesOpened,
-    Tick,
+    TickEvent,
 )
-from edge.core.query import NOTHING_OPEN, QueryPipeline
-from edge.core.selection import Departure, Recorded
-from edge.core.slices import Carrier
+from edge.core.query import NO_DRAIN_WINDOW, QueryPipeline
+from edge.core.selection import PullResult, RecordedPull
+from edge.core.slices import LinkEstimate
 from edge.core.streams import StreamSpec, StreamState
 from edgewater.errors import InvalidQuery, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate
+from edgewater.synopses.encoding.state import State
+from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef, encode_body
 
-MAX_FRAME_BYTES = 256 * 1024
-"""Bytes of partials that one frame carries, about, before compression."""
+MAX_FRAME_BYTES = 256 << 10
+"""The approximate maximum size of the partials of one frame, before compression."""
 
 DRAIN_SAFETY = 2.0
-REST_PART = 0.02
-"""After a pull that found nothing worth its bytes, the part of the slice's time left that the next one waits."""
-REST_MIN_MS = 20
-WORTH_SPREADING_MS = 20
-"""What drains faster leaves when its slice closes: earlier would only be sent twice."""
+EMPTY_PULL_WAIT_FRACTION = 0.02
+"""After a pull that sent nothing, the next pull waits for this fraction of the slice's remaining time."""
+EMPTY_PULL_WAIT_MIN_MS = 20
+MIN_DRAIN_MS = 20
+"""Pending values that can be sent in less time are sent when their slice closes: earlier, many would be sent twice."""
+_KIND = "edge-core"
 
 
 class EdgeCore:
     """The state of one edge.
 
     Args:
-        streams: what this edge serves, by name.
-        source: a number of this edge's own (`sample_rows.source_of` its id and incarnation). With the number
-            of a record in its stream it identifies the record, so that edges draw independent samples.
-        encode: a partial's bytes. The simulator has its own where bytes are not what is measured.
+        streams: the streams of this edge, by name.
+        source: a number of this edge (`sample_rows.source_of` its id and incarnation). With the number of a
+            record in its stream it identifies the record, so that edges draw independent samples.
+        encode: serialises a partial. The simulator replaces it where bytes are not measured.
 
     Attributes:
+        queries: the running queries.
+        refused: the queries that do not match this edge's streams.
+        configured: whether a set of queries has been received.
         next_seq: the number of the next frame.
         unacked: frames that the center has not acknowledged, ascending.
     """
@@ -84,18 +90,18 @@ class EdgeCore:
         self.configured = False
         self.next_seq = 1
         self.unacked: deque[Frame] = deque()
-        self._touch = 0
-        # Event time. Not part of the state: it says when to ask, and an event says what was asked.
-        self._rest_until_ms: dict[str, int] = {}
+        self._batch_number = 0
+        # Event time per stream. Not part of the state: it only determines when the next pull is made.
+        self._no_pull_before_ms: dict[str, int] = {}
         self._now_ms = 0
 
     def handle(self, event: Event) -> list[Effect]:
-        """Applies one event. Events are applied in the order of the journal, each exactly once."""
+        """Applies an event. Events are applied in the order of the journal, each exactly once."""
         return self._handle(event)
 
     @singledispatchmethod
     def _handle(self, event: Event) -> list[Effect]:
-        raise TypeError(f"{type(event).__name__} is no event of the edge")
+        raise TypeError(f"{type(event).__name__} is not an event of the edge")
 
     @_handle.register
     def _(self, event: Configured) -> list[Effect]:
@@ -111,7 +117,7 @@ class EdgeCore:
         stream = self.streams.get(spec.stream)
         if stream is None:
             return self._refuse(ref, InvalidQuery("from", spec.stream, f"one of {', '.join(self.streams)}",
-                                                  "this edge serves no such stream"))  # fmt: skip
+                                                  "this edge has no such stream"))  # fmt: skip
         if spec.accuracy is not None and spec.accuracy.kind is not None and stream.spec.clock is None:
             return self._refuse(ref, InvalidQuery("accuracy", spec.accuracy.to_mapping(), "a stream with a clock",
                                                   f"{spec.stream} is read as fast as it comes"))  # fmt: skip
@@ -119,7 +125,7 @@ class EdgeCore:
             bound = spec.bind(stream.spec.columns)
         except InvalidQuery as exc:
             return self._refuse(ref, exc)
-        # What was read before the query came is gone: it starts with the first whole slice.
+        # Earlier records are gone: the query starts with the first complete slice.
         since = (
             MIN_TIME_MS
             if stream.newest_ms == MIN_TIME_MS
@@ -137,16 +143,16 @@ class EdgeCore:
         for stream, source in event.sources:
             self._stream(stream, source)
         for name, state in self.streams.items():
-            state.open_only(source for stream, source in event.sources if stream == name)
-        # Why a query was refused may have gone with the configuration before.
+            state.set_sources(source for stream, source in event.sources if stream == name)
+        # The previous configuration may have been the reason of a refusal.
         self.refused.clear()
         return []
 
     def _stream(self, name: str, source: str) -> StreamState:
         if name not in self.streams:
             raise StorageError(
-                f"the journal has records of source {source} of stream {name}, which the configuration no longer "
-                "names; put it back until the edge has run once more"
+                f"the journal has records of source {source} of stream {name}, which is not in the configuration; "
+                "put it back until the edge has run once more"
             )
         return self.streams[name]
 
@@ -155,12 +161,12 @@ class EdgeCore:
         self._now_ms = max(self._now_ms, event.arrival_ms)
         stream = self._stream(event.stream, event.source)
         watermark = stream.watermark_ms
-        self._touch += 1
+        self._batch_number += 1
         clock = stream.spec.clock
         arrival_ms = clock.to_event_ms(event.arrival_ms) if clock is not None else MIN_TIME_MS
         effects: list[Effect] = []
-        for pipeline in self._reading(event.stream):
-            dropped = pipeline.ingest(event.batch, watermark, self._touch, stream.records, arrival_ms)
+        for pipeline in self._queries_of(event.stream):
+            dropped = pipeline.ingest(event.batch, watermark, self._batch_number, stream.records, arrival_ms)
             effects += [Dropped(pipeline.ref, reason, count) for reason, count in dropped.items()]
             failed = pipeline.bound.failures.take()
             effects += [FunctionFailed(pipeline.ref, f.function, f.reason, f.detail, f.calls) for f in failed]
@@ -173,73 +179,77 @@ class EdgeCore:
         return []
 
     @_handle.register
-    def _(self, event: Tick) -> list[Effect]:
+    def _(self, event: TickEvent) -> list[Effect]:
         self._now_ms = max(self._now_ms, event.now_ms)
         for stream in self.streams.values():
             stream.tick(self._now_ms, event.unread)
         return []
 
     @_handle.register
-    def _(self, event: Pull) -> list[Effect]:
-        for pipeline in self._most_urgent_first():
+    def _(self, event: PullEvent) -> list[Effect]:
+        for pipeline in self._oldest_first():
             left = self._pull(pipeline, event)
             if left is not None:
                 built = FrameBuilt(Frame.pack(self.next_seq, pipeline.ref, left.body), left.closed)
-                self._number(built.frame)
+                self._append_unacked(built.frame)
                 return [built]
-        self._rest(event)
+        self._defer_next_pull(event)
         return []
 
     @_handle.register
-    def _(self, event: Pulled) -> list[Effect]:
+    def _(self, event: PullReplayed) -> list[Effect]:
         if event.built is None:
-            for pipeline in self._most_urgent_first():
-                self._pull(pipeline, event.pull, Recorded(None))
-            self._rest(event.pull)
+            for pipeline in self._oldest_first():
+                self._pull(pipeline, event.pull, RecordedPull(None))
+            self._defer_next_pull(event.pull)
             return []
         frame, closed = event.built.frame, event.built.closed
-        self._number(frame)
-        for pipeline in self._most_urgent_first():
+        self._append_unacked(frame)
+        for pipeline in self._oldest_first():
             if pipeline.ref != frame.query:
-                self._pull(pipeline, event.pull, Recorded(None))
+                self._pull(pipeline, event.pull, RecordedPull(None))
                 continue
-            again = self._pull(pipeline, event.pull, Recorded(Departure(frame.unpack(), closed)))
-            assert again is not None, "what is recorded leaves"
+            again = self._pull(pipeline, event.pull, RecordedPull(PullResult(frame.unpack(), closed)))
+            assert again is not None, "a recorded frame is always built again"
             if again.closed == closed and google_crc32c.value(encode_body(again.body)) == frame.crc32c:
                 return [event.built]
             break
         return [event.built, FrameDiverged(frame.seq)]
 
-    def _pull(self, pipeline: QueryPipeline, event: Pull, recorded: Recorded | None = None) -> Departure | None:
+    def _pull(
+        self, pipeline: QueryPipeline, event: PullEvent, recorded: RecordedPull | None = None
+    ) -> PullResult | None:
         stream = pipeline.spec.stream
         return pipeline.pull(
             min(event.capacity_bytes, MAX_FRAME_BYTES),
             self.streams[stream].watermark_ms,
-            event.open_between.get(stream, NOTHING_OPEN),
-            self._carrier(stream, event),
+            event.drain_windows.get(stream, NO_DRAIN_WINDOW),
+            self._link_estimate(stream, event),
             stream in event.unread,
             recorded,
         )
 
-    def _number(self, frame: Frame) -> None:
+    def _append_unacked(self, frame: Frame) -> None:
         self.next_seq = frame.seq + 1
         self.unacked.append(frame)
 
-    def _rest(self, event: Pull) -> None:
-        """After a pull that found nothing."""
-        for stream, (after_ms, _) in event.open_between.items():
-            ends = [p.spec.window.slice_start(after_ms) + p.spec.window.slice_ms for p in self._reading(stream)]
+    def _defer_next_pull(self, event: PullEvent) -> None:
+        """Sets when the next pull may be made, after one that sent nothing."""
+        for stream, (after_ms, _) in event.drain_windows.items():
+            ends = [p.spec.window.slice_start(after_ms) + p.spec.window.slice_ms for p in self._queries_of(stream)]
             left_ms = max(min(ends, default=after_ms) - after_ms, 0)
-            self._rest_until_ms[stream] = after_ms + max(int(REST_PART * left_ms), REST_MIN_MS)
+            self._no_pull_before_ms[stream] = after_ms + max(
+                int(EMPTY_PULL_WAIT_FRACTION * left_ms), EMPTY_PULL_WAIT_MIN_MS
+            )
 
-    def _carrier(self, stream: str, event: Pull) -> Carrier:
-        """The link in the stream's event time, by which budgets and deadlines go."""
+    def _link_estimate(self, stream: str, event: PullEvent) -> LinkEstimate:
+        """Returns the link in the stream's event time, in which budgets and deadlines are given."""
         clock = self.streams[stream].spec.clock
         speed = clock.speed if clock is not None else 1.0
-        return Carrier(event.bandwidth_bytes_s / 1000.0 / speed, event.way_ms * speed)
+        return LinkEstimate(event.bandwidth_bytes_s / 1000.0 / speed, event.path_delay_ms * speed)
 
-    def _most_urgent_first(self) -> list[QueryPipeline]:
-        """Queries with the oldest news first, so that none starves behind one that is always busy."""
+    def _oldest_first(self) -> list[QueryPipeline]:
+        """Returns the queries with the oldest progress first, so that a busy query starves no other."""
         return sorted(self.queries.values(), key=lambda p: (p.progress.through_ms, p.ref.name))
 
     @_handle.register
@@ -261,58 +271,60 @@ class EdgeCore:
         if pipeline is not None and pipeline.monitor is not None:
             clock = self.streams[pipeline.spec.stream].spec.clock
             speed = clock.speed if clock is not None else 1.0
-            pipeline.observe_as(Observing(event.rate, round(event.clock_offset_ms * speed), event.reason))
+            pipeline.apply_sampling(SamplingSettings(event.rate, round(event.clock_offset_ms * speed), event.reason))
         elif pipeline is not None and pipeline.ships_rows and event.rate > 0:
-            pipeline.drawn_at = event.rate
+            pipeline.sampling_rate = event.rate
         return []
 
-    def _reading(self, stream: str) -> list[QueryPipeline]:
+    def _queries_of(self, stream: str) -> list[QueryPipeline]:
         return [p for p in self.queries.values() if p.spec.stream == stream]
 
     def next_deadline(self) -> int | None:
-        """Wall time (ms) at which a `Tick` will change something, or None."""
+        """Returns the wall time (ms) at which the next `TickEvent` is due, or None."""
         return min((d for s in self.streams.values() if (d := s.next_deadline()) is not None), default=None)
 
     def next_pull_ms(self, bandwidth_bytes_s: float, now_ms: int) -> int | None:
-        """Wall time from which a `Pull` is worth its bytes; None: nothing to send.
+        """Returns the wall time at which the next `PullEvent` is due; None: nothing to send.
 
-        Closed slices leave at once. Of open ones may leave what is worth it (`edge/cache/eviction.py`) once
-        there is so much to send that it would not drain in a moment; after a pull that found nothing
-        worth its bytes the next one waits a little.
+        Closed slices are sent at once. Entries of open slices are sent if their gain is large enough
+        (`edge/cache/eviction.py`), once sending all pending values would take noticeable time. After a pull that
+        sent nothing the next one is delayed.
         """
         earliest: int | None = None
         for name, stream in self.streams.items():
             watermark = stream.watermark_ms
-            if any(p.has_news(watermark) or p.closed_bytes(watermark) for p in self._reading(name)):
+            if any(p.has_unreported_closes(watermark) or p.closed_bytes(watermark) for p in self._queries_of(name)):
                 return now_ms
-            told = self._next_point_ms(name, now_ms)
-            if told is not None:
-                earliest = told if earliest is None else min(earliest, told)
+            report_ms = self._next_report_ms(name, now_ms)
+            if report_ms is not None:
+                earliest = report_ms if earliest is None else min(earliest, report_ms)
             drain_ms, first_end = self._drain(name, bandwidth_bytes_s, now_ms)
             if first_end is not None and stream.spec.clock is not None:
                 end = stream.spec.clock.to_wall_ms(first_end)
-                rest = stream.spec.clock.to_wall_ms(self._rest_until_ms.get(name, MIN_TIME_MS))
+                rest = stream.spec.clock.to_wall_ms(self._no_pull_before_ms.get(name, MIN_TIME_MS))
                 due = min(max(now_ms, rest), end) if drain_ms else end
                 earliest = due if earliest is None else min(earliest, due)
         return earliest
 
-    def _next_point_ms(self, stream: str, now_ms: int) -> int | None:
-        """Wall time, from now on, at which a query with an accuracy tells of arrivals; None: there is none."""
+    def _next_report_ms(self, stream: str, now_ms: int) -> int | None:
+        """Returns the wall time of the next arrival report of a query with an accuracy; None: there is none."""
         clock, earliest = self.streams[stream].spec.clock, None
-        for monitor in (p.monitor for p in self._reading(stream)):
+        for monitor in (p.monitor for p in self._queries_of(stream)):
             if monitor is None or clock is None:
                 continue
-            offset = monitor.observing.clock_offset_ms
+            offset = monitor.sampling.clock_offset_ms
             due_ms = monitor.next_due_ms(clock.to_event_ms(now_ms) - offset) + offset
             wall_ms = max(clock.to_wall_ms(due_ms), now_ms)
             wall_ms += clock.to_event_ms(wall_ms) < due_ms  # a fast clock's rounding
             earliest = wall_ms if earliest is None else min(earliest, wall_ms)
         return earliest
 
-    def open_between(self, bandwidth_bytes_s: float, now_ms: int) -> dict[str, tuple[int, int]]:
-        """What `Pull.open_between` should say now, per stream: from now, in event time, until when what open slices
-        have to send would take to drain, twice over. How much of a slice's time left that is, is the pressure
-        under which its entries leave."""
+    def drain_windows(self, bandwidth_bytes_s: float, now_ms: int) -> dict[str, tuple[int, int]]:
+        """Returns `PullEvent.drain_windows` for a pull at `now_ms`.
+
+        A drain window lasts twice as long as sending all pending values of the stream's open slices would take. Its
+        share of a slice's remaining time is the pressure under which the slice's entries are selected.
+        """
         result = {}
         for name, stream in self.streams.items():
             if stream.spec.clock is not None:
@@ -322,21 +334,21 @@ class EdgeCore:
         return result
 
     def _drain(self, stream: str, bandwidth_bytes_s: float, now_ms: int) -> tuple[int, int | None]:
-        """How long the open slices of a stream would take to send (ms, twice over, for what changes
-        meanwhile), and the end of the first."""
+        """Returns twice the time in ms that sending the open slices of a stream would take (because values change
+        meanwhile), and the first end of these slices."""
         state = self.streams[stream]
         if state.spec.clock is None:
             return 0, None
         after = state.spec.clock.to_event_ms(now_ms)
-        open_slices = [p.open_bytes(state.watermark_ms, after) for p in self._reading(stream)]
+        open_slices = [p.open_bytes(state.watermark_ms, after) for p in self._queries_of(stream)]
         size = sum(size for size, _ in open_slices)
         first_end = min((end for _, end in open_slices if end is not None), default=None)
         drain_ms = int(DRAIN_SAFETY * 1000 * size / max(bandwidth_bytes_s, 1.0))
-        return (drain_ms if drain_ms >= WORTH_SPREADING_MS else 0), first_end
+        return (drain_ms if drain_ms >= MIN_DRAIN_MS else 0), first_end
 
     @property
     def pending_bytes(self) -> int:
-        """Memory held for what has not been acknowledged: the bound at which sources are held back."""
+        """Memory of queries and unacknowledged frames, which is limited by backpressure on the sources."""
         return sum(p.nbytes for p in self.queries.values()) + self.unacked_bytes
 
     @property
@@ -345,3 +357,44 @@ class EdgeCore:
 
     def stream_ended(self, name: str) -> bool:
         return self.streams[name].watermark_ms >= MAX_TIME_MS
+
+    def to_state(self) -> bytes:
+        """Serialises the whole state. Equal states give equal bytes."""
+        numbers = {
+            "configured": self.configured,
+            "next_seq": self.next_seq,
+            "source": self.source,
+            "batch_number": self._batch_number,
+            "now_ms": self._now_ms,
+            "streams": {name: stream.to_state() for name, stream in self.streams.items()},
+            "refused": [[r.query.name, r.query.version, r.code, r.message] for r in self.refused.values()],
+        }
+        frames = {str(f.seq): f.to_wire().SerializeToString(deterministic=True) for f in self.unacked}
+        queries = {str(n): pipeline.to_state() for n, pipeline in enumerate(self.queries.values())}
+        return State(numbers, frames, queries).pack(_KIND)
+
+    def restore(self, data: bytes) -> None:
+        """Puts a new core into the state that `to_state` returned.
+
+        The core is built from the configuration first: streams that it no longer has are dropped, with their queries.
+
+        Raises:
+            CorruptSynopsis, UnsupportedVersion: the bytes are damaged, or of a newer release.
+            StorageError: a query needs a column that the configuration no longer has.
+        """
+        state = State.unpack(data, _KIND)
+        numbers = state.numbers
+        self.configured, self.next_seq = numbers["configured"], numbers["next_seq"]
+        self.source = numbers["source"]  # records keep their identities, even if the edge is renamed
+        self._batch_number, self._now_ms = numbers["batch_number"], numbers["now_ms"]
+        for name, stream in numbers["streams"].items():
+            if name in self.streams:
+                self.streams[name] = StreamState.from_state(stream, self.streams[name].spec)
+        for name, version, code, message in numbers["refused"]:
+            ref = QueryRef(name, version)
+            self.refused[ref] = QueryRefused(ref, code, message)
+        self.unacked.extend(Frame.from_wire(pb.Frame.FromString(frame)) for frame in state.arrays.values())
+        for query in state.components.values():
+            pipeline = QueryPipeline.from_state(query, self.streams, self.source, self._encode)
+            if pipeline is not None:
+                self.queries[pipeline.ref] = pipeline

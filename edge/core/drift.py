@@ -1,10 +1,10 @@
-"""How fast a query's measures move at this edge: what the center divides an error budget by. Pure.
+"""The drift rates of a query's measures at this edge, by which the center divides an error budget. Pure.
 
-Were every group's drift spent in updates of one share each, bytes would be b·r/E, with r the whole drift. But a
-group that moves by less than the share in a window is never sent, and one that moves by far more is sent once
-whatever the share. What a little more share would save is told by the groups in between. So r is
-taken as what makes the law b·r/E fit there: with N(e) updates of more than e, N(E/2) − N(2E) = 1.5·r/E.
-Measured in `bench/shares.py`: with the whole drift as r, small budgets cost 2–5 % more than an equal split.
+If all drift of all groups were sent in updates of one share each, bytes would be b·r/E, with r the total drift rate.
+But a group that changes by less than the share in a window is never sent, and a group that changes by far more is sent
+once whatever the share. Only the groups in between determine how many bytes a larger share saves. So r is defined such
+that the law b·r/E holds there: with N(e) updates of more than e, N(E/2) − N(2E) = 1.5·r/E.
+Measured in `bench/shares.py`: with the total drift as r, small budgets cost 2–5 % more than an equal split.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from edgewater.streams import MAX_TIME_MS
 from edgewater.synopses import FloatArray
 
 MEMORY_WINDOWS = 5
-"""Rates follow the load with a time constant of so many windows: slower than its noise, faster than its day."""
+"""Time constant of the rates, in windows: slower than the noise of the load, faster than its daily cycle."""
 
 
-def drift_near(errors: FloatArray, share: float) -> float:
-    """The drift r of a slice by its groups' errors when they left, or were kept back at its close.
+def estimate_drift(errors: FloatArray, share: float) -> float:
+    """Returns the drift r of a slice.
 
     Args:
-        share: under which that was; 0 gives the whole drift, for want of a better guess.
+        errors: float64, the error of each group when it was sent, or was withheld at the slice's close.
+        share: the share at that time; 0 returns the total drift, as no better estimate exists.
     """
     sizes = np.abs(errors[np.isfinite(errors)])
     if share <= 0.0:
@@ -33,11 +34,14 @@ def drift_near(errors: FloatArray, share: float) -> float:
     return float(share * np.count_nonzero((sizes > share / 2) & (sizes <= 2 * share)) / 1.5)
 
 
-class DriftMeter:
-    """Rates from totals that only rise, against the event time they have been closed up to.
+class DriftRates:
+    """Drift rates, computed from running totals against the event time up to which slices are closed.
 
     Args:
-        window_ms: the query's; less than one says little of a rate, and is not used.
+        window_ms: length of the query's window. Shorter spans are too short for a rate, and are not used.
+
+    Attributes:
+        per_s: per measure, in its unit per second of event time; empty: unknown.
     """
 
     def __init__(self, window_ms: int) -> None:
@@ -45,10 +49,9 @@ class DriftMeter:
         self._at_ms: int | None = None
         self._totals: dict[str, float] = {}
         self.per_s: dict[str, float] = {}
-        """Per measure, in its unit per second of event time; empty: not known yet."""
 
-    def note(self, totals: Mapping[str, float], through_ms: int) -> None:
-        """The totals as they stand with everything up to `through_ms` closed."""
+    def update(self, totals: Mapping[str, float], through_ms: int) -> None:
+        """Updates the rates with the totals when everything up to `through_ms` is closed."""
         if not -MAX_TIME_MS < through_ms < MAX_TIME_MS:
             return
         if self._at_ms is not None:

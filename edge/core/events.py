@@ -1,7 +1,7 @@
-"""What goes into `EdgeCore` (events) and what comes out (effects).
+"""The inputs of `EdgeCore` (events) and its outputs (effects).
 
-Every event carries the time it happened at; the core itself never asks for it. Events are what the
-journal records, so a new field needs a default and a new event a new journal kind.
+Every event carries its time; the core never reads a clock. The journal records events, so a new event needs a new kind
+of journal record.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """The complete set of queries to answer; queries not in it end."""
+    """The complete set of queries has been received; queries that are not in it are removed."""
 
     queries: tuple[tuple[QueryRef, QuerySpec], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SourcesOpened:
-    """The sources that feed each stream from now on: a stream's watermark waits for all of its own."""
+    """The sources have been opened. A stream's watermark is the minimum over its sources.
+
+    Attributes:
+        sources: all (stream, source) pairs.
+    """
 
     sources: tuple[tuple[str, str], ...]
-    """(stream, source) pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """A decoded batch: the stream's columns and `event_time_ms` (int64, no nulls)."""
+    """A batch has been decoded: the stream's columns and `event_time_ms` (int64, no nulls)."""
 
     stream: str
     source: str
@@ -43,18 +46,18 @@ class Ingested:
 
 @dataclass(frozen=True, slots=True)
 class SourceEnded:
-    """A source has delivered all it ever will."""
+    """A source has ended: it delivers no more records."""
 
     stream: str
     source: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed. Called when `next_deadline` says so; harmless at any other time.
+class TickEvent:
+    """Time has passed. Due at `EdgeCore.next_deadline`; harmless at any other time.
 
     Attributes:
-        unread: names of sources that could not be read until now, and so are not known to be quiet.
+        unread: names of the sources that could not be read until now; their silence does not mean that they are idle.
     """
 
     now_ms: int
@@ -62,55 +65,56 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
-    """The link has room for about `capacity_bytes`: build the frame that is worth most now.
+class PullEvent:
+    """The link has room for about `capacity_bytes`: the core builds the most urgent frame.
 
     Attributes:
-        open_between: per stream, in event time: now, and when what open slices have to send would be drained
-            (`EdgeCore.open_between`). Slices still open may be drawn from if they end behind now, so that
-            what can leave early is spread over the window instead of queueing at its end.
-        bandwidth_bytes_s: what the link carries, as measured; 0: not known. Staleness budgets count the
-            sends that are left by it.
-        way_ms: wall time from a frame's leaving to its answer's standing at the center: a staleness budget
-            less this is the edge's own deadline.
-        unread: streams that may have input which this edge has not read.
+        drain_windows: per stream, in event time: now, and the time at which sending all pending values of open
+            slices would be finished (`EdgeCore.drain_windows`). Slices that end after now may be sent from, so that
+            early sends are spread over the window instead of queueing at its end.
+        bandwidth_bytes_s: the measured bandwidth; 0: unknown. Staleness budgets compute the remaining sends from it.
+        path_delay_ms: wall time from sending a frame to its values being in an answer at the center. The edge's own
+            deadline is the staleness budget less this.
+        unread: the streams that may have unread input.
     """
 
     capacity_bytes: int
-    open_between: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    drain_windows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     bandwidth_bytes_s: float = 0.0
-    way_ms: int = 0
+    path_delay_ms: int = 0
     unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
-    """A `Pull` as the journal has it, with its outcome: what left then has left, whatever would be chosen now.
+class PullReplayed:
+    """A `PullEvent` has been read from the journal, with its outcome, which the core applies again.
 
-    Which groups leave may hang on the last bit of an exponential, and that on a library or a processor.
+    The core does not select groups anew: the selection may depend on the last bit of an exponential, which may differ
+    between libraries and processors.
 
     Attributes:
-        built: None: nothing left.
+        built: the frame that was built; None: there was none.
     """
 
-    pull: Pull
+    pull: PullEvent
     built: FrameBuilt | None
 
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """The center holds every frame up to and including `through`."""
+    """The center has acknowledged all frames up to and including `through`."""
 
     through: int
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetSet:
-    """This edge's shares of a query's error budget, per measure, in the measure's unit.
+    """This edge's shares of a query's error budget have been set.
 
     Attributes:
-        version: a word not newer than the last one is passed over; 0: the center does not count them.
-        from_ms: slices that start earlier do not get these shares.
+        shares: per measure, in its unit.
+        version: an update that is not newer than the last one is ignored; 0: unversioned, applies to all slices.
+        from_ms: event time of the first slice to which the shares apply.
     """
 
     query: QueryRef
@@ -121,7 +125,7 @@ class BudgetSet:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSet:
-    """How a query with an accuracy is observed from now on.
+    """The sampling rate of a query with an accuracy has been set.
 
     Attributes:
         rate: probability with which a record is processed.
@@ -135,15 +139,26 @@ class SamplingSet:
     reason: SamplingReason = SamplingReason.NONE
 
 
-Event = Configured | SourcesOpened | Ingested | SourceEnded | Tick | Pull | Pulled | Acked | BudgetSet | SamplingSet
+Event = (
+    Configured
+    | SourcesOpened
+    | Ingested
+    | SourceEnded
+    | TickEvent
+    | PullEvent
+    | PullReplayed
+    | Acked
+    | BudgetSet
+    | SamplingSet
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameBuilt:
-    """A frame to be made durable, then shipped.
+    """A frame has been built; it has to be made durable, then sent.
 
     Attributes:
-        closed: the starts of the slices that are closed by it.
+        closed: the starts of the slices that the frame closes.
     """
 
     frame: Frame
@@ -152,14 +167,14 @@ class FrameBuilt:
 
 @dataclass(frozen=True, slots=True)
 class FrameDiverged:
-    """The state of a replay gives a frame another body than the one that left."""
+    """In a replay, the state gives a frame another body than the recorded one."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Records not counted in a query, on purpose."""
+    """Records were deliberately not counted in a query."""
 
     query: QueryRef
     reason: str
@@ -168,11 +183,12 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class FunctionFailed:
-    """Calls of a user's function in a query's expressions gave no values: their records have null.
+    """Calls of a user-defined function in a query's expressions failed; their value is null.
 
     Attributes:
-        reason: one of few words, the same for failures of one kind.
-        detail: of the first call.
+        reason: a stable label of the kind of failure.
+        detail: the message of the first failed call.
+        calls: number of failed calls.
     """
 
     query: QueryRef
@@ -189,7 +205,7 @@ class QueryAccepted:
 
 @dataclass(frozen=True, slots=True)
 class QueryRefused:
-    """A query that does not fit this edge's streams; the others go on."""
+    """A query does not match this edge's streams; the other queries are not affected."""
 
     query: QueryRef
     code: str

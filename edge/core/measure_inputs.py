@@ -1,11 +1,11 @@
-"""The values of a query's measures over a batch: each expression is worked out once, and of sampled records what costs
-much is worked out of these alone.
+"""The values of a query's measures over a batch. Each expression is evaluated once, and expensive ones only for sampled
+records.
 
-A value that a user's function gives may cost a thousand times what reading the record did. So of a query whose
-accuracy is about such a value, the population that a sample is drawn from is told without it: the records that count
-in the query and have no null in a column that the value needs. What the function then says of a sampled record is the
-sample's: null is worth 0 in a sum, which makes the sum of the sample what it is of all, and is left out of a mean.
-Of a sum that holds also while all records are processed: a window in which the rate changes is of one population.
+A user-defined function may cost a thousand times as much as reading the record. So if a query's accuracy is about such
+a function, the population from which records are sampled is defined without it: the records that count in the query
+and have no null in a column that the function needs. If the function returns null for a sampled record, a sum counts it
+as 0, which makes the sample unbiased, and a mean leaves it out. For a sum the same holds while all records are
+processed, so that the population does not change when the rate changes within a window.
 """
 
 from __future__ import annotations
@@ -22,92 +22,93 @@ from edgewater.syntax import null_rejecting_columns, parse_sql
 
 
 @dataclass(slots=True)
-class Arguments:
-    """The arguments of all measures over some records, each worked out when it is first asked for."""
+class MeasureArguments:
+    """The arguments of all measures over some records, each evaluated on first use."""
 
     bound: BoundQuery
     records: pa.RecordBatch
-    _known: dict[tuple[str, pa.DataType], pa.Array] = field(default_factory=dict)
+    _evaluated: dict[tuple[str, pa.DataType], pa.Array] = field(default_factory=dict)
 
-    def of(self, measure: BoundMeasure) -> pa.Array | None:
-        """A measure's; None: it has none."""
+    def argument(self, measure: BoundMeasure) -> pa.Array | None:
+        """Returns the argument of a measure; None if it has none."""
         text = measure.measure.argument
         if text is None or measure.argument is None:
             return None
         key = text, measure.argument.type  # a function of rows reads "x" as rows of one number
-        if key not in self._known:
-            self._known[key] = measure.argument.array(self.records)
-        return self._known[key]
+        if key not in self._evaluated:
+            self._evaluated[key] = measure.argument.array(self.records)
+        return self._evaluated[key]
 
     def by_measure(self) -> dict[str, pa.Array | None]:
-        return {m.measure.name: self.of(m) for m in self.bound.measures}
+        return {m.measure.name: self.argument(m) for m in self.bound.measures}
 
-    def among(self, kept: BoolArray) -> Arguments:
-        """Those of some of the records; what has been worked out is not worked out again."""
+    def filter(self, kept: BoolArray) -> MeasureArguments:
+        """Returns the arguments over a subset of the records; evaluated arguments are filtered."""
         mask = pa.array(kept)
-        return Arguments(self.bound, self.records.filter(mask), {t: a.filter(mask) for t, a in self._known.items()})
+        evaluated = {key: array.filter(mask) for key, array in self._evaluated.items()}
+        return MeasureArguments(self.bound, self.records.filter(mask), evaluated)
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """What an accuracy's monitor is told of records.
+class ObservedRecords:
+    """The input of the arrival monitor for a batch.
 
     Attributes:
-        values: of all of them, NaN where there is none or it is not known; None: it is about all records.
-        population: those that a sample is of; None: those that have a value.
-        processed: the arguments of those that are processed.
+        values: float64 per record, NaN where there is none or it is unknown; None: every record counts.
+        population: mask of the records from which the sample is drawn; None: the records that have a value.
+        processed: the arguments of the processed records.
     """
 
     values: FloatArray | None
     population: BoolArray | None
-    processed: Arguments
+    processed: MeasureArguments
 
 
-class Promise:
-    """The measure that a query's accuracy is about."""
+class AccuracyMeasure:
+    """The measure of a query's accuracy."""
 
     def __init__(self, bound: BoundQuery) -> None:
         accuracy = bound.spec.accuracy
         assert accuracy is not None
         (self.measure,) = (m for m in bound.measures if m.measure.name == accuracy.measure)
         self.kind = accuracy.kind
-        # A count is of the records that have a value: it needs all of them.
+        # A count counts the records that have a value, so it needs the values of all records.
         self.only_sampled = self.measure.measure.is_expensive and self.kind in ("sum", "mean")
         text = self.measure.measure.argument
         self._needed = null_rejecting_columns(parse_sql(text, "")) if self.only_sampled and text is not None else []
 
-    def observed(self, arguments: Arguments, kept: BoolArray | None) -> Observed:
-        """Of records of which `kept` are processed; None: all."""
+    def observed(self, arguments: MeasureArguments, kept: BoolArray | None) -> ObservedRecords:
+        """Returns the monitor's input for records of which the `kept` ones are processed (None: all)."""
         if self.only_sampled and (kept is not None or self.kind == "sum"):
-            return self._of_sample(arguments, kept)
-        column = arguments.of(self.measure)
-        processed = arguments if kept is None else arguments.among(kept)
+            return self._sampled_only(arguments, kept)
+        column = arguments.argument(self.measure)
+        processed = arguments if kept is None else arguments.filter(kept)
         if column is None:
-            return Observed(None, None, processed)
+            return ObservedRecords(None, None, processed)
         if self.kind == "count":
             valid = column.is_valid().to_numpy(zero_copy_only=False)
-            return Observed(np.where(valid, 1.0, np.nan), None, processed)
-        return Observed(_floats(column), None, processed)
+            return ObservedRecords(np.where(valid, 1.0, np.nan), None, processed)
+        return ObservedRecords(_floats(column), None, processed)
 
-    def _of_sample(self, arguments: Arguments, kept: BoolArray | None) -> Observed:
-        processed = arguments if kept is None else arguments.among(kept)
-        column = processed.of(self.measure)
+    def _sampled_only(self, arguments: MeasureArguments, kept: BoolArray | None) -> ObservedRecords:
+        processed = arguments if kept is None else arguments.filter(kept)
+        column = processed.argument(self.measure)
         assert column is not None
-        worth = _floats(column)
+        sampled = _floats(column)
         if self.kind == "sum":
-            worth = np.where(np.isfinite(worth), worth, 0.0)
+            sampled = np.where(np.isfinite(sampled), sampled, 0.0)
         count = arguments.records.num_rows
         values = np.full(count, np.nan)
-        values[slice(None) if kept is None else kept] = worth
+        values[slice(None) if kept is None else kept] = sampled
         population = np.ones(count, bool)
         for name in self._needed:
             needed = arguments.records.column(name)
             if needed.null_count:
                 population &= needed.is_valid().to_numpy(zero_copy_only=False)
-        return Observed(values, population, processed)
+        return ObservedRecords(values, population, processed)
 
 
 def _floats(column: pa.Array) -> FloatArray:
-    """float64, NaN for null."""
+    """Converts to float64, with NaN for null."""
     values: FloatArray = to_float(column).to_numpy(zero_copy_only=False)
     return values

@@ -1,12 +1,12 @@
-"""One query at one edge: filter, assign slices, update entries; later, decide what leaves.
+"""One query at one edge: filters records, assigns slices, updates entries, and selects the entries to send.
 
-A slice is open until the stream's watermark passes its end, then closed: its primary entries are
-drained, and a `SliceClose` says what was observed and what is withheld. It is kept, for late
-records, until the last window over it can no longer be revised, and then forgotten. Of one that was
-sent in full only the counters are kept.
+A slice is open until the stream's watermark passes its end. Then it is closed: its primary entries are
+drained, and a `SliceClose` reports the observed records and the withheld error. It is kept for late
+records until the last window over it is final, and then dropped. Of a slice that was sent completely
+only the counters are kept.
 
-Sessions are told from where a slice's records begin and end, by the center, which knows those of all
-edges. So for a session query each frame that carries records of a slice says so, open slices included.
+The center merges session windows from the first and last event times of the slices of all edges. So for a
+query with session windows each frame with records of a slice has a `SliceClose` of it, even if it is open.
 """
 
 from __future__ import annotations
@@ -17,27 +17,35 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from edge.cache.entries import SliceEntries
-from edge.cache.history import GroupHistory
-from edge.cache.partition import Limits
-from edge.cache.send_queue import NOTHING, Choice, Ranking, portion
-from edge.core.arrival_reports import ArrivalMonitor, Observing, is_untold, told_through
+from edge.cache import (
+    EMPTY_SELECTION,
+    ErrorLimits,
+    GroupHistory,
+    Selection,
+    SendQueue,
+    SliceEntries,
+    max_entries_per_frame,
+)
+from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings, close_barrier_ms, is_unreported
 from edge.core.budget_schedule import ShareSchedule
-from edge.core.drift import drift_near
-from edge.core.measure_inputs import Arguments, Promise
-from edge.core.selection import Chance, Departure, Recorded, choose, fitting, slots_left
-from edge.core.slices import UNKNOWN_CARRIER, Carrier, Progress, Slice
+from edge.core.drift import estimate_drift
+from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
+from edge.core.selection import PullContext, PullResult, RecordedPull, limit_to_capacity, remaining_slots, select_groups
+from edge.core.slices import UNKNOWN_LINK, LinkEstimate, Progress, Slice
+from edge.core.streams import StreamState
 from edgewater.accuracy import report_schedule
 from edgewater.algebra import LateRecordPolicy, late_record_policy_of
+from edgewater.errors import InvalidQuery, StorageError
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, is_sampled
+from edgewater.synopses.encoding.state import State
 from edgewater.windows import SessionWindow
 from edgewater.wire.frames import Arrivals, FrameBody, Partial, QueryRef, SliceClose
 
-NOTHING_OPEN = (MIN_TIME_MS, MIN_TIME_MS)
-HALF_SPENT = 0.5
-"""With eager promotion, entries that have used up half of their limit count as what is to be sent."""
+NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
+EAGER_MARGIN = 0.5
+"""With the eviction `gain`, entries that have used up this fraction of their limit count as pending."""
 
 
 @dataclass(slots=True)
@@ -45,16 +53,17 @@ class QueryPipeline:
     """The state of one query.
 
     Attributes:
-        since_ms: event time from which on this edge has all records; slices before it are skipped.
+        since_ms: event time since which this edge has all records; earlier slices are skipped.
         schedule: this edge's shares of the error budget, per slice.
-        spent: the counters of slices that were sent in full.
-        drift: per measure, the sum of `drift_near` since this process began.
-        source: with a record's number in its stream, the identity of the record among those of all edges.
-        history: what closed slices tell about groups.
-        monitor: of a query with an accuracy, what has arrived and when.
-        promise: of a query with an accuracy, the measure that it is about.
-        encode: a partial's bytes. The simulator has its own where bytes are not what is measured.
-        drawn_at: of a function of a sample, the probability with which a record is processed.
+        slices: by the event time of their start.
+        finished_counters: the counters of slices that were sent completely.
+        source: number of this edge; with a record's number in its stream it identifies the record.
+        drift: per measure, the sum of `estimate_drift` since this process began.
+        accuracy_measure: the measure of the query's accuracy, if it has one.
+        history: the history of groups over closed slices.
+        monitor: the arrival statistics of a query with early answers.
+        encode: serialises a partial. The simulator replaces it where bytes are not measured.
+        sampling_rate: for a function of a sample: the probability with which a record is processed.
     """
 
     ref: QueryRef
@@ -62,16 +71,16 @@ class QueryPipeline:
     since_ms: int = MIN_TIME_MS
     schedule: ShareSchedule = field(default_factory=ShareSchedule)
     slices: dict[int, Slice] = field(default_factory=dict)
-    spent: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    finished_counters: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     source: int = 0
     drift: dict[str, float] = field(default_factory=dict)
     late_record_policy: LateRecordPolicy = field(init=False)
-    promise: Promise | None = field(init=False)
+    accuracy_measure: AccuracyMeasure | None = field(init=False)
     history: GroupHistory = field(default_factory=GroupHistory)
     monitor: ArrivalMonitor | None = None
     encode: Callable[[GroupedAggregate], bytes] = GroupedAggregate.to_bytes
-    drawn_at: float = 1.0
+    sampling_rate: float = 1.0
 
     def __post_init__(self) -> None:
         if self.bounded_measures and not self.history.measures:
@@ -80,7 +89,7 @@ class QueryPipeline:
         clock = report_schedule(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
         if clock is not None and self.monitor is None:
             self.monitor = ArrivalMonitor(clock, self.source, self.bound.group_types)
-        self.promise = Promise(self.bound) if self.spec.accuracy is not None else None
+        self.accuracy_measure = AccuracyMeasure(self.bound) if self.spec.accuracy is not None else None
 
     @property
     def spec(self) -> QuerySpec:
@@ -93,23 +102,24 @@ class QueryPipeline:
 
     @property
     def ships_rows(self) -> bool:
-        """Whether its accuracy is about a function of a sample."""
+        """Whether the accuracy is about a function of a sample, so that sampled rows are sent."""
         return self.spec.accuracy is not None and self.spec.accuracy.kind is None
 
     @property
     def bounded_measures(self) -> tuple[str, ...]:
-        """Every measure of a query under a budget: all of them are reported as withheld."""
-        kept_back = self.spec.budget is not None and self.spec.accuracy is None
-        return tuple(m.name for m in self.spec.measures) if kept_back else ()
+        """All measures of a query with a budget: the withheld error of each is reported."""
+        may_withhold = self.spec.budget is not None and self.spec.accuracy is None
+        return tuple(m.name for m in self.spec.measures) if may_withhold else ()
 
     def ingest(
-        self, batch: pa.RecordBatch, watermark_ms: int, touch: int, first: int = 0, arrival_ms: int = MIN_TIME_MS
+        self, batch: pa.RecordBatch, watermark_ms: int, batch_number: int, first: int = 0, arrival_ms: int = MIN_TIME_MS
     ) -> dict[str, int]:
-        """Updates the slices with a batch; returns how many records were not counted, by reason.
+        """Updates the slices with a batch; returns the numbers of records that were not counted, by reason.
 
         Args:
-            first: the number in its stream of the batch's first record; the others follow.
-            arrival_ms: event time by the stream's clock at which it came.
+            batch_number: ascending over the batches of all streams.
+            first: number in the stream of the batch's first record.
+            arrival_ms: event time by the stream's clock at which the batch arrived.
         """
         ids = np.arange(first, first + batch.num_rows)
         if self.bound.where is not None:
@@ -120,47 +130,47 @@ class QueryPipeline:
         dropped: dict[str, int] = {}
         times = batch.column(TIME_COLUMN).to_numpy()
         starts = self.spec.window.slice_starts(times)
-        # Nearly every batch is of one slice, which costs less to see than to sort for.
+        # Nearly every batch lies in one slice, which is cheaper to detect than by sorting.
         distinct = starts[:1] if (starts == starts[0]).all() else np.unique(starts)
         for start in distinct.tolist():
             rows = None if len(distinct) == 1 else np.flatnonzero(starts == start)
-            part = batch if rows is None else batch.take(pa.array(rows))
-            reason = self._refused(start, watermark_ms)
+            records = batch if rows is None else batch.take(pa.array(rows))
+            reason = self._drop_reason(start, watermark_ms)
             if reason:
-                dropped[reason] = dropped.get(reason, 0) + part.num_rows
+                dropped[reason] = dropped.get(reason, 0) + records.num_rows
                 continue
             when, numbers = (times, ids) if rows is None else (times[rows], ids[rows])
-            keys = [part.column(name) for name in self.spec.group_by]
-            arguments, kept = Arguments(self.bound, part), None
-            if self.monitor is not None and self.promise is not None:
+            keys = [records.column(name) for name in self.spec.group_by]
+            arguments, kept = MeasureArguments(self.bound, records), None
+            if self.monitor is not None and self.accuracy_measure is not None:
                 kept = self.monitor.sample(numbers)
-                came_ms = arrival_ms - self.monitor.observing.clock_offset_ms
-                seen = self.promise.observed(arguments, kept)
-                self.monitor.observe(when, came_ms, seen.values, kept, keys, seen.population)
-                arguments = seen.processed
-            elif self.drawn_at < 1.0 and self._end(start) > watermark_ms:
-                # Of what is late nothing is passed over: it would thin what has been sent to the rate of now.
-                kept = is_sampled(self.source, numbers, self.drawn_at)
-                arguments = arguments.among(kept)
+                corrected_ms = arrival_ms - self.monitor.sampling.clock_offset_ms
+                observed = self.accuracy_measure.observed(arguments, kept)
+                self.monitor.observe(when, corrected_ms, observed.values, kept, keys, observed.population)
+                arguments = observed.processed
+            elif self.sampling_rate < 1.0 and self._end(start) > watermark_ms:
+                # Late records are not sampled: they would lower the rate of the sample that has been sent already.
+                kept = is_sampled(self.source, numbers, self.sampling_rate)
+                arguments = arguments.filter(kept)
             if kept is not None:
-                sampled_out = part.num_rows - int(kept.sum())
+                sampled_out = records.num_rows - int(kept.sum())
                 dropped["sampled-out"] = dropped.get("sampled-out", 0) + sampled_out
-            self._update(start, keys, arguments, when, numbers, watermark_ms, touch, kept)
+            self._update(start, keys, arguments, when, numbers, watermark_ms, batch_number, kept)
             if kept is not None and self.monitor is not None:
-                self.slices[start].told_by_ms = self.monitor.last_arrival_ms
+                self.slices[start].unreported_until_ms = self.monitor.last_arrival_ms
         return dropped
 
-    def observe_as(self, observing: Observing) -> None:
-        """Takes a word of the center in."""
+    def apply_sampling(self, settings: SamplingSettings) -> None:
+        """Applies the sampling settings from the center."""
         assert self.monitor is not None
-        step_ms = observing.clock_offset_ms - self.monitor.observing.clock_offset_ms
-        self.monitor.observing = observing
+        step_ms = settings.clock_offset_ms - self.monitor.sampling.clock_offset_ms
+        self.monitor.sampling = settings
         if step_ms > self.monitor.schedule.grid.substream_ms:
-            self.monitor.step_back()
+            self.monitor.restart_reports()
             for held in self.slices.values():
-                held.told_by_ms = max(held.told_by_ms - step_ms, MIN_TIME_MS)
+                held.unreported_until_ms = max(held.unreported_until_ms - step_ms, MIN_TIME_MS)
 
-    def _refused(self, start: int, watermark_ms: int) -> str:
+    def _drop_reason(self, start: int, watermark_ms: int) -> str:
         if start < self.since_ms:
             return "before-query"
         if self.late_record_policy is LateRecordPolicy.DROPPED and self._end(start) <= watermark_ms:
@@ -171,38 +181,43 @@ class QueryPipeline:
         self,
         start: int,
         keys: list[pa.Array],
-        arguments: Arguments,
+        arguments: MeasureArguments,
         times: IntArray,
         ids: IntArray,
         watermark_ms: int,
-        touch: int,
+        batch_number: int,
         kept: BoolArray | None,
     ) -> None:
-        """Counts the records, and processes those that are `kept` (None: all), of which the arguments are."""
+        """Counts the records, and updates the entries with the `kept` ones (None: all).
+
+        Args:
+            arguments: of the kept records; all other arguments are of all records.
+        """
         held = self.slices.get(start)
         if held is None:
             held = self.slices[start] = Slice(
-                SliceEntries.of(self.bound, self.source, self.bounded_measures), *self.spent.pop(start, ())
+                SliceEntries.for_query(self.bound, self.source, self.bounded_measures),
+                *self.finished_counters.pop(start, ()),
             )
         held.observed += len(times)
         held.first_ms, held.last_ms = min(held.first_ms, int(times.min())), max(held.last_ms, int(times.max()))
         if self._end(start) <= watermark_ms:
             held.late += len(times)
-        held.stated = False
+        held.close_reported = False
         if self.ships_rows and kept is not None:
-            held.drawn_at = min(held.drawn_at, self.drawn_at)
-        if held.drawn_at < 1.0:
-            held.entries.offer(held.drawn_at)
+            held.sampling_rate = min(held.sampling_rate, self.sampling_rate)
+        if held.sampling_rate < 1.0:
+            held.entries.set_sampling_rate(held.sampling_rate)
         if self.ships_rows and kept is not None:
-            # Also of a group of which no row is drawn the center has to know, and that it was drawn from.
-            held.entries.announce(keys, len(times), touch, self._elapsed(start, int(times.max())))
+            # The center must also know the groups of which no row was sampled.
+            held.entries.add_groups(keys, len(times), batch_number, self._elapsed(start, int(times.max())))
         if kept is not None:
             times, ids = times[kept], ids[kept]
             if not len(times):
                 return
             keys = [arguments.records.column(name) for name in self.spec.group_by]
         elapsed = self._elapsed(start, int(times.max()))
-        held.entries.update(keys, arguments.by_measure(), len(times), times, touch, ids, elapsed)
+        held.entries.update(keys, arguments.by_measure(), len(times), times, batch_number, ids, elapsed)
 
     def _end(self, start: int) -> int:
         return start + self.spec.window.slice_ms
@@ -212,23 +227,23 @@ class QueryPipeline:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """Per measure and window, what slices to come may hold back."""
+        """The shares of future slices, per measure and window."""
         return self.schedule.last.shares
 
     def set_shares(self, version: int, shares: Mapping[str, float], from_ms: int) -> None:
-        """Takes a word of the center in; closed slices keep the shares under which they were closed."""
-        if version == 0:  # of a center that does not count: for all slices, closed ones too
+        """Applies new shares from the center. Closed slices keep the shares under which they were closed."""
+        if version == 0:  # unversioned shares apply to all slices, including closed ones
             if dict(shares) != dict(self.shares):
-                self.schedule = ShareSchedule.always(shares)
+                self.schedule = ShareSchedule.uniform(shares)
                 for held in self.slices.values():
-                    held.stated, held.ranking = False, Ranking()
+                    held.close_reported, held.send_queue = False, SendQueue()
             return
         through = self.progress.through_ms
         not_closed = MIN_TIME_MS if through == MIN_TIME_MS else self.spec.window.slice_start(through)
-        self.schedule = self.schedule.take(version, shares, from_ms, not_closed)
+        self.schedule = self.schedule.updated(version, shares, from_ms, not_closed)
 
     def slice_shares(self, start: int) -> dict[str, float]:
-        """A slice's shares: a window of k slices may hold back E in all, or E in each for extrema."""
+        """Returns the shares of a slice: of k slices of a window each may withhold E/k, or E for extrema."""
         if not isinstance(self.spec.budget, ErrorBudget):
             return {}
         functions = {m.name: m.function for m in self.spec.measures}
@@ -239,155 +254,161 @@ class QueryPipeline:
         }
 
     def closed_bytes(self, watermark_ms: int) -> int:
-        """Estimated bytes of closed slices that are still to be sent."""
-        through = self._told_through(watermark_ms)
-        return sum(size for end, size in self._sizes() if end <= through)
+        """Returns the estimated bytes of closed slices that are still to be sent."""
+        through = self._close_barrier_ms(watermark_ms)
+        return sum(size for end, size in self._pending_bytes() if end <= through)
 
     def open_bytes(self, watermark_ms: int, after_ms: int) -> tuple[int, int | None]:
-        """Estimated bytes of open slices that may leave early, and the first one's end.
+        """Returns the estimated bytes of open slices that may be sent early, and the first end of these slices.
 
         Args:
-            after_ms: where the clock stands. A slice that should have closed by it waits for its
-                records; to send what it has now would be to send most groups twice.
+            after_ms: event time by the stream's clock. A slice that should have closed by then waits for its
+                records; sending its values now would send most groups twice.
         """
         if self.monitor is not None:
-            return 0, None  # its points are its time
-        after = watermark_ms if self.wants_news else max(watermark_ms, after_ms)
-        sizes = [(end, size) for end, size in self._sizes() if end > after and size]
+            return 0, None  # it sends at its report times
+        after = watermark_ms if self.is_staleness_bound else max(watermark_ms, after_ms)
+        sizes = [(end, size) for end, size in self._pending_bytes() if end > after and size]
         return sum(size for _, size in sizes), min((end for end, _ in sizes), default=None)
 
-    def _limits(self, start: int) -> Limits:
+    def _limits(self, start: int) -> ErrorLimits:
         relative = dict(self.spec.budget.relative) if isinstance(self.spec.budget, ErrorBudget) else {}
-        return Limits(self.slice_shares(start), relative)
+        return ErrorLimits(self.slice_shares(start), relative)
 
     def _elapsed(self, start: int, now_ms: int) -> float:
-        """The part of a slice that has passed, 0 to 1."""
+        """Returns the elapsed fraction of a slice, 0 to 1."""
         return min(max((now_ms - start) / self.spec.window.slice_ms, 0.0), 1.0)
 
-    def _sizes(self) -> Iterator[tuple[int, int]]:
-        margin = HALF_SPENT if self.spec.cache.eviction == "gain" else 1.0
+    def _pending_bytes(self) -> Iterator[tuple[int, int]]:
+        """Yields the end of each slice and the estimated bytes that it has to send."""
+        margin = EAGER_MARGIN if self.spec.cache.eviction == "gain" else 1.0
         for start, held in self.slices.items():
-            if self._is_untold(held) or (held.in_time and held.stated):
-                continue  # what a staleness budget has omitted stays here
-            waiting = held.count_waiting(self._limits(start), 1.0 if held.learnt else margin)
-            yield self._end(start), int(waiting * self.progress.entry_bytes)
+            if self._is_unreported(held) or (held.in_time and held.close_reported):
+                continue  # entries omitted under a staleness budget are not sent
+            pending = held.count_pending(self._limits(start), 1.0 if held.learned else margin)
+            yield self._end(start), int(pending * self.progress.entry_bytes)
 
-    def has_news(self, watermark_ms: int) -> bool:
-        """Is there something to tell the center about slices that the watermark has closed?"""
-        through = self._told_through(watermark_ms)
-        return self._crossed(through) or any(
-            not held.stated and self._end(start) <= through and not self._is_untold(held)
+    def has_unreported_closes(self, watermark_ms: int) -> bool:
+        """Returns whether the watermark has closed slices that have not been reported."""
+        through = self._close_barrier_ms(watermark_ms)
+        return self._passed_slice_end(through) or any(
+            not held.close_reported and self._end(start) <= through and not self._is_unreported(held)
             for start, held in self.slices.items()
         )
 
-    def _is_untold(self, held: Slice) -> bool:
-        return self.monitor is not None and is_untold(held, self.monitor.told_before_ms)
+    def _is_unreported(self, held: Slice) -> bool:
+        return self.monitor is not None and is_unreported(held, self.monitor.reported_before_ms)
 
-    def _told_through(self, watermark_ms: int) -> int:
-        """Up to where slices may be closed."""
+    def _close_barrier_ms(self, watermark_ms: int) -> int:
+        """Returns the event time up to which slices may be closed."""
         if self.monitor is None:
             return watermark_ms
-        told_before_ms, through_ms = self.monitor.told_before_ms, self.progress.through_ms
-        return told_through(self.slices, self.spec, told_before_ms, watermark_ms, through_ms)
+        reported_before_ms, through_ms = self.monitor.reported_before_ms, self.progress.through_ms
+        return close_barrier_ms(self.slices, self.spec, reported_before_ms, watermark_ms, through_ms)
 
-    def _crossed(self, through_ms: int) -> bool:
-        """Has a slice ended since the center was last told how far this edge has come?"""
-        border = self.spec.window.slice_start
-        return through_ms > MIN_TIME_MS and border(through_ms) > border(self.progress.through_ms)
+    def _passed_slice_end(self, through_ms: int) -> bool:
+        """Returns whether a slice has ended since the last reported progress."""
+        slice_start = self.spec.window.slice_start
+        return through_ms > MIN_TIME_MS and slice_start(through_ms) > slice_start(self.progress.through_ms)
 
     def pull(
         self,
         capacity_bytes: int,
         watermark_ms: int,
-        open_between_ms: tuple[int, int] = NOTHING_OPEN,
-        carrier: Carrier = UNKNOWN_CARRIER,
+        drain_window_ms: tuple[int, int] = NO_DRAIN_WINDOW,
+        link: LinkEstimate = UNKNOWN_LINK,
         unread: bool = False,
-        recorded: Recorded | None = None,
-    ) -> Departure | None:
-        """The frame that is worth most: closed slices first, oldest first.
+        recorded: RecordedPull | None = None,
+    ) -> PullResult | None:
+        """Builds the body of the most urgent frame: closed slices first, oldest first; None: nothing to send.
 
         Args:
-            capacity_bytes: about how large the body may be before compression; at least one entry
-                leaves, so that a small capacity delays but never blocks.
-            open_between_ms: now, and when what open slices have to send would be drained; slices still open
-                may be drawn from if they end behind now. Under a staleness budget also if they do not: late
-                or not, it wants news.
-            carrier: the link, for staleness budgets.
-            unread: the stream may have input that has not been read.
-            recorded: of a replay, what left: it leaves again, with the values that this state has for it.
+            capacity_bytes: approximate size of the body before compression. At least one entry is sent, so that a
+                small capacity delays but never blocks.
+            drain_window_ms: as in `PullEvent.drain_windows`. Slices that end after now may be sent from early;
+                under a staleness budget also slices that should have closed.
+            link: the measured link, for staleness budgets.
+            unread: whether the stream may have unread input.
+            recorded: in a replay, the recorded outcome: the same groups are sent again, with the values of this state.
         """
-        arrivals, partials = self._tell(open_between_ms[0], watermark_ms, capacity_bytes, unread, recorded)
+        arrivals, partials = self._take_due_arrivals(drain_window_ms[0], watermark_ms, capacity_bytes, unread, recorded)
         closes: list[SliceClose] = []
         closed: list[int] = []
-        through, room, closing = self._told_through(watermark_ms), capacity_bytes, False
+        through, room, closing = self._close_barrier_ms(watermark_ms), capacity_bytes, False
         for start in sorted(self.slices):
             held = self.slices[start]
             end = self._end(start)
-            if end > watermark_ms and (closing or not self._may_leave_early(end, open_between_ms)):
-                continue  # what an answer waits for does not wait for a frame to be filled
-            if end <= watermark_ms and (end > through or self._is_untold(held)):
+            if end > watermark_ms and (closing or not self._may_send_early(end, drain_window_ms)):
+                continue  # a frame that closes a slice is sent at once, not filled with early sends
+            if end <= watermark_ms and (end > through or self._is_unreported(held)):
                 continue
             made: list[Partial] = []
-            chosen = self._choose(start, held, room, end <= watermark_ms, open_between_ms, carrier)
-            leaving = fitting(held, chosen, capacity_bytes, self.progress.entry_bytes)
+            selection = self._select(start, held, room, end <= watermark_ms, drain_window_ms, link)
+            selection = limit_to_capacity(held, selection, capacity_bytes, self.progress.entry_bytes)
             if recorded is not None:
-                leaving = recorded.instead(start, held, leaving)
-            if len(leaving.groups):
-                made = [self._partial(start, held, leaving.groups, recorded)]
+                selection = recorded.replace_selection(start, held, selection)
+            if len(selection.groups):
+                made = [self._partial(start, held, selection.groups, recorded)]
                 partials += made
                 room -= sum(len(p.synopsis) for p in made)
-            if made and self._in_sessions and (end > watermark_ms or not leaving.drained):
-                closes.append(self._statement(start, held))
+            if made and self._has_session_windows and (end > watermark_ms or not selection.drained):
+                closes.append(self._slice_close(start, held))
             if end > watermark_ms:
                 continue
-            if not leaving.drained:
+            if not selection.drained:
                 through = min(through, end - 1)
                 break
-            if not held.stated:
+            if not held.close_reported:
                 closes.append(self._close(start, held))
                 closed.append(start)
                 closing = True
         if recorded is not None:
-            if recorded.departure is None:
+            if recorded.result is None:
                 return None
-            self._follow(recorded, partials, closes, closed)
-            through = recorded.departure.body.through_ms
+            self._replay_rest(recorded, partials, closes, closed)
+            through = recorded.result.body.through_ms
         through = max(through, self.progress.through_ms)
-        if recorded is None and not partials and not closes and arrivals is None and not self._crossed(through):
+        if (
+            recorded is None
+            and not partials
+            and not closes
+            and arrivals is None
+            and not self._passed_slice_end(through)
+        ):
             return None
         self.progress.through_ms = through
-        self._forget_final(watermark_ms)
+        self._drop_final(watermark_ms)
         since = None if self.since_ms == MIN_TIME_MS else self.since_ms
-        return Departure(FrameBody(through, tuple(partials), tuple(closes), since, arrivals), tuple(closed))
+        return PullResult(FrameBody(through, tuple(partials), tuple(closes), since, arrivals), tuple(closed))
 
     def _close(self, start: int, held: Slice) -> SliceClose:
-        """All of the slice that is to be sent has been."""
-        statement = self._statement(start, held)
-        self._note_drift(start, held.entries)
-        held.stated = True
+        """Closes a slice that has been sent completely; returns its report."""
+        report = self._slice_close(start, held)
+        self._record_drift(start, held.entries)
+        held.close_reported = True
         if not self.bounded_measures:
-            self.spent[start] = self.slices.pop(start).counters
-        return statement
+            self.finished_counters[start] = self.slices.pop(start).counters
+        return report
 
-    def _follow(
-        self, recorded: Recorded, partials: list[Partial], closes: list[SliceClose], closed: Sequence[int]
+    def _replay_rest(
+        self, recorded: RecordedPull, partials: list[Partial], closes: list[SliceClose], closed: Sequence[int]
     ) -> None:
-        """Takes out what left slices to which a replay of other values has not come."""
-        for start in [s for s in recorded.parts if s in self.slices]:
+        """Applies the recorded sends and closes that the replay did not reach because its values differ."""
+        for start in [s for s in recorded.partials if s in self.slices]:
             held = self.slices[start]
-            groups = recorded.instead(start, held, NOTHING).groups
+            groups = recorded.replace_selection(start, held, EMPTY_SELECTION).groups
             partials.append(self._partial(start, held, groups, recorded))
         for start in recorded.closed:
             if start not in closed and start in self.slices:
                 closes.append(self._close(start, self.slices[start]))
 
-    def _tell(
-        self, now_ms: int, watermark_ms: int, capacity_bytes: int, unread: bool, recorded: Recorded | None
+    def _take_due_arrivals(
+        self, now_ms: int, watermark_ms: int, capacity_bytes: int, unread: bool, recorded: RecordedPull | None
     ) -> tuple[Arrivals | None, list[Partial]]:
-        """Of a query with an accuracy, what is due by the clock: statistics, and all of slices that have ended."""
+        """Takes, for a query with early answers, the due arrival report and all pending values of ended slices."""
         if self.monitor is None or now_ms == MIN_TIME_MS:
             return None, []
-        now_ms -= self.monitor.observing.clock_offset_ms
+        now_ms -= self.monitor.sampling.clock_offset_ms
         count = None if recorded is None else recorded.substreams
         arrivals = self.monitor.take(now_ms, capacity_bytes, unread=unread, count=count)
         if arrivals is None:
@@ -397,67 +418,125 @@ class QueryPipeline:
             held = self.slices[start]
             groups = np.flatnonzero(held.entries.has_pending)
             if recorded is not None:
-                groups = recorded.instead(start, held, Choice(groups, True)).groups
+                groups = recorded.replace_selection(start, held, Selection(groups, True)).groups
             if len(groups):
                 partials.append(self._partial(start, held, groups, recorded))
         return arrivals, partials
 
-    def _choose(
-        self, start: int, held: Slice, room: int, closed: bool, open_between_ms: tuple[int, int], carrier: Carrier
-    ) -> Choice:
-        """What leaves a slice now, of at most about `room` bytes, but one entry if there is any room."""
+    def _select(
+        self, start: int, held: Slice, room: int, closed: bool, drain_window_ms: tuple[int, int], link: LinkEstimate
+    ) -> Selection:
+        """Selects the groups of a slice to send now, of about `room` bytes; at least one if there is any room."""
         entry_bytes, end = self.progress.entry_bytes, self._end(start)
         count = max(1, int(room / entry_bytes)) if room > 0 else 0
-        # What is omitted has to be stated as withheld, and is only of measures that are bounded.
-        slots = slots_left(self.spec, end, open_between_ms[0], carrier, entry_bytes) if self.bounded_measures else None
+        # Omitted values have to be reported as withheld, which is possible only for bounded measures.
+        slots = (
+            remaining_slots(self.spec, end, drain_window_ms[0], link, entry_bytes) if self.bounded_measures else None
+        )
         if not closed and self.spec.cache.eviction == "gain":
-            count = min(count, portion(end - open_between_ms[0], carrier.bytes_per_ms / entry_bytes))
-        chance = Chance(start, end, closed, open_between_ms, count)
-        return choose(held, self.spec, self.history, self._limits(start), chance, slots)
+            count = min(count, max_entries_per_frame(end - drain_window_ms[0], link.bytes_per_ms / entry_bytes))
+        context = PullContext(start, end, closed, drain_window_ms, count)
+        return select_groups(held, self.spec, self.history, self._limits(start), context, slots)
 
     @property
-    def _in_sessions(self) -> bool:
+    def _has_session_windows(self) -> bool:
         return isinstance(self.spec.window, SessionWindow)
 
-    def _statement(self, start: int, held: Slice) -> SliceClose:
-        extent = (held.first_ms, held.last_ms) if self._in_sessions else (None, None)
+    def _slice_close(self, start: int, held: Slice) -> SliceClose:
+        extent = (held.first_ms, held.last_ms) if self._has_session_windows else (None, None)
         return SliceClose(start, held.observed, held.late, held.entries.withheld(), *extent)
 
-    def _may_leave_early(self, end: int, open_between_ms: tuple[int, int]) -> bool:
+    def _may_send_early(self, end: int, drain_window_ms: tuple[int, int]) -> bool:
         if self.monitor is not None:
             return False
-        after, through = open_between_ms
-        return through > after if end > after else self.wants_news
+        after, through = drain_window_ms
+        return through > after if end > after else self.is_staleness_bound
 
     @property
-    def wants_news(self) -> bool:
-        """Is an answer given at its time, whatever has come by then?"""
+    def is_staleness_bound(self) -> bool:
+        """Whether the query has a staleness budget: its answers are due at a fixed time, complete or not."""
         return isinstance(self.spec.budget, StalenessBudget)
 
-    def _partial(self, start: int, held: Slice, groups: IntArray, recorded: Recorded | None) -> Partial:
-        self._note_drift(start, held.entries, groups)
-        held.count_out(self._limits(start), groups)
-        told = recorded.parts.pop(start) if recorded is not None else None
-        data = self.encode(held.entries.send(groups, told))
-        # The estimate follows what entries really cost, so that frames come out near the capacity.
+    def _partial(self, start: int, held: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
+        self._record_drift(start, held.entries, groups)
+        held.discount_pending(self._limits(start), groups)
+        sent = recorded.partials.pop(start) if recorded is not None else None
+        data = self.encode(held.entries.send(groups, sent))
+        # The estimate follows the actual size of entries, so that frames are about as large as the capacity.
         self.progress.entry_bytes += 0.3 * (len(data) / len(groups) - self.progress.entry_bytes)
         return Partial(start, 0, data)
 
-    def _note_drift(self, start: int, entries: SliceEntries, groups: IntArray | None = None) -> None:
-        """What leaves, or is kept back for good (None: all that is pending), tells how much a larger share
-        would save."""
+    def _record_drift(self, start: int, entries: SliceEntries, groups: IntArray | None = None) -> None:
+        """Adds the drift of groups that are sent, or (None) of all groups that a closed slice withholds."""
         for measure, share in self.slice_shares(start).items():
             error = entries.accumulated_error(measure, groups)
-            amount = drift_near(error if groups is not None else error[entries.has_pending], share)
+            amount = estimate_drift(error if groups is not None else error[entries.has_pending], share)
             self.drift[measure] = self.drift.get(measure, 0.0) + amount
 
-    def _forget_final(self, watermark_ms: int) -> None:
+    def _drop_final(self, watermark_ms: int) -> None:
         done = [
-            s for s, held in self.slices.items() if held.stated and s < watermark_ms and self._final(s, watermark_ms)
+            s
+            for s, held in self.slices.items()
+            if held.close_reported and s < watermark_ms and self._final(s, watermark_ms)
         ]
         for start in done:
             del self.slices[start]
-        for start in [s for s in self.spent if self._final(s, watermark_ms)]:
-            del self.spent[start]
+        for start in [s for s in self.finished_counters if self._final(s, watermark_ms)]:
+            del self.finished_counters[start]
         if done and self.slices:
             self.schedule = self.schedule.without_before(min(self.slices))
+
+    def to_state(self) -> State:
+        """Returns the state. The spec is bound again on reading, as a new release may evaluate it otherwise."""
+        numbers = {
+            "query": [self.ref.name, self.ref.version],
+            "spec": self.spec.to_mapping(),
+            "since_ms": self.since_ms,
+            "schedule": self.schedule.to_state(),
+            "progress": [self.progress.through_ms, self.progress.entry_bytes],
+            "sampling_rate": self.sampling_rate,
+            "finished_counters": sorted(self.finished_counters.items()),
+        }
+        slices = {str(start): held.to_state() for start, held in sorted(self.slices.items())}
+        components = {"history": self.history.to_state(), "slices": State(components=slices)}
+        if self.monitor is not None:
+            components["monitor"] = self.monitor.to_state()
+        return State(numbers, {}, components)
+
+    @classmethod
+    def from_state(
+        cls,
+        state: State,
+        streams: Mapping[str, StreamState],
+        source: int,
+        encode: Callable[[GroupedAggregate], bytes],
+    ) -> QueryPipeline | None:
+        """Builds the pipeline from its state; returns None if the configuration no longer has the query's stream.
+
+        Raises:
+            StorageError: the stream no longer has a column that the query needs.
+        """
+        numbers, components = state.numbers, state.components
+        ref, spec = QueryRef(*numbers["query"]), QuerySpec.from_mapping(numbers["spec"])
+        stream = streams.get(spec.stream)
+        if stream is None:
+            return None
+        try:
+            bound = spec.bind(stream.spec.columns)
+        except InvalidQuery as exc:
+            # Without the query, the values that it has not sent yet would be lost.
+            raise StorageError(
+                f"the columns of stream {spec.stream} do not match query {ref.name}, which this edge runs: {exc}. "
+                "Restore the columns, delete the query at the center, and change them then"
+            ) from exc
+        schedule = ShareSchedule.from_state(numbers["schedule"])
+        result = cls(ref, bound, numbers["since_ms"], schedule, source=source, encode=encode)
+        result.progress, result.sampling_rate = Progress(*numbers["progress"]), numbers["sampling_rate"]
+        result.finished_counters = {start: tuple(counters) for start, counters in numbers["finished_counters"]}
+        result.history = GroupHistory.from_state(components["history"])
+        if result.monitor is not None:
+            reports, key_types = result.monitor.schedule, result.monitor.key_types
+            result.monitor = ArrivalMonitor.from_state(components["monitor"], reports, source, key_types)
+        for start, held in components["slices"].components.items():
+            result.slices[int(start)] = Slice.from_state(held, result.bounded_measures)
+        return result

@@ -1,17 +1,19 @@
 """`DurableCore`: an `EdgeCore` whose state survives a crash at any moment.
 
-Every event is journaled before the core handles it, but a pull behind it, with the frame that it built. A frame may
-leave, and a pushing client may be told "accepted", only after `sync`. Recovery restores the newest checkpoint and
-applies the journal behind it in order. Frames that the center may have come out of the journal as they were built, and
-what left with them is taken out of the state again by their groups' keys: neither which groups a policy chooses nor how
-a body is compressed is worked out anew, so another library or processor sends the same frames.
+Every event is journaled before the core handles it, except a pull, which is journaled afterwards with the frame that it
+built. A frame may be sent, and a push may be acknowledged, only after `sync`. Recovery restores the newest checkpoint
+and replays the journal after it in order. Frames are taken from the journal as they were built, and the values that
+they carry are removed from the state by the keys of their groups. Neither the selection of groups nor the compression
+of a body is computed again, so a recovered edge sends the same frames with any version of a library and on any
+processor.
 
-The state itself is worked out anew, from the records. It is compared with what left: a frame that would have another
-body now is a source's file that was changed, or a user's function that is not pure, and recovery refuses it. On another
-platform (`platform_id`) it may also be the last bit of a logarithm. Then the edge goes on, says so, and counts them.
+The state itself is computed again from the records, and compared with the recorded frames. If a frame would have
+another body now, a source's file was changed, or a user-defined function is not deterministic, and recovery fails. On
+another platform (`platform_id`) the cause may also be the last bit of a logarithm; the edge then logs and counts the
+frames, and continues.
 
-Files in the state directory: ``identity.json``; ``checkpoint-N.ckpt``, the state before
-``journal-N.log``; ``journal-N.log``.
+Files in the state directory: ``identity.json``; ``checkpoint-N.ckpt``, the state before ``journal-N.log``;
+``journal-N.log``; ``quota.json`` (`edge.durability.quota_file`); ``edge.lock``.
 """
 
 from __future__ import annotations
@@ -45,27 +47,28 @@ from edge.core.events import (
     FrameDiverged,
     FunctionFailed,
     Ingested,
-    Pull,
-    Pulled,
+    PullEvent,
+    PullReplayed,
     SamplingSet,
     SourceEnded,
     SourcesOpened,
-    Tick,
+    TickEvent,
 )
-from edge.durability import checkpoint as state
 from edge.durability import journal
 from edge.durability.journal import Record, Segment
-from edgewater.errors import StorageError
+from edge.records import Position
+from edgewater.errors import CorruptSynopsis, StorageError
 from edgewater.query import QuerySpec
+from edgewater.synopses.encoding.state import State
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 log = logging.getLogger(__name__)
 
-Position = dict[str, Any]
 Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
 """(source, start, end) -> the batch that was read between two positions."""
 
+_CHECKPOINT = "edge-checkpoint"
 # Kinds of journal records. Numbers are never reused.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING = range(1, 11)
 KIND_NAMES = {
@@ -76,18 +79,18 @@ KIND_NAMES = {
 
 @cache
 def platform_id() -> int:
-    """A number for all that the last bit of a value may hang on: releases, the C library, and what of the processor
-    NumPy and Arrow use."""
+    """Returns a hash of everything on which the last bit of a value may depend: releases, the C library, and the
+    processor features that NumPy and Arrow use."""
     releases = version("edgewater"), np.__version__, pa.__version__, platform.python_version()
     machine = platform.machine(), platform.libc_ver(), pa.runtime_info().simd_level, opt_func_info()
     return int(google_crc32c.value(repr((releases, machine)).encode()))
 
 
 def load_identity(directory: Path, fresh: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What stays the same for as long as a state directory lives; `fresh` makes it for a new one.
+    """Loads the identity of a state directory, which never changes; `fresh` creates that of a new directory.
 
     Raises:
-        StorageError: the directory cannot be used, or what is in it is damaged.
+        StorageError: the directory cannot be used, or the identity is damaged.
     """
     path = directory / "identity.json"
     try:
@@ -96,20 +99,20 @@ def load_identity(directory: Path, fresh: Callable[[], dict[str, Any]]) -> dict[
             journal.write_durably(path, json.dumps(fresh()).encode())
         identity = json.loads(path.read_text())
         if not isinstance(identity.get("incarnation"), str):
-            raise ValueError("it names no incarnation")
+            raise ValueError("it has no incarnation")
     except OSError as exc:
         raise StorageError(f"state_dir {directory} cannot be used: {exc.strerror or exc}") from exc
     except (ValueError, AttributeError) as exc:
         raise StorageError(
-            f"{path} is damaged ({exc}). Restore it from a copy, or remove {directory} to begin anew: what its "
-            "sources delivered before is then counted again"
+            f"{path} is damaged ({exc}). Restore it from a copy, or remove {directory} to start over: records that "
+            "its sources have delivered are then counted again"
         ) from exc
     return dict(identity)
 
 
 @contextlib.contextmanager
-def sole_user(directory: Path) -> Iterator[None]:
-    """Holds the state directory's lock, so that two edges never share a journal. Raises StorageError."""
+def lock_state_dir(directory: Path) -> Iterator[None]:
+    """Locks the state directory, so that two edges never share a journal. Raises StorageError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / "edge.lock").open("a")
@@ -129,16 +132,17 @@ class DurableCore:
     """The core, its journal and its checkpoints. Synchronous; one caller at a time, except `sync`.
 
     Args:
-        directory: where state is kept; created if missing.
+        directory: the state directory; created if missing.
         make_core: builds an empty core.
         reread: reads a range of a replayable source again.
-        incarnation: identity for a state that is new; an existing state keeps its own.
+        incarnation: identity of a new state; an existing state keeps its own.
 
     Attributes:
-        drops: records not counted in a query, by reason.
-        function_failures: calls of users' functions that failed, by function.
-        damaged_records: records and checkpoints that recovery passed over.
-        diverged: numbers of frames that recovery would have built with other bodies; they leave as they were built.
+        positions: by source, the position after the last ingested record.
+        drops: numbers of records that were not counted in a query, by reason.
+        function_failures: numbers of failed calls of user-defined functions, by function.
+        damaged_records: number of journal records and checkpoints that recovery skipped.
+        diverged: numbers of the frames that recovery would build with other bodies; they are sent as recorded.
     """
 
     def __init__(self, directory: Path, make_core: Callable[[], EdgeCore], reread: Reread, incarnation: str) -> None:
@@ -146,7 +150,7 @@ class DurableCore:
         self.positions: dict[str, Position] = {}
         self.drops: dict[str, int] = {}
         self.function_failures: dict[str, int] = {}
-        self._said: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         self.damaged_records = 0
         self.diverged: list[int] = []
         self._make_core = make_core
@@ -157,8 +161,8 @@ class DurableCore:
         self._segment = self._recover()
 
     def handle(self, event: Event) -> list[Effect]:
-        """Journals an event and applies it. For ingested batches see the two methods below."""
-        if not isinstance(event, Pull):
+        """Journals an event and applies it. For batches use `ingest_range` or `ingest_payload`."""
+        if not isinstance(event, PullEvent):
             self._segment.append(_encode(event))
             return self._apply(event)
         effects = self._apply(event)
@@ -167,13 +171,13 @@ class DurableCore:
         return effects
 
     def ingest_range(self, event: Ingested, start: Position | None, end: Position) -> list[Effect]:
-        """A batch of a replayable source: the journal keeps only where it stands."""
+        """Ingests a batch of a replayable source; the journal stores only its positions."""
         self._segment.append(_range_record(event, start, end))
         self.positions[event.source] = end
         return self._apply(event)
 
     def ingest_payload(self, event: Ingested) -> list[Effect]:
-        """A pushed batch: the journal keeps its records."""
+        """Ingests a batch of a source that is not replayable; the journal stores its records."""
         self._segment.append(_payload_record(event))
         return self._apply(event)
 
@@ -183,15 +187,15 @@ class DurableCore:
             if isinstance(effect, Dropped):
                 self.drops[effect.reason] = self.drops.get(effect.reason, 0) + effect.count
             elif isinstance(effect, FunctionFailed):
-                self._note_failed(effect)
+                self._count_failures(effect)
         return effects
 
-    def _note_failed(self, effect: FunctionFailed) -> None:
-        """Counts them; each function's reasons are logged once, for a broken one fails in every batch."""
+    def _count_failures(self, effect: FunctionFailed) -> None:
+        """Counts failed calls. Each reason of a function is logged once, because it may fail in every batch."""
         name, failed = effect.function, self.function_failures
         failed[name] = failed.get(name, 0) + effect.calls
-        if (name, effect.reason) not in self._said:
-            self._said.add((name, effect.reason))
+        if (name, effect.reason) not in self._logged:
+            self._logged.add((name, effect.reason))
             log.error("function %s failed in query %s, its values are null: %s", name, effect.query.name, effect.detail)
 
     def sync(self) -> None:
@@ -207,22 +211,20 @@ class DurableCore:
         return self._segment.nbytes
 
     def checkpoint(self) -> None:
-        """Writes the state down and begins a new journal; the old ones are removed.
+        """Writes a checkpoint and begins a new journal; removes older ones.
 
         Raises:
-            StorageError: the disk refuses; the old checkpoint and journal stay in force.
+            StorageError: writing failed; the old checkpoint and journal stay in use.
         """
         self._segment.sync()
-        document = {"positions": self.positions, "drops": self.drops, "function_failures": self.function_failures}
-        body = json.dumps(document).encode()
-        data = len(body).to_bytes(4, "little") + body + state.snapshot(self.core)
+        counters = {"positions": self.positions, "drops": self.drops, "function_failures": self.function_failures}
         number = self._number + 1
         path = self.directory / f"checkpoint-{number}.ckpt"
         try:
-            journal.write_durably(path, google_crc32c.value(data).to_bytes(4, "little") + data)
+            journal.write_durably(path, State(counters, {"core": self.core.to_state()}).pack(_CHECKPOINT))
             segment = self._open(number)
         except StorageError:
-            # It may be there all the same, and would hide what the journal in force takes in from here on.
+            # The file may exist all the same. Recovery would restore it and miss later records of the current journal.
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
                 journal.sync_directory(self.directory)
@@ -230,7 +232,7 @@ class DurableCore:
         self._segment.close()
         self._segment, self._number = segment, number
         for path, old in self._files():
-            if old < number - 1:  # one generation is kept, in case the new checkpoint goes bad on disk
+            if old < number - 1:  # one generation is kept, in case the new checkpoint gets damaged on disk
                 path.unlink(missing_ok=True)
         journal.sync_directory(self.directory)
 
@@ -257,8 +259,8 @@ class DurableCore:
         if self.diverged:
             log.error(
                 "the journal in %s was written by another release, library or processor, and %d frames, the first of "
-                "them %d, would have other bodies here. They leave as they were built. What has not left yet is worked "
-                "out here; if a source's file was changed meanwhile, too, its records may be wrong",
+                "them %d, would have other bodies here. They are sent as recorded. Values that have not been sent are "
+                "computed here; if a source's file was also changed, its records may be wrong",
                 self.directory,
                 len(self.diverged),
                 self.diverged[0],
@@ -270,38 +272,39 @@ class DurableCore:
             return []
         found = journal.scan(path.read_bytes())
         if found.torn_bytes:
-            log.warning("journal %s: a torn tail of %d bytes is cut", path, found.torn_bytes)
+            log.warning("journal %s: a torn tail of %d bytes is truncated", path, found.torn_bytes)
             segment = Segment(path)
             segment.truncate(found.good_bytes)
             segment.close()
         if found.damaged:
             self.damaged_records += len(found.damaged)
-            log.error("journal %s: damaged records at %s are passed over", path, found.damaged)
+            log.error("journal %s: damaged records at %s are skipped", path, found.damaged)
         return found.records
 
     def _restore_checkpoint(self, numbers: list[int]) -> int:
-        """The number of the newest sound checkpoint, restored; 0 where the journal begins with the state.
+        """Restores the newest valid checkpoint and returns its number; 0 if there has been none.
 
         Raises:
-            StorageError: there are checkpoints, none is sound, and the first journal is gone. Starting over
-                would count the sources' records a second time, so that is for an operator to decide.
+            StorageError: all checkpoints are damaged, and the first journal is gone. Starting over would count the
+                sources' records a second time, so the operator has to decide.
         """
         for number in reversed(numbers):
             data = (self.directory / f"checkpoint-{number}.ckpt").read_bytes()
-            if google_crc32c.value(data[4:]) != int.from_bytes(data[:4], "little"):
-                log.error("checkpoint %d is damaged and passed over", number)
+            try:
+                checkpoint = State.unpack(data, _CHECKPOINT)
+            except CorruptSynopsis as exc:
+                log.error("checkpoint %d is damaged and skipped: %s", number, exc)
                 self.damaged_records += 1
                 continue
-            length = int.from_bytes(data[4:8], "little")
-            document = json.loads(data[8 : 8 + length])
-            self.positions, self.drops = document["positions"], document["drops"]
-            self.function_failures = document["function_failures"]
-            state.restore(self.core, data[8 + length :])
+            counters = checkpoint.numbers
+            self.positions, self.drops = counters["positions"], counters["drops"]
+            self.function_failures = counters["function_failures"]
+            self.core.restore(checkpoint.arrays["core"])
             return number
         if numbers and not (self.directory / "journal-0.log").exists():
             raise StorageError(
-                f"{self.directory}: no checkpoint of {numbers} is sound. Restore the directory from a copy, or "
-                "remove it to begin anew: what its sources delivered before is then counted again"
+                f"{self.directory}: all checkpoints {numbers} are damaged. Restore the directory from a copy, or "
+                "remove it to start over: records that its sources have delivered are then counted again"
             )
         return 0
 
@@ -314,19 +317,19 @@ class DurableCore:
             if event is not None:
                 self._apply(event)
 
-    def _replay_pull(self, event: Pulled, written_on: int) -> None:
+    def _replay_pull(self, event: PullReplayed, written_on: int) -> None:
         if event.built is not None and event.built.frame.seq != self.core.next_seq:
             raise StorageError(
                 f"{self.directory}: the journal has frame {event.built.frame.seq} where {self.core.next_seq} is "
-                "expected: a damaged record was passed over. Restore the directory from a copy, or remove it to begin "
-                "anew: what its sources delivered before is then counted again"
+                "expected: a damaged record was skipped. Restore the directory from a copy, or remove it to start "
+                "over: records that its sources have delivered are then counted again"
             )
         for effect in self._apply(event):
             if isinstance(effect, FrameDiverged):
                 if written_on == platform_id():
                     raise StorageError(
-                        f"{self.directory}: replaying the journal gave another frame than was written ({effect.seq}); "
-                        "a source's file or a user's function was changed"
+                        f"{self.directory}: replaying the journal gave another frame than the recorded one "
+                        f"({effect.seq}); a source's file or a user-defined function was changed"
                     )
                 self.diverged.append(effect.seq)
 
@@ -358,37 +361,37 @@ def _encode(event: Event) -> Record:
             return _json(SOURCES_OPENED, {"sources": sources})
         case SourceEnded(stream, source):
             return _json(SOURCE_ENDED, {"stream": stream, "source": source})
-        case Tick(now_ms, unread):
-            return _json(TICK, {"now_ms": now_ms, **({"unread": unread} if unread else {})})
+        case TickEvent(now_ms, unread):
+            return _json(TICK, {"now_ms": now_ms, "unread": unread})
         case Acked(through):
             return _json(ACKED, {"through": through})
         case BudgetSet(ref, shares, version, from_ms):
-            word = {"shares": dict(shares), "version": version, "from_ms": from_ms}
-            return _json(BUDGET, {"query": [ref.name, ref.version], **word})
+            budget = {"shares": dict(shares), "version": version, "from_ms": from_ms}
+            return _json(BUDGET, {"query": [ref.name, ref.version], **budget})
         case SamplingSet(ref, rate, offset, reason):
-            word = {"rate": rate, "clock_offset_ms": offset, **({"reason": int(reason)} if reason else {})}
-            return _json(SAMPLING, {"query": [ref.name, ref.version], **word})
-        case Pull() | Pulled():
-            raise TypeError("a pull is journaled with what it built")
+            sampling = {"rate": rate, "clock_offset_ms": offset, "reason": int(reason)}
+            return _json(SAMPLING, {"query": [ref.name, ref.version], **sampling})
+        case PullEvent() | PullReplayed():
+            raise TypeError("a pull is journaled with the frame that it built")
         case Ingested():
-            raise TypeError("ingest_range or ingest_payload journal a batch")
+            raise TypeError("a batch is journaled by ingest_range or ingest_payload")
 
 
-def _decode_plain(kind: int, given: dict[str, Any]) -> Event:
+def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
     readers: dict[int, Callable[[], Event]] = {
         CONFIGURED: lambda: Configured(
-            tuple((QueryRef(n, v), QuerySpec.from_mapping(spec)) for n, v, spec in given["queries"])
+            tuple((QueryRef(n, v), QuerySpec.from_mapping(spec)) for n, v, spec in fields["queries"])
         ),
-        SOURCES_OPENED: lambda: SourcesOpened(tuple((s, n) for s, n in given["sources"])),
-        SOURCE_ENDED: lambda: SourceEnded(given["stream"], given["source"]),
-        TICK: lambda: Tick(given["now_ms"], tuple(given.get("unread", ()))),
-        ACKED: lambda: Acked(given["through"]),
-        BUDGET: lambda: BudgetSet(QueryRef(*given["query"]), given["shares"], given["version"], given["from_ms"]),
+        SOURCES_OPENED: lambda: SourcesOpened(tuple((s, n) for s, n in fields["sources"])),
+        SOURCE_ENDED: lambda: SourceEnded(fields["stream"], fields["source"]),
+        TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"])),
+        ACKED: lambda: Acked(fields["through"]),
+        BUDGET: lambda: BudgetSet(QueryRef(*fields["query"]), fields["shares"], fields["version"], fields["from_ms"]),
         SAMPLING: lambda: SamplingSet(
-            QueryRef(*given["query"]),
-            given["rate"],
-            given["clock_offset_ms"],
-            SamplingReason.from_number(given.get("reason", 0)),
+            QueryRef(*fields["query"]),
+            fields["rate"],
+            fields["clock_offset_ms"],
+            SamplingReason.from_number(fields["reason"]),
         ),
     }
     return readers[kind]()
@@ -416,24 +419,24 @@ def _payload_event(payload: bytes) -> Ingested:
     return Ingested(head["stream"], head["source"], batch, head["arrival_ms"])
 
 
-def _pull_record(pull: Pull, built: FrameBuilt | None) -> Record:
-    """A line of JSON; behind it the frame as it travels, if there is one."""
-    link = {"bandwidth_bytes_s": pull.bandwidth_bytes_s, "way_ms": pull.way_ms, "unread": pull.unread}
-    head = {"capacity": pull.capacity_bytes, "open_between": dict(pull.open_between), **link}
+def _pull_record(pull: PullEvent, built: FrameBuilt | None) -> Record:
+    """Encodes a pull: a line of JSON, followed by the frame in its wire format if one was built."""
+    link = {"bandwidth_bytes_s": pull.bandwidth_bytes_s, "path_delay_ms": pull.path_delay_ms, "unread": pull.unread}
+    head = {"capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows), **link}
     if built is None:
         return _json(PULL, head)
     record = _json(PULL, {**head, "closed": built.closed, "platform": platform_id()})
     return Record(PULL, record.payload + b"\n" + built.frame.to_wire().SerializeToString())
 
 
-def _read_pull(record: Record) -> tuple[Pulled, int]:
-    """The pull, and the platform on which it built its frame."""
+def _read_pull(record: Record) -> tuple[PullReplayed, int]:
+    """Returns the pull, and the `platform_id` with which its frame was built."""
     text, _, frame = record.payload.partition(b"\n")
-    given = json.loads(text)
-    open_between = {s: (after, through) for s, (after, through) in given["open_between"].items()}
-    link = given["bandwidth_bytes_s"], given["way_ms"], tuple(given["unread"])
-    pull = Pull(given["capacity"], open_between, *link)
+    fields = json.loads(text)
+    drain_windows = {s: (now_ms, drained_ms) for s, (now_ms, drained_ms) in fields["drain_windows"].items()}
+    link = fields["bandwidth_bytes_s"], fields["path_delay_ms"], tuple(fields["unread"])
+    pull = PullEvent(fields["capacity"], drain_windows, *link)
     if not frame:
-        return Pulled(pull, None), 0
-    built = FrameBuilt(Frame.from_wire(pb.Frame.FromString(frame)), tuple(given["closed"]))
-    return Pulled(pull, built), given["platform"]
+        return PullReplayed(pull, None), 0
+    built = FrameBuilt(Frame.from_wire(pb.Frame.FromString(frame)), tuple(fields["closed"]))
+    return PullReplayed(pull, built), fields["platform"]

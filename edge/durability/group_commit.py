@@ -1,4 +1,4 @@
-"""Group commit: whoever waits for durability shares the next fsync."""
+"""Group commit: all callers that wait for durability share the next fsync."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ RETRY_S = 0.5
 
 
 class GroupCommit:
-    """Makes what the core has handled durable, off the event loop.
+    """Makes events that the core has handled durable, without blocking the event loop.
 
-    While the disk refuses, waiters wait: what they wait for is in memory and in no file, so neither
-    "yes" nor "no" would be true. `failure` tells those who have not asked yet to stay away.
+    While writing fails, callers keep waiting: their events are in memory, so they are neither durable nor lost.
+
+    Attributes:
+        failure: the error while writing fails; new input should then be refused.
     """
 
     def __init__(self, core: DurableCore) -> None:
@@ -28,14 +30,14 @@ class GroupCommit:
         self.failure: StorageError | None = None
 
     async def durable(self) -> None:
-        """Returns once everything handled before the call is on disk."""
+        """Returns once all events handled before the call are on disk."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._wanted.set()
         await waiter
 
     async def run(self) -> None:
-        """Serves waiters for ever."""
+        """Serves waiters until cancelled."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
@@ -46,10 +48,10 @@ class GroupCommit:
                     waiter.set_result(None)
 
     async def checkpoint(self) -> None:
-        """Writes a checkpoint; no commit runs meanwhile."""
+        """Writes a checkpoint, exclusively of commits."""
         async with self._lock:
             try:
-                # On the loop: the core must not move while its state is written down.
+                # On the loop: the core must not change while its state is written.
                 self._core.checkpoint()
                 self.failure = None
             except StorageError as exc:
@@ -68,5 +70,5 @@ class GroupCommit:
 
     def _failed(self, error: StorageError) -> None:
         if self.failure is None:
-            log.error("%s; nothing is lost, nothing is accepted until it can be written again", error)
+            log.error("%s; nothing is lost, and no records are accepted until writing succeeds", error)
         self.failure = error

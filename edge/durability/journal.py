@@ -1,9 +1,9 @@
-"""The journal: records in order, on disk, that survive a crash at any byte.
+"""The journal: an append-only log of records on disk that survives a crash at any byte.
 
 A segment is ``EWJ1`` followed by records, each ``length | CRC32C | kind | payload``. Records are
-appended in memory and made durable together (`sync`), so the cost of an fsync is shared by all that
-wait for it. Reading stops at a torn tail, which is cut; a record that is whole but damaged is
-quarantined: it is counted and passed over, and what follows is still read.
+appended in memory and made durable together (`sync`), so that waiters share the cost of an fsync.
+Reading ends at a torn tail, which is truncated. A complete record with a wrong checksum is counted
+and skipped; the records after it are read.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ class Record:
 
 @dataclass(slots=True)
 class Scan:
-    """What reading a segment found.
+    """The result of reading a segment.
 
     Attributes:
-        good_bytes: length of the segment up to the last record that can be followed by another.
-        damaged: offsets of records whose checksum is wrong.
-        torn_bytes: bytes behind `good_bytes` that are no whole record.
+        records: the valid records.
+        good_bytes: length of the segment up to the end of the last complete record.
+        damaged: offsets of the records with a wrong checksum.
+        torn_bytes: number of bytes after `good_bytes`, which are not a complete record.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -51,7 +52,7 @@ def encode(record: Record) -> bytes:
 
 
 def scan(data: bytes) -> Scan:
-    """Reads a segment's bytes. Never raises for damage behind the magic."""
+    """Reads the bytes of a segment. Never raises, whatever the damage."""
     if data[: len(MAGIC)] != MAGIC:
         return Scan(torn_bytes=len(data))
     result, at = Scan(), len(MAGIC)
@@ -62,7 +63,7 @@ def scan(data: bytes) -> Scan:
             result.records.append(record)
         result.good_bytes = end
     result.good_bytes = max(result.good_bytes, len(MAGIC))
-    # A damaged last record is a torn one: its bytes were not all written. Nothing depended on it.
+    # A damaged last record was not written completely, so nothing has depended on it: it counts as torn.
     if result.damaged and result.good_bytes == _end_of(data, result.damaged[-1]):
         result.good_bytes = result.damaged.pop()
     result.torn_bytes = len(data) - result.good_bytes
@@ -77,8 +78,8 @@ def _records(data: bytes) -> Iterator[tuple[int, int, Record | None]]:
         if length > MAX_RECORD_BYTES or end > len(data):
             return
         payload = data[at + _RECORD.size : end]
-        sound = google_crc32c.value(bytes([kind]) + payload) == checksum
-        yield at, end, Record(kind, payload) if sound else None
+        valid = google_crc32c.value(bytes([kind]) + payload) == checksum
+        yield at, end, Record(kind, payload) if valid else None
         at = end
 
 
@@ -91,8 +92,8 @@ class Segment:
     """One journal file, open for appending.
 
     Raises:
-        StorageError: from `sync`, if the disk refuses; what was appended stays in memory and the
-            next `sync` tries again, from the last byte that is known to be durable. Also from opening.
+        StorageError: opening failed. Also from `sync`, if writing failed; the records stay in memory, and the
+            next `sync` tries again from the last durable byte.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,9 +109,9 @@ class Segment:
             self._buffer += MAGIC
 
     def append(self, record: Record) -> None:
-        """Raises StorageError for a record that reading would take for damage."""
+        """Appends a record. Raises StorageError if it exceeds `MAX_RECORD_BYTES`."""
         if len(record.payload) > MAX_RECORD_BYTES:
-            raise StorageError(f"a record of {len(record.payload)} bytes; the journal takes {MAX_RECORD_BYTES}")
+            raise StorageError(f"a record of {len(record.payload)} bytes; the limit is {MAX_RECORD_BYTES}")
         self._buffer += encode(record)
 
     @property
@@ -122,8 +123,8 @@ class Segment:
         return self._durable + len(self._buffer)
 
     def sync(self) -> None:
-        """Makes all that was appended before the call durable. May run in another thread than
-        `append`: bytes appended meanwhile wait for the next call."""
+        """Makes all records durable that were appended before the call. May run in another thread than
+        `append`; records appended meanwhile are left for the next call."""
         chunk = bytes(self._buffer)
         if not chunk:
             return
@@ -138,7 +139,7 @@ class Segment:
         del self._buffer[: len(chunk)]
 
     def truncate(self, size: int) -> None:
-        """Cuts a torn tail off."""
+        """Truncates the segment, to remove a torn tail."""
         os.ftruncate(self._file, size)
         os.fsync(self._file)
         self._durable = size
@@ -148,10 +149,10 @@ class Segment:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replaces a file as one step: after a crash it has the old bytes or the new.
+    """Replaces a file atomically: after a crash it has the old bytes or the new.
 
     Raises:
-        StorageError: the disk refuses; the old file stays.
+        StorageError: writing failed; the old file stays.
     """
     partial = path.with_suffix(path.suffix + ".partial")
     try:
@@ -166,7 +167,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes created, renamed and removed names in a directory durable."""
+    """Makes created, renamed and removed directory entries durable."""
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)

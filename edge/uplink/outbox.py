@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edge.core.drift import DriftMeter
-from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Pull, QueryRefused, SamplingSet
+from edge.core.drift import DriftRates
+from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, PullEvent, QueryRefused, SamplingSet
 from edge.core.query import QueryPipeline
 from edge.durability.durable_core import DurableCore
 from edge.durability.group_commit import GroupCommit
@@ -90,7 +90,7 @@ class UplinkOutbox:
         self.in_flight_bytes = 0
         self._processing_delay_ms: dict[QueryRef, int] = {}
         self._reported_ms: dict[QueryRef, int] = {}
-        self._drifts: dict[QueryRef, DriftMeter] = {}
+        self._drifts: dict[QueryRef, DriftRates] = {}
         self._cap_bytes_s = float(cap_bytes_s) if cap_bytes_s is not None else float("inf")
         self.bandwidth_bytes_s = min(ASSUMED_BANDWIDTH_BYTES_S, self._cap_bytes_s)
         self._durable_seq = durable.core.next_seq - 1  # recovered frames are on disk
@@ -105,8 +105,10 @@ class UplinkOutbox:
             now = self._now_ms()
             due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s, now)
             if due is not None and due <= now:
-                open_between = self._durable.core.open_between(self.bandwidth_bytes_s, now)
-                pull = Pull(capacity_bytes, open_between, self.bandwidth_bytes_s, self.path_delay_ms, self._unread())
+                drain_windows = self._durable.core.drain_windows(self.bandwidth_bytes_s, now)
+                pull = PullEvent(
+                    capacity_bytes, drain_windows, self.bandwidth_bytes_s, self.path_delay_ms, self._unread()
+                )
                 effects = self._durable.handle(pull)
                 for effect in effects:
                     if isinstance(effect, FrameBuilt):
@@ -178,8 +180,8 @@ class UplinkOutbox:
         return reports
 
     def _budget_report(self, pipeline: QueryPipeline) -> pb.BudgetReport:
-        meter = self._drifts.setdefault(pipeline.ref, DriftMeter(pipeline.spec.window.longest_ms))
-        meter.note(pipeline.drift, pipeline.progress.through_ms)
+        meter = self._drifts.setdefault(pipeline.ref, DriftRates(pipeline.spec.window.longest_ms))
+        meter.update(pipeline.drift, pipeline.progress.through_ms)
         applied = pipeline.schedule.last
         return pb.BudgetReport(
             query=pipeline.ref.name,

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from edge.core.core import EdgeCore
-from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened, Tick
+from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened, TickEvent
 from edge.core.streams import StreamSpec
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import LIVE
@@ -107,7 +107,7 @@ class EdgeSimulation:
         now = math.ceil(now_ms)
         while now >= self._window_end_ms:
             self._ingest(self._window_end_ms - 1)
-            self.core.handle(Tick(self._window_end_ms))
+            self.core.handle(TickEvent(self._window_end_ms))
             self._window_end_ms += self._query.window.slice_ms
         self._ingest(now)
         left = self._window_end_ms - now_ms
@@ -130,7 +130,7 @@ class EdgeSimulation:
         entries = max(1, round(bandwidth * step_ms / 1000.0 / self._entry_bytes))
         capacity = math.ceil(entries * self._entry_bytes) + 1
         path_delay = round(self._link.latency_ms + self._link.jitter_ms)
-        event = Pull(capacity, self.core.open_between(bandwidth, now), bandwidth, path_delay)
+        event = PullEvent(capacity, self.core.drain_windows(bandwidth, now), bandwidth, path_delay)
         built = [e.frame for e in self.core.handle(event) if isinstance(e, FrameBuilt)]
         for frame in built:
             body = frame.unpack()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from edge.core.core import EdgeCore
-from edge.core.events import Acked, Configured, FrameBuilt, Ingested, Pull, SourcesOpened, Tick
+from edge.core.events import Acked, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened, TickEvent
 from edge.core.streams import StreamSpec
 from edge.uplink import MAX_FRAME_BYTES, MIN_FRAME_BYTES
 from edgewater.query import QuerySpec
@@ -39,14 +39,14 @@ class _Meter:
             self._row = row
 
     def end(self, end_ms: int) -> None:
-        self._core.handle(Tick(end_ms))
+        self._core.handle(TickEvent(end_ms))
 
     def pull(self, now_ms: int) -> int:
         """Returns the wire bytes of the next frame; 0 if no frame is due."""
         due = self._core.next_pull_ms(self._bandwidth, now_ms)
         if due is None or due > now_ms:
             return 0
-        event = Pull(self._capacity, self._core.open_between(self._bandwidth, now_ms), self._bandwidth)
+        event = PullEvent(self._capacity, self._core.drain_windows(self._bandwidth, now_ms), self._bandwidth)
         frames = [e.frame for e in self._core.handle(event) if isinstance(e, FrameBuilt)]
         for frame in frames:
             partials = frame.unpack().partials

@@ -22,7 +22,7 @@ from center.ledger import (
 )
 from center.ledger.early_answers import AccuracyLedger
 from edge.core.core import EdgeCore
-from edge.core.events import Acked, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
+from edge.core.events import Acked, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
 from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
@@ -133,7 +133,7 @@ class Site:
             self.at = to
         frames: list[Frame] = []
         while (due := self.core.next_pull_ms(1e9, own_ms)) is not None and due <= own_ms:
-            effects = self.core.handle(Pull(1 << 18, self.core.open_between(1e9, own_ms), unread=unread))
+            effects = self.core.handle(PullEvent(1 << 18, self.core.drain_windows(1e9, own_ms), unread=unread))
             built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
             if not built:
                 break

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from edge.core.core import EdgeCore
-from edge.core.events import Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
+from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened
 from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
@@ -71,7 +71,7 @@ class Edge:
     def ships(self, *, early: bool = False, capacity: int = 1 << 20, at_most: int = 1000) -> list[FrameBody]:
         bodies: list[FrameBody] = []
         while len(bodies) < at_most:
-            effects = self.core.handle(Pull(capacity, OPEN if early else {}))
+            effects = self.core.handle(PullEvent(capacity, OPEN if early else {}))
             built = [e.frame.unpack() for e in effects if isinstance(e, FrameBuilt)]
             if not built:
                 break

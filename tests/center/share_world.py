@@ -41,7 +41,7 @@ class EdgeModel:
 
     def hear(self, grant: Grant) -> None:
         open_from = MIN_TIME_MS if self.through == MIN_TIME_MS else self.through
-        self.schedule = self.schedule.take(grant.version, grant.shares, grant.from_ms, open_from)
+        self.schedule = self.schedule.updated(grant.version, grant.shares, grant.from_ms, open_from)
 
     def close(self, slices: int) -> None:
         """Closes the next slices under the share that each has."""

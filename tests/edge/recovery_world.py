@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from edge.core.core import EdgeCore
-from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
+from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened
 from edge.core.streams import StreamSpec
 from edge.durability.durable_core import DurableCore, Position
 from edgewater.query import QuerySpec
@@ -133,7 +133,7 @@ class World:
             self.edge.ingest_range(event, {"row": start}, {"row": end})
 
     def pull(self, capacity: int = 400) -> None:
-        self.edge.handle(Pull(capacity, {"flights": (-(1 << 61), 1 << 61)}))
+        self.edge.handle(PullEvent(capacity, {"flights": (-(1 << 61), 1 << 61)}))
 
     def end(self) -> None:
         self.edge.handle(SourceEnded("flights", "file"))
@@ -154,6 +154,6 @@ class World:
             self.pull()
             self.ship()
         self.end()
-        while any(isinstance(e, FrameBuilt) for e in self.edge.handle(Pull(4000))):
+        while any(isinstance(e, FrameBuilt) for e in self.edge.handle(PullEvent(4000))):
             self.ship()
         self.ship()

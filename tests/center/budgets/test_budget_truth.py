@@ -22,7 +22,7 @@ from center.catalog import RegisteredQuery
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord, MergedDelta, ResultStore
 from edge.core.core import EdgeCore
-from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
+from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened
 from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
@@ -88,7 +88,7 @@ class World:
 
     def ship(self, edge: str) -> None:
         """What the edge has to say now reaches the store, and every answer that follows is compared."""
-        while built := [e for e in self.cores[edge].handle(Pull(1 << 20)) if isinstance(e, FrameBuilt)]:
+        while built := [e for e in self.cores[edge].handle(PullEvent(1 << 20)) if isinstance(e, FrameBuilt)]:
             body = built[0].frame.unpack()
             self.position += 1
             touched = tuple(sorted({p.slice_start_ms for p in body.partials}))

@@ -16,7 +16,6 @@ from center.estimation.estimator import AccuracyBook
 from center.ledger import Emission
 from center.sampling import EdgeSamplingController, SamplingRequirement, describe_reasons
 from edge.core.events import SamplingSet
-from edge.durability.checkpoint import restore, snapshot
 from edge.utilization import BusyMeter
 from edgewater.streams import EdgeId
 from edgewater.wire.frames import SamplingReason
@@ -49,7 +48,7 @@ class Machine:
         monitor = self.site.core.queries[REF].monitor
         assert monitor is not None
         count, self.read = self.site.at - self.read, self.site.at
-        cost_ms = (0.1 + 0.4 * monitor.observing.rate) * (4 if slow else 1)
+        cost_ms = (0.1 + 0.4 * monitor.sampling.rate) * (4 if slow else 1)
         with self.meter.busy("f"):
             self.now_ms = max(min(self.now_ms + count * cost_ms, now_ms), self.now_ms)
         self.now_ms = float(now_ms)
@@ -63,7 +62,7 @@ class Machine:
         self.shares.append(share)
         monitor = self.site.core.queries[REF].monitor
         assert monitor is not None
-        self.rates.append(monitor.observing.rate)
+        self.rates.append(monitor.sampling.rate)
 
 
 @dataclass
@@ -103,7 +102,7 @@ def restore_from(site: Site) -> None:
     """The edge comes back with its checkpoint."""
     fresh = Site.make(site.name, 0, 1, exponential(60.0)).core
     fresh.queries.clear()
-    restore(fresh, snapshot(site.core))
+    fresh.restore(site.core.to_state())
     site.core = fresh
 
 

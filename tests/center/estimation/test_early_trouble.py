@@ -10,7 +10,6 @@ from center.ledger import early_answers as accuracy_ledger
 from edge.core.core import EdgeCore
 from edge.core.events import Configured, SamplingSet
 from edge.core.streams import StreamSpec
-from edge.durability.checkpoint import restore, snapshot
 from edgewater.streams import LIVE
 from tests.center.accuracy_world import (
     BEGIN_MS,
@@ -222,9 +221,9 @@ def test_an_edge_core_restored_from_its_state_sends_the_same_frames() -> None:
     for _ in range(12):
         cut.run(0.5)
         core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, DISORDER_MS, 3_000)}, source=1)
-        state = snapshot(cut.sites[0].core)
-        restore(core, state)
-        assert snapshot(core) == state
+        state = cut.sites[0].core.to_state()
+        core.restore(state)
+        assert core.to_state() == state
         cut.sites[0].core = core
     assert (cut.frames, cut.bytes) == (whole.frames, whole.bytes)
     assert cut.given == whole.given

@@ -17,7 +17,6 @@ from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisC
 from edge.core.core import EdgeCore
 from edge.core.events import SamplingSet
 from edge.core.streams import StreamSpec
-from edge.durability.checkpoint import restore, snapshot
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses import function_named
@@ -208,13 +207,13 @@ def test_an_edge_that_recovers_goes_on_at_its_rate(tmp_path: Path) -> None:
         world.run(2)
     for site in other.sites:
         core = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, DISORDER_MS, 3_000)}, source=0)
-        restore(core, snapshot(site.core))
+        core.restore(site.core.to_state())
         site.core = core
     for world in (one, other):
         told(world, 1.0)  # too late for the slice that has begun
         world.run(2)
 
-    held = [snapshot(s.core) for w in (one, other) for s in w.sites]
+    held = [s.core.to_state() for w in (one, other) for s in w.sites]
 
     assert held[:2] == held[2:]
 

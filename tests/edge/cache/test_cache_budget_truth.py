@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from edge.core.core import EdgeCore
-from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
+from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened
 from edge.core.streams import StreamSpec
 from edgewater.caching import EVICTIONS
 from edgewater.query import QuerySpec
@@ -51,14 +51,14 @@ def an_edge(number: int, spec: QuerySpec) -> tuple[list[FrameBody], FloatArray]:
         np.add.at(truth, (times // SLICE_MS, keys), values)
         batch = pa.record_batch({"key": keys, "value": values, TIME_COLUMN: times})
         core.handle(Ingested("s", "file", batch, now))
-        bodies += pulled(core, Pull(600, {"s": (now, now + 400)}, 1000.0, 0))
+        bodies += pulled(core, PullEvent(600, {"s": (now, now + 400)}, 1000.0, 0))
     core.handle(SourceEnded("s", "file"))
-    while fresh := pulled(core, Pull(600)):
+    while fresh := pulled(core, PullEvent(600)):
         bodies += fresh
     return bodies, truth
 
 
-def pulled(core: EdgeCore, pull: Pull) -> list[FrameBody]:
+def pulled(core: EdgeCore, pull: PullEvent) -> list[FrameBody]:
     return [e.frame.unpack() for e in core.handle(pull) if isinstance(e, FrameBuilt)]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.core.core import EdgeCore
-from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
+from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened
 from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
@@ -54,9 +54,9 @@ def an_edge(number: int, spec: QuerySpec, function: str, records: Records) -> tu
             batch = pa.record_batch({"key": keys[rows], "value": values[rows], TIME_COLUMN: times[rows]})
             now = int(times[rows].max())
             core.handle(Ingested("s", "file", batch, now))
-            merge(sent, core.handle(Pull(200, {"s": (now, now + 200)}, 1000.0, 0)), function)
+            merge(sent, core.handle(PullEvent(200, {"s": (now, now + 200)}, 1000.0, 0)), function)
     core.handle(SourceEnded("s", "file"))
-    while merge(sent, core.handle(Pull(400)), function):
+    while merge(sent, core.handle(PullEvent(400)), function):
         pass
     return sent, true
 

@@ -7,11 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core.arrival_reports import ArrivalMonitor, Observing
+from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings
 from edge.core.core import EdgeCore
-from edge.core.events import Configured, FrameBuilt, Ingested, Pull, QueryRefused, SamplingSet, SourcesOpened
+from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, QueryRefused, SamplingSet, SourcesOpened
 from edge.core.streams import StreamSpec
-from edge.durability.checkpoint import restore, snapshot
 from edge.durability.durable_core import DurableCore, _decode_plain, _encode
 from edgewater.accuracy import MAX_GROUPS, report_schedule
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
@@ -50,7 +49,7 @@ def come(edge: EdgeCore, arrival_ms: int, *records: tuple[int, float | None]) ->
 
 
 def pull(edge: EdgeCore, now_ms: int, capacity: int = 1 << 16) -> FrameBody | None:
-    for effect in edge.handle(Pull(capacity, edge.open_between(1e9, now_ms))):
+    for effect in edge.handle(PullEvent(capacity, edge.drain_windows(1e9, now_ms))):
         if isinstance(effect, FrameBuilt):
             return effect.frame.unpack()
     return None
@@ -178,9 +177,9 @@ def test_a_snapshot_of_the_monitor_goes_on_as_the_one_that_was_not_interrupted()
         edge.handle(SamplingSet(REF, 0.5, 30.0, SamplingReason.PROCESSOR))
         come(edge, 990, *[(t, float(t)) for t in range(0, 990, 7)])
     again = EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 10_000)}, source=3)
-    restore(again, snapshot(edges[1]))
+    again.restore(edges[1].to_state())
     monitor = next(iter(again.queries.values())).monitor
-    assert monitor is not None and monitor.observing == Observing(0.5, 30, SamplingReason.PROCESSOR)
+    assert monitor is not None and monitor.sampling == SamplingSettings(0.5, 30, SamplingReason.PROCESSOR)
     for edge in (edges[0], again):
         come(edge, 1_100, (800, 3.0), (1_050, 2.0))
     assert pull(edges[0], 1_540) == pull(again, 1_540)
@@ -200,7 +199,7 @@ def test_the_word_on_sampling_is_journaled(tmp_path: Path) -> None:
     first.close()
     second = durable()
     monitor = second.core.queries[REF].monitor
-    assert monitor is not None and monitor.observing == Observing(0.25, -12, SamplingReason.LINK)
+    assert monitor is not None and monitor.sampling == SamplingSettings(0.25, -12, SamplingReason.LINK)
     second.close()
 
 
@@ -263,8 +262,8 @@ def test_a_snapshot_with_groups_goes_on_as_the_one_that_was_not_interrupted() ->
         come_grouped(edge, 480, *[(t, float(t), f"k{t % 3}", t % 2) for t in range(0, 480, 7)])
         come_grouped(edge, 990, *[(t, float(t), f"k{t % 4}", t % 2) for t in range(300, 990, 11)])
     again = EdgeCore({"s": StreamSpec({**COLUMNS, **KEYS}, LIVE, 10_000)}, source=3)
-    restore(again, snapshot(edges[1]))
-    assert snapshot(again) == snapshot(edges[1])
+    again.restore(edges[1].to_state())
+    assert again.to_state() == edges[1].to_state()
     for edge in (edges[0], again):
         come_grouped(edge, 1_100, (800, 3.0, "k9", 1), (1_050, 2.0, "k1", 1))
     assert pull(edges[0], 1_540) == pull(again, 1_540)
@@ -303,14 +302,14 @@ def test_statistics_by_group_come_out_of_the_journal_byte_by_byte(tmp_path: Path
         for core in (whole, dying):
             event = Ingested("s", "f", batch, now)
             core.ingest_payload(event) if isinstance(core, DurableCore) else core.handle(event)
-            effects = core.handle(Pull(1 << 16, whole.open_between(1e9, now))) if step % 3 == 0 else []
+            effects = core.handle(PullEvent(1 << 16, whole.drain_windows(1e9, now))) if step % 3 == 0 else []
             frames.append([e.frame for e in effects if isinstance(e, FrameBuilt)])
         assert frames[0] == frames[1]
         if step % 7 == 0:
             dying.sync()
             dying.close()  # without a checkpoint: what comes back is a replay
             dying = durable()
-            assert snapshot(dying.core) == snapshot(whole)
+            assert dying.core.to_state() == whole.to_state()
     dying.close()
 
 
@@ -343,13 +342,11 @@ def test_a_report_in_parts_says_why_in_each() -> None:
     assert len(said) > 1 and set(said) == {SamplingReason.LINK}
 
 
-def test_a_word_without_a_reason_is_written_without_one() -> None:
-    word = SamplingSet(REF, 0.5, 3.0, SamplingReason.MEASURE)
-    record = _encode(word)
-    assert _decode_plain(record.kind, json.loads(record.payload)) == word
-    plain = SamplingSet(REF, 0.5, 3.0)
-    assert json.loads(_encode(plain).payload) == {"query": ["q", 1], "rate": 0.5, "clock_offset_ms": 3.0}
-    assert _decode_plain(record.kind, json.loads(_encode(plain).payload)) == plain
+@pytest.mark.parametrize("reason", SamplingReason)
+def test_a_sampling_rate_is_read_from_the_journal_with_its_reason(reason: SamplingReason) -> None:
+    event = SamplingSet(REF, 0.5, 3.0, reason)
+    record = _encode(event)
+    assert _decode_plain(record.kind, json.loads(record.payload)) == event
 
 
 def test_a_reason_of_a_newer_release_is_none_that_could_be_said() -> None:

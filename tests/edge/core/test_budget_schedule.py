@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from edge.core.budget_schedule import MAX_STEPS, ShareSchedule
 from edge.core.core import EdgeCore
-from edge.core.drift import DriftMeter
-from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
+from edge.core.drift import DriftRates
+from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
 from edge.core.streams import StreamSpec
-from edge.durability.checkpoint import restore, snapshot
 from edge.durability.durable_core import _decode_plain, _encode
 from edge.uplink import PathDelay
 from edgewater.query import QuerySpec
@@ -54,7 +53,7 @@ def ingest(edge: EdgeCore, time_ms: int, value: int) -> None:
 
 def pull(edge: EdgeCore) -> list[FrameBody]:
     bodies = []
-    while built := [e for e in edge.handle(Pull(1 << 20)) if isinstance(e, FrameBuilt)]:
+    while built := [e for e in edge.handle(PullEvent(1 << 20)) if isinstance(e, FrameBuilt)]:
         bodies.append(built[0].frame.unpack())
     return bodies
 
@@ -98,7 +97,7 @@ def test_shares_survive_a_checkpoint_and_the_journal() -> None:
     edge, again = core(), make_core()
     edge.handle(BudgetSet(REF, {"s": 100.0}, 1))
     edge.handle(BudgetSet(REF, {"s": 10.0}, 2, from_ms=7_000))
-    restore(again, snapshot(edge))
+    again.restore(edge.to_state())
     assert again.queries[REF].schedule == edge.queries[REF].schedule
     event = BudgetSet(REF, {"s": 10.0}, 2, 7_000)
     record = _encode(event)
@@ -113,7 +112,7 @@ def test_a_slice_never_gets_a_share_that_no_word_gave_it(words: list[tuple[float
     schedule, through, given_here = ShareSchedule(), MIN_TIME_MS, {0.0}
     for version, (share, from_ms, advance) in enumerate(words, 1):
         before = schedule.at(slice_start).get("s", 0.0)
-        schedule = schedule.take(version, {"s": share}, from_ms, through)
+        schedule = schedule.updated(version, {"s": share}, from_ms, through)
         if from_ms <= slice_start:
             given_here.add(share)
         if slice_start < max(from_ms, through) and len(words) <= MAX_STEPS:
@@ -126,7 +125,7 @@ def test_a_slice_never_gets_a_share_that_no_word_gave_it(words: list[tuple[float
 def test_what_no_slice_needs_any_more_is_forgotten() -> None:
     schedule = ShareSchedule()
     for version in range(1, 6):
-        schedule = schedule.take(version, {"s": float(version)}, version * 10, MIN_TIME_MS)
+        schedule = schedule.updated(version, {"s": float(version)}, version * 10, MIN_TIME_MS)
     shorter = schedule.without_before(35)
     assert [s.from_ms for s in shorter.steps] == [30, 40, 50]
     assert shorter.at(35) == schedule.at(35)
@@ -150,17 +149,17 @@ def test_without_a_share_the_drift_is_all_that_moved() -> None:
 
 
 def test_rates_follow_the_load_slowly_and_need_a_whole_window() -> None:
-    meter = DriftMeter(1_000)
-    meter.note({"s": 10.0}, MIN_TIME_MS)
-    meter.note({"s": 10.0}, 0)
+    meter = DriftRates(1_000)
+    meter.update({"s": 10.0}, MIN_TIME_MS)
+    meter.update({"s": 10.0}, 0)
     assert meter.per_s == {}, "one point is no rate"
-    meter.note({"s": 60.0}, 500)
+    meter.update({"s": 60.0}, 500)
     assert meter.per_s == {}, "half a window is noise"
-    meter.note({"s": 110.0}, 1_000)
+    meter.update({"s": 110.0}, 1_000)
     assert meter.per_s == {"s": pytest.approx(100.0)}
-    meter.note({"s": 110.0}, 6_000)
+    meter.update({"s": 110.0}, 6_000)
     assert meter.per_s == {"s": pytest.approx(100.0 * math.exp(-1))}
-    meter.note({"s": 999.0}, 1 << 62)
+    meter.update({"s": 999.0}, 1 << 62)
     assert meter.per_s == {"s": pytest.approx(100.0 * math.exp(-1))}, "the end of time is no time"
 
 

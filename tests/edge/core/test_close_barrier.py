@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 
 from edge.core.core import EdgeCore
-from edge.core.events import Configured, FrameBuilt, Ingested, Pull, SamplingSet, SourcesOpened
+from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, SamplingSet, SourcesOpened
 from edge.core.streams import StreamSpec
-from edge.durability.checkpoint import restore, snapshot
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN
 from edgewater.wire.frames import FrameBody, QueryRef
@@ -41,7 +40,9 @@ def pulls(edge: EdgeCore, now_ms: int) -> list[FrameBody]:
     """All that is worth it now. Whoever is told "now" and gets nothing would ask for ever."""
     bodies = []
     while (due := edge.next_pull_ms(1e9, now_ms)) is not None and due <= now_ms:
-        built = [e for e in edge.handle(Pull(1 << 16, edge.open_between(1e9, now_ms))) if isinstance(e, FrameBuilt)]
+        built = [
+            e for e in edge.handle(PullEvent(1 << 16, edge.drain_windows(1e9, now_ms))) if isinstance(e, FrameBuilt)
+        ]
         assert built, f"nothing leaves at {now_ms}"
         bodies += [e.frame.unpack() for e in built]
     return bodies
@@ -98,7 +99,7 @@ def test_an_edge_whose_clock_turns_out_to_be_ahead_goes_on_by_the_right_time() -
     edge.handle(SamplingSet(REF, 0.5, float(ahead)))
     come(edge, ahead + 1_490, 950, 1_250)
     fresh = core()
-    restore(fresh, snapshot(edge))
+    fresh.restore(edge.to_state())
     for each in (edge, fresh):
         bodies = pulls(each, ahead + 1_500)
         assert [b.arrivals.through_ms for b in bodies if b.arrivals is not None] == [1_500]

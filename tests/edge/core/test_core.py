@@ -17,12 +17,12 @@ from edge.core.events import (
     Effect,
     FrameBuilt,
     Ingested,
-    Pull,
+    PullEvent,
     QueryAccepted,
     QueryRefused,
     SourceEnded,
     SourcesOpened,
-    Tick,
+    TickEvent,
 )
 from edge.core.streams import StreamSpec
 from edgewater.errors import StorageError
@@ -68,12 +68,12 @@ def ingest(
 
 
 def pull_all(
-    core: EdgeCore, capacity: int = 1 << 20, open_between: dict[str, tuple[int, int]] | None = None
+    core: EdgeCore, capacity: int = 1 << 20, drain_windows: dict[str, tuple[int, int]] | None = None
 ) -> list[Any]:
     """Every frame there is to be had now, as (query name, body)."""
     bodies = []
     while True:
-        built = [e for e in core.handle(Pull(capacity, open_between or {})) if isinstance(e, FrameBuilt)]
+        built = [e for e in core.handle(PullEvent(capacity, drain_windows or {})) if isinstance(e, FrameBuilt)]
         if not built:
             return bodies
         bodies += [(e.frame.query.name, e.frame.unpack()) for e in built]
@@ -154,10 +154,10 @@ def test_an_ended_stream_closes_everything() -> None:
 def test_an_idle_stream_follows_its_clock() -> None:
     core = make_core(StreamSpec(COLUMNS, idle_ms=5_000))
     ingest(core, ("UA", 500, 100_000), arrival_ms=100_000)
-    core.handle(Tick(104_999))
+    core.handle(TickEvent(104_999))
     assert core.streams["flights"].watermark_ms == 100_000
     assert core.next_deadline() == 105_000
-    core.handle(Tick(130_000))
+    core.handle(TickEvent(130_000))
     assert core.streams["flights"].watermark_ms == 125_000
 
 
@@ -169,7 +169,7 @@ def test_a_quiet_source_does_not_hold_back_a_busy_one() -> None:
     core.handle(SourcesOpened((("flights", "file"), ("flights", "quiet"))))
     for now_ms in range(100_000, 120_000, 1_000):
         ingest(core, ("UA", 500, now_ms), arrival_ms=now_ms)
-        core.handle(Tick(now_ms))
+        core.handle(TickEvent(now_ms))
     assert core.streams["flights"].watermark_ms == 119_000 - 5_000
 
 
@@ -177,12 +177,12 @@ def test_what_waits_in_a_source_that_was_not_read_is_not_late() -> None:
     core = make_core(IDLE)
     ingest(core, ("UA", 500, 100_000), arrival_ms=100_000)
     core.handle(SourcesOpened((("flights", "file"),)))  # it was down for a while
-    core.handle(Tick(200_000))
+    core.handle(TickEvent(200_000))
     assert core.streams["flights"].watermark_ms == 100_000
-    core.handle(Tick(206_000, unread=("file",)))
+    core.handle(TickEvent(206_000, unread=("file",)))
     assert core.streams["flights"].watermark_ms == 100_000
     assert core.next_deadline() == 211_000
-    core.handle(Tick(211_000))
+    core.handle(TickEvent(211_000))
     assert core.streams["flights"].watermark_ms == 206_000
 
 
@@ -196,7 +196,7 @@ def test_a_source_that_is_no_longer_configured_holds_nothing_back() -> None:
 
 def test_a_journal_of_a_stream_that_is_gone_says_so() -> None:
     core = make_core()
-    with pytest.raises(StorageError, match="stream weather, which the configuration no longer names"):
+    with pytest.raises(StorageError, match="stream weather, which is not in the configuration"):
         core.handle(SourcesOpened((("weather", "file"),)))
 
 
@@ -293,7 +293,7 @@ def test_a_narrow_link_draws_on_open_slices_least_recently_used_first() -> None:
     core = make_core(queries=LRU)
     for i, carrier in enumerate(["UA", "DL", "AA", "UA"]):
         ingest(core, (carrier, 100, 1_000 + i))
-    (effect,) = core.handle(Pull(1, ALL_OPEN))
+    (effect,) = core.handle(PullEvent(1, ALL_OPEN))
     assert isinstance(effect, FrameBuilt)
     assert list(merged([("exact", effect.frame.unpack())])[("exact", 0)]) == ["DL"]
 
@@ -308,7 +308,7 @@ def test_open_slices_wait_for_their_end_if_they_drain_in_a_moment_and_start_earl
     assert fast is not None and slow is not None
     assert 1_009_990 <= fast <= 1_010_000, "a fast link waits for the slice's end"
     assert slow < 1_007_000, "a slow link starts early"
-    now, drained = core.open_between(20_000.0, slow)["flights"]
+    now, drained = core.drain_windows(20_000.0, slow)["flights"]
     assert drained - now > 1_000, "what there is would take more than a second"
 
 
@@ -317,7 +317,7 @@ def test_an_open_slice_that_the_clock_has_passed_waits_for_its_records() -> None
     ingest(backfill, ("UA", 1, 1_000))
     pull_all(backfill)
     assert backfill.next_pull_ms(1.0, now_ms=60_000) is None
-    assert pull_all(backfill, open_between=backfill.open_between(1.0, 60_000)) == []
+    assert pull_all(backfill, drain_windows=backfill.drain_windows(1.0, 60_000)) == []
 
 
 def test_under_a_staleness_budget_a_slice_that_the_clock_has_passed_is_sent_as_it_stands() -> None:
@@ -327,7 +327,7 @@ def test_under_a_staleness_budget_a_slice_that_the_clock_has_passed_is_sent_as_i
     pull_all(core)
     due = core.next_pull_ms(1e9, now_ms=60_000)
     assert due is not None and due <= 60_000
-    assert merged(pull_all(core, open_between=core.open_between(1e9, 60_000))) != {}
+    assert merged(pull_all(core, drain_windows=core.drain_windows(1e9, 60_000))) != {}
 
 
 def test_acknowledged_frames_are_forgotten_and_the_others_kept() -> None:
@@ -358,9 +358,9 @@ def test_whatever_is_pulled_whenever_the_center_gets_the_truth_less_what_is_stat
             core.handle(Ingested("flights", "file", data.slice(row, amount), (1 << 40) + row))
             row = min(row + amount, data.num_rows)
         elif step == "tick":
-            core.handle(Tick((1 << 40) + row))
+            core.handle(TickEvent((1 << 40) + row))
         else:
-            effects = core.handle(Pull(amount * 10, ALL_OPEN if step == "early" else {}))
+            effects = core.handle(PullEvent(amount * 10, ALL_OPEN if step == "early" else {}))
             bodies += [(e.frame.query.name, e.frame.unpack()) for e in effects if isinstance(e, FrameBuilt)]
     core.handle(SourceEnded("flights", "file"))
     bodies += pull_all(core, 500)
@@ -378,5 +378,5 @@ def test_whatever_is_pulled_whenever_the_center_gets_the_truth_less_what_is_stat
 
 @pytest.mark.parametrize("cls", [dict, int])
 def test_an_unknown_event_is_an_error_of_the_program(cls: type) -> None:
-    with pytest.raises(TypeError, match="no event of the edge"):
+    with pytest.raises(TypeError, match="not an event of the edge"):
         make_core().handle(cls())

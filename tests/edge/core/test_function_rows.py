@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from edge.core.core import EdgeCore
-from edge.core.events import Acked, Configured, FrameBuilt, Ingested, Pull, SamplingSet, SourcesOpened, Tick
+from edge.core.events import Acked, Configured, FrameBuilt, Ingested, PullEvent, SamplingSet, SourcesOpened, TickEvent
 from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
@@ -35,10 +35,10 @@ def feed(core: EdgeCore, times: list[int] | np.ndarray[Any, Any], keys: list[str
 
 
 def frames(core: EdgeCore, now_ms: int, capacity: int = CAPACITY, bandwidth: float = 1e6) -> list[Frame]:
-    core.handle(Tick(now_ms))
+    core.handle(TickEvent(now_ms))
     sent: list[Frame] = []
     while (due := core.next_pull_ms(bandwidth, now_ms)) is not None and due <= now_ms:
-        effects = core.handle(Pull(capacity, core.open_between(bandwidth, now_ms), bandwidth, 50))
+        effects = core.handle(PullEvent(capacity, core.drain_windows(bandwidth, now_ms), bandwidth, 50))
         built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
         if not built:
             break
@@ -95,8 +95,8 @@ def test_under_an_accuracy_a_narrow_link_omits_nothing_without_saying_so(measure
     for at in range(1_000, 9_000, 20):
         if at < 3_000:
             feed(core, np.sort(rng.integers(at, at + 20, 20)), [f"g{i}" for i in rng.integers(0, 50, 20)])
-        core.handle(Tick(at + 20))
-        effects = core.handle(Pull(150, core.open_between(3_000.0, at + 20), 3_000.0, 50))
+        core.handle(TickEvent(at + 20))
+        effects = core.handle(PullEvent(150, core.drain_windows(3_000.0, at + 20), 3_000.0, 50))
         sent += [e.frame for e in effects if isinstance(e, FrameBuilt)]
     feed(core, [20_000], ["g0"])
     sent += frames(core, 20_000)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from edge.core.measure_inputs import Arguments, Promise
+from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
 from edgewater.query import QuerySpec
 
 
@@ -16,7 +16,7 @@ def test_whole_numbers_beyond_2_to_53_are_told_as_the_nearest_float() -> None:
     bound = spec.bind({"x": pa.int64()})
     records = pa.record_batch({"x": [2**60 + 1, 3], "event_time_ms": [0, 0]})
 
-    seen = Promise(bound).observed(Arguments(bound, records), None)
+    seen = AccuracyMeasure(bound).observed(MeasureArguments(bound, records), None)
 
     assert seen.values is not None
     assert seen.values.tolist() == [2.0**60, 3.0]

@@ -6,9 +6,8 @@ import pyarrow as pa
 import pytest
 
 from edge.core.core import EdgeCore
-from edge.core.events import Configured, Dropped, Effect, FrameBuilt, Ingested, Pull, SourcesOpened
+from edge.core.events import Configured, Dropped, Effect, FrameBuilt, Ingested, PullEvent, SourcesOpened
 from edge.core.streams import StreamSpec
-from edge.durability.checkpoint import restore, snapshot
 from edgewater.algebra import LateRecordPolicy
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
@@ -34,7 +33,9 @@ def reads(core: EdgeCore, *times: int) -> list[Effect]:
 
 def ships(core: EdgeCore, *, early: bool = False, capacity: int = 1 << 20) -> list[FrameBody]:
     bodies = []
-    while built := [e for e in core.handle(Pull(capacity, ALMOST_OVER if early else {})) if isinstance(e, FrameBuilt)]:
+    while built := [
+        e for e in core.handle(PullEvent(capacity, ALMOST_OVER if early else {})) if isinstance(e, FrameBuilt)
+    ]:
         bodies += [e.frame.unpack() for e in built]
     return bodies
 
@@ -73,14 +74,14 @@ def test_a_late_record_widens_what_was_said_also_of_a_slice_that_was_sent_in_ful
     core = make_core()
     reads(core, 500, 2000)
     ships(core)
-    assert core.queries[REF].slices.keys() == {2000} and core.queries[REF].spent == {0: (1, 0, 500, 500)}
+    assert core.queries[REF].slices.keys() == {2000} and core.queries[REF].finished_counters == {0: (1, 0, 500, 500)}
     again = EdgeCore({"events": STREAM})
-    restore(again, snapshot(core))
+    again.restore(core.to_state())
     for held in (core, again):
         reads(held, 200)
         (body,) = ships(held)
         assert body.closes == (SliceClose(0, 2, 1, (), 200, 500),)
-    assert snapshot(again) == snapshot(core)
+    assert again.to_state() == core.to_state()
 
 
 def test_a_slice_is_kept_until_no_session_over_it_can_be_revised() -> None:
@@ -91,7 +92,7 @@ def test_a_slice_is_kept_until_no_session_over_it_can_be_revised() -> None:
     reads(core, 6000)
     assert reads(core, 100) == [Dropped(REF, "too-late", 1)]
     ships(core)
-    assert core.queries[REF].spent.keys() == {5000}
+    assert core.queries[REF].finished_counters.keys() == {5000}
 
 
 def test_a_query_that_needs_order_follows_the_watermark() -> None:

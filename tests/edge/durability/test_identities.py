@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 from edge.core.core import EdgeCore
-from edge.core.events import Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
+from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened
 from edge.core.streams import StreamSpec
-from edge.durability.checkpoint import restore, snapshot
 from edge.durability.durable_core import DurableCore, Position
 from edgewater.query import QuerySpec
 from edgewater.synopses import GroupedAggregate, SampleStack, source_of
@@ -59,7 +58,7 @@ class Edge:
     def pull(self) -> list[bytes]:
         """The partials of everything that is pending."""
         found = []
-        while built := [e for e in self.durable.handle(Pull(1 << 20, {})) if isinstance(e, FrameBuilt)]:
+        while built := [e for e in self.durable.handle(PullEvent(1 << 20, {})) if isinstance(e, FrameBuilt)]:
             found += [p.synopsis for p in built[0].frame.unpack().partials]
         return found
 
@@ -117,7 +116,7 @@ def test_a_replay_ships_the_same_bytes(tmp_path: Path, checkpointed: bool) -> No
     first.ingest(1000)
     first.durable.sync()
     again = Edge(tmp_path / "crashed", "jfk")  # the first one is gone as it stands
-    assert snapshot(again.durable.core) == snapshot(first.durable.core)
+    assert again.durable.core.to_state() == first.durable.core.to_state()
     assert again.finish((1000, 1000)) == undisturbed
 
 
@@ -136,7 +135,7 @@ def test_late_records_have_identities_of_their_own_and_join_the_sample(tmp_path:
 def test_a_checkpoint_keeps_the_identity_that_records_were_given(tmp_path: Path) -> None:
     core = EdgeCore({"flights": StreamSpec(COLUMNS)}, source_of("jfk", "i1"))
     other = EdgeCore({"flights": StreamSpec(COLUMNS)}, source_of("renamed", "i1"))
-    restore(other, snapshot(core))
+    other.restore(core.to_state())
     assert other.source == core.source != source_of("renamed", "i1")
 
 

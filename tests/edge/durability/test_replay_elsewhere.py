@@ -22,14 +22,13 @@ from edge.core.events import (
     Event,
     FrameBuilt,
     Ingested,
-    Pull,
+    PullEvent,
     SamplingSet,
     SourceEnded,
     SourcesOpened,
 )
 from edge.core.streams import StreamSpec
 from edge.durability import durable_core as durable
-from edge.durability.checkpoint import snapshot
 from edge.durability.durable_core import DurableCore, Position
 from edgewater import expressions
 from edgewater.errors import StorageError
@@ -69,8 +68,8 @@ class Case:
         start = [SourcesOpened((("s", "file"),)), Configured(((REF, self.spec),))]
         return [*start, BudgetSet(REF, {"v": at}, 1)] if self.share else start
 
-    def pull(self, at: float, now_ms: int) -> Pull:
-        return Pull(1 << 16, {"s": (now_ms, now_ms + 100)}, 48_000.0 if self.share else at, 5)
+    def pull(self, at: float, now_ms: int) -> PullEvent:
+        return PullEvent(1 << 16, {"s": (now_ms, now_ms + 100)}, 48_000.0 if self.share else at, 5)
 
 
 ERROR = {"budget": {"error": {"v": 40}}, "cache": {"eviction": "gain"}}
@@ -186,7 +185,7 @@ def test_a_replay_with_another_zlib_zstd_and_exponential_sends_the_same_frames(
     assert len(built) > 3 and {f.encoding.name for f in built} & {"PRESET", "ZSTD"}
 
     again = Edge(tmp_path / "a", case, at).durable.core
-    assert snapshot(again) == snapshot(edge.durable.core), "here the replay gives the very state"
+    assert again.to_state() == edge.durable.core.to_state(), "here the replay gives the very state"
 
     monkeypatch.setattr(np, "exp", exp_with_another_last_bit)
     monkeypatch.setattr(preset, "_LEVEL", 1)
@@ -268,8 +267,8 @@ class KindWorld(World):
             now_ms = int(np.max(records.column(TIME_COLUMN).to_numpy())) + 150
             self.edge.ingest_range(Ingested("flights", "file", records, now_ms), {"row": start}, {"row": end})
             for _ in range(4):
-                open_between = self.edge.core.open_between(500.0, now_ms)
-                self.edge.handle(Pull(90, open_between, 500.0, 20))
+                drain_windows = self.edge.core.drain_windows(500.0, now_ms)
+                self.edge.handle(PullEvent(90, drain_windows, 500.0, 20))
         self.edge.handle(Acked(2 * self.edge.core.next_seq // 3))
         return self.edge.core.next_seq - 1
 
@@ -285,7 +284,7 @@ def test_a_replay_of_any_kind_of_query_gives_the_very_state(kind: str, tmp_path:
     assert world.run() > 10
     world.edge.sync()
     again = KindWorld(tmp_path, spec).edge.core
-    assert snapshot(again) == snapshot(world.edge.core)
+    assert again.to_state() == world.edge.core.to_state()
 
 
 class LogWorld(World):
@@ -340,7 +339,7 @@ def test_values_of_another_last_bit_change_no_frame_that_has_left_and_are_told(
     again = LogWorld(tmp_path, DATA, world.center)
     assert list(again.edge.core.unacked) == built[1:]
     assert again.edge.diverged and set(again.edge.diverged) <= {f.seq for f in built}
-    assert f"{len(again.edge.diverged)} frames" in caplog.text and "leave as they were built" in caplog.text
+    assert f"{len(again.edge.diverged)} frames" in caplog.text and "sent as recorded" in caplog.text
     again.finish()
     assert counted(again.center) == counted_records()
     logs = sum(v["logs"] for groups in again.center.answers().values() for v in groups.values())
@@ -352,7 +351,7 @@ def test_values_of_another_last_bit_on_the_same_platform_are_refused(
 ) -> None:
     begun(tmp_path)
     monkeypatch.setitem(expressions._NUMERIC_FUNCTIONS, exp.Ln, another_logarithm)
-    with pytest.raises(StorageError, match="another frame than was written"):
+    with pytest.raises(StorageError, match="another frame than the recorded one"):
         LogWorld(tmp_path, DATA, Center())
 
 

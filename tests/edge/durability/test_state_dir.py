@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edge.durability import journal
-from edge.durability.durable_core import load_identity, sole_user
+from edge.durability.durable_core import load_identity, lock_state_dir
 from edgewater.errors import StorageError
 from tests.edge.recovery_world import EXACT, Center, World, flights, truth
 
@@ -57,9 +57,9 @@ def test_a_damaged_first_checkpoint_is_replayed_from_the_beginning(tmp_path: Pat
 
 
 def test_a_state_directory_has_one_user(tmp_path: Path) -> None:
-    with sole_user(tmp_path), pytest.raises(StorageError, match="in use by another"), sole_user(tmp_path):
+    with lock_state_dir(tmp_path), pytest.raises(StorageError, match="in use by another"), lock_state_dir(tmp_path):
         pass
-    with sole_user(tmp_path):
+    with lock_state_dir(tmp_path):
         pass
 
 
@@ -72,7 +72,10 @@ def test_a_damaged_identity_is_named_and_what_to_do(tmp_path: Path, text: str) -
 
 def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for use in (lambda: load_identity(tmp_path / "file" / "x", dict), lambda: sole_user(tmp_path / "file").__enter__()):
+    for use in (
+        lambda: load_identity(tmp_path / "file" / "x", dict),
+        lambda: lock_state_dir(tmp_path / "file").__enter__(),
+    ):
         with pytest.raises(StorageError, match=r"state_dir .*file"):
             use()
 
