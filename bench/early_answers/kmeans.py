@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from center.early_trigger import mean_size
 from center.early_trigger.bootstrap import sample_for_function
-from center.early_trigger.sample_size import mean_size
 from edgewater.accuracy import AccuracyTarget
 from edgewater.synopses import FloatArray
 

@@ -1,8 +1,8 @@
-"""The error of a function of a sample, when no formula is at hand: k-means, a regression, a user's own.
+"""The error of a function of a sample for which no formula is known: k-means, a regression, a user-defined function.
 
-Eq. 4 on the values' mean is no substitute: for k-means it keeps the inertia within 5 % in 98 % of
-windows and the centroids in 88 % (corrections.md, Aion 13). The function is run on resamples, and
-what it scatters by there is its error.
+Eq. 4 of the Aion paper for the mean of the values is no substitute: for k-means it keeps the inertia within 5 % in 98 %
+of windows, but the centroids in 88 % only. Here the function is evaluated on bootstrap resamples, and its error is the
+scatter of their values.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from center.early_trigger.sample_size import finite
+from center.early_trigger.function_estimate import DEFAULT_REPLICATES
+from center.early_trigger.sample_size import finite_population_size
 from edgewater.accuracy import AccuracyTarget, check_confidence
 from edgewater.errors import InvalidInput
 from edgewater.synopses import FloatArray
 
 Statistic = Callable[[Any], Any]
-"""From rows (NumPy array, axis 0) to a number or an array of numbers of a fixed shape."""
+"""Maps rows (NumPy array, axis 0) to a number or an array of numbers of a fixed shape."""
 
 Distance = Callable[[FloatArray, FloatArray], float]
-"""How far the value of a resample is from that of the sample, relative to the latter."""
-
-DEFAULT_REPLICATES = 100
+"""Distance of the value of a resample from that of the sample, relative to the latter."""
 
 
 def relative_distance(value: FloatArray, reference: FloatArray) -> float:
-    """|value - reference| / |reference|, as vectors. A reference of 0 is infinitely far from all but itself."""
+    """Returns |value - reference| / |reference|, as vectors; infinity if only the reference is 0."""
     norm = float(np.linalg.norm(reference))
     gap = float(np.linalg.norm(value - reference))
     return gap / norm if norm else (0.0 if gap == 0 else math.inf)
@@ -37,11 +36,11 @@ def relative_distance(value: FloatArray, reference: FloatArray) -> float:
 
 @dataclass(frozen=True, slots=True)
 class BootstrapError:
-    """What resampling says about `value`.
+    """A function's value on a sample, and its error.
 
     Attributes:
-        error: the relative error that holds with the confidence asked for.
-        size: rows the function was given.
+        error: relative error that holds with the requested confidence.
+        size: rows of the sample.
     """
 
     value: FloatArray
@@ -49,14 +48,14 @@ class BootstrapError:
     size: int
 
     def size_for(self, target: float, population: float = math.inf) -> float:
-        """Rows for a relative error of `target`: errors shrink by 1/√n; without replacement, of N, less are needed."""
+        """Returns the rows for a relative error of `target`: errors decrease by 1/√n and are corrected for N."""
         if not target > 0:
             raise InvalidInput("target", target, "a relative error above 0")
-        # What was drawn already had N's correction in its error.
-        endless = self.size / (1 - self.size / population) if self.size < population else math.inf
+        # The measured error includes the finite population correction.
+        uncorrected = self.size / (1 - self.size / population) if self.size < population else math.inf
         if self.error == 0:
             return 1.0
-        return float(finite(endless * (self.error / target) ** 2, population))
+        return float(finite_population_size(uncorrected * (self.error / target) ** 2, population))
 
 
 def bootstrap_error(
@@ -69,10 +68,10 @@ def bootstrap_error(
     replicates: int = DEFAULT_REPLICATES,
     distance: Distance = relative_distance,
 ) -> BootstrapError:
-    """The error of `statistic` on a sample of a population of `population` rows.
+    """Returns the error of `statistic` on a sample of a population of `population` rows.
 
-    Resamples have as many rows as the sample, drawn with replacement; distances are shrunk by √(1 - n/N), the
-    correction for what the sample holds already. Costs `replicates` runs of the statistic.
+    Resamples have as many rows as the sample, drawn with replacement; distances are multiplied by √(1 - n/N), the
+    finite population correction. Evaluates the statistic `replicates` times.
 
     Raises:
         InvalidInput: fewer than two rows, or fewer than 20 replicates.
@@ -95,19 +94,19 @@ def bootstrap_error(
 def size_for_function(
     rows: Any, statistic: Statistic, rng: np.random.Generator, target: AccuracyTarget, population: float, **options: Any
 ) -> float:
-    """Rows that `statistic` needs for the target, from a pilot sample `rows`."""
-    found = bootstrap_error(rows, statistic, rng, confidence=target.group_confidence, population=population, **options)
-    return found.size_for(target.error, population)
+    """Returns the rows that `statistic` needs for the target, estimated from a pilot sample `rows`."""
+    pilot = bootstrap_error(rows, statistic, rng, confidence=target.group_confidence, population=population, **options)
+    return pilot.size_for(target.error, population)
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionSample:
-    """A sample that is large enough for a function.
+    """The rows of a window that a function needs.
 
     Attributes:
-        size: rows of the window to process, those with the lowest marks.
+        size: number of rows, those with the lowest marks.
         found: the function's value on them and its error.
-        met: the error is within the target. False: every row there is was not enough, or the rounds were used up.
+        met: the error is within the target. False: all rows, or all rounds, were not enough.
     """
 
     size: int
@@ -125,14 +124,14 @@ def sample_for_function(
     rounds: int = 6,
     **options: Any,
 ) -> FunctionSample:
-    """The fewest of a window's rows with which the function's own error is within the target, in two stages or more.
+    """Returns the fewest rows of a window with which the function's own error is within the target.
 
-    A size that is extrapolated from a pilot is itself uncertain, so the error is measured again on the sample that was
-    drawn, and it is topped up until it holds (corrections.md, Aion 8 and 13).
+    A size extrapolated from a pilot sample is itself uncertain: with heavy tails its intervals cover 85–92 % instead of
+    95 %. So the error is measured again on the larger sample, which grows until the error is within the target.
 
     Args:
-        rows: those of the window, in ascending order of their marks: a prefix is a sample.
-        pilot: rows that are looked at first.
+        rows: the rows of the window in ascending order of their marks, so that a prefix is a random sample.
+        pilot: rows of the first sample.
 
     Raises:
         InvalidInput: fewer than two rows.

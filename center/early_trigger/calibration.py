@@ -1,10 +1,10 @@
-"""What the straggler model's standard errors have been worth, from its own record.
+"""Calibration of the straggler model's standard errors by its own past errors.
 
-The model knows nothing of ramps, steps, bursts or delays that hang together with values. Its past predictions
-do: at every sub-stream's end it predicts the stragglers as if a window ended there, and some seconds later the
-truth is known. The quantile of past |error|/deviation, in place of the normal one, makes the interval hold
-for whatever has been going on (split conformal prediction; Vovk et al. 2005), and the recent past counts
-only, so that it follows drift (Gibbs and Candès 2021).
+The model knows nothing of ramps, steps, bursts or delays that depend on values. Its past predictions do: at every end
+of a sub-stream it predicts the stragglers as if a window ended there, and some seconds later the truth is known. The
+quantile of past |error|/deviation replaces the normal quantile, so that the interval holds whatever the cause of the
+errors (split conformal prediction; Vovk et al. 2005). Only the recent past counts, so that the quantile follows drift
+(Gibbs and Candès 2021).
 """
 
 from __future__ import annotations
@@ -19,21 +19,18 @@ from edgewater.errors import CorruptSynopsis
 from edgewater.synopses import normal_quantile
 from edgewater.synopses.encoding.named_arrays import Arrays
 
-UNTRIED = 4.0
-"""Deviations that half the interval has before there is a record: Chebyshev's at 94 %, the normal's at 99.99 %."""
-
-LEAST_RECORD = 20
-LEAST_BEYOND = 1.2
-RECORD = 150
-"""Predictions that are remembered: 30 windows of 5 sub-streams."""
-
+DEFAULT_FACTOR = 4.0
+"""Standard errors per half-width without a record: Chebyshev's at 94 %, the normal distribution's at 99.99 %."""
+MIN_RECORD = 20
+MIN_EXTRAPOLATION = 1.2
+MAX_RECORD = 150
+"""Predictions that are kept: 30 windows of 5 sub-streams."""
 
 OFFSETS = (0, 3, 10, 30, 100, 200)
-ALARM = 3.0
-ALARMED_SHARE = 0.3
-"""Predictions with an alarm above `ALARM` standard errors, and of those no more than the greatest 30 %, are judged by
-their own kind (conformal prediction by categories; Vovk's Mondrian), so that a drift makes its own windows wait and
-not all of them."""
+ALARM_THRESHOLD = 3.0
+MAX_ALARMED_SHARE = 0.3
+"""Predictions whose alarm exceeds `ALARM_THRESHOLD` standard errors, at most the greatest 30 %, are a category of their
+own (Mondrian conformal prediction, Vovk et al.), so that a drift delays its own windows and not all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,58 +44,63 @@ class _Prediction:
 
 
 class Calibration:
-    """Keeps the record, per offset (slots after the boundary at which the prediction was made) and alarm.
+    """Keeps the scaled errors of predictions, per offset and alarm category.
 
     Args:
-        offsets: ascending; a question about another one is answered by the next smaller.
+        offsets: slots after a boundary at which predictions are made, ascending. `factor` for another offset uses the
+            next smaller one.
     """
 
-    def __init__(self, offsets: tuple[int, ...] = OFFSETS, record: int = RECORD) -> None:
+    def __init__(self, offsets: tuple[int, ...] = OFFSETS, record: int = MAX_RECORD) -> None:
         self.offsets, self._limit = offsets, record
         self._open: deque[_Prediction] = deque()
         self._record = {(o, alarmed): deque[float](maxlen=record) for o in offsets for alarmed in (False, True)}
         self._alarms = {offset: deque[float](maxlen=record) for offset in offsets}
 
-    def predicted(
+    def add_prediction(
         self, boundary: int, offset: int, expected: float, deviation: float, alarm: float, total: float
     ) -> None:
-        """A prediction was made; `total` events of before the boundary had arrived then."""
+        """Adds a prediction.
+
+        Args:
+            total: events born before the boundary that had arrived when the prediction was made.
+        """
         alarmed = self._is_alarm(offset, alarm)
         self._alarms[offset].append(alarm)
         self._open.append(_Prediction(boundary, offset, expected, deviation, total, alarmed))
 
     def due(self, slot: int, horizon: int) -> list[int]:
-        """Boundaries whose truth is known at `slot`, `horizon` slots being enough for all to arrive."""
+        """Returns the boundaries with open predictions that are at least `horizon` slots old."""
         return sorted({p.boundary for p in self._open if slot - p.boundary >= horizon})
 
-    def settle(self, boundary: int, total: float) -> None:
-        """By now `total` events of before the boundary have arrived, and no more are expected."""
-        rest: deque[_Prediction] = deque()
+    def resolve(self, boundary: int, total: float) -> None:
+        """Compares the predictions for a boundary with `total`, the final number of events born before it."""
+        still_open: deque[_Prediction] = deque()
         for p in self._open:
             if p.boundary == boundary:
                 error = abs(total - p.total_then - p.expected)
                 self._record[p.offset, p.alarmed].append(error / max(p.deviation, 1e-9))
             else:
-                rest.append(p)
-        self._open = rest
+                still_open.append(p)
+        self._open = still_open
 
     def factor(self, offset: int, alarm: float, confidence: float) -> float:
-        """Deviations to either side within which the stragglers are with `confidence`."""
+        """Returns the half-width, in standard errors, that contains the stragglers with this confidence."""
         known = max(o for o in self.offsets if o <= offset)
         past = self._record[known, self._is_alarm(known, alarm)]
         count = len(past)
-        if count < LEAST_RECORD:
-            return max(UNTRIED, *past) if past else UNTRIED
+        if count < MIN_RECORD:
+            return max(DEFAULT_FACTOR, *past) if past else DEFAULT_FACTOR
         rank = math.ceil((count + 1) * confidence)
         ordered = np.sort(np.array(past))
         if rank <= count:
             return float(ordered[rank - 1])
-        # Beyond the record's largest, the next error is only known to exceed it; by how much, a normal tail says.
+        # The quantile is above the largest recorded error; a normal tail extrapolates by how much.
         beyond = normal_quantile(confidence) / normal_quantile(count / (count + 1))
-        return float(ordered[-1]) * max(LEAST_BEYOND, beyond)
+        return float(ordered[-1]) * max(MIN_EXTRAPOLATION, beyond)
 
     def to_state(self) -> Arrays:
-        """Ragged queues as one array and the lengths, in the order of `offsets`."""
+        """Ragged queues as one array and their lengths, in the order of `offsets`."""
         queues = self._queues()
         return {
             "offsets": np.array(self.offsets, np.int64),
@@ -110,7 +112,7 @@ class Calibration:
 
     @classmethod
     def from_state(cls, arrays: Arrays) -> Calibration:
-        """Raises CorruptSynopsis."""
+        """Returns the calibration whose `to_state` this is; raises CorruptSynopsis."""
         try:
             result = cls(tuple(arrays["offsets"].tolist()), int(arrays["limit"]))
             queues, at = result._queues(), 0
@@ -125,7 +127,7 @@ class Calibration:
                     raise ValueError("offset")
                 result._open.append(prediction)
         except (KeyError, ValueError, TypeError) as exc:
-            raise CorruptSynopsis(f"watermark state: the record of predictions cannot be read: {exc}") from exc
+            raise CorruptSynopsis(f"Calibration state cannot be read: {exc}") from exc
         return result
 
     def _queues(self) -> list[deque[float]]:
@@ -135,6 +137,6 @@ class Calibration:
 
     def _is_alarm(self, offset: int, alarm: float) -> bool:
         past = self._alarms[offset]
-        if alarm <= ALARM or len(past) < LEAST_RECORD:
-            return alarm > ALARM
-        return alarm > float(np.quantile(np.array(past), 1 - ALARMED_SHARE))
+        if alarm <= ALARM_THRESHOLD or len(past) < MIN_RECORD:
+            return alarm > ALARM_THRESHOLD
+        return alarm > float(np.quantile(np.array(past), 1 - MAX_ALARMED_SHARE))

@@ -1,8 +1,10 @@
-"""The estimate of a window from what arrived, what was sampled of it and what is still out, per group.
+"""The estimate of a window, from what has arrived, what was sampled of it, and the expected stragglers.
 
-T = Σ_e mean_e·(A_e + ρ_e·Q_e),  N = Σ_e (A_e + Q_e): per source e, A events arrived, Q stragglers expected, whose
-values are ρ times the punctual ones' (`late_values.py`). Stratified by source, because delays and values that
-differ by source are the commonest way in which they hang together (corrections.md, Aion 7).
+T = Σ_e mean_e·(A_e + ρ_e·Q_e),  N = Σ_e (A_e + Q_e): for source e, A events have arrived, Q stragglers are expected,
+whose mean value is ρ times that of the punctual events (`late_values.py`). The estimate is stratified by source,
+because differences between sources are the most frequent cause of a correlation between delay and value.
+
+A *column* of the arrays is one trigger (one group of the query); several triggers are computed together in `batch.py`.
 """
 
 from __future__ import annotations
@@ -22,15 +24,13 @@ _SKEW_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """What is known of a window now. float64; arrays are [source, group], `by_lag` [source, lag group].
-
-    Of several watermarks at once (`together.py`) each is a group; `by_lag` has their sources one after the other's.
+class WindowSample:
+    """What is known of a window now. float64 [source, trigger]; `by_lag` is [trigger · sources + source, lag group].
 
     Attributes:
-        arrived: events, counted all, sampled or not.
-        count, total, squares: of the sampled ones: how many, Σv, Σv².
-        by_lag: sampled events by lag group (`late_values.lag_groups`).
+        arrived: number of events, sampled or not.
+        count, total, squares: of the sampled events: number, Σv, Σv².
+        by_lag: sampled events by lag group.
     """
 
     arrived: FloatArray
@@ -39,29 +39,31 @@ class Sampled:
     squares: FloatArray
     by_lag: FloatArray
 
-    def of(self, mark: int) -> Sampled:
-        """Of one of several watermarks."""
-        mine, sources = slice(mark, mark + 1), len(self.arrived)
-        by_lag = self.by_lag[mark * sources : (mark + 1) * sources]
-        return Sampled(self.arrived[:, mine], self.count[:, mine], self.total[:, mine], self.squares[:, mine], by_lag)
+    def of(self, trigger: int) -> WindowSample:
+        """Returns the sample of one trigger."""
+        column, sources = slice(trigger, trigger + 1), len(self.arrived)
+        by_lag = self.by_lag[trigger * sources : (trigger + 1) * sources]
+        return WindowSample(
+            self.arrived[:, column], self.count[:, column], self.total[:, column], self.squares[:, column], by_lag
+        )
 
     def means(self, fallback: FloatArray) -> FloatArray:
         return np.asarray(np.where(self.count > 0, self.total / np.maximum(self.count, 1.0), fallback))
 
     def variances(self, means: FloatArray) -> FloatArray:
-        spread = np.maximum(self.squares - self.count * means**2, 0.0)
-        return np.asarray(spread / np.maximum(self.count - 1, 1.0))
+        deviations = np.maximum(self.squares - self.count * means**2, 0.0)
+        return np.asarray(deviations / np.maximum(self.count - 1, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
 class WindowModel:
-    """The parts of the estimate. Arrays are [source, group] or, where they end in `_width`, [group].
+    """The terms of the estimate. Arrays are [source, trigger] or, for names that end in `_width`, [trigger].
 
     Attributes:
         population: A + ρQ, in units of punctual events.
         spread: standard deviation of values used for the interval.
-        straggler_width: half-width that comes from the stragglers' number and mean value.
-        backing: past windows that `means` stands on where there are no values of this one; None: none.
+        straggler_width: half-width due to the stragglers' number and mean value.
+        fallback_windows: number of past windows whose average `means` is, where this window has no values; None: none.
     """
 
     measure: MeasureKind
@@ -71,24 +73,26 @@ class WindowModel:
     population: FloatArray
     events: FloatArray
     straggler_width: FloatArray
-    backing: FloatArray | None = None
+    fallback_windows: FloatArray | None = None
 
-    def of(self, group: int) -> WindowModel:
-        """Of one group."""
-        mine = slice(group, group + 1)
+    def of(self, trigger: int) -> WindowModel:
+        """Returns the model of one trigger."""
+        column = slice(trigger, trigger + 1)
+        fallback = self.fallback_windows
         return WindowModel(
-            self.measure, self.arrived[:, mine], self.means[:, mine], self.spread[:, mine], self.population[:, mine],
-            self.events[:, mine], self.straggler_width[mine], None if self.backing is None else self.backing[:, mine],
+            self.measure, self.arrived[:, column], self.means[:, column], self.spread[:, column],
+            self.population[:, column], self.events[:, column], self.straggler_width[column],
+            None if fallback is None else fallback[:, column],
         )  # fmt: skip
 
     @property
     def size(self) -> FloatArray:
-        """N, per group."""
+        """N, per trigger."""
         return np.asarray(self.events.sum(axis=0))
 
     @property
     def estimate(self) -> FloatArray:
-        """The measure, per group. NaN: a mean of nothing."""
+        """The measure, per trigger; NaN for a mean without events."""
         if self.measure == "count":
             return self.size
         total = (self.means * self.population).sum(axis=0)
@@ -99,29 +103,33 @@ class WindowModel:
 
     @property
     def unit(self) -> FloatArray:
-        """What a total's error is divided by to be the measure's: N for a mean, 1 for a sum."""
+        """The divisor from the error of the total to the error of the measure: N for a mean, 1 for a sum."""
         return np.maximum(self.size, 1.0) if self.measure == "mean" else np.ones(self.size.shape)
 
     def sampling_width(self, count: FloatArray, quantile: float | FloatArray) -> FloatArray:
-        """Half-width from having `count` values instead of all; what has not arrived counts as not sampled."""
+        """Returns the half-width due to sampling `count` values; events that have not arrived count as not sampled."""
         if self.measure == "count":
             return np.zeros(self.arrived.shape[1])
         quantile = self._skewed_quantile(count, quantile)
         with np.errstate(divide="ignore", invalid="ignore"):
             missing = 1 / count - 1 / np.maximum(self.population, count)
             variance = np.where(self.population > 0, (self.population * self.spread) ** 2 * missing, 0.0)
-            if self.backing is not None:
-                # Nothing has come of an edge that cannot be heard: its values vary around a mean that the past knows.
-                unseen = self.population * self.spread**2 * (1 + 1 / self.backing)
-                variance = np.where((count == 0) & (self.backing > 0), unseen, variance)
+            if self.fallback_windows is not None:
+                # The values of a silent source vary around the mean of past windows.
+                unseen = self.population * self.spread**2 * (1 + 1 / self.fallback_windows)
+                variance = np.where((count == 0) & (self.fallback_windows > 0), unseen, variance)
         variance = np.where((self.spread > 0) | (count > 0), variance, np.inf)
         variance = np.where(self.population > 0.5, variance, 0.0)
         return np.asarray(quantile * np.sqrt(np.nan_to_num(variance.sum(axis=0), nan=0.0, posinf=np.inf)) / self.unit)
 
     def sizes(self, half_width: FloatArray, quantile: float) -> FloatArray:
-        """Of one group, the fewest values, [source, 1], with which the sampling width is at most `half_width`, (1,).
+        """Returns the fewest values of one trigger with which the sampling width is at most `half_width`.
 
-        As many as have arrived where that is not enough.
+        Args:
+            half_width: shape (1,).
+
+        Returns:
+            [source, 1]; as many as have arrived where these are too few.
         """
         if self.measure == "count":
             return np.zeros(self.arrived.shape)
@@ -139,29 +147,30 @@ class WindowModel:
         return sizes[:, None]
 
     def _skewed_quantile(self, count: FloatArray, quantile: float | FloatArray) -> FloatArray:
-        """The quantile, larger where so few values are missing, or there, that a single large one decides.
+        """Returns the quantile, increased where so few values are sampled or missing that a single large one decides.
 
-        With n of N values the error's third moment is μ₃·m·(m²/n² - 1), m = N - n; the heavier side's quantile is that
-        of a gamma of that skewness (Wilson and Hilferty 1931), at the probability of both sides. The values' skewness
-        is taken for the lognormal's of the same variation, 3c + c³. At 95 % it changes next to nothing; for 100 groups
-        at once the normal quantile covers 73 % of windows (docs/decisions/0006-watermarks.md).
+        With n of N values the error's third moment is μ₃·m·(m²/n² - 1), m = N - n. The quantile of the heavier side is
+        that of a gamma distribution with this skewness (Wilson and Hilferty 1931), at the probability of both sides.
+        The values' skewness is assumed to be that of a lognormal distribution of the same variation c, 3c + c³. At 95 %
+        the correction is negligible; for 100 groups simultaneously the normal quantile covers 73 % of windows
+        (docs/decisions/0006-watermarks.md).
         """
-        here, total = count.sum(axis=0), self.population.sum(axis=0)
-        missing = np.maximum(total - here, 0.0)
+        sampled, total = count.sum(axis=0), self.population.sum(axis=0)
+        missing = np.maximum(total - sampled, 0.0)
         both = np.asarray(quantile, np.float64)
         one, beyond = _tails(both)
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = (self.population * self.means).sum(axis=0) / total
             variation = np.sqrt((self.population * self.spread**2).sum(axis=0) / total) / np.abs(mean)
-            lopsided = np.abs((missing / here) ** 2 - 1) / np.sqrt(missing * (total / here) ** 3)
-            skew = (3 * variation + variation**3) * lopsided
+            asymmetry = np.abs((missing / sampled) ** 2 - 1) / np.sqrt(missing * (total / sampled) ** 3)
+            skew = (3 * variation + variation**3) * asymmetry
             heavier = 2 / skew * (np.maximum(1 + skew * one / 6 - skew**2 / 36, 0.0) ** 3 - 1)
         certain = missing < beyond
         return np.where(certain | ~np.isfinite(heavier), both, np.maximum(both, heavier))
 
 
 def _tails(quantile: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Elementwise: the normal quantile that leaves on one side what `quantile` leaves on both, and half of that."""
+    """Elementwise: the one-sided quantile with the tail probability of both sides of `quantile`, and half of that."""
     if quantile.ndim == 0:
         one, half = _tail(float(quantile))
         return np.asarray(one), np.asarray(half)
@@ -178,30 +187,29 @@ def _tail(quantile: float) -> tuple[float, float]:
 
 def model_window(
     measure: MeasureKind,
-    sampled: Sampled,
+    sample: WindowSample,
     expected: FloatArray,
     deviation: FloatArray,
     ratio: LateRatio,
     spread: FloatArray,
     fallback: FloatArray,
     quantile: float | FloatArray,
-    backing: FloatArray | None = None,
+    fallback_windows: FloatArray | None = None,
 ) -> WindowModel:
-    """Puts the parts together: of several watermarks, each of which is a group.
+    """Computes the terms of the estimate.
 
     Args:
-        expected, deviation: of the stragglers, [source, group]; the deviation as many times as its interval has
-            (`calibration.py`).
-        ratio: of all their sources, one watermark's after the other's.
-        spread: standard deviation of values, [source, group].
-        fallback: mean value where nothing was sampled.
-        quantile: of the rest of the interval.
-        backing: windows that `fallback` is the mean of.
+        expected, deviation: number of stragglers and its half-width (after `calibration.py`), [source, trigger].
+        ratio: over the sources of all triggers, in order.
+        spread: standard deviation of values, [source, trigger].
+        fallback: mean value of sources without sampled values.
+        quantile: of the other terms of the interval.
+        fallback_windows: number of windows whose average `fallback` is.
     """
-    arrived = sampled.arrived
-    groups = arrived.shape[1]
-    means = sampled.means(fallback)
-    weight, doubt = (x.reshape(groups, -1).T for x in (ratio.ratio, ratio.deviation))
+    arrived = sample.arrived
+    triggers = arrived.shape[1]
+    means = sample.means(fallback)
+    weight, weight_deviation = (x.reshape(triggers, -1).T for x in (ratio.ratio, ratio.deviation))
     events, population = arrived + expected, arrived + weight * expected
     if measure == "count":
         effect = np.ones_like(means)
@@ -211,10 +219,10 @@ def model_window(
         size = np.maximum(events.sum(axis=0), 1.0)
         effect = (weight * means - (means * population).sum(axis=0) / size) / size
     number = ((effect * deviation) ** 2).sum(axis=0)
-    value = np.zeros(groups)
+    value = np.zeros(triggers)
     if measure != "count":
-        value = ((means * expected * doubt) ** 2).sum(axis=0)
+        value = ((means * expected * weight_deviation) ** 2).sum(axis=0)
         if measure == "mean":
             value = value / np.maximum(events.sum(axis=0), 1.0) ** 2
     width = np.sqrt(number + quantile**2 * value)
-    return WindowModel(measure, arrived, means, spread, population, events, width, backing)
+    return WindowModel(measure, arrived, means, spread, population, events, width, fallback_windows)

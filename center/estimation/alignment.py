@@ -1,4 +1,4 @@
-"""To which point time may go on at the center, from what edges have told. Pure."""
+"""Selects the report slot that the center can advance to, given the slots that edges have reported up to."""
 
 from __future__ import annotations
 
@@ -7,43 +7,48 @@ from collections.abc import Collection, Mapping
 from edgewater.arrivals import ReportSchedule
 
 
-def next_point(
-    clock: ReportSchedule,
-    told: Mapping[str, Collection[int]],
-    behind: Mapping[str, int],
-    slot: int | None,
+def next_report_slot(
+    schedule: ReportSchedule,
+    reported: Mapping[str, Collection[int]],
+    silent_slots: Mapping[str, int],
+    current: int | None,
     now_ms: int,
-    patience_ms: int,
+    timeout_ms: int,
     *,
     force: bool,
 ) -> tuple[int | None, list[str]]:
-    """The slot to advance to (None: stay), and the edges that have told of it.
+    """Returns the slot to advance to (None: stay) and the edges that have reported up to it.
+
+    It is the last slot that all edges have reported which are not silent, so that the counts of all edges are of the
+    same moment. If all edges are silent, time goes on without them for one longest lag.
 
     Args:
-        told: by edge the points that it has told and that are not behind what was applied of it, its last one included.
-        behind: by edge the slots that it has missed; absent or 0: none.
-        slot: where the center stands; None: nowhere yet.
-        force: edges that have not told of the latest point are not waited for.
+        reported: by edge, the report slots that are not before the last one applied, including that one.
+        silent_slots: by edge, the slots that it has missed.
+        current: the center's slot; None: it has not begun.
+        timeout_ms: event time after which an edge that has not reported is silent.
+        force: do not wait for edges that have not reported the latest slot.
     """
-    # A point that lies further ahead is of a clock that cannot be believed.
-    believed = clock.slot_at(now_ms + patience_ms)
-    points = {e: frozenset(p for p in each if p <= believed) for e, each in told.items()}
-    last = {e: max(p) for e, p in points.items() if p}
+    # A slot further in the future is from a clock that is wrong.
+    limit = schedule.slot_at(now_ms + timeout_ms)
+    slots = {edge: frozenset(s for s in each if s <= limit) for edge, each in reported.items()}
+    last = {edge: max(each) for edge, each in slots.items() if each}
     if not last:
         return None, []
-    patient = clock.slot_at(now_ms - patience_ms)
-    heard = [e for e, point in last.items() if point > patient]
+    silent_before = schedule.slot_at(now_ms - timeout_ms)
+    reporting = [edge for edge, slot in last.items() if slot > silent_before]
     if force:
         latest = max(last.values())
-        heard = [e for e in heard if last[e] >= latest] or heard
-    since = slot if slot is not None else -(1 << 62)
-    if not heard:
-        # Nobody can be heard: time goes on without anybody, for as long as anything is known.
-        target = min(clock.slot_at(now_ms), max(last.values()) + clock.grid.lags)
-        return (target, [e for e in last if target in points[e]]) if slot is not None and target > slot else (None, [])
-    common = frozenset.intersection(*(points[e] for e in heard))
-    target = max((p for p in common if p > since), default=since)
+        reporting = [edge for edge in reporting if last[edge] >= latest] or reporting
+    since = current if current is not None else -(1 << 62)
+    if not reporting:
+        target = min(schedule.slot_at(now_ms), max(last.values()) + schedule.grid.lags)
+        if current is None or target <= current:
+            return None, []
+        return target, [edge for edge in last if target in slots[edge]]
+    common = frozenset.intersection(*(slots[edge] for edge in reporting))
+    target = max((slot for slot in common if slot > since), default=since)
     if target > since:
-        return target, [e for e in points if target in points[e]]
-    late = [e for e in points if behind.get(e) and slot in points[e]]
-    return (slot, late) if late else (None, [])
+        return target, [edge for edge in slots if target in slots[edge]]
+    catching_up = [edge for edge in slots if silent_slots.get(edge) and current in slots[edge]]
+    return (current, catching_up) if catching_up else (None, [])

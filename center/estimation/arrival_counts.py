@@ -1,4 +1,4 @@
-"""Of each sub-stream and edge, how much has arrived and what it was worth: sums of what edges told. Pure."""
+"""Arrival counts and sums of sampled values, per sub-stream and edge, as edges have reported them."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from typing import Any
 
 import numpy as np
 
-from center.early_trigger.estimate import Sampled
+from center.early_trigger import WindowSample
 from edgewater.accuracy import MeasureKind, check_relative
 from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics, lag_groups
 from edgewater.errors import InvalidQuery
 from edgewater.synopses import FloatArray
 
-ByLag = tuple[FloatArray, FloatArray, FloatArray]
-"""Count, Σv and Σv² of the processed records, each [edge, lag group]."""
-
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What one frame of an edge tells, of arrivals up to a point. `unread`: more may have come."""
+class EdgeReport:
+    """Arrivals up to a report slot, from one frame of an edge. `unread`: the edge may have unread input."""
 
-    point: int
+    slot: int
     substreams: list[SubstreamStatistics | GroupedSubstream]
     unread: bool = False
 
 
-class Tallies:
-    """Sums by sub-stream; of a window they are those of its sub-streams. Edges are asked for by name."""
+class ArrivalCounts:
+    """Sums per sub-stream and edge of one group; those of a window are the sums over its sub-streams.
+
+    A row of sums is float64: arrived events, then count, Σv and Σv² of the sampled ones, each by lag group.
+    """
 
     def __init__(self, kind: MeasureKind, schedule: ReportSchedule) -> None:
         self.kind, self._schedule = kind, schedule
-        self.width = int(lag_groups(schedule.grid.lags)[-1]) + 1
-        self._nothing = np.zeros(1 + 3 * self.width)
-        # By edge: records that arrived; behind it the three rows of `ByLag`.
+        self.lag_groups = int(lag_groups(schedule.grid.lags)[-1]) + 1
+        self._zeros = np.zeros(1 + 3 * self.lag_groups)
         self._sums: dict[int, dict[str, FloatArray]] = {}
 
     @property
@@ -43,104 +42,103 @@ class Tallies:
         return not self._sums
 
     @property
-    def lacks_values(self) -> bool:
-        """Whether some record was counted and not processed."""
+    def is_sampled(self) -> bool:
+        """Whether some event was counted but not processed."""
         if self.kind == "count":
             return False
         rows = (sums for by_edge in self._sums.values() for sums in by_edge.values())
-        return any(bool(sums[1 : 1 + self.width].sum() < sums[0]) for sums in rows)
+        return any(bool(sums[1 : 1 + self.lag_groups].sum() < sums[0]) for sums in rows)
 
     def add(self, edge: str, statistics: SubstreamStatistics) -> None:
-        late = statistics.value_sums.reshape(-1) if statistics.value_sums.size else np.zeros(3 * self.width)
-        self.add_sums(edge, statistics.index, np.concatenate([[statistics.events], late]))
+        values = statistics.value_sums.reshape(-1) if statistics.value_sums.size else self._zeros[1:]
+        self.add_sums(edge, statistics.index, np.concatenate([[statistics.events], values]))
 
-    def add_sums(self, edge: str, index: int, sums: FloatArray) -> None:
-        """Of a sub-stream: events, and behind it the three rows of `ByLag`, flat."""
-        by_edge = self._sums.setdefault(index, {})
+    def add_sums(self, edge: str, substream: int, sums: FloatArray) -> None:
+        by_edge = self._sums.setdefault(substream, {})
         by_edge[edge] = by_edge[edge] + sums if edge in by_edge else sums
 
-    def saved(self) -> dict[int, dict[str, FloatArray]]:
-        """The sums now, for `put_back`. (Adding replaces arrays and changes none.)"""
+    def snapshot(self) -> dict[int, dict[str, FloatArray]]:
+        """Returns the sums for `rollback`. (Adding replaces arrays and never mutates one.)"""
         return {index: dict(by_edge) for index, by_edge in self._sums.items()}
 
-    def put_back(self, saved: dict[int, dict[str, FloatArray]]) -> None:
-        self._sums = saved
+    def rollback(self, snapshot: dict[int, dict[str, FloatArray]]) -> None:
+        self._sums = snapshot
 
     def forget_before(self, start_ms: int) -> None:
-        first = self._index(start_ms)
+        first = self._substream_at(start_ms)
         for index in [i for i in self._sums if i < first]:
             del self._sums[index]
 
-    def may_be_zero(self, sampled: Sampled, measure: str) -> str:
-        """Why a relative error cannot be kept, where the values' mean may be zero; else empty."""
-        count = float(sampled.count.sum())
+    def zero_mean_reason(self, sample: WindowSample, measure: str) -> str:
+        """Returns why a relative error is undefined, if the mean of the values may be zero; else an empty string."""
+        count = float(sample.count.sum())
         if self.kind == "count" or count < 2:
             return ""
-        mean = float(sampled.total.sum()) / count
-        deviation = math.sqrt(max(float(sampled.squares.sum()) / count - mean**2, 0.0))
+        mean = float(sample.total.sum()) / count
+        deviation = math.sqrt(max(float(sample.squares.sum()) / count - mean**2, 0.0))
         try:
             check_relative(mean, deviation, count, f"accuracy of {measure}")
         except InvalidQuery as exc:
             return exc.message
         return ""
 
-    def _index(self, start_ms: int) -> int:
-        return self._schedule.slot_at(start_ms) // self._schedule.grid.substream_slots
-
     def substreams(self, start_ms: int) -> range:
-        """Those of the window that starts there."""
-        first = self._index(start_ms)
+        """Returns the sub-streams of the window that starts at `start_ms`."""
+        first = self._substream_at(start_ms)
         return range(first, first + self._schedule.window_slots // self._schedule.grid.substream_slots)
 
     def edges(self, start_ms: int) -> set[str]:
-        """Those that have told of records of the window that starts there."""
+        """Returns the edges that have reported events of the window."""
         return {edge for index in self.substreams(start_ms) for edge in self._sums.get(index, ())}
 
-    def sums(self, index: int, edges: Sequence[str]) -> list[FloatArray]:
-        """Of a sub-stream, by edge, what `add_sums` was given."""
-        by_edge = self._sums.get(index)
-        return [self._nothing] * len(edges) if by_edge is None else [by_edge.get(e, self._nothing) for e in edges]
+    def sums(self, substream: int, edges: Sequence[str]) -> list[FloatArray]:
+        """Returns the rows of sums of a sub-stream, by edge."""
+        by_edge = self._sums.get(substream)
+        return [self._zeros] * len(edges) if by_edge is None else [by_edge.get(e, self._zeros) for e in edges]
 
     def to_state(self) -> list[Any]:
         """JSON."""
-        return [[i, {e: t.tolist() for e, t in by.items()}] for i, by in self._sums.items()]
+        return [[i, {e: s.tolist() for e, s in by_edge.items()}] for i, by_edge in self._sums.items()]
 
     def restore(self, state: Iterable[Any]) -> None:
-        self._sums = {i: {e: np.array(t) for e, t in by.items()} for i, by in state}
+        self._sums = {i: {e: np.array(s) for e, s in by_edge.items()} for i, by_edge in state}
+
+    def _substream_at(self, start_ms: int) -> int:
+        return self._schedule.slot_at(start_ms) // self._schedule.grid.substream_slots
 
 
-def windows(tallies: Sequence[Tallies], start_ms: int, edges: Sequence[str]) -> tuple[FloatArray, FloatArray]:
-    """Of the window that starts there, of each of a query's tallies.
+def window_sums(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[str]) -> tuple[FloatArray, FloatArray]:
+    """Returns the sums of a window for each group of a query.
 
     Returns:
-        Records that arrived, [tally, edge], and the three rows of `ByLag`, [tally, edge, 3, lag group].
+        Arrived events, [group, edge], and count, Σv, Σv² of the sampled ones, [group, edge, 3, lag group].
     """
-    result = np.zeros((len(tallies) * len(edges), 1 + 3 * tallies[0].width))
-    for index in tallies[0].substreams(start_ms):
-        result += np.array([sums for t in tallies for sums in t.sums(index, edges)]).reshape(result.shape)
-    shaped = result.reshape(len(tallies), len(edges), -1)
-    return shaped[:, :, 0], shaped[:, :, 1:].reshape(len(tallies), len(edges), 3, -1)
+    result = np.zeros((len(counts) * len(edges), 1 + 3 * counts[0].lag_groups))
+    for index in counts[0].substreams(start_ms):
+        result += np.array([sums for c in counts for sums in c.sums(index, edges)]).reshape(result.shape)
+    shaped = result.reshape(len(counts), len(edges), -1)
+    return shaped[:, :, 0], shaped[:, :, 1:].reshape(len(counts), len(edges), 3, -1)
 
 
-def sampled_by(tallies: Sequence[Tallies], start_ms: int, edges: Sequence[str]) -> Sampled:
-    """The window as `together.py` wants it: each of a query's tallies is a group."""
-    arrived, by_lag = windows(tallies, start_ms, edges)
+def window_sample(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[str]) -> WindowSample:
+    """Returns the window's sample for a `TriggerBatch`, with a column per group."""
+    arrived, by_lag = window_sums(counts, start_ms, edges)
     arrived = arrived.T
-    if tallies[0].kind == "count":
-        return Sampled(arrived, arrived, arrived, arrived, by_lag[:, :, 0].reshape(arrived.size, -1))
-    count, total, square = by_lag.sum(axis=3).transpose(2, 1, 0)
-    return Sampled(arrived, count, total, square, by_lag[:, :, 0].reshape(arrived.size, -1))
+    if counts[0].kind == "count":
+        return WindowSample(arrived, arrived, arrived, arrived, by_lag[:, :, 0].reshape(arrived.size, -1))
+    count, total, squares = by_lag.sum(axis=3).transpose(2, 1, 0)
+    return WindowSample(arrived, count, total, squares, by_lag[:, :, 0].reshape(arrived.size, -1))
 
 
-def truths(tallies: Sequence[Tallies], start_ms: int, edges: Sequence[str]) -> list[float | None]:
-    """The window's values by all that was told; None: not all of it was processed, or it is a mean of nothing."""
-    if not tallies:
+def true_values(counts: Sequence[ArrivalCounts], start_ms: int, edges: Sequence[str]) -> list[float | None]:
+    """Returns the window's value per group from all reports; None: not all events were processed, or there is none."""
+    if not counts:
         return []
-    sampled = sampled_by(tallies, start_ms, edges)
-    whole = np.logical_not((sampled.count < sampled.arrived).any(axis=0))
-    events, total = sampled.arrived.sum(axis=0), sampled.total.sum(axis=0)
-    if tallies[0].kind == "mean":
-        whole &= events > 0
+    sample = window_sample(counts, start_ms, edges)
+    known = np.logical_not((sample.count < sample.arrived).any(axis=0))
+    events, total = sample.arrived.sum(axis=0), sample.total.sum(axis=0)
+    if counts[0].kind == "mean":
+        known &= events > 0
         total = total / np.maximum(events, 1.0)
-    found = events if tallies[0].kind == "count" else total
-    return [value if known else None for value, known in zip(found.tolist(), whole.tolist(), strict=True)]
+    values = events if counts[0].kind == "count" else total
+    return [value if is_known else None for value, is_known in zip(values.tolist(), known.tolist(), strict=True)]

@@ -1,15 +1,15 @@
-"""What the center knows of the arrivals at the edges of one query, and what its windows come to. Pure.
+"""`EarlyAnswerEstimator`: one query's arrivals at its edges, and the estimates of its windows.
 
-Edges tell of arrivals up to *points* (`edgewater.accuracy`). Time advances from point to point: to the last one that
-all edges which can be heard have told, so that the numbers of all of them are of the same moment. An edge that has told
-nothing for `patience` cannot be heard. It stands still, the watermark expects of it what it usually does, and when
-it speaks again it catches up.
+Edges report arrivals up to *report slots* (`edgewater.arrivals.ReportSchedule`). Time advances from report slot to
+report slot: to the last one that all edges have reported which are not silent, so that the counts of all edges are of
+the same moment. An edge that has not reported for `silence_timeout_ms` is silent. Its state stops, the trigger expects
+it to go on at its usual rate, and it catches up when it reports again.
 
-Each group of a query with groups is a `Stratum` with a watermark of its own; without groups there is one. With more
-groups than `MAX_GROUPS` at a time all are let go, and for a while windows wait until they are complete.
+Each group of a query has an estimator of its own; a query without groups has one. With more than `MAX_GROUPS` groups
+all are removed, and for a while windows are answered when they are complete.
 
-All that changes this state goes through `apply`, as a note of JSON. The notes since a snapshot are the state's log:
-applying them to the snapshot again gives the same state, and so the same answers.
+Every change of the state goes through `apply` as a list of JSON. The changes since a snapshot are the state's log:
+applying them to the snapshot gives the same state, and therefore the same answers.
 """
 
 from __future__ import annotations
@@ -17,464 +17,516 @@ from __future__ import annotations
 import base64
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from center.early_trigger.trigger import Watermark
-from center.estimation.alignment import next_point
-from center.estimation.arrival_counts import Report
-from center.estimation.conformal import IntervalRecord
-from center.estimation.group_batch import Look
+from center.early_trigger import EarlyTrigger
+from center.estimation.alignment import next_report_slot
+from center.estimation.arrival_counts import EdgeReport
+from center.estimation.conformal import ConformalRecord
+from center.estimation.group_batch import BatchEvaluation
 from center.estimation.groups import Groups
-from center.estimation.prediction import Outlook, Prediction, assembled
+from center.estimation.prediction import GroupPrediction, Prediction, combine_groups
 from center.sampling import SamplingReasonHistory
 from edgewater.accuracy import Accuracy
 from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, GroupedSubstream, ReportSchedule, SubstreamStatistics
 from edgewater.synopses import IntArray
 from edgewater.wire.frames import SamplingReason
 
-PATIENCE_MS = 1_000
-"""Event time, besides a sub-stream, after which an edge that has told nothing cannot be heard."""
-MAX_BEHIND, MAX_LEAP = 8, 16
-"""In longest lags: after how much silence an edge, or a query, is begun with anew."""
-RECORD = 400
+SILENCE_TIMEOUT_MS = 1_000
+"""Wall time, besides a sub-stream of event time, after which an edge that has not reported is silent."""
+MAX_SILENCE_LAGS, MAX_LEAP_LAGS = 8, 16
+"""In longest lags: the silence after which an edge starts anew, and the leap of time after which the query does."""
+COVERAGE_WINDOWS = 400
 """Windows over which coverage is measured."""
-FURTHEST = 10.0
-"""In half-widths: beyond it an error is as bad as any."""
-LOOKS = tuple(5 << n for n in range(12))
-"""Slots after a window's end at which an early answer with groups is looked at again."""
+MAX_ERROR_RATIO = 10.0
+"""Bound of recorded errors, in half-widths."""
+REVISION_OFFSETS = tuple(5 << n for n in range(12))
+"""Slots after a window's end at which an early answer of a query with groups is evaluated again."""
 
-GONE = "the window has records of edges that are not expected any more, which the estimate leaves out"
+RETIRED_EDGES = "the window contains records from retired edges; the estimate excludes them"
 
-Note = list[Any]
+Change = list[Any]
+
+_UNKNOWN_SLOT = -(1 << 62)
 
 
-class AccuracyBook:
-    """One query's arrivals and windows. Slots are counted as the report schedule does.
+@dataclass(slots=True)
+class _Edge:
+    """What is known of an expected edge.
+
+    Attributes:
+        reports: reports that are not applied yet.
+        future: (slot, lag, count, group number) of applied arrivals in slots that are still to come.
+        known_from: lags are known of events born from this slot on.
+        silent_slots: slots since its last report.
+        applied: its last applied report slot; None: no report has been applied.
+        unread: it may have had unread input at its last applied report.
+    """
+
+    reports: list[EdgeReport] = field(default_factory=list)
+    future: list[list[int]] = field(default_factory=list)
+    known_from: int = 0
+    silent_slots: int = 0
+    applied: int | None = None
+    unread: bool = False
+
+    @property
+    def reported_slots(self) -> list[int]:
+        slots = [r.slot for r in self.reports]
+        return slots if self.applied is None else [*slots, self.applied]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """The first and the last answer to a window. `early`: the first was given before the window was complete."""
+
+    first: Prediction
+    last: Prediction
+    early: bool
+
+
+class EarlyAnswerEstimator:
+    """Estimates the windows of one query. Slots are those of the report schedule.
 
     Args:
-        latest_slots: after a window's end the answer is given at the latest so many slots later.
+        max_wait_slots: slots after a window's end at which it is answered at the latest; None: no limit.
         speed: event ms per wall ms.
     """
 
+    # Attributes that are JSON themselves, for snapshots.
+    _PLAIN = ("_slot", "_previous_slot", "_known_from", "_counted_from", "_sampled_before", "now_ms")
+
     def __init__(
-        self, accuracy: Accuracy, schedule: ReportSchedule, latest_slots: int | None, speed: float = 1.0
+        self, accuracy: Accuracy, schedule: ReportSchedule, max_wait_slots: int | None, speed: float = 1.0
     ) -> None:
-        self.accuracy, self.schedule, self._latest = accuracy, schedule, latest_slots
-        self.patience_ms = schedule.grid.substream_ms + round(PATIENCE_MS * speed)
-        self.edges: list[str] = []
-        self._slot: int | None = None  # None: nothing is known of any time
-        self._before = 0  # the slot before time last went on
-        self._base = 0  # of windows that began before it nothing is known of when their records came
-        self._counted = -(1 << 62)  # and of those before this one, not how many came
-        self._lost = -(1 << 62)  # and of those before this one, some were not processed
-        self._groups = Groups(self._fresh, accuracy, schedule)
-        self._first: dict[str, int] = {}  # by edge: what was born before is in no watermark
-        self._behind: dict[str, int] = {}  # by edge: slots since it was last heard
-        self._applied: dict[str, int] = {}
-        self._reports: dict[str, list[Report]] = {}
-        self._ahead: dict[str, list[list[int]]] = {}  # (slot, lag, count, stratum) of arrivals with a time to come
+        self.accuracy, self.schedule, self._max_wait_slots = accuracy, schedule, max_wait_slots
+        self.silence_timeout_ms = schedule.grid.substream_ms + round(SILENCE_TIMEOUT_MS * speed)
+        self._edges: dict[str, _Edge] = {}
+        self._slot: int | None = None  # None: no time is known yet
+        self._previous_slot = 0
+        self._known_from = 0  # lags are known of events born from this slot on
+        self._counted_from = _UNKNOWN_SLOT  # events born from this slot on are counted
+        self._sampled_before = _UNKNOWN_SLOT  # uncounted events born before this slot may have been sampled
+        self._groups = Groups(self._new_trigger, accuracy, schedule)
         self._reasons = SamplingReasonHistory()
-        self._intervals = IntervalRecord(accuracy.confidence, accuracy.scope)
-        self._unread: dict[str, bool] = {}  # by edge: it may have input that it had not read when it told last
-        self._waits: dict[int, int] = {}
-        self._given: dict[int, tuple[Prediction, Prediction, bool]] = {}  # the first answer, the last, was it early
+        self._intervals = ConformalRecord(accuracy.confidence, accuracy.scope)
+        self._waits: dict[int, int] = {}  # by start of the window, the slot until which it waits
+        self._answers: dict[int, _Answered] = {}
+        self._covered: deque[float] = deque(maxlen=COVERAGE_WINDOWS)
         self.now_ms = 0
-        self.notes: list[Note] = []
-        self.outcomes: deque[float] = deque(maxlen=RECORD)
+        self.log: list[Change] = []
 
-    # What it is told
+    # Input
 
-    def apply(self, note: Note) -> None:
-        """The one way to change it; the note is kept in `notes` for the log."""
-        kind, *rest = note
-        change: dict[str, Callable[..., None]] = {
-            "expect": self._expect, "report": self._report, "advance": self._advance, "wait": self._wait,
-            "given": self._note_given, "finish": self._finish, "idle": self._groups.let_go,
+    def apply(self, change: Change) -> None:
+        """Applies a change and appends it to `log`. No other method modifies the logged state."""
+        kind, *arguments = change
+        handlers: dict[str, Callable[..., None]] = {
+            "expect": self._expect, "report": self._add_report, "advance": self._advance, "wait": self._wait,
+            "answered": self._add_answer, "final": self._finalize, "remove": self._groups.remove,
         }  # fmt: skip
-        change[kind](*rest)
-        self.notes.append(note)
+        handlers[kind](*arguments)
+        self.log.append(change)
 
     def expect(self, edges: Iterable[str]) -> None:
+        """Sets the expected edges."""
         if list(edges) != self.edges:
             self.apply(["expect", list(edges)])
 
-    def report(
-        self, edge: str, through_ms: int, substreams: Iterable[bytes], sampled: SamplingReason = SamplingReason.NONE,
+    def add_report(
+        self, edge: str, through_ms: int, substreams: Iterable[bytes], reason: SamplingReason = SamplingReason.NONE,
         unread: bool = False,
     ) -> None:  # fmt: skip
-        """What `Arrivals` says. Raises SynopsisError for statistics that cannot be read; nothing is changed then."""
-        more = [int(sampled), unread] if sampled or unread else []
-        self.apply(["report", edge, through_ms, _in_base64(substreams), *more])
+        """Adds an edge's report, `edgewater.wire.frames.Arrivals`.
+
+        Raises:
+            SynopsisError: the statistics cannot be read; nothing is changed.
+        """
+        self.apply(["report", edge, through_ms, _to_base64(substreams), int(reason), unread])
 
     def advance(self, now_ms: int, *, force: bool = False) -> None:
-        """Event time has come to `now_ms`. With `force`, edges that have not told of it yet are not waited for."""
+        """Advances event time to `now_ms`.
+
+        Args:
+            force: do not wait for edges that have not reported the latest report slot.
+        """
         self.now_ms = max(self.now_ms, now_ms)
-        told = {e: self._points(e) for e in self.edges}
-        target, heard = next_point(
-            self.schedule, told, self._behind, self._slot, self.now_ms, self.patience_ms, force=force
+        target, reporting = next_report_slot(
+            self.schedule,
+            {name: edge.reported_slots for name, edge in self._edges.items()},
+            {name: edge.silent_slots for name, edge in self._edges.items()},
+            self._slot,
+            self.now_ms,
+            self.silence_timeout_ms,
+            force=force,
         )
         if target is not None:
-            self.apply(["advance", target, heard])
+            self.apply(["advance", target, reporting])
 
-    def given(self, start_ms: int, prediction: Prediction, *, early: bool) -> None:
-        """The window has been answered so; or, not early, it has been answered with all there is."""
-        self.apply(["given", start_ms, early, *prediction.to_list()])
+    def on_answered(self, start_ms: int, prediction: Prediction, *, early: bool) -> None:
+        """Records an answer. Not early: the window was answered when it was complete."""
+        self.apply(["answered", start_ms, early, *prediction.to_list()])
 
-    def finish(self, start_ms: int) -> bool | None:
-        """The window is final; whether its first early answer's intervals hold the truth, if that can be told."""
-        first = self._given.get(start_ms)
+    def finalize(self, start_ms: int) -> bool | None:
+        """Records that a window is final.
+
+        Returns:
+            Whether the intervals of its first early answer contain the true values; None: not known.
+        """
+        answered = self._answers.get(start_ms)
         held: list[bool] = []
         ratios: list[float] = []
-        if first is not None and first[2] and not self._groups.others(start_ms, self.edges)[0]:
-            known = [o for o in first[0].outlooks if o.promised]
-            with self._groups.told_ahead(self._told_ahead(), self.slot, len(self.edges)):
-                truths = self._groups.truths(start_ms, self.edges)
-            told = [(o, truth) for o in known if (truth := truths.get(o.key)) is not None]
-            if len(told) == len(known):
-                held = [_holds(o, truth) for o, truth in told]
-                ratios = [_ratio(o, truth, first[0].widening) for o, truth in told] if first[0].bounded else []
-        if first is not None or start_ms in self._waits:
-            self.apply(["finish", start_ms, self._share(held), ratios])
+        if answered is not None and answered.early and not self._groups.from_other_edges(start_ms, self.edges)[0]:
+            first = answered.first
+            predicted = [p for p in first.by_group if p.eligible]
+            with self._groups.including(self._unapplied_reports(), self.slot, len(self._edges)):
+                truths = self._groups.true_values(start_ms, self.edges)
+            known = [(p, truth) for p in predicted if (truth := truths.get(p.key)) is not None]
+            if len(known) == len(predicted):
+                held = [_contains(p, truth) for p, truth in known]
+                ratios = [_error_ratio(p, truth, first.widening) for p, truth in known] if first.bounded else []
+        if answered is not None or start_ms in self._waits:
+            self.apply(["final", start_ms, self._coverage(held), ratios])
         return all(held) if held else None
 
-    def _share(self, held: Sequence[bool]) -> float | None:
-        """What the window counts in the record of coverage."""
-        if not held:
-            return None
-        return float(all(held)) if self.accuracy.scope == "all" else sum(held) / len(held)
+    def forget_before(self, start_ms: int) -> None:
+        """Drops sub-streams that belong to final windows only. Not logged: it follows from the ledger's state."""
+        self._groups.forget_before(start_ms)
+        self._reasons.forget_before(self.schedule.slot_at(start_ms))
+        if idle := self._groups.idle(self.slot):
+            self.apply(["remove", idle])
 
-    # What it says
+    # State
+
+    @property
+    def edges(self) -> list[str]:
+        """The expected edges; an edge's index is the number of its source."""
+        return list(self._edges)
 
     @property
     def slot(self) -> int:
-        """All that is said is of what had arrived by the beginning of this slot."""
-        return self._slot if self._slot is not None else -(1 << 62)
+        """The current slot: estimates use the arrivals before it."""
+        return self._slot if self._slot is not None else _UNKNOWN_SLOT
 
     @property
     def coverage(self) -> float | None:
-        """Of a query whose scope is each group, the part of intervals; else of windows."""
-        return sum(self.outcomes) / len(self.outcomes) if self.outcomes else None
+        """The share of intervals (scope "each"), or else of windows, that contained the true values."""
+        return sum(self._covered) / len(self._covered) if self._covered else None
 
     @property
-    def is_crowded(self) -> bool:
-        """There are more groups than can be told apart, or were until lately."""
-        return self._groups.crowded_until is not None
+    def has_too_many_groups(self) -> bool:
+        """Whether there are more groups than `MAX_GROUPS`, or were until recently."""
+        return self._groups.overflow_until is not None
 
     @property
-    def groups(self) -> int:
+    def group_count(self) -> int:
         return len(self._groups)
 
-    def is_seen(self, start_ms: int) -> bool:
-        """Whether the window has begun since arrivals are known."""
-        return self._slot is not None and not self.is_crowded and self.schedule.slot_at(start_ms) >= self._base
+    @property
+    def has_lost_sample(self) -> bool:
+        """Whether an unknown number of records may have been sampled out when there were too many groups."""
+        return self._groups.lost_sample
+
+    @property
+    def unread(self) -> list[str]:
+        """The edges that may have unread input: their reports do not cover all arrivals."""
+        return [name for name, edge in self._edges.items() if edge.unread]
+
+    def has_observed(self, start_ms: int) -> bool:
+        """Whether the lags of all events of the window are known."""
+        began = self.schedule.slot_at(start_ms)
+        return self._slot is not None and not self.has_too_many_groups and began >= self._known_from
 
     def has_ended(self, start_ms: int) -> bool:
         return self.schedule.slot_at(start_ms) + self.schedule.window_slots <= self.slot
 
-    def may_revise(self, start_ms: int) -> bool:
-        """Whether an early answer is to be looked at again.
+    def is_revision_due(self, start_ms: int) -> bool:
+        """Whether an early answer should be evaluated again.
 
-        With groups that is at ever longer intervals, for each has a watermark to be asked. And it is not if a silent
-        edge may have what is older than the longest lag, for no model has that.
+        With groups this is at increasing intervals, since each group is evaluated. It is not while a silent edge may
+        have events older than the longest lag, which no model covers.
         """
         began = self.schedule.slot_at(start_ms)
         if self._waits_for_readers:
             return False
-        if min(max(self._behind.values(), default=0), self.slot - began) > self.schedule.grid.lags:
+        silent_slots = max((edge.silent_slots for edge in self._edges.values()), default=0)
+        if min(silent_slots, self.slot - began) > self.schedule.grid.lags:
             return False
         end = began + self.schedule.window_slots
-        return self.accuracy.scope is None or any(self._before < end + at <= self.slot for at in LOOKS)
+        return self.accuracy.scope is None or any(self._previous_slot < end + o <= self.slot for o in REVISION_OFFSETS)
 
-    def last_given(self, start_ms: int) -> Prediction | None:
-        given = self._given.get(start_ms)
-        return given[1] if given else None
+    def last_answer(self, start_ms: int) -> Prediction | None:
+        answered = self._answers.get(start_ms)
+        return answered.last if answered else None
 
-    def judge(self, start_ms: int) -> Prediction | None:
-        """The answer, if it is to be given now: each group with a promise is good enough, or will not be."""
-        if not self.is_seen(start_ms) or not self.has_ended(start_ms) or self._waits.get(start_ms, 0) > self.slot:
+    def has_unknown_sample(self, start_ms: int) -> bool:
+        """Whether records may have been sampled out that are not counted, or a retired edge sampled the window."""
+        lost = self.has_lost_sample or self.schedule.slot_at(start_ms) < self._sampled_before
+        return lost or self._groups.from_other_edges(start_ms, self.edges)[1]
+
+    def sampling_reasons(self, start_ms: int) -> dict[str, frozenset[SamplingReason]]:
+        """Returns, per edge that sampled the window, the reasons that it reported."""
+        began = self.schedule.slot_at(start_ms)
+        sampled = self._groups.sampled_edges(start_ms, self.edges)
+        return self._reasons.in_window(sampled, began, began + self.schedule.window_slots)
+
+    # Estimates
+
+    def decide(self, start_ms: int) -> Prediction | None:
+        """Returns the answer to an ended window, or None if it waits.
+
+        It is answered when each group with an interval meets the accuracy or cannot meet it by waiting.
+        """
+        if not self.has_observed(start_ms) or not self.has_ended(start_ms) or self._waits_for_readers:
             return None
-        if self._waits_for_readers:
+        if self._waits.get(start_ms, 0) > self.slot:
             return None
-        looks, reasons, until = self._groups.judge(start_ms, self.edges, self._intervals.widening)
+        evaluations, reasons, until = self._groups.decide(start_ms, self.edges, self._intervals.widening)
         if until is not None:
             self.apply(["wait", start_ms, until])
         if not reasons or until is not None:
             return None
-        return self._predicted(start_ms, looks, reasons, self.unread, widened=True)
+        return self._prediction(start_ms, evaluations, reasons, self.unread, self._intervals.widening)
 
     def predict(self, start_ms: int) -> Prediction:
-        """The window as it looks now, good enough or not."""
-        looks = self._groups.looks(start_ms, self.edges, widening=self._intervals.widening)
-        return self._predicted(start_ms, looks, {}, self.unread, widened=True)
+        """Returns the current estimate of a window, whether it meets the accuracy or not."""
+        widening = self._intervals.widening
+        evaluations = self._groups.evaluate(start_ms, self.edges, widening=widening)
+        return self._prediction(start_ms, evaluations, {}, self.unread, widening)
 
-    def settled(self, start_ms: int) -> tuple[Prediction | None, dict[str, frozenset[SamplingReason]]]:
-        """What a complete window comes to of which some records were not processed; None: the data say it. And by edge
-        that did not, why: none if it did not say.
+    def predict_complete(self, start_ms: int) -> tuple[Prediction | None, dict[str, frozenset[SamplingReason]]]:
+        """Returns the estimate of a complete window of which edges sampled, and `sampling_reasons`.
 
-        All of the window has been told, if not of the times that all edges have told of. So it need not have ended
-        here, as when sources end in its midst, nor have begun since arrivals are known, as after a long silence.
+        Without sampling it is None, since the answer's data are exact. All of the window has been reported, though
+        possibly in report slots that not all edges have reached. So the window need not have ended by the current slot
+        (sources may end within it), nor have begun after lags became known (as after a long silence).
         """
-        if self._slot is None or self.is_crowded or self.schedule.slot_at(start_ms) < self._counted:
+        if self._slot is None or self.has_too_many_groups or self.schedule.slot_at(start_ms) < self._counted_from:
             return None, {}
-        with self._groups.told_ahead(self._told_ahead(), self.slot, len(self.edges)):
-            because = self.sampled_because(start_ms)
-            if not because:
+        with self._groups.including(self._unapplied_reports(), self.slot, len(self._edges)):
+            reasons = self.sampling_reasons(start_ms)
+            if not reasons:
                 return None, {}
-            return self._predicted(start_ms, self._groups.looks(start_ms, self.edges, complete=True), {}), because
-
-    def _told_ahead(self) -> Iterator[tuple[str, SubstreamStatistics | GroupedSubstream]]:
-        """What edges have told of times to which not all have told."""
-        return ((e, s) for e in self.edges for report in self._reports.get(e, ()) for s in report.substreams)
-
-    def _predicted(
-        self, start_ms: int, looks: Sequence[Look], reasons: Mapping[str, str], unread: Sequence[str] = (), *,
-        widened: bool = False,
-    ) -> Prediction:  # fmt: skip
-        outlooks = [outlook for look in looks for outlook in look.outlooks(reasons)]
-        silent = tuple(e for e in self.edges if self._behind.get(e))
-        unheard = [e for e in self.edges if e not in self._applied]
-        waited = max(self.slot - self.schedule.slot_at(start_ms) - self.schedule.window_slots, 0)
-        said = assembled(outlooks, self.accuracy.scope is not None, unheard, silent, waited, unread,
-                         self._intervals.widening if widened else 1.0)  # fmt: skip
-        has_others, _ = self._groups.others(start_ms, self.edges)
-        return replace(said, met=False, reason=GONE) if said.met and has_others else said
-
-    @property
-    def unread(self) -> list[str]:
-        """Edges that may have had input which they had not read: what they told is not all that had come."""
-        return [edge for edge in self.edges if self._unread.get(edge)]
-
-    @property
-    def _waits_for_readers(self) -> bool:
-        """An edge that can be heard has not read all, and will say what has come."""
-        return any(not self._behind.get(edge) for edge in self.unread)
-
-    def sampled_because(self, start_ms: int) -> dict[str, frozenset[SamplingReason]]:
-        """By edge that counted some of the window's records and did not process them, why: none if it did not say."""
-        lacking = self._groups.lacking(start_ms, self.edges)
-        began = self.schedule.slot_at(start_ms)
-        edges = [edge for edge, lacks in zip(self.edges, lacking, strict=True) if lacks]
-        return self._reasons.in_window(edges, began, began + self.schedule.window_slots)
+            return self._prediction(start_ms, self._groups.evaluate(start_ms, self.edges, complete=True), {}), reasons
 
     def rates(self) -> dict[str, float]:
-        """By edge, what part of its records the next window needs, as the watermarks plan it."""
+        """Returns per edge the sampling rate that the next window needs; empty while there are no estimates."""
         if not len(self._groups):
-            return dict.fromkeys(self.edges, 1.0) if self.is_crowded else {}
-        last = self._given[max(self._given)][1] if self._given else None
-        rates = self._groups.rates({o.key for o in last.outlooks if o.promised} if last is not None else set())
+            return dict.fromkeys(self.edges, 1.0) if self.has_too_many_groups else {}
+        last = self._answers[max(self._answers)].last if self._answers else None
+        rates = self._groups.rates({p.key for p in last.by_group if p.eligible} if last is not None else set())
         return dict(zip(self.edges, rates, strict=True)) if rates else dict.fromkeys(self.edges, 1.0)
 
     @property
-    def has_lost_sample(self) -> bool:
-        """Whether windows may lack records that edges did not process, and nothing can be said of how many."""
-        return self._groups.lost_sample
+    def _waits_for_readers(self) -> bool:
+        """Whether an edge that reports has unread input, so that more arrivals will be reported."""
+        return any(edge.unread and not edge.silent_slots for edge in self._edges.values())
 
-    def may_lack(self, start_ms: int) -> bool:
-        """Whether that is so of the window, or an edge that is not expected any more has sampled it."""
-        lost = self.has_lost_sample or self.schedule.slot_at(start_ms) < self._lost
-        return lost or self._groups.others(start_ms, self.edges)[1]
+    def _unapplied_reports(self) -> Iterator[tuple[str, SubstreamStatistics | GroupedSubstream]]:
+        for name, edge in self._edges.items():
+            yield from ((name, statistics) for report in edge.reports for statistics in report.substreams)
+
+    def _prediction(
+        self, start_ms: int, evaluations: Sequence[BatchEvaluation], reasons: Mapping[str, str],
+        unread: Sequence[str] = (), widening: float = 1.0,
+    ) -> Prediction:  # fmt: skip
+        groups = [prediction for evaluation in evaluations for prediction in evaluation.predictions(reasons)]
+        silent = tuple(name for name, edge in self._edges.items() if edge.silent_slots)
+        never_reported = [name for name, edge in self._edges.items() if edge.applied is None]
+        waited = max(self.slot - self.schedule.slot_at(start_ms) - self.schedule.window_slots, 0)
+        is_grouped = self.accuracy.scope is not None
+        result = combine_groups(groups, is_grouped, never_reported, silent, waited, unread, widening)
+        has_others, _ = self._groups.from_other_edges(start_ms, self.edges)
+        return replace(result, met=False, reason=RETIRED_EDGES) if result.met and has_others else result
+
+    def _coverage(self, held: Sequence[bool]) -> float | None:
+        """The window's contribution to the measured coverage."""
+        if not held:
+            return None
+        return float(all(held)) if self.accuracy.scope == "all" else sum(held) / len(held)
 
     # Changes
 
     def _expect(self, edges: Sequence[str]) -> None:
-        before, self.edges = self.edges, list(edges)
-        self._reasons.keep(self.edges)
-        for edge in [e for e in self._reports if e not in self.edges]:
-            for told in (s for report in self._reports[edge] for s in report.substreams):
-                self._groups.add_up(edge, told)
-        for table in (self._applied, self._reports, self._ahead, self._first, self._behind, self._unread):
-            for edge in [e for e in table if e not in self.edges]:
-                del table[edge]
-        if not self.edges:
-            self._uncount(self.slot)
+        before, old = self.edges, self._edges
+        for name in [name for name in old if name not in edges]:
+            for statistics in (s for report in old[name].reports for s in report.substreams):
+                self._groups.add_counts(name, statistics)
+        self._edges = {name: old.get(name) or _Edge() for name in edges}
+        self._reasons.keep(edges)
+        if not edges:
+            self._stop_counting(self.slot)
             self._slot = None
             self._groups.clear()
         elif self._slot is not None:
-            self._reseat([before.index(e) if e in before else None for e in self.edges])
+            self._remap_sources([before.index(name) if name in before else None for name in edges])
 
-    def _reseat(self, rows: Sequence[int | None]) -> None:
-        """Other sources: row i is what was row `rows[i]`, or a new one."""
-        self._groups.reseat(rows)
-        for edge, row in zip(self.edges, rows, strict=True):
+    def _remap_sources(self, rows: Sequence[int | None]) -> None:
+        """Source i becomes what was source `rows[i]`; None: it starts empty."""
+        self._groups.remap_sources(rows)
+        for edge, row in zip(self._edges.values(), rows, strict=True):
             if row is None:
-                self._first[edge] = self.slot
-                self._behind[edge] = 0
+                edge.known_from, edge.silent_slots = self.slot, 0
 
-    def _fresh(self, sources: int) -> Watermark:
-        clock = self.schedule
-        target, kind = self.accuracy.target, self.accuracy.early_kind
-        return Watermark(sources, clock.grid, clock.window_slots, target, kind, latest_slots=self._latest)
+    def _new_trigger(self, sources: int) -> EarlyTrigger:
+        schedule, accuracy = self.schedule, self.accuracy
+        return EarlyTrigger(
+            sources, schedule.grid, schedule.window_slots, accuracy.target, accuracy.early_kind,
+            max_wait_slots=self._max_wait_slots,
+        )  # fmt: skip
 
-    def _report(
-        self, edge: str, through_ms: int, substreams: Sequence[str], sampled: int = 0, unread: bool = False
-    ) -> None:
-        """An older release noted no reason, and did not know what was unread."""
-        read = self._read(substreams)
-        if edge in self.edges:
-            point = self.schedule.slot_at(through_ms)
-            self._reports.setdefault(edge, []).append(Report(point, read, unread))
-            self._reasons.add(edge, point, SamplingReason.from_number(sampled))
+    def _add_report(self, edge: str, through_ms: int, substreams: Sequence[str], reason: int, unread: bool) -> None:
+        report = EdgeReport(self.schedule.slot_at(through_ms), self._decode(substreams), unread)
+        if edge in self._edges:
+            self._edges[edge].reports.append(report)
+            self._reasons.add(edge, report.slot, SamplingReason.from_number(reason))
 
-    def _read(self, substreams: Sequence[str]) -> list[SubstreamStatistics | GroupedSubstream]:
+    def _decode(self, substreams: Sequence[str]) -> list[SubstreamStatistics | GroupedSubstream]:
         kind = SubstreamStatistics if self.accuracy.scope is None else GroupedSubstream
         return [kind.from_state(base64.b64decode(s), self.schedule.grid) for s in substreams]
 
-    def _points(self, edge: str) -> list[int]:
-        """The points that the edge has told and that lie ahead of what was applied."""
-        points = [r.point for r in self._reports.get(edge, ())]
-        return [*points, self._applied[edge]] if edge in self._applied else points
-
-    def _advance(self, target: int, heard: Sequence[str]) -> None:
-        if self._slot is None or target - self._slot > MAX_LEAP * self.schedule.grid.lags:
-            self._begin(target, heard)
-            return
-        slot = self._slot
-        told = [self._arrivals(source, edge, slot, target) for source, edge in enumerate(self.edges) if edge in heard]
-        rows = np.concatenate(told) if told else np.zeros((0, 5), np.int64)
-        self._groups.advance(slot, target, rows, np.array([e in heard for e in self.edges]))
-        for edge in self.edges:
-            self._behind[edge] = 0 if edge in heard else self._behind.get(edge, 0) + target - slot
-        self._before, self._slot = slot, target
-        if self._groups.crowded_until is not None and target >= self._groups.crowded_until:
-            self._uncount(target)
+    def _advance(self, target: int, reporting: Sequence[str]) -> None:
+        if self._slot is None or target - self._slot > MAX_LEAP_LAGS * self.schedule.grid.lags:
+            self._begin(target, reporting)
+        slot = self.slot
+        arrived = [self._arrivals(i, name, target) for i, name in enumerate(self._edges) if name in reporting]
+        rows = np.concatenate(arrived) if arrived else np.zeros((0, 5), np.int64)
+        self._groups.advance(slot, target, rows, np.array([name in reporting for name in self._edges]))
+        for name, edge in self._edges.items():
+            edge.silent_slots = 0 if name in reporting else edge.silent_slots + target - slot
+        self._previous_slot, self._slot = slot, target
+        if self._groups.overflow_until is not None and target >= self._groups.overflow_until:
+            self._stop_counting(target)
             self._groups.clear()
-            self._base = self._counted
-            self._first = dict.fromkeys(self.edges, self._base)
+            self._known_from = self._counted_from
+            for edge in self._edges.values():
+                edge.known_from = self._known_from
 
-    def _begin(self, target: int, heard: Sequence[str]) -> None:
-        """Starts at `target`, or anew after a time of which nothing is known."""
-        self._slot = self._base = self._rounded(target)
-        # What has come before has no lag that could be learnt from, for what came with it is not known.
-        self._first = dict.fromkeys(self.edges, self._base)
-        self._behind = dict.fromkeys(self.edges, 0)
-        if self.is_crowded:
-            self._uncount(self._slot)
-        self._groups.begin(self._slot, len(self.edges))
-        self._given, self._waits = {}, {}
-        self._applied = dict.fromkeys(heard, self._base)
-        self._advance(target, heard)
+    def _begin(self, target: int, reporting: Sequence[str]) -> None:
+        """Starts at `target`, or starts anew after a time of which nothing is known."""
+        self._slot = self._known_from = self._substream_border(target)
+        # Lags of earlier arrivals are not learnt from: the other arrivals of their time are not known.
+        for name, edge in self._edges.items():
+            edge.known_from, edge.silent_slots = self._known_from, 0
+            edge.applied = self._known_from if name in reporting else None
+        if self.has_too_many_groups:
+            self._stop_counting(self._slot)
+        self._groups.begin(self._slot, len(self._edges))
+        self._answers, self._waits = {}, {}
 
-    def _uncount(self, slot: int) -> None:
-        """What came up to a slot is not counted any more."""
+    def _stop_counting(self, slot: int) -> None:
+        """Drops the counts of events born before a slot."""
         if self._slot is None:
             return
-        self._counted = self._rounded(slot + DEFAULT_MAX_SKEW_MS // self.schedule.grid.slot_ms, up=True)
-        if self._groups.lost_sample or self._groups.lacks_values:
-            self._lost = self._counted
+        self._counted_from = self._substream_border(slot + DEFAULT_MAX_SKEW_MS // self.schedule.grid.slot_ms, up=True)
+        if self._groups.lost_sample or self._groups.is_sampled:
+            self._sampled_before = self._counted_from
 
-    def _rounded(self, slot: int, *, up: bool = False) -> int:
+    def _substream_border(self, slot: int, *, up: bool = False) -> int:
         """The border of sub-streams at or before a slot; with `up`, at or after it."""
         slots = self.schedule.grid.substream_slots
         return -(-slot // slots) * slots if up else slot // slots * slots
 
-    def _arrivals(self, source: int, edge: str, slot: int, target: int) -> IntArray:
-        """Takes in an edge's reports up to `target`; what it tells of slots before `slot` it catches up with.
+    def _arrivals(self, source: int, name: str, target: int) -> IntArray:
+        """Applies an edge's reports up to `target`; arrivals before the current slot catch up on its silence.
 
         Returns:
-            (slot, source, lag, count, stratum) of arrivals in [slot, target).
+            (slot, source, lag, count, group number) of arrivals from the current slot to `target`.
         """
-        lags = self.schedule.grid.lags
-        reports = self._reports.get(edge, [])
-        taken = [r for r in reports if r.point <= target]
-        self._reports[edge] = [r for r in reports if r.point > target]
-        if taken:
-            self._unread[edge] = taken[-1].unread
-        parts = [np.array(self._ahead.pop(edge, []), np.int64).reshape(-1, 4)]
-        reporting = np.array([not self._behind.get(e) for e in self.edges])
-        parts += [self._groups.tell(edge, s, slot, reporting) for report in taken for s in report.substreams]
-        found = np.concatenate(parts)
-        found = found[found[:, 0] - found[:, 1] >= self._first[edge]]
-        later = found[:, 0] >= target
-        self._ahead[edge] = found[later].tolist()
-        found = found[~later]
-        behind = self._behind.get(edge, 0)
-        if behind > MAX_BEHIND * lags:
-            self._reseat([None if e == edge else i for i, e in enumerate(self.edges)])
-            found = found[found[:, 0] - found[:, 1] >= slot]
-        elif behind:
-            self._groups.come_back(source, found[found[:, 0] < slot], slot)
-            self._behind[edge] = 0  # so that groups which others tell of next take it as reporting
-            found = found[found[:, 0] >= slot]
-        self._applied[edge] = target
-        # A lag longer than the longest was cut to it: the arrival is now, whatever slot that comes to.
-        found[:, 0] = np.maximum(found[:, 0], slot)
-        return np.insert(found, 1, source, axis=1)
+        edge, slot, lags = self._edges[name], self.slot, self.schedule.grid.lags
+        applied = [r for r in edge.reports if r.slot <= target]
+        edge.reports = [r for r in edge.reports if r.slot > target]
+        if applied:
+            edge.unread = applied[-1].unread
+        parts = [np.array(edge.future, np.int64).reshape(-1, 4)]
+        reporting = np.array([not e.silent_slots for e in self._edges.values()])
+        parts += [self._groups.add_report(name, s, slot, reporting) for report in applied for s in report.substreams]
+        rows = np.concatenate(parts)
+        rows = rows[rows[:, 0] - rows[:, 1] >= edge.known_from]
+        is_future = rows[:, 0] >= target
+        edge.future = rows[is_future].tolist()
+        rows = rows[~is_future]
+        if edge.silent_slots > MAX_SILENCE_LAGS * lags:
+            self._remap_sources([None if i == source else i for i in range(len(self._edges))])
+            rows = rows[rows[:, 0] - rows[:, 1] >= slot]
+        elif edge.silent_slots:
+            self._groups.catch_up(source, rows[rows[:, 0] < slot], slot)
+            edge.silent_slots = 0  # so that groups that other edges report next take it as reporting
+            rows = rows[rows[:, 0] >= slot]
+        edge.applied = target
+        # A lag beyond the longest was cut to it: the arrival is now, whatever slot that gives.
+        rows[:, 0] = np.maximum(rows[:, 0], slot)
+        return np.insert(rows, 1, source, axis=1)
 
     def _wait(self, start_ms: int, until: int) -> None:
         self._waits[start_ms] = until
 
-    def _note_given(self, start_ms: int, early: bool, *parts: Any) -> None:
-        prediction, first = Prediction.read(parts), self._given.get(start_ms)
-        self._given[start_ms] = (first[0], prediction, first[2]) if first else (prediction, prediction, early)
+    def _add_answer(self, start_ms: int, early: bool, *values: Any) -> None:
+        prediction, answered = Prediction.from_list(values), self._answers.get(start_ms)
         self._waits.pop(start_ms, None)
-        if first is None and self._slot is not None:
-            self._groups.learn(start_ms, self.edges, prediction.outlooks)
+        if answered:
+            self._answers[start_ms] = replace(answered, last=prediction)
+            return
+        self._answers[start_ms] = _Answered(prediction, prediction, early)
+        if self._slot is not None:
+            self._groups.learn(start_ms, self.edges, prediction.by_group)
 
-    def _finish(self, start_ms: int, covered: float | None, ratios: Sequence[float] = ()) -> None:
-        """An older release did not note how far off the intervals were."""
-        self._intervals.note(ratios)
+    def _finalize(self, start_ms: int, covered: float | None, ratios: Sequence[float]) -> None:
+        self._intervals.add(ratios)
         self._waits.pop(start_ms, None)
-        if self._given.pop(start_ms, None) is not None and covered is not None:
-            self.outcomes.append(covered)
-
-    def forget_before(self, start_ms: int) -> None:
-        """Sub-streams before it are of final windows only. Not noted: it follows from the ledger's state."""
-        self._groups.forget_before(start_ms)
-        self._reasons.forget_before(self.schedule.slot_at(start_ms))
-        if idle := self._groups.idle(self.slot):
-            self.apply(["idle", idle])
+        if self._answers.pop(start_ms, None) is not None and covered is not None:
+            self._covered.append(covered)
 
     # Snapshots
 
     def to_state(self) -> dict[str, Any]:
-        """JSON. With the notes behind it, it is all there is."""
+        """JSON of the whole state, except for `log`."""
         return {
-            "edges": self.edges, "slot": self._slot, "before": self._before, "base": self._base,
-            "counted": self._counted, "lost": self._lost, "now_ms": self.now_ms, "first": self._first,
-            "behind": self._behind, "unread": self._unread, "applied": self._applied, "ahead": self._ahead,
+            **{name.strip("_"): getattr(self, name) for name in self._PLAIN},
+            "edges": [[name, self._edge_to_list(edge)] for name, edge in self._edges.items()],
             "groups": self._groups.to_state(), "reasons": self._reasons.to_state(),
-            "reports": {
-                e: [[r.point, _in_base64(s.to_state() for s in r.substreams), r.unread] for r in reports]
-                for e, reports in self._reports.items()
-            },
-            "waits": list(self._waits.items()), "outcomes": list(self.outcomes),
-            "intervals": self._intervals.to_state(),
-            "given": [[s, a.to_list(), b.to_list(), early] for s, (a, b, early) in self._given.items()],
+            "intervals": self._intervals.to_state(), "waits": list(self._waits.items()),
+            "covered": list(self._covered),
+            "answers": [[s, a.first.to_list(), a.last.to_list(), a.early] for s, a in self._answers.items()],
         }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Puts a new book into the state that `to_state` gave; raises what damaged JSON or bytes raise."""
-        self.edges, self._base, self.now_ms = list(state["edges"]), state["base"], state["now_ms"]
-        self._slot, self._before = state["slot"], state["before"]
-        self._counted = state.get("counted", self._base)  # an older release counted anew as well
-        self._lost = state.get("lost", self._lost)
+        """Restores `to_state` into a new estimator; damaged JSON or bytes raise any exception."""
+        for name in self._PLAIN:
+            setattr(self, name, state[name.strip("_")])
+        self._edges = {name: self._edge_from_list(values) for name, values in state["edges"]}
         self._groups.restore(state["groups"])
         self._reasons.restore(state["reasons"])
-        self._first, self._behind = dict(state["first"]), dict(state["behind"])
-        self._unread = dict(state.get("unread", {}))
-        self._applied, self._ahead = dict(state["applied"]), dict(state["ahead"])
-        for edge, reports in state["reports"].items():
-            self._reports[edge] = [Report(point, self._read(each), *unread) for point, each, *unread in reports]
+        self._intervals.restore(state["intervals"])
         self._waits = dict(map(tuple, state["waits"]))
-        self.outcomes.extend(state["outcomes"])
-        self._intervals.restore(state.get("intervals", []))
-        self._given = {start: (Prediction.read(a), Prediction.read(b), early) for start, a, b, early in state["given"]}
+        self._covered.extend(state["covered"])
+        for start_ms, first, last, early in state["answers"]:
+            self._answers[start_ms] = _Answered(Prediction.from_list(first), Prediction.from_list(last), early)
+
+    def _edge_to_list(self, edge: _Edge) -> list[Any]:
+        reports = [[r.slot, _to_base64(s.to_state() for s in r.substreams), r.unread] for r in edge.reports]
+        return [reports, edge.future, edge.known_from, edge.silent_slots, edge.applied, edge.unread]
+
+    def _edge_from_list(self, values: Sequence[Any]) -> _Edge:
+        reports, *rest = values
+        return _Edge([EdgeReport(slot, self._decode(each), unread) for slot, each, unread in reports], *rest)
 
 
-def _holds(outlook: Outlook, truth: float) -> bool:
-    return bool(outlook.lower - 1e-9 * abs(truth) <= truth <= outlook.upper + 1e-9 * abs(truth))
+def _contains(prediction: GroupPrediction, truth: float) -> bool:
+    tolerance = 1e-9 * abs(truth)
+    return bool(prediction.lower - tolerance <= truth <= prediction.upper + tolerance)
 
 
-def _ratio(outlook: Outlook, truth: float, widening: float) -> float:
-    """How far off the estimate was, in half-widths as the model had them; rounded, for it goes into the log."""
-    off, half = abs(outlook.estimate - truth), outlook.half_width / widening
-    if off <= 1e-9 * abs(truth):
+def _error_ratio(prediction: GroupPrediction, truth: float, widening: float) -> float:
+    """The error of the estimate in half-widths of the model (without widening); rounded, because it is logged."""
+    error, half_width = abs(prediction.estimate - truth), prediction.half_width / widening
+    if error <= 1e-9 * abs(truth):
         return 0.0
-    return round(min(off / half, FURTHEST), 3) if half > 0 else FURTHEST
+    return round(min(error / half_width, MAX_ERROR_RATIO), 3) if half_width > 0 else MAX_ERROR_RATIO
 
 
-def _in_base64(each: Iterable[bytes]) -> list[str]:
-    return [base64.b64encode(b).decode() for b in each]
+def _to_base64(states: Iterable[bytes]) -> list[str]:
+    return [base64.b64encode(state).decode() for state in states]

@@ -1,12 +1,12 @@
-"""One group of a query's records (all of them, where there are no groups): a watermark, and sums by sub-stream. Pure.
+"""Estimator of one group of a query, or of all records of a query without groups: a trigger and arrival counts.
 
-Each group has a watermark of its own, so each has delays, rates and values of its own, and a record of what its
-predictions have been worth. A promise about it is the one about a query with a `where` for the group.
+Each group has a trigger of its own, so each has its own delays, rates, values and backtests. The accuracy of a group is
+that of a query with a `where` for the group.
 
-Of groups with few records there is no promise. An interval is stated if what the watermark has seen could not have
-missed delays that matter: if none of n events was late by more than some lag, a part of -log(1 - confidence)/n may be
-all the same (the rule of three). And a group has to have so many records that one of them matters less than the error.
-Others wait until their windows are complete.
+A group with few records has no interval: its windows are answered when they are complete. An interval needs enough
+observed events that relevant delays cannot have been missed: if none of n events was later than some lag, a share of
+-log(1 - confidence)/n may still be (the rule of three). And the group needs so many records that a single one matters
+less than the error.
 """
 
 from __future__ import annotations
@@ -16,99 +16,98 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from center.early_trigger.estimate import Sampled, WindowModel
-from center.early_trigger.stragglers import Stragglers
-from center.early_trigger.trigger import Policy, Verdict, Watermark
-from center.estimation.arrival_counts import Tallies
-from center.estimation.source_remap import Seats
+from center.early_trigger import (
+    Decision,
+    EarlyTrigger,
+    SourceRemap,
+    Stragglers,
+    TriggerPolicy,
+    WindowModel,
+    WindowSample,
+)
+from center.estimation.arrival_counts import ArrivalCounts
 from edgewater.accuracy import Accuracy, AccuracyTarget
 from edgewater.arrivals import ReportSchedule
 from edgewater.synopses import normal_quantile
 
-TOO_FEW = "too few records, or too few yet, to say how far the answer may be off"
 
-
-class Stratum:
-    """One group's.
+class GroupEstimator:
+    """One group.
 
     Args:
-        fresh: makes the query's watermark of so many sources.
+        new_trigger: makes a trigger of the query with the given number of sources.
 
     Attributes:
-        number: by which rows of arrivals name it.
-        base: the watermark's slot 0; of windows that began before it nothing is known.
-        heard: the slot in which it was last heard of.
+        number: identifies the group in rows of arrivals.
+        first_slot: slot 0 of the trigger; the lags of earlier windows' events are not known.
+        last_report_slot: the slot of the last arrival.
     """
 
     def __init__(
-        self, key: str, number: int, base: int, sources: int, fresh: Callable[[int], Watermark], accuracy: Accuracy,
-        clock: ReportSchedule,
+        self, key: str, number: int, first_slot: int, sources: int, new_trigger: Callable[[int], EarlyTrigger],
+        accuracy: Accuracy, schedule: ReportSchedule,
     ) -> None:  # fmt: skip
-        self.key, self.number, self.base, self.heard = key, number, base, base
-        self.mark = fresh(sources)
-        self.tallies = Tallies(accuracy.early_kind, clock)
-        self._accuracy, self._clock = accuracy, clock
-        self._among = 0  # groups that the mark's confidence is for; 0: as it was made
+        self.key, self.number, self.first_slot, self.last_report_slot = key, number, first_slot, first_slot
+        self.trigger = new_trigger(sources)
+        self.counts = ArrivalCounts(accuracy.early_kind, schedule)
+        self._accuracy, self._schedule = accuracy, schedule
+        self._simultaneous_groups = 0  # that the trigger's confidence is for; 0: as it was made
 
     @property
     def slot(self) -> int:
-        return self.base + self.mark.slot
+        return self.first_slot + self.trigger.slot
 
-    def has_seen(self, start_ms: int) -> bool:
-        return self._clock.slot_at(start_ms) >= self.base
+    def has_observed(self, start_ms: int) -> bool:
+        """Whether the lags of all events of the window are known."""
+        return self._schedule.slot_at(start_ms) >= self.first_slot
 
-    # Changes
+    def remap_sources(self, remap: SourceRemap) -> None:
+        self.trigger = remap.apply(self.trigger)
+        self._simultaneous_groups = 0
 
-    def reseat(self, seats: Seats) -> None:
-        self.mark = seats.reseated(self.mark)
-        self._among = 0
-
-    def promise_among(self, groups: int) -> bool:
-        """Sets the confidence to what each of so many groups needs for all to be right at once (Bonferroni).
+    def set_simultaneous_confidence(self, groups: int) -> bool:
+        """Sets the confidence that each of so many groups needs for all intervals to hold simultaneously (Bonferroni).
 
         Returns:
-            Whether it was another: what was asked of the stratum before is to be asked again.
+            Whether it has changed, so that earlier evaluations are out of date.
         """
-        if groups == self._among:
+        if groups == self._simultaneous_groups:
             return False
-        self._among = groups
+        self._simultaneous_groups = groups
         scope = self._accuracy.scope or "each"
         confidence = AccuracyTarget(self._accuracy.error, self._accuracy.confidence, groups, scope).group_confidence
-        policy = Policy()
+        policy = TriggerPolicy()
         if scope == "all":
             policy = replace(policy, straggler_confidence=1 - (1 - policy.straggler_confidence) / groups)
-        self.mark.target, self.mark.policy = AccuracyTarget(self._accuracy.error, confidence), policy
-        self.mark.quantile = normal_quantile(1 - (1 - confidence) * policy.sampling_failures)
+        self.trigger.target, self.trigger.policy = AccuracyTarget(self._accuracy.error, confidence), policy
+        self.trigger.quantile = normal_quantile(1 - (1 - confidence) * policy.sampling_failures)
         return True
 
-    # What it says
-
     def offset(self, start_ms: int) -> int:
-        """Slots since the end of the window that starts there."""
+        """Returns the slots since the end of the window that starts at `start_ms`."""
         return max(self.slot - self._end_slot(start_ms), 0)
 
-    def judge(self, start_ms: int, sampled: Sampled, modelled: tuple[Stragglers, WindowModel]) -> Verdict:
-        return self.mark.judge(self._end_slot(start_ms) - self.base, sampled, modelled)
+    def decide(self, start_ms: int, sample: WindowSample, modelled: tuple[Stragglers, WindowModel]) -> Decision:
+        return self.trigger.decide(self._end_slot(start_ms) - self.first_slot, sample, modelled)
 
     def _end_slot(self, start_ms: int) -> int:
-        return self._clock.slot_at(start_ms) + self._clock.window_slots
-
-    # Snapshots
+        return self._schedule.slot_at(start_ms) + self._schedule.window_slots
 
     def to_state(self) -> dict[str, Any]:
         """JSON."""
         return {
-            "key": self.key, "number": self.number, "base": self.base, "heard": self.heard,
-            "mark": base64.b64encode(self.mark.to_state()).decode(), "tallies": self.tallies.to_state(),
+            "key": self.key, "number": self.number, "first_slot": self.first_slot,
+            "last_report_slot": self.last_report_slot, "counts": self.counts.to_state(),
+            "trigger": base64.b64encode(self.trigger.to_state()).decode(),
         }  # fmt: skip
 
     @classmethod
     def from_state(
-        cls, state: Any, fresh: Callable[[int], Watermark], accuracy: Accuracy, clock: ReportSchedule
-    ) -> Stratum:
-        """Raises what damaged JSON or bytes raise."""
-        result = cls(state["key"], state["number"], state["base"], 1, fresh, accuracy, clock)
-        result.heard = state["heard"]
-        result.mark = Watermark.from_state(base64.b64decode(state["mark"]))
-        result.tallies.restore(state["tallies"])
+        cls, state: Any, new_trigger: Callable[[int], EarlyTrigger], accuracy: Accuracy, schedule: ReportSchedule
+    ) -> GroupEstimator:
+        """Returns the estimator whose `to_state` this is; damaged JSON or bytes raise any exception."""
+        result = cls(state["key"], state["number"], state["first_slot"], 1, new_trigger, accuracy, schedule)
+        result.last_report_slot = state["last_report_slot"]
+        result.trigger = EarlyTrigger.from_state(base64.b64decode(state["trigger"]))
+        result.counts.restore(state["counts"])
         return result

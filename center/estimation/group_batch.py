@@ -1,7 +1,7 @@
-"""Strata side by side: time passes for them, and windows are looked at, by arrays over all. Pure.
+"""Vectorised update and evaluation of many group estimators.
 
-A query's groups are told apart by watermarks of their own (`strata.py`), each a few sources times some hundred lags.
-One by one, hundreds of them would take longer than the windows last.
+The groups of a query have a trigger each (`group.py`), with a few sources times some hundred lags. One by one, hundreds
+of them would take longer than their windows last.
 """
 
 from __future__ import annotations
@@ -13,222 +13,234 @@ from itertools import pairwise
 
 import numpy as np
 
-from center.early_trigger.batch import Together
-from center.early_trigger.estimate import Sampled, WindowModel
-from center.early_trigger.stragglers import LEAST_EVENTS, StragglersByMark
-from center.early_trigger.trigger import Answer, Wait
-from center.estimation.arrival_counts import sampled_by, windows
-from center.estimation.group import TOO_FEW, Stratum
-from center.estimation.prediction import Outlook
+from center.early_trigger import (
+    MIN_EVENTS,
+    Answer,
+    StragglersByTrigger,
+    TriggerBatch,
+    Wait,
+    WindowModel,
+    WindowSample,
+)
+from center.estimation.arrival_counts import window_sample, window_sums
+from center.estimation.group import GroupEstimator
+from center.estimation.prediction import TOO_WIDE, GroupPrediction
 from edgewater.accuracy import Accuracy
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 
-BLOCK = 64
-"""Strata of a block: so many that calling NumPy does not count, and few enough that a window which waits for one of
-them is not modelled for all."""
+BATCH_SIZE = 64
+"""Groups per batch: enough that the cost of calling NumPy is negligible, and few enough that a window that waits for
+one group is not modelled for all."""
+
+TOO_FEW = "too few records for an error bound"
 
 
-class Block:
-    """Some strata over the same edges. It is good until one of them is reseated or gets into another block."""
+class GroupBatch:
+    """Groups over the same edges. Valid until the sources of one of them change or it joins another batch."""
 
-    def __init__(self, strata: Sequence[Stratum], accuracy: Accuracy) -> None:
-        self.strata, self.accuracy = list(strata), accuracy
-        self.together = Together([s.mark for s in strata])
+    def __init__(self, groups: Sequence[GroupEstimator], accuracy: Accuracy) -> None:
+        self.groups, self.accuracy = list(groups), accuracy
+        self.triggers = TriggerBatch([g.trigger for g in groups])
 
     def advance(self, slot: int, target: int, rows: IntArray, reporting: BoolArray) -> None:
-        """Time goes on from `slot` to `target`.
+        """Advances time from `slot` to `target`.
 
         Args:
-            rows: arrivals, ascending by slot, as (slot, source, lag, count, number of the stratum in the block).
-            reporting: the sources that have told of `target`.
+            rows: arrivals as (slot, source, lag, count, index of the group in the batch), ascending by slot.
+            reporting: mask of the sources that have reported up to `target`.
         """
         cuts = np.searchsorted(rows[:, 0], np.arange(slot, target + 1)).tolist()
-        shape, telling = self.together.triangle.seen.shape, np.tile(reporting, len(self.strata))
-        place, count = (rows[:, 4] * len(reporting) + rows[:, 1]) * shape[1] + rows[:, 2], rows[:, 3]
+        shape, reporting_rows = self.triggers.triangle.seen.shape, np.tile(reporting, len(self.groups))
+        cells, count = (rows[:, 4] * len(reporting) + rows[:, 1]) * shape[1] + rows[:, 2], rows[:, 3]
         for begin, end in pairwise(cuts):
-            self.together.advance(_table(place[begin:end], count[begin:end], shape), telling)
+            self.triggers.advance(_summed(cells[begin:end], count[begin:end], shape), reporting_rows)
 
-    def come_back(self, source: int, rows: IntArray) -> None:
-        """A source that stood still tells what it had: rows of (slot, lag, count, stratum in the block)."""
-        triangle, sources = self.together.triangle, self.together.marks[0].triangle.sources
-        behind = triangle.behind[source::sources]
-        for slots in np.unique(behind[behind > 0]).tolist():  # a stratum may be younger than the silence
-            here = np.flatnonzero(behind == slots)
-            row = np.full(len(behind), -1)
-            row[here] = np.arange(len(here))
-            mine = rows[row[rows[:, 3]] >= 0]
-            at = np.maximum(mine[:, 0] - (self.strata[0].slot - slots), 0)
-            mine, at = mine[np.argsort(at, kind="stable")], np.sort(at)
-            cuts = np.searchsorted(at, np.arange(slots + 1)).tolist()
-            place = row[mine[:, 3]] * triangle.grid.lags + mine[:, 1]
-            shape = (len(here), triangle.grid.lags)
-            told = (_table(place[begin:end], mine[begin:end, 2], shape) for begin, end in pairwise(cuts))
-            triangle.catch_up_all(here * sources + source, told)
-
-    def learn(self, start_ms: int, edges: Sequence[str], outlooks: Mapping[str, Outlook]) -> None:
-        """The window has been answered so."""
-        known = [i for i, s in enumerate(self.strata) if s.key in outlooks and s.has_seen(start_ms)]
-        sampled = sampled_by([self.strata[i].tallies for i in known], start_ms, edges) if known else None
-        if sampled is None:
-            return
-        some = (sampled.arrived.sum(axis=0) > 0).tolist()
-        known = [i for i, has_records in zip(known, some, strict=True) if has_records]
-        if not known:
-            return
-        tallies = [self.strata[i].tallies for i in known]
-        _, sums = windows(tallies, start_ms, edges)
-        count, total, squares = sums.transpose(2, 0, 1, 3).reshape(3, -1, sums.shape[3])
-        # Of a group without a promise it is learnt what its values are, and that its stragglers may be anything.
-        told = [outlooks[self.strata[i].key] for i in known]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            straggler = np.array([o.straggler if o.promised else 1.0 for o in told])
-            shares = straggler / np.abs(np.array([o.estimate if o.promised else 1.0 for o in told]))
-        self.together.on_answered(known, sampled_by(tallies, start_ms, edges), (count, total, squares), shares)
-
-    def look(self, start_ms: int, edges: Sequence[str], *, complete: bool = False, widening: float = 1.0) -> Look:
-        """The block's part of the window that starts there, now.
+    def catch_up(self, source: int, rows: IntArray) -> None:
+        """Adds the arrivals of a source that was silent.
 
         Args:
-            complete: no more of it will come.
-            widening: how many times as wide as the model says an interval is to be, if all that came was processed.
+            rows: (slot, lag, count, index of the group in the batch).
         """
-        sampled = sampled_by([s.tallies for s in self.strata], start_ms, edges)
-        offset = self.strata[0].offset(start_ms)
-        stragglers, model = self.together.window_models(offset, sampled)
-        if complete:
-            arrived = sampled.arrived
-            model = replace(model, population=arrived, events=arrived, straggler_width=np.zeros(len(self.strata)))
-        sampling = model.sampling_width(sampled.count, np.array([s.mark.quantile for s in self.strata]))
-        if widening > 1 and not complete:
-            factor = np.where((sampled.count >= sampled.arrived).all(axis=0), widening, 1.0)
-            sampling, model = sampling * factor, replace(model, straggler_width=model.straggler_width * factor)
-        promised = np.ones(len(self.strata), bool)
-        if complete:
-            stragglers = replace(stragglers, known=promised)
-            promised = sampled.count.sum(axis=0) > 1
-        elif self.accuracy.scope is not None:
-            seen = np.array([s.has_seen(start_ms) for s in self.strata])
-            promised = seen & self._is_known(stragglers, model)
-        behind = self.together.triangle.behind.reshape(len(self.strata), -1).T > 0
-        return Look(self, start_ms, sampled, stragglers, model, sampling, promised, np.asarray(behind))
+        triangle, sources = self.triggers.triangle, self.triggers.triggers[0].triangle.sources
+        silent = triangle.silent_slots[source::sources]
+        for slots in np.unique(silent[silent > 0]).tolist():  # a group may be younger than the silence
+            indices = np.flatnonzero(silent == slots)
+            position = np.full(len(silent), -1)
+            position[indices] = np.arange(len(indices))
+            found = rows[position[rows[:, 3]] >= 0]
+            at = np.maximum(found[:, 0] - (self.groups[0].slot - slots), 0)
+            found, at = found[np.argsort(at, kind="stable")], np.sort(at)
+            cuts = np.searchsorted(at, np.arange(slots + 1)).tolist()
+            cells = position[found[:, 3]] * triangle.grid.lags + found[:, 1]
+            shape = (len(indices), triangle.grid.lags)
+            arrived = (_summed(cells[begin:end], found[begin:end, 2], shape) for begin, end in pairwise(cuts))
+            triangle.catch_up(indices * sources + source, arrived)
 
-    def _is_known(self, stragglers: StragglersByMark, model: WindowModel) -> BoolArray:
-        """Of which of them enough is known to state an interval."""
+    def learn(self, start_ms: int, edges: Sequence[str], predictions: Mapping[str, GroupPrediction]) -> None:
+        """Learns from an answered window."""
+        indices = [i for i, g in enumerate(self.groups) if g.key in predictions and g.has_observed(start_ms)]
+        if not indices:
+            return
+        arrived = window_sample([self.groups[i].counts for i in indices], start_ms, edges).arrived.sum(axis=0)
+        indices = [i for i, events in zip(indices, arrived.tolist(), strict=True) if events > 0]
+        if not indices:
+            return
+        counts = [self.groups[i].counts for i in indices]
+        _, sums = window_sums(counts, start_ms, edges)
+        count, total, squares = sums.transpose(2, 0, 1, 3).reshape(3, -1, sums.shape[3])
+        # A group without an interval learns its values; its stragglers are taken to be of any size.
+        known = [predictions[self.groups[i].key] for i in indices]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            straggler = np.array([p.straggler if p.eligible else 1.0 for p in known])
+            shares = straggler / np.abs(np.array([p.estimate if p.eligible else 1.0 for p in known]))
+        self.triggers.on_answered(indices, window_sample(counts, start_ms, edges), (count, total, squares), shares)
+
+    def evaluate(
+        self, start_ms: int, edges: Sequence[str], *, complete: bool = False, widening: float = 1.0
+    ) -> BatchEvaluation:
+        """Evaluates a window now.
+
+        Args:
+            complete: no more events of the window will arrive.
+            widening: factor of the half-widths of groups of which all arrived events were processed.
+        """
+        sample = window_sample([g.counts for g in self.groups], start_ms, edges)
+        stragglers, model = self.triggers.window_models(self.groups[0].offset(start_ms), sample)
+        if complete:
+            arrived = sample.arrived
+            model = replace(model, population=arrived, events=arrived, straggler_width=np.zeros(len(self.groups)))
+        sampling = model.sampling_width(sample.count, np.array([g.trigger.quantile for g in self.groups]))
+        if widening > 1 and not complete:
+            factor = np.where((sample.count >= sample.arrived).all(axis=0), widening, 1.0)
+            sampling, model = sampling * factor, replace(model, straggler_width=model.straggler_width * factor)
+        eligible = np.ones(len(self.groups), bool)
+        if complete:
+            stragglers = replace(stragglers, known=eligible)
+            eligible = sample.count.sum(axis=0) > 1
+        elif self.accuracy.scope is not None:
+            observed = np.array([g.has_observed(start_ms) for g in self.groups])
+            eligible = observed & self._eligible(stragglers, model)
+        silent = self.triggers.triangle.silent_slots.reshape(len(self.groups), -1).T > 0
+        return BatchEvaluation(self, start_ms, sample, stragglers, model, sampling, eligible, np.asarray(silent))
+
+    def _eligible(self, stragglers: StragglersByTrigger, model: WindowModel) -> BoolArray:
+        """The groups with enough records for an interval (see the module `group`)."""
         error, size, events = self.accuracy.error, model.size, model.events
-        seen = self.together.triangle.remembered().reshape(len(self.strata), -1).T
-        part = np.where(seen > 0, events / np.maximum(seen, 1e-9), 0.0).sum(axis=0)
-        unseen = -math.log(1 - self.accuracy.confidence) * part
-        large = size >= max(LEAST_EVENTS, 1 / error)
-        told = ~((seen <= 0) & (events > 0.5)).any(axis=0)
-        return np.asarray(stragglers.known & large & told & (unseen <= error * size))
+        remembered = self.triggers.triangle.remembered_events().reshape(len(self.groups), -1).T
+        ratio = np.where(remembered > 0, events / np.maximum(remembered, 1e-9), 0.0).sum(axis=0)
+        unseen = -math.log(1 - self.accuracy.confidence) * ratio
+        is_large = size >= max(MIN_EVENTS, 1 / error)
+        has_history = ~((remembered <= 0) & (events > 0.5)).any(axis=0)
+        return np.asarray(stragglers.known & is_large & has_history & (unseen <= error * size))
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is known of a block's part of a window. Arrays are by stratum, or [source, stratum].
+class BatchEvaluation:
+    """What is known of a window for a batch of groups. Arrays are by group, or [source, group].
 
     Attributes:
-        sampling: half-width that comes from having processed only some of the records.
-        promised: enough is known to state an interval.
-        behind: sources that cannot be heard.
+        sampling: half-width due to sampling.
+        eligible: the groups with enough records for an interval.
+        silent: sources that do not report.
     """
 
-    block: Block
+    batch: GroupBatch
     start_ms: int
-    sampled: Sampled
-    stragglers: StragglersByMark
+    sample: WindowSample
+    stragglers: StragglersByTrigger
     model: WindowModel
     sampling: FloatArray
-    promised: BoolArray
-    behind: BoolArray
+    eligible: BoolArray
+    silent: BoolArray
 
     @property
     def met(self) -> BoolArray:
         """Whether the interval is within the error."""
         width = np.hypot(self.sampling, self.model.straggler_width)
-        return np.asarray(self.stragglers.known & (width <= self.block.accuracy.error * np.abs(self.model.estimate)))
+        return np.asarray(self.stragglers.known & (width <= self.batch.accuracy.error * np.abs(self.model.estimate)))
 
-    def verdicts(self) -> tuple[dict[str, str], int | None]:
-        """Of the strata with a promise, by key, why an answer is given that is not met, or nothing if it is.
+    def decide(self) -> tuple[dict[str, str], int | None]:
+        """Decides whether the groups with an interval can be answered.
 
         Returns:
-            And the slot until which one of them waits, None if none does. One is enough for the answer to wait, and all
-            that wait do so until the same slot, so the rest are not asked then.
+            By key, why the group is answered although the accuracy is not met, empty if it is; and the slot until which
+            a group waits, None if none does. One waiting group makes the whole window wait, and all groups wait until
+            the same slot, so the groups after it are not evaluated.
         """
         reasons: dict[str, str] = {}
-        for i, met in zip(np.flatnonzero(self.promised).tolist(), self.met[self.promised].tolist(), strict=True):
-            stratum = self.block.strata[i]
+        for i, met in zip(np.flatnonzero(self.eligible).tolist(), self.met[self.eligible].tolist(), strict=True):
+            group = self.batch.groups[i]
             if met:
-                reasons[stratum.key] = ""
+                reasons[group.key] = ""
                 continue
-            sampled = self.sampled.of(i)
-            verdict = stratum.judge(self.start_ms, sampled, (self.stragglers.of(i), self.model.of(i)))
-            if isinstance(verdict, Answer) and verdict.met:
-                # By the model alone, whose intervals have been too narrow: with what comes next it may be.
-                return reasons, stratum.slot + 1
-            if not isinstance(verdict, Wait):
-                reasons[stratum.key] = verdict.reason
-            # No waiting makes an interval a part of nothing.
-            elif zero := stratum.tallies.may_be_zero(sampled, self.block.accuracy.measure):
-                reasons[stratum.key] = zero
+            sample = self.sample.of(i)
+            decision = group.decide(self.start_ms, sample, (self.stragglers.of(i), self.model.of(i)))
+            if isinstance(decision, Answer) and decision.met:
+                # The model's interval is within the error, the widened one is not: it may be after the next report.
+                return reasons, group.slot + 1
+            if not isinstance(decision, Wait):
+                reasons[group.key] = decision.reason
+            # No wait makes an interval small relative to zero.
+            elif zero_mean := group.counts.zero_mean_reason(sample, self.batch.accuracy.measure):
+                reasons[group.key] = zero_mean
             else:
-                return reasons, stratum.base + verdict.until
+                return reasons, group.first_slot + decision.until
         return reasons, None
 
-    def outlooks(self, reasons: Mapping[str, str]) -> list[Outlook]:
-        """What each of the strata comes to; with groups, of those that have records in the window, or are expected to.
+    def predictions(self, reasons: Mapping[str, str]) -> list[GroupPrediction]:
+        """Returns the predictions of groups with arrived or expected records; without groups, the one of all records.
 
         Args:
-            reasons: by key, why the answer is given though it may not be good enough.
+            reasons: by key, why the group is answered although the accuracy may not be met.
         """
         numbers, met, nan, result = self._numbers(), self.met.tolist(), math.nan, []
-        for i, (arrived, size) in enumerate(zip(self.sampled.arrived.sum(axis=0), self.model.size, strict=True)):
-            if self.block.accuracy.scope is not None and arrived <= 0 and size <= 0.5:
+        for i, (arrived, size) in enumerate(zip(self.sample.arrived.sum(axis=0), self.model.size, strict=True)):
+            if self.batch.accuracy.scope is not None and arrived <= 0 and size <= 0.5:
                 continue
-            estimate, lower, upper, sampling, straggler, missing, come, expected, processed = numbers[i]
-            key = self.block.strata[i].key
-            if not self.promised[i]:
-                few = (nan, nan, nan, nan, nan, come, expected, processed, TOO_FEW)
-                result.append(Outlook(key, False, False, self._scaled(i), *few))
-                continue
-            reason = "" if met[i] else reasons.get(key) or "the interval is wider than the error"
+            key, eligible, values = self.batch.groups[i].key, bool(self.eligible[i]), numbers[i]
+            if eligible:
+                reason = "" if met[i] else reasons.get(key) or TOO_WIDE
+            else:
+                reason, values = TOO_FEW, [self._scaled_up(i), *(nan,) * 5, *values[6:]]
+            estimate, lower, upper, sampling, straggler, missing, come, expected, sampled = values
             result.append(
-                Outlook(key, True, met[i], estimate, lower, upper, sampling, straggler, missing, come, expected,
-                        processed, reason)
+                GroupPrediction(key, eligible, eligible and met[i], estimate, lower, upper, sampling, straggler,
+                                missing, come, expected, sampled, reason)
             )  # fmt: skip
         return result
 
     def _numbers(self) -> list[list[float]]:
-        """The numbers of an `Outlook`, from `estimate` to `sampled`, of each."""
+        """The fields of a `GroupPrediction` from `estimate` to `sampled`, by group."""
         model, size = self.model, self.model.size
         variance = self.stragglers.deviation.reshape(len(size), -1).T ** 2
         total = variance.sum(axis=0)
-        of_silent = np.where(self.behind, variance, 0.0).sum(axis=0)
-        silent = np.where(total > 0, of_silent / np.where(total > 0, total, 1.0), 0.0)
+        of_silent = np.where(self.silent, variance, 0.0).sum(axis=0)
+        silent_share = np.where(total > 0, of_silent / np.where(total > 0, total, 1.0), 0.0)
         width = np.hypot(self.sampling, model.straggler_width)
-        arrived = self.sampled.arrived.sum(axis=0)
+        arrived = self.sample.arrived.sum(axis=0)
         lower = model.estimate - width
-        if self.block.accuracy.kind == "count":
+        if self.batch.accuracy.kind == "count":
             lower = np.maximum(lower, arrived)
+        straggler, missing = (model.straggler_width * np.sqrt(share) for share in (1 - silent_share, silent_share))
         columns = (
-            model.estimate, lower, model.estimate + width, self.sampling, model.straggler_width * np.sqrt(1 - silent),
-            model.straggler_width * np.sqrt(silent), arrived, size, self.sampled.count.sum(axis=0),
+            model.estimate, lower, model.estimate + width, self.sampling, straggler, missing, arrived, size,
+            self.sample.count.sum(axis=0),
         )  # fmt: skip
         table: list[list[float]] = np.stack(columns, axis=1).tolist()
         return table
 
-    def _scaled(self, stratum: int) -> float:
-        """The measure of what has arrived, from the part of it that was processed; NaN if all was: the data say it."""
-        arrived, count, total = (x[:, stratum] for x in (self.sampled.arrived, self.sampled.count, self.sampled.total))
+    def _scaled_up(self, group: int) -> float:
+        """The measure of the arrived events, scaled up from the processed ones; NaN if all were processed."""
+        arrived, count, total = (x[:, group] for x in (self.sample.arrived, self.sample.count, self.sample.total))
         rows = count > 0
         if not (count < arrived).any() or not rows.any():
             return math.nan
-        worth = float((total[rows] / count[rows] * arrived[rows]).sum())
-        return worth / float(arrived[rows].sum()) if self.block.accuracy.kind == "mean" else worth
+        scaled = float((total[rows] / count[rows] * arrived[rows]).sum())
+        return scaled / float(arrived[rows].sum()) if self.batch.accuracy.kind == "mean" else scaled
 
 
-def _table(place: IntArray, count: IntArray, shape: tuple[int, ...]) -> FloatArray:
-    """Sums of counts by place."""
+def _summed(cells: IntArray, counts: IntArray, shape: tuple[int, ...]) -> FloatArray:
+    """Sums of counts by cell."""
     result = np.zeros(shape)
-    np.add.at(result.reshape(-1), place, count.astype(np.float64))
+    np.add.at(result.reshape(-1), cells, counts.astype(np.float64))
     return result

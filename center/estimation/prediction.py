@@ -1,4 +1,4 @@
-"""What a window comes to, as far as can be said before all of it has come. Pure."""
+"""The estimate of a window before all of its records have arrived, with its interval."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-NAMED = 3
+MAX_NAMED_GROUPS = 3
 """Groups that a reason names."""
-NOTHING_PROMISED = "of no group enough records have come to say how far its answer may be off"
-WORTH_SAYING = 0.25
-"""The part of its interval by which an answer must change to be given again."""
+NO_INTERVAL = "no group has enough records for an error bound"
+TOO_WIDE = "the interval is wider than the error"
+REVISION_THRESHOLD = 0.25
+"""Share of its interval by which an estimate must change to be published again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What the records of one group, or all where there are no groups, come to.
+class GroupPrediction:
+    """The estimate of one group, or of all records of a query without groups.
 
     Attributes:
         key: `edgewater.accuracy.group_key`; empty without groups.
-        promised: enough is known to state an interval; else the bounds are NaN, and so is the estimate if all
-            that has come was processed, for then the data say it.
-        missing: of the edges that cannot be heard; `Prediction` has the others.
-        reason: why it is not met, or not promised.
+        eligible: enough is known for an interval. If not, the bounds are NaN, and so is the estimate unless the
+            records were sampled; without a sample the answer's data are the estimate.
+        met: the interval is within the error. If not, or without an interval, `reason` says why.
+        sampling, straggler, missing: half-widths by cause; `missing` is due to silent edges.
+        arrived, expected, sampled: numbers of records.
     """
 
     key: str
-    promised: bool
+    eligible: bool
     met: bool
     estimate: float
     lower: float
@@ -46,25 +48,26 @@ class Outlook:
         return math.sqrt(self.sampling**2 + self.straggler**2 + self.missing**2)
 
 
-_OUTLOOK = attrgetter(*(f.name for f in fields(Outlook)))
+_GROUP_VALUES = attrgetter(*(f.name for f in fields(GroupPrediction)))
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a window comes to, as far as can be said now.
+    """The estimate of a window.
 
-    With groups, the interval is that of the group where it is widest, relative to the estimate; records are of all.
+    With groups, estimate and interval are those of the group with the widest interval relative to its estimate; the
+    numbers of records are over all groups.
 
     Attributes:
-        lower, upper: hold the truth with the confidence asked for.
-        sampling, straggler, missing: half-widths; `missing` is of the edges that cannot be heard.
-        met: the interval keeps the contract; if not, `reason` says why the answer is given all the same.
-        arrived, expected, sampled: records.
-        silent: edges that cannot be heard.
-        waited_slots: since the window's end.
-        groups: of a query with groups, each of which records have come or are expected; else None.
-        widening: how many times as wide as the model says the interval is (`interval_record`).
-        bounded: False where input was unread, or nothing has ever come of an edge: no interval holds what that may be.
+        lower, upper: contain the true value with the requested confidence.
+        sampling, straggler, missing: half-widths by cause; `missing` is due to silent edges.
+        met: the interval is within the error; if not, `reason` says why the window is answered nevertheless.
+        arrived, expected, sampled: numbers of records.
+        silent: edges that have stopped reporting.
+        waited_slots: slots since the window's end.
+        groups: groups with arrived or expected records; None for a query without groups.
+        widening: factor by which the model's interval was widened (`conformal.py`).
+        bounded: False if an edge has unread input or has never reported: then no interval bounds the true value.
     """
 
     estimate: float
@@ -80,7 +83,7 @@ class Prediction:
     sampled: float
     silent: tuple[str, ...]
     waited_slots: int
-    groups: tuple[Outlook, ...] | None = None
+    groups: tuple[GroupPrediction, ...] | None = None
     widening: float = 1.0
     bounded: bool = True
 
@@ -93,82 +96,85 @@ class Prediction:
         return 1 - self.arrived / self.expected if self.expected > 0 else 0.0
 
     @property
-    def outlooks(self) -> tuple[Outlook, ...]:
-        """Of each group; without groups, of all records."""
+    def by_group(self) -> tuple[GroupPrediction, ...]:
+        """One prediction per group; a single one for a query without groups."""
         if self.groups is not None:
             return self.groups
         return (
-            Outlook("", True, self.met, self.estimate, self.lower, self.upper, self.sampling, self.straggler,
-                    self.missing, self.arrived, self.expected, self.sampled, self.reason),
+            GroupPrediction(
+                "", True, self.met, self.estimate, self.lower, self.upper, self.sampling, self.straggler, self.missing,
+                self.arrived, self.expected, self.sampled, self.reason,
+            ),
         )  # fmt: skip
 
-    def differs(self, other: Prediction) -> bool:
-        """Whether it is worth a revision of `other`."""
-        before = {o.key: o for o in other.outlooks if o.promised}
-        return self.met != other.met or any(_differs(o, before.get(o.key)) for o in self.outlooks if o.promised)
+    def differs_from(self, published: Prediction) -> bool:
+        """Whether it should be published as a revision of `published`."""
+        before = {g.key: g for g in published.by_group if g.eligible}
+        changed = (_differs(g, before.get(g.key)) for g in self.by_group if g.eligible)
+        return self.met != published.met or any(changed)
 
     def to_list(self) -> list[Any]:
-        """JSON, for `read`. `dataclasses.astuple` would copy each number of each group by itself."""
-        groups = None if self.groups is None else [_OUTLOOK(o) for o in self.groups]
+        """JSON for `from_list`. (`dataclasses.astuple` would copy each number of each group.)"""
+        groups = None if self.groups is None else [_GROUP_VALUES(g) for g in self.groups]
         return [groups if f.name == "groups" else getattr(self, f.name) for f in fields(self)]
 
     @classmethod
-    def read(cls, values: Sequence[Any]) -> Prediction:
-        """From `to_list`, by way of JSON. A release without groups wrote none."""
-        given = dict(zip((f.name for f in fields(cls)), values, strict=False))
-        groups = given.get("groups")
-        given["groups"] = None if groups is None else tuple(Outlook(*o) for o in groups)
-        return cls(**{**given, "silent": tuple(given["silent"])})
+    def from_list(cls, values: Sequence[Any]) -> Prediction:
+        """Returns the prediction whose `to_list`, after a round trip through JSON, this is."""
+        named = dict(zip((f.name for f in fields(cls)), values, strict=True))
+        if named["groups"] is not None:
+            named["groups"] = tuple(GroupPrediction(*group) for group in named["groups"])
+        return cls(**{**named, "silent": tuple(named["silent"])})
 
 
-def _differs(now: Outlook, before: Outlook | None) -> bool:
+def _differs(now: GroupPrediction, before: GroupPrediction | None) -> bool:
     if before is None:
         return True
-    return not abs(now.estimate - before.estimate) <= WORTH_SAYING * max(before.half_width, 0.0)
+    return not abs(now.estimate - before.estimate) <= REVISION_THRESHOLD * max(before.half_width, 0.0)
 
 
-def assembled(
-    outlooks: Sequence[Outlook],
-    grouped: bool,
-    unheard: Sequence[str],
+def combine_groups(
+    groups: Sequence[GroupPrediction],
+    is_grouped: bool,
+    never_reported: Sequence[str],
     silent: tuple[str, ...],
     waited_slots: int,
     unread: Sequence[str] = (),
     widening: float = 1.0,
 ) -> Prediction:
-    """The window, from its groups.
+    """Returns the prediction of a window from those of its groups.
 
     Args:
-        unheard: edges of which nothing has ever come: no contract is met without them.
-        unread: edges that had not read all that had come to them: what they told bounds nothing.
+        never_reported: edges without any report: the accuracy is not met without them.
+        unread: edges that have not read all of their input: their reports bound nothing.
     """
-    promised = [o for o in outlooks if o.promised]
-    nothing = Outlook("", False, False, math.nan, *(math.inf,) * 5, 0.0, 0.0, 0.0, NOTHING_PROMISED)
-    worst = max(promised, key=_relative_width, default=nothing)
-    unmet = [o for o in promised if not o.met]
-    met = bool(promised) and not unmet and not unheard and not unread
+    eligible = [g for g in groups if g.eligible]
+    nothing = GroupPrediction("", False, False, math.nan, *(math.inf,) * 5, 0.0, 0.0, 0.0, NO_INTERVAL)
+    widest = max(eligible, key=_relative_width, default=nothing)
+    unmet = [g for g in eligible if not g.met]
+    met = bool(eligible) and not unmet and not never_reported and not unread
     reason = ""
-    if unheard:
-        reason = f"nothing has ever come from {', '.join(unheard)}"
+    if never_reported:
+        reason = f"no report has arrived from {', '.join(never_reported)}"
     elif unread:
-        reason = f"{', '.join(unread)} cannot keep up: there may be input that has not been read"
-    elif not promised:
-        reason = NOTHING_PROMISED
+        reason = f"{', '.join(unread)} cannot keep up and may have unread input"
+    elif not eligible:
+        reason = NO_INTERVAL
     elif unmet:
-        reason = _why(unmet, len(promised)) if grouped else unmet[0].reason
-    arrived, expected, sampled = (sum(getattr(o, n) for o in outlooks) for n in ("arrived", "expected", "sampled"))
+        reason = _unmet_reason(unmet, len(eligible)) if is_grouped else unmet[0].reason
+    arrived, expected, sampled = (sum(getattr(g, n) for g in groups) for n in ("arrived", "expected", "sampled"))
     return Prediction(
-        worst.estimate, worst.lower, worst.upper, worst.sampling, worst.straggler, worst.missing, met, reason, arrived,
-        expected, sampled, silent, waited_slots, tuple(outlooks) if grouped else None, widening,
-        not unheard and not unread,
+        widest.estimate, widest.lower, widest.upper, widest.sampling, widest.straggler, widest.missing, met, reason,
+        arrived, expected, sampled, silent, waited_slots, tuple(groups) if is_grouped else None, widening,
+        not never_reported and not unread,
     )  # fmt: skip
 
 
-def _relative_width(outlook: Outlook) -> float:
-    return outlook.half_width / abs(outlook.estimate) if outlook.estimate else math.inf
+def _relative_width(group: GroupPrediction) -> float:
+    return group.half_width / abs(group.estimate) if group.estimate else math.inf
 
 
-def _why(unmet: Sequence[Outlook], promised: int) -> str:
-    named = "; ".join(f"{o.key}: {o.reason}" for o in unmet[:NAMED])
-    more = f"; and {len(unmet) - NAMED} more" if len(unmet) > NAMED else ""
-    return f"{len(unmet)} of {promised} groups are not within the error: {named}{more}"
+def _unmet_reason(unmet: Sequence[GroupPrediction], eligible: int) -> str:
+    named = "; ".join(f"{g.key}: {g.reason}" for g in unmet[:MAX_NAMED_GROUPS])
+    more = f"; and {len(unmet) - MAX_NAMED_GROUPS} more" if len(unmet) > MAX_NAMED_GROUPS else ""
+    return f"{len(unmet)} of {eligible} groups are not within the error: {named}{more}"

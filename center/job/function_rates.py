@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from center.early_trigger.function_estimate import plan_rate
+from center.early_trigger import plan_rate
 from center.results import AnswerRecord
 from center.sampling import RATE_MARGIN
 from center.serving import SEED, function_confidence

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from center.catalog import EdgeRecord, RegisteredQuery, query_key
-from center.ledger.early_answers import AccuracyLedger
+from center.ledger.early_answers import EarlyAnswerLedger
 from center.ledger.events import (
     EdgesChanged,
     Emission,
@@ -117,7 +117,7 @@ class Ledger:
 
     def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
         """Per query with an accuracy and per edge, the sampling rate that the contract needs."""
-        return {ref: q.needed_rates() for ref, q in self._queries.items() if isinstance(q, AccuracyLedger)}
+        return {ref: q.needed_rates() for ref, q in self._queries.items() if isinstance(q, EarlyAnswerLedger)}
 
     def sampled_functions(self) -> dict[QueryRef, tuple[QuerySpec, tuple[EdgeId, ...]]]:
         """The queries whose accuracy is about a function of a sample, with the edges that each expects."""
@@ -279,7 +279,7 @@ def _ledger_of(state: QueryState, entries: Iterable[tuple[EntryKind, int, StateE
     if isinstance(spec.window, SessionWindow):
         return SessionWindowLedger(state, entries, margin_ms)
     if spec.accuracy is not None and spec.accuracy.kind is not None:
-        return AccuracyLedger(state, entries, margin_ms)
+        return EarlyAnswerLedger(state, entries, margin_ms)
     return TimeWindowLedger(state, entries, margin_ms)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from center.estimation.prediction import Outlook, Prediction
+from center.estimation import GroupPrediction, Prediction
 from center.sampling import describe_reasons, is_expensive
 from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
@@ -158,9 +158,12 @@ class AccuracyQuality:
         if self.too_many_groups:
             result["groups"] = {"limit": MAX_GROUPS, "reason": TOO_MANY_GROUPS}
         elif p is not None and p.groups is not None:
-            promised = [g for g in p.groups if g.promised]
-            met, waiting = sum(g.met for g in promised), len(p.groups) - len(promised)
-            result["groups"] = {"promised": len(promised), "met": met, "waiting": waiting}
+            eligible = [g for g in p.groups if g.eligible]
+            result["groups"] = {
+                "eligible": len(eligible),
+                "met": sum(g.met for g in eligible),
+                "waiting": len(p.groups) - len(eligible),
+            }
         return result
 
     def to_prediction(self) -> dict[str, Any]:
@@ -255,7 +258,7 @@ class Quality:
         return result
 
 
-def _interval(interval: Prediction | Outlook) -> dict[str, float | None]:
+def _interval(interval: Prediction | GroupPrediction) -> dict[str, float | None]:
     return {name: _finite(getattr(interval, name)) for name in ("estimate", "lower", "upper")}
 
 

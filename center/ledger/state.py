@@ -25,7 +25,7 @@ STATE_VERSION = 1
 EdgeIncarnation = tuple[str, str]
 """(edge, incarnation): counters of a close are totals per incarnation."""
 
-EntryKind = Literal["slice", "window", "sealed", "accuracy"]
+EntryKind = Literal["slice", "window", "sealed", "estimator"]
 T = TypeVar("T")
 
 
@@ -274,7 +274,7 @@ def _entry(kind: str, start_ms: int, value: Any, state: QueryState) -> StateEntr
         return WindowState.from_value(value)
     if kind == "sealed":
         return SealedSlice.from_value(value)
-    if kind == "accuracy":
+    if kind == "estimator":
         return EstimatorLogEntry(_dump(value))
     raise ValueError(f"unknown kind of entry: {kind!r}")
 

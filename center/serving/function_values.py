@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from cachetools import LRUCache
 
-from center.early_trigger.function_estimate import FunctionEstimate, estimate_function
+from center.early_trigger import FunctionEstimate, estimate_function
 from center.ledger import ACCURACY, ALL_RECORDS_NEEDED
 from center.serving.cells import Cell, interval_columns, intervals, nullable, plain
 from edgewater.accuracy import AccuracyTarget

@@ -145,18 +145,18 @@ class SubstreamMonitor:
         codes, sums = self._values[0] if self._values else (nothing, np.zeros((3, 0)))
         gaps = [[index, m.count, m.mean, m.deviations] for index, m in sorted(self._gaps.items())]
         numbers = {"last_born_ms": self._last_born_ms, "centre": self._centre}
-        return saved.pack(numbers, {
+        return saved.pack("substream-monitor", numbers, {
             "keys": keys, "counts": counts, "codes": codes, "sums": sums,
             "born": born, "arrived": arrived, "values": values,
             "gaps": np.array(gaps, np.float64).reshape(-1, 4),
             "odd": np.array([[i, *o] for i, o in sorted(self._odd.items())], np.int64).reshape(-1, 3),
-        }, kind="substream-monitor")  # fmt: skip
+        })  # fmt: skip
 
     @classmethod
     def from_state(cls, state: bytes, grid: SlotGrid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> Self:
         """Raises CorruptSynopsis, UnsupportedVersion."""
         result = cls(grid, max_skew_ms=max_skew_ms)
-        numbers, given = saved.unpack(state, kind="substream-monitor")
+        numbers, given = saved.unpack("substream-monitor", state)
         try:
             keys, counts, codes, sums = (given[name] for name in ("keys", "counts", "codes", "sums"))
             worth = given["born"], given["arrived"], given["values"]

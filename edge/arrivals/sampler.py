@@ -1,4 +1,4 @@
-"""Bernoulli sampling by marks: event i is kept at rate θ if its mark u_i < θ (corrections.md, Aion 8).
+"""Bernoulli sampling by marks: event i is kept at rate θ if its mark u_i < θ.
 
 The mark is a hash of (seed, source, number of the event at its source): a replay draws the same sample,
 batch boundaries do not matter, and a sample of a lower rate is part of the one of a higher rate.

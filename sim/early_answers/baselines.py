@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from center.early_trigger.sample_size import finite, mean_size
+from center.early_trigger import finite_population_size, mean_size
 from edgewater.accuracy import AccuracyTarget, MeasureKind
 from edgewater.errors import InvalidInput
 from edgewater.synopses import BoolArray, FloatArray, IntArray
@@ -180,7 +180,7 @@ class AqKSlack:
         rate = 1.0
         if not self._past.empty:
             endless = self._past.variation**2 / ((1 - self.target.confidence) * half**2)
-            rate = float(finite(endless, self._past.size)) / self._past.size
+            rate = float(finite_population_size(endless, self._past.size)) / self._past.size
         used = there & (window.mark < rate)
         if len(late):
             self._needed_ms = [*self._needed_ms, float(np.quantile(late, 1 - half))][-20 * HISTORY_WINDOWS :]

@@ -331,7 +331,7 @@ class EarlyAnswerSimulation:
                 half = np.zeros(groups)
         else:
             arrived = round(prediction.arrived)
-            answered = [o for o in prediction.outlooks if o.promised]
+            answered = [o for o in prediction.by_group if o.eligible]
             at = [int(str(group_values(o.key)[0])) if o.key else 0 for o in answered]
             estimate[at], half[at] = [o.estimate for o in answered], [o.half_width for o in answered]
             truth = np.where(np.isin(np.arange(groups), at), truth, np.nan)

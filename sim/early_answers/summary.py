@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from center.early_trigger.sample_size import mean_size
+from center.early_trigger import mean_size
 from edgewater.accuracy import AccuracyTarget, MeasureKind
 from edgewater.synopses import FloatArray
 from sim.early_answers.engine import WindowOutcome

@@ -1,4 +1,4 @@
-"""The world of `accuracy_world` with a real result store at its center."""
+"""`accuracy_world` with a real result store at its center."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = "q@1"
 
 
 class Stored(World):
-    """A world whose center writes all it does into a store."""
+    """A world whose center writes to a result store."""
 
     def open(self, path: Path) -> None:
         self.store = ResultStore(f"sqlite:///{path}/results.db")
@@ -27,15 +27,15 @@ class Stored(World):
         if arrived:
             self.sent = [s for s in self.sent if s[0] > self.now_ms]
             # Positions are given in the order of arrival.
-            facts = []
+            summaries = []
             for _, _, name, frame in arrived:
                 self.position = getattr(self, "position", 0) + 1
-                facts.append(self._fact(self.position, name, frame))
+                summaries.append(self._summary(self.position, name, frame))
             deltas = self._merged([frame for *_, frame in arrived])
-            self.given += self.store.apply(self.ledger, deltas, facts, {KEY: self.position}, self.now_ms)
+            self.answers += self.store.apply(self.ledger, deltas, summaries, {KEY: self.position}, self.now_ms)
         due = self.ledger.next_deadline()
         if due is not None and due <= self.now_ms:
-            self.given += self.store.tick(self.ledger, [], self.now_ms)
+            self.answers += self.store.tick(self.ledger, [], self.now_ms)
 
     def _merged(self, frames: list[Frame]) -> list[MergedDelta]:
         parts: dict[int, list[bytes]] = {}
@@ -45,7 +45,7 @@ class Stored(World):
         return [MergedDelta(REF, start, 0, GroupedAggregate.merge_bytes(each)) for start, each in sorted(parts.items())]
 
     def crash(self, path: Path) -> None:
-        """The job dies; another reads what was written."""
+        """Restarts the job from its result store."""
         self.store.close()
         self.open(path)
         self.ledger = Ledger(margin_ms=50)
@@ -56,7 +56,7 @@ class Stored(World):
 def stored(
     path: Path, query: QuerySpec | None = None, *, seconds: float = 9, rate: float = 300.0, **more: Any
 ) -> Stored:
-    """Two edges that have records for so long."""
+    """Returns two edges with records for `seconds`."""
     path.mkdir(exist_ok=True)
     query = query or spec({"total": "sum(x)", "n": "count()"})
     world = Stored(

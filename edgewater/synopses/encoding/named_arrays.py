@@ -7,28 +7,54 @@ narrow integers are `codec`'s. Arrays are restored exactly, so a restored object
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from edgewater.errors import CorruptSynopsis
 from edgewater.synopses.encoding import codec
 
-KIND = "early_trigger"
 VERSION = 1
 
 Arrays = dict[str, Any]
 """NumPy arrays by name."""
 
 
-def pack(numbers: Mapping[str, Any], arrays: Arrays, kind: str = KIND) -> bytes:
+class ArrayState:
+    """Base of estimators whose whole state is a fixed set of arrays, with shapes given by the constructor.
+
+    Subclasses list the attributes in `STATE`.
+    """
+
+    STATE: ClassVar[tuple[str, ...]]
+
+    def to_state(self) -> Arrays:
+        return {name: getattr(self, name).copy() for name in self.STATE}
+
+    def restore(self, arrays: Arrays) -> None:
+        """Sets the attributes to copies of the arrays.
+
+        Raises:
+            CorruptSynopsis: an array is missing, or its shape or dtype differs from the attribute's.
+        """
+        for name in self.STATE:
+            have, found = getattr(self, name), arrays.get(name)
+            if found is None or found.shape != have.shape or found.dtype != have.dtype:
+                raise CorruptSynopsis(
+                    f"{type(self).__name__} state: {name} is {None if found is None else (found.shape, found.dtype)}, "
+                    f"expected {(have.shape, have.dtype)}"
+                )
+            setattr(self, name, found.copy())
+
+
+def pack(kind: str, numbers: Mapping[str, Any], arrays: Arrays) -> bytes:
     """Serialises numbers (values that JSON represents exactly, no NaN) and arrays of bool, integers or floats."""
     message = codec.header(kind, VERSION, {"numbers": dict(numbers), "names": list(arrays)})
     message.arrays.extend(codec.encode(np.asarray(a)) for a in arrays.values())
     return codec.seal(message)
 
 
-def unpack(state: bytes, kind: str = KIND) -> tuple[dict[str, Any], Arrays]:
+def unpack(kind: str, state: bytes) -> tuple[dict[str, Any], Arrays]:
     """Returns the numbers and arrays that `pack` wrote. Raises CorruptSynopsis or UnsupportedVersion."""
     message = codec.unseal(state)
     parameters = codec.open_message(message, kind, VERSION, len(message.arrays))
@@ -46,22 +72,3 @@ def with_prefix(prefix: str, arrays: Arrays) -> Arrays:
 def without_prefix(prefix: str, arrays: Arrays) -> Arrays:
     """Returns the arrays whose names begin with the prefix, under their names without it."""
     return {name.removeprefix(f"{prefix}."): a for name, a in arrays.items() if name.startswith(f"{prefix}.")}
-
-
-def restore(into: object, arrays: Arrays, names: Mapping[str, str]) -> None:
-    """Sets attributes to copies of arrays that have the shape and dtype of the current values.
-
-    Args:
-        names: array name -> attribute name.
-
-    Raises:
-        CorruptSynopsis: an array is missing or of another shape or type.
-    """
-    for name, attribute in names.items():
-        held, array = getattr(into, attribute), arrays.get(name)
-        if array is None or array.shape != held.shape or array.dtype != held.dtype:
-            raise CorruptSynopsis(
-                f"{type(into).__name__} state: {name} is {None if array is None else (array.shape, array.dtype)}, "
-                f"expected {(held.shape, held.dtype)}"
-            )
-        setattr(into, attribute, array.copy())

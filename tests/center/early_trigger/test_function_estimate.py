@@ -37,14 +37,14 @@ def estimate(
 
 
 @pytest.mark.slow
-def test_the_error_stated_for_kmeans_holds() -> None:
+def test_the_stated_error_of_kmeans_holds() -> None:
     held = 0
     for window in range(WINDOWS):
         rng = np.random.default_rng([3, window])
         rows = clustered(rng)
         found = estimate(KMEANS, {"k": 4}, rows[rng.random(ROWS) < 0.2], 0.2)
         held += KMEANS.distance(found.value, KMEANS.fit(rows, {"k": 4}, None), {"k": 4}) <= found.error
-    # Of a true 95 % fewer than 34 of 40 come once in 300 runs.
+    # At a true coverage of 95 %, fewer than 34 of 40 hold in one of 300 runs.
     assert held >= 34
 
 
@@ -56,11 +56,11 @@ def test_the_bounds_of_a_quantile_hold_for_skewed_values(q: float) -> None:
         rows = rng.lognormal(0, 2, (ROWS, 1))
         found = estimate(QUANTILE, {"q": q}, rows[rng.random(ROWS) < 0.2], 0.2)
         held += found.lower[0] <= np.quantile(rows, q, method="inverted_cdf") <= found.upper[0]
-    # Of a true 95 % fewer than 181 of 200 come once in 260 runs.
+    # At a true coverage of 95 %, fewer than 181 of 200 hold in one of 260 runs.
     assert held >= 181
 
 
-def test_the_rate_that_is_planned_brings_the_error() -> None:
+def test_the_planned_rate_has_the_planned_error() -> None:
     rng = np.random.default_rng(5)
     rows = clustered(rng)
     planned = estimate(KMEANS, {"k": 4}, rows, 1.0, plan=True)
@@ -68,9 +68,9 @@ def test_the_rate_that_is_planned_brings_the_error() -> None:
 
     found = estimate(KMEANS, {"k": 4}, rows[rng.random(ROWS) < rate], rate)
 
-    assert planned.error == 0, "all rows are here"
+    assert planned.error == 0, "the sample is complete"
     assert 0.02 < rate < 0.5
-    assert found.error == pytest.approx(0.05, rel=0.35), "bootstrap of 100 resamples, and another sample"
+    assert found.error == pytest.approx(0.05, rel=0.35), "bootstrap of 100 resamples, on another sample"
     assert found.rate_for(0.05) == pytest.approx(rate, rel=0.7)
 
 
@@ -85,12 +85,12 @@ def test_a_plan_is_checked_on_a_sample_of_its_size(q: float) -> None:
     assert 0.02 < rate < 1.0
 
 
-def test_what_no_sample_can_bring_needs_all() -> None:
+def test_too_few_rows_or_a_function_that_raises_need_all_rows() -> None:
     assert plan_rate(KMEANS, {"k": 4}, np.zeros((3, 2)), 1.0, 0.05, np.random.default_rng(1)) == 1.0
     assert plan_rate(Broken(), {}, np.ones((10, 1)), 1.0, 0.05, np.random.default_rng(1)) == 1.0
 
 
-def test_all_rows_have_the_value_itself() -> None:
+def test_a_complete_sample_is_exact() -> None:
     rows = clustered(np.random.default_rng(6))
 
     found = estimate(KMEANS, {"k": 4}, rows, 1.0)
@@ -115,7 +115,7 @@ def test_too_few_rows_have_no_value(function: SampleFunction, parameters: dict[s
     assert np.isnan(found.value).all()
     assert found.error == np.inf
     assert found.rate_for(0.05) == 1.0
-    assert estimate(function, parameters, rows, 1.0).error == 0, "that is all there is"
+    assert estimate(function, parameters, rows, 1.0).error == 0, "the sample is complete"
 
 
 def test_a_rank_beyond_the_sample_is_unknown() -> None:
@@ -126,7 +126,7 @@ def test_a_rank_beyond_the_sample_is_unknown() -> None:
 
 
 class Spread(SampleFunction):
-    """A user's own: the interquartile range and the median."""
+    """A user-defined function: the interquartile range and the median."""
 
     columns = (1, 1)
 
@@ -140,7 +140,7 @@ class Spread(SampleFunction):
 
 class Broken(SampleFunction):
     def fit(self, rows: FloatArray, parameters: Mapping[str, Any], start: FloatArray | None) -> FloatArray:
-        raise ZeroDivisionError("of mine")
+        raise ZeroDivisionError("in user code")
 
 
 class Wide(SampleFunction):
@@ -148,7 +148,7 @@ class Wide(SampleFunction):
         return np.zeros(3)
 
 
-def test_a_users_own_function_has_intervals_that_hold() -> None:
+def test_intervals_of_a_user_defined_function_hold() -> None:
     held = np.zeros(2)
     for window in range(WINDOWS):
         rng = np.random.default_rng([7, window])
@@ -159,12 +159,12 @@ def test_a_users_own_function_has_intervals_that_hold() -> None:
     assert (held >= 33).all(), held
 
 
-def test_what_a_users_function_raises_is_said_and_stops_nothing() -> None:
+def test_an_exception_of_a_user_defined_function_becomes_a_problem_of_the_estimate() -> None:
     rows = np.ones((10, 1))
 
-    assert estimate(Broken(), {}, rows, 1.0).problem == "ZeroDivisionError: of mine"
+    assert estimate(Broken(), {}, rows, 1.0).problem == "ZeroDivisionError: in user code"
     found = estimate(Wide(), {}, rows, 0.5)
-    assert "gave an array of shape (3,)" in found.problem
+    assert "returned an array of shape (3,)" in found.problem
     assert np.isnan(found.value).all() and found.error == np.inf
 
 
@@ -184,7 +184,7 @@ def test_a_function_is_called_with_its_parameters() -> None:
         ("kmeans(x, k=0)", "1 to 256"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(text: str, words: str) -> None:
+def test_invalid_arguments_are_refused(text: str, words: str) -> None:
     with pytest.raises(InvalidQuery, match=words):
         Measure.parse("m", text)
 
@@ -195,14 +195,14 @@ def test_a_target_is_above_zero() -> None:
 
 
 class _Odd(SampleFunction):
-    """What a stranger may write."""
+    """Third-party code that modifies its input and returns NaN."""
 
     def fit(self, rows: FloatArray, parameters: Mapping[str, Any], start: FloatArray | None) -> FloatArray:
         rows.sort(axis=0)
         return np.array([math.nan if start is not None else rows[0, 0]])
 
 
-def test_an_error_that_is_no_number_keeps_no_contract_and_rows_are_not_changed() -> None:
+def test_a_nan_error_is_unknown_and_the_callers_rows_are_not_modified() -> None:
     rows = np.random.default_rng(1).normal(size=(500, 1))
     before = rows.copy()
 
@@ -217,7 +217,7 @@ class _Mean(SampleFunction):
         return np.asarray(rows.mean(axis=0))
 
 
-def test_a_confidence_that_no_hundred_resamples_have_is_wider_than_the_widest_of_them() -> None:
+def test_a_confidence_beyond_the_resamples_is_extrapolated() -> None:
     rows = np.random.default_rng(1).normal(100, 20, size=(1_000, 1))
 
     errors = [
@@ -225,20 +225,20 @@ def test_a_confidence_that_no_hundred_resamples_have_is_wider_than_the_widest_of
         for c in (0.95, 0.99, 0.9998)
     ]
 
-    # 3.7 standard errors of 0.63 %, of which a hundred resamples' largest is about 2.6.
+    # 3.7 standard errors of 0.63 %; the largest of a hundred resamples is at about 2.6.
     assert errors[0] < errors[1] < errors[2]
     assert 0.020 < errors[2] < 0.030
 
 
-def test_of_a_handful_of_rows_that_are_alike_nothing_is_known() -> None:
+def test_the_error_of_a_few_equal_rows_is_unknown() -> None:
     found = estimate_function(_Mean(), {}, np.ones((5, 1)), 0.1, np.random.default_rng(0))
 
     assert found.value == [1.0]
-    assert (found.error, found.endless_error) == (math.inf, math.inf)
+    assert (found.error, found.uncorrected_error) == (math.inf, math.inf)
     assert np.isnan(found.lower).all()
 
 
-def test_clusters_far_from_the_origin_are_those_that_lie_around_it() -> None:
+def test_clusters_do_not_depend_on_their_distance_from_the_origin() -> None:
     rows = clustered(np.random.default_rng(3))
 
     near, far = (KMEANS.fit(rows + shift, {"k": 4}, None) for shift in (0.0, 1e9))

@@ -35,24 +35,24 @@ def population():
     return np.random.default_rng(4).gamma(2.0, 3.0, 5000)
 
 
-def test_the_mean_is_within_its_error_as_often_as_asked(population):
+def test_the_mean_is_within_its_error_with_the_confidence(population):
     size = float(mean_size(population.std() / population.mean(), 5000, 0.05, 0.95))
     rate = covered(population, size, np.mean, population.mean(), 0.05)
     assert LEAST <= rate <= 0.97
 
 
-def test_the_evaluations_delta_would_ask_for_next_to_nothing():
+def test_the_delta_of_the_papers_evaluation_would_need_almost_no_sample():
     assert float(mean_size(1.0, 15_000, 0.05, 0.05)) < 3 < float(mean_size(1.0, 15_000, 0.05, 0.95))
 
 
-def test_the_variance_is_within_its_error_as_often_as_asked(population):
+def test_the_variance_is_within_its_error_with_the_confidence(population):
     centred = population - population.mean()
     kurtosis = (centred**4).mean() / (centred**2).mean() ** 2
     size = float(variance_size(kurtosis, 5000, 0.1, 0.95))
     assert covered(population, size, lambda v: v.var(ddof=1), population.var(), 0.1) >= LEAST
 
 
-def test_a_quantiles_rank_is_within_its_error_as_often_as_asked(population):
+def test_the_rank_of_a_quantile_is_within_its_error_with_the_confidence(population):
     size = float(quantile_size(0.9, 5000, 0.02, 0.95))
     ordered = np.sort(population)
     rank = lambda v: np.searchsorted(ordered, np.quantile(v, 0.9)) / 5000  # noqa: E731
@@ -92,7 +92,7 @@ def test_neyman_meets_the_width_with_fewer_values_than_equal_rates():
     assert drawn.sum() < 0.8 * equal.sum()
 
 
-def test_neyman_takes_whole_what_is_too_small_and_the_rest_from_the_others():
+def test_neyman_takes_small_strata_completely_and_the_rest_from_the_others():
     available = np.array([20.0, 1000.0])
     drawn = neyman_sizes(available, np.array([50.0, 1.0]), 60.0, 1.96, available)
     assert drawn[0] == 20
@@ -144,8 +144,8 @@ def test_a_bootstrap_of_one_row_is_refused():
         bootstrap_error(np.zeros(1), np.mean, np.random.default_rng(1))
 
 
-def test_a_functions_sample_is_topped_up_until_its_own_error_holds():
-    """Over 40 windows at a true 95 % fewer than 32 are covered with probability below 1e-3."""
+def test_the_sample_of_a_function_grows_until_its_own_error_is_within_the_target():
+    """At a true coverage of 95 %, fewer than 32 of 40 windows are covered with a probability below 1e-3."""
     covered, sizes = 0, []
     for index in range(40):
         rng = np.random.default_rng([3, index])
@@ -159,7 +159,7 @@ def test_a_functions_sample_is_topped_up_until_its_own_error_holds():
     assert 300 < np.mean(sizes) < 2500
 
 
-def test_a_function_whose_error_cannot_be_met_says_so():
+def test_a_function_whose_error_cannot_be_met_is_not_met():
     rng = np.random.default_rng(1)
     chosen = sample_for_function(rng.normal(size=200), np.mean, rng, AccuracyTarget(0.001), pilot=20, rounds=1)
     assert not chosen.met

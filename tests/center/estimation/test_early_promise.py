@@ -1,7 +1,7 @@
-"""The promise of an accuracy, on production edges and ledger under a virtual clock.
+"""Error, confidence and waits of early answers, on production edge cores and ledger under a virtual clock.
 
-Coverage: the promise is 95 %. Of n windows of which each is covered with 95 %, the count lies below the binomial's
-0.5 % point in one run of 200: `least_covered` is that point, so a row fails falsely once in 200 seeds. Seeds are fixed.
+If each of n windows is covered with 95 %, the number of covered windows is below the binomial's 0.5 % quantile,
+`least_covered`, in one run of 200. Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ERROR = 0.05
 
 
 def least_covered(windows: int, confidence: float = 0.95, false_alarm: float = 0.005) -> int:
-    """The binomial's quantile, by its own sum."""
+    """Returns the binomial quantile, by summation."""
     chances = np.zeros(windows + 1)
     chances[0] = 1.0
     for _ in range(windows):
@@ -73,7 +73,7 @@ def test_early_answers_keep_error_and_confidence_within_the_binomial_band(
     delays: Sequence[Delays], measure: str, kind: str
 ) -> None:
     world = run(WINDOWS, delays, measure)
-    answers = [a for a in first_answers(world.given) if a.phase is Phase.EARLY][:WINDOWS]
+    answers = [a for a in first_answers(world.answers) if a.phase is Phase.EARLY][:WINDOWS]
     assert len(answers) >= WINDOWS - 3
     errors = relative_errors(world, answers, kind)
     assert int((errors <= ERROR).sum()) >= least_covered(len(answers))
@@ -84,8 +84,8 @@ def test_early_answers_keep_error_and_confidence_within_the_binomial_band(
         held += prediction.lower <= world.truth(answer.window_start_ms, kind) <= prediction.upper
     assert held >= least_covered(len(answers))
     waits = np.array([wait_ms(a) for a in answers])
-    assert np.percentile(waits, 95) <= 300  # of which 30 are the network's
-    complete = [e.answered_at_ms - e.window_end_ms for e in world.given if e.phase is Phase.COMPLETE]
+    assert np.percentile(waits, 95) <= 300  # including 30 ms of the network
+    complete = [e.answered_at_ms - e.window_end_ms for e in world.answers if e.phase is Phase.COMPLETE]
     assert waits.mean() < 0.1 * np.mean(complete)
     assert np.mean(complete) >= DISORDER_MS
 
@@ -96,25 +96,25 @@ def world() -> World:
 
 
 def test_a_window_is_answered_early_then_complete_then_final(world: World) -> None:
-    for answer in first_answers(world.given)[1:8]:
-        given = phases(world.given, answer.window_start_ms)
+    for answer in first_answers(world.answers)[1:8]:
+        given = phases(world.answers, answer.window_start_ms)
         assert given == sorted(given, key=lambda p: p.rank)
         assert given[0] is Phase.EARLY and given[-1] is Phase.FINAL and given.count(Phase.COMPLETE) == 1
 
 
-def test_revisions_are_given_only_for_a_quarter_of_the_interval(world: World) -> None:
-    early = [e for e in world.given if e.phase is Phase.EARLY]
+def test_answers_are_revised_only_for_a_quarter_of_the_interval(world: World) -> None:
+    early = [e for e in world.answers if e.phase is Phase.EARLY]
     for before, after in pairwise(early):
         if before.window_start_ms != after.window_start_ms:
             continue
         was, now = (e.quality.accuracy.prediction for e in (before, after) if e.quality.accuracy)
         assert was is not None and now is not None
         assert was.met != now.met or abs(now.estimate - was.estimate) > 0.25 * was.half_width
-    assert len(early) <= 8 * len(first_answers(world.given))
+    assert len(early) <= 8 * len(first_answers(world.answers))
 
 
 def test_complete_answers_are_exact_and_need_no_prediction(world: World) -> None:
-    complete = [e for e in world.given if e.phase is not Phase.EARLY]
+    complete = [e for e in world.answers if e.phase is not Phase.EARLY]
     assert complete
     for answer in complete:
         accuracy = answer.quality.accuracy
@@ -124,24 +124,24 @@ def test_complete_answers_are_exact_and_need_no_prediction(world: World) -> None
 
 
 def test_the_center_measures_its_own_coverage(world: World) -> None:
-    finals = [e for e in world.given if e.phase is Phase.FINAL]
+    finals = [e for e in world.answers if e.phase is Phase.FINAL]
     said = [e.quality.accuracy.covered for e in finals if e.quality.accuracy]
     assert len(said) == len(finals) and all(covered is not None for covered in said[1:])
     for answer, covered in zip(finals, said, strict=True):
-        first = next(e for e in first_answers(world.given) if e.window_start_ms == answer.window_start_ms)
+        first = next(e for e in first_answers(world.answers) if e.window_start_ms == answer.window_start_ms)
         prediction = first.quality.accuracy.prediction if first.quality.accuracy else None
         if prediction is not None and covered is not None:
             truth = world.truth(answer.window_start_ms, "mean")
             assert covered == (prediction.lower <= truth * (1 + 1e-12) and truth * (1 - 1e-12) <= prediction.upper)
-    assert world.book().coverage == pytest.approx(np.mean([c for c in said if c is not None]))
+    assert world.estimator().coverage == pytest.approx(np.mean([c for c in said if c is not None]))
 
 
-def test_a_measure_whose_mean_may_be_zero_is_answered_unmet_with_the_reason() -> None:
+def test_a_measure_whose_mean_may_be_zero_does_not_meet_the_accuracy() -> None:
     sites = [Site.make("e0", 1, 8, exponential(100.0))]
     sites[0].values -= sites[0].values.mean()
     world = World(spec(), sites)
     world.run(7)
-    answers = first_answers(world.given)[1:5]
+    answers = first_answers(world.answers)[1:5]
     assert answers
     for answer in answers:
         (violation,) = answer.quality.violations
@@ -151,9 +151,9 @@ def test_a_measure_whose_mean_may_be_zero_is_answered_unmet_with_the_reason() ->
     assert any("may be zero" in reason for reason in reasons)
 
 
-def test_a_staleness_budget_caps_the_wait() -> None:
+def test_a_staleness_budget_limits_the_wait() -> None:
     world = run(10, (gamma(1.0, 1_500.0), gamma(1.0, 1_500.0)), budget={"staleness": "300ms"}, lateness="5s")
-    answers = first_answers(world.given)[1:9]
+    answers = first_answers(world.answers)[1:9]
     assert answers
     assert max(wait_ms(a) for a in answers) <= 300
     assert {a.phase for a in answers} == {Phase.EARLY}

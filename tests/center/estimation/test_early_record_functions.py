@@ -1,7 +1,7 @@
-"""The promise of an accuracy about what a user's function says of records, most of which it is never asked about.
+"""Early answers on a user-defined record function that is evaluated for a sample of the records.
 
-Production edges that process a tenth of their records, and the production ledger. Of n windows each of whose intervals
-holds the truth with 95 %, fewer than `least_covered` do in one run of 200. Seeds are fixed.
+Production edge cores that process a tenth of their records, and the production ledger. If each of n intervals contains
+the true value with 95 %, fewer than `least_covered` do in one run of 200. Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def test_estimates_are_unbiased_and_intervals_hold(monkeypatch: pytest.MonkeyPat
         site.core.handle(SamplingSet(REF, RATE))
     world.run(WINDOWS + 3)
     came = sum(site.at for site in sites)
-    assert abs(len(score.seen) - RATE * came) <= 5 * np.sqrt(RATE * came), "the function is called for the sample alone"
-    answers = [a for a in first_answers(world.given, 2) if a.phase is Phase.EARLY]
+    assert abs(len(score.seen) - RATE * came) <= 5 * np.sqrt(RATE * came), "the function is called for the sample only"
+    answers = [a for a in first_answers(world.answers, 2) if a.phase is Phase.EARLY]
     assert len(answers) >= WINDOWS - 5
     errors, held = [], 0
     for answer in answers:
@@ -44,10 +44,10 @@ def test_estimates_are_unbiased_and_intervals_hold(monkeypatch: pytest.MonkeyPat
         assert prediction is not None
         start = answer.window_start_ms
         mine = [s.values[(s.born >= start) & (s.born < start + WINDOW_MS)] for s in sites]
-        worth = scored(np.concatenate(mine))
-        truth = float(np.nansum(worth) if kind == "sum" else np.nanmean(worth))
+        scores = scored(np.concatenate(mine))
+        truth = float(np.nansum(scores) if kind == "sum" else np.nanmean(scores))
         errors.append(prediction.estimate / truth - 1)
         held += prediction.lower <= truth <= prediction.upper
     assert held >= least_covered(len(answers))
-    # Unbiased: the mean error is not further than 4 of its standard errors off (once in 15,000).
+    # Unbiased: the mean error is within 4 standard errors (false alarm: once in 15,000).
     assert abs(np.mean(errors)) <= 4 * np.std(errors, ddof=1) / np.sqrt(len(errors))

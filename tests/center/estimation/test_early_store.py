@@ -1,4 +1,4 @@
-"""Early answers in the result store and as a reader gets them."""
+"""Early answers in the result store and as clients receive them."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def test_a_job_that_crashes_and_reads_its_store_gives_the_answers_of_one_that_do
     for _ in range(8):
         cut.run(1.0)
         cut.crash(tmp_path)
-    assert cut.given == world.given
-    assert [e.phase for e in cut.given].count(Phase.FINAL) >= 3
+    assert cut.answers == world.answers
+    assert [e.phase for e in cut.answers].count(Phase.FINAL) >= 3
 
 
 def test_each_group_of_an_early_answer_has_its_own_interval_and_a_rare_one_none(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_each_group_of_an_early_answer_has_its_own_interval_and_a_rare_one_none(
             continue
         truth = world.truth(BEGIN_MS + 5_000, "sum", group)
         assert cell["lower"] < cell["estimate"] < cell["upper"] and abs(cell["estimate"] - truth) / truth < 0.2
-    assert rare == 1 and answer["quality"]["accuracy"]["groups"] == {"promised": 2, "met": 2, "waiting": 1}
+    assert rare == 1 and answer["quality"]["accuracy"]["groups"] == {"eligible": 2, "met": 2, "waiting": 1}
     record = world.store.answer(REF, BEGIN_MS + 5_000, 1)
     table = {row["k"]: row for row in to_table(record, query).to_pylist()}
     for row in answer["data"]:
@@ -158,18 +158,18 @@ def test_a_group_that_is_expected_and_has_not_come_has_a_row(world: Stored, tmp_
 
 def test_the_jobs_metrics_say_what_intervals_and_waits_have_been(world: Stored) -> None:
     metrics = JobMetrics()
-    for emission in world.given:
+    for emission in world.answers:
         metrics.note_accuracy(emission)
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(f"edgewater_job_{name}", {"query": "q", **labels})
 
-    finals = [e.quality.accuracy for e in world.given if e.phase is Phase.FINAL]
+    finals = [e.quality.accuracy for e in world.answers if e.phase is Phase.FINAL]
     covered = [said.covered for said in finals if said is not None and said.covered is not None]
     assert value("shadowed_windows_total", held="yes") == sum(covered) > 0
     coverage = value("interval_coverage_ratio")
     assert coverage is not None and 0 < coverage <= 1
-    first_early = [e for e in world.given if e.revision == 1 and e.phase is Phase.EARLY]
+    first_early = [e for e in world.answers if e.revision == 1 and e.phase is Phase.EARLY]
     assert value("chosen_wait_seconds_count") == len(first_early)
     share = value("straggler_share")
     assert share is not None and 0 <= share < 0.3

@@ -1,12 +1,11 @@
-"""Silence, restarts, newcomers, wrong clocks and overload under an accuracy. Seeds are fixed: no false alarms."""
+"""Silent and new edges, restarts, wrong clocks and overload under an accuracy. Seeds are fixed."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from center.ledger import EdgesChanged, Ledger, Phase, pack_state
-from center.ledger import early_answers as accuracy_ledger
+from center.ledger import EdgesChanged, Ledger, Phase, early_answers, pack_state
 from edge.core.core import EdgeCore
 from edge.core.events import Configured, SamplingSet
 from edge.core.streams import StreamSpec
@@ -43,26 +42,28 @@ def test_a_silent_edge_widens_the_interval_and_neither_blocks_nor_is_ignored() -
     silent_from = BEGIN_MS + 10_000
     world.sites[2].cut = (silent_from, silent_from + 6_000)
     world.run(20.5)
-    answers = first_answers(world.given)
+    answers = first_answers(world.answers)
     before = [a for a in answers if a.window_end_ms <= silent_from - 1_000][2:]
     during = [a for a in answers if silent_from + 3_000 <= a.window_end_ms < silent_from + 6_000]
     assert len(during) == 3
     for answer in during:
         assert answer.phase is Phase.EARLY
-        assert wait_ms(answer) <= 1_700, "it waits for the edge no longer than its patience"
+        assert wait_ms(answer) <= 1_700, "it waits for the edge until its timeout"
         p = prediction(answer)
-        assert p.silent == ("e2",) and 0 < p.missing < 0.2 * p.estimate, "as much as the usual varies, and no more"
+        assert p.silent == ("e2",) and 0 < p.missing < 0.2 * p.estimate, (
+            "the interval follows the variation of its usual rate"
+        )
         assert p.lower < world.truth(answer.window_start_ms) < p.upper
         truth = world.truth(answer.window_start_ms)
-        assert abs(p.estimate - truth) / truth < 0.2, "the edge is reckoned with at its usual rate"
+        assert abs(p.estimate - truth) / truth < 0.2, "the edge is expected at its usual rate"
         assert "e2" in answer.quality.missing
     widths = [prediction(a).half_width for a in during]
     assert min(widths) > np.median([prediction(a).half_width for a in before])
     after = [a for a in answers if a.window_start_ms >= silent_from + 7_500]
     assert after and all(prediction(a).silent == () for a in after)
     for start in (a.window_start_ms for a in during):
-        last = [e for e in world.given if e.window_start_ms == start][-1]
-        assert last.phase is not Phase.EARLY, "when it is back, its windows become complete"
+        last = [e for e in world.answers if e.window_start_ms == start][-1]
+        assert last.phase is not Phase.EARLY, "its windows become complete when it reports again"
 
 
 def test_with_all_edges_silent_windows_are_answered_unmet_until_they_are_back() -> None:
@@ -70,28 +71,28 @@ def test_with_all_edges_silent_windows_are_answered_unmet_until_they_are_back() 
     for site in world.sites:
         site.cut = (BEGIN_MS + 7_500, BEGIN_MS + 12_000)
     world.run(16)
-    answers = {a.window_end_ms - BEGIN_MS: a for a in first_answers(world.given)}
+    answers = {a.window_end_ms - BEGIN_MS: a for a in first_answers(world.answers)}
     assert set(range(2_000, 14_000, 1_000)) <= set(answers)
     for end in range(9_000, 14_000, 1_000):
         truth = world.truth(answers[end].window_start_ms)
-        finals = [e for e in world.given if e.window_end_ms == BEGIN_MS + end and e.phase is not Phase.EARLY]
+        finals = [e for e in world.answers if e.window_end_ms == BEGIN_MS + end and e.phase is not Phase.EARLY]
         assert finals and truth > 0
 
 
-def test_a_restart_in_the_middle_gives_the_answers_of_an_uninterrupted_run() -> None:
+def test_a_restart_gives_the_answers_of_an_uninterrupted_run() -> None:
     whole, cut = (World(spec(), sites()) for _ in range(2))
     whole.run(14)
     for _ in range(7):
         cut.run(2.0)
         cut.restart()
-    assert cut.given == whole.given
-    assert len(whole.given) > 30
+    assert cut.answers == whole.answers
+    assert len(whole.answers) > 30
 
 
-def test_a_transaction_that_fails_leaves_the_book_as_it_was() -> None:
+def test_a_failed_transaction_leaves_the_estimator_unchanged() -> None:
     whole, torn = (World(spec(), sites()) for _ in range(2))
     whole.run(8)
-    given = torn.ledger.handle
+    handle = torn.ledger.handle
 
     class Torn(Exception):
         pass
@@ -101,27 +102,27 @@ def test_a_transaction_that_fails_leaves_the_book_as_it_was() -> None:
         before = {ref: torn.ledger.snapshot(ref) for ref in torn.ledger.queries()}
         try:
             with torn.ledger.transaction() as transaction:
-                given(event)
+                handle(event)
                 transaction.changes()
                 raise Torn
         except Torn:
             torn.ledger.load(before)
         with torn.ledger.transaction() as transaction:
-            result = given(event)
+            result = handle(event)
             transaction.changes()
         return result
 
     torn.ledger.handle = twice  # type: ignore[method-assign]
     torn.run(8)
-    assert torn.given == whole.given
+    assert torn.answers == whole.answers
 
 
-@pytest.mark.parametrize("compact_bytes", [1 << 18, 30_000], ids=["notes", "snapshot"])
-def test_the_state_written_per_transaction_restores_the_book(
+@pytest.mark.parametrize("compact_bytes", [1 << 18, 30_000], ids=["log", "snapshot"])
+def test_the_state_written_per_transaction_restores_the_estimator(
     compact_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `changes` says is written, and nothing else, is enough to go on from."""
-    monkeypatch.setattr(accuracy_ledger, "COMPACT_BYTES", compact_bytes)
+    """The changes of each transaction, and nothing else, are stored and restored."""
+    monkeypatch.setattr(early_answers, "COMPACT_BYTES", compact_bytes)
     whole, other = (World(spec(), sites(2)) for _ in range(2))
     whole.run(9)
     heads: dict[str, str] = {}
@@ -145,15 +146,15 @@ def test_the_state_written_per_transaction_restores_the_book(
     other.run(5)
     ledger = Ledger(margin_ms=50)
     ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in other.sites)))
-    assert (("accuracy", accuracy_ledger.SNAPSHOT) in parts) == (compact_bytes < 1 << 18)
+    assert (("estimator", early_answers.SNAPSHOT) in parts) == (compact_bytes < 1 << 18)
     head = heads.get("q") or other.ledger._queries[REF].state.to_json()
     ledger.restore(REF, pack_state(head, ((k, s, t) for (k, s), t in sorted(parts.items()))))
     other.ledger = ledger
     other.run(4)
-    assert other.given == whole.given
+    assert other.answers == whole.answers
 
 
-def test_an_edge_that_joins_is_taken_in_and_one_that_retires_is_let_go() -> None:
+def test_an_edge_that_joins_becomes_a_source() -> None:
     world = World(spec(), sites(2))
     world.run(6)
     newcomer = Site.make("e9", 9, 20, exponential(80.0), rate=300.0)
@@ -162,12 +163,12 @@ def test_an_edge_that_joins_is_taken_in_and_one_that_retires_is_let_go() -> None
     world.sites.append(newcomer)
     world.ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in world.sites)))
     world.run(6)
-    joined = [a for a in first_answers(world.given) if BEGIN_MS + 9_000 <= a.window_start_ms < BEGIN_MS + 11_000]
+    joined = [a for a in first_answers(world.answers) if BEGIN_MS + 9_000 <= a.window_start_ms < BEGIN_MS + 11_000]
     for answer in joined:
         truth = world.truth(answer.window_start_ms)
         assert abs(prediction(answer).estimate - truth) / truth < 0.1
     assert joined
-    assert world.book().edges == ["e0", "e1", "e9"]
+    assert world.estimator().edges == ["e0", "e1", "e9"]
 
 
 def test_a_skewed_clock_is_corrected_by_the_offset_of_the_session() -> None:
@@ -177,34 +178,34 @@ def test_a_skewed_clock_is_corrected_by_the_offset_of_the_session() -> None:
     wrong.sites[1].core.handle(offset)
     for world in (right, wrong):
         world.run(9)
-    for a, b in zip(first_answers(right.given)[1:7], first_answers(wrong.given)[1:7], strict=True):
+    for a, b in zip(first_answers(right.answers)[1:7], first_answers(wrong.answers)[1:7], strict=True):
         assert a.window_start_ms == b.window_start_ms
         assert prediction(a).estimate == prediction(b).estimate
         assert prediction(b).met
 
 
-def test_an_edge_whose_clock_is_a_day_ahead_does_not_take_the_others_along() -> None:
+def test_an_edge_whose_clock_is_a_day_ahead_does_not_advance_the_others() -> None:
     world = World(spec(), sites(3))
     world.sites[2].ahead_ms = 86_400_000
     world.run(9)
-    answers = [a for a in first_answers(world.given) if a.window_start_ms >= BEGIN_MS + 2_000]
+    answers = [a for a in first_answers(world.answers) if a.window_start_ms >= BEGIN_MS + 2_000]
     assert len(answers) >= 5
     for answer in answers:
         assert answer.phase is Phase.EARLY
         assert wait_ms(answer) <= 1_700
         assert prediction(answer).silent == ("e2",)
         (violation,) = answer.quality.violations
-        assert "nothing has ever come from e2" in violation.message
-    assert world.book().slot < world.book().schedule.slot_at(world.now_ms + 100)
+        assert "no report has arrived from e2" in violation.message
+    assert world.estimator().slot < world.estimator().schedule.slot_at(world.now_ms + 100)
 
 
-def test_an_overloaded_edge_samples_and_its_answers_say_so() -> None:
+def test_an_overloaded_edge_samples_and_its_answers_state_it() -> None:
     world = World(spec(accuracy={"error": "10%", "measure": "total", "substream": "500ms"}), sites(2, 12))
     world.run(4)
     for site in world.sites:
         site.core.handle(SamplingSet(REF, 0.6, 0.0))
     world.run(7)
-    sampled = [a for a in world.given if a.window_start_ms >= BEGIN_MS + 5_000]
+    sampled = [a for a in world.answers if a.window_start_ms >= BEGIN_MS + 5_000]
     assert {a.phase for a in sampled} == {Phase.EARLY, Phase.COMPLETE, Phase.FINAL}
     for answer in sampled:
         p = prediction(answer)
@@ -226,15 +227,15 @@ def test_an_edge_core_restored_from_its_state_sends_the_same_frames() -> None:
         assert core.to_state() == state
         cut.sites[0].core = core
     assert (cut.frames, cut.bytes) == (whole.frames, whole.bytes)
-    assert cut.given == whole.given
+    assert cut.answers == whole.answers
 
 
-def test_records_that_come_after_a_long_silence_are_all_in_the_final_answer() -> None:
+def test_records_that_arrive_after_a_long_silence_are_all_in_the_final_answer() -> None:
     world = World(spec(lateness="10s"), sites(2, 10))
     world.sites[1].cut = (BEGIN_MS + 3_000, BEGIN_MS + 9_000)
     world.run(14)
     for window in range(1, 7):
         start = BEGIN_MS + window * WINDOW_MS
-        last = [e for e in world.given if e.window_start_ms == start][-1]
+        last = [e for e in world.answers if e.window_start_ms == start][-1]
         born = sum(int(((s.born >= start) & (s.born < start + WINDOW_MS)).sum()) for s in world.sites)
         assert last.quality.observed == born

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from center.early_trigger.function_estimate import estimate_function
+from center.early_trigger import estimate_function
 from edgewater.query import QuerySpec
 from edgewater.synopses import plugins, registry
 from edgewater.synopses.plugins import Plugins

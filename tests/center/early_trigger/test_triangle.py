@@ -5,55 +5,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from center.early_trigger.delays import lynden_bell
 from center.early_trigger.triangle import LONG, SHORT, ArrivalTriangle
 from edgewater.arrivals import SlotGrid
 from edgewater.errors import InvalidInput
 
 
-def truncated(rng, mean_ms, span_ms, count):
-    age = rng.random(count) * span_ms
-    delay = rng.exponential(mean_ms, count)
-    seen = delay <= age
-    return delay[seen], age[seen]
-
-
-def test_truncated_delays_are_estimated_without_the_bias_of_the_histogram():
-    rng = np.random.default_rng(3)
-    delay, age = truncated(rng, 240.0, 1000.0, 20_000)
-    found = lynden_bell(delay, age)
-    truth = (1 - np.exp(-300 / 240)) / (1 - np.exp(-1000 / 240))  # delays above the oldest age cannot be seen
-    assert found.at(np.array([300.0]))[0] == pytest.approx(truth, abs=0.02)
-    assert (delay <= 300).mean() - truth > 0.08
-
-
-def test_without_truncation_it_is_the_empirical_distribution():
-    delay = np.array([1.0, 2.0, 2.0, 5.0])
-    found = lynden_bell(delay, np.full(4, 100.0))
-    assert found.at(np.array([0.5, 1.0, 2.0, 4.0, 5.0])).tolist() == pytest.approx([0, 0.25, 0.75, 0.75, 1])
-
-
-def test_a_delay_beyond_its_age_is_refused():
-    with pytest.raises(InvalidInput, match="delays"):
-        lynden_bell(np.array([2.0]), np.array([1.0]))
-
-
-def test_the_share_that_has_arrived_averages_over_a_substream():
-    found = lynden_bell(np.array([100.0] * 10), np.full(10, 500.0))
-    assert found.arrived_share(0.0, 400.0) == pytest.approx(0.75, abs=0.02)
-
-
-def feed(triangle, rng, slots, mean_slots, per_slot=40, start=0):
-    """Exponential delays in slots; arrivals by [slot, source, lag] for `slots` slots."""
+def feed(triangle, rng, slots, mean_slots, per_slot=40):
+    """Advances by `slots` slots with exponential delays; returns the arrivals by [slot, lag]."""
     ring = np.zeros((slots + triangle.grid.lags, 1, triangle.grid.lags))
     for slot in range(slots):
         lag = np.minimum(rng.exponential(mean_slots, per_slot).astype(int), triangle.grid.lags - 1)
         np.add.at(ring, (slot + lag, 0, lag), 1)
     for slot in range(slots):
         triangle.advance(ring[slot])
+    return ring[:slots, 0]
 
 
-def test_the_triangle_finds_the_distribution_while_events_are_still_out():
+def test_truncated_delays_are_estimated_without_the_bias_of_the_histogram():
+    rng, slots = np.random.default_rng(3), 50
+    triangle = ArrivalTriangle(1, SlotGrid(lags=200))
+    arrivals = feed(triangle, rng, slots, 12.0, per_slot=400)
+    truth = (1 - np.exp(-15 / 12)) / (1 - np.exp(-slots / 12))  # delays above the oldest age cannot be seen
+    assert triangle.distributions()[LONG, 0, 14] == pytest.approx(truth, abs=0.02)
+    by_lag = arrivals.sum(axis=0)
+    assert by_lag[:15].sum() / by_lag.sum() - truth > 0.05
+
+
+def test_the_triangle_estimates_the_distribution_while_events_are_still_missing():
     rng = np.random.default_rng(5)
     triangle = ArrivalTriangle(1, SlotGrid(lags=200))
     feed(triangle, rng, 400, 12.0)
@@ -74,20 +52,20 @@ def test_the_short_memory_follows_a_shift_first():
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
-def test_a_source_that_catches_up_is_as_if_it_had_never_been_silent(seed, silent):
+def test_a_source_that_catches_up_has_the_state_of_one_that_was_never_silent(seed, silent):
     rng = np.random.default_rng(seed)
     grid = SlotGrid(slot_ms=10, substream_slots=5, lags=12)
     rows = rng.integers(0, 5, (10, 2, 12)).astype(float)
-    heard, gap = ArrivalTriangle(2, grid), ArrivalTriangle(2, grid)
+    steady, gap = ArrivalTriangle(2, grid), ArrivalTriangle(2, grid)
     for row in rows:
-        heard.advance(row)
+        steady.advance(row)
     for row in rows[: 10 - silent]:
         gap.advance(row)
     for row in rows[10 - silent :]:
         gap.advance(row, np.array([True, False]))
-    assert gap.behind.tolist() == [0, silent]
-    gap.catch_up(1, rows[10 - silent :, 1])
-    for name, value in heard.to_state().items():
+    assert gap.silent_slots.tolist() == [0, silent]
+    gap.catch_up(np.array([1]), rows[10 - silent :, 1:])
+    for name, value in steady.to_state().items():
         assert np.array_equal(np.asarray(gap.to_state()[name]), np.asarray(value)), name
 
 
@@ -95,10 +73,10 @@ def test_catching_up_with_too_few_slots_is_refused():
     triangle = ArrivalTriangle(2, SlotGrid(lags=4))
     triangle.advance(np.zeros((2, 4)), np.array([True, False]))
     with pytest.raises(InvalidInput, match="1 slots"):
-        triangle.catch_up(1, np.zeros((2, 4)))
+        triangle.catch_up(np.array([1]), np.zeros((2, 1, 4)))
 
 
-def test_a_triangle_comes_back_from_its_state():
+def test_a_triangle_is_restored_from_its_state():
     rng = np.random.default_rng(8)
     triangle = ArrivalTriangle(1, SlotGrid(lags=50))
     feed(triangle, rng, 80, 6.0)
