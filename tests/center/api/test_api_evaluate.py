@@ -81,7 +81,7 @@ def test_a_time_and_a_start_name_windows(asked):
     assert (at["estimate"], start["estimate"], start["phase"]) == (14, 13, "final")
 
 
-def test_windows_that_overlap_merge_only_what_takes_a_record_twice(desk):
+def test_overlapping_windows_merge_only_idempotent_measures(desk):
     desk.connect("jfk")
     query = desk.register(window={"sliding": "2h", "every": "1h"}, measures=MEASURES)
     for hour in range(3):
@@ -131,7 +131,7 @@ def test_every_kind_of_question_has_an_answer(asked):
     ],
     ids=["stated", "of zeros", "of records", "nothing"],
 )
-def test_what_is_withheld_of_a_sum_bounds_the_sum_and_not_how_many_records_are_missing(desk, measures, withheld, known):
+def test_the_withheld_bound_of_a_sum_does_not_bound_the_number_of_missing_records(desk, measures, withheld, known):
     desk.connect("jfk")
     query = desk.register(measures=measures, budget={"error": {"miles": 10}})
     stated = tuple(Withheld(name, 9.0, 0.0, 9.0, 0.0, 1) for name in withheld)
@@ -145,7 +145,7 @@ def test_what_is_withheld_of_a_sum_bounds_the_sum_and_not_how_many_records_are_m
     assert (count["estimate"], count["lower"], count["upper"]) == (5, bound, bound)
 
 
-def test_what_is_remembered_of_looks_is_bounded_by_the_windows_in_it(asked, monkeypatch):
+def test_the_cache_of_lookups_is_bounded_by_the_windows_in_it(asked, monkeypatch):
     desk = asked.desk
     monkeypatch.setattr("center.serving.stored_windows._CACHED_WINDOWS", 8)
     windows = StoredWindows(desk.results, desk.catalog.query("flights"), SynopsisCache(1 << 20), desk.catalog.query)
@@ -206,7 +206,7 @@ def test_a_bad_line_is_answered_by_a_problem_and_the_others_go_on(asked):
         assert said in problem["detail"], line
 
 
-def test_what_does_not_exist_is_told_per_line_and_an_unknown_query_at_once(asked):
+def test_missing_windows_are_reported_per_line_and_an_unknown_query_at_once(asked):
     lines = asked(
         {"window": 0, "measure": "n"},
         {"latest": 1, "measure": "n", "group": {"carrier": "ZZ"}},
@@ -310,13 +310,13 @@ def _scope() -> dict[str, Any]:
     ],
     ids=["item", "x", "q", "k"],
 )
-def test_a_number_that_cannot_be_meant_is_refused_by_its_field_and_the_next_line_is_answered(asked, question, field):
+def test_a_number_out_of_range_is_refused_by_its_field_and_the_next_line_is_answered(asked, question, field):
     refused, answered = asked({"latest": 1, "global": True, **question}, {"latest": 1, "measure": "n", "global": True})
     assert (refused["error"]["status"], refused["error"]["field"]) == (422, field)
     assert answered["estimate"] == 15
 
 
-def test_a_fault_of_ours_costs_its_own_line_and_no_other(asked, monkeypatch, caplog):
+def test_an_internal_error_fails_its_own_line_only(asked, monkeypatch, caplog):
     answer = Evaluator.answer
 
     def faulty(self: Evaluator, line: WindowQuestion) -> Iterator[dict[str, Any]]:

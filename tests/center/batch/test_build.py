@@ -188,7 +188,7 @@ def test_a_quantile_of_timestamps_without_a_zone_is_the_same_in_any_session_zone
         ({"of": "ip", "lateness": "1 minute"}, "a streaming DataFrame"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_before_a_job_runs(df: Any, arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_before_a_job_runs(df: Any, arguments: dict[str, Any], message: str) -> None:
     given = {"synopsis": CountMin(), **arguments}
     with pytest.raises(InvalidRequest, match=message):
         build(df, given.pop("synopsis"), **given)

@@ -133,7 +133,7 @@ def test_sql_estimates_and_merges(spark: Any, df: Any, records: pd.DataFrame) ->
         (None, {"stratified": False, "question": "id"}, "column id of type"),
     ],
 )  # fmt: skip
-def test_a_question_that_cannot_be_put_is_refused_at_once(
+def test_an_invalid_question_is_refused_at_once(
     spark: Any, counted: Any, questions: Any, arguments: dict[str, Any], message: str
 ) -> None:
     given = spark.createDataFrame([("{}", 1)], "question string, id int") if questions is None else questions

@@ -82,7 +82,7 @@ def test_a_session_is_cut_where_the_gap_is_reached_or_it_would_be_too_long() -> 
 
 
 @pytest.mark.parametrize("by_windows", [False, True], ids=["slicing", "bucketing"])
-def test_a_task_with_little_memory_gives_on_what_it_has_and_nothing_is_lost(
+def test_a_task_with_little_memory_emits_early_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch, by_windows: bool
 ) -> None:
     rng = np.random.default_rng(5)

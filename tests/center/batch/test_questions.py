@@ -33,7 +33,7 @@ class Broadcast:
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-def test_a_question_that_cannot_be_meant_is_an_error_beside_the_answers_of_the_others(bad: str) -> None:
+def test_an_invalid_question_is_an_error_beside_the_other_answers(bad: str) -> None:
     counted = CountMin(1 << 10, 3)
     counted.update(["a", "a", "b"])
     window = {"window_start": [0], "window_end": [1_000_000], "synopsis": [counted.to_bytes()]}

@@ -84,7 +84,7 @@ def test_a_window_grows_by_revisions_and_a_restarted_stream_goes_on_where_it_was
     assert written.late.sum() == 0
 
 
-def test_what_comes_after_a_window_is_final_is_counted_and_changes_nothing(files: Files) -> None:
+def test_records_after_a_final_window_are_counted_and_change_nothing(files: Files) -> None:
     asked = {"synopsis": HyperLogLog(), "time": "t", "window": TumblingWindow("10s"), "lateness": "5 seconds"}
     asked["null_times"] = "count"
     files.add([(1_000, "a", 1), (12_000, "a", 2), (14_999, "a", 3)])
@@ -134,7 +134,7 @@ def test_one_synopsis_over_everything_needs_no_time(files: Files) -> None:
         ({"synopsis": HaarWavelet(), "window": TumblingWindow("1s"), "lateness": "1 second"}, "needs all records"),
     ],
 )  # fmt: skip
-def test_what_a_stream_cannot_keep_is_refused(
+def test_strategies_that_a_stream_cannot_run_are_refused(
     spark: Any, tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
     stream = spark.readStream.schema(SCHEMA).parquet(str(tmp_path))

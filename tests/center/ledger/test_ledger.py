@@ -163,7 +163,7 @@ def test_the_end_of_a_stream_makes_all_its_windows_final() -> None:
     assert center.ledger.next_deadline() is None
 
 
-def test_a_window_that_nobody_has_records_of_is_not_answered() -> None:
+def test_a_window_without_records_is_not_answered() -> None:
     center = Center("a")
     assert center.says("a", 3 * MINUTE, close(0, 0)) == []
 
@@ -175,7 +175,7 @@ def test_through_never_goes_back() -> None:
     assert told(center.says("b", MINUTE)) == [(0, 1, "final")]
 
 
-def test_facts_of_a_batch_count_in_the_order_of_their_positions() -> None:
+def test_frames_of_a_batch_apply_in_the_order_of_their_positions() -> None:
     center = Center("a")
     older, newer = center.fact("a", 0, close(0, 5)), center.fact("a", MINUTE, close(0, 9))
     (answer,) = center.reports(newer, older)
@@ -235,7 +235,7 @@ def test_all_edges_silent_still_gets_an_answer_per_window() -> None:
     assert told(center.tick(3 * MINUTE + 1800)) == [(MINUTE, 1, "early"), (2 * MINUTE, 1, "early")]
 
 
-def test_an_answer_given_in_silence_is_completed_when_the_edges_speak_again() -> None:
+def test_an_early_answer_without_reports_is_completed_when_the_edges_report_again() -> None:
     center = Center("a", budget={"staleness": "2s"})
     center.tick(MINUTE + 1800)
     (answer,) = center.says("a", MINUTE, close(0, 8), now_ms=2 * MINUTE)
@@ -263,7 +263,7 @@ def test_a_window_closed_before_its_deadline_is_answered_at_once_and_only_once()
     assert center.tick(MINUTE + 1800) == []
 
 
-def test_data_that_comes_past_its_deadline_is_answered_with_the_batch_that_brings_it() -> None:
+def test_data_that_arrives_after_its_deadline_is_answered_with_its_batch() -> None:
     center = Center("a", "b", budget={"staleness": "2s"}, registered_at_ms=10 * MINUTE)
     (answer,) = center.says("a", 30_000, close(0, 1), now_ms=10 * MINUTE)
     assert told([answer]) == [(0, 1, "early")]
@@ -296,14 +296,14 @@ def test_deadlines_of_a_replay_run_on_the_replays_clock() -> None:
     assert answer.quality.staleness_ms == 1800
 
 
-def test_an_ended_stream_is_due_no_more() -> None:
+def test_an_ended_stream_has_no_deadlines() -> None:
     center = Center("a", budget={"staleness": "2s"})
     center.says("a", MAX_TIME_MS, close(0, 1), now_ms=MINUTE)
     assert center.ledger.next_deadline() is None
     assert center.tick(10**9) == []
 
 
-def test_a_tick_at_each_deadline_always_moves_the_deadline_on() -> None:
+def test_handling_a_deadline_always_moves_the_deadline_forward() -> None:
     center = Center("a", "b", budget={"staleness": "2s"}, window={"sliding": "5m", "every": "1m"}, lateness="2m")
     center.says("a", 3 * MINUTE, *(close(m * MINUTE, 1) for m in range(3)), now_ms=3 * MINUTE)
     answered: set[int] = set()
@@ -320,7 +320,7 @@ def test_a_tick_at_each_deadline_always_moves_the_deadline_on() -> None:
 # Who is expected
 
 
-def test_an_edge_that_joins_late_is_waited_for_from_then_on() -> None:
+def test_an_edge_that_joins_late_is_expected_from_then_on() -> None:
     center = Center("a")
     assert told(center.says("a", MINUTE, close(0, 1))) == [(0, 1, "final")]
     center.joins("b")
@@ -341,7 +341,7 @@ def test_an_edge_that_joins_after_complete_does_not_take_the_phase_back() -> Non
     assert [v.code for v in answer.quality.violations] == ["missing-edges"]
 
 
-def test_a_complete_window_that_lacks_a_newcomer_is_answered_again_when_that_has_closed_it() -> None:
+def test_a_complete_window_is_answered_again_when_an_edge_that_joined_later_has_closed_it() -> None:
     center = Center("a", lateness="1h")
     (whole,) = center.says("a", MINUTE, close(0, 5))
     assert whole.phase is Phase.COMPLETE and whole.quality.missing == ()
@@ -357,7 +357,7 @@ def test_a_complete_window_that_lacks_a_newcomer_is_answered_again_when_that_has
         assert ledger.handle(TimeAdvanced(0)) == []
 
 
-def test_an_edge_that_reports_before_the_catalogs_list_names_it_is_waited_for() -> None:
+def test_an_edge_that_reports_before_the_catalog_lists_it_is_expected() -> None:
     center = Center("a")
     center.says("b", 30_000, close(0, 1))
     assert center.says("a", MINUTE, close(0, 1)) == []
@@ -378,7 +378,7 @@ def test_a_retired_edge_no_longer_holds_a_window_up() -> None:
     assert center.ledger.next_deadline() is None
 
 
-def test_retiring_the_last_edge_lets_what_it_closed_stand() -> None:
+def test_retiring_the_last_edge_keeps_its_closes() -> None:
     center = Center("a", "b")
     center.says("a", MINUTE, close(0, 1), close(MINUTE, 1))
     center.retires("a")
@@ -386,13 +386,13 @@ def test_retiring_the_last_edge_lets_what_it_closed_stand() -> None:
     assert told(center.tick(0)) == [(0, 1, "final")]
 
 
-def test_a_query_that_names_its_edges_waits_for_them_though_they_were_never_seen() -> None:
+def test_a_query_that_names_its_edges_expects_them_before_they_connect() -> None:
     center = Center("a", edges=["a", "z"])
     assert center.says("a", MINUTE, close(0, 1)) == []
     assert told(center.says("z", MINUTE)) == [(0, 1, "final")]
 
 
-def test_a_query_that_names_its_edges_does_not_wait_for_others() -> None:
+def test_a_query_that_names_its_edges_expects_no_others() -> None:
     center = Center("a", "b", edges=["a"])
     center.says("b", 0, close(0, 4))
     (answer,) = center.says("a", MINUTE, close(0, 1))
@@ -406,7 +406,7 @@ def test_an_edge_that_does_not_serve_the_stream_is_not_expected() -> None:
     assert told(center.says("a", MINUTE, close(0, 1))) == [(0, 1, "final")]
 
 
-def test_a_window_of_which_an_edge_lacks_the_beginning_is_final_but_not_whole() -> None:
+def test_a_window_whose_beginning_an_edge_lacks_is_final_but_incomplete() -> None:
     center = Center("a", "b")
     center.says("a", 2 * MINUTE, close(0, 3), close(MINUTE, 3))
     late = replace(center.fact("b", 2 * MINUTE, close(0, 1), close(MINUTE, 2)), since_ms=30_000)
@@ -419,7 +419,7 @@ def test_a_window_of_which_an_edge_lacks_the_beginning_is_final_but_not_whole() 
     assert second.quality.missing == () and second.quality.violations == ()
 
 
-def test_an_edge_that_lost_its_state_lacks_what_it_had_not_closed_before() -> None:
+def test_an_edge_that_lost_its_state_lacks_the_slices_it_had_not_closed() -> None:
     center = Center("a", lateness="10m")
     center.says("a", MINUTE, close(0, 3))
     new = replace(center.fact("a", MINUTE, close(MINUTE, 1), incarnation="i2"), since_ms=MINUTE + 30_000)
@@ -434,7 +434,7 @@ def test_an_edge_that_lost_its_state_lacks_what_it_had_not_closed_before() -> No
 # Revisions
 
 
-def test_late_data_after_complete_gives_the_next_revision_of_exactly_the_window_concerned() -> None:
+def test_late_data_after_complete_revises_only_its_window() -> None:
     center = Center("a", lateness="10m")
     center.says("a", 3 * MINUTE, close(0, 1), close(MINUTE, 1), close(2 * MINUTE, 1))
     (answer,) = center.says("a", 3 * MINUTE, close(MINUTE, 2, 1))
@@ -450,13 +450,13 @@ def test_late_data_revises_exactly_the_sliding_windows_over_its_slice() -> None:
     assert [e.quality.observed for e in emissions] == [6, 6, 6]
 
 
-def test_the_same_statement_again_is_no_revision() -> None:
+def test_a_repeated_close_is_no_revision() -> None:
     center = Center("a", lateness="10m")
     center.says("a", MINUTE, close(0, 1))
     assert center.says("a", MINUTE, close(0, 1), touched=()) == []
 
 
-def test_partials_without_a_new_statement_are_a_revision() -> None:
+def test_partials_without_a_new_close_are_a_revision() -> None:
     center = Center("a", lateness="10m")
     center.says("a", MINUTE, close(0, 1))
     assert told(center.says("a", MINUTE, touched=(0,))) == [(0, 2, "complete")]
@@ -553,7 +553,7 @@ def test_the_withheld_bound_of_an_extremum_is_the_largest_and_not_the_sum() -> N
     assert answer.quality.violations == ()
 
 
-def test_an_error_budget_that_is_overdrawn_is_a_violation_with_its_numbers() -> None:
+def test_an_exceeded_error_budget_is_a_violation_with_its_numbers() -> None:
     center = Center("a", "b", measures={"s": "sum(x)"}, budget={"error": {"s": 5}})
     center.says("a", MINUTE, close(0, 1, 0, withheld("s", 3.0)))
     (answer,) = center.says("b", MINUTE, close(0, 1, 0, withheld("s", 3.0)))
@@ -573,13 +573,13 @@ def test_shares_that_add_up_to_the_budget_keep_it_in_spite_of_rounding() -> None
     assert emissions[0].quality.violations == ()
 
 
-def test_an_exact_query_of_which_something_is_withheld_violates_its_contract() -> None:
+def test_withholding_from_an_exact_query_violates_its_contract() -> None:
     center = Center("a")
     (answer,) = center.says("a", MINUTE, close(0, 1, 0, withheld("n", 1.0)))
     assert [v.code for v in answer.quality.violations] == ["withheld"]
 
 
-def test_what_is_withheld_under_a_staleness_budget_is_stated_and_no_violation() -> None:
+def test_withholding_under_a_staleness_budget_is_reported_and_no_violation() -> None:
     center = Center("a", budget={"staleness": "2s"})
     (answer,) = center.says("a", MINUTE, close(0, 1, 0, withheld("n", 7.0)), now_ms=MINUTE)
     assert answer.quality.to_mapping()["error"]["withheld"] == {"n": {"above": 7.0, "below": 0.0}}
@@ -589,7 +589,7 @@ def test_what_is_withheld_under_a_staleness_budget_is_stated_and_no_violation() 
 # Queries come and go
 
 
-def test_frames_of_a_query_that_was_never_registered_are_not_lost_but_refused() -> None:
+def test_frames_of_an_unregistered_query_are_refused() -> None:
     center = Center("a")
     before = center.ledger.snapshot(REF)
     stray = replace(center.fact("a", MINUTE, close(0, 1)), query=QueryRef("other", 1))
@@ -598,7 +598,7 @@ def test_frames_of_a_query_that_was_never_registered_are_not_lost_but_refused() 
     assert center.ledger.snapshot(REF) == before
 
 
-def test_frames_of_a_deleted_query_are_passed_over() -> None:
+def test_frames_of_a_deleted_query_are_ignored() -> None:
     center = Center("a")
     center.ledger.handle(QueryDeleted(REF))
     assert center.says("a", MINUTE, close(0, 1)) == []
@@ -683,7 +683,7 @@ def test_a_deletion_that_is_loaded_stays() -> None:
     assert ledger.queries() == [] and ledger.is_deleted(REF)
 
 
-def test_a_transaction_tells_only_what_changed() -> None:
+def test_a_transaction_lists_only_what_changed() -> None:
     center = Center("a", lateness="1d")
     for minute in range(500):
         center.says("a", (minute + 1) * MINUTE, close(minute * MINUTE, 1))

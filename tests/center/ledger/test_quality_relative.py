@@ -14,14 +14,14 @@ def codes(**withheld: Any) -> list[str]:
     return [v.code for v in _over_budget({n: WithheldBound(above, 0.0) for n, above in withheld.items()}, BUDGET)]
 
 
-def test_what_is_withheld_by_a_relative_budget_is_no_violation() -> None:
+def test_withholding_within_a_relative_budget_is_no_violation() -> None:
     assert codes(r=1e9) == []
 
 
-def test_the_other_measures_are_judged_as_ever() -> None:
+def test_other_measures_keep_their_absolute_limits() -> None:
     assert codes(r=1e9, s=5.0) == []
     assert codes(s=5.1) == ["error-budget"]
 
 
-def test_of_a_measure_that_the_budget_does_not_name_nothing_is_promised() -> None:
+def test_a_measure_that_the_budget_does_not_name_has_no_limit() -> None:
     assert codes(other=0.1) == []

@@ -73,7 +73,7 @@ def test_sessions_of_slices_are_those_of_their_records(times: list[int], most: i
     assert all(r.to_ms - r.from_ms <= window.max_ms for r in found.values())
 
 
-def test_a_record_exactly_a_gap_behind_begins_another_session() -> None:
+def test_a_record_exactly_a_gap_later_begins_another_session() -> None:
     for distance, sessions in ((GAP - 1, 1), (GAP, 2)):
         extents = {0: (500, 500), 1000: (500 + distance, 500 + distance)}
         assert (len(connected_slices(0, extents, SECONDS)) == 2) == (sessions == 1)
@@ -124,7 +124,7 @@ def test_a_late_record_that_lengthens_a_session_revises_it_and_no_other() -> Non
     assert spans(c.says("a", 9000, lone(1100))) == [(500, 2100, 2, "complete")]
 
 
-def test_a_record_that_joins_two_sessions_ends_the_second_and_says_where_it_is() -> None:
+def test_a_record_that_joins_two_sessions_redirects_the_second_to_the_first() -> None:
     c = center("a", lateness="1m")
     c.says("a", 9000, lone(500), lone(2100), lone(6000))
     first, second = c.says("a", 9000, lone(1300))
@@ -134,7 +134,7 @@ def test_a_record_that_joins_two_sessions_ends_the_second_and_says_where_it_is()
     assert [told([e]) for e in c.says("a", 90_000)] == [[(500, 3, "final")], [(6000, 2, "final")]]
 
 
-def test_an_earlier_record_gives_a_session_another_name_and_the_old_one_tells_it() -> None:
+def test_an_earlier_record_moves_a_sessions_start_and_redirects_the_old_one() -> None:
     c = center("a", lateness="1m")
     c.says("a", 9000, lone(1500))
     new, old = c.says("a", 9000, lone(800))
@@ -142,7 +142,7 @@ def test_an_earlier_record_gives_a_session_another_name_and_the_old_one_tells_it
     assert old.quality.to_mapping()["merged_into_ms"] == 800
 
 
-def test_an_early_answer_is_given_when_the_staleness_budget_is_spent() -> None:
+def test_an_early_answer_is_given_when_the_staleness_budget_ends() -> None:
     c = center("a", "b", budget={"staleness": "2s"})
     assert c.says("a", 9000, lone(500), now_ms=600) == []
     due = c.ledger.next_deadline()
@@ -163,7 +163,7 @@ def test_a_session_that_grows_is_due_by_its_new_end() -> None:
     assert spans(c.tick(4200)) == [(500, 2400, 1, "early")]
 
 
-def test_a_session_that_takes_in_an_answered_one_is_answered_with_it() -> None:
+def test_a_session_that_absorbs_an_answered_one_is_answered_at_once() -> None:
     c = center("a", "b", budget={"staleness": "2s"})
     c.says("a", 9000, lone(1500), now_ms=1600)
     c.tick(4300)
@@ -178,7 +178,7 @@ def test_without_data_there_is_no_session_and_no_deadline() -> None:
     assert c.tick(10**9) == [] and c.ledger.next_deadline() is None
 
 
-def test_an_edge_that_joined_too_late_is_missing_in_a_session_that_may_have_begun_before() -> None:
+def test_an_edge_that_joined_late_is_missing_in_a_session_that_may_have_begun_earlier() -> None:
     c = center("a", "b")
     c.says("a", 9000, lone(2500), lone(6000))
     fact = FrameSummary(REF, 99, EdgeId("b"), 9000, (), (), 1, 0, "i1", since_ms=2000)
@@ -186,7 +186,7 @@ def test_an_edge_that_joined_too_late_is_missing_in_a_session_that_may_have_begu
     assert (first.quality.missing, second.quality.missing) == (("b",), ())
 
 
-def test_what_comes_behind_the_lateness_is_counted_and_changes_nothing() -> None:
+def test_records_after_the_lateness_are_counted_and_change_nothing() -> None:
     c = center("a")
     assert len(c.says("a", 9000, lone(500))) == 1
     assert c.says("a", 9000, extent(500, 900, 3)) == []
@@ -195,7 +195,7 @@ def test_what_comes_behind_the_lateness_is_counted_and_changes_nothing() -> None
     assert c.ledger.sealed_before(REF) == 8000
 
 
-def test_a_record_behind_the_lateness_belongs_to_the_session_that_is_still_open_there() -> None:
+def test_a_record_after_the_lateness_belongs_to_the_session_that_is_still_open() -> None:
     c = center("a")
     c.says("a", 9000, lone(500), lone(8900))
     assert c.ledger.sealed_before(REF) == 7000
@@ -206,7 +206,7 @@ def test_a_record_behind_the_lateness_belongs_to_the_session_that_is_still_open_
 # The greatest length
 
 
-def test_a_session_is_cut_at_its_greatest_length_and_says_so() -> None:
+def test_a_session_is_cut_at_its_maximum_length_and_reports_it() -> None:
     c = center("a", window={"session": "1s", "max": "3s"})
     closes = [extent(s, s + 900) for s in range(0, 8000, 1000)]
     answers = c.says("a", 20_000, *closes)
@@ -215,7 +215,7 @@ def test_a_session_is_cut_at_its_greatest_length_and_says_so() -> None:
         {"cut": True, "cuts": 0}, {"cut": True, "cuts": 1}, {"cut": False, "cuts": 2}]  # fmt: skip
 
 
-def test_a_name_that_begins_a_session_again_goes_on_with_its_revisions() -> None:
+def test_a_start_that_begins_a_session_again_continues_its_revisions() -> None:
     c = center("a", window={"session": "1s", "max": "2s"}, lateness="1m")
     closes = [extent(s, s + 900) for s in range(2000, 6000, 1000)]
     assert spans(c.says("a", 9000, *closes)) == [(2000, 4000, 1, "complete"), (4000, 5900 + GAP, 1, "complete")]
@@ -310,7 +310,7 @@ class Course:
     st.lists(STEP, max_size=25),
 )
 @settings(max_examples=150, deadline=None)
-def test_final_sessions_are_those_of_all_records_whatever_came_when(
+def test_final_sessions_are_those_of_all_records_in_any_order_of_arrival(
     window: dict[str, Any], early: bool, steps: list[tuple[Any, ...]]
 ) -> None:
     course = Course(**window, lateness="10m", **({"budget": {"staleness": "2s"}} if early else {}))
@@ -326,7 +326,7 @@ def test_final_sessions_are_those_of_all_records_whatever_came_when(
     st.lists(STEP, max_size=25),
 )
 @settings(max_examples=100, deadline=None)
-def test_without_lateness_nothing_is_lost_of_edges_whose_records_come_in_order(
+def test_without_lateness_edges_with_ordered_records_lose_nothing(
     window: dict[str, Any], early: bool, steps: list[tuple[Any, ...]]
 ) -> None:
     course = Course(**window, **({"budget": {"staleness": "2s"}} if early else {}))
@@ -410,7 +410,7 @@ def shown(records: list[AnswerRecord]) -> list[tuple[int, int, int, int | None]]
     return [(r.window_start_ms, r.window_end_ms, r.revision, total(r.synopsis)) for r in records]
 
 
-def test_data_of_a_session_are_those_of_its_slices_and_of_no_other(job: Job) -> None:
+def test_the_data_of_a_session_are_those_of_its_slices_only(job: Job) -> None:
     a, b = Edge("a", spec(lateness="1m")), Edge("b", spec(lateness="1m"))
     a.reads(500, 1200, 9000)  # its last window ends at 2200, inside the slice in which the next begins
     b.reads(2900, 9000)
@@ -421,7 +421,7 @@ def test_data_of_a_session_are_those_of_its_slices_and_of_no_other(job: Job) -> 
     assert shown(job.store.at(REF, 2199)) == [(500, 2200, 1, 2)] and job.store.at(REF, 2200) == []
 
 
-def test_a_session_that_is_part_of_another_is_found_by_its_start_only(job: Job) -> None:
+def test_a_merged_session_is_found_by_its_start_only(job: Job) -> None:
     a, b = Edge("a", spec(lateness="1m")), Edge("b", spec(lateness="1m"))
     a.reads(500, 2100, 9000)
     b.reads(9000)
@@ -455,7 +455,7 @@ def test_the_slices_of_final_sessions_are_dropped(job: Job) -> None:
     assert job.count(t.deltas) == 0
 
 
-def test_a_ledger_that_is_loaded_again_goes_on_with_its_sessions(tmp_path: Path) -> None:
+def test_a_loaded_ledger_continues_its_sessions(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/r.db"
     job = Job(url, "a", window={"session": "1s"}, lateness="1m")
     a = Edge("a", spec(lateness="1m"))

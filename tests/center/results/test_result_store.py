@@ -99,7 +99,7 @@ def test_slices_of_final_windows_are_dropped(open_job: OpenJob) -> None:
     assert job.count(t.answers) == 29
 
 
-def test_deltas_of_one_slice_are_folded_when_too_many_lie_side_by_side(job: Job) -> None:
+def test_deltas_of_a_slice_are_merged_when_there_are_too_many(job: Job) -> None:
     for i in range(3 * MAX_SIDE_BY_SIDE):
         job.batch(job.frame("a", 0, m0=1 << i))
         assert job.count(t.deltas) <= MAX_SIDE_BY_SIDE
@@ -134,7 +134,7 @@ def test_a_batch_that_is_applied_again_after_a_restart_changes_nothing(open_job:
     assert total(again.store.answer(REF, 0, 2).synopsis) == 4
 
 
-def test_a_batch_half_of_which_was_applied_is_refused(job: Job) -> None:
+def test_a_batch_that_was_applied_in_part_is_refused(job: Job) -> None:
     old, new = job.frame("a", 0, m0=1), job.frame("a", 0, m0=2)
     job.batch(old)
     before = job.contents()
@@ -228,7 +228,7 @@ def test_a_delta_that_no_frame_touches_is_refused(job: Job) -> None:
         job.store.apply(job.ledger, [stray], [fact], {KEY: 1}, 0)
 
 
-def test_a_partial_of_another_shape_is_refused_when_it_comes_and_not_when_a_window_is_due(job: Job) -> None:
+def test_a_partial_of_another_shape_is_refused_on_arrival(job: Job) -> None:
     job.batch(job.frame("a", 0, m0=1))
     measure = Measure.parse("s", "sum(x)")
     floats = GroupedAggregate({}, {"s": measure.function.make((), pa.float64())}).to_bytes()
@@ -313,7 +313,7 @@ def test_answers_are_exact_however_often_the_job_is_restarted_and_batches_are_re
 # Queries come and go
 
 
-def test_a_deleted_querys_state_goes_and_its_answers_stay_until_they_are_forgotten(open_job: OpenJob, job: Job) -> None:
+def test_a_deleted_querys_state_is_dropped_and_its_answers_stay_until_forgotten(open_job: OpenJob, job: Job) -> None:
     job.batch(job.frame("a", MINUTE, m0=1, m1=1), job.frame("b", MINUTE))
     job.store.tick(job.ledger, [QueryDeleted(REF)], 0)
     assert (job.count(t.deltas), job.count(t.ledger_entries)) == (0, 0)

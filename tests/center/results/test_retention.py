@@ -24,7 +24,7 @@ def windows(job: Job) -> list[tuple[int, str]]:
     return [(r.window_start_ms // MINUTE, r.phase.value) for r in records]
 
 
-def test_a_window_goes_with_all_its_revisions_once_its_final_answer_is_old_enough(open_job: OpenJob) -> None:
+def test_a_window_is_dropped_with_all_its_revisions_once_its_final_answer_is_old(open_job: OpenJob) -> None:
     job = open_job("a", lateness="1m")
     job.batch(job.frame("a", 2 * MINUTE, m0=1, m1=2), now_ms=100)
     job.batch(job.frame("a", 3 * MINUTE, m2=4), now_ms=200)
@@ -46,7 +46,7 @@ def test_a_window_that_is_not_final_is_never_dropped(open_job: OpenJob) -> None:
     assert job.store.trim(DAY) == 2
 
 
-def test_what_is_dropped_is_neither_given_again_nor_in_the_way_of_what_comes(open_job: OpenJob) -> None:
+def test_dropped_answers_are_not_given_again_and_do_not_affect_later_ones(open_job: OpenJob) -> None:
     job = open_job("a")
     job.batch(job.frame("a", MINUTE, m0=1))
     assert job.store.trim(DAY) == 1
@@ -56,7 +56,7 @@ def test_what_is_dropped_is_neither_given_again_nor_in_the_way_of_what_comes(ope
     assert [r.answer_id for r in again.store.answers_after(0, 10)] == [2]
 
 
-def test_a_session_that_has_become_part_of_another_goes_with_what_is_final_behind_it(job: Job) -> None:
+def test_a_merged_session_is_dropped_with_the_final_one_after_it(job: Job) -> None:
     rows = [(1, 0, 30, 1, "complete"), (2, 0, 60, 2, "final"), (3, 20, 30, 1, "complete"), (4, 20, 20, 2, "complete")]
     rows += [(5, 90, 99, 1, "final"), (6, 95, 99, 1, "complete"), (7, 95, 95, 2, "complete")]
     with job.store._engine.begin() as connection:
@@ -75,7 +75,7 @@ def job(open_job: OpenJob) -> Job:
     return open_job("a", lateness="1m")
 
 
-def test_a_deleted_querys_answers_go_once_the_last_is_old_enough_final_or_not(job: Job) -> None:
+def test_a_deleted_querys_answers_are_dropped_once_the_newest_is_old(job: Job) -> None:
     job.batch(job.frame("a", MINUTE, m0=1), now_ms=100)
     job.batch(job.frame("a", MINUTE, m0=1), now_ms=200)
     job.store.tick(job.ledger, [QueryDeleted(REF)], 0)
@@ -93,7 +93,7 @@ def test_one_transaction_drops_a_bounded_number_of_windows(open_job: OpenJob) ->
     assert [job.store.trim(DAY) for _ in range(3)] == [MAX_TRIMMED_WINDOWS, 50, 0]
 
 
-def test_old_answers_are_dropped_beside_the_job_and_a_store_that_fails_is_asked_again(url: str, job: Job) -> None:
+def test_old_answers_are_dropped_beside_the_job_and_failures_are_retried(url: str, job: Job) -> None:
     job.batch(job.frame("a", 2 * MINUTE, m0=1), now_ms=1_000)
 
     class Watched(ResultStore):

@@ -69,7 +69,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stored, list[floa
     return world, run_planned(world, 25)
 
 
-def test_edges_draw_what_the_contract_needs_and_answers_keep_it(planned: tuple[Stored, list[float]]) -> None:
+def test_edges_sample_what_the_contract_needs_and_answers_keep_it(planned: tuple[Stored, list[float]]) -> None:
     world, rates = planned
     given = answers(world)
     assert len(given) >= 20
@@ -89,7 +89,7 @@ def test_edges_draw_what_the_contract_needs_and_answers_keep_it(planned: tuple[S
     assert sum(a["contract"]["met"] for _, a in given) >= len(given) - 2
 
 
-def test_all_is_shipped_until_it_is_known_what_is_needed(planned: tuple[Stored, list[float]]) -> None:
+def test_all_rows_are_shipped_until_the_needed_rate_is_known(planned: tuple[Stored, list[float]]) -> None:
     world, _ = planned
     first, last = answers(world)[0][1], answers(world)[-1][1]
 
@@ -101,7 +101,7 @@ def test_all_is_shipped_until_it_is_known_what_is_needed(planned: tuple[Stored, 
     assert last["contract"]["requested"] == {"error": 0.05, "confidence": 0.95, "measure": "p"}
 
 
-def test_a_sample_that_is_too_small_is_said(tmp_path: Path) -> None:
+def test_a_sample_that_is_too_small_violates_the_contract(tmp_path: Path) -> None:
     world = stored(tmp_path, quantile_spec(), rate=RATE, seconds=9)
     told(world, 0.01)
     world.run(8)
@@ -114,7 +114,7 @@ def test_a_sample_that_is_too_small_is_said(tmp_path: Path) -> None:
     assert "the target is 5 %" in violation["message"]
 
 
-def test_the_contract_is_of_the_whole_answer_whatever_part_is_asked_for(tmp_path: Path) -> None:
+def test_the_contract_covers_the_whole_answer_whatever_part_is_requested(tmp_path: Path) -> None:
     query = quantile_spec(group_by=["k"])
     world = stored(tmp_path, query, rate=RATE, seconds=9, shares=(20.0, 1.0))
     told(world, 0.2)
@@ -132,7 +132,7 @@ def test_the_contract_is_of_the_whole_answer_whatever_part_is_asked_for(tmp_path
     assert rendered[0]["data"] == answer["data"][:1]
 
 
-def test_a_window_that_is_answered_again_takes_the_place_of_its_own_plan_only(tmp_path: Path) -> None:
+def test_a_revised_window_replaces_its_own_plan_only(tmp_path: Path) -> None:
     query = quantile_spec()
     world = stored(tmp_path, query, rate=RATE, seconds=9)
     world.run(8)
@@ -236,7 +236,7 @@ def test_a_plan_is_for_the_neediest_of_the_last_windows(planned: tuple[Stored, l
     assert plan.rate == pytest.approx(max(alone[-5:]))
 
 
-def test_what_edges_keep_back_makes_the_bounds_unknown(tmp_path: Path) -> None:
+def test_withheld_rows_make_the_bounds_unknown(tmp_path: Path) -> None:
     query = spec({"p": "exact_quantile(x)"}, accuracy=None, budget={"error": {"p": 50}})
     world = stored(tmp_path, query, rate=300.0, seconds=9)
     world.run(8)
@@ -250,7 +250,7 @@ def test_what_edges_keep_back_makes_the_bounds_unknown(tmp_path: Path) -> None:
     assert (cell["lower"], cell["upper"], cell["error"]) == (None, None, None)
 
 
-def test_a_value_is_computed_once_for_all_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_is_computed_once_for_all_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query = spec({"c": "kmeans(x, k=2)"}, accuracy={"error": "20%", "measure": "c"})
     world = stored(tmp_path, query, rate=300.0, seconds=9)
     told(world, 0.5)

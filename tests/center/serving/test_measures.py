@@ -36,7 +36,7 @@ def holds(cell: dict[str, Any], truth: float) -> bool:
     return bool(cell["lower"] <= truth <= cell["upper"])
 
 
-def test_each_kind_says_what_it_is_for_without_being_asked() -> None:
+def test_each_kind_shows_its_main_result_without_questions() -> None:
     cells = row()
     n = len(IPS)
     exact = {"estimate": n, "lower": n, "upper": n}
@@ -88,7 +88,7 @@ def test_an_item_of_another_type_is_refused(measure: str, item: str) -> None:
         row(MeasureQuestions(contains=(item,), measures=("bf",)))
 
 
-def test_ranks_ranges_quantiles_and_top_are_asked_of_those_that_answer_them() -> None:
+def test_questions_are_evaluated_on_the_measures_that_answer_them() -> None:
     cells = row(MeasureQuestions(quantiles=(0.25,), ranks=(60.0,), ranges=((0.0, 50.0),), top=2, confidence=0.9999))
     inside = int((MS <= 50).sum())
     for name in ("ew", "ed"):
@@ -122,7 +122,7 @@ def test_more_of_a_list_than_a_measure_keeps_is_refused() -> None:
         row(MeasureQuestions(top=4))
 
 
-def test_what_nobody_can_answer_is_refused_with_what_each_can() -> None:
+def test_a_question_that_no_measure_answers_is_refused_with_the_possible_ones() -> None:
     stacks = {m.name: m.function.make(m.parameters, None) for m in spec({"n": "count()", "f": "bloom(ip)"}).measures}
     with pytest.raises(InvalidRequest, match=r"n: count; f: distinct, contains"):
         require_possible(MeasureQuestions(ranks=(1.0,)), stacks)
@@ -152,7 +152,7 @@ def test_an_answer_without_data_has_the_same_columns_and_no_rows() -> None:
     assert to_table(record(QUERY, None), QUERY, MeasureQuestions(items=("x",))).num_rows == 0
 
 
-def test_what_edges_withhold_makes_the_bounds_of_every_kind_unknown() -> None:
+def test_withheld_records_make_the_bounds_of_every_kind_unknown() -> None:
     query = spec(EVERY_FUNCTION, budget={"staleness": "2s"})
     given = record(query, SYNOPSIS, withheld={"n": WithheldBound(3.0, 0.0)})
     (cells,) = render(given, query)["data"]

@@ -59,7 +59,7 @@ def record(
     return AnswerRecord(**{**given, **changes})
 
 
-def test_an_answer_is_rendered_as_the_promise_has_it() -> None:
+def test_an_answer_is_rendered_as_documented() -> None:
     query = spec(group_by=["carrier"], measures={"n": "count()", "mean_delay": "mean(delay)"})
     data = aggregate(query, {"carrier": ["UA", "AA", "UA"], "delay": [1.0, 2.5, 2.0]})
     answer = render(record(query, data.to_bytes()), query)
@@ -137,7 +137,7 @@ def test_what_edges_withhold_widens_the_interval(function: str, estimate: float)
     assert row["m"] == {"estimate": estimate, "lower": estimate - 1.5, "upper": estimate + 3}
 
 
-def test_what_is_withheld_of_one_measure_leaves_the_interval_of_another() -> None:
+def test_withholding_one_measure_leaves_the_interval_of_another() -> None:
     query = spec(measures={"n": "count()", "s": "sum(x)"}, budget={"staleness": "2s"})
     given = record(query, aggregate(query, {"x": [5]}).to_bytes(), withheld={"s": WithheldBound(2.0, 0.0)})
     (row,) = render(given, query)["data"]
@@ -178,7 +178,7 @@ def quantile_answer(monkeypatch: pytest.MonkeyPatch) -> tuple[AnswerRecord, Quer
     return record(query, synopsis), query
 
 
-def test_a_measure_of_quantiles_answers_the_usual_ones(quantile_answer: tuple[AnswerRecord, QuerySpec]) -> None:
+def test_a_quantile_measure_answers_the_default_ranks(quantile_answer: tuple[AnswerRecord, QuerySpec]) -> None:
     answer = render(*quantile_answer)
     assert list(answer["data"][0]["d"]["quantiles"]) == ["0.5", "0.9", "0.95", "0.99"]
     assert answer["data"][1]["d"]["quantiles"]["0.5"] == {"estimate": 10.0, "lower": 9.0, "upper": 11.0}

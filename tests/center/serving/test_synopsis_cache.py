@@ -3,7 +3,7 @@ from __future__ import annotations
 from center.serving import SynopsisCache
 
 
-def test_that_a_window_has_no_data_is_remembered_like_data() -> None:
+def test_a_window_without_data_is_cached_like_data() -> None:
     looks: list[bool] = []
     made: list[int] = []
     decoded = SynopsisCache(1 << 20, looks.append)

@@ -190,7 +190,7 @@ def test_a_window_of_an_order_based_synopsis_is_a_manager_of_its_slices_in_order
         strategy(lambda: HaarWavelet(), [TumblingWindow(10)], 5)
 
 
-def test_the_least_watermark_of_the_live_sites_drives_and_a_silent_one_never_blocks() -> None:
+def test_the_least_watermark_of_live_sites_counts_and_a_silent_site_never_blocks() -> None:
     slicer = Slicer(MAKERS["count_min"], [TumblingWindow(10)], sites=["a", "b", "c"])
     slicer.update([1, 2], [3, 14], site="a")
     assert slicer.advance("a", 50) == [] and slicer.advance("b", 30) == []
@@ -209,7 +209,7 @@ def test_the_least_watermark_of_the_live_sites_drives_and_a_silent_one_never_blo
     assert [r.start for r in lagging.advance("b", 121)] == [0]
 
 
-def test_moved_count_borders_are_mended_where_values_can_be_taken_out() -> None:
+def test_moved_count_borders_are_repaired_where_values_can_be_removed() -> None:
     times = np.arange(0, 1000)
     for make, repaired in ((MAKERS["count_min"], True), (MAKERS["hyperloglog"], False)):
         slicer = Slicer(make, [CountWindow(100)], 10_000)
@@ -258,7 +258,7 @@ def test_a_record_far_away_costs_no_more_than_another() -> None:
     assert sum(r.records for r in slicer.finish() if r.window_index == 0) == 300
 
 
-def test_what_cannot_be_is_refused_and_nothing_is_added() -> None:
+def test_invalid_records_are_refused_and_nothing_is_added() -> None:
     slicer = Slicer(MAKERS["ddsketch"], [TumblingWindow(10)])
     for values, times, match in (
         ([1, 2], [1], "whole numbers"),

@@ -15,7 +15,7 @@ def count_min() -> CountMin:
     return CountMin(16, 2)
 
 
-def test_sessions_that_a_late_record_joins_are_one_and_say_so() -> None:
+def test_sessions_that_a_late_record_joins_become_one_that_names_them() -> None:
     slicer = Slicer(count_min, [SessionWindow(10), TumblingWindow(100)], 1000)
     slicer.update([1, 2, 3], [0, 15, 60])
     assert [(r.start, r.end) for r in slicer.advance("", 90)] == [(0, 10), (15, 25), (60, 70)]
@@ -40,7 +40,7 @@ def test_a_session_that_is_too_long_is_cut_and_the_next_begins_there() -> None:
     assert sum(r.records for r in rest) == 50 - 14 + 2
 
 
-def test_a_record_that_moves_the_beginning_of_a_run_moves_all_its_cuts_and_the_answers_say_so() -> None:
+def test_a_record_that_moves_the_beginning_of_a_run_moves_all_its_cuts() -> None:
     slicer = Slicer(count_min, [SessionWindow(10, 20)], 1000)
     slicer.update(np.arange(6), np.arange(12, 62, 9))
     assert [(r.start, r.end) for r in slicer.advance("", 100)] == [(12, 30), (30, 50), (57, 67)]
