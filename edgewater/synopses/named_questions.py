@@ -192,7 +192,7 @@ _FROM_TEXT: dict[str, Callable[[str], Any]] = {
 
 
 def top_items_question(stack: Stack, k: int | None, measure: str = "") -> TopItems | None:
-    """The question for the k maximum frequent items; None: the measure's own k. Raises InvalidRequest."""
+    """The question for the k most frequent items; None: the measure's own k. Raises InvalidRequest."""
     if k is None:
         return None
     asked = parse_question("top", {"k": k}, stack, measure=measure)
@@ -246,7 +246,7 @@ def require_confidence(estimates: Estimates, confidence: float | None, measure: 
     """Raises InvalidRequest unless the intervals hold at `confidence`; None accepts any."""
     if confidence is not None and len(estimates) and estimates.confidence < confidence - 1e-12:
         held = f"{estimates.confidence:.6g}"
-        raise InvalidRequest("confidence", confidence, f"at maximum {held}, or none", f"{measure} is given at {held}")
+        raise InvalidRequest("confidence", confidence, f"at most {held}, or none", f"{measure} is given at {held}")
 
 
 def merge_groups(stack: Stack) -> Stack:
