@@ -55,9 +55,9 @@ class InvalidInput(EdgewaterError):
         shown = repr(value)
         if len(shown) > 200:
             shown = shown[:200] + "…"
-        where = f"{field}: " if field else ""
-        why = f" {reason};" if reason else ""
-        super().__init__(f"{where}{shown} is not accepted;{why} expected {accepted}")
+        what = [] if value is None and reason else [f"{shown} is not accepted"]
+        message = "; ".join([*what, *filter(None, [reason]), f"expected {accepted}"])
+        super().__init__(f"{field}: {message}" if field else message)
 
     def __reduce__(self) -> tuple[type[InvalidInput], tuple[str, object, str, str]]:
         return type(self), (self.field, self.value, self.accepted, self.reason)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import sqlglot
 from sqlglot import exp
 
@@ -9,6 +11,8 @@ from edgewater import record_functions
 from edgewater.errors import InvalidQuery
 
 MAX_DEPTH = 100
+_MISSING_OPERAND = re.compile(r"Required keyword: '\w+' missing for <class '(?:\w+\.)*(\w+)'>")
+"""sqlglot's message for an operator or function without an operand."""
 SUPPORTED_SYNTAX = (
     "arithmetic, comparisons, AND/OR/NOT, IN, BETWEEN, LIKE, CASE, COALESCE, CAST "
     "and the functions abs, ceil, floor, round, sqrt, ln, lower, upper, trim, length, nullif"
@@ -32,6 +36,7 @@ def parse_sql(text: str, field: str) -> exp.Expression:
         raise InvalidQuery(field, text, f"an expression of at most {MAX_DEPTH} nested terms") from None
     except sqlglot.errors.SqlglotError as exc:
         reason = str(exc).replace("\x1b[4m", "»").replace("\x1b[0m", "«").splitlines()[0]
+        reason = _MISSING_OPERAND.sub(r"an operand of \1 is missing", reason)
         raise InvalidQuery(field, text, "a SQL expression over the stream's columns", reason) from exc
     if tree is None or isinstance(tree, exp.Query | exp.Command | exp.DDL | exp.DML):
         raise InvalidQuery(field, text, "a SQL expression, not a statement")

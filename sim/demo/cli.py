@@ -30,20 +30,25 @@ SETTLE_TIMEOUT_S = 60.0
     type=click.FloatRange(1),
     default=70.0,
     show_default=True,
-    help="Wall time in which the year 2013 goes by.",
+    help="Wall time for the replay of the year 2013.",
 )
-@click.option("--stay", is_flag=True, help="Keep everything running afterwards, until Ctrl-C.")
+@click.option("--stay", is_flag=True, help="Keep all processes running afterwards, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
-@click.option("--report", type=click.Path(path_type=Path), default=Path("demo-report.json"), show_default=True)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    default=Path("demo-report.json"),
+    show_default=True,
+    help="File for the report as JSON.",
+)
 @click.option("--directory", type=click.Path(path_type=Path), default=Path(".edgewater/demo"), show_default=True,
-              help="Where state, configurations and logs go; the state of an earlier run is removed.")  # fmt: skip
-@click.option("--port", default=7480, show_default=True, help="Port of the REST API on loopback; 0: any free one.")
+              help="Directory for state, configurations and logs; removes the state of an earlier run.")  # fmt: skip
+@click.option("--port", default=7480, show_default=True, help="Port of the REST API on loopback; 0: a free port.")
 def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Path, port: int) -> None:
-    """Run everything on a year of New York flights, and compare each answer with the truth.
+    """Run a center and three edges on a year of flights, and compare each answer with the truth.
 
-    Starts a center and three edges (EWR, JFK, LGA) as processes of this machine. The edges replay the
-    336,776 flights of 2013; the center answers four queries while they do. Exit status 0 only if every
-    contract was kept.
+    Starts the center and the edges (EWR, JFK, LGA) as processes on this machine. The edges replay the 336,776
+    flights of 2013, and the center answers four queries. Exit status 0 only if every contract was met.
     """
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)
     began = time.monotonic()
@@ -53,14 +58,14 @@ def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Pat
     except OSError as exc:
         raise click.ClickException(str(exc)) from exc
     run = Demo(directory.absolute(), seconds, port)
-    # Whoever ends the demo ends what it has started.
+    # SIGTERM stops the demo like Ctrl-C, with all processes that it has started.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     reports: list[QueryReport] = []
     try:
-        console.print(f"starting the center (Spark takes a few seconds); logs are in {directory}")
+        console.print(f"starting the center (Spark needs a few seconds); logs: {directory}")
         run.start_center()
         run.register()
-        console.print(f"answers are at [bold]{run.url}/v1/queries[/]  (API documentation: {run.url}/docs)")
+        console.print(f"answers: [bold]{run.url}/v1/queries[/]  (API documentation: {run.url}/docs)")
         run.start_edges(files)
         truths = {name: expectation.truth(flights) for name, expectation in EXPECTATIONS.items()}
         _follow(run, truths, console)
@@ -68,7 +73,7 @@ def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Pat
         reports = [_report(run, spec["name"], truths[spec["name"]], flights) for spec in SPECS]
         _finish(reports, took, report, console, as_json)
         if stay:
-            console.print(f"still running at {run.url}; Ctrl-C stops it")
+            console.print(f"running at {run.url} until Ctrl-C")
             while True:
                 time.sleep(1)
                 run.check_alive()
@@ -98,11 +103,11 @@ def _finish(reports: list[QueryReport], seconds: float, path: Path, console: Con
     for r in reports:
         for problem in r.problems:
             console.print(f"[red]{r.name}: {problem}[/]")
-    console.print(f"the same as JSON: {path}")
+    console.print(f"report as JSON: {path}")
 
 
 def _follow(run: Demo, truths: dict[str, Truth], console: Console) -> None:
-    """Shows progress until the last window of every query is final."""
+    """Shows the progress until the last window of every query is final."""
     bar = Progress(TextColumn("{task.description}"), BarColumn(60), TextColumn("{task.percentage:>3.0f} %"),
                    TimeElapsedColumn(), console=console)  # fmt: skip
     year = bar.add_task("2013", total=LAST_MS - FIRST_MS)
@@ -119,7 +124,9 @@ def _follow(run: Demo, truths: dict[str, Truth], console: Console) -> None:
             if reached >= LAST_MS:
                 deadline = deadline or time.monotonic() + SETTLE_TIMEOUT_S
                 if time.monotonic() > deadline:
-                    raise DemoFailed(f"the last windows were not final {SETTLE_TIMEOUT_S:.0f} s after the edges ended")
+                    raise DemoFailed(
+                        f"the last windows were not final {SETTLE_TIMEOUT_S:.0f} s after the edges had ended"
+                    )
             time.sleep(0.5)
 
 
@@ -138,7 +145,7 @@ def _view(bar: Progress, latest: dict[str, Any]) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_row(bar)
     answers = Table(box=None, padding=(0, 2))
-    for column in ("query", "window", "phase", "an answer", "staleness"):
+    for column in ("query", "window", "phase", "example", "staleness"):
         answers.add_column(column)
     for name, answer in latest.items():
         if answer is not None and answer["data"]:
@@ -149,12 +156,12 @@ def _view(bar: Progress, latest: dict[str, Any]) -> Table:
 
 
 def _sample(rows: list[dict[str, Any]]) -> str:
-    """One row of an answer, as text."""
+    """Formats one row of an answer."""
     row = rows[0]
     group = " ".join(str(v) for v in row.get("group", {}).values())
     values = []
     for name, value in row.items():
         if name != "group":
-            one = value["quantiles"]["0.5"] if "quantiles" in value else value
-            values.append(f"{name} {one['estimate']:.5g} [{one['lower']:.5g}, {one['upper']:.5g}]")
+            cell = value["quantiles"]["0.5"] if "quantiles" in value else value
+            values.append(f"{name} {cell['estimate']:.5g} [{cell['lower']:.5g}, {cell['upper']:.5g}]")
     return f"{group}: " * bool(group) + ", ".join(values)

@@ -1,4 +1,4 @@
-"""Every answer against the truth: the demo's table, and `demo-report.json`."""
+"""Compares answers with the truth: the demo's table and `demo-report.json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Value = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class QueryReport:
-    """One row of the table. Bytes are over all edges; staleness is that of a window's first answer."""
+    """The results of one query. Bytes are over all edges; staleness is that of a window's first answer."""
 
     name: str
     windows: int
@@ -37,7 +37,7 @@ class QueryReport:
 
 
 def compare(name: str, answers: Iterable[Mapping[str, Any]], truth: Truth, shipped: int, raw: int) -> QueryReport:
-    """Holds the final answers of a query to the truth and to its budget."""
+    """Compares the final answers of a query with the truth and its budget."""
     problems: list[str] = []
     errors, truths, inside, staleness = [], [], [], []
     groups: set[Group] = set()
@@ -54,7 +54,7 @@ def compare(name: str, answers: Iterable[Mapping[str, Any]], truth: Truth, shipp
             for key, exact in values.items():
                 if exact is None:
                     continue
-                # A group that nothing was sent of counts as zero, within what is withheld.
+                # A group without updates has the value 0, with the bounds of the withheld amounts.
                 estimate, lower, upper = given.get(group, {}).get(key, _withheld(answer, key))
                 errors.append(abs(estimate - exact))
                 truths.append(exact)
@@ -62,11 +62,13 @@ def compare(name: str, answers: Iterable[Mapping[str, Any]], truth: Truth, shipp
         if extra := set(given) - set(truth.get(start, {})):
             problems.append(f"window {answer['window']['start']}: groups that do not exist: {sorted(map(str, extra))}")
     problems += [f"window {start} has no answer" for start in truth if start not in seen]
-    problems += [f"window {start} ended as {phase}, not final" for start, phase in seen.items() if phase != "final"]
+    problems += [f"window {start} is {phase}, not final" for start, phase in seen.items() if phase != "final"]
     expectation = EXPECTATIONS[name]
-    kept = bool(errors) and expectation.kept(np.array(errors), np.array(truths), np.array(inside))
-    if not kept:
-        problems.append(f"{expectation.budget} was not kept: {int((~np.array(inside)).sum())} outside their interval")
+    met = bool(errors) and expectation.is_met(np.array(errors), np.array(truths), np.array(inside))
+    if not met:
+        problems.append(
+            f"not within {expectation.budget}: {int((~np.array(inside)).sum())} values outside of their interval"
+        )
     return QueryReport(
         name=name,
         windows=len(seen),
@@ -83,7 +85,7 @@ def compare(name: str, answers: Iterable[Mapping[str, Any]], truth: Truth, shipp
 
 
 def millis(text: str) -> int:
-    """Milliseconds since the epoch of an RFC 3339 time."""
+    """Converts an RFC 3339 time to milliseconds since the epoch."""
     return round(datetime.fromisoformat(text).timestamp() * 1000)
 
 
@@ -107,16 +109,16 @@ def _withheld(answer: Mapping[str, Any], measure: str) -> Value:
 
 
 def table(reports: Iterable[QueryReport], seconds: float) -> Table:
-    """The table that the demo ends with."""
-    result = Table(title=f"Every answer against the file, after {seconds:.0f} s", title_style="bold")
-    for name in ("query", "windows", "groups", "largest error", "promised", "kept"):
-        result.add_column(name, justify="left" if name in ("query", "promised") else "right")
+    """Returns the table of results."""
+    result = Table(title=f"Answers compared with the file, after {seconds:.0f} s", title_style="bold")
+    for name in ("query", "windows", "groups", "largest error", "contract", "met"):
+        result.add_column(name, justify="left" if name in ("query", "contract") else "right")
     for name in ("shipped", "raw, gzip", "ratio", "staleness p50", "p95"):
         result.add_column(name, justify="right")
     for r in reports:
-        kept = "[green]yes[/]" if r.contract_met else "[red]NO[/]"
+        met = "[green]yes[/]" if r.contract_met else "[red]NO[/]"
         result.add_row(
-            r.name, str(r.windows), str(r.groups), f"{r.max_error:.4g}", r.budget, kept,
+            r.name, str(r.windows), str(r.groups), f"{r.max_error:.4g}", r.budget, met,
             f"{r.bytes_shipped / 1024:,.0f} KiB", f"{r.bytes_raw_gzip / 1024:,.0f} KiB",
             f"{r.bytes_shipped / r.bytes_raw_gzip:.2f}", f"{r.staleness_ms_p50:.0f} ms", f"{r.staleness_ms_p95:.0f} ms",
         )  # fmt: skip

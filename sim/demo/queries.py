@@ -1,4 +1,4 @@
-"""The demo's queries, and the exact answers to them, computed from the file and nothing else."""
+"""The demo's queries, and their exact answers, computed from the file."""
 
 from __future__ import annotations
 
@@ -52,29 +52,29 @@ SPECS: list[dict[str, Any]] = [
 ]
 
 QUESTIONS: dict[str, dict[str, Any]] = {"delay_quantiles": {"quantile": list(QUANTILES)}}
-"""What is asked of a query's answers beyond what they say by themselves, as parameters of the URL."""
+"""Questions to a query's synopses, as parameters of the URL."""
 
 Group = tuple[Any, ...]
 Truth = Mapping[int, Mapping[Group, Mapping[str, float | None]]]
-"""Window start (ms) -> group -> value name -> exact value; None: there is none, as of a mean of nothing."""
+"""Window start (ms) -> group -> value name -> exact value; None if undefined, such as a mean without values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a query's answers are held to.
+    """The expected answers of a query.
 
     Attributes:
-        columns: the columns of a record that the query needs.
-        budget: the promise, in words.
+        columns: the columns that the query needs.
+        budget: the contract, in words.
         truth: computes the exact answers.
-        kept: (errors, truths, inside) -> whether the promise was kept; `inside` tells per value whether the
-            answer's interval held the truth.
+        is_met: (errors, truths, inside) -> whether the contract was met; `inside` has per value whether the answer's
+            interval contained the truth.
     """
 
     columns: list[str]
     budget: str
     truth: Callable[[pa.Table], Truth]
-    kept: Callable[[np.ndarray, np.ndarray, np.ndarray], bool]
+    is_met: Callable[[np.ndarray, np.ndarray, np.ndarray], bool]
 
 
 def _windows(flights: pa.Table, size_ms: int) -> pa.Table:
@@ -110,14 +110,14 @@ def _quantiles(flights: pa.Table) -> Truth:
     result = {}
     for start in np.unique(windows).tolist():
         ordered = np.sort(delays[windows == start])
-        # The value at a rank, not between two: what DDSketch's guarantee is about.
+        # The value at a rank, without interpolation, as in DDSketch's guarantee.
         ranks = {q: ordered[int(q * (len(ordered) - 1))] for q in QUANTILES}
         result[start] = {(): {f"delay@{q}": float(value) for q, value in ranks.items()}}
     return result
 
 
 def _misses_allowed(total: int) -> int:
-    """Misses of a 95 % interval that only one run in ten thousand exceeds by chance."""
+    """Returns the number of values outside of 95 % intervals that one run in 10,000 exceeds by chance."""
     rng = np.random.default_rng(13)
     return int(np.quantile(rng.binomial(total, 0.05, 100_000), 0.9999))
 

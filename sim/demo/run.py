@@ -1,4 +1,4 @@
-"""Starts a center and three edges as a user would, asks the queries, follows the answers."""
+"""Starts a center and three edges as processes, registers the queries and reads the answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EDGE_START_S = 6.0
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on; the message says which process, and where its log is."""
+    """A process failed; the message names it and its log."""
 
 
 def free_port() -> int:
@@ -39,7 +39,7 @@ def free_port() -> int:
 
 @dataclass
 class Demo:
-    """The processes of one run, all on loopback, all state under `directory`."""
+    """The processes of one run, on loopback, with all state in `directory`."""
 
     directory: Path
     seconds: float
@@ -56,13 +56,13 @@ class Demo:
         return f"http://127.0.0.1:{self.api_port}"
 
     def start_center(self) -> None:
-        """Starts the center and waits until it can answer.
+        """Starts the center and waits until it is ready.
 
         Raises:
-            DemoFailed: the directory has a state that no demo has left there.
+            DemoFailed: the directory has a `state` that is not of a demo.
         """
         if (self.directory / "state").exists() and not (self.directory / "center.yaml").exists():
-            raise DemoFailed(f"{self.directory}: its `state` is none of a demo; name another --directory")
+            raise DemoFailed(f"{self.directory} has a `state` that is not of a demo; choose another --directory")
         shutil.rmtree(self.directory / "state", ignore_errors=True)
         for log in self.directory.glob("*.log"):
             log.unlink()
@@ -76,7 +76,7 @@ class Demo:
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        """Until the center says that nothing is missing."""
+        """Waits until the center is ready."""
         self._until_ready("center", f"{self.url}/readyz")
 
     def register(self) -> None:
@@ -84,7 +84,7 @@ class Demo:
             self.client.post("/v1/queries", json=spec).raise_for_status()
 
     def start_edges(self, files: dict[str, Path]) -> None:
-        """Starts an edge per airport; all replay the year from the same moment on."""
+        """Starts one edge per airport; all start the replay at the same time."""
         begin = datetime.fromtimestamp(time.time() + EDGE_START_S, UTC)  # noqa: TID251
         for airport in AIRPORTS:
             self.start_edge(airport.lower(), files[airport], "flights", YEAR_S / self.seconds, begin)
@@ -92,7 +92,7 @@ class Demo:
     def start_edge(
         self, edge: str, file: Path, stream: str, speed: float, begin: datetime, gateway_port: int | None = None
     ) -> None:
-        """Starts an edge that replays `file`; an edge that ran before goes on where it was."""
+        """Starts an edge that replays `file`, from its checkpoint if it ran before."""
         config = {
             "edge": edge,
             "center": {"address": f"127.0.0.1:{gateway_port or self.gateway_port}"},
@@ -134,10 +134,10 @@ class Demo:
             if process.poll() is not None:
                 log = self.directory / f"{name}.log"
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-                raise DemoFailed(f"{name} ended with code {process.returncode}; the end of {log}:\n{tail}")
+                raise DemoFailed(f"{name} exited with code {process.returncode}; end of {log}:\n{tail}")
 
     def progress(self) -> dict[str, Any]:
-        """How far the edges have come, and the latest answer of each query."""
+        """Returns the edges with their watermarks, and the latest answer of each query."""
         self.check_alive()
         edges = self.client.get("/v1/edges").raise_for_status().json()["edges"]
         latest = {spec["name"]: self.client.get(f"/v1/queries/{spec['name']}/latest") for spec in SPECS}
@@ -147,20 +147,20 @@ class Demo:
         }
 
     def answers(self, name: str) -> Iterator[dict[str, Any]]:
-        """The newest revision of every window, in order of time."""
+        """Yields the newest revision of every window, in order of time."""
         cursor = None
         while True:
-            given: dict[str, Any] = {"limit": 200, **QUESTIONS.get(name, {})}
+            params: dict[str, Any] = {"limit": 200, **QUESTIONS.get(name, {})}
             if cursor:
-                given["cursor"] = cursor
-            page = self.client.get(f"/v1/queries/{name}/windows", params=given).raise_for_status().json()
+                params["cursor"] = cursor
+            page = self.client.get(f"/v1/queries/{name}/windows", params=params).raise_for_status().json()
             yield from page["answers"]
             cursor = page["next_cursor"]
             if not cursor:
                 return
 
     def shipped_bytes(self, name: str) -> int:
-        """Wire bytes of the query's frames that the center has taken."""
+        """Returns the wire bytes of the query's frames at the center."""
         edges = self.client.get(f"/v1/queries/{name}").raise_for_status().json()["edges"]
         return sum(int(edge["shipped"]["wire_bytes"]) for edge in edges)
 

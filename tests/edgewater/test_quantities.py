@@ -107,9 +107,9 @@ def test_keys_are_required_and_known() -> None:
     assert require_keys({"a": None, "b": 2}, "at", allowed, InvalidInput) == {"a": None, "b": 2}
     with pytest.raises(InvalidInput, match=r"at\.c: 3 .*unknown key; expected one of the keys a, b"):
         require_keys({"a": 1, "c": 3}, "at", allowed, InvalidInput)
-    with pytest.raises(InvalidInput, match=r"at\.a: None .*missing key"):
+    with pytest.raises(InvalidInput, match=r"^at\.a: missing key; expected a value$"):
         require_keys({"b": 1}, "at", allowed, InvalidInput)
-    with pytest.raises(InvalidInput, match=r"^a: .*missing"):
+    with pytest.raises(InvalidInput, match=r"^a: missing key"):
         require_keys({}, "", allowed, InvalidInput)
     for given_ in (None, [1], "a", 3):
         with pytest.raises(InvalidInput, match=r"at: .*a mapping with the keys a, b"):
