@@ -66,7 +66,7 @@ class AnswerRenderer:
         if held is not None:
             return held
         # Two threads may render the same answer at once: cheaper than to let all threads wait for the slowest.
-        rendered = _json(render(record, query.spec, questions))
+        rendered = to_json(render(record, query.spec, questions))
         with self._lock:
             if len(rendered) <= self._cache.maxsize:
                 self._cache[key] = rendered
@@ -87,7 +87,7 @@ class AnswerRenderer:
                 head["range"] = {"start": page.start, "end": page.end, "limit": page.limit}
                 head["next_cursor"] = page.next_cursor
             answers = b",".join(self.answer(r, query, questions) for r in records)
-            return _json(head)[:-1] + b',"answers":[' + answers + b"]}"
+            return to_json(head)[:-1] + b',"answers":[' + answers + b"]}"
         return self.table(records, query, questions, form)
 
     def table(
@@ -103,7 +103,7 @@ class AnswerRenderer:
             assert form == ARROW
             answers = [json.loads(self.answer(r, query, questions)) for r in records]
             metadata = [{k: v for k, v in a.items() if k != "data"} for a in answers]
-            table = table.replace_schema_metadata({**(table.schema.metadata or {}), ARROW_METADATA: _json(metadata)})
+            table = table.replace_schema_metadata({**(table.schema.metadata or {}), ARROW_METADATA: to_json(metadata)})
             with pa.ipc.new_stream(sink, table.schema) as writer:
                 writer.write_table(table)
         return sink.getvalue()
@@ -140,5 +140,6 @@ def entity_tag(
     return f'"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}"'
 
 
-def _json(value: object) -> bytes:
+def to_json(value: object) -> bytes:
+    """JSON without white space, UTF-8. Raises ValueError for NaN and infinity."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

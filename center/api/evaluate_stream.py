@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from anyio.to_thread import run_sync
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from center.api.answer_cache import to_json
 from center.api.problems import INTERNAL_ERROR, problem_of
 from center.api.time_params import parse_time
 from center.serving import Evaluator, StoredWindows, WindowQuestion, parse_json
@@ -115,13 +115,13 @@ class LineEvaluator:
                 raise InvalidRequest("", "a longer line", f"lines of at most {MAX_LINE_BYTES} bytes")
             given = parse_json(text)
             named = given.get("id") if isinstance(given, dict) else None
-            yield from map(_json, self.evaluator.answer(WindowQuestion.from_mapping(given, parse_time)))
+            yield from map(_line, self.evaluator.answer(WindowQuestion.from_mapping(given, parse_time)))
         except EdgewaterError as exc:
-            yield _json({"id": named, "error": problem_of(exc, self.path)})
+            yield _line({"id": named, "error": problem_of(exc, self.path)})
         except Exception:
             # Status 200 is sent already: an internal error fails this line only.
             log.exception("%s: %r", self.path, text)
-            yield _json({"id": named, "error": problem_of(EdgewaterError(INTERNAL_ERROR), self.path)})
+            yield _line({"id": named, "error": problem_of(EdgewaterError(INTERNAL_ERROR), self.path)})
 
 
 class DuplexResponse(Response):
@@ -190,5 +190,5 @@ async def _receive(
             await parts.put(None)
 
 
-def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+def _line(value: object) -> bytes:
+    return to_json(value) + b"\n"

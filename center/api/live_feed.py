@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from typing import Any
 from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
-from center.api.answer_cache import AnswerRenderer
+from center.api.answer_cache import AnswerRenderer, to_json
 from center.api.edge_progress import EdgeProgress
 from center.catalog import RegisteredQuery
 from center.results import AnswerRecord, ResultStore
@@ -195,4 +194,4 @@ def _gap(after: int, through: int, reason: str) -> ServerSentEvent:
 
 
 def _event(name: str, data: dict[str, Any]) -> ServerSentEvent:
-    return ServerSentEvent(json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")), event=name)
+    return ServerSentEvent(to_json(data).decode(), event=name)
