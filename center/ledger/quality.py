@@ -285,7 +285,7 @@ def assess(
     withheld = dict(sorted((totals.withheld or {}).items()))
     if isinstance(spec.budget, StalenessBudget):
         requested: dict[str, Any] = {"staleness_ms": spec.budget.staleness_ms}
-        violations = _too_stale(first_staleness_ms, spec.budget.staleness_ms)
+        violations = _too_stale(first_staleness_ms, spec.budget.staleness_ms) + _incomplete(expected, missing)
     else:
         budget = spec.budget or ErrorBudget(())
         limits = {**dict(budget.limits), **{name: format_fraction(share) for name, share in budget.relative}}

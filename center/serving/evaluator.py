@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from center.serving.cells import intervals, plain
 from center.serving.function_values import FunctionPart, function_confidence
-from center.serving.measures import widen_by_withheld
+from center.serving.measures import is_incomplete, widen_by_missing, widen_by_withheld
 from center.serving.question_lines import SecondSynopsis, WindowQuestion
 from center.serving.render import rfc3339, sorted_groups, with_prediction
 from center.serving.synopsis_cache import SynopsisCache
@@ -129,19 +129,17 @@ class Evaluator:
         spec = self.windows.spec
         stack, groups = self._stack(measure, found, question.group, question.is_global)
         head = _head(question, spec, measure, found)
-        withheld, predictions = [w.withheld for w in found], [w.prediction for w in found]
-        arguments = question.arguments
+        windows, arguments = list(found), question.arguments
         if question.name in BINARY_QUESTIONS:
             other, theirs = self._other(question, measure, found)
             arguments = {**arguments, "other": other}
-            withheld += [w.withheld for w in theirs]
-            predictions += [w.prediction for w in theirs]
+            windows += theirs
         of_all_groups = bool(spec.group_by) and question.is_global
         # A function of a sample takes long and does not change its stack, so it needs no lock.
         computed = question.name is None and measure.function.sample is not None
         with nullcontext() if computed else self.synopses.exclusively():
             answer = _StackAnswer(
-                measure, question, stack, spec.group_by, groups, withheld, predictions, of_all_groups,
+                measure, question, stack, spec.group_by, groups, windows, of_all_groups,
                 _reports_withheld_records(spec), function_confidence(spec, measure, len(stack), question.confidence),
             )  # fmt: skip
             return {**head, **answer.to_json(arguments)}
@@ -211,8 +209,7 @@ class _StackAnswer:
 
     Attributes:
         groups: groups of the stack; None: it is one synopsis, of all groups or of the selected one.
-        withheld: per window, the edges' bounds.
-        predictions: per window.
+        windows: the answers that the stack was merged from.
         reports_withheld_records: the bounds are never empty while an edge withholds records.
         confidence: of the interval of a function of a sample.
     """
@@ -222,8 +219,7 @@ class _StackAnswer:
     stack: Stack
     group_by: Sequence[str]
     groups: list[dict[str, Any]] | None
-    withheld: Sequence[Mapping[str, Any]]
-    predictions: Sequence[Mapping[str, Any] | None]
+    windows: Sequence[WindowAnswer]
     of_all_groups: bool
     reports_withheld_records: bool
     confidence: float
@@ -279,27 +275,32 @@ class _StackAnswer:
 
     def _predicted(self, estimates: Estimates, own: bool) -> Estimates:
         """The answer's prediction in place of the data's estimate; without one, the bounds are unknown."""
-        if len(self.predictions) > 1 or not own or self.of_all_groups:
+        if len(self.windows) > 1 or not own or self.of_all_groups:
             return with_prediction(estimates, self.measure, {}, {})
         rows = [self.question.group or {}] if self.groups is None else self.groups
         keys = {name: pa.array([row[name] for row in rows]) for name in self.group_by}
-        return with_prediction(estimates, self.measure, self.predictions[0] or {}, keys)
+        return with_prediction(estimates, self.measure, self.windows[0].prediction or {}, keys)
 
     def _widened(self, estimates: Estimates) -> Estimates:
-        """Widens intervals by what edges withhold: over several windows, bounds of sums add up, of extrema the largest
-        holds."""
-        held = [w for w in self.withheld if w]
+        """Widens intervals by what edges withhold, and removes bounds that missing edges may exceed."""
         # The bound of a sum does not bound the number of missing records, which other questions depend on.
         own = self.question.name in (None, self.measure.function.name)
-        if any(p is not None for p in self.predictions):
+        if any(w.prediction is not None for w in self.windows):
             return self._predicted(estimates, own)
+        widened = self._widened_by_withheld(estimates, own)
+        if not any(is_incomplete(w.completeness) for w in self.windows):
+            return widened
+        return widen_by_missing(widened, self.measure) if own else _without_bounds(widened)
+
+    def _widened_by_withheld(self, estimates: Estimates, own: bool) -> Estimates:
+        """Over several windows the bounds of sums add up; of extrema the largest holds."""
+        held = [w.withheld for w in self.windows if w.withheld]
         if not held and (own or self.reports_withheld_records):
             return estimates
         bounds = [b for w in held if (b := w.get(self.measure.name)) is not None]
         if not own or self.measure.function.error is None or (self.of_all_groups and bounds):
             # A bound applies to each group, and the number of affected groups is unknown.
-            unknown = np.full(len(estimates), np.nan)
-            return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
+            return _without_bounds(estimates)
         if not bounds:
             return estimates
         fold = sum if self.measure.function.error == "sum" else max
@@ -308,6 +309,11 @@ class _StackAnswer:
             for side in ("above", "below")
         }
         return widen_by_withheld(estimates, self.measure, {self.measure.name: total})
+
+
+def _without_bounds(estimates: Estimates) -> Estimates:
+    unknown = np.full(len(estimates), np.nan)
+    return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
 
 
 def _reports_withheld_records(spec: QuerySpec) -> bool:

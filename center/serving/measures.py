@@ -289,3 +289,20 @@ def widen_by_withheld(estimates: Estimates, measure: Measure, withheld: Mapping[
         # Records are missing, and no bound says how far they would move the value.
         lower = upper = np.full(len(estimates), np.nan)
     return Estimates(estimates.value, lower, upper, estimates.confidence, estimates.basis)
+
+
+def is_incomplete(completeness: Mapping[str, Any]) -> bool:
+    """Whether an answer lacks an expected edge, from the completeness in its quality."""
+    return bool(completeness.get("missing")) or completeness.get("expected") == 0
+
+
+def widen_by_missing(estimates: Estimates, measure: Measure) -> Estimates:
+    """Removes the bounds that records of missing edges may exceed.
+
+    Further records can only raise a count or a maximum, and lower a minimum. Everything else may move either way, by an
+    unknown amount.
+    """
+    unknown = np.full(len(estimates), np.nan)
+    lower = estimates.lower if measure.function.name in ("count", "max") else unknown
+    upper = estimates.upper if measure.function.name == "min" else unknown
+    return Estimates(estimates.value, lower, upper, estimates.confidence, estimates.basis)

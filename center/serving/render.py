@@ -25,6 +25,8 @@ from center.serving.measures import (
     NO_QUESTIONS,
     MeasureEvaluator,
     MeasureQuestions,
+    is_incomplete,
+    widen_by_missing,
     widen_by_withheld,
 )
 from edgewater.accuracy import Accuracy, group_key, group_values
@@ -155,6 +157,7 @@ def rfc3339(time_ms: int) -> str:
 def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) -> AnswerRows:
     withheld = record.quality["error"]["withheld"]
     predictions = record.quality.get("prediction")
+    incomplete = is_incomplete(record.quality["completeness"])
     if record.synopsis is None:
         groups = {name: pa.nulls(0) for name in spec.group_by}
         stacks = {m.name: m.function.make(m.parameters, None) for m in spec.measures}
@@ -173,7 +176,8 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) ->
     def widen(estimates: Estimates, measure: Measure) -> Estimates:
         if predictions is not None:
             return with_prediction(estimates, measure, predictions, groups)
-        return widen_by_withheld(estimates, measure, withheld)
+        widened = widen_by_withheld(estimates, measure, withheld)
+        return widen_by_missing(widened, measure) if incomplete else widened
 
     def evaluator(measure: Measure) -> MeasureEvaluator:
         confidence = function_confidence(spec, measure, groups_in_all, questions.confidence)

@@ -38,11 +38,16 @@ def aggregate(query: QuerySpec, columns: dict[str, list[Any]]) -> GroupedAggrega
 
 
 def record(
-    query: QuerySpec, synopsis: bytes | None, *, withheld: dict[str, WithheldBound] | None = None, **changes: Any
+    query: QuerySpec,
+    synopsis: bytes | None,
+    *,
+    withheld: dict[str, WithheldBound] | None = None,
+    missing: tuple[str, ...] = (),
+    **changes: Any,
 ) -> AnswerRecord:
     totals = Totals(observed=5, withheld=withheld)
     quality = assess(
-        query, totals, expected=2, missing=(), after_final=0, staleness_ms=180, first_staleness_ms=180
+        query, totals, expected=2, missing=missing, after_final=0, staleness_ms=180, first_staleness_ms=180
     ).to_mapping()
     given = {
         "answer_id": 7,
@@ -90,6 +95,25 @@ def test_an_answer_is_rendered_as_documented() -> None:
         "contract": {"requested": {"exact": True}, "met": True, "violations": []},
     }
     json.dumps(answer, allow_nan=False)
+
+
+def test_an_answer_that_lacks_an_edge_bounds_only_what_more_records_cannot_change() -> None:
+    measures = {
+        "n": "count()", "least": "min(x)", "most": "max(x)", "total": "sum(x)", "middle": "mean(x)",
+        "kinds": "distinct(x)",
+    }  # fmt: skip
+    query = spec(measures=measures, budget={"staleness": "2s"})
+    data = aggregate(query, {"x": [3, 5]}).to_bytes()
+    answer = render(record(query, data, missing=("jfk",), phase=Phase.EARLY), query)
+    bounds = {name: (cell["lower"], cell["upper"]) for name, cell in answer["data"][0].items() if name != "group"}
+    unknown = (None, None)
+    assert bounds == {
+        "n": (2, None), "least": (None, 3), "most": (5, None), "total": unknown, "middle": unknown, "kinds": unknown,
+    }  # fmt: skip
+    assert not answer["contract"]["met"]
+    assert [v["code"] for v in answer["contract"]["violations"]] == ["missing-edges"]
+    table = to_table(record(query, data, missing=("jfk",), phase=Phase.EARLY), query).to_pylist()[0]
+    assert (table["total"], table["total_lower"], table["total_upper"], table["n_lower"]) == (8, None, None, 2)
 
 
 def test_rendering_does_not_change_the_record() -> None:
