@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from edge.core.core import EdgeCore
-from edge.core.events import Configured, FrameBuilt, Ingested, Pull, QueryAccepted, SourceEnded, SourcesOpened
+from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, QueryAccepted, SourceEnded, SourcesOpened
 from edge.core.streams import StreamSpec
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
@@ -73,7 +73,7 @@ def edge_partials(users: np.ndarray, urls: list[str]) -> list[bytes]:
     batch = pa.record_batch({"user": users, "url": pa.array(urls), TIME_COLUMN: np.arange(len(users)) % 9_000})
     core.handle(Ingested("requests", "file", batch, 1 << 40))
     core.handle(SourceEnded("requests", "file"))
-    frames = [e.frame for e in core.handle(Pull(1 << 22, {})) if isinstance(e, FrameBuilt)]
+    frames = [e.frame for e in core.handle(PullEvent(1 << 22, {})) if isinstance(e, FrameBuilt)]
     return [p.synopsis for f in frames for p in f.unpack().partials]
 
 
