@@ -16,7 +16,6 @@ from center.catalog import Catalog, StreamRecord, UnindexedFrame, query_key
 from center.ledger import Phase
 from center.log import FrameLog, StoredFrame
 from center.results import ResultStore
-from center.spark.session import SessionConfig, start_session
 from edgewater.query import QuerySpec
 from edgewater.streams import END_OF_TIME_MS, LIVE, EdgeId
 from edgewater.synopses.grouped import GroupedAggregate
@@ -183,11 +182,3 @@ def shared_world(tmp_path: Path, url: str) -> Iterator[World]:
     world = World(tmp_path, database=url)
     yield world
     world.close()
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The one session of all tests: a JVM takes seconds to start."""
-    session = start_session(SessionConfig(master="local[2]", scratch_dir=tmp_path_factory.mktemp("spark")))
-    yield session
-    session.stop()
