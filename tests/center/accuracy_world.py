@@ -144,10 +144,16 @@ def record_of(name: str) -> EdgeRecord:
 
 @dataclass(slots=True)
 class World:
-    """Sites, a network and a ledger. `given`: every emission, in order."""
+    """Sites, a network and a ledger.
+
+    Attributes:
+        step_ms: how often edges read and the center looks.
+        given: every emission, in order.
+    """
 
     query: QuerySpec
     sites: list[Site]
+    step_ms: int = STEP_MS
     ledger: Ledger = field(default_factory=lambda: Ledger(margin_ms=50))
     now_ms: int = BEGIN_MS
     given: list[Emission] = field(default_factory=list)
@@ -164,7 +170,7 @@ class World:
     def run(self, seconds: float, each: Callable[[int], None] = lambda now: None) -> list[Emission]:
         until = self.now_ms + round(seconds * 1000)
         while self.now_ms < until:
-            self.now_ms += STEP_MS
+            self.now_ms += self.step_ms
             for site in self.sites:
                 for frame in site.turn(self.now_ms, REF):
                     leaves = site.cut[1] if site.cut[0] <= self.now_ms < site.cut[1] else self.now_ms

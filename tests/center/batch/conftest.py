@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 
-
 @pytest.fixture(scope="session")
 def records() -> pd.DataFrame:
     """20,000 records over about 100 s in no order: time in ms, IPs as texts, sizes, latencies, sites."""
