@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator
 
 import pytest
 
-LANES = ("data", "e2e", "spark")
+MARKED_LANES = ("data", "e2e", "spark")
 """Markers that make a lane; tests without any of them are the lane `units`."""
 
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
@@ -25,13 +26,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("processes"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    report.lane = next((name for name in MARKED_LANES if item.get_closest_marker(name)), "units")
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts: dict[str, Counter[str]] = {}
     seconds = Counter[str]()
     for outcome, reports in terminalreporter.stats.items():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                lane = next((name for name in LANES if name in report.keywords), "units")
+                lane = getattr(report, "lane", "units")  # a worker that died reports without one
                 seconds[lane] += report.duration
                 counts.setdefault(lane, Counter())[outcome] += 1
     for lane, found in counts.items():

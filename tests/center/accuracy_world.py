@@ -153,13 +153,13 @@ class World:
 
     query: QuerySpec
     sites: list[Site]
-    step_ms: int = STEP_MS
     ledger: Ledger = field(default_factory=lambda: Ledger(margin_ms=50))
     now_ms: int = BEGIN_MS
     given: list[Emission] = field(default_factory=list)
     sent: list[tuple[int, int, str, Frame]] = field(default_factory=list)
     frames: int = 0
     bytes: int = 0
+    step_ms: int = STEP_MS
 
     def __post_init__(self) -> None:
         self.ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in self.sites)))

@@ -47,7 +47,7 @@ def run(
     windows: int, delays: Sequence[Delays], measure: str = "sum(x)", step_ms: int = STEP_MS, **query: object
 ) -> World:
     sites = [Site.make(f"e{i}", i, windows + 4, d, scale=1 + 0.5 * i) for i, d in enumerate(delays)]
-    world = World(spec({"total": measure}, **query), sites, step_ms)
+    world = World(spec({"total": measure}, **query), sites, step_ms=step_ms)
     world.run(windows + 3)
     return world
 
