@@ -5,30 +5,39 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check proto bench clean
+.PHONY: help demo test test-all test-data quick check proto lock bench clean
 
 help: ## what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 $(PY):
 	@python3 -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Edgewater needs Python 3.11 or newer; python3 here is %d.%d. Install it and run: make VENV=.venv ..." % sys.version_info[:2])'
 	python3 -m venv $(VENV)
 	$(PY) -m pip install -q --upgrade pip
 
-$(STAMP)%: $(PY) pyproject.toml
+$(STAMP)%: $(PY) pyproject.toml constraints.txt
 	@echo "installing edgewater[$*] into $(VENV) …"
-	@PYTHONWARNINGS=ignore $(PY) -m pip install -q -e '.[$*]'
+	@PYTHONWARNINGS=ignore $(PY) -m pip install -q -c constraints.txt -e '.[$*]'
 	@touch $@
 
 demo: $(STAMP)demo ## run everything on a year of New York flights: center, three edges, a table at the end
 	@$(VENV)/bin/edgewater demo $(ARGS)
 
-test: $(STAMP)dev ## all tests: what needs no JVM and no processes on both cores, then the rest one by one
-	@$(PY) -m pytest -q -n 2 -m "not spark and not e2e" $(ARGS) || [ $$? -eq 5 ]
-	@$(PY) -m pytest -m "spark or e2e" $(ARGS) || [ $$? -eq 5 ]
+# One run on two workers: one has all tests that start a JVM or processes, the other the rest until it helps (tests/conftest.py).
+PYTEST := $(PY) -m pytest -n 2 --dist loadgroup
 
-quick: $(STAMP)dev ## the fast tests: no JVM, no processes
-	@$(PY) -m pytest -q -n 2 -m "not spark and not e2e and not slow" $(ARGS)
+test: $(STAMP)dev ## all tests, on two cores; ARGS="tests/center -k ledger" picks some
+	@$(PYTEST) $(ARGS)
+
+test-all: $(STAMP)dev ## the same with every law of the synopses on every data set
+	@$(PYTEST) --full $(ARGS)
+
+test-data: $(STAMP)dev ## the tests that need the data sets in ../shared/data
+	@test -d ../shared/data || { echo "make test-data: there is no ../shared/data; make test needs none"; exit 1; }
+	@$(PYTEST) -m data $(ARGS)
+
+quick: $(STAMP)dev ## the fast tests: no JVM, no processes; under a minute
+	@$(PYTEST) -m "not spark and not e2e and not slow and not data" $(ARGS)
 
 check: $(STAMP)dev ## lint, format, types, import rules, generated code up to date
 	$(VENV)/bin/ruff check .
@@ -44,6 +53,15 @@ proto: $(STAMP)dev ## generate edgewater/wire from proto/
 	@$(PY) -m grpc_tools.protoc $(PROTOC_FLAGS) --python_out=$(OUT) --mypy_out=quiet:$(OUT) \
 		edgewater/wire/synopsis.proto edgewater/wire/uplink.proto
 	@$(PY) -m grpc_tools.protoc $(PROTOC_FLAGS) --grpc_python_out=$(OUT) edgewater/wire/uplink.proto
+
+lock: ## renew constraints.txt: the newest versions that pyproject.toml accepts
+	@rm -rf build/lock && python3 -m venv build/lock
+	@build/lock/bin/python -m pip install -q --upgrade pip
+	@PYTHONWARNINGS=ignore build/lock/bin/python -m pip install -q -e '.[dev]'
+	@sed '/^[^#]/,$$d' constraints.txt > build/constraints.txt
+	@build/lock/bin/python -m pip freeze --exclude edgewater >> build/constraints.txt
+	@mv build/constraints.txt constraints.txt && rm -rf build/lock
+	@echo "constraints.txt is renewed; run: make check test"
 
 bench: $(STAMP)dev ## the measurements of docs/results.md; results in bench/out
 	$(PY) -m bench.first_light $(ARGS)

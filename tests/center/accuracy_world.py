@@ -159,7 +159,12 @@ def record_of(name: str) -> EdgeRecord:
 
 @dataclass(slots=True)
 class World:
-    """Sites, a network and a ledger. `answers`: all emissions, in order."""
+    """Sites, a network and a ledger.
+
+    Attributes:
+        step_ms: how often edges read and the center looks.
+        answers: every emission, in order.
+    """
 
     query: QuerySpec
     sites: list[Site]
@@ -169,6 +174,7 @@ class World:
     sent: list[tuple[int, int, str, Frame]] = field(default_factory=list)
     frames: int = 0
     bytes: int = 0
+    step_ms: int = STEP_MS
 
     def __post_init__(self) -> None:
         self.ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in self.sites)))
@@ -179,7 +185,7 @@ class World:
     def run(self, seconds: float, each: Callable[[int], None] = lambda now: None) -> list[Emission]:
         until = self.now_ms + round(seconds * 1000)
         while self.now_ms < until:
-            self.now_ms += STEP_MS
+            self.now_ms += self.step_ms
             for site in self.sites:
                 for frame in site.step(self.now_ms, REF):
                     leaves = site.cut[1] if site.cut[0] <= self.now_ms < site.cut[1] else self.now_ms

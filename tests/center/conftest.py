@@ -6,10 +6,12 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from center.catalog import Catalog
+from center.spark.session import SessionConfig, start_session
 from tests.center.postgres import OLDEST, PostgresServer, find_binaries, serving
 from tests.center.results_world import Job
 
@@ -22,6 +24,14 @@ def postgres() -> Iterator[PostgresServer]:
         pytest.skip(f"no PostgreSQL {OLDEST} or newer on this machine (Debian: apt-get install postgresql)")
     with serving(binaries) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One Spark session for all tests: a JVM takes seconds to start."""
+    session = start_session(SessionConfig(master="local[2]", scratch_dir=tmp_path_factory.mktemp("spark")))
+    yield session
+    session.stop()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])

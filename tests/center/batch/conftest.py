@@ -1,23 +1,12 @@
-"""A session, and records whose truth is known."""
+"""Records whose truth is known."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-
-from center.spark.session import SessionConfig, start_session
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The one session of all tests; where another folder's tests have one already, it is that."""
-    session = start_session(SessionConfig(master="local[2]", scratch_dir=tmp_path_factory.mktemp("spark")))
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="session")

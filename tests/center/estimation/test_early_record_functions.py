@@ -30,7 +30,7 @@ def test_estimates_are_unbiased_and_intervals_hold(monkeypatch: pytest.MonkeyPat
     score = Counting(lambda x: None if int(x * 1e6) % 5 == 0 else x * x)
     install_functions(monkeypatch, score.named("score"))
     sites = [Site.make(f"e{i}", i, WINDOWS + 4, exponential(80.0), rate=1_000.0, scale=1 + i) for i in range(2)]
-    world = World(spec({"total": f"{kind}(score(x))"}), sites)
+    world = World(spec({"total": f"{kind}(score(x))"}), sites, step_ms=40)
     for site in sites:
         site.core.handle(SamplingSet(REF, RATE))
     world.run(WINDOWS + 3)

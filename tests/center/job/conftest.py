@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,6 @@ import pytest
 from center.catalog import Catalog, StreamRecord, UnindexedFrame, query_key
 from center.ledger import Phase
 from center.results import ResultStore
-from center.spark.session import SessionConfig, start_session
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId
@@ -183,11 +181,3 @@ def shared_world(tmp_path: Path, url: str) -> Iterator[World]:
     world = World(tmp_path, database=url)
     yield world
     world.close()
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The one session of all tests: a JVM takes seconds to start."""
-    session = start_session(SessionConfig(master="local[2]", scratch_dir=tmp_path_factory.mktemp("spark")))
-    yield session
-    session.stop()

@@ -68,7 +68,7 @@ def running(path: Path, frames: int = 4096) -> Iterator[JobProcess]:
         job.close()
 
 
-def test_killed_drivers_and_jvms_leave_nothing_behind_lose_nothing_and_count_nothing_twice(world: Any) -> None:
+def test_killed_drivers_and_jvms_and_a_stream_that_fails_lose_nothing_and_count_nothing_twice(world: Any) -> None:
     refs = world.register("a", "b")
     for window in range(6):
         for ref in refs:
@@ -88,11 +88,9 @@ def test_killed_drivers_and_jvms_leave_nothing_behind_lose_nothing_and_count_not
         job.jvm().kill()
         assert job.process.wait(WITHIN_S) != 0, "a job without Spark ends, to be started again"
 
-    for ref in refs:
-        world.end(ref)
     with running(world.path) as job:
-        while not world.all_consumed():
-            job.wait_for("frames applied")
+        until_all_is_consumed(world, job)
+        assert_a_stream_that_fails_is_started_again_by_itself(world, job, refs)
         family = job.family()
         job.process.send_signal(signal.SIGTERM)
         job.wait_for("stopped")
@@ -103,21 +101,19 @@ def test_killed_drivers_and_jvms_leave_nothing_behind_lose_nothing_and_count_not
     assert world.observed() == world.records
 
 
-def test_a_stream_that_fails_is_started_again_by_itself(world: Any) -> None:
-    (ref,) = world.register("a")
-    world.ship_window(ref, 0)
+def assert_a_stream_that_fails_is_started_again_by_itself(world: Any, job: JobProcess, refs: list[Any]) -> None:
     away = world.path / "unmounted"
-
-    with running(world.path) as job:
-        job.wait_for("frames applied")
-        world.log_dir.rename(away)
-        world.ship_window(ref, 1)  # into the segment that is open
-        line = job.wait_for("the stream failed and is started again")
-        assert "cannot be read" in line or "Python" in line
-        away.rename(world.log_dir)
+    world.log_dir.rename(away)
+    for ref in refs:
+        world.ship_window(ref, 6)  # into the segment that is open
+    line = job.wait_for("the stream failed and is started again")
+    assert "cannot be read" in line or "Python" in line
+    away.rename(world.log_dir)
+    for ref in refs:
         world.end(ref)
-        while not world.all_consumed():
-            job.wait_for("frames applied")
-        job.process.send_signal(signal.SIGTERM)
-        job.wait_for("stopped")
-    assert world.answers() == world.truth
+    until_all_is_consumed(world, job)
+
+
+def until_all_is_consumed(world: Any, job: JobProcess) -> None:
+    while not world.all_consumed():
+        job.wait_for("frames applied")

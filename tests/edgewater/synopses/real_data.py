@@ -1,44 +1,54 @@
-"""ColumnBatch of the real data sets in ``../shared/data``; none where the folder is not there."""
+"""Columns of the real data sets in ``../shared/data``, for the tests of the lane `data` alone."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
+import pytest
 
 FOLDER = Path(__file__).parents[4] / "shared" / "data"
-_DOWNLOADS = FOLDER / "cran_downloads_dev" / "2015-01-01.csv.gz"
-_TRIPS = FOLDER / "nyc_green_taxi_2022q1" / "green_tripdata_2022-01.parquet"
+_DOWNLOADS = "cran_downloads_dev/2015-01-01.csv.gz"
+_TRIPS = "nyc_green_taxi_2022q1/green_tripdata_2022-01.parquet"
 
 
-@lru_cache(maxsize=1)
-def numbers() -> dict[str, np.ndarray]:
-    """float64 columns: sizes of downloads, fares (some negative: refunds) and distances of taxi trips."""
-    found = {}
-    if _DOWNLOADS.exists():
-        found["cran sizes"] = _column(pa.csv.read_csv(_DOWNLOADS), "size")
-    if _TRIPS.exists():
-        trips = pq.read_table(_TRIPS, columns=["fare_amount", "trip_distance"])
-        found["taxi fares"], found["taxi distances"] = (_column(trips, c) for c in trips.column_names)
-    return found
+@dataclass(frozen=True)
+class Column:
+    """A column of a file, read when a test asks for it: nulls left out, numbers as they are stored."""
+
+    file: str
+    name: str
+
+    def read(self) -> Any:
+        path = FOLDER / self.file
+        if not path.exists():
+            pytest.skip(f"{path} is not there")
+        column = pc.drop_null(_table(path)[self.name]).combine_chunks()
+        return column if pa.types.is_string(column.type) else column.to_numpy(zero_copy_only=False)
 
 
-@lru_cache(maxsize=1)
-def items() -> dict[str, np.ndarray | pa.Array]:
-    """ColumnBatch of things: packages and addresses."""
-    if not _DOWNLOADS.exists():
-        return {}
-    downloads = pa.csv.read_csv(_DOWNLOADS)
-    return {
-        "cran packages": downloads["package"].combine_chunks(),
-        "cran ip": downloads["ip_id"].to_numpy(),
-    }
+class Floats(Column):
+    """The same as float64."""
+
+    def read(self) -> np.ndarray:
+        return np.asarray(super().read(), np.float64)
 
 
-def _column(table: pa.Table, name: str) -> np.ndarray:
-    return np.asarray(pc.drop_null(table[name]).to_numpy(), np.float64)
+NUMBERS = {
+    "cran sizes": Floats(_DOWNLOADS, "size"),
+    "taxi fares": Floats(_TRIPS, "fare_amount"),  # some negative: refunds
+    "taxi distances": Floats(_TRIPS, "trip_distance"),
+}
+ITEMS = {"cran packages": Column(_DOWNLOADS, "package"), "cran ip": Column(_DOWNLOADS, "ip_id")}
+
+
+@cache
+def _table(path: Path) -> pa.Table:
+    return pa.csv.read_csv(path) if path.suffix == ".gz" else pq.read_table(path)

@@ -1,0 +1,47 @@
+"""Lanes: what runs by default, which tests share a worker, and what came out of each lane."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator
+
+import pytest
+
+MARKED_LANES = ("data", "e2e", "spark")
+"""Markers that make a lane; tests without any of them are the lane `units`."""
+
+OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="every law on every data set (make test-all)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One worker runs everything that starts a JVM or processes: the tests share one Spark session, and processes
+    of one test do not compete with those of another for two cores."""
+    for item in items:
+        if item.get_closest_marker("spark") or item.get_closest_marker("e2e"):
+            item.add_marker(pytest.mark.xdist_group("processes"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    report.lane = next((name for name in MARKED_LANES if item.get_closest_marker(name)), "units")
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    counts: dict[str, Counter[str]] = {}
+    seconds = Counter[str]()
+    for outcome, reports in terminalreporter.stats.items():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                lane = getattr(report, "lane", "units")  # a worker that died reports without one
+                seconds[lane] += report.duration
+                counts.setdefault(lane, Counter())[outcome] += 1
+    for lane, found in counts.items():
+        said = ", ".join(f"{found[outcome]} {outcome}" for outcome in OUTCOMES if found[outcome])
+        terminalreporter.write_line(f"lane {lane}: {said}; {seconds[lane]:.0f} s in tests")
