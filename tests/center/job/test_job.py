@@ -112,7 +112,7 @@ def test_a_stream_that_fails_is_started_again_by_itself(world: Any) -> None:
         job.wait_for("frames applied")
         world.log_dir.rename(away)
         world.ship_window(ref, 1)  # into the segment that is open
-        line = job.wait_for("the stream failed and is started again")
+        line = job.wait_for("the stream failed and is restarted")
         assert "cannot be read" in line or "Python" in line
         away.rename(world.log_dir)
         world.end(ref)
