@@ -31,8 +31,8 @@ ZERO_MEAN_STANDARD_ERRORS = 4.0
 def check_measure(name: str, field: str = "measure", error: type[InvalidInput] = InvalidQuery) -> MeasureKind:
     """Returns the name of a measure that can be answered before its stragglers have arrived.
 
-    For quantiles, variances, extremes and functions, sample sizes are known (`sample_size.py`, `bootstrap.py`), but
-    nothing bounds how much the events that have not arrived would change the value.
+    For quantiles, variances, extremes and functions, sample sizes are known (`center.early_trigger`), but nothing
+    bounds how much the events that have not arrived would change the value.
 
     Raises:
         error: another measure; the message lists the alternatives.

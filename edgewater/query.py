@@ -85,7 +85,7 @@ class QuerySpec:
         where: SQL condition, or None.
         lateness_ms: event time after a window's end during which the window may be revised.
         edges: the expected edges, sorted; None: every edge that has the stream.
-        shards: number of partitions of a slice, by hash of the group, for parallel merging.
+        shards: number of partitions of a slice by hash of the group; reserved, without effect in this release.
     """
 
     name: str

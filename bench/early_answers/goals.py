@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from center.sampling.policy import RATE_MARGIN
+from center.sampling import RATE_MARGIN
 
 MOST_RATE = 1.1 * RATE_MARGIN
 """Of the oracle's. Edges are asked for a reserve, since they do not keep what they have passed over."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.early_answers.bootstrap import sample_for_function
 from center.early_trigger import mean_size
-from center.early_trigger.bootstrap import sample_for_function
 from edgewater.accuracy import AccuracyTarget
 from edgewater.synopses import FloatArray
 

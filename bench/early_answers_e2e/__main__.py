@@ -5,7 +5,7 @@ after a delay of their own. Two queries read the same stream: one with an accura
 watermark has passed the window's end (`disorder`: the delays' 99.9 % quantile). For each window the time is taken
 at which `/live` shows its first answer. Truth is what was sent.
 
-With it come the parts of that time, as the job's `/metrics` tell them, and what else the machine did: a core that
+With it come the stages of that time, as the job's `/metrics` tell them, and what else the machine did: a core that
 others use cannot be told from a slow product by latencies alone. Run it on a quiet machine, or read its verdict.
 
     python -m bench.early_answers_e2e --seconds 60 --edges 3 --rate 500 --mean-delay 200 --json
@@ -209,8 +209,8 @@ def show(result: dict[str, Any]) -> None:
         ) + f"; first early answer: window {row['first_early_window']}")  # fmt: skip
         for key in ("chosen_wait_ms", "decided_ms", "decided_to_client_ms"):
             click.echo(f"  {key:22} {row[key]}")
-        for part, value in row["stages_ms"].items():
-            click.echo(f"  {part + '_ms':22} {value}")
+        for stage, value in row["stages_ms"].items():
+            click.echo(f"  {stage + '_ms':22} {value}")
     click.echo(f"job: {result['job']}")
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-PARTS = ("arrive", "wait", "merge", "apply")
+STAGES = ("arrive", "wait", "merge", "apply")
 Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -51,9 +51,9 @@ def quantiles_ms(grown: Mapping[Sample, float], name: str, **labels: str) -> dic
 
 
 def stages(grown: Mapping[Sample, float], query: str) -> dict[str, dict[str, float] | None]:
-    """The parts of a first answer's age; the last of them, until a client has it, only the client can tell."""
+    """The stages of a first answer's age; the last one, until a client has it, is measured at the client."""
     name = "edgewater_job_first_answer_seconds"
-    return {part: quantiles_ms(grown, name, part=part, query=query) for part in PARTS}
+    return {stage: quantiles_ms(grown, name, stage=stage, query=query) for stage in STAGES}
 
 
 def _ms(seconds: float) -> float:

@@ -1,7 +1,7 @@
-"""How far each query advances in the next micro-batch. Pure.
+"""Admission: how far each query advances in the next micro-batch. Pure.
 
-A micro-batch is one Spark job for all queries, so a query with a long backlog would make all others
-wait. What is admitted is bounded, and shared out frame by frame in turn.
+A micro-batch is one Spark job for all queries, so a query with a long backlog would delay all others. So admission is
+bounded, and queries are admitted frame by frame, round robin.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ FrameSizes = Callable[[str, int, int], Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What one micro-batch takes at most: of one query, and of all together.
+    """Limits of one micro-batch: per query, and in total.
 
-    The first frame of a batch is admitted whatever its size, or one beyond the limit would block
-    its query for ever.
+    The first frame of a batch is admitted whatever its size; otherwise a frame beyond the limit would block its query
+    for ever.
     """
 
     frames_per_query: int = 512
@@ -31,19 +31,21 @@ class BatchLimits:
 
 
 class Admission(Protocol):
-    """Decides what the next micro-batch takes: `RoundRobin`, or Klink once it is here."""
+    """A policy of admission; `RoundRobin` is the built-in one."""
 
     def admit(
         self, start: Mapping[str, int], last: Mapping[str, int], sizes: FrameSizes, limits: BatchLimits
     ) -> dict[str, int]:
-        """The new end position of each query that advances: above its `start` (0 if it has none),
-        at most its `last`. Empty only if no query has frames waiting."""
+        """The new end position of each query that advances: above its `start` (0 if it has none), at most its `last`.
+
+        Empty only if no query has pending frames.
+        """
 
 
 class RoundRobin:
-    """Queries take a frame each in turn until nothing is left or a limit is reached.
+    """Admits one frame per query in turn until none is left or a limit is reached.
 
-    The turn moves on with each batch, so none is always first where the limits are tight.
+    The first query changes with each batch, so that no query is preferred under tight limits.
     """
 
     def __init__(self) -> None:
@@ -52,28 +54,28 @@ class RoundRobin:
     def admit(
         self, start: Mapping[str, int], last: Mapping[str, int], sizes: FrameSizes, limits: BatchLimits
     ) -> dict[str, int]:
-        waiting = self._in_turn(sorted(key for key, position in last.items() if position > start.get(key, 0)))
-        waiting = waiting[: limits.frames]
-        if not waiting:
+        pending = self._in_turn(sorted(key for key, position in last.items() if position > start.get(key, 0)))
+        pending = pending[: limits.frames]
+        if not pending:
             return {}
-        # More than its even share of the frames is not fetched: it could hardly be admitted.
-        share = max(1, min(limits.frames_per_query, limits.frames // len(waiting)))
+        # A query's frames beyond its even share are not fetched: they could hardly be admitted.
+        share = max(1, min(limits.frames_per_query, limits.frames // len(pending)))
         ends: dict[str, int] = {}
         queues: dict[str, deque[tuple[int, int]]] = {}
-        for key in waiting:
+        for key in pending:
             after = start.get(key, 0)
             through = min(last[key], after + share)
             queues[key] = deque(sizes(key, after, through))
             if not queues[key]:
-                ends[key] = through  # retention has dropped them, so they have been counted
+                ends[key] = through  # retention has dropped them, so they were applied
         return ends | _take_in_turn(queues, limits)
 
     def _in_turn(self, keys: list[str]) -> list[str]:
         first = bisect_right(keys, self._last_first)
-        turned = keys[first:] + keys[:first]
-        if turned:
-            self._last_first = turned[0]
-        return turned
+        rotated = keys[first:] + keys[:first]
+        if rotated:
+            self._last_first = rotated[0]
+        return rotated
 
 
 def _take_in_turn(queues: Mapping[str, deque[tuple[int, int]]], limits: BatchLimits) -> dict[str, int]:
@@ -86,7 +88,7 @@ def _take_in_turn(queues: Mapping[str, deque[tuple[int, int]]], limits: BatchLim
         position, size = queues[key][0]
         above_share = taken[key] > 0 and taken[key] + size > limits.bytes_per_query
         if ends and (size > bytes_left or above_share):
-            continue  # the rest of this query waits for the next batch
+            continue  # the rest of this query is left for the next batch
         queues[key].popleft()
         ends[key] = position
         taken[key] += size

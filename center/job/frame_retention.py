@@ -1,23 +1,26 @@
-"""Dropping frames whose content stands in the result store: first from the index, then from disk."""
+"""Retention of frames: drops frames that the result store has applied, first from the index, then from disk."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import TYPE_CHECKING
 
-from center.catalog import Catalog
-from center.results import ResultStore
 from center.storage.frame_log import FrameLog
+
+if TYPE_CHECKING:  # executors load this module and must not load SQLAlchemy
+    from center.catalog import Catalog
+    from center.results import ResultStore
 
 
 class FrameRetention:
-    """Drops, now and then, what has been applied and is older than `keep_ms`.
+    """Drops frames that were applied and are older than `keep_ms`.
 
-    What Spark has processed is not asked: only what the store holds may go. A crash between the index
-    and the disk leaves segments that nothing points to; a gateway that starts removes them.
+    Only the result store decides what was applied, not Spark's offsets. A crash between index and disk leaves segments
+    without index rows; a starting gateway removes them.
 
     Args:
-        keep_ms: how long frames stay after they arrived, applied or not.
-        every_ms: how often `run` does anything.
+        keep_ms: how long frames stay after their arrival even if they were applied.
+        every_ms: least time between two runs.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class FrameRetention:
         if self._ran_at_ms is not None and now_ms - self._ran_at_ms < self._every_ms:
             return []
         self._ran_at_ms = now_ms
-        through = {key: self._old_enough(key, position, now_ms) for key, position in self._store.consumed().items()}
+        through = {key: self._expired(key, position, now_ms) for key, position in self._store.consumed().items()}
         through = {key: position for key, position in through.items() if position > self._dropped.get(key, 0)}
         if not through:
             return []
@@ -46,8 +49,8 @@ class FrameRetention:
         self._dropped |= through
         return removed
 
-    def _old_enough(self, key: str, consumed: int, now_ms: int) -> int:
-        """The last of the consumed positions whose frame has been kept for long enough."""
+    def _expired(self, key: str, consumed: int, now_ms: int) -> int:
+        """The last consumed position whose frame is older than `keep_ms`."""
         if self._keep_ms == 0:
             return consumed
         positions = range(1, consumed + 1)

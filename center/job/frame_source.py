@@ -1,12 +1,12 @@
 """The frame log as a Spark stream: `spark.readStream.format("edgewater_frames")`.
 
-An offset says, per query key, up to which position of the catalog's index frames have been read. The
-result store's consumed positions are where a stream begins, so Spark's checkpoint is never the truth, and what
-has been consumed is not read again, whatever Spark asks for.
+An offset is, per query key, the last position of the catalog's index that was read. A stream begins at the result
+store's consumed positions. So Spark's checkpoint decides nothing, and consumed frames are not read again, whatever
+Spark requests.
 
-One reader lives in a Python process of its own beside the driver and plans (`initialOffset`,
-`latestOffset`, `partitions`, `commit`); copies of another, pickled, read on the executors. What the
-planner knows it reads from the catalog and the result store, and executors need the log only.
+One reader runs in a Python process beside the driver and plans (`initialOffset`, `latestOffset`, `partitions`,
+`commit`) from the catalog and the result store. Pickled copies of another read on the executors, which need only the
+frame log: there this module must not import SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -30,22 +30,24 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from center.catalog import Catalog
 from center.job.admission import Admission, BatchLimits, RoundRobin
 from center.job.coalescing import MANY_FRAMES, BatchCoalescer
 from center.job.frame_retention import FrameRetention
 from center.job.merge import merge_rows
 from center.job.rows import ROW_DDL, FrameRow, row_of_damage, rows_of_frame, to_batch
-from center.results import ResultStore
 from center.spark.workers import settle
 from center.storage.frame_log import FrameEntry, FrameLog
 from edgewater.errors import CorruptFrame, StorageError
 
+if TYPE_CHECKING:
+    from center.catalog import Catalog
+    from center.results import ResultStore
+
 FORMAT = "edgewater_frames"
 MIN_PARTITION_BYTES = 1 << 20
-"""Below this a task of its own costs more than it saves."""
-LOOK_AGAIN_S = 0.005
-"""While a batch is held back."""
+"""A smaller partition costs more as a task than it saves."""
+COALESCING_POLL_S = 0.005
+"""Interval of polling the catalog while a batch is delayed."""
 
 Offset = dict[str, int]
 
@@ -53,17 +55,17 @@ logger = logging.getLogger(__name__)
 
 
 def now_ms() -> int:
-    """The reader runs in a process of its own, so its clock cannot be handed to it."""
+    """The wall clock. The reader runs in its own process, so a clock cannot be passed to it."""
     return int(time.time() * 1000)  # noqa: TID251
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What the reader has to know; travels as Spark options, which are text.
+    """The reader's configuration; passed as Spark options, which are text.
 
     Attributes:
-        parallelism: into how many tasks a large micro-batch is cut.
-        keep_frames_ms: how long frames that have been applied stay in index and log all the same.
+        parallelism: number of tasks of a large micro-batch.
+        keep_frames_ms: how long applied frames stay in index and log.
         retention_every_ms: how often older ones are dropped.
     """
 
@@ -76,7 +78,7 @@ class SourceOptions:
     retention_every_ms: int = 10_000
 
     def to_options(self) -> dict[str, str]:
-        # Spark blacks out options whose name holds "url" wherever it prints a plan: these may hold a password.
+        # Spark redacts options whose name contains "url" in printed plans: these may contain a password.
         return {
             "catalog_url": self.catalog_url,
             "results_url": self.results_url,
@@ -118,7 +120,7 @@ class FramePartition(InputPartition):  # type: ignore[misc]
 
 
 class FrameSource(DataSource):  # type: ignore[misc]
-    """Registers under `FORMAT`; rows as `center.job.rows.ROW_SCHEMA`."""
+    """The data source named `FORMAT`; rows have the schema `center.job.rows.ROW_SCHEMA`."""
 
     @classmethod
     def name(cls) -> str:
@@ -132,7 +134,7 @@ class FrameSource(DataSource):  # type: ignore[misc]
 
 
 class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """Plans micro-batches and reads them. A copy for an executor takes the options along and no connection."""
+    """Plans micro-batches and reads them. A copy for an executor has the options and no connections."""
 
     def __init__(self, options: SourceOptions, admission: Admission | None = None) -> None:
         self._options = options
@@ -146,10 +148,14 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
 
     @cached_property
     def _catalog(self) -> Catalog:
+        from center.catalog import Catalog
+
         return Catalog(self._options.catalog_url)
 
     @cached_property
     def _store(self) -> ResultStore:
+        from center.results import ResultStore
+
         return ResultStore(self._options.results_url)
 
     @cached_property
@@ -168,8 +174,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         self._target = self._catalog.last_positions()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """How far the next micro-batch reaches. Never raises: that would end the stream, and a
-        catalog that does not answer now may answer in a second."""
+        """The end of the next micro-batch. Never raises: that would end the stream, and the catalog may recover."""
         try:
             last = self._catalog.last_positions() if self._target is None else self._target
             if isinstance(limit, ReadAllAvailable):
@@ -181,34 +186,33 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             self._failed("latestOffset", exc)
             return start
         self._failures = 0
-        # Keys in one order, or Spark takes the same offset for a new one and runs empty batches for
-        # ever. Positions never go back, or it would read again.
+        # Keys are sorted: Spark takes the same offset in another order for a new one and runs empty batches for ever.
+        # Positions never decrease, or it would read again.
         return _sorted({**start, **{key: max(end, start.get(key, 0)) for key, end in ends.items()}})
 
     def _gathered(self, start: Offset, last: Offset) -> Offset:
-        """The last positions, once the edges that speak at the same moments have all spoken (`BatchCoalescer`)."""
+        """The last positions, after waiting for edges that send at the same moment (`BatchCoalescer`)."""
         if self._target is not None:
             return last
         self._coalescer.keep(last)
         while True:
-            waiting = {key: end for key, end in last.items() if end > start.get(key, 0)}
-            if sum(end - start.get(key, 0) for key, end in waiting.items()) > MANY_FRAMES:
+            pending = {key: end for key, end in last.items() if end > start.get(key, 0)}
+            if sum(end - start.get(key, 0) for key, end in pending.items()) > MANY_FRAMES:
                 return last
             edges = {
                 key: {str(entry.edge) for entry in self._catalog.frames(key, start.get(key, 0), end)}
-                for key, end in waiting.items()
+                for key, end in pending.items()
             }
-            if not self._coalescer.holds(edges, time.monotonic()):
+            if not self._coalescer.should_wait(edges, time.monotonic()):
                 return last
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(COALESCING_POLL_S)
             last = self._catalog.last_positions()
 
     def _sizes(self, key: str, after: int, through: int) -> Sequence[tuple[int, int]]:
         return [(entry.position, entry.wire_bytes) for entry in self._catalog.frames(key, after, through)]
 
     def partitions(self, start: Offset, end: Offset) -> list[FramePartition]:
-        # A checkpoint may be older than the store. Merged with what is new, what has been applied could not be told
-        # apart from it any more.
+        # A checkpoint may be older than the store. Merged with new frames, applied ones could not be distinguished.
         consumed = self._store.consumed()
         after = {key: max(start.get(key, 0), consumed.get(key, 0)) for key in end}
         frames = [
@@ -220,7 +224,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return [FramePartition(part) for part in divide(frames, self._options.parallelism)]
 
     def read(self, partition: FramePartition) -> Iterator[pa.RecordBatch]:
-        """One batch: the rows of the frames, their partials merged (`merge_rows`)."""
+        """Yields one batch: the rows of the frames, with merged partials (`merge_rows`)."""
         settle()
         log, log_dir = FrameLog(self._options.log_dir), Path(self._options.log_dir)
         merged = merge_rows(row for key, entry in partition.frames for row in read_frame(log, log_dir, key, entry))
@@ -228,7 +232,7 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             yield to_batch(merged)
 
     def commit(self, end: Offset) -> None:
-        """FrameRetention. That Spark is through with `end` is not asked: the result store knows. Never raises."""
+        """Runs retention, by the result store's consumed positions instead of `end`. Never raises."""
         try:
             self._retention.run(now_ms())
         except Exception as exc:
@@ -236,15 +240,15 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
 
     def _failed(self, what: str, exc: Exception) -> None:
         self._failures += 1
-        # Asked fifty times a second, a catalog that is down would fill the log: each doubling is told.
+        # Called fifty times a second while the catalog is down: logged each time the count doubles.
         if self._failures & (self._failures - 1) == 0:
             logger.warning("%s failed, %d times in a row: %s", what, self._failures, exc)
 
 
 def divide(frames: Sequence[tuple[str, FrameEntry]], parallelism: int) -> list[tuple[tuple[str, FrameEntry], ...]]:
-    """Cuts frames, which come ordered by query, into at most `parallelism` runs of about equal bytes.
+    """Divides frames, ordered by query, into at most `parallelism` runs of about equal bytes.
 
-    A run is contiguous, so few queries lie in two of them and most keys are merged where they are read.
+    A run is contiguous, so few queries are in two of them, and most keys are merged where they are read.
     """
     total_bytes = sum(entry.length for _, entry in frames)
     count = max(1, min(parallelism, total_bytes // MIN_PARTITION_BYTES))
@@ -257,11 +261,10 @@ def divide(frames: Sequence[tuple[str, FrameEntry]], parallelism: int) -> list[t
 
 
 def read_frame(log: FrameLog, log_dir: Path, key: str, entry: FrameEntry) -> list[FrameRow]:
-    """The rows of one frame; of a damaged one the row that says so.
+    """The rows of one frame; a damaged frame has one DAMAGED row.
 
     Raises:
-        StorageError: it is the storage that fails, not the frame: trying again is right, and passing
-            over what may be there would lose it.
+        StorageError: the storage failed, not the frame: retry, because skipping the frame would lose it.
     """
     try:
         stored = log.read(entry.segment, entry.offset, entry.length)
@@ -278,12 +281,12 @@ def read_frame(log: FrameLog, log_dir: Path, key: str, entry: FrameEntry) -> lis
 
 
 def _is_lost(error: OSError, log_dir: Path) -> bool:
-    """A file missing from a log that has others is lost. From a log with none, a volume is not mounted."""
+    """Whether a missing file is lost: the log has other files. In an empty log, a volume is probably not mounted."""
     return isinstance(error, FileNotFoundError) and log_dir.is_dir() and any(log_dir.iterdir())
 
 
 def _narrowed(limits: BatchLimits, limit: ReadLimit) -> BatchLimits:
-    """Our limits with the one that Spark asks for. A minimum is not waited for: an answer would be late."""
+    """The limits with Spark's limit applied. A minimum is ignored: waiting for it would delay answers."""
     if isinstance(limit, ReadMaxBytes):
         return replace(limits, bytes=limit.max_bytes)
     if isinstance(limit, ReadMaxRows):

@@ -1,9 +1,9 @@
-"""The job: frames in the log become answers in the result store, for as long as it runs.
+"""The job: reads frames from the log and writes answers to the result store, until stopped.
 
-Where the stream stands is known to the result store, which writes it in the same transaction as what
-it has applied. Spark's checkpoint would be a second opinion: it can be lost, cut short by a power
-failure, or unreadable to the next Spark. So every start of the stream gets a new, empty one, and begins
-at the store's positions. Nothing else is in it, as the stream keeps no state.
+The result store holds the stream's position, written in the same transaction as the applied frames. Spark's checkpoint
+would be a second source of truth that can be lost, truncated by a power cut, or unreadable to the next Spark version.
+So every start of the stream uses a new, empty checkpoint and begins at the store's positions. The stream keeps no
+other state.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_e
 
 from center.catalog import Catalog
 from center.job.admission import BatchLimits
-from center.job.catalog_events import CatalogEvents
 from center.job.frame_source import FORMAT, FrameSource, SourceOptions
-from center.job.function_planner import FunctionRatePlanner, FunctionRateThread
-from center.job.ledger_writer import DeadlineThread, LedgerWriter
+from center.job.function_rates import FunctionRatePlanner, FunctionRateThread
+from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.job.microbatch import BatchProcessor
 from center.job.warm_up import warm_up
@@ -40,8 +39,8 @@ from edgewater.health import health_server
 
 logger = logging.getLogger(__name__)
 
-LOOK_FOR_STOP_EVERY_S = 0.2
-RESTART_WITHIN_S = 10.0
+STOP_POLL_S = 0.2
+MAX_RESTART_DELAY_S = 10.0
 
 
 def now_ms() -> int:
@@ -50,12 +49,12 @@ def now_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class JobConfig:
-    """What the job works on.
+    """Configuration of the job.
 
     Attributes:
         catalog_url, results_url: SQLAlchemy URLs.
-        log_dir: the frame log, as the gateways write it.
-        work_dir: for Spark's checkpoint; what is in it may be deleted whenever the job does not run.
+        log_dir: the frame log that the gateways write.
+        work_dir: directory of Spark's checkpoint; may be deleted while the job does not run.
         trigger_ms: least time between the starts of two micro-batches; 0: one after the other.
         metrics: ``host:port`` of ``/livez``, ``/readyz`` and ``/metrics``; None: not served.
         margin_ms: how long before a staleness budget runs out the early answer is given.
@@ -81,7 +80,7 @@ def run_job(config: JobConfig, stop: threading.Event) -> None:
     Raises:
         InvalidConfig: Java is missing or too old.
         StorageError: catalog or store cannot be opened.
-        PySparkException, Py4JError: Spark itself is gone; only a new process has a new one.
+        PySparkException, Py4JError: the Spark context is lost; only a new process can start another.
     """
     Job(config).run(stop)
 
@@ -97,8 +96,9 @@ class Job:
         self._store = ResultStore(config.results_url)
         ledger = Ledger(margin_ms=config.margin_ms)
         self._store.load_ledger(ledger)
-        follower = CatalogEvents(self._catalog)
-        self._writer = LedgerWriter(ledger, self._store, follower, self.metrics, now_ms=config.clock)
+        self._writer = LedgerWriter(
+            ledger, self._store, CatalogEvents(self._catalog), self.metrics, now_ms=config.clock
+        )
         self.processor = BatchProcessor(
             self._writer,
             self._catalog,
@@ -114,7 +114,7 @@ class Job:
         self._stream_problem = "Spark is starting"
 
     def problem(self) -> str:
-        """What keeps the job from its work, as a phrase for a person; empty: nothing."""
+        """Why the job cannot do its work; empty: it can."""
         return self._stream_problem or self._deadlines.problem
 
     def _missing(self) -> list[str]:
@@ -138,14 +138,14 @@ class Job:
             spark.dataSource.register(FrameSource)
             logger.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)
             warm_up(spark, self._config.session.cores)
-            logger.info("its workers run after %.1f s", time.monotonic() - began_s)
+            logger.info("Spark's workers are warm after %.1f s", time.monotonic() - began_s)
             self._keep_streaming(spark, stop, began_s)
 
     def _keep_streaming(self, spark: Any, stop: threading.Event, began_s: float) -> None:
-        """Starts the stream again whenever it fails, until `stop` is set or Spark is gone."""
+        """Restarts the stream whenever it fails, until `stop` is set or the Spark context is lost."""
         attempts = Retrying(
             retry=retry_if_exception(lambda exc: not stop.is_set() and _is_stream_failure(exc, spark)),
-            wait=wait_random_exponential(multiplier=0.2, max=RESTART_WITHIN_S),
+            wait=wait_random_exponential(multiplier=0.2, max=MAX_RESTART_DELAY_S),
             sleep=sleep_using_event(stop),
             before_sleep=self._failed,
             reraise=True,
@@ -155,7 +155,7 @@ class Job:
         except Exception as exc:
             if stop.is_set():
                 return
-            logger.critical("Spark is gone: %s", _reason(exc))
+            logger.critical("the Spark context is lost: %s", _reason(exc))
             raise
 
     def _stream(self, spark: Any, stop: threading.Event, began_s: float) -> None:
@@ -166,8 +166,8 @@ class Job:
             self._stream_problem = ""
             self.metrics.start_seconds.set(time.monotonic() - began_s)
             while not stop.is_set():
-                if query.awaitTermination(LOOK_FOR_STOP_EVERY_S) and not stop.is_set():
-                    raise StreamStopped("somebody else stopped the stream")
+                if query.awaitTermination(STOP_POLL_S) and not stop.is_set():
+                    raise StreamStopped("the stream stopped without a request")
         finally:
             _stop_quietly(query.stop)
 
@@ -175,7 +175,7 @@ class Job:
         exc = attempt.outcome.exception() if attempt.outcome else None
         reason = _reason(self.processor.failure or exc)
         self.processor.failure = None
-        self._stream_problem = f"the stream failed and is started again: {reason}"
+        self._stream_problem = f"the stream failed and is restarted: {reason}"
         self.metrics.failures.labels("stream").inc()
         logger.error("%s", self._stream_problem)
 
@@ -190,7 +190,7 @@ class Job:
 
 
 class StreamStopped(Exception):
-    """The stream ended though nobody here asked it to."""
+    """The stream ended without a request of this process."""
 
 
 def start_stream(spark: Any, config: JobConfig, process: Callable[[Any, int], None]) -> Any:
@@ -220,7 +220,7 @@ def new_checkpoint(work_dir: Path) -> Path:
 
 
 def _is_stream_failure(exc: BaseException, spark: Any) -> bool:
-    """Whether a new stream on the same JVM may do better."""
+    """Whether a new stream on the same JVM may succeed."""
     try:
         return isinstance(exc, PySparkException | StreamStopped) and not spark.sparkContext._jsc.sc().isStopped()
     except (Py4JError, OSError):

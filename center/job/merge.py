@@ -1,4 +1,4 @@
-"""Merging the rows of a micro-batch, on the executors. Pure."""
+"""Merges the rows of a micro-batch, on the executors. Pure."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from edgewater.synopses import GroupedAggregate
 
 
 def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:
-    """One partial per (query, slice, shard), and all rows of other kinds as they came."""
-    passed: list[FrameRow] = []
+    """Merges partials to one per (query, slice, shard); rows of other kinds are returned unchanged, first."""
+    result: list[FrameRow] = []
     partials: defaultdict[tuple[str, int, int], list[FrameRow]] = defaultdict(list)
     for row in rows:
         if row.kind is RowKind.PARTIAL:
             partials[row.query, row.slice_start_ms, row.shard].append(row)
         else:
-            passed.append(row)
-    for parts in partials.values():
-        passed += merge_key(parts)
-    return passed
+            result.append(row)
+    for same_key in partials.values():
+        result += merge_key(same_key)
+    return result
 
 
-def merge_key(parts: list[FrameRow]) -> list[FrameRow]:
-    """The merged partial of one key, and a REFUSED row for each part that cannot be merged."""
+def merge_key(partials: list[FrameRow]) -> list[FrameRow]:
+    """Merges the partials of one key; adds a REFUSED row for each that cannot be merged."""
     try:
-        return [replace(parts[0], payload=GroupedAggregate.merge_bytes([part.payload for part in parts]))]
+        return [replace(partials[0], payload=GroupedAggregate.merge_bytes([p.payload for p in partials]))]
     except SynopsisError:
-        return _merge_one_by_one(parts)
+        return _merge_one_by_one(partials)
 
 
-def _merge_one_by_one(parts: list[FrameRow]) -> list[FrameRow]:
-    """A damaged part, or one that does not fit the others, costs its own data only: it is told and left out."""
+def _merge_one_by_one(partials: list[FrameRow]) -> list[FrameRow]:
+    """Merges what can be merged: a damaged or incompatible partial is refused without the others."""
     merged: FrameRow | None = None
     refused = []
-    for part in parts:
+    for partial in partials:
         try:
-            payloads = [part.payload] if merged is None else [merged.payload, part.payload]
-            merged = replace(part, payload=GroupedAggregate.merge_bytes(payloads))
+            payloads = [partial.payload] if merged is None else [merged.payload, partial.payload]
+            merged = replace(partial, payload=GroupedAggregate.merge_bytes(payloads))
         except SynopsisError as exc:
-            refused.append(replace(part, kind=RowKind.REFUSED, payload=f"{exc.code}: {exc}".encode()))
+            refused.append(replace(partial, kind=RowKind.REFUSED, payload=f"{exc.code}: {exc}".encode()))
     return refused if merged is None else [merged, *refused]

@@ -1,14 +1,14 @@
-"""What happens to a micro-batch: merged on the executors, applied to the result store once.
+"""Processing of a micro-batch: merged on the executors, applied to the result store exactly once.
 
-Spark may run a batch again, whole or not, after any crash. Which frames have been applied is known to
-the result store alone: the source does not read them again, and the store passes over a batch that it has.
+Spark may run a batch again, in whole or in part, after any crash. Only the result store knows which frames have been
+applied: the source does not read them again, and the store ignores a batch that it has applied.
 
 Measured with PySpark 4.3 on two busy cores, 20 frames/s of a 3.3 KB partial over 10 queries, seconds
 per batch from DataFrame to driver: reading alone 0.08, `mapInArrow` 0.12–0.15, `groupBy().applyInArrow`
-0.26–0.38 (a shuffle, and a Python call per key). So each task merges what it has read, where it has read it
-(`FrameReader.read`), and the few keys that lie in two tasks (`source.divide` keeps them few) are merged once more here.
-A `mapInArrow` behind the source is a second Python worker in every task: under load 10, batches by turns with and
-without it took 188 and 114 ms at the median, 311 and 180 at the 95th percentile.
+0.26–0.38 (a shuffle, and a Python call per key). So each task merges the rows that it has read (`FrameReader.read`),
+and the few keys that are in two tasks (`frame_source.divide` keeps them few) are merged once more here. A `mapInArrow`
+after the source needs a second Python worker in every task: under load 10, alternating batches with and without it
+took 188 and 114 ms at the median, 311 and 180 at the 95th percentile.
 """
 
 from __future__ import annotations
@@ -36,66 +36,66 @@ logger = logging.getLogger(__name__)
 
 
 class BatchFailed(Exception):
-    """A micro-batch was not applied. Short on purpose: see `BatchProcessor.__call__`."""
+    """A micro-batch was not applied. Its message is short: see `BatchProcessor.__call__`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A micro-batch as the driver gets it, of one query or of all.
+    """A micro-batch in the driver, of one query or of all.
 
     Attributes:
         through: by query key, the last position read.
-        passed_over: DAMAGED and REFUSED rows.
+        skipped: DAMAGED and REFUSED rows.
     """
 
     deltas: tuple[MergedDelta, ...]
-    facts: tuple[FrameSummary, ...]
+    summaries: tuple[FrameSummary, ...]
     through: Mapping[str, int]
-    passed_over: tuple[FrameRow, ...]
+    skipped: tuple[FrameRow, ...]
 
     def of(self, key: str) -> MicroBatch:
-        """The part of one query."""
+        """The batch of one query."""
         ref = query_from_key(key)
         return MicroBatch(
             tuple(d for d in self.deltas if d.query == ref),
-            tuple(f for f in self.facts if f.query == ref),
+            tuple(f for f in self.summaries if f.query == ref),
             {key: self.through[key]},
-            tuple(r for r in self.passed_over if r.query == key),
+            tuple(r for r in self.skipped if r.query == key),
         )
 
 
-def digest(rows: Iterable[FrameRow]) -> MicroBatch:
-    """Sorts merged rows into what the store wants. Pure."""
+def to_micro_batch(rows: Iterable[FrameRow]) -> MicroBatch:
+    """Groups merged rows for the store, and merges the keys that came from two tasks. Pure."""
     partials: defaultdict[tuple[str, int, int], list[FrameRow]] = defaultdict(list)
-    facts: list[FrameSummary] = []
-    passed_over: list[FrameRow] = []
+    summaries: list[FrameSummary] = []
+    skipped: list[FrameRow] = []
     through: dict[str, int] = {}
     for row in rows:
         if row.kind is RowKind.PARTIAL:
             partials[row.query, row.slice_start_ms, row.shard].append(row)
             continue
         if row.kind is RowKind.CONTROL:
-            facts.append(_fact(row))
+            summaries.append(_summary(row))
         else:
-            passed_over.append(row)
+            skipped.append(row)
         if row.kind is not RowKind.REFUSED:
             through[row.query] = max(row.position, through.get(row.query, 0))
     deltas: list[MergedDelta] = []
-    for parts in partials.values():
-        for row in parts if len(parts) == 1 else merge_key(parts):
+    for same_key in partials.values():
+        for row in same_key if len(same_key) == 1 else merge_key(same_key):
             if row.kind is RowKind.PARTIAL:
                 deltas.append(MergedDelta(query_from_key(row.query), row.slice_start_ms, row.shard, row.payload))
             else:
-                passed_over.append(row)
-    facts.sort(key=lambda fact: (fact.query.name, fact.query.version, fact.position))
-    return MicroBatch(tuple(deltas), tuple(facts), through, tuple(passed_over))
+                skipped.append(row)
+    summaries.sort(key=lambda summary: (summary.query.name, summary.query.version, summary.position))
+    return MicroBatch(tuple(deltas), tuple(summaries), through, tuple(skipped))
 
 
-def news(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> list[FrameRow]:
-    """The rows of queries of which something is new: of the others Spark has run the batch again.
+def unapplied(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> list[FrameRow]:
+    """The rows of queries with positions beyond the consumed ones; of the others Spark has run the batch again.
 
-    Whole queries only. A partial may be merged from frames on both sides of what is consumed, if ever the source
-    has read such; the store refuses those (`Conflict`), and here they must not be lost.
+    Whole queries only. Should the source ever read frames on both sides of the consumed position, their partials are
+    merged; the store refuses them (`Conflict`), and they must not be lost here.
     """
     rows, through = list(rows), dict[str, int]()
     for row in rows:
@@ -104,20 +104,20 @@ def news(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> list[FrameRow
 
 
 def gaps(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """By query key, the first and last position between those consumed and those read that has no row."""
+    """By query key, the first and last position without a row between the consumed and the last read position."""
     read: defaultdict[str, set[int]] = defaultdict(set)
     for row in rows:
         if row.kind in (RowKind.CONTROL, RowKind.DAMAGED):
             read[row.query].add(row.position)
-    missing = {}
+    found = {}
     for key, positions in read.items():
-        lacking = set(range(consumed.get(key, 0) + 1, max(positions) + 1)) - positions
-        if lacking:
-            missing[key] = (min(lacking), max(lacking))
-    return missing
+        missing = set(range(consumed.get(key, 0) + 1, max(positions) + 1)) - positions
+        if missing:
+            found[key] = (min(missing), max(missing))
+    return found
 
 
-def _fact(row: FrameRow) -> FrameSummary:
+def _summary(row: FrameRow) -> FrameSummary:
     body = control_body(row.payload)
     return FrameSummary(
         query=query_from_key(row.query),
@@ -135,13 +135,16 @@ def _fact(row: FrameRow) -> FrameSummary:
 
 
 class BatchProcessor:
-    """`foreachBatch`'s function. Called by one thread at a time.
+    """The function of `foreachBatch`. Called by one thread at a time.
 
     Args:
-        writer: the one way to the ledger and the store, shared with the deadline thread.
+        writer: shared with the deadline thread.
         now_ms: wall clock, ms.
         monotonic: clock in seconds, for durations.
         margin_ms: how long before a staleness budget runs out the early answer is given.
+
+    Attributes:
+        failure: the exception of the last failed batch.
     """
 
     def __init__(
@@ -159,7 +162,7 @@ class BatchProcessor:
         self._metrics = metrics
         self._now_ms = now_ms
         self._monotonic = monotonic
-        self._ways = ProcessingDelays(margin_ms)
+        self._delays = ProcessingDelays(margin_ms)
         self._rates: dict[QueryRef, dict[EdgeId, float]] = {}
         self._rates_at_ms = 0
         self._stuck: dict[str, str] = {}
@@ -167,7 +170,7 @@ class BatchProcessor:
 
     @property
     def stuck(self) -> Mapping[str, str]:
-        """Queries whose frames are not applied, by key, and why."""
+        """Queries whose frames cannot be applied, by key, with the reason."""
         return dict(self._stuck)
 
     def __call__(self, frame: Any, batch_id: int) -> None:
@@ -179,47 +182,47 @@ class BatchProcessor:
             logger.debug("batch %d: %d frames applied in %.3f s", batch_id, frames, took_s)
         except Exception as exc:
             self.failure = exc
-            # The JVM runs a recursive regular expression over the traceback of whatever leaves here; one
-            # that quotes a Java stack overflows its own, and the stream's thread dies without a word.
+            # The JVM applies a recursive regular expression to the traceback of an exception raised here. One that
+            # quotes a Java stack overflows the JVM's stack, and the stream's thread dies without a message.
             raise BatchFailed(f"batch {batch_id}: {type(exc).__name__}") from None
 
     def _process(self, frame: Any) -> int:
-        """Returns how many frames were applied."""
+        """Returns the number of applied frames."""
         began_ms = self._now_ms()
         consumed = self._writer.consumed()
-        # Evaluated once, here: everything else happens on what came back.
-        rows = [row for row in news(from_table(frame.toArrow()), consumed) if row.query not in self._stuck]
+        # Evaluated once, here; everything below works on the returned rows.
+        rows = [row for row in unapplied(from_table(frame.toArrow()), consumed) if row.query not in self._stuck]
         self._check_gaps(gaps(rows, consumed))
-        batch = digest(rows)
-        self._tell(batch.passed_over)
+        batch = to_micro_batch(rows)
+        self._raise_alarms(batch.skipped)
         merged_ms = self._now_ms()
         emissions = self._apply(batch) if batch.through else []
         now_ms = self._now_ms()
-        self._metrics.note_batch(batch.facts, emissions, began_ms, merged_ms, now_ms)
-        self._note_ways(batch.facts, now_ms)
-        self._note_rates(now_ms)
+        self._metrics.observe_batch(batch.summaries, emissions, began_ms, merged_ms, now_ms)
+        self._store_processing_delays(batch.summaries, now_ms)
+        self._store_sampling_rates(now_ms)
         self._metrics.batches.inc()
         self._metrics.rows.inc(len(rows))
-        self._metrics.frames.inc(len(batch.facts))
+        self._metrics.frames.inc(len(batch.summaries))
         self._metrics.last_batch.set(now_ms / 1000)
-        return len(batch.facts)
+        return len(batch.summaries)
 
-    def _note_ways(self, facts: Iterable[FrameSummary], now_ms: int) -> None:
-        """Tells the edges, by way of the catalog, how long frames take here."""
+    def _store_processing_delays(self, summaries: Iterable[FrameSummary], now_ms: int) -> None:
+        """Stores changed processing delays in the catalog, from which gateways send them to edges."""
         delays: defaultdict[QueryRef, list[int]] = defaultdict(list)
-        for fact in facts:
-            delays[fact.query].append(now_ms - fact.received_at_ms)
-        for ref, each in delays.items():
-            self._ways.note(ref, each, now_ms)
-        for ref, way_ms in self._ways.news(now_ms).items():
+        for summary in summaries:
+            delays[summary.query].append(now_ms - summary.received_at_ms)
+        for ref, delays_ms in delays.items():
+            self._delays.add(ref, delays_ms, now_ms)
+        for ref, delay_ms in self._delays.take_changes(now_ms).items():
             try:
-                self._catalog.record_processing_delay(ref, way_ms, now_ms)
-            except StorageError as exc:  # The batch has been applied; this is for later ones.
-                self._ways.forget(ref)
-                logger.warning("how long frames of %s take is not written down: %s", ref.name, exc)
+                self._catalog.record_processing_delay(ref, delay_ms, now_ms)
+            except StorageError as exc:  # the batch has been applied; later batches report the delay again
+                self._delays.mark_unreported(ref)
+                logger.warning("the processing delay of %s is not stored: %s", ref.name, exc)
 
-    def _note_rates(self, now_ms: int) -> None:
-        """Tells the gateways, by way of the catalog, what part of its records an accuracy needs of each edge."""
+    def _store_sampling_rates(self, now_ms: int) -> None:
+        """Stores changed sampling rates in the catalog, for the gateways."""
         if now_ms - self._rates_at_ms < RATES_EVERY_MS:
             return
         self._rates_at_ms = now_ms
@@ -231,21 +234,21 @@ class BatchProcessor:
             try:
                 self._catalog.record_sampling_rates(ref, rates)
                 self._rates[ref] = rates
-            except StorageError as exc:  # The batch has been applied; this is for edges that cannot keep up.
-                logger.warning("the sampling rates of %s are not written down: %s", ref.name, exc)
+            except StorageError as exc:  # the batch has been applied; the rates matter only to overloaded edges
+                logger.warning("the sampling rates of %s are not stored: %s", ref.name, exc)
 
     def _apply(self, batch: MicroBatch) -> list[Emission]:
         try:
-            return self._writer.apply(batch.deltas, batch.facts, batch.through)
+            return self._writer.apply(batch.deltas, batch.summaries, batch.through)
         except SynopsisError:
-            # One query's synopses do not merge with those in the store. The others must not wait for it.
+            # One query's synopses do not merge with those in the store. It must not block the others.
             return [emission for key in batch.through for emission in self._apply_alone(key, batch.of(key))]
 
     def _apply_alone(self, key: str, batch: MicroBatch) -> list[Emission]:
         try:
-            return self._writer.apply(batch.deltas, batch.facts, batch.through)
+            return self._writer.apply(batch.deltas, batch.summaries, batch.through)
         except SynopsisError as exc:
-            # Nothing of it is consumed, so its frames stay in the log until somebody has looked.
+            # Nothing of it is consumed, so its frames stay in the log for an operator.
             self._stuck[key] = str(exc)
             self._metrics.stuck.set(len(self._stuck))
             logger.error("query %s is stuck, its frames are kept: %s", key, exc)
@@ -253,27 +256,27 @@ class BatchProcessor:
             return []
 
     def _check_gaps(self, missing: Mapping[str, tuple[int, int]]) -> None:
-        """Frames that were not read, although ones behind them were, must never be passed over.
+        """Handles frames that were not read although later ones were; they must not be skipped if they exist.
 
         Raises:
-            StorageError: the index has them; the stream has to begin at the consumed positions again.
+            StorageError: the index has them; the stream must restart at the consumed positions.
         """
         for key, (first, last) in missing.items():
             where = f"query {key}: frames {first} to {last}"
             if self._catalog.frames(key, first - 1, last):
-                raise StorageError(f"{where} were not read before those behind them")
-            logger.error("%s are in the index no more and were never applied", where)
-            self._metrics.passed_over.labels("lost").inc()
+                raise StorageError(f"{where} were not read before later ones")
+            logger.error("%s are no longer in the index and were never applied", where)
+            self._metrics.skipped.labels("lost").inc()
             self._catalog.add_alarm("frames-lost", f"{where} were dropped unread", EdgeId(""), self._now_ms())
 
-    def _tell(self, passed_over: Iterable[FrameRow]) -> None:
-        """Counts and alarms, before the batch is applied: told twice after a crash is better than never."""
-        for row in passed_over:
+    def _raise_alarms(self, skipped: Iterable[FrameRow]) -> None:
+        """Counts skipped rows and adds alarms, before the batch is applied: after a crash twice rather than never."""
+        for row in skipped:
             kind = "frame-damaged" if row.kind is RowKind.DAMAGED else "partial-refused"
             what = f"query {row.query}, frame {row.position}"
             if row.kind is RowKind.REFUSED:
                 what += f", slice {row.slice_start_ms}"
             message = f"{what}: {row.payload.decode(errors='replace')}"
             logger.error("%s: %s", kind, message)
-            self._metrics.passed_over.labels(kind).inc()
+            self._metrics.skipped.labels(kind).inc()
             self._catalog.add_alarm(kind, message, EdgeId(row.edge), self._now_ms())

@@ -1,8 +1,8 @@
-"""What travels through Spark: the rows of a frame.
+"""The rows of a frame in Spark.
 
-A frame becomes one row per partial and one control row: its body without the synopses, so that the
-ledger's facts come out of the same pass over the data as the partials. Every position that was read
-has a row that says so, or the processor could not tell a gap from a frame that is damaged.
+A frame becomes one row per partial and one control row: its body without the synopses. So the ledger's facts come from
+the same pass over the data as the partials. Every position that was read has a row; without it a damaged frame could
+not be distinguished from a gap.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from edgewater.wire.uplink_pb2 import FrameBody as FrameBodyMessage
 
 class RowKind(IntEnum):
     PARTIAL = 0
-    """`payload` is a synopsis of (query, slice_start_ms, shard)."""
+    """`payload` is the synopsis of (query, slice_start_ms, shard)."""
     CONTROL = 1
     """`payload` is the frame's body, its partials without their synopses."""
     DAMAGED = 2
-    """The frame at this position cannot be read; `payload` says why (UTF-8)."""
+    """The frame at this position cannot be read; `payload` is the reason (UTF-8)."""
     REFUSED = 3
-    """A partial of this position cannot be merged; `payload` says why (UTF-8)."""
+    """A partial of this position cannot be merged; `payload` is the reason (UTF-8)."""
 
 
 ROW_SCHEMA: pa.Schema = pa.schema(
@@ -51,7 +51,7 @@ ROW_DDL = (
 
 @dataclass(frozen=True, slots=True)
 class FrameRow:
-    """One row; the field names are the columns of `ROW_SCHEMA`, and none is ever null."""
+    """One row. The fields are the columns of `ROW_SCHEMA`; none is ever null."""
 
     query: str
     position: int
@@ -66,7 +66,7 @@ class FrameRow:
 
 
 def rows_of_frame(key: str, entry: FrameEntry, body: FrameBody) -> list[FrameRow]:
-    """The rows of a frame that was read: its control row first."""
+    """The rows of a readable frame, the control row first."""
     stubs = tuple(Partial(p.slice_start_ms, p.shard, b"") for p in body.partials)
     control = body_to_wire(replace(body, partials=stubs)).SerializeToString()
     origin = (str(entry.edge), entry.incarnation)
@@ -78,12 +78,12 @@ def rows_of_frame(key: str, entry: FrameEntry, body: FrameBody) -> list[FrameRow
 
 
 def row_of_damage(key: str, entry: FrameEntry, reason: str) -> FrameRow:
-    """The row of a frame that cannot be read."""
+    """The row of an unreadable frame."""
     return _entry_row(key, entry, RowKind.DAMAGED, reason.encode())
 
 
 def control_body(payload: bytes) -> FrameBody:
-    """The body in a control row: its partials have slice and shard, and no synopsis."""
+    """Decodes the body in a control row; its partials have slice and shard, but no synopsis."""
     return body_from_wire(FrameBodyMessage.FromString(payload))
 
 

@@ -1,4 +1,4 @@
-"""Rows of samples, and the identities of records that samples are drawn by.
+"""Rows of samples, and the identities of records, which decide what is sampled.
 
 An identity is the `source` of a record, a number that no other source has, and the record's number within it. Two rows
 of one identity are one record that was delivered twice.

@@ -73,17 +73,17 @@ class MaxErrorWavelet(HaarWavelet):
                 errors[at] = max(errors[at], error)
         parents = self._parents(keys, order)
         alive = np.ones(len(keys), bool)
-        gone = sizes == 0
+        removed = sizes == 0
         while True:
-            self._remove(alive, gone, parents, sizes, below, above, errors, starts)
-            alive &= ~gone
+            self._remove(alive, removed, parents, sizes, below, above, errors, starts)
+            alive &= ~removed
             excess = int(alive.sum()) - self.capacity
             if excess <= 0:
                 break
             among = np.flatnonzero(alive)
             losses = (below + sizes + above)[among]
-            gone = np.zeros(len(keys), bool)
-            gone[among[np.lexsort((keys[among], losses))[: -(-excess // 4)]]] = True
+            removed = np.zeros(len(keys), bool)
+            removed[among[np.lexsort((keys[among], losses))[: -(-excess // 4)]]] = True
         kept = np.flatnonzero(alive)
         kept = kept[np.argsort(keys[kept])]
         self._keys, self._below, self._above = keys[kept], below[kept], above[kept]
@@ -118,7 +118,7 @@ class MaxErrorWavelet(HaarWavelet):
     def _remove(
         self,
         alive: BoolArray,
-        gone: BoolArray,
+        removed: BoolArray,
         parents: IntArray,
         sizes: FloatArray,
         below: FloatArray,
@@ -130,14 +130,14 @@ class MaxErrorWavelet(HaarWavelet):
         levels = self._held.levels
         here = [np.flatnonzero(alive & (levels == level)) for level in np.unique(levels[alive])]
         for nodes in here:  # bottom up
-            worst = below[nodes] + above[nodes] + np.where(gone[nodes], sizes[nodes], 0.0)
+            worst = below[nodes] + above[nodes] + np.where(removed[nodes], sizes[nodes], 0.0)
             inner = parents[nodes] >= 0
             np.maximum.at(below, parents[nodes][inner], worst[inner])
             roots = nodes[~inner]
             first = self._held.positions[roots] << levels[roots]
             np.maximum.at(errors, np.searchsorted(starts, first, side="right") - 1, worst[~inner])
         for nodes in here[::-1]:  # top down: the parents are final
-            mine = nodes[(parents[nodes] >= 0) & gone[parents[nodes]]]
+            mine = nodes[(parents[nodes] >= 0) & removed[parents[nodes]]]
             lost = parents[mine]
             above[mine] += sizes[lost] + above[lost]
             parents[mine] = parents[lost]

@@ -17,10 +17,10 @@ from edgewater.streams import EdgeId
 T0 = 1_356_998_400_000
 
 
-def beat(desk, *parts, at=None, problem=""):
-    for part in parts:
+def beat(desk, *components, at=None, problem=""):
+    for component in components:
         desk.components.record(
-            ComponentHeartbeat(part, "host:1", "127.0.0.1:1", 0, desk.now if at is None else at, problem)
+            ComponentHeartbeat(component, "host:1", "127.0.0.1:1", 0, desk.now if at is None else at, problem)
         )
 
 

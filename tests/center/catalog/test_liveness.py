@@ -16,8 +16,8 @@ def registry(url: str) -> Iterator[ComponentRegistry]:
     registry.close()
 
 
-def beat(part: str, at: int, *, instance: str = "host:1", problem: str = "") -> ComponentHeartbeat:
-    return ComponentHeartbeat(part, instance, "127.0.0.1:1", 0, at, problem)  # type: ignore[arg-type]
+def beat(component: str, at: int, *, instance: str = "host:1", problem: str = "") -> ComponentHeartbeat:
+    return ComponentHeartbeat(component, instance, "127.0.0.1:1", 0, at, problem)  # type: ignore[arg-type]
 
 
 def test_a_beat_replaces_the_one_before_of_the_same_process(registry: ComponentRegistry) -> None:
@@ -43,7 +43,7 @@ def test_a_process_that_signs_off_is_gone_and_the_dead_are_dropped_in_time(regis
     assert [h.instance for h in registry.heartbeats()] == ["host:2"]
 
 
-def test_a_part_is_ready_while_any_of_its_processes_beats_without_a_problem() -> None:
+def test_a_component_is_ready_while_any_of_its_processes_has_a_heartbeat_without_a_problem() -> None:
     beats = [beat("gateway", 10_000, problem="disk full"), beat("gateway", 9_000, instance="b")]
     assert component_status("gateway", beats, 10_000).ready
     assert component_status("gateway", beats, 9_000 + STALE_AFTER_MS + 1).reason == "disk full"

@@ -10,7 +10,7 @@ import pytest
 
 from center.catalog import RegisteredQuery
 from center.job.metrics import JobMetrics
-from center.job.microbatch import digest
+from center.job.microbatch import to_micro_batch
 from center.job.rows import RowKind, rows_of_frame
 from center.ledger import Phase
 from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, render, to_table
@@ -159,14 +159,14 @@ def test_a_group_that_is_expected_and_has_not_come_has_a_row(world: Stored, tmp_
 def test_the_jobs_metrics_say_what_intervals_and_waits_have_been(world: Stored) -> None:
     metrics = JobMetrics()
     for emission in world.answers:
-        metrics.note_accuracy(emission)
+        metrics.observe_accuracy(emission)
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(f"edgewater_job_{name}", {"query": "q", **labels})
 
     finals = [e.quality.accuracy for e in world.answers if e.phase is Phase.FINAL]
     covered = [said.covered for said in finals if said is not None and said.covered is not None]
-    assert value("shadowed_windows_total", held="yes") == sum(covered) > 0
+    assert value("verified_intervals_total", held="yes") == sum(covered) > 0
     coverage = value("interval_coverage_ratio")
     assert coverage is not None and 0 < coverage <= 1
     first_early = [e for e in world.answers if e.revision == 1 and e.phase is Phase.EARLY]
@@ -180,5 +180,5 @@ def test_arrivals_pass_through_spark_with_the_frames_control_row() -> None:
     entry = FrameEntry(REF, 1, EdgeId("e"), "i", 1, 0, "segment", 0, 9, 9, BEGIN_MS)
     control, partial = rows_of_frame(KEY, entry, body)
     assert (control.kind, partial.payload) == (RowKind.CONTROL, b"synopsis")
-    batch = digest([control])
-    assert [fact.arrivals for fact in batch.facts] == [body.arrivals]
+    batch = to_micro_batch([control])
+    assert [s.arrivals for s in batch.summaries] == [body.arrivals]

@@ -21,7 +21,7 @@ from tests.center.gateway_world import on_a_loop
 
 
 class Watched(Catalog):
-    """A real catalog; something else may happen while a share book is changed."""
+    """A real catalog; something else may happen while a budget's state is updated."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -35,13 +35,13 @@ class Watched(Catalog):
 
 
 class World:
-    """A keeper over two queries with error budgets, and two edges."""
+    """A budget_sync over two queries with error budgets, and two edges."""
 
     def __init__(self, path: Path) -> None:
         self.catalog = Watched(f"sqlite:///{path}/catalog.db")
         self.now_ms = 1_000_000
         metrics = GatewayMetrics()
-        self.keeper = BudgetSync(
+        self.budget_sync = BudgetSync(
             self.catalog, StatusWriter(self.catalog, metrics, 1.0), lambda: self.now_ms, AllocationPolicy()
         )
         for edge in (JFK, LGA):
@@ -53,26 +53,26 @@ class World:
         return AssignmentPlan.of(self.catalog.version(), self.catalog.queries(), self.catalog.edges())
 
     def report(self, edge: EdgeId) -> None:
-        self.keeper.on_report(edge, self.refs[0], BudgetReport(0, {}, MIN_TIME_MS, 100.0, {}))
+        self.budget_sync.on_report(edge, self.refs[0], BudgetReport(0, {}, MIN_TIME_MS, 100.0, {}))
 
-    def told(self) -> set[EdgeId]:
-        return set(self.keeper.snapshot.grants.get(self.refs[0], {}))
+    def granted(self) -> set[EdgeId]:
+        return set(self.budget_sync.snapshot.grants.get(self.refs[0], {}))
 
 
 @on_a_loop
-async def test_a_report_that_comes_while_a_changed_plan_is_taken_in_is_not_lost(tmp_path: Path) -> None:
+async def test_a_report_that_comes_during_a_sync_is_not_lost(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.catalog.meanwhile = lambda _ref: world.report(JFK) if not world.catalog.changed else None
-    await world.keeper.sync(world.plan())
-    assert world.told() == set()
-    await world.keeper.sync(world.plan())
-    assert world.told() == {JFK}
+    await world.budget_sync.sync(world.plan())
+    assert world.granted() == set()
+    await world.budget_sync.sync(world.plan())
+    assert world.granted() == {JFK}
     world.catalog.close()
 
 
 @pytest.mark.parametrize("how", [StorageError("database is locked"), asyncio.CancelledError()])
 @on_a_loop
-async def test_a_turn_that_is_cut_short_is_made_good_by_the_next(tmp_path: Path, how: BaseException) -> None:
+async def test_a_sync_that_is_interrupted_is_completed_by_the_next(tmp_path: Path, how: BaseException) -> None:
     world = World(tmp_path)
 
     def fail(ref: QueryRef) -> None:
@@ -81,9 +81,9 @@ async def test_a_turn_that_is_cut_short_is_made_good_by_the_next(tmp_path: Path,
 
     world.catalog.meanwhile = fail
     with pytest.raises(type(how)):
-        await world.keeper.sync(world.plan())
+        await world.budget_sync.sync(world.plan())
     world.catalog.meanwhile = lambda _ref: None
     world.catalog.changed.clear()
-    await world.keeper.sync(world.plan())
+    await world.budget_sync.sync(world.plan())
     assert world.catalog.changed == world.refs
     world.catalog.close()

@@ -220,7 +220,7 @@ async def test_error_budgets_are_shared_by_the_edges_that_are_expected(tmp_path:
 
 
 @on_a_loop
-async def test_shares_survive_the_gateway_and_are_told_again(tmp_path: Path) -> None:
+async def test_grants_survive_the_gateway_and_are_sent_again(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
         await edge.hello()
@@ -232,7 +232,7 @@ async def test_shares_survive_the_gateway_and_are_told_again(tmp_path: Path) -> 
 
 
 @on_a_loop
-async def test_a_word_that_came_before_its_query_is_told_again(tmp_path: Path) -> None:
+async def test_a_grant_that_came_before_its_query_is_sent_again(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
         await edge.hello()
@@ -292,7 +292,7 @@ async def test_a_budget_report_that_no_edge_can_mean_ends_the_session(tmp_path: 
 
 
 @on_a_loop
-async def test_how_long_the_center_takes_is_told_under_a_staleness_budget(tmp_path: Path) -> None:
+async def test_the_processing_delay_is_sent_under_a_staleness_budget(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         c.catalog.register(spec(budget={"staleness": "2s"}), 1)
         await edge.hello()

@@ -9,7 +9,7 @@ from tests.center.gateway_world import RawEdge, center, eventually, on_a_loop, s
 
 
 @on_a_loop
-async def test_an_edge_that_cannot_keep_up_is_told_the_sampling_rate_that_its_accuracy_needs(tmp_path: Path) -> None:
+async def test_an_edge_that_cannot_keep_up_gets_the_sampling_rate_that_its_accuracy_needs(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as edge:
         measured = {"group_by": None, "measures": {"miles": "sum(distance)"}, "accuracy": {"error": "5%"}}
         query = c.catalog.register(spec(**measured), 1)

@@ -11,9 +11,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles, ReadMinRows
 
 from center.job.admission import BatchLimits
-from center.job.catalog_events import CatalogEvents
 from center.job.frame_source import FramePartition, FrameReader, SourceOptions, divide
-from center.job.ledger_writer import LedgerWriter
+from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.job.rows import FrameRow, RowKind, from_table
 from center.ledger import Ledger

@@ -106,7 +106,7 @@ def assert_a_stream_that_fails_is_started_again_by_itself(world: Any, job: JobPr
     world.log_dir.rename(away)
     for ref in refs:
         world.ship_window(ref, 6)  # into the segment that is open
-    line = job.wait_for("the stream failed and is started again")
+    line = job.wait_for("the stream failed and is restarted")
     assert "cannot be read" in line or "Python" in line
     away.rename(world.log_dir)
     for ref in refs:

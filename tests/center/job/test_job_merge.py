@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from center.job.merge import merge_rows
-from center.job.microbatch import digest, gaps, news
+from center.job.microbatch import gaps, to_micro_batch, unapplied
 from center.job.rows import ROW_SCHEMA, FrameRow, RowKind, from_table, row_of_damage, rows_of_frame, to_batch
 from center.storage.frame_log import FrameEntry
 from edgewater.streams import MAX_TIME_MS, EdgeId
@@ -68,7 +68,7 @@ def test_a_batch_that_is_run_again_has_nothing_new() -> None:
     rows = [*frame_rows(1, Partial(0, 0, make_synopsis(1))), *frame_rows(2, Partial(0, 0, make_synopsis(2)))]
     other = [replace(row, query="other@1") for row in rows]
 
-    assert news([*rows, *other], {KEY: 2, "other@1": 0}) == other
+    assert unapplied([*rows, *other], {KEY: 2, "other@1": 0}) == other
 
 
 def test_a_query_with_some_news_keeps_all_its_rows_for_the_store_to_refuse() -> None:
@@ -77,7 +77,7 @@ def test_a_query_with_some_news_keeps_all_its_rows_for_the_store_to_refuse() -> 
         [*frame_rows(1, Partial(0, 0, make_synopsis(1))), *frame_rows(2, Partial(0, 0, make_synopsis(2)))]
     )
 
-    assert news(merged, {KEY: 1}) == merged
+    assert unapplied(merged, {KEY: 1}) == merged
 
 
 @pytest.mark.parametrize("bad", [b"EWS1 nothing", make_synopsis(7, column="host")], ids=["corrupt", "incompatible"])
@@ -102,13 +102,13 @@ def test_a_lone_corrupt_partial_is_refused_too() -> None:
     assert [r.kind for r in merged] == [RowKind.CONTROL, RowKind.REFUSED]
 
 
-def test_the_facts_of_a_frame_survive_the_way_through_its_control_row() -> None:
+def test_the_summary_of_a_frame_survives_its_control_row() -> None:
     close = SliceClose(1000, 12, 3)
     rows = frame_rows(
         9, Partial(2000, 0, make_synopsis(1)), Partial(1000, 1, make_synopsis(1)), through_ms=2000, closes=(close,)
     )
 
-    (fact,) = digest(rows).facts
+    (fact,) = to_micro_batch(rows).summaries
 
     assert (fact.query, fact.position, fact.edge, fact.incarnation) == (REF, 9, "jfk", "i1")
     assert (fact.through_ms, fact.closes, fact.touched) == (2000, (close,), (1000, 2000))
@@ -118,19 +118,19 @@ def test_the_facts_of_a_frame_survive_the_way_through_its_control_row() -> None:
 def test_a_key_that_two_tasks_merged_becomes_one_delta() -> None:
     tasks = [merge_rows(frame_rows(i, Partial(0, 0, make_synopsis(i)))) for i in (2, 1)]
 
-    batch = digest(row for rows in tasks for row in rows)
+    batch = to_micro_batch(row for rows in tasks for row in rows)
 
     (delta,) = batch.deltas
     assert total(delta.synopsis) == 3
-    assert [f.position for f in batch.facts] == [1, 2]
+    assert [f.position for f in batch.summaries] == [1, 2]
     assert batch.through == {KEY: 2}
 
 
 def test_a_damaged_frame_counts_as_read() -> None:
-    batch = digest([*frame_rows(1), row_of_damage(KEY, entry(2), "torn")])
+    batch = to_micro_batch([*frame_rows(1), row_of_damage(KEY, entry(2), "torn")])
 
     assert batch.through == {KEY: 2}
-    assert [(r.kind, r.position) for r in batch.passed_over] == [(RowKind.DAMAGED, 2)]
+    assert [(r.kind, r.position) for r in batch.skipped] == [(RowKind.DAMAGED, 2)]
 
 
 def test_a_gap_between_consumed_and_read_positions_is_found() -> None:
@@ -143,10 +143,10 @@ def test_a_gap_between_consumed_and_read_positions_is_found() -> None:
 
 def test_a_batch_is_cut_by_query() -> None:
     other = [replace(r, query="other@1") for r in frame_rows(4, Partial(0, 0, make_synopsis(9)))]
-    batch = digest([*frame_rows(1, Partial(0, 0, make_synopsis(1))), *other])
+    batch = to_micro_batch([*frame_rows(1, Partial(0, 0, make_synopsis(1))), *other])
 
     part = batch.of("other@1")
 
     assert part.through == {"other@1": 4}
-    assert [f.position for f in part.facts] == [4]
+    assert [f.position for f in part.summaries] == [4]
     assert [total(d.synopsis) for d in part.deltas] == [9]

@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 
-from center.job.catalog_events import CatalogEvents
-from center.job.ledger_writer import LedgerWriter
+from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import FrameSummary, Ledger
 from edgewater.wire.frames import Arrivals, SliceClose
 
 ENDED_MS = 1_001_000
-PARTS = ("arrive", "wait", "merge", "apply")
+STAGES = ("arrive", "wait", "merge", "apply")
 
 
 def parts_ms(metrics: JobMetrics, query: str) -> dict[str, float]:
     name = "edgewater_job_first_answer_seconds_sum"
-    values = {p: metrics.registry.get_sample_value(name, {"query": query, "part": p}) for p in PARTS}
+    values = {p: metrics.registry.get_sample_value(name, {"query": query, "stage": p}) for p in STAGES}
     return {part: round(1000 * value) for part, value in values.items() if value is not None}
 
 
@@ -50,7 +49,7 @@ def test_the_parts_of_a_first_answers_age_add_up_and_later_answers_are_not_count
     emissions = writer.apply([], facts, {"a@1": 3})
     assert [e.revision for e in emissions] == [1]
 
-    metrics.note_batch(facts, emissions, ENDED_MS + 80, ENDED_MS + 170, ENDED_MS + 185)
+    metrics.observe_batch(facts, emissions, ENDED_MS + 80, ENDED_MS + 170, ENDED_MS + 185)
 
     assert parts_ms(metrics, "a") == {"arrive": 30, "wait": 50, "merge": 90, "apply": 15}
     assert metrics.registry.get_sample_value("edgewater_job_frame_delay_seconds_count") == 3
@@ -59,7 +58,7 @@ def test_the_parts_of_a_first_answers_age_add_up_and_later_answers_are_not_count
     later = [
         FrameSummary(ref, 4, world.edges[0], ENDED_MS, closes, (ENDED_MS - 1000,), 100, ENDED_MS + 900, "i1", None)
     ]
-    metrics.note_batch(later, writer.apply([], later, {"a@1": 4}), ENDED_MS + 950, ENDED_MS + 960, ENDED_MS + 970)
+    metrics.observe_batch(later, writer.apply([], later, {"a@1": 4}), ENDED_MS + 950, ENDED_MS + 960, ENDED_MS + 970)
 
     assert sum(parts_ms(metrics, "a").values()) == 185
 
@@ -72,4 +71,4 @@ def test_how_late_edges_tell_is_measured_from_the_moment_they_tell_of(
 
     writer.apply([], closing_frames(world, ref, arrivals=Arrivals(ENDED_MS, ())), {"a@1": 3})
 
-    assert metrics.registry.get_sample_value("edgewater_job_told_seconds_sum") == pytest.approx(0.06)
+    assert metrics.registry.get_sample_value("edgewater_job_report_delay_seconds_sum") == pytest.approx(0.06)

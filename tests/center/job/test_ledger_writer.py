@@ -9,9 +9,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from center.job.catalog_events import CatalogEvents
 from center.job.frame_retention import FrameRetention
-from center.job.ledger_writer import DeadlineThread, LedgerWriter
+from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import Ledger, Phase
 from edgewater.errors import InvalidConfig, StorageError
@@ -42,10 +41,10 @@ def writer(world: Any) -> Iterator[LedgerWriter]:
 
 def test_an_answer_that_is_due_needs_no_data(world: Any, writer: LedgerWriter) -> None:
     ref = world.catalog.register(staleness_spec("q"), world.now).ref
-    writer.turn()
+    writer.advance()
     world.now += 10_000
 
-    emissions = writer.turn()
+    emissions = writer.advance()
 
     assert emissions
     assert {e.phase for e in emissions} == {Phase.EARLY}
@@ -53,22 +52,26 @@ def test_an_answer_that_is_due_needs_no_data(world: Any, writer: LedgerWriter) -
 
 
 def test_the_catalogs_news_are_taken_in_once(world: Any) -> None:
-    follower = CatalogEvents(world.catalog)
+    catalog_events = CatalogEvents(world.catalog)
     world.register("a")
-    version, events = follower.news()
+    version, events = catalog_events.pending()
     assert len(events) == 2, "the edges, and the query"
-    assert follower.news() == (version, events), "not told yet"
+    assert catalog_events.pending() == (version, events), "not told yet"
 
-    follower.told(version)
+    catalog_events.acknowledge(version)
 
-    assert follower.news() == (version, [])
+    assert catalog_events.pending() == (version, [])
     world.catalog.delete("a", world.now)
     world.register("a")
-    assert [type(e).__name__ for e in follower.news()[1]] == ["EdgesChanged", "QueryDeleted", "QueryRegistered"]
+    assert [type(e).__name__ for e in catalog_events.pending()[1]] == [
+        "EdgesChanged",
+        "QueryDeleted",
+        "QueryRegistered",
+    ]
 
 
 def test_a_query_registered_just_before_its_first_frame_is_known_in_time(world: Any, writer: LedgerWriter) -> None:
-    writer.turn()
+    writer.advance()
     (ref,) = world.register("a")
     world.ship_window(ref, 0)
 
@@ -90,11 +93,11 @@ def test_deadlines_are_kept_by_a_thread_that_survives_failures(world: Any, write
     failed, turned = threading.Event(), threading.Event()
 
     class Flaky:
-        def turn(self) -> None:
+        def advance(self) -> None:
             if not failed.is_set():
                 failed.set()
                 raise StorageError("the disk is full")
-            writer.turn()
+            writer.advance()
             turned.set()
 
         def wait(self) -> None:

@@ -13,10 +13,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from center.job.admission import BatchLimits
-from center.job.catalog_events import CatalogEvents
 from center.job.frame_source import FORMAT, FrameSource, SourceOptions
 from center.job.job import JobConfig, start_stream
-from center.job.ledger_writer import LedgerWriter
+from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.job.microbatch import BatchProcessor
 from center.ledger import Ledger
@@ -66,8 +65,8 @@ class Run:
         self.store = ResultStore(world.results_url)
         ledger = Ledger()
         self.store.load_ledger(ledger)
-        follower = CatalogEvents(world.catalog)
-        self.writer = LedgerWriter(ledger, self.store, follower, self.metrics, now_ms=world.clock)
+        catalog_events = CatalogEvents(world.catalog)
+        self.writer = LedgerWriter(ledger, self.store, catalog_events, self.metrics, now_ms=world.clock)
         self.process = BatchProcessor(
             self.writer, world.catalog, self.metrics, now_ms=world.clock, monotonic=time.monotonic
         )
@@ -238,12 +237,12 @@ def test_frames_that_were_dropped_and_never_applied_are_told_and_passed(spark: A
     run = Run(world)
     run.drain(spark)
 
-    assert run.counted("passed_over", kind="lost") == 1
+    assert run.counted("skipped", kind="lost") == 1
     (alarm,) = world.catalog.alarms()
     assert (alarm.kind, alarm.message) == ("frames-lost", "query a@1: frames 1 to 2 were dropped unread")
 
 
-def test_a_damaged_frame_is_passed_over_counted_and_alarmed(spark: Any, world: Any) -> None:
+def test_a_damaged_frame_is_skipped_counted_and_alarmed(spark: Any, world: Any) -> None:
     refs = world.register("a", "b")
     for ref in refs:
         world.ship_window(ref, 0)
@@ -263,7 +262,7 @@ def test_a_damaged_frame_is_passed_over_counted_and_alarmed(spark: Any, world: A
     answers = world.answers()
     assert {at: size for at, size in answers.items() if at[0] == refs[1]} == whole
     assert sum(answers.values()) < sum(world.truth.values())
-    assert run.counted("passed_over", kind="frame-damaged") == 1
+    assert run.counted("skipped", kind="frame-damaged") == 1
     (alarm,) = world.catalog.alarms()
     assert alarm.kind == "frame-damaged"
     assert "query a@1, frame 1" in alarm.message

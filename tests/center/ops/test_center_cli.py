@@ -1,4 +1,4 @@
-"""`edgewater center …` as an operator types it, and the parts as the processes they are."""
+"""`edgewater center …` as an operator types it, and the components as the processes that they are."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_the_gateway_is_a_process_that_beats_and_shows_its_metrics(tmp_path: Pat
 @pytest.mark.e2e
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_whole_center_runs_outlives_the_death_of_each_part_and_stops_as_one(tmp_path: Path) -> None:
+def test_a_whole_center_runs_outlives_the_death_of_each_component_and_stops_as_one(tmp_path: Path) -> None:
     flags = ("--data-dir", str(tmp_path), "--set", f"gateway.listen={ANY}", "--set", f"api.listen={ANY}")
     with process("run", "--json", *flags, stdout=subprocess.PIPE) as center:
         assert center.stdout is not None
@@ -165,10 +165,10 @@ def test_a_whole_center_runs_outlives_the_death_of_each_part_and_stops_as_one(tm
         refused = invoke("run", *flags)
         assert "another `edgewater center run` uses this directory" in refused.output
 
-        for part in ("gateway", "job", "api"):
-            pid_file = tmp_path / "pids" / f"{part}.pid"
+        for component in ("gateway", "job", "api"):
+            pid_file = tmp_path / "pids" / f"{component}.pid"
             killed = int(pid_file.read_text())
-            assert killed == ready["pids"][part]
+            assert killed == ready["pids"][component]
             os.kill(killed, signal.SIGKILL)
             eventually(lambda f=pid_file, pid=killed: f.exists() and int(f.read_text()) != pid)  # type: ignore[misc]
         eventually(lambda: httpx.get(f"{ready['api']}/readyz").json()["components"]["gateway"]["instances"] == 1)

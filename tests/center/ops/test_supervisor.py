@@ -56,7 +56,7 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_part_that_is_killed_is_started_again_under_a_new_process_id(
+def test_a_component_that_is_killed_is_started_again_under_a_new_process_id(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pid_file = tmp_path / "pids" / "gateway.pid"
@@ -73,7 +73,7 @@ def test_a_part_that_is_killed_is_started_again_under_a_new_process_id(
     assert "gateway was killed by SIGKILL; starting it again" in caplog.text
 
 
-def test_all_parts_are_stopped_together_and_their_pid_files_removed(tmp_path: Path) -> None:
+def test_all_components_are_stopped_together_and_their_pid_files_removed(tmp_path: Path) -> None:
     supervisor = supervise(tmp_path, *(ComponentCommand(p, python(SLEEPER)) for p in ("gateway", "job", "api")))
     pids: dict[str, int] = {}
 
@@ -87,7 +87,7 @@ def test_all_parts_are_stopped_together_and_their_pid_files_removed(tmp_path: Pa
     assert list((tmp_path / "pids").iterdir()) == []
 
 
-def test_a_part_that_will_not_stop_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_a_component_that_will_not_stop_is_killed_with_its_children(tmp_path: Path) -> None:
     begun, child_pid = tmp_path / "begun", tmp_path / "child.pid"
     code = f"""
 import pathlib, subprocess, sys
@@ -105,7 +105,7 @@ pathlib.Path({str(child_pid)!r}).write_text(str(child.pid))
     asyncio.run(until(lambda: gone(int(child_pid.read_text()))))
 
 
-def test_what_a_dead_part_left_behind_is_killed_before_it_starts_again(tmp_path: Path) -> None:
+def test_what_a_dead_component_left_behind_is_killed_before_it_starts_again(tmp_path: Path) -> None:
     begun, child_pid = tmp_path / "begun", tmp_path / "child.pid"
     # The first start leaves a child behind and dies; later ones stay.
     code = f"""
@@ -127,7 +127,9 @@ os._exit(1)
     run(supervisor, wait)
 
 
-def test_a_part_that_cannot_use_its_configuration_is_not_started_again_and_stops_the_others(tmp_path: Path) -> None:
+def test_a_component_that_cannot_use_its_configuration_is_not_started_again_and_stops_the_others(
+    tmp_path: Path,
+) -> None:
     supervisor = supervise(
         tmp_path, ComponentCommand("api", python(SLEEPER)), ComponentCommand("job", python("import sys; sys.exit(2)"))
     )

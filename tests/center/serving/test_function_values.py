@@ -45,9 +45,9 @@ def run_planned(world: Stored, seconds: int) -> list[float]:
     for _ in range(seconds):
         world.run(1)
         record = world.store.latest(REF)
-        if record is None or plan.knows(record):
+        if record is None or plan.has_seen(record):
             continue
-        plan.note(record, world.query)
+        plan.add(record, world.query)
         rates.append(plan.rate)
         told(world, plan.rate)
     return rates
@@ -138,11 +138,11 @@ def test_a_revised_window_replaces_its_own_plan_only(tmp_path: Path) -> None:
     world.run(8)
     (first, _), (second, _), *_ = answers(world)
     plan = FunctionRates()
-    plan.note(first, query)
+    plan.add(first, query)
     alone = plan.rate
 
-    plan.note(replace(second, synopsis=None), query)
-    plan.note(replace(second, revision=second.revision + 1), query)
+    plan.add(replace(second, synopsis=None), query)
+    plan.add(replace(second, revision=second.revision + 1), query)
 
     assert plan.rate >= alone
 
@@ -224,14 +224,14 @@ def test_a_plan_is_for_the_neediest_of_the_last_windows(planned: tuple[Stored, l
     alone = []
     for record in records:
         plan = FunctionRates()
-        plan.note(record, world.query)
+        plan.add(record, world.query)
         alone.append(plan.rate)
     plan = FunctionRates()
     assert plan.rate == 1.0
 
     for record in records:
-        plan.note(record, world.query)
-        assert plan.knows(record)
+        plan.add(record, world.query)
+        assert plan.has_seen(record)
 
     assert plan.rate == pytest.approx(max(alone[-5:]))
 

@@ -40,7 +40,7 @@ def test_a_missing_or_broken_java_is_told_in_one_line_that_says_what_to_install(
 
 
 def test_no_java_at_all_is_told_too(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="none runs here"):
+    with pytest.raises(InvalidConfig, match="none can be run"):
         require_java({"PATH": str(tmp_path)})
 
 

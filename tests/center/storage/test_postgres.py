@@ -118,7 +118,7 @@ def test_a_batch_whose_server_dies_is_applied_once_when_it_is_back(
     assert job.batch(*frames) == []
 
 
-def test_parts_beat_again_when_the_server_is_back(postgres: PostgresServer, url: str) -> None:
+def test_heartbeats_resume_when_the_server_is_back(postgres: PostgresServer, url: str) -> None:
     registry, beat = ComponentRegistry(url), ComponentHeartbeat("job", "host:1", "", 0, 5)
     postgres.kill()
     try:

@@ -1,4 +1,4 @@
-"""The shipped example: Apache DataSketches' HLL and KLL, through the battery and from an edge to a center."""
+"""The shipped example, Apache DataSketches' HLL and KLL: the conformance tests, and from an edge to a center."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SUBJECTS = [
 
 @pytest.fixture(autouse=True, scope="module")
 def registered() -> None:
-    """As the entry point does it, also where the package is not installed with it."""
+    """Registers the example as its entry point does, even if it is not installed."""
     if "datasketches_hll" in plugins.INSTALLED.origins:
         return
     point = EntryPoint("datasketches", "examples.datasketches_synopses:SYNOPSES", plugins.GROUP)
@@ -77,7 +77,7 @@ def edge_partials(users: np.ndarray, urls: list[str]) -> list[bytes]:
     return [p.synopsis for f in frames for p in f.unpack().partials]
 
 
-def test_ds_hll_goes_from_two_edges_through_the_center_to_answers() -> None:
+def test_ds_hll_works_from_two_edges_to_an_answer() -> None:
     rng = np.random.default_rng(3)
     users = [rng.integers(0, 3000, 6000) for _ in range(2)]
     urls = ["/a", "/b"] * 3000
@@ -90,7 +90,7 @@ def test_ds_hll_goes_from_two_edges_through_the_center_to_answers() -> None:
         assert answer.lower <= truth <= answer.upper and answer.upper - answer.lower < 0.1 * truth
 
 
-def test_ds_kll_is_refused_to_edges_which_recover_by_replay() -> None:
+def test_edges_refuse_ds_kll_because_it_is_not_reproducible() -> None:
     with pytest.raises(
         InvalidQuery, match=r"measures.answer: 'ds_kll\(latency\)'.*not reproducible.*same bytes for the same records"
     ):
@@ -113,11 +113,11 @@ def test_partials_of_ds_kll_merge_at_the_center() -> None:
         assert merged.query(Count())[group].value == len(truth)
         answer = merged.query(Quantile(0.9))[group]
         low, high = (np.searchsorted(truth, x) / len(truth) for x in (answer.lower, answer.upper))
-        # The library's bound fails once in a hundred, and its coins cannot be seeded: twice the bound.
+        # Twice the bound, because the library's bound fails once in a hundred and its coins cannot be seeded.
         assert low - 0.015 <= 0.9 <= high + 0.015 and answer.lower < answer.upper
 
 
-def test_a_sketch_comes_back_as_the_class_that_made_it() -> None:
+def test_from_bytes_returns_the_class_of_the_sketch() -> None:
     one = example.DataSketchesHll()
     one.update(["a", "b", "a", ""])
     again = from_bytes(one.to_bytes())

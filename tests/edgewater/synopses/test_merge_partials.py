@@ -62,7 +62,7 @@ def test_sums_merged_in_any_order_and_grouping_are_the_exact_same_integers(batch
     assert GroupedAggregate.from_bytes(at_once).records == sum(map(len, batches))
 
 
-def test_merging_does_not_change_the_parts() -> None:
+def test_merging_does_not_change_the_partials() -> None:
     parts = [partial([("a", 1)]), partial([("a", 2), ("b", 3)])]
     before = list(parts)
     first = GroupedAggregate.merge_bytes(parts)
@@ -70,7 +70,7 @@ def test_merging_does_not_change_the_parts() -> None:
     assert GroupedAggregate.merge_bytes(parts) == first
 
 
-def test_a_lone_part_comes_back_as_it_is() -> None:
+def test_a_single_partial_is_returned_unchanged() -> None:
     part = partial([("a", 1)])
     assert GroupedAggregate.merge_bytes([part]) is part
 
@@ -80,7 +80,7 @@ def test_an_empty_partial_adds_nothing() -> None:
     assert contents(GroupedAggregate.merge_bytes([partial([]), part, partial([])])) == {"a": (1, 1)}
 
 
-def test_a_lone_damaged_part_is_refused_too() -> None:
+def test_a_single_damaged_partial_is_refused() -> None:
     part = bytearray(partial([("a", 1)]))
     part[-1] ^= 1
     with pytest.raises(CorruptSynopsis, match="CRC32C"):
@@ -92,6 +92,6 @@ def test_partials_of_different_queries_do_not_merge() -> None:
         GroupedAggregate.merge_bytes([partial([("a", 1)]), partial([("a", 1)], FLOAT)])
 
 
-def test_nothing_to_merge_is_an_error_of_the_caller() -> None:
+def test_an_empty_list_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="at least one"):
         GroupedAggregate.merge_bytes([])

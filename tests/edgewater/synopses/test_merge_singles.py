@@ -1,4 +1,4 @@
-"""Merging many at once gives what merging one after the other gives."""
+"""Merging many stacks at once equals merging them one after the other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parts_of(make: Any, sizes: tuple[int, ...] = (0, 1, 300, 2000, 0, 50, 5000))
 
 
 @each
-def test_many_at_once_are_one_after_the_other(make: Any) -> None:
+def test_merging_many_at_once_equals_merging_one_after_the_other(make: Any) -> None:
     parts = parts_of(make)
     assert hasattr(parts[0]._stack, "merge_singles")
     before = [p.to_bytes() for p in parts]
@@ -48,7 +48,7 @@ def test_many_at_once_are_one_after_the_other(make: Any) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_parts_that_were_folded_merge_with_those_that_were_not(position: int) -> None:
+def test_folded_and_unfolded_partials_merge_at_once(position: int) -> None:
     for make in (lambda: HyperLogLog(9), lambda: CountMin(256, 2)):
         parts = parts_of(make, (3000, 200, 4000))
         expected = parts[0].merge_many(parts[1:]).fold(1).to_bytes()
@@ -57,7 +57,7 @@ def test_parts_that_were_folded_merge_with_those_that_were_not(position: int) ->
 
 
 @each
-def test_one_that_does_not_fit_is_refused_and_both_are_named(make: Any) -> None:
+def test_an_incompatible_stack_is_refused_and_both_are_named(make: Any) -> None:
     others: list[Any] = [HyperLogLog(5), CountMin(32, 3), FastAgms(32, 3), Kll(17)]
     stranger = next(o for o in others if o.kind == make().kind)
     with pytest.raises(IncompatibleSynopses, match=f"{make().kind}: .* and .*"):
@@ -65,7 +65,7 @@ def test_one_that_does_not_fit_is_refused_and_both_are_named(make: Any) -> None:
 
 
 def test_thousands_of_kll_sketches_keep_their_bound() -> None:
-    """Rank errors are within what the sketch says: at 1 - 1e-6 a rank, for 19 ranks."""
+    """Rank errors are within the stated ones, at 1 - 1e-6 per rank for 19 ranks."""
     rng = np.random.default_rng(6)
     values = rng.lognormal(0, 2, (1500, 1000))
     parts = []

@@ -1,4 +1,4 @@
-"""Synopses from other distributions, as `importlib.metadata` finds them: real `dist-info` folders on a path."""
+"""Synopses of other distributions, which `importlib.metadata` finds in real `dist-info` folders on a path."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ TALLY = """
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Puts a distribution on a path of its own; `Plugins` finds only those. The registry is put back afterwards."""
+    """Installs distributions on a separate path, the only one that `Plugins` searches. Restores the registry
+    afterwards."""
     monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
     monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -72,7 +73,7 @@ def points(path: Path) -> list[EntryPoint]:
     return [p for d in distributions(path=[str(path)]) for p in d.entry_points.select(group=plugins.GROUP)]
 
 
-def test_a_package_brings_a_kind_a_function_and_what_a_user_holds(install: Install) -> None:
+def test_a_package_provides_a_kind_a_function_and_a_single_synopsis(install: Install) -> None:
     install("tallies", {"tally": "tallies:ALL"}, TALLY.format(name="Tally", kind="tally"))
     assert "tallies" not in sys.modules, "nothing is imported before it is asked for"
     assert function_named("count") is not None and "tallies" not in sys.modules
@@ -89,7 +90,7 @@ def test_a_package_brings_a_kind_a_function_and_what_a_user_holds(install: Insta
     assert str(plugins.INSTALLED.origins["tally"]) == "tallies 1.2 (entry point tally = tallies:ALL)"
 
 
-def test_bytes_alone_are_enough_for_a_kind_to_be_found(install: Install) -> None:
+def test_reading_bytes_loads_the_plugin_of_their_kind(install: Install) -> None:
     install("tallies", {"tally": "tallies:ALL"}, TALLY.format(name="Tally", kind="tally"))
     message = registry.function_named("count").make((), None).to_message()  # type: ignore[union-attr]
     message.kind = "tally"
@@ -97,7 +98,7 @@ def test_bytes_alone_are_enough_for_a_kind_to_be_found(install: Install) -> None
 
 
 NO_IMPORT = "import a_package_that_is_not_there\n"
-MERGED = TALLY.format(name="Count", kind="count")
+TAKEN_KIND = TALLY.format(name="Count", kind="count")
 TAKEN_FUNCTION = """
     from edgewater.synopses.exact.aggregates import CountStack
     from edgewater.synopses.registry import Function
@@ -132,7 +133,7 @@ CRASHES = """
     [
         (NO_IMPORT, "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"),
         ("x = 1\n", "AttributeError"),
-        (MERGED, "the kind 'count' is already registered by edgewater itself"),
+        (TAKEN_KIND, "the kind 'count' is already registered by edgewater itself"),
         (TAKEN_FUNCTION, "the function 'distinct' is already registered by edgewater itself"),
         (NO_STACK, "Sketch is not a Stack: it lacks __len__, grow, merge"),
         ("ALL = 7\n", "7 is none of: a Stack class, a Function, a SingleSynopsis class"),
@@ -142,7 +143,7 @@ CRASHES = """
         (CRASHES, "ZeroDivisionError: by design"),
     ],
 )
-def test_what_does_not_fit_is_named_and_the_others_go_on(install: Install, source: str, what: str) -> None:
+def test_an_invalid_plugin_is_named_and_the_others_are_loaded(install: Install, source: str, what: str) -> None:
     install("broken", {"theirs": "broken:ALL"}, source)
     install("tallies", {"tally": "tallies:ALL"}, TALLY.format(name="Other", kind="other"))
     kinds = set(registry._KINDS)
@@ -155,23 +156,23 @@ def test_what_does_not_fit_is_named_and_the_others_go_on(install: Install, sourc
         Measure.parse("n", "nobodys(x)")
 
 
-def test_of_two_packages_that_want_one_name_the_first_by_name_has_it(install: Install) -> None:
+def test_the_first_package_by_name_gets_a_name_that_two_packages_define(install: Install) -> None:
     install("zebra", {"tally": "zebra:ALL"}, TALLY.format(name="Tally", kind="tally"))
     install("aardvark", {"tally": "aardvark:ALL"}, TALLY.format(name="Tally", kind="tally"))
     with pytest.warns(SynopsisPluginWarning, match=r"zebra 1.2 .*'tally' is already registered by aardvark 1.2"):
         plugins.INSTALLED.load()
-    plugins.INSTALLED.load()  # once is enough: the second warns no more
+    plugins.INSTALLED.load()  # the second call does not warn again
     assert plugins.INSTALLED.origins["tally"].distribution == "aardvark 1.2"
 
 
-def test_a_package_may_ask_for_functions_while_it_is_imported(install: Install) -> None:
+def test_a_package_may_look_up_functions_while_it_is_imported(install: Install) -> None:
     source = TALLY.format(name="Tally", kind="tally")
     install("nosy", {"tally": "nosy:ALL"}, source + "    from edgewater.synopses.registry import function_named\n"
             "    assert function_named('tally') is None and function_named('count') is not None\n")  # fmt: skip
     assert function_named("tally") is not None
 
 
-def test_bytes_of_a_kind_that_nobody_knows_say_that_a_package_may_be_missing(install: Install) -> None:
+def test_the_error_for_an_unknown_kind_says_that_a_package_may_not_be_installed(install: Install) -> None:
     message = HyperLogLog()._stack.to_message()
     message.kind = "moments"
     with pytest.raises(

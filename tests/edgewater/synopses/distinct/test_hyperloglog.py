@@ -15,7 +15,7 @@ SEED = 99
 
 
 def registers_of(values: np.ndarray, precision: int) -> dict[int, int]:
-    """The definition, one value at a time."""
+    """Computes registers by the definition, one value at a time."""
     held: dict[int, int] = {}
     for h in hash_values(values).tolist():
         index, rest = h >> (64 - precision), h & ((1 << (64 - precision)) - 1)
@@ -25,7 +25,7 @@ def registers_of(values: np.ndarray, precision: int) -> dict[int, int]:
 
 
 def state_of(stack: HyperLogLogStack) -> dict[int, int]:
-    """Registers in use of a stack of one group, dense or sparse."""
+    """Returns the registers in use of a stack of one group, dense or sparse."""
     keys, rho = stack._consolidate()
     held = dict(zip((keys & 0xFFFFFFFF).tolist(), rho.tolist(), strict=True))
     for row in stack._dense[stack._view("row")[stack._view("row") >= 0]]:
@@ -35,7 +35,7 @@ def state_of(stack: HyperLogLogStack) -> dict[int, int]:
 
 @pytest.mark.parametrize("precision", [4, 9, 14, 18])
 @pytest.mark.parametrize("n", [0, 1, 50, 3000, 60_000])
-def test_registers_are_as_the_definition_says(precision: int, n: int) -> None:
+def test_registers_match_the_definition(precision: int, n: int) -> None:
     values = np.random.default_rng(SEED).integers(0, 1 << 62, n)
     stack = HyperLogLogStack(1, precision=precision)
     stack.update(np.zeros(n, np.int64), values)
@@ -43,7 +43,7 @@ def test_registers_are_as_the_definition_says(precision: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [10, 5000, 60_000])
-def test_folding_gives_what_fewer_registers_would_have_held(n: int) -> None:
+def test_folding_equals_a_sketch_built_with_fewer_registers(n: int) -> None:
     values = np.random.default_rng(SEED).integers(0, 1 << 62, n)
     stack = HyperLogLogStack(1, precision=12)
     stack.update(np.zeros(n, np.int64), values)
@@ -54,7 +54,7 @@ def test_folding_gives_what_fewer_registers_would_have_held(n: int) -> None:
 
 
 def test_a_register_whose_other_bits_are_all_zero_folds_exactly() -> None:
-    """ρ = q + 1 has no set bit to count to; only hashes made for it reach that."""
+    """ρ = q + 1 means that no bit is set, which only constructed hashes reach."""
     folded, direct = HyperLogLogStack(1, precision=5), HyperLogLogStack(1, precision=4)
     hashes = np.array([0b00010 << 59, 0b00101 << 59, 0], np.uint64)
     folded._add(np.zeros(3, np.int64), hashes.copy())
@@ -63,11 +63,11 @@ def test_a_register_whose_other_bits_are_all_zero_folds_exactly() -> None:
     assert max(state_of(direct).values()) == 61
 
 
-# Of 400 sketches at 95 % about 380 intervals hold the truth. With a true coverage of exactly 95 % fewer
-# than 357 do with probability 3e-6 (binomial): the rate of false alarms per case.
+# About 380 of 400 intervals at 95 % contain the true value. For a coverage of exactly 95 %, fewer than 357 do with
+# probability 3e-6 (binomial), which is the rate of false alarms per case.
 @pytest.mark.parametrize("precision", [4, 6, 9, 12])
 @pytest.mark.parametrize("n", [2, 40, 1000, 5000])
-def test_intervals_hold_the_truth_as_often_as_they_say(precision: int, n: int) -> None:
+def test_intervals_contain_the_true_value_as_often_as_stated(precision: int, n: int) -> None:
     rng = np.random.default_rng([SEED, precision, n])
     stack = HyperLogLogStack(400, precision=precision)
     stack.update(np.repeat(np.arange(400), n), rng.integers(-(1 << 62), 1 << 62, 400 * n))
@@ -78,8 +78,9 @@ def test_intervals_hold_the_truth_as_often_as_they_say(precision: int, n: int) -
 
 
 @pytest.mark.parametrize("n", [100, 1000, 10_000, 100_000])
-def test_the_error_is_that_of_the_paper_over_the_whole_range(n: int) -> None:
-    """RMS of 60 sketches against 1.04/√m: more than 1.5 times is a matter of 1 in 10^8; bias within 5 sd."""
+def test_the_error_is_that_of_the_paper_for_all_cardinalities(n: int) -> None:
+    """The RMS of 60 sketches exceeds 1.5 times 1.04/√m with probability 1e-8; the bias is within 5 standard
+    deviations."""
     rng = np.random.default_rng([SEED, n])
     estimates = []
     for _ in range(60):
@@ -110,7 +111,7 @@ def test_a_story_of_one_sketch() -> None:
     assert "5 values" in repr(again)
 
 
-def test_for_error_takes_the_smallest_that_is_good_enough() -> None:
+def test_for_error_returns_the_smallest_sufficient_sketch() -> None:
     assert HyperLogLog.for_error(0.0082)._stack.precision == 14
     assert HyperLogLog.for_error(0.0081)._stack.precision == 15
     assert HyperLogLog.for_error(1.0)._stack.precision == 4
@@ -156,7 +157,7 @@ def test_unequal_seeds_and_kinds_do_not_merge() -> None:
         HyperLogLog().merge_many(["not one"])  # type: ignore[list-item]
 
 
-def test_sparse_groups_cost_bytes_for_what_they_hold() -> None:
+def test_sparse_groups_take_bytes_only_for_registers_in_use() -> None:
     groups = 5000
     stack = HyperLogLogStack(groups)
     codes = np.repeat(np.arange(groups), 20)
@@ -169,7 +170,7 @@ def test_sparse_groups_cost_bytes_for_what_they_hold() -> None:
     assert (stack._view("row") >= 0).sum() == 1, "only the crowded group has a dense row"
 
 
-def test_reset_gives_dense_rows_back() -> None:
+def test_reset_frees_dense_rows() -> None:
     stack = HyperLogLogStack(3, precision=10)
     for _ in range(20):
         stack.update(np.repeat([0, 1, 2], 2000), np.arange(6000))
@@ -179,7 +180,7 @@ def test_reset_gives_dense_rows_back() -> None:
     assert (stack.query().value == 0).all()
 
 
-def test_updating_needs_memory_for_a_chunk_and_not_for_the_batch() -> None:
+def test_an_update_needs_memory_for_a_chunk_and_not_for_the_batch() -> None:
     stack, values, codes = HyperLogLogStack(1), np.arange(4_000_000), np.zeros(4_000_000, np.int64)
     stack.update(codes[:100_000], values[:100_000])
     tracemalloc.start()
@@ -189,7 +190,7 @@ def test_updating_needs_memory_for_a_chunk_and_not_for_the_batch() -> None:
     assert peak < 8 << 20
 
 
-def test_from_bytes_reads_only_what_it_should() -> None:
+def test_from_bytes_refuses_other_kinds_and_several_groups() -> None:
     data = HyperLogLog().to_bytes()
     with pytest.raises(CorruptSynopsis, match="begin with"):
         from_bytes(b"GIF89a.." + data)

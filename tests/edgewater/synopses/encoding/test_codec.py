@@ -24,12 +24,12 @@ odd_floats = [-0.0, math.nan, math.inf, -math.inf, 5e-324, 1.7e308, 2.0**53, 2.0
 
 
 @given(st.sampled_from(TYPES).flatmap(lambda t: hnp.arrays(np.dtype(t), shapes)))
-def test_arrays_come_back_with_every_bit(values: np.ndarray) -> None:
+def test_arrays_round_trip_bit_by_bit(values: np.ndarray) -> None:
     assert same(codec.decode(codec.encode(values)), values)
 
 
 @given(st.sampled_from(["<i8", "<u8", "<f8"]), st.lists(st.integers(0, 300), max_size=40), st.integers(0, 1 << 62))
-def test_small_and_large_integers_come_back(kind: str, small: list[int], large: int) -> None:
+def test_small_and_large_integers_round_trip(kind: str, small: list[int], large: int) -> None:
     for values in (small, [*small, large]):
         array = np.array(values, np.dtype(kind))
         assert same(codec.decode(codec.encode(array)), array)
@@ -55,14 +55,14 @@ def test_arrays_are_stored_in_the_narrowest_type_that_is_exact() -> None:
 
 
 @pytest.mark.parametrize("value", odd_floats)
-def test_odd_floats_come_back_alone_and_among_others(value: float) -> None:
+def test_special_floats_round_trip_alone_and_among_others(value: float) -> None:
     with np.errstate(over="ignore"):
         narrow = np.array([value] * 3).astype(np.float32)
     for values in (np.array([value]), np.array([value, 1.0]), narrow):
         assert same(codec.decode(codec.encode(values)), values)
 
 
-def test_nan_keeps_its_payload_and_big_endian_arrays_are_turned() -> None:
+def test_nan_keeps_its_payload_and_big_endian_arrays_are_converted() -> None:
     nan = np.array([0x7FF8_0000_DEAD_BEEF], np.uint64).view(np.float64)
     assert same(codec.decode(codec.encode(nan)), nan)
     turned = codec.decode(codec.encode(np.array([1, 2**40], ">i8")))
@@ -98,7 +98,7 @@ def test_other_types_have_no_encoding() -> None:
         {"type": "<u8", "stored": "|i1"},
     ],
 )
-def test_arrays_that_cannot_be_are_corrupt(change: dict[str, Any]) -> None:
+def test_invalid_arrays_are_corrupt(change: dict[str, Any]) -> None:
     fields: dict[str, Any] = {"encoding": Array.FIXED, "type": "<i8", "stored": "|u1", "shape": [2], "data": b"\1\2"}
     assert codec.decode(Array(**fields)).tolist() == [1, 2]
     with pytest.raises(CorruptSynopsis):
@@ -117,7 +117,7 @@ ARROW = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "b
 @given(
     st.sampled_from(sorted(COLUMNS)).flatmap(lambda t: st.tuples(st.just(t), st.lists(COLUMNS[t]))), st.integers(0, 3)
 )
-def test_key_columns_come_back_with_their_nulls(given: tuple[str, list[Any]], skip: int) -> None:
+def test_key_columns_round_trip_with_their_nulls(given: tuple[str, list[Any]], skip: int) -> None:
     kind, values = given
     column = pa.array(values, ARROW[kind]).slice(min(skip, len(values)))
     again = codec.decode_keys(codec.encode_keys(column))
@@ -125,7 +125,7 @@ def test_key_columns_come_back_with_their_nulls(given: tuple[str, list[Any]], sk
     assert repr(again.to_pylist()) == repr(column.to_pylist())
 
 
-def test_key_columns_that_cannot_be_are_corrupt() -> None:
+def test_invalid_key_columns_are_corrupt() -> None:
     good = codec.encode_keys(pa.array(["ab", None, "ä"]))
     cases: list[dict[str, Any]] = [
         {"data": b"ab\xff\xff"},
@@ -146,7 +146,7 @@ def test_key_columns_that_cannot_be_are_corrupt() -> None:
             codec.decode_keys(message)
 
 
-def test_sealed_messages_come_back_and_nothing_else_does() -> None:
+def test_sealed_messages_round_trip_and_other_bytes_are_corrupt() -> None:
     message = codec.header("count", 1, {"b": 1, "a": [2]}, seed=(1 << 64) - 1, records=5)
     assert message.parameters == '{"a":[2],"b":1}', "canonical: equal parameters are equal bytes"
     data = codec.seal(message)
@@ -165,7 +165,7 @@ def test_sealed_messages_come_back_and_nothing_else_does() -> None:
         codec.unseal(codec._HEADER.pack(codec.MAGIC, codec.google_crc32c.value(nonsense)) + nonsense)
 
 
-def test_open_message_names_what_does_not_fit() -> None:
+def test_open_message_names_the_mismatch() -> None:
     message = codec.header("count", 3, {})
     with pytest.raises(CorruptSynopsis, match="a 'count' where a 'sum' was expected"):
         codec.open_message(message, "sum", 3, 0)

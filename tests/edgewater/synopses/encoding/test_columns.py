@@ -1,4 +1,4 @@
-"""Many partials read at once are what the protobuf parser reads partial by partial."""
+"""Reading many partials at once gives the same arrays as the protobuf parser."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def like(partials: list[bytes]) -> SynopsisMessage:
 @settings(max_examples=60)
 @given(st.lists(st.tuples(*[st.sampled_from([*SHAPES.values()])] * 2, st.sampled_from([1, 300, 1 << 40, -5, 0.5])),
                 min_size=2, max_size=9))  # fmt: skip
-def test_arrays_of_any_length_and_stored_type_are_those_that_the_parser_reads(batch_shapes: list[Any]) -> None:
+def test_arrays_of_any_length_and_stored_type_equal_those_of_the_parser(batch_shapes: list[Any]) -> None:
     rng = np.random.default_rng(3)
     partials = []
     for number, (one, two, scale) in enumerate(batch_shapes):
@@ -72,7 +72,7 @@ def test_partials_with_other_headers_are_not_read() -> None:
     assert columns.read(codec.unseal(strings), [strings] * 3) is None, "strings have lengths of their own"
 
 
-def test_every_flipped_bit_is_noticed() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     sketch = Kll(16)
     sketch.update(np.arange(40.0))
     partial = sketch.to_bytes()

@@ -47,13 +47,13 @@ def test_sums_and_their_merges_are_those_of_unbounded_integers(
     assert len(one.to_message().arrays) == (2 if all(LEAST <= t <= GREATEST for t in truth) else 3)
 
 
-def test_more_rows_than_halves_add_up_exactly_in_a_float_are_summed_exactly() -> None:
+def test_sums_of_more_rows_than_float64_adds_exactly_are_exact() -> None:
     values = np.full((1 << 21) + 5, (1 << 32) - 1)
     low, carry = wide_sums(np.zeros(len(values), np.int64), values, 1)
     assert exact(low, carry) == [len(values) * ((1 << 32) - 1)]
 
 
-def test_a_sum_beyond_int64_is_answered_and_not_wrapped() -> None:
+def test_a_sum_beyond_int64_does_not_wrap() -> None:
     stack = IntegerSumStack(1)
     for _ in range(3):
         stack.update(np.zeros(2, np.int64), np.array([GREATEST, GREATEST]))
@@ -62,7 +62,7 @@ def test_a_sum_beyond_int64_is_answered_and_not_wrapped() -> None:
     assert codec.seal(stack.to_message()) == codec.seal(IntegerSumStack(1).to_message())
 
 
-def test_reading_a_sketch_leaves_its_message_as_it_is() -> None:
+def test_reading_a_sketch_does_not_change_its_message() -> None:
     stack = DDSketchStack(1)
     stack.update(np.zeros(3, np.int64), np.array([1.0, -2.0, 3.0]))
     message = stack.to_message()
@@ -71,7 +71,7 @@ def test_reading_a_sketch_leaves_its_message_as_it_is() -> None:
     assert message.SerializeToString(deterministic=True) == before
 
 
-def test_aggregates_whose_second_measure_does_not_fit_are_refused_before_anything_changes() -> None:
+def test_aggregates_with_an_incompatible_measure_are_refused_before_anything_changes() -> None:
     def aggregate(accuracy: float) -> GroupedAggregate:
         result = GroupedAggregate({"k": pa.string()}, {"n": CountStack(), "q": DDSketchStack(accuracy=accuracy)})
         result.update([pa.array(["a", "b"])], {"n": None, "q": pa.array([1.0, 2.0])}, 2)

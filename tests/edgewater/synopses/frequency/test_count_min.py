@@ -15,7 +15,7 @@ from edgewater.synopses.items import row_hashes
 SEED = 11
 
 
-def test_counters_are_as_the_definition_says() -> None:
+def test_counters_match_the_definition() -> None:
     values = np.random.default_rng(SEED).integers(0, 300, 2000)
     sketch = CountMin(64, 3)
     sketch.update(values)
@@ -43,8 +43,8 @@ def test_a_story_of_one_sketch() -> None:
     assert isinstance(again, CountMin) and again.query(Frequency("/b")) == both.query(Frequency("/b"))
 
 
-def test_an_estimate_is_the_upper_end_and_never_below_the_truth() -> None:
-    """3 × 16 counters of 200 items, once each: who calls the estimate a lower bound is wrong 200 times."""
+def test_an_estimate_is_an_upper_bound() -> None:
+    """3 × 16 counters of 200 items, once each: as a lower bound the estimate would be wrong 200 times."""
     items = np.arange(200)
     sketch = CountMin(16, 3)
     sketch.update(items)
@@ -53,10 +53,10 @@ def test_an_estimate_is_the_upper_end_and_never_below_the_truth() -> None:
     assert all(g.value > 1 for g in given)
 
 
-# A bound that holds with probability exactly 1 - e^-depth fails in more of 400 groups than this once in 10^6.
+# A bound that holds with probability exactly 1 - e^-depth fails in more of 400 groups than this with probability 1e-6.
 @pytest.mark.parametrize(("depth", "most"), [(1, 195), (2, 91), (3, 43), (5, 14)])
 @pytest.mark.parametrize("skewed", [False, True])
-def test_the_bound_holds_as_often_as_it_says(depth: int, most: int, skewed: bool) -> None:
+def test_the_bound_holds_as_often_as_stated(depth: int, most: int, skewed: bool) -> None:
     rng = np.random.default_rng([SEED, depth])
     stack = CountMinStack(400, width=16, depth=depth)
     values = rng.zipf(1.3, 400 * 300) if skewed else rng.integers(1, 1 << 60, 400 * 300)
@@ -68,7 +68,7 @@ def test_the_bound_holds_as_often_as_it_says(depth: int, most: int, skewed: bool
     assert (given.lower > 5).sum() <= most
 
 
-def test_merged_from_256_parts_it_is_what_one_pass_gives() -> None:
+def test_a_merge_of_256_partials_equals_one_pass() -> None:
     values = np.random.default_rng(SEED).zipf(1.2, 60_000)
     whole, parts = CountMin(1024, 4), []
     whole.update(values)
@@ -79,8 +79,9 @@ def test_merged_from_256_parts_it_is_what_one_pass_gives() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_are_independent_and_do_not_collide_together(seed: int) -> None:
-    """Of all 1.1 million pairs of 1500 items one in 64² meets in two given rows: 275 ± 17, more than 6 sd is 1e-9.
+def test_collisions_in_two_rows_are_independent(seed: int) -> None:
+    """One in 64² of the 1.1 million pairs of 1500 items collides in two rows: 275 ± 17; beyond 6 standard deviations:
+    1e-9.
 
     With rows made of two hashes (Kirsch and Mitzenmacher), a pair that meets in two rows meets in all.
     """
@@ -97,8 +98,8 @@ def test_rows_are_independent_and_do_not_collide_together(seed: int) -> None:
     assert pairs(0, 1, 2, 3) <= 3, "1 in 64^4"
 
 
-def test_distinct_items_first_or_not_makes_no_difference() -> None:
-    """A batch of many repeats is counted by distinct items; with groups, weights or in small batches it is not."""
+def test_counting_distinct_items_first_makes_no_difference() -> None:
+    """A batch with many duplicates is counted by distinct items, but not with groups, weights or in small batches."""
     values = np.random.default_rng(SEED).integers(0, 40, 5000)
     whole, small, weighted = CountMin(64, 3), CountMin(64, 3), CountMin(64, 3)
     whole.update(values)
@@ -111,7 +112,7 @@ def test_distinct_items_first_or_not_makes_no_difference() -> None:
     np.testing.assert_array_equal(grouped._table()[1], whole._stack._table()[0])
 
 
-def test_weights_count_and_exact_beyond_what_floats_hold() -> None:
+def test_weights_are_added_exactly_beyond_float64() -> None:
     sketch = CountMin(64, 3)
     sketch.update(["a", "b", None], weights=[(1 << 60) + 1, 5, 7])
     assert sketch.query(Frequency("b")).value == 5
@@ -123,7 +124,7 @@ def test_weights_count_and_exact_beyond_what_floats_hold() -> None:
             sketch.update(["a"], weights=weights)
 
 
-def test_taking_out_what_was_put_in_leaves_nothing() -> None:
+def test_subtracting_all_added_values_gives_the_empty_sketch() -> None:
     values = np.random.default_rng(SEED).integers(0, 100, 1000)
     sketch = CountMin(64, 3)
     sketch.update(values)
@@ -133,7 +134,7 @@ def test_taking_out_what_was_put_in_leaves_nothing() -> None:
     assert sketch.to_bytes() == rest.to_bytes()
 
 
-def test_after_taking_out_too_much_the_answer_is_a_median_that_nothing_bounds() -> None:
+def test_after_subtracting_too_much_the_answer_is_a_median_without_bounds() -> None:
     sketch = CountMin(64, 5)
     sketch.update(np.arange(100))
     sketch.decrement(np.full(20, 1000))
@@ -143,7 +144,7 @@ def test_after_taking_out_too_much_the_answer_is_a_median_that_nothing_bounds() 
     assert from_bytes(sketch.to_bytes()).query(Frequency(1000)) == answer
 
 
-def test_folding_gives_what_a_narrower_one_would_have_held() -> None:
+def test_folding_equals_a_narrower_sketch() -> None:
     values = np.random.default_rng(SEED).zipf(1.3, 3000)
     wide = CountMin(1024, 3)
     wide.update(values)
@@ -155,7 +156,7 @@ def test_folding_gives_what_a_narrower_one_would_have_held() -> None:
         wide.fold(7)
 
 
-def test_sizes_are_those_of_the_paper() -> None:
+def test_for_error_gives_the_sizes_of_the_paper() -> None:
     assert CountMin.for_error(math.e / 65536 * 1.0001, math.exp(-5) * 1.0001)._stack.parameters == {
         "width": 65536,
         "depth": 5,
@@ -174,7 +175,7 @@ def test_widths_and_depths_out_of_range_are_refused(width: object, depth: object
         CountMin(width, depth)  # type: ignore[arg-type]
 
 
-def test_an_item_of_another_type_is_refused_and_not_counted_as_absent() -> None:
+def test_an_item_of_another_type_is_refused() -> None:
     sketch = CountMin(64, 3)
     assert sketch.query(Frequency("anything")).value == 0, "nothing is in it, so nothing is known of its type"
     sketch.update(np.array([1.0, 2.5]))
@@ -212,7 +213,7 @@ def test_counters_that_do_not_add_up_are_corrupt() -> None:
         from_bytes(codec.seal(message))
 
 
-def test_bytes_are_few_where_little_is_in_it() -> None:
+def test_a_sketch_with_few_values_takes_few_bytes() -> None:
     sketch = CountMin()
     sketch.update(np.arange(100))
     assert len(sketch.to_bytes()) < 3000 < sketch.nbytes

@@ -39,7 +39,7 @@ def test_polynomials_are_exact_modulo_the_prime() -> None:
 
 
 def test_signs_are_4_wise_independent() -> None:
-    """The mean over 4000 random polynomials of the product of four keys' signs is 0 ± 0.016; beyond 5 sd: 6e-7 each."""
+    """The mean of the product of four keys' signs over 4000 random polynomials is 0 ± 0.016; beyond 5 sd: 6e-7 each."""
     rng = np.random.default_rng(SEED)
     keys = np.array([1, 2, 3, 4, 1 << 40, (1 << 40) + 1, PRIME - 1], np.uint64)
     signs = np.array(
@@ -52,7 +52,7 @@ def test_signs_are_4_wise_independent() -> None:
         assert abs(signs[:, chosen].prod(axis=1).mean()) < 5 / math.sqrt(4000), chosen
 
 
-def test_counters_are_as_the_definition_says() -> None:
+def test_counters_match_the_definition() -> None:
     values = np.random.default_rng(SEED).integers(0, 50, 500)
     stack = FastAgmsStack(1, width=32, depth=2)
     stack.update(np.zeros(500, np.int64), values)
@@ -80,16 +80,16 @@ def test_a_story_of_two_relations() -> None:
     assert FastAgms().query(JoinSize(orders)).upper == 0 == FastAgms().query().upper
 
 
-# Chebyshev's inequality is generous: with a true coverage of exactly 95 %, fewer than 265 of 300 intervals hold
-# with probability 3e-7, and that is the rate of false alarms; the coverage really is near 100 %.
+# For a coverage of exactly 95 %, fewer than 265 of 300 intervals hold with probability 3e-7, the rate of false alarms;
+# Chebyshev's inequality is conservative, and the actual coverage is near 100 %.
 @pytest.mark.parametrize("width", [64, 1024])
 @pytest.mark.parametrize("depth", [1, 5, 7])
 @pytest.mark.parametrize("skewed", [False, True])
-def test_intervals_hold_the_truth_as_often_as_they_say(width: int, depth: int, skewed: bool) -> None:
+def test_intervals_contain_the_true_value_as_often_as_stated(width: int, depth: int, skewed: bool) -> None:
     rng = np.random.default_rng([SEED, width, depth])
     groups, n = 300, 200
     left, right = (FastAgmsStack(groups, width=width, depth=depth) for _ in range(2))
-    offset = np.repeat(np.arange(groups) * 1_000_000, n)  # other items in each group: other hashes
+    offset = np.repeat(np.arange(groups) * 1_000_000, n)  # different items, and so different hashes, in each group
     values = [offset + (rng.zipf(1.5, groups * n) % 999 if skewed else rng.integers(0, 150, groups * n)) for _ in "ab"]
     codes = np.repeat(np.arange(groups), n)
     for stack, v in zip((left, right), values, strict=True):
@@ -109,7 +109,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(width: int, depth: int, s
 
 
 def test_the_error_is_that_of_the_paper() -> None:
-    """The median of 5 rows of deviation √(2/w): RMS 0.54 of one row's if normal; twice that is 1 in 10^9 or less."""
+    """The RMS of the median of 5 rows is 0.54 times that of one row, √(2/w), if normal; twice that: at most 1e-9."""
     rng = np.random.default_rng(SEED)
     stack = FastAgmsStack(200, width=1024, depth=5)
     stack.update(np.repeat(np.arange(200), 2000), rng.integers(0, 1 << 60, 400_000))
@@ -124,7 +124,7 @@ def test_deviations_grow_with_confidence_and_shrink_with_depth() -> None:
     assert deviations(5, 0.99) > deviations(5, 0.95)
 
 
-def test_a_sketch_too_narrow_for_a_confidence_says_that_nothing_bounds_it() -> None:
+def test_a_sketch_too_narrow_for_a_confidence_has_infinite_bounds() -> None:
     sketch = sketch_of(np.arange(100), 16, 1)
     answer = sketch.query(SelfJoinSize(0.999))
     assert answer.upper == math.inf and answer.lower <= 100
@@ -132,7 +132,7 @@ def test_a_sketch_too_narrow_for_a_confidence_says_that_nothing_bounds_it() -> N
     assert (join.lower, join.upper) == (-math.inf, math.inf)
 
 
-def test_folding_gives_what_a_narrower_one_would_have_held_and_joins_with_it() -> None:
+def test_folding_equals_a_narrower_sketch_and_joins_with_it() -> None:
     values = np.random.default_rng(SEED).zipf(1.3, 3000)
     wide, other = sketch_of(values, 256, 3), sketch_of(values[:1000], 256, 3)
     for level in range(5):
@@ -143,7 +143,7 @@ def test_folding_gives_what_a_narrower_one_would_have_held_and_joins_with_it() -
     assert wide.query(JoinSize(other.fold(1))) == wide.fold(1).query(JoinSize(other))
 
 
-def test_for_error_finds_a_sketch_that_keeps_it() -> None:
+def test_for_error_returns_a_sketch_with_this_error() -> None:
     sketch = FastAgms.for_error(0.1, 0.05)
     sketch.update(np.arange(5000))
     answer = sketch.query(SelfJoinSize(0.95))

@@ -33,7 +33,7 @@ def test_a_story_of_one_summary() -> None:
 
 
 def assert_bounds(top: TopK, truth: Counter, capacity: int) -> None:
-    """For every item that came: certain bounds, no coverage to test."""
+    """Checks the deterministic bounds of every item."""
     n = truth.total()
     error = int(top.query(Frequency(-1)).upper)
     assert error <= n / (capacity + 1)
@@ -56,12 +56,12 @@ def test_bounds_hold_for_every_item(skew: float, batches: int, capacity: int) ->
 
 
 @pytest.mark.parametrize("order", ["row", "tree"])
-def test_bounds_hold_for_256_merged_parts_of_different_sites(order: str) -> None:
+def test_bounds_hold_for_256_merged_partials_of_different_sites(order: str) -> None:
     rng = np.random.default_rng(SEED)
     truth: Counter = Counter()
     parts = []
     for site in range(256):
-        values = words(int(rng.integers(1, 2000)), 1.3, site) + (site % 4) * 3  # favourites differ from site to site
+        values = words(int(rng.integers(1, 2000)), 1.3, site) + (site % 4) * 3  # differs between sites
         truth.update(values.tolist())
         parts.append(TopK(10, 100))
         parts[-1].update(values)
@@ -74,8 +74,8 @@ def test_bounds_hold_for_256_merged_parts_of_different_sites(order: str) -> None
     assert all(item in found for item, count in truth.most_common(3) if count > truth.total() / 50)
 
 
-def test_an_item_above_the_bound_is_always_there() -> None:
-    """The worst case: a rival per place, and the heavy one in small pieces among ever new items."""
+def test_an_item_above_the_bound_always_has_a_counter() -> None:
+    """The worst case: one competitor per counter, and the frequent item in small batches among new items."""
     top = TopK(1, 9)
     for piece in range(1000):
         top.update(np.concatenate([np.full(12, -1), 1000 * piece + np.arange(88)]))
@@ -84,7 +84,7 @@ def test_an_item_above_the_bound_is_always_there() -> None:
     assert often.upper - often.lower <= 10_000
 
 
-def test_while_items_are_few_all_is_exact_and_to_the_bit() -> None:
+def test_counts_of_few_items_are_exact() -> None:
     values = np.random.default_rng(SEED).integers(0, 50, 20_000)
     whole, parts = TopK(5), [TopK(5) for _ in range(4)]
     whole.update(values)
@@ -98,7 +98,7 @@ def test_while_items_are_few_all_is_exact_and_to_the_bit() -> None:
     } == {n for _, n in truth.most_common(5)}
 
 
-def test_asking_and_shipping_do_not_change_what_comes_later() -> None:
+def test_queries_and_shipping_do_not_change_later_states() -> None:
     silent, asked = TopK(5, 50), TopK(5, 50)
     for part in np.array_split(words(200_000), 40):
         silent.update(part)
@@ -159,7 +159,7 @@ def test_sizes_and_bad_parameters() -> None:
         TopK(1).merge_many([TopK(1, 20)])
 
 
-def test_counters_that_cannot_be_are_corrupt() -> None:
+def test_invalid_counters_are_corrupt() -> None:
     top = TopK(2, 3)
     top.update([1, 1, 2, 3])
     sound = top._stack.to_message()

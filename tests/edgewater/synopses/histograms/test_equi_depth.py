@@ -29,7 +29,7 @@ def test_boundaries_are_quantiles_within_the_accuracy_and_buckets_are_equally_fu
     assert np.abs(depths - 5000).max() < 2 * 0.01 * 50_000
 
 
-def test_merged_parts_have_the_boundaries_of_one_pass() -> None:
+def test_merged_partials_have_the_boundaries_of_one_pass() -> None:
     values = np.random.default_rng(SEED).normal(0, 100, 20_000)
     parts = [histogram_of(part) for part in np.array_split(values, 256)]
     merged = parts[0].merge_many(parts[1:])
@@ -41,14 +41,14 @@ numbers = st.floats(allow_nan=False) | st.sampled_from([0.0, 1.0, -1.0, 5e-324, 
 
 @settings(max_examples=300)
 @given(st.lists(numbers, max_size=40), numbers, numbers, st.integers(0, 3))
-def test_counts_in_a_range_are_within_certain_bounds(values: list[float], low: float, high: float, fold: int) -> None:
+def test_counts_in_a_range_are_within_their_bounds(values: list[float], low: float, high: float, fold: int) -> None:
     array = np.array(values, float)
     answer = histogram_of(array, accuracy=0.1).fold(fold).query(Range(low, high))
     assert answer.lower <= ((array >= low) & (array <= high)).sum() <= answer.upper
     assert answer.lower <= answer.value <= answer.upper
 
 
-def test_a_range_is_as_good_as_the_bins_at_its_ends() -> None:
+def test_the_error_of_a_range_is_that_of_the_bins_at_its_ends() -> None:
     values = np.random.default_rng(SEED).lognormal(0, 1, 50_000)
     answer = histogram_of(values).query(Range(0.5, 2.0))
     truth = ((values >= 0.5) & (values <= 2)).sum()
@@ -56,7 +56,7 @@ def test_a_range_is_as_good_as_the_bins_at_its_ends() -> None:
     assert answer.upper - answer.lower < 0.05 * len(values)
 
 
-def test_its_bytes_are_its_own_kind() -> None:
+def test_its_bytes_have_a_kind_of_their_own() -> None:
     histogram = histogram_of([1.0, 2.0], buckets=7)
     again = from_bytes(histogram.to_bytes())
     assert isinstance(again, EquiDepthHistogram) and len(again.boundaries()) == 8

@@ -18,7 +18,7 @@ def histogram_of(values: object, low: float = -2.0, high: float = 3.0, bins: int
     return histogram
 
 
-def test_bins_are_those_of_numpy_and_what_lies_outside_is_counted() -> None:
+def test_bins_are_those_of_numpy_and_values_outside_are_counted() -> None:
     values = np.random.default_rng(SEED).normal(0, 2, 20_000)
     histogram = histogram_of(np.r_[values, math.nan, math.inf, -math.inf, 3.0])
     expected, edges = np.histogram(np.r_[values, 3.0], 40, (-2, 3))
@@ -36,7 +36,7 @@ numbers = st.floats() | st.floats(-2, 3) | st.sampled_from([-2.0, 3.0, 0.5, 2.99
 
 @settings(max_examples=300)
 @given(st.lists(numbers, max_size=40), ends, ends, st.sampled_from([1, 3, 8, 64]))
-def test_ranges_ranks_and_quantiles_are_within_certain_bounds(
+def test_ranges_ranks_and_quantiles_are_within_their_bounds(
     values: list[float], low: float, high: float, bins: int
 ) -> None:
     array = np.array(values, float)
@@ -76,7 +76,7 @@ def test_values_on_an_edge_are_in_the_bin_above_it_for_every_range() -> None:
         assert below.counts.sum() == bins - 1 and below.counts.max() <= 1
 
 
-def test_what_was_merged_or_added_can_be_taken_out_again() -> None:
+def test_merged_or_added_values_can_be_subtracted() -> None:
     rng = np.random.default_rng(SEED)
     one, two = histogram_of(rng.normal(0, 1, 500)), histogram_of(rng.normal(1, 3, 700))
     both = one.merge_many([two])

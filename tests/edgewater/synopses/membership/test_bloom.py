@@ -30,7 +30,7 @@ def filter_of(values: object, bits: int = 1 << 14, hashes: int = 4) -> BloomFilt
 
 
 def found(held: BloomFilter, values: np.ndarray) -> np.ndarray:
-    """`Contains` for many values at once."""
+    """Answers `Contains` for many values at once."""
     stack, result = held._stack, np.ones(len(values), bool)
     bits = np.unpackbits(stack._table()[0], bitorder="little").astype(bool)
     for row in range(stack.hashes):
@@ -39,7 +39,7 @@ def found(held: BloomFilter, values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("bits", [64, 320, 8192, 65536 * 15])
-def test_bits_are_as_the_definition_says(bits: int) -> None:
+def test_bits_match_the_definition(bits: int) -> None:
     values = np.random.default_rng(SEED).integers(0, 1 << 60, 700)
     held = filter_of(values, bits, 5)
     expected = {h * bits >> 64 for row in range(5) for h in row_hashes(hash_values(values), row).tolist()}
@@ -66,8 +66,8 @@ def test_a_story_of_one_filter() -> None:
 
 
 @pytest.mark.parametrize("load", [0.1, 0.5, 1.0, 2.0])
-def test_nothing_is_missed_and_the_rate_of_false_yes_is_the_one_stated(load: float) -> None:
-    """Of 40,000 absent values; beyond 5 deviations of the binomial: 6e-7 per case."""
+def test_there_are_no_false_negatives_and_the_false_positive_rate_is_as_stated(load: float) -> None:
+    """40,000 absent values; beyond 5 standard deviations of the binomial: 6e-7 per case."""
     held = BloomFilter.for_capacity(5000, 0.02)
     values = np.random.default_rng(SEED).permutation(1 << 20)
     inside, outside = values[: int(5000 * load)], values[-40_000:]
@@ -79,7 +79,7 @@ def test_nothing_is_missed_and_the_rate_of_false_yes_is_the_one_stated(load: flo
         assert rate < 0.021
 
 
-def test_a_filter_above_half_full_raises_the_alarm() -> None:
+def test_a_filter_above_half_full_is_overfull() -> None:
     edge = [filter_of(np.arange(1000 * i, 1000 * (i + 1)), *size_for(1500, 0.01)) for i in range(8)]
     assert not any(e.overfull for e in edge)
     assert edge[0].query(Contains(5)).basis == "bloom"
@@ -91,7 +91,7 @@ def test_a_filter_above_half_full_raises_the_alarm() -> None:
     assert merged.query(Contains(5)).confidence < 0.5
 
 
-def test_a_full_filter_says_yes_to_everything_and_bounds_nothing() -> None:
+def test_a_full_filter_answers_yes_to_everything_and_has_infinite_bounds() -> None:
     full = filter_of(np.arange(5000), 64, 3)
     assert full.fill == 1
     answer = full.query(Distinct())
@@ -103,10 +103,10 @@ def test_a_full_filter_says_yes_to_everything_and_bounds_nothing() -> None:
     assert 0 <= intersection.lower <= intersection.value <= intersection.upper < 5
 
 
-# Of 400 filters at 95 % fewer than 357 intervals hold the truth with probability 3e-6, if exactly 95 % do in the
-# long run (binomial): the rate of false alarms per case.
+# For a coverage of exactly 95 %, fewer than 357 of 400 intervals contain the true value with probability 3e-6
+# (binomial), which is the rate of false alarms per case.
 @pytest.mark.parametrize("n", [3, 100, 400, 1500, 3500])
-def test_sizes_hold_the_truth_as_often_as_they_say(n: int) -> None:
+def test_intervals_of_sizes_contain_the_true_value_as_often_as_stated(n: int) -> None:
     rng = np.random.default_rng([SEED, n])
     stacks = [BloomStack(400, bits=4096, hashes=3) for _ in range(2)]
     shared = rng.integers(0, 1 << 60, 400 * (n // 3))
@@ -130,7 +130,7 @@ def test_the_or_is_the_union_and_the_and_is_not_the_intersection() -> None:
     assert answer.lower <= 500 <= answer.upper and abs(answer.value - 500) < 100
 
 
-def test_folding_gives_what_a_smaller_one_would_have_held() -> None:
+def test_folding_equals_a_smaller_filter() -> None:
     values = np.random.default_rng(SEED).integers(0, 1 << 60, 500)
     held = filter_of(values, 3 * 4096, 3)
     for level in range(7):
@@ -144,8 +144,8 @@ def test_folding_gives_what_a_smaller_one_would_have_held() -> None:
     assert held.query(IntersectionSize(other.fold(1))) == held.fold(1).query(IntersectionSize(other))
 
 
-def test_many_values_of_one_byte_all_get_their_bits() -> None:
-    """Several bits of one byte in one batch: an assignment with repeated indices keeps one of them."""
+def test_a_batch_sets_several_bits_of_one_byte() -> None:
+    """An assignment with repeated indices would keep only one of several bits in a byte."""
     together = filter_of(np.arange(200), 64, 1)
     one_by_one = BloomFilter(64, 1)
     for value in range(200):
@@ -153,7 +153,7 @@ def test_many_values_of_one_byte_all_get_their_bits() -> None:
     assert together.fill == one_by_one.fill
 
 
-def test_sizes_are_those_of_the_formula() -> None:
+def test_for_capacity_gives_the_sizes_of_the_formula() -> None:
     bits, hashes = size_for(1_000_000, 0.01)
     assert 9_585_059 <= bits <= 9_585_059 * 1.13 and hashes == 7
     assert size_for(1, 0.5) == (64, 32)

@@ -28,7 +28,7 @@ each_kind = pytest.mark.parametrize("kind", [CuckooFilter, CountingCuckooFilter]
 
 
 def found(held: CuckooFilter | CountingCuckooFilter, values: np.ndarray) -> np.ndarray:
-    """`Contains` for many values at once."""
+    """Answers `Contains` for many values at once."""
     stack = held._stack
     keys = stack._table.keys(0, stack._hash(values))
     return stack._table.holds(keys) | (stack._stash.holds(keys) > 0)
@@ -79,7 +79,7 @@ def test_a_story_of_a_multiset() -> None:
 
 @each_kind
 @pytest.mark.parametrize("load", [0.3, 0.9, 0.95, 1.0, 1.3])
-def test_nothing_is_missed_however_full_it_is(kind: type, load: float) -> None:
+def test_there_are_no_false_negatives_in_an_overfull_filter(kind: type, load: float) -> None:
     held = kind(1 << 10)
     values = different(int(load * SLOTS * 1024))
     for part in np.array_split(values, 5):
@@ -101,8 +101,8 @@ def test_nothing_is_missed_however_full_it_is(kind: type, load: float) -> None:
         assert len(held._stack._contents()[0]) == 0 == held._stack._table.sizes()[0]
 
 
-def test_the_rate_of_false_yes_is_the_one_stated() -> None:
-    """Of 4 million absent values: 5 deviations of the Poisson distribution, 6e-7 per case."""
+def test_the_false_positive_rate_is_as_stated() -> None:
+    """4 million absent values; beyond 5 standard deviations of the Poisson distribution: 6e-7 per case."""
     outside = np.arange(4_000_000) - (1 << 40)
     for load in (0.25, 0.95, 1.1):
         held = CuckooFilter(1 << 12)
@@ -111,7 +111,7 @@ def test_the_rate_of_false_yes_is_the_one_stated() -> None:
         assert abs(found(held, outside).sum() - expected) < 5 * math.sqrt(expected)
 
 
-def test_a_value_that_comes_a_million_times_fills_nothing() -> None:
+def test_a_million_copies_of_a_value_take_one_slot() -> None:
     held = CountingCuckooFilter(8)
     held.update(np.zeros(1_000_000, np.int64))
     held.update(np.arange(20))
@@ -122,7 +122,7 @@ def test_a_value_that_comes_a_million_times_fills_nothing() -> None:
     assert held.query(Frequency(0)).value == 1
 
 
-def test_the_order_of_merges_shows_in_tables_and_in_no_bytes() -> None:
+def test_the_order_of_merges_changes_tables_but_not_bytes() -> None:
     parts = []
     for values in np.array_split(different(3500), 256):
         parts.append(CuckooFilter(1 << 10))
@@ -135,22 +135,22 @@ def test_the_order_of_merges_shows_in_tables_and_in_no_bytes() -> None:
     assert one.to_bytes() == other.to_bytes() == whole.to_bytes()
 
 
-# Of 300 groups at 95 % fewer than 265 hold the truth with probability 3e-7, if exactly 95 % do.
-def test_sizes_hold_the_truth_as_often_as_they_say() -> None:
+# For a coverage of exactly 95 %, fewer than 265 of 300 intervals contain the true value with probability 3e-7.
+def test_intervals_of_sizes_contain_the_true_value_as_often_as_stated() -> None:
     stack = CuckooStack(300, buckets=1)
     n = 3
     stack.update(np.repeat(np.arange(300), n), np.random.default_rng(SEED).integers(0, 1 << 60, 300 * n))
     given = stack.query(Distinct())
     assert ((given.lower <= n) & (n <= given.upper)).sum() >= 265
     crowded = CuckooStack(200, buckets=16)
-    n = 4000  # far too many, so that values really share cells
+    n = 4000  # far above the capacity, so that values share cells
     crowded.update(np.repeat(np.arange(200), n), np.random.default_rng(SEED).integers(0, 1 << 60, 200 * n))
     given = crowded.query(Distinct())
     assert (given.lower < n).mean() > 0.9, "some values share a cell"
     assert ((given.lower <= n) & (n <= given.upper)).sum() >= 172  # of 200 at 95 %: 4e-7
 
 
-def test_the_other_bucket_is_found_from_either_and_stays_in_the_group() -> None:
+def test_each_bucket_of_a_pair_gives_the_other_in_the_same_group() -> None:
     table = CuckooTable(7, 64)
     groups = np.arange(7000) % 7
     keys = table.keys(groups, hash_values(np.arange(7000)))
@@ -163,7 +163,7 @@ def test_the_other_bucket_is_found_from_either_and_stays_in_the_group() -> None:
     assert not table.is_key(np.array([-1, 0, 64 * 7 << 16 | 1])).any()
 
 
-def test_removing_leaves_the_other_fingerprints_of_a_bucket_where_they_are_found() -> None:
+def test_a_removal_keeps_the_other_fingerprints_of_a_bucket() -> None:
     rng = np.random.default_rng(SEED)
     held, values = CountingCuckooFilter(64), different(230)
     held.update(values)
@@ -175,7 +175,7 @@ def test_removing_leaves_the_other_fingerprints_of_a_bucket_where_they_are_found
     assert found(held, values).all()
 
 
-def test_groups_share_one_table_and_no_fingerprints() -> None:
+def test_groups_in_one_table_do_not_share_fingerprints() -> None:
     stack = CountingCuckooStack(1000, buckets=4)
     codes = np.repeat(np.arange(1000), 10)
     stack.update(codes, np.arange(10_000))
@@ -202,7 +202,7 @@ def test_sizes_and_bad_parameters() -> None:
         CuckooFilter(8).merge_many([CountingCuckooFilter(8)])  # type: ignore[list-item]
 
 
-def test_cells_of_no_table_are_corrupt() -> None:
+def test_cells_outside_the_table_are_corrupt() -> None:
     held = CuckooFilter(8)
     held.update(np.arange(10))
     for array, values in ((1, np.full(10, 9)), (2, np.zeros(10, np.int64)), (0, np.array([9])), (1, np.arange(9))):

@@ -51,7 +51,7 @@ DATA = {
 
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("accuracy", [0.001, 0.01, 0.1])
-def test_quantiles_are_within_the_accuracy_and_bounds_are_certain(name: str, accuracy: float) -> None:
+def test_quantiles_are_within_the_accuracy_and_their_bounds(name: str, accuracy: float) -> None:
     values, sketch = DATA[name], sketch_of(DATA[name], accuracy)
     for q in QS:
         truth, answer = true_quantile(values, q), sketch.query(Quantile(q))
@@ -85,7 +85,7 @@ def test_any_values_lie_within_bounds(values: list[float], q: float) -> None:
     assert share.lower - 1e-12 <= exact <= share.upper + 1e-12
 
 
-def test_exact_answers_beside_the_quantiles() -> None:
+def test_count_sum_mean_and_extremes_are_exact() -> None:
     values = DATA["integers"]
     sketch = sketch_of(values)
     assert sketch.query(Count()).value == len(values)
@@ -108,7 +108,7 @@ def test_nan_has_no_rank_and_infinities_have_one() -> None:
     assert sketch_of([-math.inf]).query(Quantile(0.3)).value == -math.inf
 
 
-def test_nothing_has_no_quantile() -> None:
+def test_an_empty_sketch_has_no_quantile() -> None:
     for sketch in (DDSketch(), sketch_of([math.nan])):
         for question in (Quantile(0.5), Rank(1.0), Mean(), Sum(), Minimum()):
             assert math.isnan(sketch.query(question).value)
@@ -122,13 +122,13 @@ def test_a_sketch_collapses_evenly_when_it_has_too_many_bins() -> None:
     level = int(sketch._stack._view("level")[0])
     assert level > 0
     assert sketch.current_accuracy == pytest.approx(collapsed_accuracy(0.01, level))
-    # The low quantiles are as good as the high ones: nothing is collapsed away at one end.
+    # Low quantiles are as accurate as high ones: the collapse is uniform.
     for q in np.linspace(0, 1, 101):
         truth = true_quantile(values, q)
         assert abs(sketch.query(Quantile(q)).value - truth) <= sketch.current_accuracy * abs(truth) * (1 + 1e-9)
 
 
-def test_sketches_of_different_levels_merge_to_what_one_would_be() -> None:
+def test_sketches_of_different_levels_merge_to_the_sketch_of_one_pass() -> None:
     wide, narrow = DATA["wide"], DATA["integers"]
     both = sketch_of(narrow).merge_many([sketch_of(wide)])
     assert both.to_bytes() == sketch_of(wide).merge_many([sketch_of(narrow)]).to_bytes()
@@ -152,7 +152,7 @@ def test_folding_halves_the_bins_and_keeps_the_bounds() -> None:
         folded.fold(18)
 
 
-def test_groups_of_a_stack_collapse_on_their_own() -> None:
+def test_groups_of_a_stack_collapse_independently() -> None:
     stack = DDSketchStack(2)
     stack.update(np.zeros(12_000, np.int64), DATA["wide"])
     stack.update(np.ones(5000, np.int64), DATA["integers"])
@@ -197,7 +197,7 @@ def test_bad_parameters_values_and_questions_are_refused_by_name() -> None:
         DDSketch(0.01).merge_many([DDSketch(0.02)])
 
 
-def test_a_sum_beyond_float64_is_infinite_and_quantiles_stand() -> None:
+def test_a_sum_beyond_float64_is_infinite_and_quantiles_are_unaffected() -> None:
     sketch = sketch_of(np.full(10, 1.7e308))
     assert sketch.query(Sum()).value == math.inf
     assert sketch.query(Quantile(0.5)).value == pytest.approx(1.7e308, rel=0.01)

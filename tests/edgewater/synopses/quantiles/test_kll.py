@@ -26,7 +26,7 @@ def sketch_of(values: object, k: int = 200, parts: int = 1, **given: int) -> Kll
 
 @pytest.mark.parametrize("data", zoo(np.random.default_rng(SEED), 10))
 @pytest.mark.parametrize("parts", [1, 64])
-def test_intervals_hold_the_truth_as_often_as_they_claim(data: str, parts: int) -> None:
+def test_intervals_contain_the_true_value_as_often_as_stated(data: str, parts: int) -> None:
     n, trials = 4000, 60
     values = zoo(np.random.default_rng(SEED), n)[data]
     ordered = np.sort(values)
@@ -47,8 +47,8 @@ def test_intervals_hold_the_truth_as_often_as_they_claim(data: str, parts: int) 
         assert held >= least_hits(trials, question.confidence), question  # type: ignore[attr-defined]
 
 
-def test_ranks_are_unbiased_and_their_variance_is_at_most_what_is_counted() -> None:
-    """1000 sketches: the mean is off by 5 standard errors in one of a million seeds."""
+def test_ranks_are_unbiased_and_their_variance_is_at_most_the_tracked_one() -> None:
+    """1000 sketches: the mean deviates by 5 standard errors for one of a million seeds."""
     values, x, trials = np.arange(3000.0), 1234.5, 1000
     rng = np.random.default_rng(SEED)
     shuffled = rng.permutation(values)
@@ -61,7 +61,7 @@ def test_ranks_are_unbiased_and_their_variance_is_at_most_what_is_counted() -> N
     assert 0 < np.var(errors) < np.mean(counted)
 
 
-def test_an_error_that_was_asked_for_holds_for_one_pass_small_batches_and_small_parts() -> None:
+def test_for_error_holds_for_one_pass_small_batches_and_small_partials() -> None:
     rng = np.random.default_rng(SEED)
     for epsilon in (0.2, 0.05, 0.01):
         for n, parts in ((50_000, 1), (20_000, 700), (300, 1)):
@@ -79,7 +79,7 @@ def test_an_error_that_was_asked_for_holds_for_one_pass_small_batches_and_small_
             assert max(batched.rank_error(), merged.rank_error()) <= epsilon
 
 
-def test_its_size_grows_with_the_logarithm_of_what_it_saw() -> None:
+def test_its_size_grows_with_the_logarithm_of_the_number_of_values() -> None:
     sizes = [len(sketch_of(np.random.default_rng(SEED).normal(0, 1, n)).to_bytes()) for n in (10_000, 1_000_000)]
     assert sizes[1] < 7000 and sizes[1] < 2 * sizes[0]
     values = np.random.default_rng(SEED).normal(0, 1, 100_000)
@@ -111,7 +111,7 @@ def test_extremes_are_exact_and_weights_add_up() -> None:
     assert sketch.query(Rank(math.inf)).lower == 1
 
 
-def test_a_replay_tosses_the_same_coins_and_another_source_other_ones() -> None:
+def test_a_replay_has_the_same_coins_and_another_source_has_others() -> None:
     values = np.random.default_rng(SEED).normal(0, 1, 20_000)
     assert sketch_of(values).to_bytes() == sketch_of(values).to_bytes()
     ours, theirs = (sketch_of(values, source=source)._stack._compacted_copy()._rows for source in (1, 2))

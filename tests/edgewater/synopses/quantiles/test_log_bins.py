@@ -39,8 +39,8 @@ def test_boundaries_are_powers_of_gamma(accuracy: float) -> None:
         assert abs(Fraction(float(bins.upper(np.array([k]), 0)[0])) / exact - 1) < Fraction(1, 10**12)
 
 
-def test_boundaries_have_the_same_bits_everywhere() -> None:
-    """A platform whose multiplication rounds otherwise would put boundary values into other bins."""
+def test_boundaries_have_the_same_bits_on_every_platform() -> None:
+    """With another rounding of multiplications, boundary values would fall into other bins."""
     edges = log_bins(0.01)._edges
     assert (log_bins(0.01).lowest, log_bins(0.01).highest) == (-35418, 35488)
     shown = [edges[35418 + k].hex() for k in (-1000, -1, 1, 2, 1000)]

@@ -13,7 +13,7 @@ SEED = 13
 
 
 def parts_of(values: np.ndarray, times: np.ndarray, parts: np.ndarray, size: int) -> list[BiasedReservoir]:
-    """One sample per part, of records numbered as in one source."""
+    """Returns one sample per partial, of records numbered as in one source."""
     found = []
     for part in np.unique(parts):
         at = np.flatnonzero(parts == part)
@@ -27,7 +27,7 @@ def test_the_merged_sample_is_that_of_a_single_pass_bit_for_bit() -> None:
     values, times = rng.normal(0, 1, 30_000), rng.integers(0, 20_000, 30_000)
     single = BiasedReservoir(256)
     single.update(values, times=times, ids=np.arange(30_000))
-    # Most of the traffic is one part's, as at sites.
+    # One partial has most of the traffic, as one site would.
     parts = parts_of(values, times, rng.zipf(1.5, 30_000) % 40, 256)
     merged = parts[-1].merge_many(parts[:-1])
     assert merged.to_bytes() == single.to_bytes()
@@ -36,7 +36,7 @@ def test_the_merged_sample_is_that_of_a_single_pass_bit_for_bit() -> None:
     assert (single._stack.times() < oldest).any(), "it is no FIFO"
 
 
-def test_it_does_what_aggarwals_algorithm_does_record_by_record() -> None:
+def test_it_equals_aggarwals_algorithm_record_by_record() -> None:
     """Algorithm 2.1 with p_in = 1: each record replaces the one in a slot chosen at random."""
     values = np.random.default_rng(SEED).normal(0, 1, 2000)
     sample = BiasedReservoir(32)
@@ -48,7 +48,7 @@ def test_it_does_what_aggarwals_algorithm_does_record_by_record() -> None:
     assert sorted(slots.values()) == sorted(sample.items().to_pylist()) and len(slots) == 32
 
 
-def test_the_probability_to_be_there_falls_with_each_later_record() -> None:
+def test_the_inclusion_probability_falls_with_each_later_record() -> None:
     size, n, trials = 64, 400, 400
     there = np.zeros(n)
     for seed in range(trials):
@@ -56,13 +56,13 @@ def test_the_probability_to_be_there_falls_with_each_later_record() -> None:
         sample.update(np.arange(n))
         there[sample.items().to_numpy()] += 1
     expected = BiasedReservoir(size).inclusion(np.arange(n)[::-1])
-    # 20 averages over 20 records; each is off by more than 5 standard deviations in one of 10^6 seeds.
+    # 20 averages over 20 records; each deviates by more than 5 standard deviations for one of 10^6 seeds.
     off = (there / trials - expected).reshape(20, 20).mean(axis=1)
     assert np.abs(off).max() < 5 * np.sqrt(0.25 / (trials * 20))
 
 
 @pytest.mark.parametrize("data", zoo(np.random.default_rng(SEED), 10))
-def test_intervals_hold_the_truth_as_often_as_they_claim(data: str) -> None:
+def test_intervals_contain_the_true_value_as_often_as_stated(data: str) -> None:
     n, size, trials = 3000, 200, 200
     values = zoo(np.random.default_rng(SEED), n)[data]
     weights = BiasedReservoir(size).inclusion(np.arange(n)[::-1])
@@ -92,7 +92,7 @@ def test_intervals_hold_the_truth_as_often_as_they_claim(data: str) -> None:
             assert held >= least_hits(trials, confidence), question
 
 
-def test_when_all_slots_are_newer_nothing_is_known_of_how_many_came() -> None:
+def test_the_count_has_no_upper_bound_when_all_slots_are_newer() -> None:
     sample = BiasedReservoir(16)
     sample.update(np.arange(10_000.0))
     answer = sample.query(Since(0, Count()))

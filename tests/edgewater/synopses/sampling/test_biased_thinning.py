@@ -8,7 +8,7 @@ from tests.edgewater.synopses.interval_coverage import least_hits
 SEED = 31
 
 
-def test_the_merged_sample_of_thinned_parts_is_that_of_a_single_pass() -> None:
+def test_the_merged_sample_of_thinned_partials_equals_that_of_a_single_pass() -> None:
     rng = np.random.default_rng(SEED)
     values, times = rng.normal(0, 1, 20_000), rng.integers(0, 20_000, 20_000)
     single = BiasedReservoir(64, p_in=0.2)
@@ -28,8 +28,8 @@ def test_the_merged_sample_of_thinned_parts_is_that_of_a_single_pass() -> None:
             BiasedReservoir(64, p_in=bad)
 
 
-def test_records_are_there_with_the_probability_that_is_stated() -> None:
-    """Over 400 seeds; a fair sample is outside 4.5 deviations of any of the 30 ages with probability 2e-4."""
+def test_records_are_sampled_with_the_stated_probability() -> None:
+    """400 seeds; a correct sample is beyond 4.5 standard deviations at any of the 30 ages with probability 2e-4."""
     runs, n = 400, 300
     seen = np.zeros(n)
     for seed in range(runs):
@@ -42,8 +42,8 @@ def test_records_are_there_with_the_probability_that_is_stated() -> None:
     assert (np.abs(seen.reshape(30, 10).sum(axis=1) / runs - truth) < 4.5 * deviation).all()
 
 
-def test_intervals_since_a_time_hold_the_truth() -> None:
-    """300 seeds; fewer hits than asked for by chance alone: below 1e-4 for an exact 95 % (`least_hits`)."""
+def test_intervals_since_a_time_contain_the_true_value() -> None:
+    """300 seeds; a false alarm has a probability below 1e-4 for a coverage of exactly 95 % (`least_hits`)."""
     runs, n = 300, 4000
     values = np.random.default_rng(SEED).normal(5, 2, n)
     truth = {Count: 1000.0, Sum: values[-1000:].sum(), Mean: values[-1000:].mean()}

@@ -8,7 +8,7 @@ from edgewater.synopses.sampling.fifo import FifoStack
 SEED = 12
 
 
-def test_it_holds_the_newest_records_and_answers_exactly_about_them() -> None:
+def test_it_keeps_the_newest_records_and_answers_exactly_for_them() -> None:
     values = np.random.default_rng(SEED).normal(0, 1, 5000)
     sample = FifoSample(100)
     for at in np.array_split(np.arange(5000), 13):
@@ -39,7 +39,7 @@ def test_late_records_and_any_order_of_arrival_give_the_same() -> None:
     assert shuffled.to_bytes() == ordered.to_bytes()
 
 
-def test_equal_times_are_ordered_by_source_and_number_and_equal_values_are_records_of_their_own() -> None:
+def test_equal_times_are_ordered_by_source_and_number_and_equal_values_are_separate_records() -> None:
     parts = []
     for source in (2, 0, 1):
         parts.append(FifoSample(5, source=source))
@@ -56,7 +56,7 @@ def test_times_at_the_ends_of_int64_do_not_overflow() -> None:
     assert sample.items().to_pylist() == [3.0, 1.0]
 
 
-def test_a_source_with_a_fast_clock_is_seen_by_its_share() -> None:
+def test_source_counts_show_a_source_with_a_fast_clock() -> None:
     right, fast = FifoSample(50, source=1), FifoSample(50, source=2)
     right.update(np.zeros(1000), times=np.arange(1000))
     fast.update(np.ones(1000), times=np.arange(1000) + 60_000)

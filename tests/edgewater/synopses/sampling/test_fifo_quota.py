@@ -8,7 +8,7 @@ from edgewater.synopses import FifoSample, from_bytes
 
 
 def kept(rows: list[tuple[int, int, int]], size: int, quota: int) -> list[tuple[int, int, int]]:
-    """The newest of each source first, then the newest of those."""
+    """Selects the newest records of each source, then the newest of those."""
     candidates = [row for source in {r[1] for r in rows} for row in sorted(r for r in rows if r[1] == source)[-quota:]]
     return sorted(candidates)[-size:]
 
@@ -48,7 +48,7 @@ def test_folded_samples_are_those_of_half_the_size_and_quota(drawn) -> None:
         sample_of(rows, 12, 3).fold(1)
 
 
-def test_a_fast_clock_does_not_own_the_sample() -> None:
+def test_a_quota_limits_a_source_with_a_fast_clock() -> None:
     parts = [FifoSample(100, source=k, quota=40) for k in range(4)]
     for part in parts:
         ahead = 3_600_000 if part.source == 0 else 0

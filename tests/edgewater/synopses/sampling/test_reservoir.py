@@ -35,7 +35,7 @@ def sample_of(values: object, size: int = 200, **given: int) -> ReservoirSample:
     return sample
 
 
-def test_a_sample_that_holds_everything_is_exact() -> None:
+def test_a_sample_of_all_records_is_exact() -> None:
     values = np.random.default_rng(SEED).normal(0, 1, 150)
     sample = sample_of(values)
     assert sorted(sample.items().to_pylist()) == sorted(values.tolist())
@@ -52,8 +52,8 @@ def test_a_sample_that_holds_everything_is_exact() -> None:
         assert answer.lower == answer.value == answer.upper == pytest.approx(truth)
 
 
-def test_parts_merge_to_the_sample_of_a_single_pass_in_any_order_and_twice() -> None:
-    """The records are numbered as in one source, so that one pass and many parts see the same identities."""
+def test_partials_merge_to_the_sample_of_a_single_pass_in_any_order_and_twice() -> None:
+    """The records are numbered as in one source, so that one pass and many partials have equal identities."""
     rng = np.random.default_rng(SEED)
     values, numbers = rng.normal(0, 1, 50_000), np.arange(50_000)
     whole = ReservoirSample(100)
@@ -68,7 +68,7 @@ def test_parts_merge_to_the_sample_of_a_single_pass_in_any_order_and_twice() -> 
     assert merged.merge_many([merged]).items() == whole.items()
 
 
-def test_a_replay_draws_the_same_sample_and_a_restored_one_goes_on_as_it_would_have() -> None:
+def test_a_replay_and_a_restored_sample_give_the_same_sample() -> None:
     values = np.random.default_rng(SEED).normal(0, 1, 9000)
     first, second = sample_of(values, source=3), sample_of(values[:4000], source=3)
     restored = ReservoirSample.from_bytes(second.to_bytes())
@@ -78,14 +78,14 @@ def test_a_replay_draws_the_same_sample_and_a_restored_one_goes_on_as_it_would_h
     assert sample_of(values, source=4).items() != first.items()
 
 
-def test_two_parts_of_one_source_with_other_records_are_refused_and_not_mixed() -> None:
+def test_partials_of_one_source_with_different_records_are_refused() -> None:
     rng = np.random.default_rng(SEED)
     left, right = sample_of(rng.normal(0, 1, 500)), sample_of(rng.normal(0, 1, 500))
     with pytest.raises(IncompatibleSynopses, match=r"identity.*`source` of its own"):
         left.merge_many([right])
 
 
-def test_numbers_are_not_given_out_again_after_a_reset() -> None:
+def test_record_numbers_continue_after_a_reset() -> None:
     stack, merged = ReservoirStack(1, size=500), ReservoirStack(1, size=500)
     for part in range(3):
         stack.update(np.zeros(100, np.int64), np.full(100, float(part)))
@@ -101,7 +101,7 @@ TRIALS = 200
 @pytest.mark.parametrize("data", zoo(np.random.default_rng(SEED), 10))
 @pytest.mark.parametrize("merged", [False, True], ids=["single", "merged"])
 @pytest.mark.parametrize("kind", ["reservoir", "bernoulli"])
-def test_intervals_hold_the_truth_as_often_as_they_claim(data: str, merged: bool, kind: str) -> None:
+def test_intervals_contain_the_true_value_as_often_as_stated(data: str, merged: bool, kind: str) -> None:
     values = zoo(np.random.default_rng(SEED), N)[data]
     ordered = np.sort(values)
     low, high = float(ordered[N // 3]), float(ordered[N // 3 + 20])
@@ -132,7 +132,7 @@ def test_intervals_hold_the_truth_as_often_as_they_claim(data: str, merged: bool
         assert held >= least_hits(TRIALS, confidence), (question.__name__, confidence)
 
 
-def test_the_finite_population_makes_intervals_narrower() -> None:
+def test_the_finite_population_correction_narrows_intervals() -> None:
     values = np.random.default_rng(SEED).normal(0, 1, 250)
     widths = []
     for population in (250, 10_000_000):
@@ -141,7 +141,7 @@ def test_the_finite_population_makes_intervals_narrower() -> None:
     assert widths[0] == pytest.approx(widths[1] * math.sqrt(1 - 200 / 250), rel=0.01)
 
 
-def test_a_known_population_makes_sums_as_good_as_means() -> None:
+def test_a_known_population_makes_sums_as_precise_as_means() -> None:
     values = np.random.default_rng(SEED).normal(100, 1, 50_000)
     sample = sample_of(values)
     blind, known = sample.query(Sum()), sample.query(Sum(), population=sample.records)
@@ -155,7 +155,7 @@ def test_a_known_population_makes_sums_as_good_as_means() -> None:
         sample.query(Sum(), population=20)
 
 
-def test_groups_are_sampled_by_one_call_and_each_by_itself() -> None:
+def test_one_update_samples_each_group_independently() -> None:
     rng = np.random.default_rng(SEED)
     groups = rng.zipf(1.5, 60_000) % 3000
     values = groups + rng.normal(0, 0.1, 60_000)
@@ -181,7 +181,7 @@ def test_strings_are_sampled_and_counted_but_not_averaged() -> None:
         sample.update([1.5])
 
 
-def test_odd_numbers_do_not_become_wrong_ones() -> None:
+def test_special_numbers_do_not_give_wrong_answers() -> None:
     sample = sample_of([math.nan, 1.0, math.inf])
     assert math.isnan(sample.query(Mean()).value) and sample.query(Count()).value == 3
     assert sample.query(Rank(5.0)).value == 0.5 and sample.query(Quantile(1.0)).value == math.inf
@@ -194,7 +194,7 @@ def test_odd_numbers_do_not_become_wrong_ones() -> None:
     assert (one.query(Mean()).lower, one.query(Quantile(0.5)).upper) == (-math.inf, math.inf), "one value says little"
 
 
-def test_a_sample_is_as_large_as_an_error_needs() -> None:
+def test_for_error_gives_the_size_that_the_error_needs() -> None:
     assert ReservoirSample.for_error(0.05)._stack.size == 385
     assert ReservoirSample.for_error(0.05, confidence=0.99)._stack.size == 664
     with pytest.raises(InvalidRequest, match="epsilon"):

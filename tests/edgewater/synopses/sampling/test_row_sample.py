@@ -38,7 +38,7 @@ def to_bytes(stack: RowSampleStack) -> bytes:
 
 
 @pytest.mark.parametrize("limit", [10_000, 100])
-def test_rows_of_several_columns_merge_in_any_order_to_the_bit(limit: int) -> None:
+def test_rows_of_several_columns_merge_in_any_order_to_equal_bytes(limit: int) -> None:
     partials = [shipped(1, 2_000, 0.5, limit), shipped(2, 3_000, 0.2, limit), shipped(3, 500, 1.0, limit)]
 
     each = {to_bytes(merged(*order)) for order in permutations(partials)}
@@ -51,7 +51,7 @@ def test_the_rate_is_the_minimum_of_the_partials() -> None:
     both = merged(shipped(1, 9_000, 0.5, 10_000), shipped(2, 9_000, 0.2, 10_000))
 
     assert both.rates() == pytest.approx([0.2] * GROUPS)
-    # Of 6,000 rows a group a fifth, with a standard deviation of 31.
+    # A fifth of 6,000 rows per group, with a standard deviation of 31.
     assert all(1_050 < len(rows) < 1_350 for rows in both.rows_by_group())
 
 

@@ -1,4 +1,4 @@
-"""`docs/how-to/sample-a-function.md` does what it says: its function is loaded as a user's package would bring it."""
+"""The code of `docs/how-to/sample-a-function.md` works: its function is loaded as a plugin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", PAGE, re.D
 QUERIES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
 
 
-def test_the_page_s_function_can_be_asked_with_an_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_with_an_accuracy_can_use_the_function_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -43,6 +45,6 @@ def test_the_page_s_function_can_be_asked_with_an_accuracy(tmp_path: Path, monke
     sys.modules.pop("trimming", None)
 
 
-def test_the_page_s_first_query_is_one() -> None:
+def test_the_first_query_of_the_page_is_valid() -> None:
     spec = QuerySpec.from_mapping(QUERIES[0])
     assert spec.measures[0].is_expensive

@@ -25,7 +25,7 @@ def walk(n: int, seed: int = SEED) -> np.ndarray:
 
 
 def assert_holds(wavelet: HaarWavelet, signal: np.ndarray, seed: int = 0) -> None:
-    """The L2 bound, and the bounds of points and ranges."""
+    """Checks the L2 bound, and the bounds of points and ranges."""
     assert np.linalg.norm(wavelet.signal() - signal) <= wavelet.error * (1 + 1e-9) + 1e-9
     rng = np.random.default_rng(seed)
     n = len(signal)
@@ -40,7 +40,7 @@ def assert_holds(wavelet: HaarWavelet, signal: np.ndarray, seed: int = 0) -> Non
 
 
 def haar_energies(signal: np.ndarray) -> np.ndarray:
-    """Orthonormal coefficients of each dyadic block of a signal, by the textbook."""
+    """Computes the orthonormal coefficients of each dyadic block of a signal by the definition."""
     found, start = [], 0
     for level in range(len(signal).bit_length() - 1, -1, -1):
         if len(signal) >> level & 1:
@@ -76,7 +76,7 @@ def test_batches_of_any_size_give_what_one_batch_gives(n: int) -> None:
     assert pieces.error == pytest.approx(wavelet_of(signal).error, rel=1e-9)
 
 
-def test_what_fits_is_exact() -> None:
+def test_a_signal_with_few_coefficients_is_exact() -> None:
     steps = np.repeat([3.0, 8.0, -1.0, 8.0], 256)
     wavelet = wavelet_of(steps, 8)
     assert wavelet.error == 0 and len(wavelet.to_bytes()) < 600
@@ -85,7 +85,7 @@ def test_what_fits_is_exact() -> None:
     assert answer.value == steps[100:701].sum() and answer.upper - answer.lower < 1e-9
 
 
-def test_a_question_changes_nothing() -> None:
+def test_queries_do_not_change_the_state() -> None:
     signal = walk(777)
     asked, quiet = HaarWavelet(16), HaarWavelet(16)
     for part in np.array_split(signal, 50):
@@ -100,7 +100,7 @@ def test_a_question_changes_nothing() -> None:
 
 
 def test_eight_sites_add_up_within_the_tracked_bound() -> None:
-    """The figures of the design note: N = 4096, B = 128."""
+    """N = 4096, B = 128."""
     sites = [walk(4096, seed) for seed in range(8)]
     total = np.sum(sites, axis=0)
     wavelets = [wavelet_of(s, 128) for s in sites]
@@ -117,7 +117,7 @@ def test_eight_sites_add_up_within_the_tracked_bound() -> None:
     assert [w.error for w in wavelets] == [wavelet_of(s, 128).error for s in sites], "the parts are as they were"
 
 
-def test_signals_of_unequal_length_add_up_as_if_the_shorter_went_on_with_zeros() -> None:
+def test_shorter_signals_are_extended_by_zeros_in_a_sum() -> None:
     one, two = walk(1000), walk(300, 5)
     merged = wavelet_of(two).merge_many([wavelet_of(one)])
     assert_holds(merged, one + np.r_[two, np.zeros(700)])
@@ -145,7 +145,7 @@ def test_a_signal_off_the_grid_is_not_appended() -> None:
         wavelet_of(walk(100)).append(wavelet_of(walk(1000)))
 
 
-def test_a_late_record_is_added_where_it_belongs_and_bounds_stay_certain() -> None:
+def test_a_late_record_is_added_at_its_index_and_bounds_hold() -> None:
     signal = walk(1500)
     wavelet = wavelet_of(signal)
     rng = np.random.default_rng(SEED)
@@ -166,7 +166,7 @@ values = st.floats(-1e6, 1e6)
 
 @settings(max_examples=150)
 @given(st.lists(values, min_size=1, max_size=70), st.lists(values, min_size=1, max_size=70), st.integers(1, 12))
-def test_any_signals_are_held_within_their_bounds(one: list[float], two: list[float], coefficients: int) -> None:
+def test_bounds_hold_for_any_signals(one: list[float], two: list[float], coefficients: int) -> None:
     left, right = wavelet_of(one, coefficients), wavelet_of(two, coefficients)
     length = max(len(one), len(two))
     total = np.zeros(length)
@@ -194,7 +194,7 @@ def test_folding_keeps_the_largest_coefficients() -> None:
         folded.fold(5)
 
 
-def test_bytes_come_back_and_go_on() -> None:
+def test_a_wavelet_read_from_bytes_behaves_as_the_original() -> None:
     for n in (0, 1, 13, 5001):
         wavelet = wavelet_of(walk(n))
         again = from_bytes(wavelet.to_bytes())
@@ -233,7 +233,7 @@ def test_damaged_bytes_are_corrupt_or_harmless() -> None:
                 continue
 
 
-def test_what_is_no_signal_is_refused_and_nothing_is_added() -> None:
+def test_invalid_values_are_refused_and_nothing_is_added() -> None:
     wavelet = wavelet_of([1, 2, 3])
     for bad in ([1.0, math.nan], [math.inf], [1e200], pa.array([1, None]), ["a"], [True]):
         with pytest.raises(InvalidRecord, match="finite numbers"):

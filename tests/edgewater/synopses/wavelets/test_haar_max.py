@@ -33,7 +33,7 @@ numbers = st.lists(st.one_of(st.integers(-3, 3).map(float), st.floats(-1e6, 1e6)
 
 @settings(max_examples=60)
 @given(numbers, numbers, st.integers(1, 12), st.integers(1, 20))
-def test_the_tracked_bound_of_the_greatest_error_holds(one, two, coefficients, batch) -> None:
+def test_the_tracked_bound_of_the_maximum_error_holds(one, two, coefficients, batch) -> None:
     left, right = wavelet_of(one, coefficients, batch), wavelet_of(two, coefficients, batch)
     assert_holds(left, np.array(one))
     total = np.zeros(max(len(one), len(two)))
@@ -65,7 +65,7 @@ def test_an_appended_signal_is_within_the_bound(blocks: int, length: int, coeffi
 
 
 @pytest.mark.parametrize("batch", [64, 1000, 1 << 20])
-def test_single_spikes_are_kept_that_the_l2_norm_would_lose(batch: int) -> None:
+def test_single_spikes_are_kept_that_the_l2_norm_drops(batch: int) -> None:
     rng = np.random.default_rng(SEED)
     signal = np.repeat(rng.normal(0, 3, 64), 64)
     signal[rng.integers(0, 4096, 3)] += 12
@@ -77,7 +77,7 @@ def test_single_spikes_are_kept_that_the_l2_norm_would_lose(batch: int) -> None:
     assert_holds(most, signal)
 
 
-def test_what_fits_is_exact_and_kinds_do_not_mix() -> None:
+def test_few_coefficients_are_exact_and_kinds_do_not_mix() -> None:
     steps = np.repeat([3.0, 8.0, -1.0, 8.0], 256)
     wavelet = wavelet_of(steps, 8)
     assert wavelet.max_error == 0

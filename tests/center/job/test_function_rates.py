@@ -9,10 +9,8 @@ import pyarrow as pa
 import pytest
 
 from center.catalog import query_key
-from center.job.catalog_events import CatalogEvents
-from center.job.function_planner import FunctionRatePlanner, FunctionRateThread
-from center.job.function_rates import FunctionRates
-from center.job.ledger_writer import LedgerWriter
+from center.job.function_rates import FunctionRatePlanner, FunctionRates, FunctionRateThread
+from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import FrameSummary, Ledger
 from center.results import AnswerRecord, MergedDelta
@@ -57,19 +55,19 @@ def answer_window(world: Any, writer: LedgerWriter, ref: QueryRef, window: int, 
     writer.apply([MergedDelta(ref, start, 0, aggregate.to_bytes())], facts, through)
 
 
-def test_every_edge_is_told_what_the_newest_window_needed(world: Any, writer: LedgerWriter) -> None:
+def test_every_edge_gets_the_rate_that_the_newest_window_needed(world: Any, writer: LedgerWriter) -> None:
     metrics = JobMetrics()
     planner = FunctionRatePlanner(writer, world.store, world.catalog, metrics)
     ref = world.catalog.register(median_spec("q"), world.now).ref
-    writer.turn()
-    planner.look()
+    writer.advance()
+    planner.update()
     assert world.catalog.sampling_rates() == {}, "nothing is known yet, so all is processed"
 
     answer_window(world, writer, ref, 0, spread=20.0)
-    planner.look()
+    planner.update()
     first = world.catalog.sampling_rates()[ref]
     answer_window(world, writer, ref, 1, spread=60.0)
-    planner.look()
+    planner.update()
     second = world.catalog.sampling_rates()[ref]
 
     assert set(first) == set(world.edges)
@@ -80,31 +78,31 @@ def test_every_edge_is_told_what_the_newest_window_needed(world: Any, writer: Le
 def test_a_sample_that_would_make_other_measures_wrong_is_not_asked_for(world: Any, writer: LedgerWriter) -> None:
     planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
     world.catalog.register(median_spec("q", n="count()"), world.now)
-    writer.turn()
+    writer.advance()
 
-    planner.look()
+    planner.update()
 
     assert world.catalog.sampling_rates() == {}
 
 
-def test_a_query_that_cannot_be_looked_at_keeps_no_other_from_its_plan(
+def test_a_query_whose_function_fails_does_not_block_the_others(
     world: Any, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
     refs = [world.catalog.register(median_spec(name), world.now).ref for name in ("bad", "good")]
-    writer.turn()
+    writer.advance()
     for ref in refs:
         answer_window(world, writer, ref, 0, spread=20.0)
-    note = FunctionRates.note
+    add = FunctionRates.add
 
     def failing(self: FunctionRates, record: AnswerRecord, spec: QuerySpec) -> None:
         if spec.name == "bad":
-            raise RuntimeError("a stranger's code")
-        note(self, record, spec)
+            raise RuntimeError("third-party code")
+        add(self, record, spec)
 
-    monkeypatch.setattr(FunctionRates, "note", failing)
+    monkeypatch.setattr(FunctionRates, "add", failing)
 
-    planner.look()
+    planner.update()
 
     assert list(world.catalog.sampling_rates()) == [refs[1]]
 
@@ -112,15 +110,15 @@ def test_a_query_that_cannot_be_looked_at_keeps_no_other_from_its_plan(
 def test_a_deleted_query_is_forgotten(world: Any, writer: LedgerWriter) -> None:
     planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
     ref = world.catalog.register(median_spec("q"), world.now).ref
-    writer.turn()
+    writer.advance()
     answer_window(world, writer, ref, 0, spread=20.0)
-    planner.look()
+    planner.update()
 
     world.catalog.delete("q", world.now)
-    writer.turn()
-    planner.look()
+    writer.advance()
+    planner.update()
 
-    assert not planner._plans and not planner._told
+    assert not planner._rates and not planner._stored
 
 
 def test_a_thread_that_is_stopped_ends(world: Any, writer: LedgerWriter) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from center.early_trigger import finite_population_size
 from center.early_trigger.function_estimate import DEFAULT_REPLICATES
-from center.early_trigger.sample_size import finite_population_size
 from edgewater.accuracy import AccuracyTarget, check_confidence
 from edgewater.errors import InvalidInput
 from edgewater.synopses import FloatArray
@@ -89,14 +89,6 @@ def bootstrap_error(
     shrink = math.sqrt(max(0.0, 1 - size / population))
     rank = min(replicates, math.ceil((replicates + 1) * confidence))
     return BootstrapError(value, float(np.sort(gaps)[rank - 1]) * shrink, size)
-
-
-def size_for_function(
-    rows: Any, statistic: Statistic, rng: np.random.Generator, target: AccuracyTarget, population: float, **options: Any
-) -> float:
-    """Returns the rows that `statistic` needs for the target, estimated from a pilot sample `rows`."""
-    pilot = bootstrap_error(rows, statistic, rng, confidence=target.group_confidence, population=population, **options)
-    return pilot.size_for(target.error, population)
 
 
 @dataclass(frozen=True, slots=True)

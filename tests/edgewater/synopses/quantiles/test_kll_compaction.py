@@ -1,4 +1,4 @@
-"""Thinning many sorted sketches before they are sorted together."""
+"""Thinning of many sorted sketches before they are sorted together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def word_of(key: int):  # type: ignore[no-untyped-def]
 
 
 def sketches(count: int, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Values and levels of `count` sketches, one after the other and each sorted."""
+    """Returns values and levels of `count` sketches, concatenated and each sorted."""
     values = np.sort(rng.normal(0, 1, (count, size)), axis=1).ravel()
     return values, rng.integers(0, 4, count * size).astype(np.uint8)
 
@@ -26,9 +26,9 @@ def weight_to(x: float, values: np.ndarray, levels: np.ndarray) -> float:
     return float((2.0**levels)[values <= x].sum())
 
 
-def test_thinning_keeps_weights_is_unbiased_and_its_variance_is_at_most_what_is_counted() -> None:
-    """600 keys: a mean, or a variance that is as large as is counted, is off by 5 standard errors in one of a
-    million seeds."""
+def test_thinning_keeps_weights_is_unbiased_and_its_variance_is_at_most_the_tracked_one() -> None:
+    """600 keys: a mean, or a variance equal to the tracked one, deviates by 5 standard errors for one of a million
+    seeds."""
     values, levels = sketches(40, 53, np.random.default_rng(SEED))
     for height, x in ((1, 0.3), (3, -0.7), (5, 0.0), (9, 0.2)):
         truth, errors, counted = weight_to(x, values, levels), [], 0.0
@@ -49,7 +49,7 @@ def test_a_height_of_0_changes_nothing_but_the_order() -> None:
     assert counted == 0 and (held[mine] == values[order]).all() and (at[mine] == levels[order]).all()
 
 
-def test_all_blocks_together_add_a_small_part_of_what_the_union_costs_anyway() -> None:
+def test_thinning_adds_a_small_fraction_of_the_variance_of_the_union() -> None:
     for n, mean, k in ((2_000_000, 2000.0, 200), (10**9, 50.0, 8), (10**12, 1e6, 65_536), (5000, 5000.0, 200)):
         height = height_for(n, mean, k)
         assert height == 0 or n / mean * 4.0**height <= (n / k) ** 2 / 32
@@ -65,8 +65,8 @@ def test_a_cascade_leaves_room_in_every_level_and_keeps_weights() -> None:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_ranks_of_hundreds_of_merged_sketches_are_as_good_as_stated(ordered: bool) -> None:
-    """Intervals at 1 - 1e-7 a rank, for 18 ranks; the error is that of the k asked for, whatever their order."""
+def test_ranks_of_hundreds_of_merged_sketches_are_within_the_stated_error(ordered: bool) -> None:
+    """Intervals at 1 - 1e-7 per rank for 18 ranks; the error is that of k, for any order of merges."""
     values = np.random.default_rng(SEED).lognormal(0, 2, (600, 500))
     if ordered:
         values = np.sort(values, axis=None).reshape(values.shape)
