@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from edge.clock import now_ms
-from edge.ports import QueryStatusReport
+from edge.ports import BudgetOrder, QueryStatusReport
 from edge.uplink import LinkLimits, Uplink
 from edgewater.query import QuerySpec
 from edgewater.synopses.aggregates import CountStack, IntegerSumStack
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SliceClose
+from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
 
 EDGE = "load"
 STREAM = "load"
@@ -51,7 +51,6 @@ class SyntheticEdge:
     def __init__(self, address: str) -> None:
         self.queue: asyncio.Queue[Frame] = asyncio.Queue()
         self.acked_at: dict[int, float] = {}
-        self.configured = asyncio.Event()
         self.queries: dict[str, QueryRef] = {}
         self.next_seq = 1
         self.incarnation = uuid.uuid4().hex
@@ -91,13 +90,18 @@ class SyntheticEdge:
 
     def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
         self.queries = {ref.name: ref for ref, _ in queries}
-        self.configured.set()
         return [QueryStatusReport(ref, True) for ref, _ in queries]
 
-    def on_budget(self, query: QueryRef, shares: Mapping[str, float]) -> None:
+    def on_budget(self, order: BudgetOrder) -> None:
         return
 
-    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float) -> None:
+    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
+        return
+
+    async def budget_reports(self, *, anew: bool) -> Sequence[pb.BudgetReport]:
+        return ()
+
+    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
         return
 
     def hello(self) -> pb.Hello:

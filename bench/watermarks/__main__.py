@@ -1,4 +1,4 @@
-"""Measures the watermarks in simulation: `python -m bench.watermarks [--quick] [--seed 3]`.
+"""Measures the watermarks in simulation: `python -m bench.watermarks [--quick | --smoke] [--seed 3]`.
 
 Rows are written to bench/out/watermarks.json as they come. A run goes on where one of the same seed and number of
 windows was stopped: rows that are there are not measured again, so after a change of the code ask for `--fresh`.
@@ -6,6 +6,7 @@ windows was stopped: rows that are there are not measured again, so after a chan
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -15,6 +16,7 @@ from typing import Any
 
 import click
 
+from bench.data import DOWNLOADS_DEV, made_downloads
 from bench.watermarks.figures import draw_figures
 from bench.watermarks.goals import check_goals
 from bench.watermarks.kmeans import kmeans_rows
@@ -27,15 +29,14 @@ from sim.watermarks.study import Study, run_study, run_workload
 from sim.watermarks.summary import oracle_rate, summarise, table
 
 OUT = Path("bench/out")
-DOWNLOADS = Path("../shared/data/cran_downloads_dev")
 PARTS = ("goals", "robustness", "recorded", "sliding", "rivals")
 
 
-def measure(part: str, study: Study) -> Row:
+def measure(part: str, study: Study, downloads: Path) -> Row:
     """One row, with the CPU seconds it took; of rivals also the distributions that figures are drawn from."""
     started = time.process_time()
     if part == "recorded":
-        row = _recorded(study)
+        row = _recorded(study, downloads)
     else:
         row, outcomes = run_study(study)
         if part == "rivals":
@@ -55,16 +56,19 @@ def _distributions(outcomes: Sequence[Outcome]) -> Row:
     }
 
 
-def _recorded(study: Study) -> Row:
-    workload = RecordedDownloads(DOWNLOADS, edges=study.edges, seed=study.seed, windows=study.windows)
+def _recorded(study: Study, downloads: Path) -> Row:
+    workload = RecordedDownloads(downloads, edges=study.edges, seed=study.seed, windows=study.windows)
     row = asdict(study) | summarise(run_workload(study, workload), study.target) | {"windows_had": workload.windows}
     return row | {"oracle_rate": oracle_rate(workload, study.measure, study.target, workload.windows)}
 
 
-def _studies(windows: int, seed: int, quick: bool) -> dict[str, list[Study]]:
+def _studies(windows: int, seed: int, quick: bool, smoke: bool) -> dict[str, list[Study]]:
     parts = {"goals": goal_rows(), "robustness": robustness_rows(), "rivals": rival_rows()}
-    parts["recorded"] = recorded_rows() if DOWNLOADS.is_dir() else []
-    parts["sliding"] = sliding_rows()
+    parts |= {"recorded": recorded_rows(), "sliding": sliding_rows()}
+    if smoke:  # one row of each part, and what the figures are drawn from
+        parts = {name: studies[:1] for name, studies in parts.items() if name != "rivals"} | {
+            "rivals": [s for s in parts["rivals"] if s.delays == "EG" and s.algorithm in ("edgewater", "k-slack")]
+        }
     return {
         name: [
             replace(s, windows=windows * s.overlap, seed=seed)
@@ -74,16 +78,19 @@ def _studies(windows: int, seed: int, quick: bool) -> dict[str, list[Study]]:
     }  # fmt: skip
 
 
-def _measure_missing(results: Results, part: str, studies: Sequence[Study], pool: ProcessPoolExecutor) -> None:
+def _measure_missing(
+    results: Results, part: str, studies: Sequence[Study], pool: ProcessPoolExecutor, downloads: Path
+) -> None:
     missing = results.missing(part, studies)
     with click.progressbar(length=len(missing), label=f"{part}, {len(studies) - len(missing)} known") as bar:
-        for done in as_completed([pool.submit(measure, part, study) for study in missing]):
+        for done in as_completed([pool.submit(measure, part, study, downloads) for study in missing]):
             results.add(part, done.result())
             bar.update(1)
 
 
 @click.command()
 @click.option("--quick", is_flag=True, help="100 windows a row, and EG only where a row exists for all delays.")
+@click.option("--smoke", is_flag=True, help="Half a minute, few rows and windows, generated downloads: does it run?")
 @click.option("--windows", default=400, show_default=True, help="Per row; of the recorded ones as many as there are.")
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of all rows' events.")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1), help="Processes.")
@@ -93,21 +100,26 @@ def _measure_missing(results: Results, part: str, studies: Sequence[Study], pool
     "--json", "path", type=click.Path(dir_okay=False, path_type=Path), default=OUT / "watermarks.json",
     show_default=True, help="Where rows are kept.",
 )  # fmt: skip
-def main(quick: bool, windows: int, seed: int, workers: int, part: str, fresh: bool, path: Path) -> None:
+def main(quick: bool, smoke: bool, windows: int, seed: int, workers: int, part: str, fresh: bool, path: Path) -> None:
     """Coverage, waits and rates of every row of the issue; the goals that are missed; the papers' figures."""
-    results = Results(path, fresh=fresh)
-    asked = {n: s for n, s in _studies(100 if quick else windows, seed, quick).items() if part in ("all", n)}
-    pool = ProcessPoolExecutor(workers)
-    try:
-        for name, studies in asked.items():
-            _measure_missing(results, name, studies, pool)
-            if studies:
-                click.echo(table(results.of(name, studies)))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    windows = 3 if smoke else 100 if quick else windows
+    results = Results(path, fresh=fresh or smoke)
+    asked = {n: s for n, s in _studies(windows, seed, quick, smoke).items() if part in ("all", n)}
+    with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(workers) as pool:
+        downloads = made_downloads(Path(scratch), 20_000, days=1) if smoke else DOWNLOADS_DEV
+        if asked.get("recorded") and not downloads.is_dir():
+            click.echo(f"{downloads}: there is no such folder; the rows `recorded` are left out", err=True)
+            asked["recorded"] = []
+        try:
+            for name, studies in asked.items():
+                _measure_missing(results, name, studies, pool, downloads)
+                if studies:
+                    click.echo(table(results.of(name, studies)))
+        finally:
+            pool.shutdown(cancel_futures=True)
     if part in ("all", "other"):
-        results.put("kmeans", kmeans_rows(20 if quick else 100))
-        results.put("overhead", overhead())
+        results.put("kmeans", kmeans_rows(1 if smoke else 20 if quick else 100))
+        results.put("overhead", overhead(repeats=1 if smoke else 7))
     shown: dict[str, Any] = {name: results.of(name, studies) for name, studies in asked.items()}
     click.echo(f"CPU: {sum(row['cpu_s'] for rows in shown.values() for row in rows) / 60:.1f} min")
     missed = check_goals(shown)
