@@ -1,6 +1,6 @@
 """Questions per second that `POST …/evaluate` answers on one core, through the real ASGI application.
 
-    python -m bench.evaluate [--questions 10000] [--out evaluate.json]
+    python -m bench.evaluate [--questions 10000] [--smoke] [--out evaluate.json]
 
 One process, one stream at a time, SQLite: lines are read, parsed, evaluated and written as NDJSON. What a
 network and an HTTP server add is left out (`httpx.ASGITransport`). Each case asks its questions of one window.
@@ -85,7 +85,8 @@ def cases() -> dict[str, tuple[str, Callable[[int], dict[str, Any]]]]:
 class Desk:
     """The center's stores with one answered window per query."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, records: int) -> None:
+        self.records = records
         url = f"sqlite:///{directory}/catalog.db"
         self.catalog, self.components = Catalog(url), ComponentRegistry(url)
         self.results = ResultStore(f"sqlite:///{directory}/results.db")
@@ -110,8 +111,8 @@ class Desk:
     def _answer(self, ledger: Ledger, spec: QuerySpec) -> None:
         query = self.catalog.register(spec, 0)
         self.results.tick(ledger, [EdgesChanged(tuple(self.catalog.edges())), QueryRegistered(query)], 0)
-        fact = FrameSummary(query.ref, 1, EdgeId("e"), HOUR, (SliceClose(0, RECORDS, 0),), (0,), 500, 0, "e1")
-        delta = MergedDelta(query.ref, 0, 0, _aggregate(spec).to_bytes())
+        fact = FrameSummary(query.ref, 1, EdgeId("e"), HOUR, (SliceClose(0, self.records, 0),), (0,), 500, 0, "e1")
+        delta = MergedDelta(query.ref, 0, 0, _aggregate(spec, self.records).to_bytes())
         self.results.apply(ledger, [delta], [fact], {query.key: 1}, 0)
 
     def close(self) -> None:
@@ -119,15 +120,15 @@ class Desk:
             store.close()
 
 
-def _aggregate(spec: QuerySpec) -> GroupedAggregate:
+def _aggregate(spec: QuerySpec, records: int) -> GroupedAggregate:
     rng = np.random.default_rng(1)
-    ip = rng.integers(0, ADDRESSES, RECORDS)
+    ip = rng.integers(0, ADDRESSES, records)
     urls = pa.array([f"/{i}" for i in range(GROUPS)])
     batch = pa.record_batch(
         {
-            "url": urls.take(pa.array(rng.integers(0, GROUPS, RECORDS))),
+            "url": urls.take(pa.array(rng.integers(0, GROUPS, records))),
             "ip": pa.array(ip),
-            "ms": pa.array(rng.lognormal(3, 1, RECORDS)),
+            "ms": pa.array(rng.lognormal(3, 1, records)),
         }
     )
     bound = spec.bind(COLUMNS)
@@ -137,7 +138,7 @@ def _aggregate(spec: QuerySpec) -> GroupedAggregate:
     }
     result = GroupedAggregate(dict(zip(spec.group_by, bound.group_types, strict=True)), stacks)
     values = {m.measure.name: m.argument.array(batch) if m.argument else None for m in bound.measures}
-    result.update([batch.column(n) for n in spec.group_by], values, RECORDS)
+    result.update([batch.column(n) for n in spec.group_by], values, records)
     return result
 
 
@@ -162,11 +163,13 @@ async def _measure(desk: Desk, name: str, query: str, question: Callable[[int], 
 
 @click.command()
 @click.option("--questions", default=10_000, show_default=True)
+@click.option("--smoke", is_flag=True, help="Seconds, on few records: does it run?")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Writes the figures as JSON.")
-def main(questions: int, out: Path | None) -> None:
+def main(questions: int, smoke: bool, out: Path | None) -> None:
     """Measures questions per second of a stream of questions."""
+    questions, records = (20, 20_000) if smoke else (questions, RECORDS)
     with tempfile.TemporaryDirectory() as directory:
-        desk = Desk(Path(directory))
+        desk = Desk(Path(directory), records)
         found = [asyncio.run(_measure(desk, name, *case, questions)) for name, case in cases().items()]
         desk.close()
     click.echo(f"{'question':34} {'questions/s':>12} {'µs each':>9} {'errors':>7}")

@@ -43,7 +43,7 @@ CASES = {
     "large": (100_000, 256_000, "10s", 1e5),
 }
 """Groups, capacity of a frame in bytes, window, share of the error budget in bytes."""
-PullReplayed = Callable[[PullEvent, FrameBuilt | None], Record]
+PullRecorder = Callable[[PullEvent, FrameBuilt | None], Record]
 
 
 def _with_checksum(pull: PullEvent, built: FrameBuilt | None) -> Record:
@@ -71,7 +71,7 @@ def _groups(frame: Frame) -> bytes:
     return b"".join(pa.compress(d, codec="zstd", asbytes=True) for d in deltas)
 
 
-VARIANTS: dict[str, PullReplayed] = {
+VARIANTS: dict[str, PullRecorder] = {
     "checksum": _with_checksum, "groups": _with_groups, "frame": durable._pull_record,
 }  # fmt: skip
 
@@ -169,9 +169,10 @@ def _us(check: Callable[[Frame], object], frames: list[Frame]) -> float:
 
 @click.command()
 @click.option("--seconds", default=30, show_default=True, help="Of the log, per case.")
-def main(seconds: int) -> None:
+@click.option("--smoke", is_flag=True, help="Seconds: two seconds of the log, and the smallest case alone.")
+def main(seconds: int, smoke: bool) -> None:
     """Rows per case, as JSON; also in bench/out/journal.json."""
-    rows = [journal_cell(name, seconds) for name in CASES]
+    rows = [journal_cell("small", 2)] if smoke else [journal_cell(name, seconds) for name in CASES]
     for row in rows:
         click.echo(json.dumps(row))
     OUT.mkdir(parents=True, exist_ok=True)

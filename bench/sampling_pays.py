@@ -9,13 +9,14 @@ left out.
 A case is a query and the function that it is about; `likeness` scores a package's name against those that typosquatters
 imitate, by difflib, one string at a time.
 
-    python -m bench.sampling_pays [--windows 20] [--json]
+    python -m bench.sampling_pays [--windows 20] [--smoke] [--json]
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
+from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
 from center.ledger import (
     EdgesChanged,
@@ -61,7 +63,6 @@ from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
-LOGS = Path("../shared/data/cran_downloads_bench_week")
 IMITATED = ("ggplot2", "data.table")
 REF, EDGE = QueryRef("q", 1), EdgeId("edge")
 COLUMNS = {"package": pa.string()}
@@ -125,13 +126,13 @@ class Trace:
     package: pa.Array
 
     @classmethod
-    def read(cls, windows: int, per_s: int, seed: int) -> Trace:
+    def read(cls, logs: Path, windows: int, per_s: int, seed: int) -> Trace:
         count = (windows + 2) * WINDOW_MS * per_s // 1000
         rng = np.random.default_rng(seed)
         born = np.arange(count) * 1000 // per_s
         arrival = born + np.ceil(rng.exponential(DELAY_MS, count)).astype(np.int64)
         order = np.argsort(arrival, kind="stable")
-        return cls(BEGIN_MS + born[order], BEGIN_MS + arrival[order], _packages(count).take(pa.array(order)))
+        return cls(BEGIN_MS + born[order], BEGIN_MS + arrival[order], _packages(logs, count).take(pa.array(order)))
 
     def batch(self, rows: slice) -> pa.RecordBatch:
         return pa.record_batch({"package": self.package[rows], TIME_COLUMN: self.born[rows]})
@@ -141,17 +142,17 @@ class Trace:
         return pa.record_batch({"package": self.package.filter(pa.array(mine))})
 
 
-def _packages(count: int) -> pa.Array:
+def _packages(logs: Path, count: int) -> pa.Array:
     """Of the first records of the logs, day by day."""
     days: list[pa.Array] = []
     found = 0
-    for log in sorted(LOGS.glob("*.csv.gz")):
+    for log in sorted(logs.glob("*.csv.gz")):
         with gzip.open(log) as file:
             table = pa_csv.read_csv(file, convert_options=pa_csv.ConvertOptions(include_columns=["package"]))
         days += table.column("package").cast(pa.string()).chunks
         if (found := sum(map(len, days))) >= count:
             return pa.concat_arrays(days).slice(0, count)
-    raise click.UsageError(f"{LOGS} has {found} records; {count} are asked for")
+    raise click.UsageError(f"{logs} has {found} records; {count} are asked for")
 
 
 @dataclass(slots=True)
@@ -289,12 +290,18 @@ def measure(name: str, trace: Trace, windows: int, sampled: bool, error: float) 
 @click.option("--rate", default=5_000, show_default=True, help="Records per second.")
 @click.option("--error", default=0.05, show_default=True)
 @click.option("--seed", default=1, show_default=True)
+@click.option("--smoke", is_flag=True, help="Seconds, on a few generated records: does it run?")
 @click.option("--json", "as_json", is_flag=True)
-def main(windows: int, rate: int, error: float, seed: int, as_json: bool) -> None:
+def main(windows: int, rate: int, error: float, seed: int, smoke: bool, as_json: bool) -> None:
     """Measures every case with all records, and with the part that the contract needs."""
     point = EntryPoint("bench", "bench.sampling_pays:FUNCTIONS", record_functions.GROUP)
     record_functions.INSTALLED = RecordFunctions(lambda: [point])
-    trace = Trace.read(windows, rate, seed)
+    with tempfile.TemporaryDirectory() as scratch:
+        if smoke:
+            windows, rate, logs = 5, 300, made_downloads(Path(scratch), 10_000, days=1)
+        else:
+            logs = existing(DOWNLOADS_WEEK)
+        trace = Trace.read(logs, windows, rate, seed)
     rows = [measure(name, trace, windows, sampled, error) for name in CASES for sampled in (False, True)]
     document: dict[str, Any] = {"rows": [asdict(r) for r in rows]}
     document["times_faster"] = {

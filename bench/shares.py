@@ -5,7 +5,7 @@ and hears of its share within a second. Edges' record rates are Zipf-skewed, val
 Bytes are those of the frames, as compressed; the first windows, in which shares find their place, are left
 out for both. Error is that of the worst group of any window, as a share of E.
 
-    python -m bench.shares [--plot bench/out/shares.png]
+    python -m bench.shares [--smoke] [--plot bench/out/shares.png]
 """
 
 from __future__ import annotations
@@ -58,13 +58,14 @@ class Row:
 class Trace:
     """The same records for every run: per edge and second, group codes and values."""
 
-    def __init__(self, skew: float, seed: int) -> None:
+    def __init__(self, skew: float, seed: int, windows: int = WINDOWS, records: int = RECORDS) -> None:
+        self.windows = windows
         rng = np.random.default_rng(seed)
         rates = 1.0 / np.arange(1, EDGES + 1) ** skew
-        self.per_second = np.maximum(1, RECORDS * rates / rates.sum() / (WINDOW_MS / 1000)).astype(int)
+        self.per_second = np.maximum(1, records * rates / rates.sum() / (WINDOW_MS / 1000)).astype(int)
         popularity = 1.0 / np.arange(1, GROUPS + 1) ** 1.1
         popularity /= popularity.sum()
-        seconds = WINDOWS * WINDOW_MS // 1000
+        seconds = windows * WINDOW_MS // 1000
         self.batches = [
             [
                 (rng.choice(GROUPS, n, p=popularity), np.rint(rng.lognormal(6.0, 1.5, n)).astype(np.int64))
@@ -72,7 +73,7 @@ class Trace:
             ]
             for _ in range(seconds)
         ]
-        self.truth = np.zeros((WINDOWS, GROUPS))
+        self.truth = np.zeros((windows, GROUPS))
         for second, row in enumerate(self.batches):
             for keys, values in row:
                 np.add.at(self.truth[second * 1000 // WINDOW_MS], keys, values)
@@ -99,7 +100,7 @@ def run(trace: Trace, skew: float, budget: float, division: str) -> Row:
     if division == "equal":
         for core in cores.values():
             core.handle(BudgetSet(REF, {"bytes": limit / EDGES}, 1))
-    center = np.zeros((WINDOWS, GROUPS))
+    center = np.zeros((trace.windows, GROUPS))
     size = frames = 0
     for second, row in enumerate(trace.batches):
         for edge, (keys, values) in zip(ids, row, strict=True):
@@ -117,7 +118,7 @@ def run(trace: Trace, skew: float, budget: float, division: str) -> Row:
             allocator.handle(RebalanceEvent((second + 1) * 1000, 1 << 50))
             for edge, grant in allocator.grants().items():
                 cores[edge].handle(BudgetSet(REF, grant.shares, grant.version, grant.from_ms))
-    closed = slice(WARM_UP, WINDOWS - 1)
+    closed = slice(WARM_UP, trace.windows - 1)
     worst = float(np.abs(trace.truth[closed] - center[closed]).max() / limit)
     assert worst <= 1.0, f"the budget is exceeded: {worst}"
     return Row(skew, budget, division, size, frames, worst)
@@ -165,12 +166,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("bench/out/shares.json"))
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--smoke", action="store_true", help="seconds, on few records: does it run?")
     args = parser.parse_args()
+    budgets = BUDGETS[-1:] if args.smoke else BUDGETS
+    size = {"windows": WARM_UP + 2, "records": 3_000} if args.smoke else {}
     rows: list[Row] = []
     print(f"{'skew':>5} {'E / total':>9} {'equal':>10} {'balanced':>10} {'saved':>7}   worst error / E")
     for skew in args.skew:
-        trace = Trace(skew, args.seed)
-        for budget in BUDGETS:
+        trace = Trace(skew, args.seed, **size)
+        for budget in budgets:
             equal, balanced = (run(trace, skew, budget, division) for division in ("equal", "balanced"))
             rows += [equal, balanced]
             saved = 1 - balanced.bytes / equal.bytes
@@ -189,7 +193,7 @@ def _plot(rows: list[Row], path: Path) -> None:
     for skew in sorted({row.skew for row in rows}):
         by = {d: [r.bytes for r in rows if r.skew == skew and r.division == d] for d in ("equal", "balanced")}
         ratio = [b / e for b, e in zip(by["balanced"], by["equal"], strict=True)]
-        axes.plot(BUDGETS, ratio, marker="o", label=f"rates ∝ rank^-{skew:g}")
+        axes.plot(sorted({row.budget for row in rows}), ratio, marker="o", label=f"rates ∝ rank^-{skew:g}")
     axes.set(xscale="log", xlabel="E as a share of a window's total", ylabel="bytes, balanced / equal split")
     axes.axhline(1.0, color="grey", linewidth=0.5)
     axes.legend()

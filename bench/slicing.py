@@ -1,4 +1,4 @@
-"""`python -m bench.slicing`: what concurrent windows cost when they share slices, against one window.
+"""`python -m bench.slicing [--smoke]`: what concurrent windows cost when they share slices, against one window.
 
 A stream of 20,000 records a second; windows of 100 s, 1 to 100 of them open at any time. Slicing updates one slice per
 record however many windows there are (goal: at most 1.5 times the time of a single window); bucketing, which updates
@@ -31,10 +31,10 @@ SYNOPSES: dict[str, Callable[[], Any]] = {
 }
 
 
-def stream(seconds: int) -> tuple[np.ndarray, np.ndarray]:
+def stream(seconds: int, rate: int) -> tuple[np.ndarray, np.ndarray]:
     """Zipf values and their event times, in order."""
     rng = np.random.default_rng(0)
-    n = RATE * seconds
+    n = rate * seconds
     return rng.zipf(1.1, n) % 100_000, np.sort(rng.integers(0, seconds * 1000, n))
 
 
@@ -54,8 +54,8 @@ def seconds(slicer: Any, values: np.ndarray, times: np.ndarray) -> float:
     return time.process_time() - began
 
 
-def cells(length_s: int, repeats: int) -> list[dict[str, Any]]:
-    values, times = stream(length_s)
+def cells(length_s: int, rate: int, repeats: int) -> list[dict[str, Any]]:
+    values, times = stream(length_s, rate)
     part = len(values) // 20
     rows = []
     for name, make in SYNOPSES.items():
@@ -81,10 +81,11 @@ def cells(length_s: int, repeats: int) -> list[dict[str, Any]]:
 @click.command()
 @click.option("--seconds", default=300, show_default=True, help="Length of the stream, in event time.")
 @click.option("--repeats", default=5, show_default=True)
+@click.option("--smoke", is_flag=True, help="Seconds, on few records: does it run?")
 @click.option("--json", "path", type=click.Path(path_type=Path), default=OUT / "slicing.json", show_default=True)
-def main(seconds: int, repeats: int, path: Path) -> None:
+def main(seconds: int, repeats: int, smoke: bool, path: Path) -> None:
     """Measure windows over shared slices on this machine."""
-    rows = cells(seconds, repeats)
+    rows = cells(seconds, 100, 1) if smoke else cells(seconds, RATE, repeats)
     for row in rows:
         missed = " !" if row["times_a_single_window"] > GOAL else ""
         click.echo("  ".join(f"{name} {value}" for name, value in row.items()) + missed)

@@ -1,4 +1,4 @@
-"""`python -m bench.budgets [--quick] [--only PART]`: what budgets cost, as tables and plots in bench/out/.
+"""`python -m bench.budgets [--quick | --smoke] [--only PART]`: what budgets cost, as tables and plots in bench/out/.
 
 Zipf 1.1 (lognormal values, 100,000 records a window) and RStudio's CRAN downloads by package, version and
 country (bytes, windows of 6 h). The 95th percentile over 25 windows, behind two to warm up.
@@ -7,6 +7,7 @@ country (bytes, windows of 6 h). The 95th percentile over 25 windows, behind two
 from __future__ import annotations
 
 import json
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import click
 from bench.budgets.cells import PARTS, WARM_UP, Cell, cells, measure, policies_of, settings_of
 from bench.budgets.plots import draw
 from bench.budgets.tables import Row, markdown
+from bench.budgets.workload import Size
+from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 
 OUT = Path("bench/out")
 
@@ -22,16 +25,36 @@ OUT = Path("bench/out")
 @click.command()
 @click.option("--only", type=click.Choice(PARTS), multiple=True, help="All, if none is named.")
 @click.option("--quick", is_flag=True, help="Few budgets, and 6 windows instead of 25.")
+@click.option("--smoke", is_flag=True, help="Seconds, on small generated traces: does it run?")
 @click.option("--trace", "traces", multiple=True, type=click.Choice(["zipf", "cran"]), default=["zipf", "cran"])
 @click.option("--windows", type=click.IntRange(1), help="Windows that count.  [default: 25]")
 @click.option("--seed", default=1, show_default=True, help="Of the Zipf trace.")
 @click.option("--processes", default=2, show_default=True)
 def main(
-    only: tuple[str, ...], quick: bool, traces: tuple[str, ...], windows: int | None, seed: int, processes: int
+    only: tuple[str, ...],
+    quick: bool,
+    smoke: bool,
+    traces: tuple[str, ...],
+    windows: int | None,
+    seed: int,
+    processes: int,
 ) -> None:
     """Measure what budgets cost, and how near the default policy is to the optimum."""
-    parts = only or PARTS
-    wanted = cells(parts, traces, WARM_UP + (windows or (6 if quick else 25)), seed, quick=quick)
+    windows = WARM_UP + (windows or (1 if smoke else 6 if quick else 25))
+    with tempfile.TemporaryDirectory() as scratch:
+        if smoke:
+            size = Size(windows, seed, 500, made_downloads(Path(scratch), 500, 1))
+            only = only or ("fig3", "policies")
+        else:
+            without = "leave it out with --trace zipf, or run --smoke on generated data"
+            size = Size(
+                windows, seed, downloads=existing(DOWNLOADS_WEEK, without) if "cran" in traces else DOWNLOADS_WEEK
+            )
+        _run(only or PARTS, traces, size, processes, quick=quick or smoke)
+
+
+def _run(parts: tuple[str, ...], traces: tuple[str, ...], size: Size, processes: int, *, quick: bool) -> None:
+    wanted = cells(parts, traces, size, quick=quick)
     found: dict[Cell, Row] = {}
     OUT.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(processes) as pool, click.progressbar(length=len(wanted)) as bar:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.budgets.workload import work
+from bench.budgets.workload import Size, work
 from edgewater.caching import CacheSpec
 from sim.budgets.experiment import SimulatedPolicy, run
 from sim.budgets.link import LinkModel
@@ -53,8 +53,7 @@ class Cell:
     setting: Setting
     budget: float
     policy: SimulatedPolicy
-    windows: int
-    seed: int
+    size: Size
 
     @property
     def label(self) -> str:
@@ -69,7 +68,7 @@ class Cell:
 def measure(cell: Cell) -> dict[str, Any]:
     """One row of the table: staleness in windows, error as a share of the largest value of any group."""
     setting, began = cell.setting, time.process_time()
-    given = work(setting.trace, cell.windows, cell.seed)
+    given = work(setting.trace, cell.size)
     truth = truth_per_window(given.trace, given.query(setting.aggregate), "value")
     groups = float(np.mean([np.isfinite(w).sum() for w in truth.values()]))
     largest = max(float(np.nanmax(np.abs(w), initial=0.0)) for w in truth.values())
@@ -79,7 +78,8 @@ def measure(cell: Cell) -> dict[str, Any]:
     out = run(given.trace, given.query(setting.aggregate, setting.kind, asked), link, cell.policy)
     return {
         "trace": setting.trace, "aggregate": setting.aggregate, "bandwidth": setting.bandwidth, "kind": setting.kind,
-        "budget": cell.budget, "label": cell.label, "windows": cell.windows, "seed": cell.seed,
+        "budget": cell.budget, "label": cell.label, "windows": cell.size.windows,
+        "seed": cell.size.seed,
         "staleness_p95": out.staleness_p95(WARM_UP), "error_p95": out.error_p95(WARM_UP),
         "staleness": out.staleness.tolist(), "error": out.relative_error.tolist(),
         "updates_per_window": out.updates / len(truth), "groups_per_window": groups, "slot": 1.0 / slots,
@@ -112,7 +112,7 @@ def settings_of(part: str, trace: str) -> Iterator[Setting]:
                 yield Setting(trace, aggregate, bandwidth, kind)
 
 
-def cells(parts: Sequence[str], traces: Sequence[str], windows: int, seed: int, *, quick: bool) -> list[Cell]:
+def cells(parts: Sequence[str], traces: Sequence[str], size: Size, *, quick: bool) -> list[Cell]:
     """All runs that these figures need, each once."""
     wanted: dict[Cell, None] = {}
     for part in parts:
@@ -120,5 +120,5 @@ def cells(parts: Sequence[str], traces: Sequence[str], windows: int, seed: int, 
             for setting in settings_of(part, trace):
                 for budget in (QUICK if quick else BUDGETS)[setting.kind]:
                     for policy in policies_of(part, setting):
-                        wanted[Cell(setting, budget, policy, windows, seed)] = None
+                        wanted[Cell(setting, budget, policy, size)] = None
     return list(wanted)

@@ -9,12 +9,27 @@ from typing import Any
 
 import numpy as np
 
+from bench.data import DOWNLOADS_WEEK
 from edgewater.query import QuerySpec
 from sim.budgets.trace import Trace, cran, zipf
 
-CRAN = Path("../shared/data/cran_downloads_bench_week")
 CRAN_WINDOW_MS = 6 * 3_600_000
 ZIPF_WINDOW_MS = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of a trace is run.
+
+    Attributes:
+        seed, records: of the Zipf trace; records are a window's.
+        downloads: the folder of the other one.
+    """
+
+    windows: int
+    seed: int
+    records: int = 100_000
+    downloads: Path = DOWNLOADS_WEEK
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +55,12 @@ class Work:
 
 
 @cache
-def work(name: str, windows: int, seed: int) -> Work:
-    """A trace by name, made or read once per process. `seed`: of the Zipf trace."""
+def work(name: str, size: Size) -> Work:
+    """A trace by name, made or read once per process."""
     if name == "zipf":
-        return Work(zipf(windows, ZIPF_WINDOW_MS, seed=seed), "value", ZIPF_WINDOW_MS)
-    whole = cran(CRAN)
+        made = zipf(size.windows, ZIPF_WINDOW_MS, records=size.records, groups=size.records * 2 // 5, seed=size.seed)
+        return Work(made, "value", ZIPF_WINDOW_MS)
+    whole = cran(size.downloads)
     first = whole.times_ms[0] // CRAN_WINDOW_MS * CRAN_WINDOW_MS
-    kept = np.flatnonzero(whole.times_ms < first + windows * CRAN_WINDOW_MS)
+    kept = np.flatnonzero(whole.times_ms < first + size.windows * CRAN_WINDOW_MS)
     return Work(whole.rows(kept), "size", CRAN_WINDOW_MS)

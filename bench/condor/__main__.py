@@ -11,6 +11,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +21,36 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.condor import plots
-from bench.condor.cells import PARTS
+from bench.condor.cells import PARTS, SMOKE, Size
+from bench.data import TAXI, existing
 
 OUT = Path("bench/out")
 _CHILD = (
-    "import os, sys; cores = int(sys.argv[2]); os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]));"
-    "from bench.condor.cells import child; child(sys.argv[1], cores, sys.argv[3], int(sys.argv[4]), sys.argv[5])"
+    "import os, sys; cores = int(sys.argv[1]); os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]));"
+    "import json; from bench.condor.cells import Size, child; size = Size(**json.loads(sys.argv[4]));"
+    "child(sys.argv[2].split(), cores, sys.argv[3], size, sys.argv[5])"
 )
 
 
 @click.command()
 @click.option("--only", type=click.Choice(list(PARTS)), multiple=True, help="These parts instead of all.")
 @click.option("--rows", default=10_000_000, show_default=True, help="Records of each data set.")
+@click.option("--smoke", is_flag=True, help="Half a minute, few generated records, all in one process: does it run?")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=OUT / "condor.json", show_default=True)
-def main(only: tuple[str, ...], rows: int, json_path: Path) -> None:
+def main(only: tuple[str, ...], rows: int, smoke: bool, json_path: Path) -> None:
     """Measure synopses over Spark DataFrames on this machine."""
+    parts, size = only or tuple(PARTS), SMOKE if smoke else Size(rows)
+    if "accuracy" in parts and not smoke:
+        existing(TAXI, "name other parts with --only, or run --smoke on generated rides")
     console = Console()
-    result: dict[str, Any] = {"rows": rows, "cores": os.cpu_count()}
+    result: dict[str, Any] = {"rows": size.rows, "cores": os.cpu_count()}
     with tempfile.TemporaryDirectory() as directory:
-        for part, (_, cores) in PARTS.items():
-            if only and part not in only:
-                continue
-            result[part] = {str(n): _cell(part, n, directory, rows) for n in cores}
+        together = _cells(parts, 1, directory, size) if smoke else {}
+        for part in parts:
+            if smoke:
+                result[part] = {"1": together[part]}
+            else:
+                result[part] = {str(n): _cells([part], n, directory, size)[part] for n in PARTS[part][1]}
             _print(console, part, result[part])
     json_path.parent.mkdir(parents=True, exist_ok=True)
     json_path.write_text(json.dumps(result, indent=2) + "\n")
@@ -49,12 +59,13 @@ def main(only: tuple[str, ...], rows: int, json_path: Path) -> None:
     console.print(f"wrote {json_path}")
 
 
-def _cell(part: str, cores: int, directory: str, rows: int) -> Any:
-    answer = Path(directory) / f"{part}-{cores}.json"
-    command = [sys.executable, "-c", _CHILD, part, str(cores), directory, str(rows), str(answer)]
-    done = subprocess.run(command, capture_output=True, text=True)
+def _cells(parts: Sequence[str], cores: int, directory: str, size: Size) -> Any:
+    """What these parts measure, one after the other in one process."""
+    answer = Path(directory) / "answer.json"
+    command = [sys.executable, "-c", _CHILD, str(cores), " ".join(parts), directory, json.dumps(asdict(size))]
+    done = subprocess.run([*command, str(answer)], capture_output=True, text=True)
     if done.returncode:
-        raise click.ClickException(f"{part} on {cores} cores failed:\n{done.stderr[-4000:]}")
+        raise click.ClickException(f"{', '.join(parts)} on {cores} cores failed:\n{done.stderr[-4000:]}")
     return json.loads(answer.read_text())
 
 

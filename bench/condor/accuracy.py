@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from bench.condor.data import read_local, taxi
+from bench.condor.data import read_local
 from center.batch import Strategy, build
 from edgewater.synopses import (
     CountMin,
@@ -28,19 +28,22 @@ from edgewater.synopses import (
     from_bytes,
 )
 
-PARTITIONS = 64
 _STEP = 10_000
 
 
-def table_2(spark: Any, directory: Path, rows: int) -> dict[str, dict[str, float]]:
-    path = taxi(directory, rows)
+def table_2(spark: Any, path: Path, partitions: int) -> dict[str, dict[str, float]]:
+    """
+    Args:
+        path: of the rides, as Parquet files.
+        partitions: of the distributed set-up.
+    """
     rides, df = read_local(path), spark.read.parquet(str(path))
     result = {}
     for name, make, column, error in _queries(rides):
         given = df.where(f"{column} is not null")
         ordered = name.startswith("(v)")
         built = {}
-        for setup, parts in (("centralised", 1), ("distributed", PARTITIONS)):
+        for setup, parts in (("centralised", 1), ("distributed", partitions)):
             merge = "manager" if ordered else "merge"
             divide = "order_based" if ordered else ("centralised" if parts == 1 else "round_robin")
             strategy = Strategy(divide, "bucketing", merge, partitions=parts)  # type: ignore[arg-type]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.condor.data import ORIGIN_MS, ROWS_PER_SECOND, read_local, synthetic
+from bench.condor.data import ORIGIN_MS, ROWS_PER_SECOND, read_local, synthetic, taxi
 from center.batch import Strategy, build, evaluate
 from center.spark.session import SessionConfig, start_session
 from edgewater.synopses import (
@@ -42,6 +43,30 @@ SYNOPSES: dict[str, tuple[Callable[[], Any], str]] = {
 CONCURRENT = (1, 2, 5, 10, 20, 50, 100)
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is run.
+
+    Attributes:
+        rows: records of each data set.
+        repeats: runs that a figure is the median of.
+        synopses: how many of `SYNOPSES`.
+        concurrent: numbers of windows that overlap.
+        partitions: of table 2, distributed.
+        made_rides: whether its rides are generated.
+    """
+
+    rows: int
+    repeats: int = REPEATS
+    synopses: int = len(SYNOPSES)
+    concurrent: tuple[int, ...] = CONCURRENT
+    partitions: int = 64
+    made_rides: bool = False
+
+
+SMOKE = Size(20_000, repeats=1, synopses=2, concurrent=(2,), partitions=2, made_rides=True)
+
+
 def session(cores: int, scratch: Path) -> Any:
     settings = {"spark.sql.files.maxPartitionBytes": "8m", "spark.sql.files.openCostInBytes": "64k"}
     return start_session(
@@ -49,7 +74,7 @@ def session(cores: int, scratch: Path) -> Any:
     )
 
 
-def seconds(run: Callable[[], Any], repeats: int = REPEATS) -> float:
+def seconds(run: Callable[[], Any], repeats: int) -> float:
     """The median of some runs, after one that warms workers and the JVM up."""
     run()
     taken = []
@@ -64,36 +89,36 @@ def consume(df: Any) -> None:
     df.write.format("noop").mode("overwrite").save()
 
 
-def scaling(spark: Any, directory: Path, rows: int) -> dict[str, float]:
+def scaling(spark: Any, directory: Path, size: Size) -> dict[str, float]:
     """Records/s per synopsis, tumbling windows of 5 s."""
-    df = spark.read.parquet(str(synthetic(directory, rows, zipf=True)))
+    df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=True)))
     result = {}
-    for name, (make, column) in SYNOPSES.items():
+    for name, (make, column) in list(SYNOPSES.items())[: size.synopses]:
         out = build(df, make(), of=column, time="ts", window=TumblingWindow("5s"))
-        result[name] = rows / seconds(lambda out=out: consume(out))
+        result[name] = size.rows / seconds(lambda out=out: consume(out), size.repeats)
     return result
 
 
-def concurrent(spark: Any, directory: Path, rows: int) -> dict[str, dict[str, float]]:
+def concurrent(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
     """Records/s as windows overlap: bucketing against slicing."""
-    df = spark.read.parquet(str(synthetic(directory, rows, zipf=False)))
-    every_ms = max(rows // ROWS_PER_SECOND * 1000 // 200, 1)
+    df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=False)))
+    every_ms = max(size.rows // ROWS_PER_SECOND * 1000 // 200, 1)
     result: dict[str, dict[str, float]] = {}
     for compute in ("bucketing", "slicing"):
         strategy = Strategy("round_robin", compute, "merge")
         result[compute] = {}
-        for windows in CONCURRENT:
+        for windows in size.concurrent:
             window = SlidingWindow(every_ms * windows, every_ms)
             out = build(df, CountMin(256, 5), of="key", time="ts", window=window, strategy=strategy)
-            result[compute][str(windows)] = rows / seconds(lambda out=out: consume(out), 1)
+            result[compute][str(windows)] = size.rows / seconds(lambda out=out: consume(out), 1)
     return result
 
 
-def skew(spark: Any, directory: Path, rows: int) -> dict[str, float]:
+def skew(spark: Any, directory: Path, size: Size) -> dict[str, float]:
     """Records/s of count-min, global and stratified, uniform and Zipf."""
     result = {}
     for zipf in (False, True):
-        df = spark.read.parquet(str(synthetic(directory, rows, zipf=zipf)))
+        df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=zipf)))
         name = "zipf" if zipf else "uniform"
         for label, strata, strategy in (
             ("global", None, "auto"),
@@ -104,31 +129,31 @@ def skew(spark: Any, directory: Path, rows: int) -> dict[str, float]:
             out = build(
                 df, synopsis, of="key", time="ts", window=TumblingWindow("60s"), stratify_by=strata, strategy=strategy
             )
-            result[f"{label}, {name}"] = rows / seconds(lambda out=out: consume(out), 1)
+            result[f"{label}, {name}"] = size.rows / seconds(lambda out=out: consume(out), 1)
     return result
 
 
-def disorder(spark: Any, directory: Path, rows: int) -> dict[str, dict[str, float]]:
+def disorder(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
     """Records/s in order and with 10 % of the records up to 10 s back, by class of algebra."""
     classes = {"commutative": "count-min", "by event time": "fifo", "order-based": "haar"}
     result: dict[str, dict[str, float]] = {}
     for label, share in (("in order", 0.0), ("10 % late", 0.1)):
-        df = spark.read.parquet(str(synthetic(directory, rows, zipf=True, late_share=share)))
+        df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=True, late_share=share)))
         for name, kind in classes.items():
             make, column = SYNOPSES[kind]
             out = build(df, make(), of=column, time="ts", window=TumblingWindow("20s"))
-            result.setdefault(name, {})[label] = rows / seconds(lambda out=out: consume(out), 1)
+            result.setdefault(name, {})[label] = size.rows / seconds(lambda out=out: consume(out), 1)
     return result
 
 
-def evaluation(spark: Any, directory: Path, rows: int) -> dict[str, float]:
+def evaluation(spark: Any, directory: Path, size: Size) -> dict[str, float]:
     """Answers/s of the operators: count-min, 120 windows."""
-    df = spark.read.parquet(str(synthetic(directory, min(rows, 2_000_000), zipf=True)))
-    span_ms = min(rows, 2_000_000) * 1000 // ROWS_PER_SECOND
+    df = spark.read.parquet(str(synthetic(directory, min(size.rows, 2_000_000), zipf=True)))
+    span_ms = min(size.rows, 2_000_000) * 1000 // ROWS_PER_SECOND
     out = build(df, CountMin(2048, 5), of="key", time="ts", window=TumblingWindow(max(span_ms // 120, 1)))
     out = out.cache()
     out.count()
-    asked = max(rows // 20, 1000)
+    asked = max(size.rows // 20, 1000)
     questions = spark.range(asked).selectExpr(
         "to_json(named_struct('question', 'frequency', 'item', cast(rand(7) * 1000 as bigint))) as question",
         f"{ORIGIN_MS} + cast(rand(8) * {span_ms} as bigint) as time",
@@ -138,19 +163,20 @@ def evaluation(spark: Any, directory: Path, rows: int) -> dict[str, float]:
     result = {}
     for mode in ("latest", "timestamped"):
         answers = evaluate(out, questions, mode, last=None if mode == "latest" else 120)
-        result[mode] = asked / seconds(lambda answers=answers: consume(answers))
+        result[mode] = asked / seconds(lambda answers=answers: consume(answers), size.repeats)
     return result
 
 
-def cost(spark: Any, directory: Path, rows: int) -> dict[str, float]:
+def cost(spark: Any, directory: Path, size: Size) -> dict[str, float]:
     """Records/s on Spark and with one thread, without windows, over the same files."""
-    path = synthetic(directory, rows, zipf=True)
+    path = synthetic(directory, size.rows, zipf=True)
     df = spark.read.parquet(str(path))
     result = {}
-    for name, (make, column) in SYNOPSES.items():
+    for name, (make, column) in list(SYNOPSES.items())[: size.synopses]:
         out = build(df, make(), of=column, time="ts")
-        result[f"{name}, spark"] = rows / seconds(lambda out=out: consume(out))
-        result[f"{name}, one thread"] = rows / seconds(lambda m=make, c=column: _alone(path, m(), c))
+        result[f"{name}, spark"] = size.rows / seconds(lambda out=out: consume(out), size.repeats)
+        alone = seconds(lambda m=make, c=column: _alone(path, m(), c), size.repeats)
+        result[f"{name}, one thread"] = size.rows / alone
     return result
 
 
@@ -160,21 +186,21 @@ def _alone(path: Path, synopsis: Any, column: str) -> bytes:
     return bytes(synopsis.to_bytes())
 
 
-def peers(spark: Any, directory: Path, rows: int) -> dict[str, dict[str, float]]:
+def peers(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
     """Seconds, bytes and relative error beside Spark's own sketches, on one DataFrame."""
     from bench.condor.peers import compare
 
-    return compare(spark, synthetic(directory, rows, zipf=True), seconds, consume)
+    return compare(spark, synthetic(directory, size.rows, zipf=True), lambda run: seconds(run, size.repeats), consume)
 
 
-def accuracy(spark: Any, directory: Path, rows: int) -> dict[str, dict[str, float]]:
+def accuracy(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
     """The paper's table 2."""
     from bench.condor.accuracy import table_2
 
-    return table_2(spark, directory, rows)
+    return table_2(spark, taxi(directory, size.rows, made=size.made_rides), size.partitions)
 
 
-PARTS: dict[str, tuple[Callable[[Any, Path, int], Any], tuple[int, ...]]] = {
+PARTS: dict[str, tuple[Callable[[Any, Path, Size], Any], tuple[int, ...]]] = {
     "scaling": (scaling, (1, 2)),
     "windows": (concurrent, (2,)),
     "accuracy": (accuracy, (2,)),
@@ -187,11 +213,11 @@ PARTS: dict[str, tuple[Callable[[Any, Path, int], Any], tuple[int, ...]]] = {
 """Per part what measures it, and with how many cores."""
 
 
-def child(part: str, cores: int, directory: str, rows: int, answer: str) -> None:
+def child(parts: Sequence[str], cores: int, directory: str, size: Size, answer: str) -> None:
     """Runs in a process that is held to its cores already: JVM and workers inherit that."""
     spark = session(cores, Path(directory) / "scratch")
     try:
-        result = PARTS[part][0](spark, Path(directory), rows)
+        result = {part: PARTS[part][0](spark, Path(directory), size) for part in parts}
     finally:
         spark.stop()
     Path(answer).write_text(json.dumps(result))

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-TAXI = Path(__file__).resolve().parents[3] / "shared/data/nyc_green_taxi_2022q1"
+from bench.data import TAXI
+
 ORIGIN_MS = 1_640_995_200_000
 ROWS_PER_SECOND = 10_000
 _FILES = 8
@@ -40,8 +41,8 @@ def synthetic(directory: Path, rows: int, *, zipf: bool, late_share: float = 0.0
     return path
 
 
-def taxi(directory: Path, rows: int) -> Path:
-    """At least `rows` rides: the real ones, and copies of them a quarter of a year later each.
+def taxi(directory: Path, rows: int, *, made: bool = False) -> Path:
+    """At least `rows` rides: the real ones (or `made` ones), and copies of them a quarter of a year later each.
 
     A copy has the same zones and distances, so distinct counts stay and frequencies grow by whole factors.
     """
@@ -49,16 +50,7 @@ def taxi(directory: Path, rows: int) -> Path:
     if path.exists():
         return path
     path.mkdir(parents=True)
-    columns = [
-        "lpep_pickup_datetime",
-        "PULocationID",
-        "DOLocationID",
-        "passenger_count",
-        "trip_distance",
-        "total_amount",
-    ]
-    files = sorted(TAXI.glob("green_tripdata_*.parquet"))
-    rides = pa.concat_tables([pq.read_table(f, columns=columns) for f in files]).combine_chunks()
+    rides = _made_rides(rows) if made else _real_rides()
     ms = pc.divide(rides["lpep_pickup_datetime"].cast(pa.timestamp("us")).cast(pa.int64()), 1000)
     route = pc.add(pc.multiply(rides["PULocationID"], 1000), rides["DOLocationID"])
     quarter_ms = 90 * 86_400_000
@@ -75,6 +67,34 @@ def taxi(directory: Path, rows: int) -> Path:
         )
         pq.write_table(table, path / f"{copy:04}.parquet")
     return path
+
+
+def _real_rides() -> pa.Table:
+    columns = [
+        "lpep_pickup_datetime",
+        "PULocationID",
+        "DOLocationID",
+        "passenger_count",
+        "trip_distance",
+        "total_amount",
+    ]
+    files = sorted(TAXI.glob("green_tripdata_*.parquet"))
+    return pa.concat_tables([pq.read_table(f, columns=columns) for f in files]).combine_chunks()
+
+
+def _made_rides(rows: int) -> pa.Table:
+    """Rides of the same columns, for `--smoke`."""
+    rng = np.random.default_rng(7)
+    return pa.table(
+        {
+            "lpep_pickup_datetime": pa.array(1_640_995_200_000_000 + np.arange(rows) * 60_000_000, pa.timestamp("us")),
+            "PULocationID": np.minimum(rng.zipf(1.3, rows), 260),
+            "DOLocationID": rng.integers(1, 260, rows),
+            "passenger_count": rng.integers(1, 6, rows).astype(float),
+            "trip_distance": rng.lognormal(0.7, 0.8, rows),
+            "total_amount": rng.lognormal(2.8, 0.5, rows),
+        }
+    )
 
 
 def read_local(path: Path) -> Any:

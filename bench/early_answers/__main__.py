@@ -1,4 +1,4 @@
-"""Measures the watermarks in simulation: `python -m bench.early_answers [--quick] [--seed 3]`.
+"""Measures the watermarks in simulation: `python -m bench.early_answers [--quick | --smoke] [--seed 3]`.
 
 Rows are written to bench/out/watermarks.json as they come. A run goes on where one of the same seed and number of
 windows was stopped: rows that are there are not measured again, so after a change of the code ask for `--fresh`.
@@ -7,6 +7,7 @@ The rows of recorded arrivals read the day files of package downloads in `--down
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,6 +17,7 @@ from typing import Any
 
 import click
 
+from bench.data import DOWNLOADS_DEV, made_downloads
 from bench.early_answers.figures import draw_figures
 from bench.early_answers.goals import check_goals
 from bench.early_answers.kmeans import kmeans_rows
@@ -35,7 +37,6 @@ from sim.early_answers.study import Study, run_study, run_workload
 from sim.early_answers.summary import oracle_rate, summarise, table
 
 OUT = Path("bench/out")
-DOWNLOADS = Path("../shared/data/cran_downloads_dev")
 PARTS = ("goals", "robustness", "unsampled", "recorded", "sliding", "rivals")
 MANY_GROUPS = 4
 """By how much fewer windows there are where groups are a hundred: each has a watermark of its own."""
@@ -71,10 +72,13 @@ def _recorded(study: Study, downloads: Path) -> Row:
     return row | {"oracle_rate": oracle_rate(workload, study.measure, study.target, workload.windows)}
 
 
-def _studies(windows: int, seed: int, quick: bool, downloads: Path) -> dict[str, list[Study]]:
+def _studies(windows: int, seed: int, quick: bool, smoke: bool) -> dict[str, list[Study]]:
     parts = {"goals": goal_rows(), "robustness": robustness_rows(), "rivals": baseline_rows()}
-    parts["recorded"] = recorded_rows() if downloads.is_dir() else []
-    parts |= {"sliding": sliding_rows(), "unsampled": unsampled_rows()}
+    parts |= {"recorded": recorded_rows(), "sliding": sliding_rows(), "unsampled": unsampled_rows()}
+    if smoke:  # one row of each part, and what the figures are drawn from
+        parts = {name: studies[:1] for name, studies in parts.items() if name != "rivals"} | {
+            "rivals": [s for s in parts["rivals"] if s.delays == "EG" and s.algorithm in ("edgewater", "k-slack")]
+        }
     return {
         name: [
             replace(s, windows=windows * s.overlap // (MANY_GROUPS if s.groups >= 100 else 1), seed=seed)
@@ -96,6 +100,7 @@ def _measure_missing(
 
 @click.command()
 @click.option("--quick", is_flag=True, help="100 windows a row, and EG only where a row exists for all delays.")
+@click.option("--smoke", is_flag=True, help="Half a minute, few rows and windows, generated downloads: does it run?")
 @click.option("--windows", default=400, show_default=True, help="Per row; of the recorded ones as many as there are.")
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of all rows' events.")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1), help="Processes.")
@@ -103,7 +108,7 @@ def _measure_missing(
 @click.option("--fresh", is_flag=True, help="Forgets what was measured before.")
 @click.option(
     "--downloads",
-    default=DOWNLOADS,
+    default=DOWNLOADS_DEV,
     show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of .csv.gz files with the columns date, time, size, ip_id.",
@@ -113,25 +118,35 @@ def _measure_missing(
     show_default=True, help="Where rows are kept.",
 )  # fmt: skip
 def main(
-    quick: bool, windows: int, seed: int, workers: int, part: str, fresh: bool, downloads: Path, path: Path
+    quick: bool,
+    smoke: bool,
+    windows: int,
+    seed: int,
+    workers: int,
+    part: str,
+    fresh: bool,
+    downloads: Path,
+    path: Path,
 ) -> None:
     """Coverage, waits and rates of every row; the goals that are missed; the papers' figures."""
-    results = Results(path, fresh=fresh)
-    studies_of = _studies(100 if quick else windows, seed, quick, downloads)
-    asked = {n: s for n, s in studies_of.items() if part in ("all", n)}
-    if "recorded" in asked and not asked["recorded"]:
-        click.echo(f"recorded arrivals are left out: there is no folder {downloads}")
-    pool = ProcessPoolExecutor(workers)
-    try:
-        for name, studies in asked.items():
-            _measure_missing(results, name, studies, pool, downloads)
-            if studies:
-                click.echo(table(results.of(name, studies)))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    windows = 3 if smoke else 100 if quick else windows
+    results = Results(path, fresh=fresh or smoke)
+    asked = {n: s for n, s in _studies(windows, seed, quick, smoke).items() if part in ("all", n)}
+    with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(workers) as pool:
+        downloads = made_downloads(Path(scratch), 20_000, days=1) if smoke else downloads
+        if asked.get("recorded") and not downloads.is_dir():
+            click.echo(f"{downloads}: there is no such folder; the rows `recorded` are left out", err=True)
+            asked["recorded"] = []
+        try:
+            for name, studies in asked.items():
+                _measure_missing(results, name, studies, pool, downloads)
+                if studies:
+                    click.echo(table(results.of(name, studies)))
+        finally:
+            pool.shutdown(cancel_futures=True)
     if part in ("all", "other"):
-        results.put("kmeans", kmeans_rows(20 if quick else 100))
-        results.put("overhead", overhead())
+        results.put("kmeans", kmeans_rows(1 if smoke else 20 if quick else 100))
+        results.put("overhead", overhead(repeats=1 if smoke else 7))
     shown: dict[str, Any] = {name: results.of(name, studies) for name, studies in asked.items()}
     click.echo(f"CPU: {sum(row['cpu_s'] for rows in shown.values() for row in rows) / 60:.1f} min")
     missed = check_goals(shown)

@@ -9,6 +9,7 @@ With it come the stages of that time, as the job's `/metrics` tell them, and wha
 others use cannot be told from a slow product by latencies alone. Run it on a quiet machine, or read its verdict.
 
     python -m bench.early_answers_e2e --seconds 60 --edges 3 --rate 500 --mean-delay 200 --json
+    python -m bench.early_answers_e2e --smoke
 """
 
 from __future__ import annotations
@@ -220,9 +221,12 @@ def show(result: dict[str, Any]) -> None:
 @click.option("--rate", default=500.0, show_default=True, help="Records a second and edge.")
 @click.option("--mean-delay", default=200.0, show_default=True, help="Of the exponential delays, ms.")
 @click.option("--seed", default=1, show_default=True)
+@click.option("--smoke", is_flag=True, help="Half a minute, one edge, three windows: does it run?")
 @click.option("--json", "as_json", is_flag=True)
-def main(seconds: float, edges: int, rate: float, mean_delay: float, seed: int, as_json: bool) -> None:
+def main(seconds: float, edges: int, rate: float, mean_delay: float, seed: int, smoke: bool, as_json: bool) -> None:
     """Window end to REST, on real processes."""
+    if smoke:
+        seconds, edges, rate = 9.0, 1, 100.0
     directory = Path(tempfile.mkdtemp(prefix="edgewater-e2e-"))
     system = Demo(directory, seconds)
     try:

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from bench.first_light import center_rates, edge_rates
+from bench.first_light.edge_rates import BATCH_ROWS
 
 OUT = Path("bench/out")
 EDGE_VENV = Path("build/edge-venv")
@@ -23,58 +24,63 @@ EDGE_VENV = Path("build/edge-venv")
 @click.command()
 @click.option("--only", type=click.Choice(["edge", "memory", "center"]), help="One part instead of all.")
 @click.option("--seconds", default=30.0, show_default=True, help="Length of the steady measurement.")
-def main(only: str | None, seconds: float) -> None:
+@click.option("--smoke", is_flag=True, help="Half a minute, few records, no virtual environment: does it run?")
+def main(only: str | None, seconds: float, smoke: bool) -> None:
     """Measure one edge and one center on this machine."""
     result: dict[str, Any] = {}
     if only in (None, "edge"):
-        result["edge"] = _on_one_core()
+        result["edge"] = _on_one_core(BATCH_ROWS if smoke else 20 * BATCH_ROWS)
     if only in (None, "memory"):
-        result["memory"] = _memory()
+        result["memory"] = _memory(sys.executable, 1_000) if smoke else _memory(_edge_python(), 100_000)
     if only in (None, "center"):
-        result["center"] = _center(seconds)
+        result["center"] = _center(2.0, 20) if smoke else _center(seconds, 1000)
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "first_light.json").write_text(json.dumps(result, indent=2) + "\n")
     click.echo(json.dumps(result, indent=2))
 
 
-def _on_one_core() -> dict[str, Any]:
+def _on_one_core(records: int) -> dict[str, Any]:
     """In a process of its own, held to one core."""
-    command = [sys.executable, "-c", "from bench.first_light.__main__ import edge_child; edge_child()"]
+    command = [sys.executable, "-c", f"from bench.first_light.__main__ import edge_child; edge_child({records})"]
     return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 
-def edge_child() -> None:
+def edge_child(records: int) -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with tempfile.TemporaryDirectory() as directory:
-        print(json.dumps(edge_rates.measure(Path(directory))))
+        print(json.dumps(edge_rates.measure(Path(directory), records)))
 
 
-def _memory() -> dict[str, Any]:
-    """In a virtual environment that has the edge and nothing else, as an edge would have it."""
+def _edge_python() -> str:
+    """Of a virtual environment that has the edge and nothing else, as an edge would have it."""
     python = EDGE_VENV / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(EDGE_VENV)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "."], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", "-c", "constraints.txt", "."], check=True)
+    return str(python)
+
+
+def _memory(python: str, groups: int) -> dict[str, Any]:
     program = (
         "from edge.process import *; use_system_allocator();"
         "import edge.agent, json; from bench.first_light.edge_rates import *; before = resident_mib();"
-        "at = memory_at(100_000); release_free_memory();"
+        f"at = memory_at({groups}); release_free_memory();"
         "print(json.dumps({'idle_mib': before, **at, 'given_back_mib': resident_mib()}))"
     )
-    done = subprocess.run([str(python), "-c", program], check=True, capture_output=True, text=True)
+    done = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
 
 
-def _center(seconds: float) -> dict[str, Any]:
+def _center(seconds: float, frames: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         demo, ready_s = center_rates.start(Path(directory))
         try:
             result: dict[str, Any] = {"ready_s": ready_s}
             steps: dict[str, Callable[[], dict[str, Any]]] = {
-                "first_seconds": lambda: asyncio.run(center_rates.steady(demo, 20, 10)),
+                "first_seconds": lambda: asyncio.run(center_rates.steady(demo, 20, min(seconds, 10))),
                 "steady": lambda: asyncio.run(center_rates.steady(demo, 20, seconds)),
-                "flood_4kb": lambda: asyncio.run(center_rates.flood(demo, center_rates.GROUPS_4KB, 32, 1000)),
-                "flood_200kb": lambda: asyncio.run(center_rates.flood(demo, 10_000, 1, 400)),
+                "flood_4kb": lambda: asyncio.run(center_rates.flood(demo, center_rates.GROUPS_4KB, 32, frames)),
+                "flood_200kb": lambda: asyncio.run(center_rates.flood(demo, 10_000, 1, frames * 2 // 5)),
                 "resident_mib": lambda: dict(center_rates.resident(demo)),
             }
             for name, step in steps.items():

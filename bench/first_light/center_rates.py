@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,7 @@ class _Load:
             self.demo.client.post("/v1/queries", json=spec(name)).raise_for_status()
         self._tasks = [asyncio.create_task(self.edge.uplink.run())]
         self._tasks += [asyncio.create_task(self._listen(name)) for name in self.names]
-        await self.edge.configured.wait()
-        while not set(self.names) <= set(self.edge.queries):
-            await asyncio.sleep(0.05)
+        await self._until(lambda: set(self.names) <= set(self.edge.queries))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -120,8 +119,16 @@ class _Load:
                     self.answered_at.setdefault((answer["query"], start), time.perf_counter())
 
     async def wait_for(self, sent: dict[tuple[str, int], int]) -> None:
+        await self._until(lambda: sent.keys() <= self.answered_at.keys())
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        """Raises what the uplink or a listener died of, or TimeoutError."""
         async with asyncio.timeout(300):
-            while not sent.keys() <= self.answered_at.keys():
+            while not condition():
+                for task in self._tasks:
+                    if task.done():
+                        task.result()
+                        raise RuntimeError(f"{task.get_coro()} has ended")
                 await asyncio.sleep(0.02)
 
 

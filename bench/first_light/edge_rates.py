@@ -114,7 +114,7 @@ def resident_mib() -> float:
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
 
-def measure(directory: Path, records: int = 20 * BATCH_ROWS) -> dict[str, Any]:
+def measure(directory: Path, records: int) -> dict[str, Any]:
     from bench.first_light.decode_rate import ndjson  # imports the decoders, which the memory figure must not
 
     batches = [access_log(BATCH_ROWS, 100_000, seed) for seed in range(records // BATCH_ROWS)]

@@ -49,7 +49,6 @@ class SyntheticEdge:
     def __init__(self, address: str) -> None:
         self.queue: asyncio.Queue[Frame] = asyncio.Queue()
         self.acked_at: dict[int, float] = {}
-        self.configured = asyncio.Event()
         self.queries: dict[str, QueryRef] = {}
         self.next_seq = 1
         self.incarnation = uuid.uuid4().hex
@@ -89,7 +88,6 @@ class SyntheticEdge:
 
     def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
         self.queries = {ref.name: ref for ref, _ in queries}
-        self.configured.set()
         return [QueryStatusReport(ref, True) for ref, _ in queries]
 
     def on_budget(self, update: BudgetUpdate) -> None:

@@ -1,4 +1,4 @@
-"""`python -m bench.synopses`: tables, bench/out/synopses.json and plots."""
+"""`python -m bench.synopses [--smoke]`: tables, bench/out/synopses.json and plots."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from bench.synopses.characterize import characterize
-from bench.synopses.errors import errors
-from bench.synopses.speed import merging, throughput
+from bench.synopses.errors import TRIALS, errors
+from bench.synopses.speed import SMOKE, Size, merging, throughput
 
 OUT = Path("bench/out")
 IMAGES = Path("docs/explanation/images")
@@ -23,20 +23,24 @@ PARTS = ("throughput", "merge", "error", "characterize")
 @click.option("--trials", default=200, show_default=True, help="Per point of a characterisation.")
 @click.option("--largest", default=100_000, show_default=True, help="The largest n of a characterisation.")
 @click.option("--images", type=click.Path(path_type=Path), default=IMAGES, show_default=True)
-def main(only: str | None, path: Path, trials: int, largest: int, images: Path) -> None:
+@click.option("--smoke", is_flag=True, help="Seconds, on few values, plots beside the JSON file: does it run?")
+def main(only: str | None, path: Path, trials: int, largest: int, images: Path, smoke: bool) -> None:
     """Measure synopses against Apache DataSketches and ddsketch on this machine."""
+    size, points = (SMOKE, 2) if smoke else (Size(), 9)
+    if smoke:
+        trials, largest, images = 2, 200, path.parent
     result: dict[str, Any] = json.loads(path.read_text()) if only and path.exists() else {}
     if only in (None, "throughput"):
-        result["throughput"] = [*throughput(1), *throughput(2)]
+        result["throughput"] = [row for cores in ((1,) if smoke else (1, 2)) for row in throughput(cores, size)]
     if only in (None, "merge"):
-        result["merge"] = merging()
+        result["merge"] = merging(size)
     if only in (None, "error"):
-        result["error"] = errors()
+        result["error"] = errors(3 if smoke else TRIALS)
     for name in ("throughput", "merge", "error"):
         if name in result and only in (None, name):
             click.echo(f"\n{name}\n{table(result[name])}")
     if only in (None, "characterize"):
-        result["characterize"] = characterize(trials, largest, images)
+        result["characterize"] = characterize(trials, largest, images, points)
         click.echo(f"plots in {images}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")

@@ -93,9 +93,9 @@ def quantiles_of_errors(curve: Curve, size: int, n: int, form: str, trials: int)
     return [float(q) for q in np.quantile(errors, LEVELS)]
 
 
-def characterize(trials: int, largest: int, images: Path) -> list[dict[str, Any]]:
+def characterize(trials: int, largest: int, images: Path, points: int = 9) -> list[dict[str, Any]]:
     """Every curve, drawn to `images`/synopses-<name>.svg."""
-    ns = [int(n) for n in np.unique(np.geomspace(64, largest, 9).round())]
+    ns = [int(n) for n in np.unique(np.geomspace(64, largest, points).round())]
     found = []
     for curve in CURVES:
         against_n = {form: [quantiles_of_errors(curve, curve.size, n, form, trials) for n in ns] for form in FORMS}

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
@@ -14,12 +15,27 @@ import numpy as np
 from bench.synopses.peers import PAIRS, Pair
 from edgewater.synopses import merge_bytes
 
-N, N_ONE_BY_ONE = 1 << 21, 1 << 18
-PARTS, PART = 1000, 2000
-REPEATS = 5
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is run.
+
+    Attributes:
+        values: of an array; one_by_one: of what a peer takes one by one.
+        parts: sketches that are merged; part: values of each.
+    """
+
+    values: int = 1 << 21
+    one_by_one: int = 1 << 18
+    parts: int = 1000
+    part: int = 2000
+    repeats: int = 5
 
 
-def best(run: Callable[[], object], repeats: int = REPEATS) -> float:
+SMOKE = Size(2_000, 1_000, 5, 200, 1)
+
+
+def best(run: Callable[[], object], repeats: int) -> float:
     """Seconds of the fastest of several runs: what the machine can do when nobody else is at it."""
     seconds = []
     for _ in range(repeats):
@@ -29,7 +45,7 @@ def best(run: Callable[[], object], repeats: int = REPEATS) -> float:
     return min(seconds)
 
 
-def throughput(cores: int) -> list[dict[str, Any]]:
+def throughput(cores: int, size: Size) -> list[dict[str, Any]]:
     """Rows per pair: million updates per second, over `cores` processes of one core each."""
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < cores:
@@ -38,7 +54,7 @@ def throughput(cores: int) -> list[dict[str, Any]]:
     for index, pair in enumerate(PAIRS):
         # Spawned: a fork would share what the parent has warmed up.
         with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-            rates = list(pool.map(_rates, [(index, core) for core in allowed[:cores]]))
+            rates = list(pool.map(_rates, [(index, core, size) for core in allowed[:cores]]))
         ours, theirs = (sum(r[i] for r in rates) / 1e6 for i in (0, 1))
         rows.append(_row(pair, cores, ours, theirs))
     return rows
@@ -57,24 +73,24 @@ def _row(pair: Pair, cores: int, ours: float, theirs: float) -> dict[str, Any]:
     }
 
 
-def _rates(given: tuple[int, int]) -> tuple[float, float]:
+def _rates(given: tuple[int, int, Size]) -> tuple[float, float]:
     """Updates per second of ours and theirs on one core; alternating, so that both see the same machine."""
-    index, core = given
+    index, core, size = given
     os.sched_setaffinity(0, {core})
     pair = PAIRS[index]
     rng = np.random.default_rng(core)
-    values = pair.values(rng, N)
-    few = values if pair.theirs and pair.theirs.takes_arrays else values[:N_ONE_BY_ONE]
+    values = pair.values(rng, size.values)
+    few = values if pair.theirs and pair.theirs.takes_arrays else values[: size.one_by_one]
     ours, theirs = [], []
-    for _ in range(REPEATS):
+    for _ in range(size.repeats):
         ours.append(best(lambda: pair.ours().update(values), 1))
         if pair.theirs is not None:
             peer = pair.theirs
             theirs.append(best(lambda peer=peer: peer.add(peer.make(), few), 1))  # type: ignore[misc]
-    return N / min(ours), len(few) / min(theirs) if theirs else 0.0
+    return size.values / min(ours), len(few) / min(theirs) if theirs else 0.0
 
 
-def merging() -> list[dict[str, Any]]:
+def merging(size: Size) -> list[dict[str, Any]]:
     """Rows per pair: milliseconds to merge 1,000 sketches of 2,000 values each, objects in memory, and from the bytes
     of each. Reading ours checks a CRC32C, and every array of what is not dense; the peers check neither."""
     rows = []
@@ -83,7 +99,7 @@ def merging() -> list[dict[str, Any]]:
                                                 "count-min 5x65536, all different"):  # fmt: skip
             continue  # the same sketch again, or gigabytes of counters
         rng = np.random.default_rng(1)
-        parts = [pair.values(rng, PART) for _ in range(PARTS)]
+        parts = [pair.values(rng, size.part) for _ in range(size.parts)]
         mine, theirs = [], []
         for values in parts:
             mine.append(pair.ours())
@@ -94,13 +110,13 @@ def merging() -> list[dict[str, Any]]:
             mine[-1].to_bytes()
             theirs.append(pair.theirs.make())
             pair.theirs.add(theirs[-1], values)
-        ours_s = best(lambda m=mine: m[0].merge_many(m[1:]).query())  # type: ignore[misc]
-        theirs_s = best(lambda p=pair.theirs, t=theirs: p.merge(t))  # type: ignore[misc]
+        ours_s = best(lambda m=mine: m[0].merge_many(m[1:]).query(), size.repeats)  # type: ignore[misc]
+        theirs_s = best(lambda p=pair.theirs, t=theirs: p.merge(t), size.repeats)  # type: ignore[misc]
         rows.append(_merge_row(pair, "objects", ours_s, theirs_s))
         sealed, dumped = [m.to_bytes() for m in mine], [pair.theirs.dump(t) for t in theirs]
-        ours_s = best(lambda s=sealed: merge_bytes(s))  # type: ignore[misc]
-        theirs_s = best(lambda p=pair.theirs, d=dumped: p.merge([p.load(data) for data in d]), 3)  # type: ignore[misc]
-        sizes = {"ours_bytes": sum(map(len, sealed)) // PARTS, "theirs_bytes": sum(map(len, dumped)) // PARTS}
+        ours_s = best(lambda s=sealed: merge_bytes(s), size.repeats)  # type: ignore[misc]
+        theirs_s = best(lambda p=pair.theirs, d=dumped: p.merge([p.load(data) for data in d]), min(size.repeats, 3))  # type: ignore[misc]
+        sizes = {"ours_bytes": sum(map(len, sealed)) // size.parts, "theirs_bytes": sum(map(len, dumped)) // size.parts}
         rows.append(_merge_row(pair, "bytes", ours_s, theirs_s) | sizes)
     return rows
 

@@ -1,4 +1,4 @@
-"""`python -m bench.wire`: bytes that real agents ship over a loopback link against the raw records, gzip-compressed.
+"""`python -m bench.wire [--smoke]`: bytes that agents ship over loopback against the raw records, gzip-compressed.
 
 A gateway and one agent per edge run as processes of their own; a proxy between them counts what really
 crosses, both ways, with acknowledgements and heartbeats. Results go to bench/out/wire.json.
@@ -22,6 +22,7 @@ from typing import Any
 import click
 import yaml
 
+from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 from bench.wire import workload
 from center.catalog import Catalog, query_key
 from center.config import CenterConfig
@@ -188,17 +189,21 @@ class Case:
 @click.option("--seconds", default=60.0, show_default=True, help="Of the clock for the week.")
 @click.option("--group", "groupings", type=click.Choice(list(GROUPINGS)), multiple=True, default=list(GROUPINGS))
 @click.option("--window", "windows", type=click.Choice(["1h", "1d"]), multiple=True, default=["1h", "1d"])
-def main(edges: int, seconds: float, groupings: tuple[str, ...], windows: tuple[str, ...]) -> None:
+@click.option("--smoke", is_flag=True, help="Half a minute, one edge, a few generated records: does it run?")
+def main(edges: int, seconds: float, groupings: tuple[str, ...], windows: tuple[str, ...], smoke: bool) -> None:
     """Exact, and at 0.1 % and 1 % of the largest possible error."""
-    rows = []
+    rows, shares = [], SHARES
+    if smoke:
+        edges, seconds, groupings, windows, shares = 1, 2.0, ("package",), ("1d",), (None, 0.01)
     with tempfile.TemporaryDirectory() as scratch:
-        load = workload.prepare(Path(scratch), edges, [HOUR_MS, DAY_MS])
+        logs = made_downloads(Path(scratch), 300) if smoke else existing(DOWNLOADS_WEEK)
+        load = workload.prepare(Path(scratch), logs, edges, [HOUR_MS, DAY_MS])
         click.echo(f"{load.records:,} records on {edges} edges, gzip-compressed: {load.gzip_needed:,} B the columns")
         click.echo(f"that the query needs, {load.gzip_logged:,} B the log as it is written")
         click.echo(
             f"{'group by':26} {'window':6} {'error':>6} {'frames':>12} {'link':>12} {'of needed':>9} {'of log':>7}"
         )
-        for grouping, window, share in product(groupings, windows, SHARES):
+        for grouping, window, share in product(groupings, windows, shares):
             row = Case(grouping, window, share).run(load, edges, seconds)
             rows.append(row)
             click.echo(

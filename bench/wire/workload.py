@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-SOURCE = Path("../shared/data/cran_downloads_bench_week")
 COLUMNS = {"size": "int64", "package": "string", "version": "string", "country": "string"}
 LOGGED = ["date", "time", "size", "r_version", "r_arch", "r_os", "package", "version", "country", "ip_id"]
 TIME = "time_ms"
@@ -39,12 +38,9 @@ class Workload:
     largest: dict[int, float]
 
 
-def prepare(directory: Path, edges: int, window_sizes_ms: list[int]) -> Workload:
-    """Splits the week by client among edges. Raises FileNotFoundError where the data is not."""
-    days = sorted(SOURCE.glob("*.csv.gz"))
-    if not days:
-        raise FileNotFoundError(f"{SOURCE} holds no days of downloads")
-    table = pa.concat_tables([csv.read_csv(day) for day in days])
+def prepare(directory: Path, logs: Path, edges: int, window_sizes_ms: list[int]) -> Workload:
+    """Splits the week in `logs` by client among edges."""
+    table = pa.concat_tables([csv.read_csv(day) for day in sorted(logs.glob("*.csv.gz"))])
     stamps = pc.strptime(pc.binary_join_element_wise(table["date"].cast("string"), table["time"].cast("string"), " "),
                          format="%Y-%m-%d %H:%M:%S", unit="ms")  # fmt: skip
     table = table.append_column(TIME, stamps.cast(pa.int64()))

@@ -12,7 +12,7 @@ from center.job.admission import BatchLimits
 from center.job.job import JobConfig, run_job
 
 if __name__ == "__main__":
-    path, frames = Path(sys.argv[1]), int(sys.argv[2])
+    path, frames, keep_frames_ms = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     logging.basicConfig(stream=sys.stdout, format="%(relativeCreated)d %(levelname)s %(message)s")
     logging.getLogger("center").setLevel(logging.DEBUG)
     stop = threading.Event()
@@ -23,6 +23,7 @@ if __name__ == "__main__":
         path / "log",
         path / "work",
         limits=BatchLimits(frames=frames),
+        keep_frames_ms=keep_frames_ms,
     )
     run_job(config, stop)
     print("stopped", flush=True)

@@ -1,0 +1,67 @@
+"""Every bench runs through with `--smoke`, in a folder that has nothing else, and shows what it measures."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+E2E, SPARK = pytest.mark.e2e, pytest.mark.spark
+
+# Module -> what it shows, and the lane that it belongs to.
+BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
+    "budgets": (("## policies", "zipf, sum, low, error budget", "cran, sum, low, staleness budget"), None),
+    "condor": (("scaling", "(v) Haar: sums of 10,000 rides", "kll (k 200), edgewater error", "condor.json"), SPARK),
+    "evaluate": (("questions/s", "distinct, all groups merged"), None),
+    "first_light": (("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"), E2E),
+    "journal": (("small",), None),
+    "sampling_pays": (("times faster: sum", "needed"), None),
+    "shares": (("balanced", "1e-02"), None),
+    "slicing": (("synopsis ddsketch 1 %  windows 100", "bucketing_m_per_s"), None),
+    "synopses": (("throughput", "merge", "kll k=200, merged of 20", "plots in"), None),
+    "early_answers": (("recorded disorder", "edgewater", "k-slack", "CPU:"), None),
+    "early_answers_e2e": (("aion: window end to first answer in REST", "fixed: window end", "interval_holds"), E2E),
+    "wire": (("of needed", "1.0%"), E2E),
+}
+
+
+def smoke(module: str, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", f"bench.{module}", *arguments],
+        cwd=directory,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def test_every_bench_is_here() -> None:
+    packages = {p.parent.name for p in (ROOT / "bench").glob("*/__main__.py")}
+    modules = {p.stem for p in (ROOT / "bench").glob("*.py") if "__main__" in p.read_text()}
+    assert BENCHES.keys() == packages | modules
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module", [pytest.param(name, marks=[lane] if lane else []) for name, (_, lane) in BENCHES.items()]
+)
+def test_a_smoke_run_shows_its_table(module: str, tmp_path: Path) -> None:
+    done = smoke(module, tmp_path, "--smoke")
+    assert done.returncode == 0, done.stderr[-4000:]
+    for shown in BENCHES[module][0]:
+        assert shown in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["budgets", "condor", "sampling_pays", "wire"])
+def test_a_bench_without_its_data_names_the_folder_and_how_to_go_without(module: str, tmp_path: Path) -> None:
+    done = smoke(module, tmp_path)
+    assert done.returncode == 2
+    assert "../shared/data/" in done.stderr
+    assert "--smoke" in done.stderr
