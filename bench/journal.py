@@ -32,7 +32,7 @@ from edge.durability.journal import Record
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import Frame, QueryRef
+from edgewater.wire import Frame, QueryRef
 
 OUT = Path("bench/out")
 RATE, REPEATS = 20_000, 3

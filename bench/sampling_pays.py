@@ -59,7 +59,7 @@ from edgewater.query import QuerySpec
 from edgewater.record_functions import RecordFunction, RecordFunctions
 from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
 from edgewater.synopses import FloatArray, IntArray
-from edgewater.wire.frames import Frame, QueryRef, SamplingReason
+from edgewater.wire import Frame, QueryRef, SamplingReason
 
 LOGS = Path("../shared/data/cran_downloads_bench_week")
 IMITATED = ("ggplot2", "data.table")

@@ -34,7 +34,7 @@ from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 REF = QueryRef("traffic", 1)
 EDGES, GROUPS, WINDOWS, WARM_UP = 10, 400, 16, 6

@@ -28,7 +28,7 @@ from edgewater.arrivals import ReportSchedule
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import FloatArray, IntArray
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 EVENTS, RATE, URLS = 400_000, 500_000, 977
 QUERY = {

@@ -16,7 +16,7 @@ from edge.process import now_ms
 from edge.records import Source
 from edge.sources import build_sources
 from edgewater.streams import type_name
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 
 def ndjson(path: Path, records: int) -> dict[str, float]:

@@ -24,7 +24,7 @@ from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.windows import SlidingWindow
-from edgewater.wire.frames import Arrivals, SamplingReason
+from edgewater.wire import Arrivals, SamplingReason
 
 Statistics = SubstreamStatistics | GroupedSubstream
 

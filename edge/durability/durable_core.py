@@ -60,8 +60,8 @@ from edge.records import Position
 from edgewater.errors import CorruptSynopsis, StorageError
 from edgewater.query import QuerySpec
 from edgewater.synopses.encoding.state import State
+from edgewater.wire import Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from edge.core.streams import StreamSpec
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from sim.budgets.center import MergingCenter
 from sim.budgets.link import LinkModel, LinkSimulation
 from sim.budgets.outcome import PolicyOutcome, truth_per_window

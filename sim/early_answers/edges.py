@@ -12,7 +12,7 @@ from edge.arrivals.sampler import BernoulliSampler
 from edgewater.accuracy import MAX_GROUPS
 from edgewater.arrivals import SlotGrid
 from edgewater.synopses import FloatArray, IntArray
-from edgewater.wire.frames import Arrivals, SamplingReason
+from edgewater.wire import Arrivals, SamplingReason
 
 UNLIMITED_BYTES_S = 1e12
 

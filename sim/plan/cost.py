@@ -13,7 +13,7 @@ from edge.uplink import MAX_FRAME_BYTES, MIN_FRAME_BYTES
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from sim.budgets.edges import COARSEST
 from sim.budgets.trace import Trace
 from sim.plan.trace import PlacedTrace

@@ -14,7 +14,7 @@ from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
 from edgewater.windows import SessionWindow
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.wire import FrameBody, QueryRef
 
 REF = QueryRef("q", 1)
 GAP = 1000

@@ -17,7 +17,7 @@ from edge.durability.durable_core import DurableCore, Position
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import Frame, QueryRef
+from edgewater.wire import Frame, QueryRef
 
 COLUMNS = {"carrier": pa.string(), "distance": pa.int64()}
 EXACT = QuerySpec.from_mapping(

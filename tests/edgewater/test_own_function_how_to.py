@@ -22,7 +22,7 @@ from edgewater.functions_cli import functions
 from edgewater.query import QuerySpec
 from edgewater.record_functions import RecordFunctions
 from edgewater.streams import LIVE
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/your-own-function.md").read_text()
 FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", PAGE, re.DOTALL))

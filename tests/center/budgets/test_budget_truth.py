@@ -27,7 +27,7 @@ from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from tests.center.results_world import edge_record
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate, function_named
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 COLUMNS = {"key": pa.int64(), "value": pa.float64()}
 

@@ -16,7 +16,7 @@ from edgewater.caching import EVICTIONS
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.wire import FrameBody, QueryRef
 
 pytestmark = pytest.mark.slow
 

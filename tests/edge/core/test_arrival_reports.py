@@ -17,8 +17,8 @@ from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
 from edgewater.synopses import GroupedAggregate, Sum
+from edgewater.wire import Arrivals, FrameBody, QueryRef, SamplingReason, body_from_wire, body_to_wire
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Arrivals, FrameBody, QueryRef, SamplingReason, body_from_wire, body_to_wire
 
 REF = QueryRef("q", 1)
 COLUMNS = {"x": pa.float64()}

@@ -19,7 +19,7 @@ from edge.durability.durable_core import _decode_plain, _encode
 from edge.uplink import PathDelay
 from edgewater.query import QuerySpec
 from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.wire import FrameBody, QueryRef
 
 REF = QueryRef("q", 1)
 SPEC = QuerySpec.from_mapping(

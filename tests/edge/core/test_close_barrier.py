@@ -11,7 +11,7 @@ from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, Sampli
 from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.wire import FrameBody, QueryRef
 
 REF = QueryRef("q", 1)
 COLUMNS = {"x": pa.float64()}

@@ -29,7 +29,7 @@ from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, StreamClock
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import FrameBody, QueryRef, Withheld
+from edgewater.wire import FrameBody, QueryRef, Withheld
 from tests.edge.recovery_world import BUDGETED, COLUMNS, EXACT, QUERIES, SHARE, flights, truth, values_of
 
 EXACT_REF, BUDGETED_REF = QUERIES[0][0], QUERIES[1][0]

@@ -14,7 +14,7 @@ from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses import GroupedAggregate, RowSampleStack
-from edgewater.wire.frames import Frame, QueryRef
+from edgewater.wire import Frame, QueryRef
 
 REF = QueryRef("q", 1)
 CAPACITY = 1 << 18

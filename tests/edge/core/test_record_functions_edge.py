@@ -33,7 +33,7 @@ from edgewater.query import QuerySpec
 from edgewater.record_functions import RecordFunction
 from edgewater.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.wire import FrameBody, QueryRef
 from tests.edgewater.functions_world import Counting, install_functions
 
 REF = QueryRef("q", 1)

@@ -11,7 +11,7 @@ from edge.core.streams import StreamSpec
 from edgewater.algebra import LateRecordPolicy
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.wire.frames import FrameBody, QueryRef, SliceClose
+from edgewater.wire import FrameBody, QueryRef, SliceClose
 
 REF = QueryRef("q", 1)
 STREAM = StreamSpec({"k": pa.string()})

@@ -14,7 +14,7 @@ from edge.core.streams import StreamSpec
 from edge.durability.durable_core import DurableCore, Position
 from edgewater.query import QuerySpec
 from edgewater.synopses import GroupedAggregate, SampleStack, source_of
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from tests.edge.recovery_world import COLUMNS, flights
 
 SPEC = QuerySpec.from_mapping(

@@ -35,8 +35,7 @@ from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire import preset
-from edgewater.wire.frames import Frame, QueryRef, SamplingReason
+from edgewater.wire import Frame, QueryRef, SamplingReason, preset
 from tests.edge.recovery_world import Center, World, flights
 
 REF = QueryRef("q", 1)

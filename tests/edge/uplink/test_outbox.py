@@ -23,7 +23,7 @@ from edge.uplink import UplinkOutbox
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from tests.edge.uplink_world import gateway, on_a_loop, uplink
 
 REF = QueryRef("q", 1)

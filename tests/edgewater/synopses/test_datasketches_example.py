@@ -18,7 +18,7 @@ from edgewater.synopses import Count, Distinct, Quantile, from_bytes, plugins
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.registry import function_named
 from edgewater.synopses.testing import Case, Subject, cases
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 pytest.importorskip("datasketches")
 from examples import datasketches_synopses as example

@@ -17,7 +17,7 @@ from edge.core.streams import StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.synopses import plugins, registry
 from edgewater.synopses.plugins import Plugins
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/how-to/your-own-synopsis.md").read_text()
