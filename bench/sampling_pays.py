@@ -41,10 +41,10 @@ from center.ledger import (
     TimeAdvanced,
 )
 from center.sampling import rates_differ
-from edge.core.core import EdgeCore
-from edge.core.events import (
+from edge.core import (
     Acked,
     Configured,
+    EdgeCore,
     Effect,
     Event,
     FrameBuilt,
@@ -52,8 +52,8 @@ from edge.core.events import (
     PullEvent,
     SamplingSet,
     SourcesOpened,
+    StreamSpec,
 )
-from edge.core.streams import StreamSpec
 from edgewater import record_functions
 from edgewater.query import QuerySpec
 from edgewater.record_functions import RecordFunction, RecordFunctions

@@ -27,10 +27,18 @@ from center.budgets import (
     RebalanceEvent,
     ShareReported,
 )
-from edge.core.core import EdgeCore
-from edge.core.drift import DriftRates
-from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import (
+    Acked,
+    BudgetSet,
+    Configured,
+    DriftRates,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourcesOpened,
+    StreamSpec,
+)
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
 from edgewater.synopses import GroupedAggregate

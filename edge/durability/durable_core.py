@@ -35,12 +35,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.lib.introspect import opt_func_info
 
-from edge.core.core import EdgeCore
-from edge.core.events import (
+from edge.core import (
     Acked,
     BudgetSet,
     Configured,
     Dropped,
+    EdgeCore,
     Effect,
     Event,
     FrameBuilt,

@@ -22,9 +22,7 @@ from center.ledger import (
     TimeAdvanced,
 )
 from center.ledger.early_answers import EarlyAnswerLedger
-from edge.core.core import EdgeCore
-from edge.core.events import Acked, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
 from edgewater.synopses import FloatArray, IntArray

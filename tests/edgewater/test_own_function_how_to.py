@@ -13,9 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, QueryAccepted, QueryRefused
-from edge.core.streams import StreamSpec
+from edge.core import Configured, EdgeCore, QueryAccepted, QueryRefused, StreamSpec
 from edgewater import record_functions
 from edgewater.errors import InvalidQuery
 from edgewater.functions_cli import functions

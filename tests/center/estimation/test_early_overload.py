@@ -14,7 +14,7 @@ import pytest
 
 from center.ledger import Emission
 from center.sampling import EdgeSamplingController, SamplingRequirement
-from edge.core.events import SamplingSet
+from edge.core import SamplingSet
 from edge.utilization import BusyMeter
 from edgewater.streams import EdgeId
 from edgewater.wire import SamplingReason

@@ -13,9 +13,7 @@ from edge.cache.eviction import EVICTION_POLICIES, SliceView
 from edge.cache.forecast import Forecast
 from edge.cache.history import MAX_HISTORY_GROUPS
 from edge.cache.sizing import linear, nth_largest, prev_window, pure_pess
-from edge.core.core import EdgeCore
-from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import Acked, BudgetSet, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec

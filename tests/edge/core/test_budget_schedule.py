@@ -10,11 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core.budget_schedule import MAX_STEPS, ShareSchedule
-from edge.core.core import EdgeCore
-from edge.core.drift import DriftRates
-from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import (
+    BudgetSet,
+    Configured,
+    DriftRates,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    ShareSchedule,
+    SourcesOpened,
+    StreamSpec,
+)
+from edge.core.budget_schedule import MAX_STEPS
 from edge.durability.durable_core import _decode_plain, _encode
 from edge.uplink import PathDelay
 from edgewater.query import QuerySpec

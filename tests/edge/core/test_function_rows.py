@@ -8,9 +8,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core.core import EdgeCore
-from edge.core.events import Acked, Configured, FrameBuilt, Ingested, PullEvent, SamplingSet, SourcesOpened, TickEvent
-from edge.core.streams import StreamSpec
+from edge.core import (
+    Acked,
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SamplingSet,
+    SourcesOpened,
+    StreamSpec,
+    TickEvent,
+)
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses import GroupedAggregate, RowSampleStack

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, Dropped, Effect, FrameBuilt, Ingested, PullEvent, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import Configured, Dropped, EdgeCore, Effect, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.algebra import LateRecordPolicy
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN

@@ -8,9 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, QueryAccepted, SourceEnded, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import (
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    QueryAccepted,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+)
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN

@@ -11,9 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, QueryRefused
-from edge.core.streams import StreamSpec
+from edge.core import Configured, EdgeCore, QueryRefused, StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.synopses import plugins, registry
 from edgewater.synopses.plugins import Plugins

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core.events import BudgetSet
+from edge.core import BudgetSet
 from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
