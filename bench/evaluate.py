@@ -30,7 +30,7 @@ from center.results import MergedDelta, ResultStore
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import SliceClose
+from edgewater.wire import SliceClose
 
 HOUR = 3_600_000
 COLUMNS = {"url": pa.string(), "ip": pa.int64(), "ms": pa.float64()}

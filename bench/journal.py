@@ -23,16 +23,15 @@ import numpy as np
 import pyarrow as pa
 
 from bench.first_light.edge_rates import COLUMNS, START_MS, access_log
-from edge.core.core import EdgeCore
-from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import BudgetSet, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
+from edge.durability import DurableCore
 from edge.durability import durable_core as durable
-from edge.durability.durable_core import DurableCore, Position
 from edge.durability.journal import Record
+from edge.records import Position
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import Frame, QueryRef
+from edgewater.wire import Frame, QueryRef
 
 OUT = Path("bench/out")
 RATE, REPEATS = 20_000, 3

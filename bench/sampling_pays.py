@@ -43,10 +43,10 @@ from center.ledger import (
     TimeAdvanced,
 )
 from center.sampling import rates_differ
-from edge.core.core import EdgeCore
-from edge.core.events import (
+from edge.core import (
     Acked,
     Configured,
+    EdgeCore,
     Effect,
     Event,
     FrameBuilt,
@@ -54,14 +54,14 @@ from edge.core.events import (
     PullEvent,
     SamplingSet,
     SourcesOpened,
+    StreamSpec,
 )
-from edge.core.streams import StreamSpec
 from edgewater import record_functions
 from edgewater.query import QuerySpec
 from edgewater.record_functions import RecordFunction, RecordFunctions
 from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
 from edgewater.synopses import FloatArray, IntArray
-from edgewater.wire.frames import Frame, QueryRef, SamplingReason
+from edgewater.wire import Frame, QueryRef, SamplingReason
 
 IMITATED = ("ggplot2", "data.table")
 REF, EDGE = QueryRef("q", 1), EdgeId("edge")

@@ -27,14 +27,22 @@ from center.budgets import (
     RebalanceEvent,
     ShareReported,
 )
-from edge.core.core import EdgeCore
-from edge.core.drift import DriftRates
-from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import (
+    Acked,
+    BudgetSet,
+    Configured,
+    DriftRates,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourcesOpened,
+    StreamSpec,
+)
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 REF = QueryRef("traffic", 1)
 EDGES, GROUPS, WINDOWS, WARM_UP = 10, 400, 16, 6

@@ -22,12 +22,8 @@ from starlette.applications import Starlette
 
 from edge import metrics
 from edge.config import EdgeConfig, StreamConfig, TlsConfig
-from edge.core.core import EdgeCore
-from edge.core.events import Ingested, SourceEnded, SourcesOpened, TickEvent
-from edge.core.streams import StreamSpec
-from edge.durability.durable_core import DurableCore, load_identity
-from edge.durability.group_commit import GroupCommit
-from edge.durability.quota_file import QuotaFile
+from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec, TickEvent
+from edge.durability import DurableCore, GroupCommit, QuotaFile, load_identity
 from edge.process import now_ms, release_free_memory
 from edge.records import Chunk, Position, Source
 from edge.sources import Unavailable, build_sources, push_routes, replay_clock

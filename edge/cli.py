@@ -1,4 +1,7 @@
-"""The `edgewater edge …` commands."""
+"""The `edgewater edge …` commands.
+
+Each command imports what it needs, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,6 @@ from pathlib import Path
 
 import click
 
-from edge.durability import journal
-from edge.durability.durable_core import KIND_NAMES
-from edge.process import now_ms, use_system_allocator
 from edgewater.errors import EdgewaterError, InvalidInput
 
 EXIT_FAILED = 1
@@ -58,6 +58,8 @@ def run(config: Path, log_level: str) -> None:
     streams with an http source. State survives `kill -9` at any moment: a restarted agent resumes.
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from edge.process import use_system_allocator
+
     use_system_allocator()
     from edge.agent import open_agent
     from edge.config import load_config
@@ -89,6 +91,7 @@ def check(config: Path, as_json: bool) -> None:
     """
     from edge.config import load_config
     from edge.preflight import check as run_check
+    from edge.process import now_ms
 
     try:
         report = run_check(load_config(config), now_ms)
@@ -108,6 +111,8 @@ def journal_group() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def journal_check(state_dir: Path, as_json: bool) -> None:
     """Read every journal in STATE_DIR and count records, torn bytes and damaged records. Exit status 1 if damaged."""
+    from edge.durability import KIND_NAMES, journal
+
     findings = []
     for path in sorted(state_dir.glob("journal-*.log")):
         found = journal.scan(path.read_bytes())
@@ -129,6 +134,8 @@ def journal_check(state_dir: Path, as_json: bool) -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def journal_show(file: Path) -> None:
     """Print the records of one journal FILE, one per line."""
+    from edge.durability import KIND_NAMES, journal
+
     for number, record in enumerate(journal.scan(file.read_bytes()).records):
         line, _, rest = record.payload.partition(b"\n") if record.payload[:1] == b"{" else (b"", b"", record.payload)
         text = " ".join([*([line.decode()] if line else []), *([f"{len(rest)} bytes"] if rest else [])])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from edge.durability.durable_core import DurableCore
+from edge.durability import DurableCore
 
 
 class EdgeCollector:

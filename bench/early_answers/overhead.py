@@ -18,17 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from edge.arrivals.monitor import SubstreamMonitor
-from edge.arrivals.sampler import BernoulliSampler
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, Ingested, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.arrivals import BernoulliSampler, SubstreamMonitor
+from edge.core import Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec
 from edgewater.accuracy import report_schedule
 from edgewater.arrivals import ReportSchedule
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import FloatArray, IntArray
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 EVENTS, RATE, URLS = 400_000, 500_000, 977
 QUERY = {

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, Ingested, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 COLUMNS = {
     "client": pa.string(),

@@ -14,8 +14,8 @@ from edge.process import now_ms
 from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink
 from edgewater.query import QuerySpec
 from edgewater.synopses import CountStack, GroupedAggregate, IntegerSumStack
+from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
 
 EDGE = "load"
 STREAM = "load"

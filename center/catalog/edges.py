@@ -12,7 +12,7 @@ from sqlalchemy import Row
 from edgewater.errors import ProtocolError
 from edgewater.query import QuerySpec
 from edgewater.streams import COLUMN_TYPES, EdgeId, StreamClock, type_name
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 NO_PROGRESS: dict[str, dict[str, int]] = {"watermarks": {}, "records": {}, "drops": {}}
 """Progress of an incarnation that has not sent a heartbeat yet."""

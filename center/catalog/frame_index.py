@@ -20,7 +20,7 @@ from center.catalog import schema as t
 from center.storage.frame_log import FrameEntry, FrameLocation
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 _CHUNK = 200
 """Identities per SELECT: below the least number of bound parameters that a database takes."""

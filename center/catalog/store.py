@@ -41,7 +41,7 @@ from center.storage.frame_log import FrameEntry
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 logger = logging.getLogger(__name__)
 

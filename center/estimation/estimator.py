@@ -33,7 +33,7 @@ from center.sampling import SamplingReasonHistory
 from edgewater.accuracy import Accuracy
 from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, GroupedSubstream, ReportSchedule, SubstreamStatistics
 from edgewater.synopses import IntArray
-from edgewater.wire.frames import SamplingReason
+from edgewater.wire import SamplingReason
 
 SILENCE_TIMEOUT_MS = 1_000
 """Wall time, besides a sub-stream of event time, after which an edge that has not reported is silent."""
@@ -140,7 +140,7 @@ class EarlyAnswerEstimator:
         self, edge: str, through_ms: int, substreams: Iterable[bytes], reason: SamplingReason = SamplingReason.NONE,
         unread: bool = False,
     ) -> None:  # fmt: skip
-        """Adds an edge's report, `edgewater.wire.frames.Arrivals`.
+        """Adds an edge's report, `edgewater.wire.Arrivals`.
 
         Raises:
             SynopsisError: the statistics cannot be read; nothing is changed.

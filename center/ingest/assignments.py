@@ -11,8 +11,8 @@ from center.catalog import EdgeRecord, RegisteredQuery, expected_edges
 from center.sampling import SamplingRequirement, is_expensive
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
+from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import QueryRef
 
 MAX_CLOCK_LEAD_MS = 10_000
 """Wall time by which an edge's clock may be ahead of the center's."""

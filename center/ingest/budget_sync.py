@@ -27,7 +27,7 @@ from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssig
 from center.ingest.status_writer import StatusWriter
 from edgewater.query import ErrorBudget
 from edgewater.streams import EdgeId
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 RATES_WRITE_INTERVAL_MS = 5_000
 """The least time between two writes of a state in which only rates have changed; reports stay here until then."""

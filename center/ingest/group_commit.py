@@ -21,7 +21,7 @@ from center.catalog import Catalog, IndexOutcome, SegmentDropped, UnindexedFrame
 from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from edgewater.errors import StorageError
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 MAX_BATCH_BYTES = 32 << 20
 logger = logging.getLogger(__name__)

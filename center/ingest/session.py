@@ -16,8 +16,8 @@ from center.sampling import EdgeSamplingController
 from center.storage.frame_log import StoredFrame
 from edgewater.errors import Conflict, EdgewaterError, ProtocolError
 from edgewater.measure import NAME
+from edgewater.wire import Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, QueryRef
 
 
 class ConflatingQueue:

@@ -15,7 +15,7 @@ from center.catalog import Catalog, HeartbeatRecord, QueryStatusRecord
 from center.ingest.metrics import GatewayMetrics
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from edgewater.errors import ProtocolError
 from edgewater.measure import NAME
 from edgewater.query import MAX_MEASURES
 from edgewater.streams import COLUMN_TYPES, LIVE, MAX_TIME_MS, EdgeId, StreamClock
+from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import QueryRef
 
 PROTOCOL = 1
 

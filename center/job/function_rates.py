@@ -23,7 +23,7 @@ from edgewater.errors import EdgewaterError, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.synopses import GroupedAggregate, RowSampleStack
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from center.results import MergedDelta, ResultStore
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import MIN_TIME_MS, EdgeId
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from center.ledger import Emission, FrameSummary, Phase
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 logger = logging.getLogger(__name__)
 

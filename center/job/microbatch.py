@@ -30,7 +30,7 @@ from center.results import MergedDelta
 from center.sampling import RATES_EVERY_MS, rates_differ
 from edgewater.errors import StorageError, SynopsisError
 from edgewater.streams import EdgeId
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 logger = logging.getLogger(__name__)
 

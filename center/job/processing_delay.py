@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 QUANTILE = 0.95
 WINDOW_MS = 60_000

@@ -13,7 +13,7 @@ from enum import IntEnum
 import pyarrow as pa
 
 from center.storage.frame_log import FrameEntry
-from edgewater.wire.frames import FrameBody, Partial, body_from_wire, body_to_wire
+from edgewater.wire import FrameBody, Partial, body_from_wire, body_to_wire
 from edgewater.wire.uplink_pb2 import FrameBody as FrameBodyMessage
 
 

@@ -24,7 +24,7 @@ from center.ledger.time_windows import TimeWindowLedger
 from center.sampling import needed_rate
 from edgewater.accuracy import report_schedule
 from edgewater.streams import EdgeId
-from edgewater.wire.frames import SamplingReason
+from edgewater.wire import SamplingReason
 
 SNAPSHOT = -1
 """The number of the log entry that is a snapshot."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from center.catalog import EdgeRecord, RegisteredQuery
 from center.ledger.quality import Phase, Quality
 from edgewater.streams import EdgeId
-from edgewater.wire.frames import Arrivals, QueryRef, SliceClose
+from edgewater.wire import Arrivals, QueryRef, SliceClose
 
 
 @dataclass(frozen=True, slots=True)

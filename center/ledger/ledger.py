@@ -30,7 +30,7 @@ from edgewater.errors import NotFound, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import MIN_TIME_MS, EdgeId
 from edgewater.windows import SessionWindow
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 AT_ONCE_MS = 0
 """A deadline that has passed on any clock."""

@@ -13,7 +13,7 @@ from center.sampling import describe_reasons, is_expensive
 from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.wire.frames import SamplingReason, SliceClose
+from edgewater.wire import SamplingReason, SliceClose
 
 
 class Phase(StrEnum):

@@ -36,7 +36,7 @@ from center.ledger.state import (
 )
 from edgewater.query import StalenessBudget
 from edgewater.streams import MIN_TIME_MS, EdgeId, StreamClock
-from edgewater.wire.frames import SliceClose
+from edgewater.wire import SliceClose
 
 MAX_SEALED_STATEMENTS = 4096
 """Counts (slice, edge) that are kept of final windows, to detect records that arrive after them."""

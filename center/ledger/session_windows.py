@@ -23,7 +23,7 @@ from center.ledger.sessionize import ObservedSession, connected_slices, session_
 from center.ledger.state import EdgeIncarnation, WindowState
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.windows import Extent, SessionWindow
-from edgewater.wire.frames import SliceClose
+from edgewater.wire import SliceClose
 
 
 class SessionWindowLedger(QueryLedger):

@@ -18,7 +18,7 @@ from edgewater.errors import StorageError, UnsupportedVersion
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.windows import Extent
-from edgewater.wire.frames import QueryRef, SliceClose, Withheld
+from edgewater.wire import QueryRef, SliceClose, Withheld
 
 STATE_VERSION = 1
 

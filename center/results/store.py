@@ -39,7 +39,7 @@ from center.results.writes import (
 )
 from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
 from edgewater.errors import Conflict, InvalidRequest, NotFound, StorageError
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 SCHEMA_VERSION = 1
 

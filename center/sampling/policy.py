@@ -14,8 +14,8 @@ from statistics import median
 
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
+from edgewater.wire import QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import QueryRef, SamplingReason
 
 LINK_OVERLOADED_S, LINK_RELIEVED_S = 2.0, 0.5
 """Seconds that the link needs for the backlog: overloaded above the first bound, until it is below the second."""

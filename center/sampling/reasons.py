@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from edgewater.wire.frames import SamplingReason
+from edgewater.wire import SamplingReason
 
 MAX_SPANS = 64
 """Per edge. A reason changes with heartbeats, and a window spans many of them."""

@@ -26,8 +26,8 @@ from google.protobuf.message import DecodeError
 from edgewater.errors import ProtocolError, StorageError
 from edgewater.measure import NAME
 from edgewater.streams import EdgeId
+from edgewater.wire import Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, QueryRef
 
 VERSION = 1
 SEGMENT_BYTES = 64 << 20

@@ -1,10 +1,10 @@
-"""What an edge notes of every event of a query with groups: the slots it was born and came in, and its value, by group.
+"""Collects the arrival statistics of a query with groups: slot of event time, lag and value of every event, by group.
 
-As `monitor.SubstreamMonitor`, with the group as a further column: no loop over groups, one table of keys per report.
-The table is bounded. In a report with more groups than the limit nothing is kept but the number of events.
+As `monitor.SubstreamMonitor`, with the group as an additional column: one table of keys per report, and no loop over
+groups. The table is bounded. If a report has more groups than the limit, only the number of events is kept.
 
-Integers may be added up at any time. Sums of values may not: a replayed journal has to build the same bytes, so they
-are added up after so many values, and not when somebody asks for the state.
+Integers may be summed at any time. Values are summed after a fixed number of values, and not when the state is read,
+because a replay of the journal has to build the same bytes.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ import pyarrow as pa
 from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, GroupedSubstream, SlotGrid, lag_groups, summed
 from edgewater.errors import CorruptSynopsis, InvalidConfig
 from edgewater.synopses import FloatArray, IntArray, KeyTable
-from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.state import State
 
-_KIND, _VERSION = "group-monitor", 1
 _DENSE = 1 << 14
-"""Counters that are worth having for a batch; what is spread wider is sorted instead."""
-_PENDING, _PENDING_VALUES = 1 << 15, 1 << 13
-"""Counters and values that are held before they are added up: what is held is bounded."""
-_NOTHING = np.zeros(0, np.int64)
+"""A batch whose keys have at most this range is counted with one counter per key; a larger range is sorted."""
+_MAX_CELLS, _MAX_VALUES = 1 << 15, 1 << 13
+"""Counters and values that are buffered before they are summed."""
+_EMPTY = np.zeros(0, np.int64)
 
 
 class GroupMonitor:
-    """Collects one source's statistics; `take` hands out what has come since the last time.
+    """Collects the statistics of one edge; `take` returns and resets them.
 
     Args:
-        types: of the key columns.
-        limit: the most groups that one report tells of.
-        max_skew_ms: how far in the future an event may be and still count.
+        types: types of the key columns.
+        limit: the maximum number of groups in one report.
+        max_skew_ms: how far in the future an event may be and still be counted.
     """
 
     def __init__(
@@ -45,22 +44,22 @@ class GroupMonitor:
         self.grid, self.types, self.limit, self.max_skew_ms = grid, tuple(types), limit, max_skew_ms
         self._lag_groups = lag_groups(grid.lags)
         self._width = int(self._lag_groups[-1]) + 1
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._table = KeyTable(self.types)
-        # Codes of cells: (slot of birth · lags + lag) · limit + group; of values: (sub-stream · lag groups + lag group)
-        # · limit + group.
+        # Codes of cells: (slot of event time · lags + lag) · limit + group.
+        # Codes of values: (sub-stream · lag groups + lag group) · limit + group.
         self._cells: list[tuple[IntArray, IntArray]] = []
-        self._cells_held = 0
-        self._worth: list[tuple[IntArray, FloatArray]] = []
-        self._worth_held = 0
-        self._sums = (_NOTHING, np.zeros((3, 0)))
+        self._cell_count = 0
+        self._buffered: list[tuple[IntArray, FloatArray]] = []
+        self._value_count = 0
+        self._sums = (_EMPTY, np.zeros((3, 0)))
         self._others: dict[int, int] = {}
 
     @property
     def nbytes(self) -> int:
-        held = sum(a.nbytes for pair in (*self._cells, *self._worth, self._sums) for a in pair)
+        held = sum(a.nbytes for pair in (*self._cells, *self._buffered, self._sums) for a in pair)
         return held + self._table.nbytes
 
     def observe(
@@ -71,11 +70,13 @@ class GroupMonitor:
         values: FloatArray | None = None,
         kept: IntArray | None = None,
     ) -> None:
-        """A batch that arrived at once.
+        """Adds a batch that arrived at once.
 
         Args:
+            born_ms: int64, event times.
             keys: an Arrow array per key column, of all events.
-            values: of the sampled events, finite; `kept` their positions, ascending.
+            values: float64, of the sampled events, finite.
+            kept: positions of the sampled events, ascending.
         """
         ahead = born_ms > arrival_ms + self.max_skew_ms
         if ahead.any():
@@ -89,7 +90,7 @@ class GroupMonitor:
         slot, arrived = born_ms // self.grid.slot_ms, arrival_ms // self.grid.slot_ms
         codes = None if self._others else self._table.encode(list(keys), len(born_ms))
         if codes is None or len(self._table) > self.limit:
-            self._give_up(slot)
+            self._drop_groups(slot)
             return
         self._count(slot, codes, arrived)
         if values is not None and kept is not None and len(kept):
@@ -97,9 +98,9 @@ class GroupMonitor:
             lag = np.clip(arrived - slot, 0, self.grid.lags - 1)
             part = slot // self.grid.substream_slots
             place = (part * self._width + self._lag_groups[lag]) * self.limit + codes
-            self._worth.append((place, np.asarray(values, np.float64)))
-            self._worth_held += len(kept)
-            if self._worth_held > _PENDING_VALUES:
+            self._buffered.append((place, np.asarray(values, np.float64)))
+            self._value_count += len(kept)
+            if self._value_count > _MAX_VALUES:
                 self._sum_values()
 
     def _count(self, slot: IntArray, codes: IntArray, arrived: int) -> None:
@@ -115,17 +116,17 @@ class GroupMonitor:
         slot, group = where // groups + low, where % groups
         lag = np.clip(arrived - slot, 0, self.grid.lags - 1)
         self._cells.append(((slot * self.grid.lags + lag) * self.limit + group, number))
-        self._cells_held += len(number)
-        if self._cells_held > _PENDING:
+        self._cell_count += len(number)
+        if self._cell_count > _MAX_CELLS:
             self._fold()
 
-    def _give_up(self, slot: IntArray) -> None:
-        """Of this report only the number of events is kept, those before this batch included."""
+    def _drop_groups(self, slot: IntArray) -> None:
+        """Drops the groups of this report, and keeps only the number of events."""
         self._fold()
         for cells, counts in self._cells:
             self._add_others(cells // (self.limit * self.grid.lags), counts)
         others = self._others
-        self._forget()
+        self._reset()
         self._others = others
         self._add_others(slot, np.ones(len(slot), np.int64))
 
@@ -139,23 +140,23 @@ class GroupMonitor:
             cells, counts = (np.concatenate(each) for each in zip(*self._cells, strict=True))
             cells, total = summed(cells, counts[None].astype(np.float64))
             self._cells = [(cells, total[0].astype(np.int64))]
-        self._cells_held = len(self._cells[0][0]) if self._cells else 0
+        self._cell_count = len(self._cells[0][0]) if self._cells else 0
 
     def _sum_values(self) -> None:
-        if not self._worth:
+        if not self._buffered:
             return
-        places, values = (np.concatenate(each) for each in zip(*self._worth, strict=True))
+        places, values = (np.concatenate(each) for each in zip(*self._buffered, strict=True))
         known, sums = self._sums
         weights = np.concatenate([sums, [np.ones(len(values)), values, values * values]], axis=1)
         self._sums = summed(np.concatenate([known, places]), weights)
-        self._worth, self._worth_held = [], 0
+        self._buffered, self._value_count = [], 0
 
     def take(self) -> list[GroupedSubstream]:
-        """What was observed since the last call, by sub-stream."""
+        """Returns the statistics since the last call, by sub-stream."""
         self._sum_values()
         self._fold()
         keys, groups, grid = self._table.rows(), len(self._table), self.grid
-        cells, counts = self._cells[0] if self._cells else (_NOTHING, _NOTHING)
+        cells, counts = self._cells[0] if self._cells else (_EMPTY, _EMPTY)
         places, sums = self._sums
         per_cells, per_places = grid.substream_slots * grid.lags * self.limit, self._width * self.limit
         found = []
@@ -170,38 +171,32 @@ class GroupMonitor:
             cells_of = cell * groups + group
             found.append(GroupedSubstream(grid, index, keys, cells_of, counts[mine], place[order], late, others))
             found[-1].bound()
-        self._forget()
+        self._reset()
         return found
 
-    def to_state(self) -> bytes:
-        """What was not taken yet. What is taken later does not depend on its being asked."""
+    def to_state(self) -> State:
+        """Returns the state. Calling it does not change what `take` returns later."""
         self._fold()
-        cells, counts = self._cells[0] if self._cells else (_NOTHING, _NOTHING)
-        held = self._worth or [(_NOTHING, np.zeros(0))]
-        places, values = (np.concatenate(each) for each in zip(*held, strict=True))
-        others = np.array(sorted(self._others.items()), np.int64).reshape(-1, 2)
-        message = codec.header(_KIND, _VERSION, {"keys": len(self.types), "limit": self.limit})
-        message.arrays.extend(codec.encode_keys(k) for k in self._table.rows())
-        message.arrays.extend(codec.encode(a) for a in (cells, counts, places, values, *self._sums, others))
-        return codec.seal(message)
+        cells, counts = self._cells[0] if self._cells else (_EMPTY, _EMPTY)
+        buffered = self._buffered or [(_EMPTY, np.zeros(0))]
+        places, values = (np.concatenate(each) for each in zip(*buffered, strict=True))
+        known, sums = self._sums
+        arrays = {"cells": cells, "counts": counts, "places": places, "values": values, "known": known, "sums": sums}
+        keys = {str(n): column for n, column in enumerate(self._table.rows())}
+        return State([self.limit, sorted(self._others.items())], arrays, {"keys": State(None, keys)})
 
     @classmethod
-    def from_state(cls, state: bytes, grid: SlotGrid, types: Sequence[pa.DataType], limit: int) -> Self:
-        """Raises CorruptSynopsis, UnsupportedVersion."""
-        result = cls(grid, types, limit)
-        message = codec.unseal(state)
-        given = codec.open_message(message, _KIND, _VERSION, len(types) + 7)
-        keys = [codec.decode_keys(a) for a in message.arrays[: len(types)]]
-        cells, counts, places, values, known, sums, others = (codec.decode(a) for a in message.arrays[len(types) :])
-        before = given.get("limit")  # an earlier release had another one, and codes are made with it
-        same = [k.type for k in keys] == list(types) and given == {"keys": len(types), "limit": before}
-        same = same and isinstance(before, int) and len(keys[0]) <= min(before, limit)
-        if not same or cells.shape != counts.shape or places.shape != values.shape or sums.shape != (3, len(known)):
-            raise CorruptSynopsis(f"{_KIND}: columns of other types, or of unequal length")
-        cells, places, known = (codes // before * limit + codes % before for codes in (cells, places, known))
+    def from_state(cls, state: State, grid: SlotGrid, types: Sequence[pa.DataType], limit: int) -> Self:
+        """Raises CorruptSynopsis for the state of a monitor with another limit or other types."""
+        result, arrays = cls(grid, types, limit), state.arrays
+        keys = list(state.components["keys"].arrays.values())
+        (stored_limit, others), stored_types = state.numbers, [column.type for column in keys]
+        if (stored_limit, stored_types) != (limit, list(types)):
+            raise CorruptSynopsis(f"group monitor of {stored_limit} groups of {stored_types}, not {limit} of {types}")
         result._table.encode(keys, len(keys[0]))
-        result._cells, result._cells_held = [(cells, counts)] if len(cells) else [], len(cells)
-        result._worth, result._worth_held = [(places, values)] if len(places) else [], len(places)
-        result._sums = (known, sums)
-        result._others = dict(others.tolist())
+        cells, places = arrays["cells"], arrays["places"]
+        result._cells, result._cell_count = [(cells, arrays["counts"])] if len(cells) else [], len(cells)
+        result._buffered, result._value_count = [(places, arrays["values"])] if len(places) else [], len(places)
+        result._sums = arrays["known"], arrays["sums"]
+        result._others = dict(others)
         return result

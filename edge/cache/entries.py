@@ -23,7 +23,7 @@ from edgewater.synopses import (
     hash_values,
 )
 from edgewater.synopses.encoding.state import State
-from edgewater.wire.frames import Withheld
+from edgewater.wire import Withheld
 
 _COUNTERS = {"last_batch": "<i8", "arrivals": "<i4", "unsent": "<i4", "sends": "<i4", "first": "<f4"}
 _NULL: dict[pa.DataType, Any] = {pa.string(): "", pa.int64(): 0, pa.float64(): 0.0, pa.bool_(): False}

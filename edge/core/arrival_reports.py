@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from edge.arrivals.group_monitor import GroupMonitor
-from edge.arrivals.monitor import SubstreamMonitor
-from edge.arrivals.sampler import BernoulliSampler
+from edge.arrivals import BernoulliSampler, GroupMonitor, SubstreamMonitor
 from edge.core.slices import Slice
 from edgewater.accuracy import MAX_GROUPS
 from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
@@ -24,7 +22,7 @@ from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding.state import State
 from edgewater.windows import SlidingWindow
-from edgewater.wire.frames import Arrivals, SamplingReason
+from edgewater.wire import Arrivals, SamplingReason
 
 Statistics = SubstreamStatistics | GroupedSubstream
 
@@ -227,13 +225,13 @@ class ArrivalMonitor:
         times = [self._complete, self._reported, self.last_arrival_ms]
         ready = {str(index): statistics.to_state() for index, statistics in sorted(self._ready.items())}
         numbers = [settings, times, int(self._unreported_reason)]
-        return State(numbers, {"monitor": self._monitor.to_state()}, {"ready": State(None, ready)})
+        return State(numbers, ready, {"monitor": self._monitor.to_state()})
 
     @classmethod
     def from_state(
         cls, state: State, schedule: ReportSchedule, source: int, key_types: Sequence[pa.DataType]
     ) -> ArrivalMonitor:
-        result, grid, monitor = cls(schedule, source, key_types), schedule.grid, state.arrays["monitor"]
+        result, grid, monitor = cls(schedule, source, key_types), schedule.grid, state.components["monitor"]
         (rate, clock_offset_ms, reason), times, unreported_reason = state.numbers
         result.sampling = SamplingSettings(rate, clock_offset_ms, SamplingReason(reason))
         result._complete, result._reported, result.last_arrival_ms = times
@@ -243,8 +241,7 @@ class ArrivalMonitor:
             result._monitor, kind = GroupMonitor.from_state(monitor, grid, key_types, MAX_GROUPS), GroupedSubstream
         else:
             result._monitor = SubstreamMonitor.from_state(monitor, grid)
-        ready = state.components["ready"].arrays
-        result._ready = {int(index): kind.from_state(data, grid) for index, data in ready.items()}
+        result._ready = {int(index): kind.from_state(data, grid) for index, data in state.arrays.items()}
         return result
 
 

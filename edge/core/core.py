@@ -44,8 +44,8 @@ from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding.state import State
+from edgewater.wire import Frame, QueryRef, encode_body
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, QueryRef, encode_body
 
 MAX_FRAME_BYTES = 256 << 10
 """The approximate maximum size of the partials of one frame, before compression."""

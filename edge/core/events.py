@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS
-from edgewater.wire.frames import Frame, QueryRef, SamplingReason
+from edgewater.wire import Frame, QueryRef, SamplingReason
 
 
 @dataclass(frozen=True, slots=True)

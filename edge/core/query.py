@@ -41,7 +41,7 @@ from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, is_sampled
 from edgewater.synopses.encoding.state import State
 from edgewater.windows import SessionWindow
-from edgewater.wire.frames import Arrivals, FrameBody, Partial, QueryRef, SliceClose
+from edgewater.wire import Arrivals, FrameBody, Partial, QueryRef, SliceClose
 
 NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 EAGER_MARGIN = 0.5

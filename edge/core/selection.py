@@ -29,7 +29,7 @@ from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
 from edgewater.query import QuerySpec, StalenessBudget
 from edgewater.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import FrameBody
+from edgewater.wire import FrameBody
 
 MAX_OVERSHOOT = 2
 """The entries of a frame may take this many times its capacity, if there is more than one."""

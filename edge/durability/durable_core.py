@@ -35,12 +35,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.lib.introspect import opt_func_info
 
-from edge.core.core import EdgeCore
-from edge.core.events import (
+from edge.core import (
     Acked,
     BudgetSet,
     Configured,
     Dropped,
+    EdgeCore,
     Effect,
     Event,
     FrameBuilt,
@@ -60,8 +60,8 @@ from edge.records import Position
 from edgewater.errors import CorruptSynopsis, StorageError
 from edgewater.query import QuerySpec
 from edgewater.synopses.encoding.state import State
+from edgewater.wire import Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from edge.core import MAX_FRAME_BYTES
+
 MIN_IN_FLIGHT_BYTES = 64 << 10
 IN_FLIGHT_GAIN = 1.25
 ESTIMATE_WINDOW_S = 10.0
@@ -26,7 +28,6 @@ PACING_SLACK_S = 0.002
 """Frames that are due within this time are sent together: timers have no finer resolution."""
 
 MIN_FRAME_BYTES = 8 << 10
-MAX_FRAME_BYTES = 256 << 10
 DAY_MS = 86_400_000
 DAILY_RESERVATIONS = 100
 """The daily quota is recorded on disk in steps of this fraction."""

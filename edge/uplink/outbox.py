@@ -7,16 +7,23 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edge.core.drift import DriftRates
-from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, PullEvent, QueryRefused, SamplingSet
-from edge.core.query import QueryPipeline
-from edge.durability.durable_core import DurableCore
-from edge.durability.group_commit import GroupCommit
+from edge.core import (
+    Acked,
+    BudgetSet,
+    Configured,
+    DriftRates,
+    FrameBuilt,
+    PullEvent,
+    QueryPipeline,
+    QueryRefused,
+    SamplingSet,
+)
+from edge.durability import DurableCore, GroupCommit
 from edge.uplink.ports import BudgetUpdate, QueryStatusReport
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, type_name
+from edgewater.wire import Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edgewater.query import QuerySpec
+from edgewater.wire import Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 
 @dataclass(frozen=True, slots=True)

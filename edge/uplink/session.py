@@ -15,8 +15,8 @@ from edge.uplink.flow_control import DailyQuota, LinkEstimator, LinkLimits, Toke
 from edge.uplink.ports import BudgetUpdate, QueryStatusReport, UplinkEndpoint
 from edgewater.errors import InvalidQuery, ProtocolError, StorageError
 from edgewater.query import QuerySpec
+from edgewater.wire import Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, QueryRef, SamplingReason
 
 MESSAGE_OVERHEAD_BYTES = 32
 """Wire bytes of a message besides its body: the headers of gRPC, and of its first HTTP/2 frame and TLS record."""

@@ -17,9 +17,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
-from edgewater.synopses.base import Count, Estimate, Mean, Properties, Question, Questions, Sum
+from edgewater.synopses.base import Estimate, Properties
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.ordered import OrderedSynopsis
 from edgewater.synopses.questions import Point, RangeSum
 from edgewater.synopses.wavelets.haar import HaarWavelet
 from edgewater.synopses.wavelets.haar_max import MaxErrorWavelet
@@ -30,7 +31,7 @@ MAX_BLOCK = 1 << 40
 _KEYS = 1 << 62
 
 
-class Manager:
+class Manager(OrderedSynopsis):
     """Partials by key. A partial is an order-based synopsis: it answers `Point` and `RangeSum`, and has `records`.
 
     Managers merge as sets of partials, in any order and more than once. They keep references: the caller must not use a
@@ -38,9 +39,7 @@ class Manager:
     """
 
     kind: ClassVar[str]
-    version: ClassVar[int] = 1
     properties: ClassVar[Properties] = Properties(idempotent=True, ordered=True)
-    questions: ClassVar[Questions] = (RangeSum, Point, Sum, Mean, Count)
 
     def __init__(self, partials: Iterable[tuple[int, Any]] = ()) -> None:
         self._partials: dict[int, Any] = {}
@@ -103,42 +102,12 @@ class Manager:
                 result.register(key, type(partial).from_bytes(partial.to_bytes()))
         return result
 
-    def query(self, question: Question | None = None) -> Estimate:
-        """Returns the sum of the partials' answers and bounds; the default question is the sum of the signal.
-
-        Raises:
-            InvalidRequest: a question that is not one of `questions`, an index outside the signal, or a partial that is
-                missing.
-        """
-        n = self.records
-        match question:
-            case Count():
-                return Estimate(n, n, n)
-            case Point(index):
-                return self._range(check_whole("index", index, 0, self._length() - 1), index)
-            case RangeSum(first, last):
-                check_whole("last", last, 0, self._length() - 1)
-                return self._range(check_whole("first", first, 0, last), last)
-            case None | Sum() | Mean():
-                if not n:
-                    return Estimate(math.nan, math.nan, math.nan)
-                total = self._range(0, self._length() - 1)
-                size = n if isinstance(question, Mean) else 1
-                lower, upper = total.lower / size, total.upper / size
-                return Estimate(total.value / size, lower, upper, total.confidence, self.kind)
-        able = ", ".join(q.__name__ for q in self.questions)
-        raise InvalidRequest("question", question, f"one of {able}", f"{self.kind} cannot answer it")
-
-    def _length(self) -> int:
-        """The length of the whole signal."""
-        raise NotImplementedError
-
     def _routed(self, first: int, end: int) -> Iterable[tuple[int, int, int]]:
         """Yields (key, first, last) per partial with indices in [first, end) of the signal; both by indices of the
         partial."""
         raise NotImplementedError
 
-    def _range(self, first: int, last: int) -> Estimate:
+    def _range_sum(self, first: int, last: int) -> Estimate:
         answers = []
         for key, low, high in self._routed(first, last + 1):
             partial = self._partials[key]
@@ -157,14 +126,6 @@ class Manager:
         message.arrays.append(codec.encode(np.array(list(partials), np.int64)))
         message.parts.extend(partial.to_message() for partial in partials.values())
         return message
-
-    def to_bytes(self) -> bytes:
-        return codec.seal(self.to_message())
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Raises CorruptSynopsis or UnsupportedVersion."""
-        return cls.from_message(codec.unseal(data))
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
@@ -203,9 +164,6 @@ class SliceManager(Manager):
         if not self._partials:
             raise InvalidRequest("values", "values", "a manager with a partial", "this manager has none")
         self._partials[max(self._partials)].update(values, times=times, weights=weights)
-
-    def _length(self) -> int:
-        return self.records
 
     def _routed(self, first: int, end: int) -> Iterable[tuple[int, int, int]]:
         start = 0

@@ -16,6 +16,8 @@ from edgewater.wire.frames import (
     SamplingReason,
     SliceClose,
     Withheld,
+    body_from_wire,
+    body_to_wire,
     encode_body,
 )
 
@@ -31,5 +33,7 @@ __all__ = [
     "SamplingReason",
     "SliceClose",
     "Withheld",
+    "body_from_wire",
+    "body_to_wire",
     "encode_body",
 ]

@@ -12,7 +12,7 @@ import numpy as np
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
 from edgewater.synopses import FloatArray, GroupedAggregate, IntArray, KeyTable
-from edgewater.wire.frames import FrameBody
+from edgewater.wire import FrameBody
 from sim.budgets.outcome import PolicyOutcome
 from sim.budgets.trace import Trace
 

@@ -20,13 +20,22 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from edge.core.core import EdgeCore
-from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened, TickEvent
-from edge.core.streams import StreamSpec
+from edge.core import (
+    Acked,
+    BudgetSet,
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourcesOpened,
+    StreamSpec,
+    TickEvent,
+)
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from sim.budgets.center import MergingCenter
 from sim.budgets.link import LinkModel, LinkSimulation
 from sim.budgets.outcome import PolicyOutcome, truth_per_window

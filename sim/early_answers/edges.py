@@ -6,13 +6,11 @@ import numpy as np
 import pyarrow as pa
 
 from center.sampling import EdgeSamplingController, SamplingRequirement
-from edge.arrivals.group_monitor import GroupMonitor
-from edge.arrivals.monitor import SubstreamMonitor
-from edge.arrivals.sampler import BernoulliSampler
+from edge.arrivals import BernoulliSampler, GroupMonitor, SubstreamMonitor
 from edgewater.accuracy import MAX_GROUPS
 from edgewater.arrivals import SlotGrid
 from edgewater.synopses import FloatArray, IntArray
-from edgewater.wire.frames import Arrivals, SamplingReason
+from edgewater.wire import Arrivals, SamplingReason
 
 UNLIMITED_BYTES_S = 1e12
 

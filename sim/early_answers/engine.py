@@ -24,7 +24,7 @@ from edgewater.quantities import format_duration
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
 from edgewater.synopses import BoolArray, FloatArray, IntArray
-from edgewater.wire.frames import QueryRef, SliceClose
+from edgewater.wire import QueryRef, SliceClose
 from sim.early_answers.edges import SimulatedEdge
 from sim.early_answers.workload import Events, Workload
 

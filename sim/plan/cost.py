@@ -6,14 +6,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge.core.core import EdgeCore
-from edge.core.events import Acked, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened, TickEvent
-from edge.core.streams import StreamSpec
-from edge.uplink import MAX_FRAME_BYTES, MIN_FRAME_BYTES
+from edge.core import (
+    MAX_FRAME_BYTES,
+    Acked,
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourcesOpened,
+    StreamSpec,
+    TickEvent,
+)
+from edge.uplink import MIN_FRAME_BYTES
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from sim.budgets.edges import COARSEST
 from sim.budgets.trace import Trace
 from sim.plan.trace import PlacedTrace

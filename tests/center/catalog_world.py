@@ -8,7 +8,7 @@ from center.catalog import Catalog, StreamRecord, UnindexedFrame
 from center.storage.frame_log import FrameLocation
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 FLIGHTS = StreamRecord("flights", {"carrier": pa.string(), "distance": pa.int64()}, LIVE)
 SOMEWHERE = FrameLocation("miles@1/w-1.frames", 0, 10)

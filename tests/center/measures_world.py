@@ -13,7 +13,7 @@ from center.ledger.quality import Totals, WithheldBound, assess
 from center.results import AnswerRecord
 from edgewater.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 COLUMNS = {"url": pa.string(), "ip": pa.int64(), "ms": pa.float64(), "ok": pa.bool_()}
 MINUTE = 60_000

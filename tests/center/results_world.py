@@ -15,7 +15,7 @@ from edgewater.measure import Measure
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import QueryRef, SliceClose
+from edgewater.wire import QueryRef, SliceClose
 
 REF = QueryRef("q", 1)
 KEY = "q@1"

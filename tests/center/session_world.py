@@ -8,13 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened, StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
 from edgewater.windows import SessionWindow
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.wire import FrameBody, QueryRef
 
 REF = QueryRef("q", 1)
 GAP = 1000

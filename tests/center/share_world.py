@@ -20,7 +20,7 @@ from center.budgets import (
     ShareReported,
     ShareViolation,
 )
-from edge.core.budget_schedule import ShareSchedule
+from edge.core import ShareSchedule
 from edgewater.streams import MIN_TIME_MS, EdgeId
 
 SLICE_MS = 1_000

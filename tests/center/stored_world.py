@@ -10,7 +10,7 @@ from center.ledger import EdgesChanged, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from edgewater.query import QuerySpec
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import Frame
+from edgewater.wire import Frame
 from tests.center.accuracy_world import BEGIN_MS, REF, Site, World, exponential, record_of, spec
 
 KEY = "q@1"

@@ -10,14 +10,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edge.core.core import EdgeCore
-from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened
-from edge.core.streams import StreamSpec
-from edge.durability.durable_core import DurableCore, Position
+from edge.core import (
+    Acked,
+    BudgetSet,
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+)
+from edge.durability import DurableCore
+from edge.records import Position
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import Frame, QueryRef
+from edgewater.wire import Frame, QueryRef
 
 COLUMNS = {"carrier": pa.string(), "distance": pa.int64()}
 EXACT = QuerySpec.from_mapping(

@@ -23,7 +23,7 @@ from edge.process import now_ms
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS
-from edgewater.wire.frames import FrameBody
+from edgewater.wire import FrameBody
 from tests.edge.core.test_core import merged
 
 DAY_MS = 86_400_000

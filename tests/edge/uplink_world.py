@@ -18,9 +18,8 @@ from center.ingest import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLog
 from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink, UplinkEndpoint
 from edgewater.query import QuerySpec
+from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SamplingReason, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire import uplink_pb2_grpc
-from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SamplingReason
 
 PATIENCE_S = 30
 MILES = QueryRef("miles", 1)

@@ -13,16 +13,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, QueryAccepted, QueryRefused
-from edge.core.streams import StreamSpec
+from edge.core import Configured, EdgeCore, QueryAccepted, QueryRefused, StreamSpec
 from edgewater import record_functions
 from edgewater.errors import InvalidQuery
 from edgewater.functions_cli import functions
 from edgewater.query import QuerySpec
 from edgewater.record_functions import RecordFunctions
 from edgewater.streams import LIVE
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/your-own-function.md").read_text()
 FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", PAGE, re.DOTALL))

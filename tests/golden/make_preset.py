@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from edgewater.query import QuerySpec
 from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import FrameBody, Partial, SliceClose, body_to_wire
+from edgewater.wire import FrameBody, Partial, SliceClose, body_to_wire
 
 DAY_MS = 86_400_000
 START_MS = 1_388_361_600_000

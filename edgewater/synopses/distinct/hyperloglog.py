@@ -232,7 +232,7 @@ class HyperLogLogStack(ArrayStack):
 
     def merge_messages(self, batch: MessageBatch) -> None:
         """Merges messages of one group each (`serialized.MessageMerging`)."""
-        stack = self.from_message(batch.stacked(1, equal=(0,), group_numbers=(5,)))
+        stack = self.from_message(batch.stacked(codec.ArrayRoles(1, equal=(0,), group_numbers=(5,))))
         if stack.level != self.level:
             raise IncompatibleSynopses(f"{self.kind}: levels {self.level} and {stack.level}")
         keys, rho = stack._sparse.consolidated()

@@ -1,9 +1,9 @@
-"""The byte format of synopses: one message, a message of named arrays, and many messages read at once.
+"""Byte formats: the messages of synopses, many messages read at once, and snapshots of components.
 
-The stacks of this package, the edge's and the center's snapshots and `merge_bytes` call it. It knows arrays and
-messages, no kind of synopsis: it imports no stack.
+The stacks of this package, `merge_bytes`, and the snapshots of the edge and the center use it. It knows arrays and
+messages, but no kind of synopsis: it imports no stack.
 """
 
-from edgewater.synopses.encoding import codec, columns, flat, named_arrays
+from edgewater.synopses.encoding import codec, columns, flat, named_arrays, state
 
-__all__ = ["codec", "columns", "flat", "named_arrays"]
+__all__ = ["codec", "columns", "flat", "named_arrays", "state"]

@@ -10,6 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import google_crc32c
@@ -149,36 +150,44 @@ def require_exact(declared: str, stored: str) -> None:
         raise CorruptSynopsis(f"{stored} does not store {declared} exactly")
 
 
-def stacked(
-    messages: Sequence[SynopsisMessage],
-    groups: int,
-    *,
-    equal: Sequence[int] = (),
-    first_only: Sequence[int] = (),
-    group_numbers: Sequence[int] = (),
-) -> SynopsisMessage:
-    """Returns the message of a stack of many groups, from messages of one group each, by concatenating their arrays.
+@dataclass(frozen=True, slots=True)
+class ArrayRoles:
+    """The roles of a kind's arrays when stacks of one group each are concatenated; other arrays have values per group.
 
-    Args:
-        messages: messages of one kind, version, parameters and seed.
+    Attributes:
         groups: index of an array with one value per group.
         equal: indices of arrays of the stack, not of its groups, which must be equal in all messages.
         first_only: indices of arrays of the stack that may differ; the first message's are used.
         group_numbers: indices of arrays that contain group numbers.
+    """
+
+    groups: int
+    equal: tuple[int, ...] = ()
+    first_only: tuple[int, ...] = ()
+    group_numbers: tuple[int, ...] = ()
+
+
+def stacked(messages: Sequence[SynopsisMessage], roles: ArrayRoles) -> SynopsisMessage:
+    """Returns the message of a stack of many groups, from messages of one group each, by concatenating their arrays.
+
+    Args:
+        messages: messages of one kind, version, parameters and seed.
 
     Raises:
         IncompatibleSynopses: arrays that must be equal differ, or a message has more than one group.
     """
     first = messages[0]
     for message in messages:
-        if list(message.arrays[groups].shape) != [1] or any(message.arrays[i] != first.arrays[i] for i in equal):
+        if list(message.arrays[roles.groups].shape) != [1] or any(
+            message.arrays[i] != first.arrays[i] for i in roles.equal
+        ):
             raise IncompatibleSynopses(f"{first.kind}: levels differ, or there is more than one group")
     result = header(first.kind, first.version, {}, seed=first.seed)
     result.parameters = first.parameters
     for number, column in enumerate(zip(*(message.arrays for message in messages), strict=True)):
-        if number in first_only or number in equal:
+        if number in roles.first_only or number in roles.equal:
             result.arrays.append(column[0])
-        elif number in group_numbers:
+        elif number in roles.group_numbers:
             result.arrays.append(encode(np.flatnonzero([array.shape[0] for array in column])))
         else:
             result.arrays.append(joined(column))

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses
 from edgewater.synopses.base import BoolArray, IntArray
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.codec import ArrayRoles
 from edgewater.synopses.hashing import WordArray
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -36,14 +37,7 @@ _RECORDS_TAG, _ARRAY_TAG, _DATA_TAG = 0x28, 0x32, 0x2A
 class MessageBatch(Protocol):
     """Messages of one group each, of one kind and of equal parameters."""
 
-    def stacked(
-        self,
-        groups: int,
-        *,
-        equal: Sequence[int] = (),
-        first_only: Sequence[int] = (),
-        group_numbers: Sequence[int] = (),
-    ) -> SynopsisMessage:
+    def stacked(self, roles: ArrayRoles) -> SynopsisMessage:
         """Returns the message of a stack of all these groups (`codec.stacked`)."""
 
     def array(self, number: int, of: slice = slice(None)) -> npt.NDArray[Any]:
@@ -62,15 +56,8 @@ class ParsedBatch:
 
     messages: Sequence[SynopsisMessage]
 
-    def stacked(
-        self,
-        groups: int,
-        *,
-        equal: Sequence[int] = (),
-        first_only: Sequence[int] = (),
-        group_numbers: Sequence[int] = (),
-    ) -> SynopsisMessage:
-        return codec.stacked(self.messages, groups, equal=equal, first_only=first_only, group_numbers=group_numbers)
+    def stacked(self, roles: ArrayRoles) -> SynopsisMessage:
+        return codec.stacked(self.messages, roles)
 
     def array(self, number: int, of: slice = slice(None)) -> npt.NDArray[Any]:
         return codec.decode(codec.joined([message.arrays[number] for message in self.messages[of]]))
@@ -167,23 +154,16 @@ class ColumnBatch:
         if (reader.at != reader.ends).any():
             raise _Unsupported
 
-    def stacked(
-        self,
-        groups: int,
-        *,
-        equal: Sequence[int] = (),
-        first_only: Sequence[int] = (),
-        group_numbers: Sequence[int] = (),
-    ) -> SynopsisMessage:
+    def stacked(self, roles: ArrayRoles) -> SynopsisMessage:
         first = self._first
-        if not self._is_single(groups) or not all(self._all_equal(number) for number in equal):
+        if not self._is_single(roles.groups) or not all(self._all_equal(number) for number in roles.equal):
             raise _not_single(first.kind)
         result = codec.header(first.kind, first.version, {}, seed=first.seed)
         result.parameters = first.parameters
         for number, column in enumerate(self._columns):
-            if number in first_only or number in equal:
+            if number in roles.first_only or number in roles.equal:
                 result.arrays.append(first.arrays[number])
-            elif number in group_numbers:
+            elif number in roles.group_numbers:
                 result.arrays.append(codec.encode(np.flatnonzero(column.dims[0])))
             else:
                 result.arrays.append(codec.encode(self.array(number)))

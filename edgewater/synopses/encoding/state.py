@@ -20,6 +20,7 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
+import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from edgewater.errors import CorruptSynopsis, UnsupportedVersion
@@ -28,7 +29,7 @@ from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 
 MAGIC, VERSION = b"EWT1", 1
 _HEADER, _LENGTH = struct.Struct("<4sI"), struct.Struct("<I")
-_BYTES = "bytes"
+_BYTES, _KEYS = "bytes", "keys"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class State:
 
     Attributes:
         numbers: anything that JSON represents exactly (no NaN).
-        arrays: by name: NumPy arrays of bool, integers or floats, of any shape; or bytes.
+        arrays: by name: NumPy arrays of bool, integers or floats, of any shape; Arrow arrays of keys (string, int64,
+            float64 or bool, with nulls); or bytes.
         components: the states of its components, by name, in order.
     """
 
@@ -60,9 +62,14 @@ class State:
         """Returns the tree as JSON; appends its arrays, in the order of their names in the tree."""
         names = []
         for name, array in self.arrays.items():
-            is_bytes = isinstance(array, bytes)
-            pieces.append(array if is_bytes else codec.encode(np.asarray(array)).SerializeToString(deterministic=True))
-            names.append([name, _BYTES] if is_bytes else [name])
+            if isinstance(array, bytes):
+                names.append([name, _BYTES])
+                pieces.append(array)
+                continue
+            is_keys = isinstance(array, pa.Array)
+            message = codec.encode_keys(array) if is_keys else codec.encode(np.asarray(array))
+            names.append([name, _KEYS] if is_keys else [name])
+            pieces.append(message.SerializeToString(deterministic=True))
         components = [[name, component._flatten(pieces)] for name, component in self.components.items()]
         return [self.numbers, names, components]
 
@@ -97,7 +104,8 @@ class State:
         arrays = {}
         for name, *kind in names:
             piece = next(pieces)
-            arrays[name] = piece if kind == [_BYTES] else codec.decode(ArrayMessage.FromString(piece))
+            decode = codec.decode_keys if kind == [_KEYS] else codec.decode
+            arrays[name] = piece if kind == [_BYTES] else decode(ArrayMessage.FromString(piece))
         return cls(numbers, arrays, {name: cls._build(component, pieces) for name, component in components})
 
 

@@ -41,18 +41,6 @@ class CountMinStack(CounterStack):
     kind: ClassVar[str] = "count_min"
     questions: ClassVar[Questions] = (Count, Frequency)
 
-    def __init__(
-        self,
-        groups: int = 0,
-        *,
-        width: int = DEFAULT_WIDTH,
-        depth: int = DEFAULT_DEPTH,
-        level: int = 0,
-        seed: int = DEFAULT_SEED,
-        item_type: str | None = None,
-    ) -> None:
-        super().__init__(groups, width=width, depth=depth, level=level, seed=seed, item_type=item_type)
-
     def _row(self, words: WordArray, row: int) -> tuple[IntArray, None]:
         return (row_hashes(words, row) >> np.uint64(65 - self.columns.bit_length())).view(np.int64), None
 

@@ -154,7 +154,7 @@ class CounterStack(ItemStack):
 
     def merge_messages(self, batch: MessageBatch) -> None:
         """Merges messages of one group each (`serialized.MessageMerging`)."""
-        stack = self.from_message(batch.stacked(1, equal=(0,), group_numbers=(6,)))
+        stack = self.from_message(batch.stacked(codec.ArrayRoles(1, equal=(0,), group_numbers=(6,))))
         if stack.level != self.level:
             raise IncompatibleSynopses(f"{self.kind}: levels {self.level} and {stack.level}")
         self._state["n"][0] += stack._view("n").sum()

@@ -48,18 +48,9 @@ class FastAgmsStack(CounterStack):
     questions: ClassVar[Questions] = (Count, SelfJoinSize, JoinSize, Frequency)
     chunk: ClassVar[int] = 1 << 13  # a polynomial needs more temporaries than a mixer
 
-    def __init__(
-        self,
-        groups: int = 0,
-        *,
-        width: int = DEFAULT_WIDTH,
-        depth: int = DEFAULT_DEPTH,
-        level: int = 0,
-        seed: int = DEFAULT_SEED,
-        item_type: str | None = None,
-    ) -> None:
-        super().__init__(groups, width=width, depth=depth, level=level, seed=seed, item_type=item_type)
-        self._coefficients = _coefficients(seed, depth)
+    def __init__(self, groups: int = 0, **parameters: Any) -> None:
+        super().__init__(groups, **parameters)
+        self._coefficients = _coefficients(self.seed, self.depth)
 
     def _row(self, words: WordArray, row: int) -> tuple[IntArray, IntArray]:
         values = polynomial(words, self._coefficients[row])

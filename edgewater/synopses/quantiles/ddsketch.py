@@ -246,7 +246,7 @@ class DDSketchStack(ArrayStack):
 
     def merge_messages(self, batch: MessageBatch) -> None:
         """Merges messages of one group each (`serialized.MessageMerging`)."""
-        stack = self.from_message(batch.stacked(0))
+        stack = self.from_message(batch.stacked(codec.ArrayRoles(0)))
         level = np.maximum(self._view("level"), stack._view("level").max())
         self._raise_level(level)
         stack._raise_level(np.repeat(level, len(stack)))

@@ -203,7 +203,7 @@ class SampleStack(ItemStack):
 
     def merge_messages(self, batch: MessageBatch) -> None:
         """Merges messages of one group each (`serialized.MessageMerging`)."""
-        message = batch.stacked(2 + len(self.arrays), first_only=(1,))
+        message = batch.stacked(codec.ArrayRoles(2 + len(self.arrays), first_only=(1,)))
         metas = codec.decode(message.arrays[0])
         levels, nexts = metas[0::2], metas[1::2]
         if len(levels) != len(nexts) or (levels != self.level).any():

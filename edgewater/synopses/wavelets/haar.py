@@ -23,20 +23,15 @@ import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
 from edgewater.synopses.base import (
-    Count,
     Estimate,
     FloatArray,
     IntArray,
-    Mean,
     Properties,
-    Question,
-    Questions,
     Stack,
-    Sum,
 )
 from edgewater.synopses.checks import check_fold, check_whole
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.questions import Point, RangeSum
+from edgewater.synopses.ordered import OrderedSynopsis
 from edgewater.synopses.registry import Function, Parameters, register_function
 from edgewater.synopses.wavelets.haar_blocks import (
     Coefficients,
@@ -57,7 +52,7 @@ _CHUNK = 1 << 15
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
-class HaarWavelet:
+class HaarWavelet(OrderedSynopsis):
     """A signal (values by index, from 0) in its `coefficients` largest Haar coefficients.
 
     It has no groups, and uses the order of values, not their times. Merging adds signals, so it is not idempotent.
@@ -65,9 +60,7 @@ class HaarWavelet:
     """
 
     kind: ClassVar[str] = "haar"
-    version: ClassVar[int] = 1
     properties: ClassVar[Properties] = Properties(commutative=False, foldable=True, ordered=True)
-    questions: ClassVar[Questions] = (RangeSum, Point, Sum, Mean, Count)
 
     def __init__(self, coefficients: int = DEFAULT_COEFFICIENTS) -> None:
         self.coefficients = check_whole("coefficients", coefficients, 1, MAX_COEFFICIENTS)
@@ -270,30 +263,6 @@ class HaarWavelet:
         codec.require_equal("synopses", self.kind, getattr(other, "kind", type(other).__name__))
         codec.require_equal(self.kind, {"coefficients": self.coefficients}, {"coefficients": other.coefficients})
 
-    def query(self, question: Question | None = None) -> Estimate:
-        """Returns the answer with deterministic bounds; the default question is the sum of the signal.
-
-        Raises:
-            InvalidRequest: a question that is not one of `questions`, or an index outside the signal.
-        """
-        n = self.records
-        match question:
-            case Count():
-                return Estimate(n, n, n)
-            case Point(index):
-                return self._sum(check_whole("index", index, 0, n - 1), index)
-            case RangeSum(first, last):
-                check_whole("last", last, 0, n - 1)
-                return self._sum(check_whole("first", first, 0, last), last)
-            case None | Sum() | Mean():
-                if not n:
-                    return Estimate(math.nan, math.nan, math.nan)
-                total = self._sum(0, n - 1)
-                size = n if isinstance(question, Mean) else 1
-                return Estimate(total.value / size, total.lower / size, total.upper / size, 1.0, self.kind)
-        able = ", ".join(q.__name__ for q in self.questions)
-        raise InvalidRequest("question", question, f"one of {able}", f"{self.kind} cannot answer it")
-
     def signal(self) -> FloatArray:
         """Returns the approximation of the signal, shape (records,)."""
         self._consolidate()
@@ -307,7 +276,7 @@ class HaarWavelet:
             result[index] += chosen.details[:, None] * half
         return result
 
-    def _sum(self, first: int, last: int) -> Estimate:
+    def _range_sum(self, first: int, last: int) -> Estimate:
         self._consolidate()
         end = last + 1
         terms = [
@@ -355,14 +324,6 @@ class HaarWavelet:
         )
         message.arrays.extend(codec.encode(array) for array in arrays)
         return message
-
-    def to_bytes(self) -> bytes:
-        return codec.seal(self.to_message())
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Raises CorruptSynopsis or UnsupportedVersion."""
-        return cls.from_message(codec.unseal(data))
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:

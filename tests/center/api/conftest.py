@@ -24,7 +24,7 @@ from center.results import MergedDelta, ResultStore
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import SliceClose, Withheld
+from edgewater.wire import SliceClose, Withheld
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z

@@ -11,7 +11,7 @@ import pytest
 
 from center.api.evaluate_stream import MAX_LINE_BYTES, LineSplitter, OversizedLine
 from center.serving import Evaluator, StoredWindows, SynopsisCache, WindowQuestion
-from edgewater.wire.frames import Withheld
+from edgewater.wire import Withheld
 
 HOUR, T0 = 3_600_000, 1_356_998_400_000
 PATH = "/v1/queries/flights/evaluate"

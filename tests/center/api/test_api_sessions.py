@@ -9,7 +9,7 @@ from center.ledger import FrameSummary
 from center.results import MergedDelta
 from edgewater.streams import EdgeId
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import SliceClose
+from edgewater.wire import SliceClose
 
 MINUTE = 60_000
 T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z

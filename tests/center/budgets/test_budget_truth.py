@@ -21,13 +21,21 @@ from center.budgets import (
 from center.catalog import RegisteredQuery
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import AnswerRecord, MergedDelta, ResultStore
-from edge.core.core import EdgeCore
-from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import (
+    BudgetSet,
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+)
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from tests.center.results_world import edge_record
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from center.catalog import Catalog
 from center.catalog.store import MAX_MESSAGES
 from center.storage.frame_log import FrameLocation
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, LGA, frame, hello, spec
 
 

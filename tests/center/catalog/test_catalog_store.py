@@ -25,7 +25,7 @@ from center.storage.frame_log import FrameLocation
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
 from edgewater.streams import LIVE, EdgeId, StreamClock
 from edgewater.synopses import registry
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from tests.center.catalog_world import FLIGHTS, JFK, LGA, frame, hello, spec
 
 

@@ -16,9 +16,7 @@ import pytest
 from center.estimation import EarlyAnswerEstimator, GroupPrediction, Prediction
 from center.estimation import groups as group_module
 from center.ledger import EdgesChanged, Emission, Ledger, Phase, TimeAdvanced, early_answers, pack_state
-from edge.core.core import EdgeCore
-from edge.core.events import SamplingSet
-from edge.core.streams import StreamSpec
+from edge.core import EdgeCore, SamplingSet, StreamSpec
 from edgewater.accuracy import MAX_GROUPS, group_values
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE

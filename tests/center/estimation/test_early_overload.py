@@ -14,10 +14,10 @@ import pytest
 
 from center.ledger import Emission
 from center.sampling import EdgeSamplingController, SamplingRequirement
-from edge.core.events import SamplingSet
+from edge.core import SamplingSet
 from edge.utilization import BusyMeter
 from edgewater.streams import EdgeId
-from edgewater.wire.frames import SamplingReason
+from edgewater.wire import SamplingReason
 from tests.center.accuracy_world import BEGIN_MS, REF, WINDOW_MS, Site, World, exponential, spec
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from center.ledger import Phase
-from edge.core.events import SamplingSet
+from edge.core import SamplingSet
 from tests.center.accuracy_world import REF, WINDOW_MS, Site, World, exponential, first_answers, spec
 from tests.center.estimation.test_early_promise import least_covered
 from tests.edgewater.functions_world import Counting, install_functions

@@ -11,9 +11,9 @@ import pytest
 
 from center.estimation import Prediction
 from center.ledger import EdgesChanged, Emission, Phase
-from edge.arrivals.group_monitor import GroupMonitor
-from edge.core.events import SamplingSet, SourceEnded
-from edgewater.wire.frames import SamplingReason
+from edge.arrivals import GroupMonitor
+from edge.core import SamplingSet, SourceEnded
+from edgewater.wire import SamplingReason
 from tests.center.accuracy_world import BEGIN_MS, REF, STEP_MS, Site, World, exponential, record_of, spec
 
 RATE = 0.3

@@ -16,7 +16,7 @@ from center.ledger import Phase
 from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, render, to_table
 from center.storage.frame_log import FrameEntry
 from edgewater.streams import EdgeId
-from edgewater.wire.frames import Arrivals, FrameBody, Partial
+from edgewater.wire import Arrivals, FrameBody, Partial
 from tests.center.accuracy_world import BEGIN_MS, REF, spec
 from tests.center.stored_world import KEY, Stored, stored
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from center.ledger import EdgesChanged, Ledger, Phase, early_answers, pack_state
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, SamplingSet
-from edge.core.streams import StreamSpec
+from edge.core import Configured, EdgeCore, SamplingSet, StreamSpec
 from edgewater.streams import LIVE
 from tests.center.accuracy_world import (
     BEGIN_MS,

@@ -15,7 +15,7 @@ from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import StatusWriter
 from edgewater.errors import StorageError
 from edgewater.streams import MIN_TIME_MS, EdgeId
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, LGA, hello, spec
 from tests.center.gateway_world import on_a_loop
 

@@ -9,8 +9,8 @@ import grpc
 
 from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.streams import EdgeId
+from edgewater.wire import Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, QueryRef
 from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, frame, on_a_loop, spec
 
 

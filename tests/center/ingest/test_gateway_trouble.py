@@ -16,8 +16,8 @@ from center.ingest import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLog
 from edgewater.errors import InvalidConfig, StorageError
 from edgewater.health import health_routes
+from edgewater.wire import Encoding, QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Encoding, QueryRef
 from tests.center.gateway_world import JFK, RawEdge, center, eventually, frame, on_a_loop, spec
 
 

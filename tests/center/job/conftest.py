@@ -18,7 +18,7 @@ from center.storage.frame_log import FrameLog, StoredFrame
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SliceClose
+from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SliceClose
 
 COLUMNS = {"url": pa.string(), "bytes": pa.int64()}
 WINDOW_MS = 1000

@@ -19,7 +19,7 @@ from center.ledger import Ledger
 from center.storage.frame_log import FrameEntry
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.wire import FrameBody, QueryRef
 
 
 @pytest.fixture

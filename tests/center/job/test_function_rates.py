@@ -16,7 +16,7 @@ from center.ledger import FrameSummary, Ledger
 from center.results import AnswerRecord, MergedDelta
 from edgewater.query import QuerySpec
 from edgewater.synopses import GroupedAggregate, RowSampleStack
-from edgewater.wire.frames import QueryRef, SliceClose
+from edgewater.wire import QueryRef, SliceClose
 
 ROWS = 5_000
 

@@ -11,7 +11,7 @@ from center.job.rows import ROW_SCHEMA, FrameRow, RowKind, from_table, row_of_da
 from center.storage.frame_log import FrameEntry
 from edgewater.streams import MAX_TIME_MS, EdgeId
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import FrameBody, Partial, QueryRef, SliceClose
+from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
 
 REF = QueryRef("downloads_by_url", 3)
 KEY = "downloads_by_url@3"

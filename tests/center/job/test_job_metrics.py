@@ -9,7 +9,7 @@ import pytest
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
 from center.job.metrics import JobMetrics
 from center.ledger import FrameSummary, Ledger
-from edgewater.wire.frames import Arrivals, SliceClose
+from edgewater.wire import Arrivals, SliceClose
 
 ENDED_MS = 1_001_000
 STAGES = ("arrive", "wait", "merge", "apply")

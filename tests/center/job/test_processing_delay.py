@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from center.job.processing_delay import REPORT_INTERVAL_MS, WINDOW_MS, ProcessingDelays
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 Q, R = QueryRef("q", 1), QueryRef("r", 1)
 

@@ -23,7 +23,7 @@ from center.ledger.time_windows import MAX_OVERDUE_PER_TICK
 from edgewater.errors import NotFound, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
-from edgewater.wire.frames import QueryRef, SliceClose, Withheld
+from edgewater.wire import QueryRef, SliceClose, Withheld
 
 REF = QueryRef("q", 1)
 MINUTE = 60_000

@@ -27,7 +27,7 @@ from center.results import AnswerRecord, MergedDelta, ResultStore
 from edgewater.streams import EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.windows import SessionWindow
-from edgewater.wire.frames import FrameBody, SliceClose
+from edgewater.wire import FrameBody, SliceClose
 from tests.center.ledger.test_ledger import Center, told
 from tests.center.results_world import Job, edge_record, total
 from tests.center.session_world import GAP, REF, Edge, brute_force, spec

@@ -18,7 +18,7 @@ from center.results.writes import MAX_SIDE_BY_SIDE
 from edgewater.errors import Conflict, IncompatibleSynopses, InvalidRequest, NotFound, StorageError
 from edgewater.measure import Measure
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from tests.center.results_world import KEY, MINUTE, REF, Job, edge_record, registered, total
 
 OpenJob = Callable[..., Job]

@@ -8,8 +8,8 @@ from center.sampling import EdgeSamplingController, SamplingRequirement, is_expe
 from center.sampling.policy import MAX_AGREEING_HEARTBEATS, ProcessorLoadDetector
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
+from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import QueryRef
 
 REF = QueryRef("q", 1)
 NEEDS = (SamplingRequirement(REF, 0.2),)

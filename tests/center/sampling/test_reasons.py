@@ -4,7 +4,7 @@ import json
 
 from center.sampling import SamplingReasonHistory, describe_reasons
 from center.sampling.reasons import MAX_SPANS
-from edgewater.wire.frames import SamplingReason
+from edgewater.wire import SamplingReason
 
 NONE, MEASURE, PROCESSOR, LINK = SamplingReason
 

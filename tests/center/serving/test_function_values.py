@@ -14,9 +14,7 @@ from center.job.function_rates import FunctionRates
 from center.ledger import Phase
 from center.results import AnswerRecord
 from center.serving import Evaluator, MeasureQuestions, StoredWindows, SynopsisCache, WindowQuestion, render, to_table
-from edge.core.core import EdgeCore
-from edge.core.events import SamplingSet
-from edge.core.streams import StreamSpec
+from edge.core import EdgeCore, SamplingSet, StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses import function_named

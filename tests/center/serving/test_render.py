@@ -14,7 +14,7 @@ from center.serving import MeasureQuestions, render, rfc3339, to_csv, to_table
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
 from edgewater.synopses import Estimates, GroupedAggregate, MeanStack, Quantile
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 FLIGHTS = {"carrier": pa.string(), "late": pa.bool_(), "x": pa.int64(), "delay": pa.float64()}
 

@@ -15,7 +15,7 @@ from center.storage import frame_log
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame, decode_record, encode_record
 from edgewater.errors import StorageError
 from edgewater.streams import EdgeId
-from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef
+from edgewater.wire import Frame, FrameBody, Partial, QueryRef
 
 MILES, HOURS = QueryRef("miles", 1), QueryRef("hours", 3)
 

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, event
 from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, IndexOutcome, SegmentDropped
 from center.storage.database import open_engine, read_transaction, write_transaction
 from edgewater.errors import StorageError
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from tests.center.catalog_world import frame, hello, spec
 from tests.center.postgres import PostgresServer
 from tests.center.results_world import MINUTE, REF, Job, total

@@ -13,15 +13,13 @@ from edge.cache.eviction import EVICTION_POLICIES, SliceView
 from edge.cache.forecast import Forecast
 from edge.cache.history import MAX_HISTORY_GROUPS
 from edge.cache.sizing import linear, nth_largest, prev_window, pure_pess
-from edge.core.core import EdgeCore
-from edge.core.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import Acked, BudgetSet, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate, function_named
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 COLUMNS = {"key": pa.int64(), "value": pa.float64()}
 

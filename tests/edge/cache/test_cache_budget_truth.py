@@ -9,14 +9,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core.core import EdgeCore
-from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import (
+    BudgetSet,
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+)
 from edgewater.caching import EVICTIONS
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.wire import FrameBody, QueryRef
 
 pytestmark = pytest.mark.slow
 

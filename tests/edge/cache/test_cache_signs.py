@@ -11,13 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.core.core import EdgeCore
-from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import (
+    BudgetSet,
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+)
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import FloatArray, GroupedAggregate, IntArray
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.wire import FrameBody, QueryRef
 
 REF, GROUPS, EDGES, ERROR = QueryRef("q", 1), 6, 3, 40.0
 SLICES, SLICE_MS = 4, 1000

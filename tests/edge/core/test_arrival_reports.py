@@ -7,18 +7,27 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from edge.core import (
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    QueryRefused,
+    SamplingSet,
+    SourcesOpened,
+    StreamSpec,
+)
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, QueryRefused, SamplingSet, SourcesOpened
-from edge.core.streams import StreamSpec
-from edge.durability.durable_core import DurableCore, _decode_plain, _encode
+from edge.durability import DurableCore
+from edge.durability.durable_core import _decode_plain, _encode
 from edgewater.accuracy import MAX_GROUPS, report_schedule
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
 from edgewater.synopses import GroupedAggregate, Sum
+from edgewater.wire import Arrivals, FrameBody, QueryRef, SamplingReason, body_from_wire, body_to_wire
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Arrivals, FrameBody, QueryRef, SamplingReason, body_from_wire, body_to_wire
 
 REF = QueryRef("q", 1)
 COLUMNS = {"x": pa.float64()}

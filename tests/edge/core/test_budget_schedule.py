@@ -10,16 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.core.budget_schedule import MAX_STEPS, ShareSchedule
-from edge.core.core import EdgeCore
-from edge.core.drift import DriftRates
-from edge.core.events import BudgetSet, Configured, FrameBuilt, Ingested, PullEvent, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import (
+    BudgetSet,
+    Configured,
+    DriftRates,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    ShareSchedule,
+    SourcesOpened,
+    StreamSpec,
+)
+from edge.core.budget_schedule import MAX_STEPS
 from edge.durability.durable_core import _decode_plain, _encode
 from edge.uplink import PathDelay
 from edgewater.query import QuerySpec
 from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.wire import FrameBody, QueryRef
 
 REF = QueryRef("q", 1)
 SPEC = QuerySpec.from_mapping(

@@ -6,12 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, SamplingSet, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SamplingSet, SourcesOpened, StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.wire import FrameBody, QueryRef
 
 REF = QueryRef("q", 1)
 COLUMNS = {"x": pa.float64()}

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.core.core import EdgeCore
-from edge.core.events import (
+from edge.core import (
     Acked,
     BudgetSet,
     Configured,
     Dropped,
+    EdgeCore,
     Effect,
     FrameBuilt,
     Ingested,
@@ -22,14 +22,14 @@ from edge.core.events import (
     QueryRefused,
     SourceEnded,
     SourcesOpened,
+    StreamSpec,
     TickEvent,
 )
-from edge.core.streams import StreamSpec
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, StreamClock
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import FrameBody, QueryRef, Withheld
+from edgewater.wire import FrameBody, QueryRef, Withheld
 from tests.edge.recovery_world import BUDGETED, COLUMNS, EXACT, QUERIES, SHARE, flights, truth, values_of
 
 EXACT_REF, BUDGETED_REF = QUERIES[0][0], QUERIES[1][0]

@@ -8,13 +8,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core.core import EdgeCore
-from edge.core.events import Acked, Configured, FrameBuilt, Ingested, PullEvent, SamplingSet, SourcesOpened, TickEvent
-from edge.core.streams import StreamSpec
+from edge.core import (
+    Acked,
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SamplingSet,
+    SourcesOpened,
+    StreamSpec,
+    TickEvent,
+)
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE
 from edgewater.synopses import GroupedAggregate, RowSampleStack
-from edgewater.wire.frames import Frame, QueryRef
+from edgewater.wire import Frame, QueryRef
 
 REF = QueryRef("q", 1)
 CAPACITY = 1 << 18

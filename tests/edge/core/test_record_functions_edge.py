@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from edge.core.core import EdgeCore
-from edge.core.events import (
+from edge.core import (
     Configured,
     Dropped,
+    EdgeCore,
     Effect,
     FrameBuilt,
     FunctionFailed,
@@ -23,9 +23,9 @@ from edge.core.events import (
     SamplingSet,
     SourceEnded,
     SourcesOpened,
+    StreamSpec,
 )
-from edge.core.streams import StreamSpec
-from edge.durability.durable_core import DurableCore
+from edge.durability import DurableCore
 from edge.metrics import EdgeCollector
 from edgewater.accuracy import report_schedule
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
@@ -33,7 +33,7 @@ from edgewater.query import QuerySpec
 from edgewater.record_functions import RecordFunction
 from edgewater.streams import LIVE, TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.wire import FrameBody, QueryRef
 from tests.edgewater.functions_world import Counting, install_functions
 
 REF = QueryRef("q", 1)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, Dropped, Effect, FrameBuilt, Ingested, PullEvent, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import Configured, Dropped, EdgeCore, Effect, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.algebra import LateRecordPolicy
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.wire.frames import FrameBody, QueryRef, SliceClose
+from edgewater.wire import FrameBody, QueryRef, SliceClose
 
 REF = QueryRef("q", 1)
 STREAM = StreamSpec({"k": pa.string()})

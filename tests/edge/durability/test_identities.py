@@ -8,13 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened
-from edge.core.streams import StreamSpec
-from edge.durability.durable_core import DurableCore, Position
+from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened, StreamSpec
+from edge.durability import DurableCore
+from edge.records import Position
 from edgewater.query import QuerySpec
 from edgewater.synopses import GroupedAggregate, SampleStack, source_of
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from tests.edge.recovery_world import COLUMNS, flights
 
 SPEC = QuerySpec.from_mapping(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edge.durability import journal
-from edge.durability.durable_core import PULL, DurableCore
+from edge.durability import DurableCore, journal
+from edge.durability.durable_core import PULL
 from edgewater.errors import StorageError
 from tests.edge.recovery_world import BUDGETED, EXACT, SHARE, Center, World, flights, truth
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edge.core.events import Configured, SourcesOpened
+from edge.core import Configured, SourcesOpened
 from edgewater.query import QuerySpec
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from tests.edge.recovery_world import Center, World, flights
 
 pytestmark = pytest.mark.slow

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 import pytest
 from sqlglot import exp
 
-from edge.core.core import EdgeCore
-from edge.core.events import (
+from edge.core import (
     Acked,
     BudgetSet,
     Configured,
+    EdgeCore,
     Event,
     FrameBuilt,
     Ingested,
@@ -26,17 +26,17 @@ from edge.core.events import (
     SamplingSet,
     SourceEnded,
     SourcesOpened,
+    StreamSpec,
 )
-from edge.core.streams import StreamSpec
+from edge.durability import DurableCore
 from edge.durability import durable_core as durable
-from edge.durability.durable_core import DurableCore, Position
+from edge.records import Position
 from edgewater import expressions
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire import preset
-from edgewater.wire.frames import Frame, QueryRef, SamplingReason
+from edgewater.wire import Frame, QueryRef, SamplingReason, preset
 from tests.edge.recovery_world import Center, World, flights
 
 REF = QueryRef("q", 1)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.durability import journal
-from edge.durability.durable_core import load_identity, lock_state_dir
+from edge.durability import journal, load_identity, lock_state_dir
 from edgewater.errors import StorageError
 from tests.edge.recovery_world import EXACT, Center, World, flights, truth
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge.durability.quota_file import QuotaFile
-from edge.uplink import MAX_FRAME_BYTES, MIN_FRAME_BYTES, DailyQuota
+from edge.core import MAX_FRAME_BYTES
+from edge.durability import QuotaFile
+from edge.uplink import MIN_FRAME_BYTES, DailyQuota
 from edge.uplink.flow_control import (
     DAY_MS,
     IN_FLIGHT_GAIN,

@@ -14,16 +14,13 @@ import pyarrow as pa
 from center.budgets import Grant
 from center.catalog import Catalog
 from center.ingest.budget_sync import grants_of
-from edge.core.core import EdgeCore
-from edge.core.events import Ingested, SourcesOpened
-from edge.core.streams import StreamSpec
-from edge.durability.durable_core import DurableCore
-from edge.durability.group_commit import GroupCommit
+from edge.core import EdgeCore, Ingested, SourcesOpened, StreamSpec
+from edge.durability import DurableCore, GroupCommit
 from edge.uplink import UplinkOutbox
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 from tests.edge.uplink_world import gateway, on_a_loop, uplink
 
 REF = QueryRef("q", 1)

@@ -11,7 +11,7 @@ import pytest
 
 from edge.uplink import DailyQuota, LinkLimits
 from edge.uplink.flow_control import MIN_IN_FLIGHT_BYTES
-from edgewater.wire.frames import Frame, FrameBody, Partial
+from edgewater.wire import Frame, FrameBody, Partial
 from tests.edge.uplink_world import MILES, SPEC, Agent, Proxy, gateway, on_a_loop, running, uplink
 
 pytestmark = [pytest.mark.e2e]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.arrivals.group_monitor import GroupMonitor
-from edge.arrivals.monitor import SubstreamMonitor
+from edge.arrivals import GroupMonitor, SubstreamMonitor
 from edgewater.arrivals import GroupedSubstream, SlotGrid, SubstreamStatistics, grouped
 from edgewater.errors import CorruptSynopsis, InvalidConfig, InvalidRecord, SynopsisError
 from edgewater.synopses import FloatArray, IntArray
+from edgewater.synopses.encoding.state import State
 
 GRID = SlotGrid(10, 10, 64)
 TYPES = (pa.string(), pa.int64())
@@ -107,7 +107,8 @@ def test_a_restored_monitor_reports_the_same_bytes_and_a_snapshot_changes_nothin
         for each in (plain, asked, restored):
             each.observe(born, arrival, keys_of(group), values, kept)
         asked.to_state()
-        restored = GroupMonitor.from_state(restored.to_state(), GRID, TYPES, LIMIT)
+        state = State.unpack(restored.to_state().pack("monitor"), "monitor")
+        restored = GroupMonitor.from_state(state, GRID, TYPES, LIMIT)
     reports = [[s.to_state() for s in m.take()] for m in (plain, asked, restored)]
     assert reports[0] == reports[1] == reports[2] and len(reports[0]) > 3
 
@@ -153,21 +154,6 @@ def test_with_too_many_cells_only_the_number_of_events_is_reported(monkeypatch: 
     assert report_of(list(batches(5))[3]).unattributed > 0
 
 
-def test_a_restored_monitor_has_the_limit_of_this_release() -> None:
-    before, after = GroupMonitor(GRID, TYPES, LIMIT), GroupMonitor(GRID, TYPES, 4 * LIMIT)
-    given_batches = list(batches(11))
-    for i, (born, arrival, group, values, kept) in enumerate(given_batches):
-        if i == len(given_batches) // 2:
-            before = GroupMonitor.from_state(before.to_state(), GRID, TYPES, 4 * LIMIT)
-        for edge in (before, after):
-            edge.observe(born, arrival, keys_of(group), values, kept)
-    assert [p.to_state() for p in before.take()] == [p.to_state() for p in after.take()]
-    full = monitor()
-    full.observe(np.full(LIMIT, 500), 510, keys_of(np.arange(LIMIT)))
-    with pytest.raises(CorruptSynopsis):
-        GroupMonitor.from_state(full.to_state(), GRID, TYPES, LIMIT - 1)
-
-
 def test_events_beyond_the_maximum_clock_skew_are_ignored() -> None:
     m = monitor()
     born = np.array([1_000, 1_500, 2_001], np.int64)
@@ -189,8 +175,6 @@ def test_damaged_bytes_are_refused(cut: int) -> None:
     state = one().to_state()
     with pytest.raises(SynopsisError):
         GroupedSubstream.from_state(state[: len(state) - 1 - cut], GRID)
-    with pytest.raises(SynopsisError):
-        GroupMonitor.from_state(state, GRID, TYPES, LIMIT)
 
 
 def test_invalid_cells_and_columns_of_different_lengths_are_refused() -> None:
@@ -202,8 +186,12 @@ def test_invalid_cells_and_columns_of_different_lengths_are_refused() -> None:
     part.keys = [part.keys[0], part.keys[1][:1]]
     with pytest.raises(CorruptSynopsis, match="different lengths"):
         GroupedSubstream.from_state(part.to_state(), GRID)
-    with pytest.raises(CorruptSynopsis, match="other types"):
-        GroupMonitor.from_state(monitor().to_state(), GRID, TYPES[::-1], LIMIT)
+
+
+def test_a_monitor_of_another_limit_or_other_types_is_refused() -> None:
+    for types, limit in ((TYPES[::-1], LIMIT), (TYPES, LIMIT - 1), (TYPES, LIMIT + 1)):
+        with pytest.raises(CorruptSynopsis, match="group monitor of"):
+            GroupMonitor.from_state(monitor().to_state(), GRID, types, limit)
 
 
 def test_statistics_of_different_substreams_do_not_merge() -> None:

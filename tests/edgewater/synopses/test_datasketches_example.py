@@ -8,9 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, FrameBuilt, Ingested, PullEvent, QueryAccepted, SourceEnded, SourcesOpened
-from edge.core.streams import StreamSpec
+from edge.core import (
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    QueryAccepted,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+)
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
@@ -18,7 +26,7 @@ from edgewater.synopses import Count, Distinct, Quantile, from_bytes, plugins
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.registry import function_named
 from edgewater.synopses.testing import Case, Subject, cases
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 pytest.importorskip("datasketches")
 from examples import datasketches_synopses as example

@@ -11,13 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core.core import EdgeCore
-from edge.core.events import Configured, QueryRefused
-from edge.core.streams import StreamSpec
+from edge.core import Configured, EdgeCore, QueryRefused, StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.synopses import plugins, registry
 from edgewater.synopses.plugins import Plugins
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/how-to/your-own-synopsis.md").read_text()

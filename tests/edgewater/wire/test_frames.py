@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewater.errors import CorruptFrame
-from edgewater.wire import preset
-from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import (
+from edgewater.wire import (
     FRAME_OVERHEAD_BYTES,
     MAX_BODY_BYTES,
     Encoding,
@@ -23,7 +21,9 @@ from edgewater.wire.frames import (
     QueryRef,
     SliceClose,
     Withheld,
+    preset,
 )
+from edgewater.wire import uplink_pb2 as pb
 
 QUERY = QueryRef("bytes_by_url", 3)
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

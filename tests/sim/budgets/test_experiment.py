@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core.events import BudgetSet
+from edge.core import BudgetSet
 from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
 from edgewater.synopses import CountStack, GroupedAggregate
-from edgewater.wire.frames import FrameBody
+from edgewater.wire import FrameBody
 from sim.budgets import edges as edges_module
 from sim.budgets.center import MergingCenter
 from sim.budgets.edges import TicketCodec

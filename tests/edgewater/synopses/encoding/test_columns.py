@@ -44,9 +44,8 @@ def test_arrays_of_any_length_and_stored_type_equal_those_of_the_parser(batch_sh
         for of in (slice(None), slice(1, 4)):
             mine, theirs = read.array(number, of), parsed.array(number, of)
             assert mine.dtype == theirs.dtype and mine.shape == theirs.shape and (mine == theirs).all()
-    assert read.stacked(0, first_only=(1,), group_numbers=(2,)) == parsed.stacked(
-        0, first_only=(1,), group_numbers=(2,)
-    )
+    roles = codec.ArrayRoles(0, first_only=(1,), group_numbers=(2,))
+    assert read.stacked(roles) == parsed.stacked(roles)
 
 
 def test_rows_of_several_columns_are_read() -> None:
@@ -103,14 +102,14 @@ def test_types_that_lose_values_and_lengths_that_do_not_fit_are_corrupt(stored: 
 def test_unequal_arrays_and_stacks_of_several_groups_are_incompatible() -> None:
     partials = [serialized(n, [np.array([3]), np.array([n])]) for n in range(4)]
     read = columns.read(like(partials), partials)
-    assert read is not None and len(read.stacked(1, equal=(0,)).arrays) == 2
+    assert read is not None and len(read.stacked(codec.ArrayRoles(1, equal=(0,))).arrays) == 2
     with pytest.raises(IncompatibleSynopses):
-        read.stacked(0, equal=(1,))
+        read.stacked(codec.ArrayRoles(0, equal=(1,)))
     twos = [serialized(n, [np.array([3, 4])]) for n in range(4)]
     read = columns.read(like(twos), twos)
     assert read is not None
     for batch in (read, columns.ParsedBatch([codec.unseal(partial) for partial in twos])):
         with pytest.raises(IncompatibleSynopses):
-            batch.stacked(0)
+            batch.stacked(codec.ArrayRoles(0))
         with pytest.raises(IncompatibleSynopses):
             batch.scalars(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,8 +22,11 @@ NUMBERS = st.recursive(
     max_leaves=5,
 )
 DTYPES = st.sampled_from(["?", "u1", "i4", "u8", "i8", "f4", "f8"])
-ARRAYS = st.binary(max_size=20) | DTYPES.flatmap(
-    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=4))
+KEYS = st.lists(st.none() | st.text(max_size=3), max_size=4).map(lambda keys: pa.array(keys, pa.string()))
+ARRAYS = (
+    st.binary(max_size=20)
+    | KEYS
+    | DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=1, max_dims=2, min_side=0, max_side=4)))
 )
 STATES = st.recursive(
     st.builds(State, NUMBERS, st.dictionaries(NAMES, ARRAYS, max_size=3)),
@@ -39,7 +43,7 @@ def assert_equal(one: Any, other: Any) -> None:
     for name, array in one.arrays.items():
         found = other.arrays[name]
         assert type(found) is type(array)
-        if isinstance(array, bytes):
+        if isinstance(array, bytes | pa.Array):
             assert found == array
         else:
             assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())

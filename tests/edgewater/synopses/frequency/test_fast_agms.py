@@ -163,7 +163,7 @@ def test_only_sketches_of_equal_parameters_join() -> None:
     with pytest.raises(IncompatibleSynopses, match="of items: int64 and string"):
         sketch_of([1]).query(JoinSize(sketch_of(["1"])))
     with pytest.raises(InvalidRequest, match=r"other: '3 groups'.*1 group or 2"):
-        FastAgmsStack(2).query(JoinSize(FastAgmsStack(3)))
+        FastAgmsStack(2, width=64, depth=3).query(JoinSize(FastAgmsStack(3, width=64, depth=3)))
     with pytest.raises(InvalidRequest, match="confidence"):
         FastAgms().query(SelfJoinSize(1.5))
     with pytest.raises(InvalidRequest, match="one of Count, SelfJoinSize, JoinSize, Frequency"):
