@@ -125,7 +125,7 @@ def test_a_newer_version_and_another_kind_are_refused():
     ("old", "new"),
     [('"window_slots":20', '"window_slots":0'), ('"measure":"sum"', '"measure":"median"'), ('"slot":0', '"slit":0'),
      ('"triangle.sums"', '"triangle.some"'), ("[20,5,90]", "[20,5,91]"), ("[20,5,90]", "[20,5]"),
-     ('"max_wait_slots":null', '"latest_slots":"soon"')],
+     ('"max_wait_slots":null', '"max_wait_slots":"soon"')],
 )  # fmt: skip
 def test_an_inconsistent_state_is_refused(old, new):
     def change(message):
