@@ -33,7 +33,7 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-class TlsFiles(Section):
+class TlsSection(Section):
     """Server certificate and key as PEM files; with `client_ca`, edges must present a certificate that it signed."""
 
     cert: Path
@@ -99,7 +99,7 @@ class CenterConfig(Section):
     tokens: dict[str, SecretStr] = {}
     tokens_file: Path | None = None
     """A YAML mapping of edge to token, in addition to `tokens`: a file that can be mounted as a secret."""
-    tls: TlsFiles | None = None
+    tls: TlsSection | None = None
     spark: SparkSection = SparkSection()
     retention: RetentionSection = RetentionSection()
 

@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from edge import metrics
 from edge.config import EdgeConfig, StreamConfig, TlsConfig
 from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec, TickEvent
-from edge.durability import DurableCore, GroupCommit, QuotaFile, load_identity
+from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, load_identity
 from edge.process import now_ms, release_free_memory
 from edge.records import Chunk, Position, Source
 from edge.sources import Unavailable, build_sources, push_routes, replay_clock
@@ -62,7 +62,7 @@ class Agent:
     config: EdgeConfig
     durable: DurableCore
     sources: list[Source]
-    commit: GroupCommit
+    commit: JournalGroupCommit
     outbox: UplinkOutbox
     uplink: Uplink
     meter: BusyMeter
@@ -288,7 +288,7 @@ def open_agent(config: EdgeConfig) -> Agent:
 
     durable = DurableCore(directory, make_core, reread, identity["incarnation"])
     durable.handle(SourcesOpened(tuple((s.stream, s.name) for s in sources)))
-    commit = GroupCommit(durable)
+    commit = JournalGroupCommit(durable)
     daily_quota = _daily_quota(config, directory)
     streams = {source.name: source.stream for source in sources}
 

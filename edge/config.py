@@ -71,7 +71,7 @@ class TlsConfig(Model):
         return self
 
 
-class CenterConfig(Model):
+class UplinkConfig(Model):
     """The connection to the center.
 
     Attributes:
@@ -281,7 +281,7 @@ class EdgeConfig(Model):
 
     edge: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     labels: dict[str, str] = {}
-    center: CenterConfig = CenterConfig()
+    center: UplinkConfig = UplinkConfig()
     state_dir: str = Field(min_length=1)
     http: HttpConfig = HttpConfig()
     streams: dict[str, StreamConfig] = Field(min_length=1)

@@ -3,7 +3,7 @@
 Gateways, the job and the API share it as their only common state. It decides nothing about answers and reads no frames.
 """
 
-from center.catalog.budget_rows import BudgetUpdate
+from center.catalog.budget_rows import BudgetStateChange
 from center.catalog.edges import (
     AlarmRecord,
     EdgeRecord,
@@ -27,7 +27,7 @@ from center.catalog.store import Catalog, RegisteredQuery
 __all__ = [
     "COMPONENTS",
     "AlarmRecord",
-    "BudgetUpdate",
+    "BudgetStateChange",
     "Catalog",
     "Component",
     "ComponentHeartbeat",

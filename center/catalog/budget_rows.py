@@ -15,7 +15,7 @@ from edgewater.wire import QueryRef
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetUpdate:
+class BudgetStateChange:
     """The outcome of a change of a budget's state.
 
     Attributes:
@@ -29,7 +29,7 @@ class BudgetUpdate:
     result: Any
 
 
-ComputeBudgetUpdate = Callable[[Any, int], BudgetUpdate]
+ComputeBudgetUpdate = Callable[[Any, int], BudgetStateChange]
 """(state as JSON or None, wall time of its last write) -> the update."""
 
 

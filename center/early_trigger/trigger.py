@@ -1,8 +1,8 @@
 """Decides when a window is answered early, as a deterministic state machine.
 
-The decision about a window is to `Answer` or to `Wait` until a slot. A timer must ask again at that slot: no event may
-arrive by then, which Algorithms 1 and 2 of the Aion paper do not handle. A window is decided as a whole. Closing each
-sub-stream at its own deadline, as the paper does, drops a third of the events although the answer is not due yet.
+The decision about a window is to `AnswerNow` or to `Wait` until a slot. A timer must ask again at that slot: no event
+may arrive by then, which Algorithms 1 and 2 of the Aion paper do not handle. A window is decided as a whole. Closing
+each sub-stream at its own deadline, as the paper does, drops a third of the events although the answer is not due yet.
 
 The target is met when sampling and stragglers together fit: width² = sampling² + stragglers² ≤ (error·|estimate|)².
 The sampling rate is set before the window begins, and edges do not keep events that were not sampled. Waiting can
@@ -54,7 +54,7 @@ class TriggerPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerNow:
     """The window's answer. Arrays are (1,).
 
     Attributes:
@@ -81,7 +81,7 @@ class Wait:
     until: int
 
 
-Decision = Answer | Wait
+Decision = AnswerNow | Wait
 
 
 class EarlyTrigger:
@@ -192,7 +192,7 @@ class EarlyTrigger:
         return Wait(until)
 
     def on_answered(
-        self, sample: WindowSample, answer: Answer, sums: tuple[FloatArray, FloatArray, FloatArray]
+        self, sample: WindowSample, answer: AnswerNow, sums: tuple[FloatArray, FloatArray, FloatArray]
     ) -> None:
         """Learns from an answered window.
 
@@ -278,5 +278,5 @@ class EarlyTrigger:
         return width > 0.95 * self.target.error * float(model.size.sum())
 
 
-def _answer(model: WindowModel, sampling: FloatArray, reason: str = "") -> Answer:
-    return Answer(model.estimate, sampling, model.straggler_width, model.size, not reason, reason)
+def _answer(model: WindowModel, sampling: FloatArray, reason: str = "") -> AnswerNow:
+    return AnswerNow(model.estimate, sampling, model.straggler_width, model.size, not reason, reason)

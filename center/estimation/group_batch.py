@@ -15,7 +15,7 @@ import numpy as np
 
 from center.early_trigger import (
     MIN_EVENTS,
-    Answer,
+    AnswerNow,
     StragglersByTrigger,
     TriggerBatch,
     Wait,
@@ -175,7 +175,7 @@ class BatchEvaluation:
                 continue
             sample = self.sample.of(i)
             decision = group.decide(self.start_ms, sample, (self.stragglers.of(i), self.model.of(i)))
-            if isinstance(decision, Answer) and decision.met:
+            if isinstance(decision, AnswerNow) and decision.met:
                 # The model's interval is within the error, the widened one is not: it may be after the next report.
                 return reasons, group.slot + 1
             if not isinstance(decision, Wait):

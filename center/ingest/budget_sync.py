@@ -22,7 +22,7 @@ from center.budgets import (
     ShareReported,
     ShareViolation,
 )
-from center.catalog import BudgetUpdate, Catalog
+from center.catalog import BudgetStateChange, Catalog
 from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment, error_limits
 from center.ingest.status_writer import StatusWriter
 from edgewater.query import ErrorBudget
@@ -114,7 +114,7 @@ def _update(
     policy: AllocationPolicy,
     state: Any,
     written_at_ms: int,
-) -> BudgetUpdate:
+) -> BudgetStateChange:
     """Applies reports and the present members to one query's stored state, inside the catalog's transaction."""
     allocator = BudgetAllocator(*error_limits(assigned.query.spec), policy)
     if state is not None:
@@ -126,8 +126,8 @@ def _update(
     violations += allocator.handle(RebalanceEvent(now_ms, assigned.horizon_ms(now_ms)))
     changed = allocator.durable_state() != before
     if not changed and now_ms - written_at_ms < RATES_WRITE_INTERVAL_MS:
-        return BudgetUpdate(None, False, violations)
-    return BudgetUpdate(allocator.to_json(), changed, violations)
+        return BudgetStateChange(None, False, violations)
+    return BudgetStateChange(allocator.to_json(), changed, violations)
 
 
 def grants_of(state: Any) -> dict[EdgeId, Grant]:

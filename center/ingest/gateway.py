@@ -19,7 +19,7 @@ import grpc
 
 from center.budgets import AllocationPolicy
 from center.catalog import Catalog
-from center.config import TlsFiles, is_loopback
+from center.config import TlsSection, is_loopback
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.authentication import Credentials, require_own_id
 from center.ingest.budget_sync import BudgetSync
@@ -68,7 +68,7 @@ class GatewayConfig:
     """
 
     tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
-    tls: TlsFiles | None = None
+    tls: TlsSection | None = None
     max_frame_bytes: int = 4 << 20
     credit_bytes: int = 4 << 20
     max_pending_bytes: int = 256 << 20

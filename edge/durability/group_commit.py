@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.5
 
 
-class GroupCommit:
+class JournalGroupCommit:
     """Makes events that the core has handled durable, without blocking the event loop.
 
     While writing fails, callers keep waiting: their events are in memory, so they are neither durable nor lost.

@@ -18,7 +18,7 @@ from edge.core import (
     QueryRefused,
     SamplingSet,
 )
-from edge.durability import DurableCore, GroupCommit
+from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink.ports import BudgetUpdate, QueryStatusReport
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, type_name
@@ -80,7 +80,7 @@ class UplinkOutbox:
         edge: str,
         labels: Mapping[str, str],
         durable: DurableCore,
-        group_commit: GroupCommit,
+        group_commit: JournalGroupCommit,
         now_ms: Callable[[], int],
         cap_bytes_s: int | None = None,
         busy_share: Callable[[], float] = lambda: 0.0,

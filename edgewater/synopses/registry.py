@@ -245,7 +245,7 @@ _ALIASES: dict[str, str] = {}
 _KINDS: dict[str, type[Stack]] = {}
 
 
-class Plugins(Protocol):
+class PluginLookup(Protocol):
     """Third-party functions and kinds, which register themselves when they are loaded."""
 
     def load(self) -> None:
@@ -255,10 +255,10 @@ class Plugins(Protocol):
         """Returns the packages that were loaded or failed, for the end of an error message."""
 
 
-_plugins: list[Callable[[], Plugins]] = []
+_plugins: list[Callable[[], PluginLookup]] = []
 
 
-def add_plugins(installed: Callable[[], Plugins]) -> None:
+def add_plugins(installed: Callable[[], PluginLookup]) -> None:
     """Makes look-ups load the plugins that `installed` returns when a name or kind is not registered."""
     _plugins.append(installed)
 

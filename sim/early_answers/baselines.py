@@ -134,7 +134,7 @@ class KSlack:
         return BaselineAnswer(fire, there, there, measured(self.measure, window, there, 1.0))
 
 
-class ValueHistory:
+class WindowHistory:
     """Means over the last windows, from which the sampling baselines compute sample sizes."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class AqKSlack:
     def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
         self.target, self.measure = target, measure
         self._needed_ms: list[float] = []
-        self._past = ValueHistory()
+        self._past = WindowHistory()
 
     def close(self, window: WindowArrivals) -> BaselineAnswer:
         half, late = self.target.error / 2, np.maximum(window.arrival_ms - window.end_ms, 0.0)
@@ -194,7 +194,7 @@ class AionMinus:
     """Aion's sampling rate n/N of Eq. 4 with K-Slack's wait."""
 
     def __init__(self, target: AccuracyTarget, measure: MeasureKind) -> None:
-        self.target, self.measure, self._slack, self._past = target, measure, Slack(), ValueHistory()
+        self.target, self.measure, self._slack, self._past = target, measure, Slack(), WindowHistory()
 
     def close(self, window: WindowArrivals) -> BaselineAnswer:
         fire = self._slack.fire_ms(window)
@@ -218,7 +218,7 @@ class AionAsPublished:
 
     def __init__(self, target: AccuracyTarget, measure: MeasureKind, substream_ms: float) -> None:
         self.target, self.measure, self.substream_ms = target, measure, substream_ms
-        self._past = ValueHistory()
+        self._past = WindowHistory()
         self._delay_ms = 0.0
 
     def close(self, window: WindowArrivals) -> BaselineAnswer:

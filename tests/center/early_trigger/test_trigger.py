@@ -4,7 +4,7 @@ import pytest
 from center.early_trigger.calibration import ALARM_THRESHOLD, DEFAULT_FACTOR, MIN_RECORD, Calibration
 from center.early_trigger.estimate import WindowModel, WindowSample
 from center.early_trigger.late_values import LateValues
-from center.early_trigger.trigger import SAMPLE_TOO_SMALL, Answer, EarlyTrigger, Wait
+from center.early_trigger.trigger import SAMPLE_TOO_SMALL, AnswerNow, EarlyTrigger, Wait
 from center.early_trigger.value_history import ValueHistory
 from edgewater.accuracy import AccuracyTarget
 from edgewater.arrivals import SlotGrid
@@ -40,7 +40,7 @@ def test_constant_delays_are_corrected_at_the_windows_end():
     trigger = EarlyTrigger(1, GRID, SLOTS, AccuracyTarget(), "count")
     steady(trigger, 20 * SLOTS)
     answer = trigger.decide(20 * SLOTS, sampled((SLOTS - 2) * 20))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerNow)
     assert answer.met
     assert answer.estimate[0] == pytest.approx(SLOTS * 20, rel=0.01)
 
@@ -57,7 +57,7 @@ def test_a_source_without_any_events_does_not_block_for_ever():
     for _ in range(SLOTS + GRID.lags):
         trigger.on_slot(np.zeros((1, GRID.lags)))
     answer = trigger.decide(SLOTS, sampled(0))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerNow)
     assert answer.estimate[0] == 0
 
 
@@ -69,7 +69,7 @@ def test_the_staleness_budget_ends_the_wait_and_is_the_reason():
         np.add.at(row[0], np.minimum(rng.exponential(5, 30).astype(int), GRID.lags - 1), 1)
         trigger.on_slot(row)
     answer = trigger.decide(12 * SLOTS, sampled(700))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerNow)
     assert not answer.met
     assert "staleness" in answer.reason
 
@@ -79,7 +79,7 @@ def test_a_sample_that_is_too_small_is_answered_at_once_with_the_reason():
     steady(trigger, 20 * SLOTS)
     values = np.random.default_rng(2).gamma(2, 1, 560)
     answer = trigger.decide(20 * SLOTS, sampled(560, values[:100]))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AnswerNow)
     assert not answer.met
     assert answer.reason == SAMPLE_TOO_SMALL
 
@@ -94,7 +94,7 @@ def test_a_sample_that_is_too_small_with_the_stragglers_but_not_without_waits_fo
     arrived = int(trigger.triangle.seen[0, :SLOTS].sum())
     values = rng.gamma(2, 1, arrived)
     decisions = [trigger.decide(20 * SLOTS, sampled(arrived, values[:n])) for n in range(50, arrived + 1, 10)]
-    kinds = [v.reason if isinstance(v, Answer) else "wait" for v in decisions]
+    kinds = [v.reason if isinstance(v, AnswerNow) else "wait" for v in decisions]
     first = [kinds.index(kind) for kind in (SAMPLE_TOO_SMALL, "wait", "")]
     assert first == sorted(first)
     assert kinds == sorted(kinds, key=[SAMPLE_TOO_SMALL, "wait", ""].index)

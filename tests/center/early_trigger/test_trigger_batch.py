@@ -7,7 +7,7 @@ import pytest
 
 from center.early_trigger.batch import TriggerBatch
 from center.early_trigger.estimate import WindowSample
-from center.early_trigger.trigger import STATE_KIND, Answer, EarlyTrigger
+from center.early_trigger.trigger import STATE_KIND, AnswerNow, EarlyTrigger
 from edgewater.accuracy import MEASURES, AccuracyTarget, MeasureKind
 from edgewater.arrivals import SlotGrid
 from edgewater.synopses import FloatArray
@@ -81,7 +81,7 @@ class Sides:
         counts = sample.by_lag.reshape(len(MEANS), SOURCES, width)
         straggler, estimate = np.array([1.0, 2.0, np.inf, 4.0]), np.array([90.0, 0.0, 80.0, 70.0])
         for i in selected:
-            answer = Answer(estimate[i : i + 1], np.zeros(1), straggler[i : i + 1], np.ones(1), True)
+            answer = AnswerNow(estimate[i : i + 1], np.zeros(1), straggler[i : i + 1], np.ones(1), True)
             self.alone[i].on_answered(sample.of(i), answer, (counts[i], 3 * counts[i], 11 * counts[i]))
         mine = counts[selected].reshape(-1, width)
         of_selected = WindowSample(

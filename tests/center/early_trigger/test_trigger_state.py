@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from center.early_trigger.estimate import WindowSample
-from center.early_trigger.trigger import STATE_KIND, Answer, EarlyTrigger
+from center.early_trigger.trigger import STATE_KIND, AnswerNow, EarlyTrigger
 from edgewater.accuracy import MEASURES, AccuracyTarget
 from edgewater.arrivals import SlotGrid
 from edgewater.errors import CorruptSynopsis, UnsupportedVersion
@@ -59,7 +59,7 @@ class World:
         sample = WindowSample(arrived, count, value, 12 * count, by_lag)
         decision = trigger.decide(trigger.slot, sample)
         self.decisions.append(repr(decision))
-        if isinstance(decision, Answer):
+        if isinstance(decision, AnswerNow):
             trigger.on_answered(sample, decision, (by_lag, 3 * by_lag, 12 * by_lag))
 
 

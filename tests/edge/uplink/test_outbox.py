@@ -15,7 +15,7 @@ from center.budgets import Grant
 from center.catalog import Catalog
 from center.ingest.budget_sync import grants_of
 from edge.core import EdgeCore, Ingested, SourcesOpened, StreamSpec
-from edge.durability import DurableCore, GroupCommit
+from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink import UplinkOutbox
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
@@ -53,7 +53,7 @@ class Edge:
 async def edge(path: Path, port: int, name: str = "jfk") -> AsyncIterator[Edge]:
     durable = DurableCore(path / name, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, f"i-{name}")
     durable.handle(SourcesOpened((("events", "f"),)))
-    commit = GroupCommit(durable)
+    commit = JournalGroupCommit(durable)
     outbox = UplinkOutbox(name, {}, durable, commit, lambda: 1_000)
     tasks = [asyncio.create_task(commit.run()), asyncio.create_task(uplink(port, outbox).run())]
     try:
