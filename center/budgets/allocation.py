@@ -3,7 +3,7 @@
 Invariant: for every slice, the shares that edges may apply to it add up to at most E, whatever messages are late,
 lost or duplicated and whichever process dies. No answer's withheld error exceeds E.
 
-How it holds. A share belongs to the slices from some slice on (`edge/core/budget_schedule.py`), so the share that
+How it holds. A share belongs to the slices from some slice on (`edgewater/share_steps.py`), so the share that
 edge i may apply to slice x is a step function that changes only by grants of the center. A grant counts from the moment
 it is stored until the edge has confirmed a smaller one, and then only for slices before the smaller share's first one.
 A share grows no earlier than the slice from which all reductions that pay for it are in force. A silent edge keeps its

@@ -6,17 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from edgewater.share_steps import ShareStep, ShareSteps
 from edgewater.streams import MIN_TIME_MS
 
 MAX_STEPS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """At most these shares per measure, for slices that start at or after `from_ms`."""
-
-    from_ms: int
-    shares: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +27,14 @@ class Holding:
 
     Attributes:
         version: of the last grant that the edge confirmed, or says that it has received.
-        steps: ascending, the first at `MIN_TIME_MS`: an upper bound of the shares in force, `pending` excluded.
+        steps: an upper bound of the shares in force, `pending` excluded.
         grant: the last one issued to the edge.
         reported_at_ms: wall time of its last report; 0: it has not reported.
         update_bytes, drift: as in `BudgetReport`.
     """
 
     version: int = 0
-    steps: tuple[Step, ...] = (Step(MIN_TIME_MS, {}),)
+    steps: ShareSteps = field(default_factory=ShareSteps)
     grant: Grant = Grant()
     reported_at_ms: int = 0
     update_bytes: float = 0.0
@@ -49,8 +42,8 @@ class Holding:
     retired: bool = False
 
     @property
-    def last(self) -> Step:
-        return self.steps[-1]
+    def last(self) -> ShareStep:
+        return self.steps.last
 
     @property
     def is_rated(self) -> bool:
@@ -63,8 +56,7 @@ class Holding:
 
     def max_share_at(self, measure: str, slice_start_ms: int) -> float:
         """The largest share that the edge may apply to a slice."""
-        step = next(s for s in reversed(self.steps) if s.from_ms <= slice_start_ms or s is self.steps[0])
-        largest = step.shares.get(measure, 0.0)
+        largest = self.steps.at(slice_start_ms).get(measure, 0.0)
         if self.pending is not None and self.pending.from_ms <= slice_start_ms:
             largest = max(largest, self.pending.shares.get(measure, 0.0))
         return largest
@@ -83,8 +75,8 @@ class Holding:
     def confirm(self, from_ms: int) -> Holding:
         """Returns the holding after the edge applied the pending grant to slices from `from_ms` on."""
         assert self.pending is not None and from_ms >= self.grant.from_ms
-        kept = tuple(s for s in self.steps if s.from_ms < from_ms)
-        steps = _bounded((*kept, Step(from_ms, self.grant.shares)))
+        # The slices of merged steps count with the larger share.
+        steps = self.steps.replaced_from(from_ms, self.grant.shares, max_steps=MAX_STEPS, combine=max)
         return replace(self, version=self.grant.version, steps=steps, retired=False)
 
     def reissue(self, version: int, claimed: Mapping[str, float], entitled: Mapping[str, float]) -> Holding:
@@ -98,19 +90,19 @@ class Holding:
         names = {m for s in self.steps for m in s.shares} | set(claimed) | set(entitled)
         largest = {m: max(self.max_share_from(m, MIN_TIME_MS), claimed.get(m, 0.0)) for m in names}
         grant = Grant(max(self.grant.version, version) + 1, MIN_TIME_MS, dict(entitled))
-        return replace(self, version=version, steps=(Step(MIN_TIME_MS, largest),), grant=grant, retired=False)
+        return replace(self, version=version, steps=ShareSteps.constant(largest), grant=grant, retired=False)
 
     def retire(self, gone_from_ms: int) -> Holding:
         """Returns the holding of an edge that closed no slice from `gone_from_ms` on and never will."""
         names = {m for s in self.steps for m in s.shares} | set(self.grant.shares)
         largest = {m: self.max_share_from(m, MIN_TIME_MS) for m in names}
-        steps = (Step(MIN_TIME_MS, largest), Step(gone_from_ms, {}))
+        steps = ShareSteps((ShareStep(MIN_TIME_MS, largest), ShareStep(gone_from_ms, {})))
         return replace(self, version=self.grant.version, steps=steps, retired=True)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "version": self.version,
-            "steps": [[s.from_ms, dict(s.shares)] for s in self.steps],
+            "steps": self.steps.to_json(),
             "grant": [self.grant.version, self.grant.from_ms, dict(self.grant.shares)],
             "reported_at_ms": self.reported_at_ms,
             "update_bytes": self.update_bytes,
@@ -122,22 +114,13 @@ class Holding:
     def from_json(cls, state: Mapping[str, Any]) -> Holding:
         return cls(
             state["version"],
-            tuple(Step(start, shares) for start, shares in state["steps"]),
+            ShareSteps.from_json(state["steps"]),
             Grant(*state["grant"]),
             state["reported_at_ms"],
             state["update_bytes"],
             state["drift"],
             state["retired"],
         )
-
-
-def _bounded(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Merges the oldest two steps if there are more than `MAX_STEPS`; their slices count with the larger share."""
-    if len(steps) <= MAX_STEPS:
-        return steps
-    first, second, *rest = steps
-    largest = {m: max(first.shares.get(m, 0.0), second.shares.get(m, 0.0)) for m in {*first.shares, *second.shares}}
-    return (Step(first.from_ms, largest), *rest)
 
 
 NO_HOLDING = Holding()

@@ -212,7 +212,7 @@ class Gateway:
     async def _session(self, requests: AsyncIterator[pb.FromEdge], context: Any) -> None:
         credential = self._credentials.identify(context.invocation_metadata() or (), context.auth_context() or {})
         if self._awaiting_hello >= self._config.max_sessions:
-            raise StorageError(f"{self._awaiting_hello} calls have not said Hello yet, which is this gateway's limit")
+            raise StorageError(f"{self._awaiting_hello} calls have not sent a Hello yet, which is this gateway's limit")
         self._awaiting_hello += 1
         try:
             hello = await self._receive_hello(requests)

@@ -225,7 +225,7 @@ class GatewaySession:
             self._status.alarm("frame-conflict", message, self.edge, self._now_ms())
             self.fail(Conflict(message))
         elif outcome is IndexOutcome.REFUSED:
-            self.fail(ProtocolError(f"{who}: does not follow what the center has; say Hello again"))
+            self.fail(ProtocolError(f"{who}: does not follow the last durable frame; send a Hello again"))
         else:
             self._acked = frame.seq if self._acked is None else max(self._acked, frame.seq)
             self.outgoing.put(pb.ToEdge(ack=pb.Ack(through=self._acked)))

@@ -133,7 +133,7 @@ class Supervisor:
                 return
             if code == EXIT_BAD_INPUT and self._restarts[command.name] == 0:
                 raise InvalidConfig(
-                    command.name, f"exit code {code}", "a configuration it can work with", "it said why above"
+                    command.name, f"exit code {code}", "a configuration it can work with", "see its messages above"
                 )
             failures = 1 if self._monotonic() - began_s >= self._backoff.settled_s else failures + 1
             delay_s = self._backoff.delay_s(failures)

@@ -12,17 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgewater.streams import MIN_TIME_MS
+from edgewater.share_steps import ShareStep, ShareSteps
 
 MAX_STEPS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class ShareStep:
-    """The shares, per measure and window, of slices from the one that starts at `from_ms` on."""
-
-    from_ms: int
-    shares: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +23,20 @@ class ShareSchedule:
 
     Attributes:
         version: version of the last update from the center; 0: none.
-        steps: ascending. Before the first step, and for a measure without an entry, the share is 0, which means
-            exact.
+        steps: a share of 0 means exact.
     """
 
     version: int = 0
-    steps: tuple[ShareStep, ...] = field(default=())
+    steps: ShareSteps = field(default_factory=ShareSteps)
 
     def at(self, slice_start_ms: int) -> Mapping[str, float]:
         """Returns the shares of a slice."""
-        for step in reversed(self.steps):
-            if step.from_ms <= slice_start_ms:
-                return step.shares
-        return {}
+        return self.steps.at(slice_start_ms)
 
     @property
     def last(self) -> ShareStep:
         """The step that applies to future slices."""
-        return self.steps[-1] if self.steps else ShareStep(MIN_TIME_MS, {})
+        return self.steps.last
 
     def updated(self, version: int, shares: Mapping[str, float], from_ms: int, open_from_ms: int) -> ShareSchedule:
         """Returns the schedule after an update from the center; itself if the version is not newer.
@@ -59,29 +47,22 @@ class ShareSchedule:
         """
         if version <= self.version:
             return self
-        start = max(from_ms, open_from_ms)
-        kept = tuple(s for s in self.steps if s.from_ms < start)
-        steps = (*kept, ShareStep(start, dict(shares)))
-        if len(steps) > MAX_STEPS:
-            # Two steps are merged with the smaller shares, so that slices withhold less than they may.
-            first, second = steps[0].shares, steps[1].shares
-            least = {m: min(first.get(m, 0.0), second.get(m, 0.0)) for m in second}
-            steps = (ShareStep(steps[0].from_ms, least), *steps[2:])
-        return ShareSchedule(version, steps)
+        start_ms = max(from_ms, open_from_ms)
+        # Merged steps get the smaller shares, so that slices withhold less than they may.
+        return ShareSchedule(version, self.steps.replaced_from(start_ms, shares, max_steps=MAX_STEPS, combine=min))
 
     @classmethod
     def uniform(cls, shares: Mapping[str, float]) -> ShareSchedule:
         """Returns an unversioned schedule with the same shares for all slices."""
-        return cls(0, (ShareStep(MIN_TIME_MS, dict(shares)),))
+        return cls(0, ShareSteps.constant(shares))
 
     def without_before(self, slice_start_ms: int) -> ShareSchedule:
         """Returns the schedule without the steps that only slices before this one need."""
-        needed = [i for i, s in enumerate(self.steps) if s.from_ms <= slice_start_ms]
-        return ShareSchedule(self.version, self.steps[needed[-1] :]) if len(needed) > 1 else self
+        return ShareSchedule(self.version, self.steps.without_before(slice_start_ms))
 
     def to_state(self) -> dict[str, Any]:
-        return {"version": self.version, "steps": [[s.from_ms, dict(s.shares)] for s in self.steps]}
+        return {"version": self.version, "steps": self.steps.to_json()}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> ShareSchedule:
-        return cls(state["version"], tuple(ShareStep(start, shares) for start, shares in state["steps"]))
+        return cls(state["version"], ShareSteps.from_json(state["steps"]))

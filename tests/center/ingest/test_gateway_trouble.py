@@ -277,7 +277,7 @@ async def test_calls_that_say_nothing_are_limited_too(tmp_path: Path) -> None:
         await asyncio.gather(*held, return_exceptions=True)
         (refused,) = done
         assert refused.result()[::2] == (
-            grpc.StatusCode.UNAVAILABLE, "1 calls have not said Hello yet, which is this gateway's limit",
+            grpc.StatusCode.UNAVAILABLE, "1 calls have not sent a Hello yet, which is this gateway's limit",
         )  # fmt: skip
 
 

@@ -221,7 +221,7 @@ def test_a_checkpoint_ahead_of_the_store_fails_and_a_new_one_loses_nothing(spark
     restored = Run(world)
     with pytest.raises(StreamingQueryException), kept_checkpoint(spark, restored, restored.process) as query:
         query.awaitTermination(WITHIN_S)
-    assert "were not read before those behind them" in str(restored.process.failure)
+    assert "were not read before later ones" in str(restored.process.failure)
     Run(world).drain(spark)
 
     assert world.answers() == world.truth
