@@ -14,7 +14,7 @@ from edgewater.synopses.testing.subject import GROUPS, Subject, codes_for, merge
 from edgewater.synopses.testing.zoo import SEED
 
 
-def a_linear_state_adds_up_and_what_was_merged_can_be_taken_out(subject: Subject) -> None:
+def a_linear_state_adds_up_and_merges_can_be_undone(subject: Subject) -> None:
     sets = subject.zoo()
     values = sets[list(sets)[0 if subject.of == "bool" or len(sets) == 1 else 1]]
     left, right = subject.parts(values, 2)
@@ -36,7 +36,7 @@ def a_linear_state_adds_up_and_what_was_merged_can_be_taken_out(subject: Subject
         np.testing.assert_allclose(ab - b, a, rtol=1e-12, atol=1e-9)
 
 
-def an_empty_stack_answers_merges_and_travels(subject: Subject) -> None:
+def an_empty_stack_answers_merges_and_round_trips(subject: Subject) -> None:
     for groups in (0, 1, 3):
         stack = subject.make()
         stack.grow(groups)
@@ -47,7 +47,7 @@ def an_empty_stack_answers_merges_and_travels(subject: Subject) -> None:
         assert to_bytes(subject.read(to_bytes(stack))) == to_bytes(stack)
 
 
-def folding_is_as_claimed(subject: Subject) -> None:
+def folding_is_as_stated(subject: Subject) -> None:
     values = subject.many()
     stack = subject.whole(values)
     fold = getattr(stack, "fold", None)
@@ -77,7 +77,7 @@ def any_truncation_and_any_flipped_bit_is_corrupt(subject: Subject) -> None:
             subject.read(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
 
 
-def damage_under_a_valid_checksum_is_refused_or_harmless(subject: Subject) -> None:
+def damage_under_a_valid_checksum_raises_only_synopsis_errors(subject: Subject) -> None:
     """A bug of the sender, not of the network: whatever the message contains, only a SynopsisError is raised."""
     rng = np.random.default_rng(SEED)
     message = subject.whole(subject.many()).to_message()
@@ -123,7 +123,7 @@ def missing_arrays_and_parameters_are_corrupt(subject: Subject) -> None:
             subject.from_message(message)
 
 
-def a_question_it_cannot_answer_is_refused_with_those_it_can(subject: Subject) -> None:
+def an_unsupported_question_is_refused_with_the_supported_ones(subject: Subject) -> None:
     class Unheard(Question):
         pass
 
@@ -134,12 +134,12 @@ def a_question_it_cannot_answer_is_refused_with_those_it_can(subject: Subject) -
 
 
 LAWS = (
-    a_linear_state_adds_up_and_what_was_merged_can_be_taken_out,
-    an_empty_stack_answers_merges_and_travels,
-    folding_is_as_claimed,
+    a_linear_state_adds_up_and_merges_can_be_undone,
+    an_empty_stack_answers_merges_and_round_trips,
+    folding_is_as_stated,
     any_truncation_and_any_flipped_bit_is_corrupt,
-    damage_under_a_valid_checksum_is_refused_or_harmless,
+    damage_under_a_valid_checksum_raises_only_synopsis_errors,
     a_newer_version_and_an_unknown_kind_are_unsupported,
     missing_arrays_and_parameters_are_corrupt,
-    a_question_it_cannot_answer_is_refused_with_those_it_can,
+    an_unsupported_question_is_refused_with_the_supported_ones,
 )

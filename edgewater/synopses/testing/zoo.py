@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,7 @@ ABOUT_TWO: dict[type[Question], Callable[[Any], Question]] = {
 }
 
 
+@cache
 def zoo(type_: str) -> dict[str, Any]:
     """Returns data sets of one column type in the form that stacks take: NumPy, or Arrow for strings."""
     rng = np.random.default_rng(SEED)
