@@ -26,6 +26,9 @@ from edgewater.watermarks.watermark import Answer, Wait
 BLOCK = 64
 """Strata of a block: so many that calling NumPy does not count, and few enough that a window which waits for one of
 them is not modelled for all."""
+MOSTLY = 0.5
+"""Part of a window's records that must have come before it is said that their mean may be zero: of the first few of a
+skewed distribution a single large one decides, and waiting brings more."""
 
 
 class Block:
@@ -169,11 +172,15 @@ class Look:
             if not isinstance(verdict, Wait):
                 reasons[stratum.key] = verdict.reason
             # No waiting makes an interval a part of nothing.
-            elif zero := stratum.tallies.may_be_zero(sampled, self.block.accuracy.of):
+            elif self._has_mostly_come(i) and (zero := stratum.tallies.may_be_zero(sampled, self.block.accuracy.of)):
                 reasons[stratum.key] = zero
             else:
                 return reasons, stratum.base + verdict.until
         return reasons, None
+
+    def _has_mostly_come(self, stratum: int) -> bool:
+        arrived = float(self.sampled.arrived[:, stratum].sum())
+        return arrived >= MOSTLY * float(self.model.size[stratum])
 
     def outlooks(self, reasons: Mapping[str, str]) -> list[Outlook]:
         """What each of the strata comes to; with groups, of those that have records in the window, or are expected to.
