@@ -32,6 +32,10 @@ BATCH_SIZE = 64
 """Groups per batch: enough that the cost of calling NumPy is negligible, and few enough that a window that waits for
 one group is not modelled for all."""
 
+ZERO_MEAN_MIN_ARRIVED = 0.5
+"""Part of a window's records that must have arrived before its mean is judged to be possibly zero. Among the first few
+records of a skewed distribution a single large one decides, and waiting brings more."""
+
 TOO_FEW = "too few records for an error bound"
 
 
@@ -181,11 +185,16 @@ class BatchEvaluation:
             if not isinstance(decision, Wait):
                 reasons[group.key] = decision.reason
             # No wait makes an interval small relative to zero.
-            elif zero_mean := group.counts.zero_mean_reason(sample, self.batch.accuracy.measure):
+            elif self._has_mostly_arrived(i) and (
+                zero_mean := group.counts.zero_mean_reason(sample, self.batch.accuracy.measure)
+            ):
                 reasons[group.key] = zero_mean
             else:
                 return reasons, group.first_slot + decision.until
         return reasons, None
+
+    def _has_mostly_arrived(self, group: int) -> bool:
+        return float(self.sample.arrived[:, group].sum()) >= ZERO_MEAN_MIN_ARRIVED * float(self.model.size[group])
 
     def predictions(self, reasons: Mapping[str, str]) -> list[GroupPrediction]:
         """Returns the predictions of groups with arrived or expected records; without groups, the one of all records.
