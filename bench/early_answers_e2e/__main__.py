@@ -198,7 +198,7 @@ def show(result: dict[str, Any]) -> None:
     click.echo(
         f"machine: {machine['verdict']}\n  load {machine['load']} on {machine['cores']} cores; during "
         f"{machine['some_waited_for_a_core']:.0%} of the time a thread waited for a core; this bench waited "
-        f"{machine['ours_waiting_share']:.0%} of the time in which they could run"
+        f"{machine['ours_waiting_share']:.0%} of the time in which it could run"
     )
     for query in QUERIES:
         row = result[query]
