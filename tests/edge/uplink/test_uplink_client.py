@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from center.config import TlsFiles as ServerTls
+from center.config import TlsSection as ServerTls
 from center.storage.frame_log import FrameLog
 from edge.uplink import LinkLimits, TlsFiles
 from edgewater.errors import InvalidConfig
