@@ -2,8 +2,8 @@
 
     python -m bench.evaluate [--questions 10000] [--smoke] [--out evaluate.json]
 
-One process, one stream at a time, SQLite: lines are read, parsed, evaluated and written as NDJSON. What a
-network and an HTTP server add is left out (`httpx.ASGITransport`). Each case asks its questions of one window.
+One process, one stream at a time, SQLite: lines are read, parsed, evaluated and written as NDJSON. Network and HTTP
+server are excluded (`httpx.ASGITransport`). All questions of a row are about one window.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ QUERIES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is asked, and how fast it was answered."""
+class EvaluateRow:
+    """The result for one kind of question."""
 
     name: str
     questions: int
@@ -55,7 +55,7 @@ class Case:
 
 
 def cases() -> dict[str, tuple[str, Callable[[int], dict[str, Any]]]]:
-    """By name the query that is asked, and its i-th question."""
+    """Returns the query and the i-th question, by name."""
     latest = {"latest": 1}
     return {
         "frequency (count_min)": ("all", lambda i: {**latest, "measure": "ips", "question": "frequency", "item": i}),
@@ -82,8 +82,8 @@ def cases() -> dict[str, tuple[str, Callable[[int], dict[str, Any]]]]:
     }
 
 
-class Desk:
-    """The center's stores with one answered window per query."""
+class CenterFixture:
+    """The API over stores with one answered window per query."""
 
     def __init__(self, directory: Path, records: int) -> None:
         self.records = records
@@ -142,36 +142,38 @@ def _aggregate(spec: QuerySpec, records: int) -> GroupedAggregate:
     return result
 
 
-async def _measure(desk: Desk, name: str, query: str, question: Callable[[int], dict[str, Any]], count: int) -> Case:
+async def _measure(
+    center: CenterFixture, name: str, query: str, question: Callable[[int], dict[str, Any]], count: int
+) -> EvaluateRow:
     def body(lines: range) -> Iterator[bytes]:
         for i in lines:
             yield json.dumps({"id": i, **question(i)}).encode() + b"\n"
 
-    transport = httpx.ASGITransport(desk.app)
+    transport = httpx.ASGITransport(center.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://center", timeout=None) as client:
         path = f"/v1/queries/{query}/evaluate"
         await client.post(path, content=b"".join(body(range(1))))  # decodes the window
-        asked = b"".join(body(range(count)))
+        questions_body = b"".join(body(range(count)))
         began = time.perf_counter()
-        given = await client.post(path, content=asked)
+        reply = await client.post(path, content=questions_body)
         seconds = time.perf_counter() - began
-    lines = given.content.splitlines()
+    lines = reply.content.splitlines()
     assert len(lines) == count, f"{len(lines)} answers to {count} questions"
     errors = sum('"error"' in line.decode() for line in lines)
-    return Case(name, count, seconds, count / seconds, len(given.content), errors)
+    return EvaluateRow(name, count, seconds, count / seconds, len(reply.content), errors)
 
 
 @click.command()
 @click.option("--questions", default=10_000, show_default=True)
-@click.option("--smoke", is_flag=True, help="Seconds, on few records: does it run?")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Writes the figures as JSON.")
+@click.option("--smoke", is_flag=True, help="Check that the bench runs: seconds, on few records.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON.")
 def main(questions: int, smoke: bool, out: Path | None) -> None:
-    """Measures questions per second of a stream of questions."""
+    """Measure the questions per second of a stream of questions."""
     questions, records = (20, 20_000) if smoke else (questions, RECORDS)
     with tempfile.TemporaryDirectory() as directory:
-        desk = Desk(Path(directory), records)
-        found = [asyncio.run(_measure(desk, name, *case, questions)) for name, case in cases().items()]
-        desk.close()
+        center = CenterFixture(Path(directory), records)
+        found = [asyncio.run(_measure(center, name, *case, questions)) for name, case in cases().items()]
+        center.close()
     click.echo(f"{'question':34} {'questions/s':>12} {'µs each':>9} {'errors':>7}")
     for case in found:
         click.echo(f"{case.name:34} {case.questions_s:12,.0f} {1e6 / case.questions_s:9.1f} {case.errors:7}")

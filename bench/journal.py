@@ -1,10 +1,10 @@
-"""`python -m bench.journal`: what it costs that the journal has every frame as it left, and that a gateway reads it.
+"""`python -m bench.journal [--smoke]`: the cost of journaling frames, and of their checksum at the gateway.
 
-An access log (20,000 records/s, Zipf 1.1 over the groups), one query under an error budget. After each second frames
-are pulled until there are none, and each is made durable before the next. Compared in turn, on one disk: a pull's
-record with its frame; with the numbers of the groups that left (differences, as int32, zstd) and a checksum; with a
-checksum alone, from which a replay has to choose for itself. Then what the gateway spends on a frame before it
-acknowledges it: a checksum of the bytes that came, or of the body that they are decompressed to.
+An access log (20,000 records/s, Zipf 1.1 over the groups) and one query with an error budget. After each second, frames
+are pulled until there are none, and each is made durable before the next. Compared alternately on one disk: the record
+of a pull with its frame; with the numbers of the sent groups (differences, int32, zstd) and a checksum; and with a
+checksum only, which requires a replay to select the groups again. Then the time of the gateway's checksum before it
+acknowledges a frame: of the received bytes, and of the decompressed body.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _shortened(pull: PullEvent, built: FrameBuilt | None, extra: Callable[[Frame
 
 
 def _groups(frame: Frame) -> bytes:
-    """Numbers of groups by their urls, which count from 0 in no other order than a table would."""
+    """Encodes the numbers of the groups, which their URLs contain."""
     numbers = [
         [int(url.split("/")[2]) for url in GroupedAggregate.from_bytes(p.synopsis).rows()[2].to_pylist()]
         for p in frame.unpack().partials
@@ -75,7 +75,7 @@ VARIANTS: dict[str, PullRecorder] = {
 }  # fmt: skip
 
 
-class Source:
+class LogSource:
     def __init__(self, groups: int, seconds: int) -> None:
         self.batches = []
         for n in range(seconds):
@@ -87,13 +87,13 @@ class Source:
         return self.batches[end["n"]]
 
 
-def opened(directory: Path, source: Source) -> DurableCore:
+def open_edge(directory: Path, source: LogSource) -> DurableCore:
     return DurableCore(directory, lambda: EdgeCore({"access": StreamSpec(COLUMNS)}), source.reread, "i")
 
 
-def run(directory: Path, source: Source, capacity: int, window: str, share: float) -> dict[str, Any]:
-    """Ingests and pulls; milliseconds of each sync behind a frame, and the frames."""
-    edge = opened(directory, source)
+def run(directory: Path, source: LogSource, capacity: int, window: str, share: float) -> dict[str, Any]:
+    """Ingests and pulls; returns the time of a sync after a frame, the frames and the size of the journal."""
+    edge = open_edge(directory, source)
     query = {
         "name": REF.name, "from": "access", "group_by": ["provider", "country", "url"],
         "measures": {"bytes": "sum(bytes)", "requests": "count()"}, "window": {"tumbling": window},
@@ -122,7 +122,7 @@ def run(directory: Path, source: Source, capacity: int, window: str, share: floa
 
 def journal_cell(name: str, seconds: int) -> dict[str, Any]:
     groups, capacity, window, share = CASES[name]
-    source = Source(groups, seconds)
+    source = LogSource(groups, seconds)
     waits: dict[str, list[float]] = {v: [] for v in VARIANTS}
     pushed = durable._payload_record(Ingested("access", "file", source.batches[0], START_MS))
     row: dict[str, Any] = {"case": name, "groups": groups, "pushed_records_b_s": len(pushed.payload)}
@@ -137,7 +137,7 @@ def journal_cell(name: str, seconds: int) -> dict[str, Any]:
                 row[f"{variant}_journal_b_s"] = round(found["journal_bytes"] / seconds)
                 if variant == "frame":
                     began = time.perf_counter()
-                    opened(Path(directory), source).close()
+                    open_edge(Path(directory), source).close()
                     row["recovery_s"] = round(time.perf_counter() - began, 3)
     frames = found["frames"]
     row |= {"frames": len(frames), "frame_bytes": round(float(np.mean([f.wire_bytes for f in frames])))}
@@ -146,7 +146,7 @@ def journal_cell(name: str, seconds: int) -> dict[str, Any]:
 
 
 def check_cell(frames: list[Frame]) -> dict[str, Any]:
-    """Microseconds a frame."""
+    """Returns the time of each kind of check, in µs per frame."""
     whole = [replace(f) for f in frames]
     shipped = _us(lambda f: google_crc32c.value(f.body), whole)
     return {
@@ -167,10 +167,14 @@ def _us(check: Callable[[Frame], object], frames: list[Frame]) -> float:
 
 
 @click.command()
-@click.option("--seconds", default=30, show_default=True, help="Of the log, per case.")
-@click.option("--smoke", is_flag=True, help="Seconds: two seconds of the log, and the smallest case alone.")
+@click.option("--seconds", default=30, show_default=True, help="Length of the log per case, in seconds.")
+@click.option(
+    "--smoke",
+    is_flag=True,
+    help="Check that the bench runs: seconds: two seconds of the log, and the smallest case alone.",
+)
 def main(seconds: int, smoke: bool) -> None:
-    """Rows per case, as JSON; also in bench/out/journal.json."""
+    """Print one row per case as JSON, and write them to bench/out/journal.json."""
     rows = [journal_cell("small", 2)] if smoke else [journal_cell(name, seconds) for name in CASES]
     for row in rows:
         click.echo(json.dumps(row))

@@ -66,9 +66,9 @@ def run(config: Path, log_level: str) -> None:
     from edge.durability.durable_core import lock_state_dir
 
     try:
-        given = load_config(config)
-        with lock_state_dir(Path(given.state_dir)):
-            asyncio.run(_until_signalled(open_agent(given).run))
+        settings = load_config(config)
+        with lock_state_dir(Path(settings.state_dir)):
+            asyncio.run(_until_signalled(open_agent(settings).run))
     except EdgewaterError as exc:
         _fail(exc)
 

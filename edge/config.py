@@ -94,11 +94,11 @@ class UplinkConfig(Model):
 def _read_secret(value: object, environ: Mapping[str, str]) -> SecretStr | None:
     if value is None or isinstance(value, SecretStr):
         return value
-    return SecretStr(_given_text(value, environ, "the secret itself"))
+    return SecretStr(_literal_or_referenced(value, environ, "the secret itself"))
 
 
-def _given_text(value: object, environ: Mapping[str, str], itself: str) -> str:
-    """Text as it is written, or from where ``{env: NAME}`` or ``{file: PATH}`` says it is."""
+def _literal_or_referenced(value: object, environ: Mapping[str, str], itself: str) -> str:
+    """Returns the text itself, or reads it from ``{env: NAME}`` or ``{file: PATH}``."""
     if isinstance(value, str) and value:
         return value
     if isinstance(value, Mapping) and len(value) == 1:
@@ -189,12 +189,12 @@ class FileConfig(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _format_by_name(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "format" in given or not isinstance(given.get("path"), str):
-            return given
-        path = Path(given["path"])
+    def _format_by_name(cls, options: Any) -> Any:
+        if not isinstance(options, dict) or "format" in options or not isinstance(options.get("path"), str):
+            return options
+        path = Path(options["path"])
         suffix = Path(path.stem).suffix if path.suffix in CODECS else path.suffix
-        return {**given, "format": EXTENSIONS[suffix]} if suffix in EXTENSIONS else given
+        return {**options, "format": EXTENSIONS[suffix]} if suffix in EXTENSIONS else options
 
 
 class StdinConfig(Model):
@@ -215,9 +215,9 @@ class SourceConfig(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_kind(cls, given: Any) -> Any:
-        if isinstance(given, dict) and len(given) == 1:
-            return {kind: {} if options is None else options for kind, options in given.items()}
+    def _one_kind(cls, source: Any) -> Any:
+        if isinstance(source, dict) and len(source) == 1:
+            return {kind: {} if options is None else options for kind, options in source.items()}
         raise refusal("one of file: {path: …}, stdin: {format: …}, http: {}")
 
 
@@ -290,7 +290,7 @@ class EdgeConfig(Model):
     @field_validator("edge", mode="before")
     @classmethod
     def _id(cls, value: object, info: ValidationInfo) -> object:
-        return _given_text(value, (info.context or {}).get("environ", os.environ), "an id such as jfk")
+        return _literal_or_referenced(value, (info.context or {}).get("environ", os.environ), "an id such as jfk")
 
     @field_validator("streams")
     @classmethod
@@ -304,8 +304,8 @@ class EdgeConfig(Model):
         return streams
 
 
-def parse_config(given: object, environ: Mapping[str, str] = os.environ) -> EdgeConfig:
-    """The configuration in a mapping.
+def parse_config(document: object, environ: Mapping[str, str] = os.environ) -> EdgeConfig:
+    """Validates a configuration.
 
     Args:
         environ: where ``{env: NAME}`` is looked up.
@@ -313,13 +313,13 @@ def parse_config(given: object, environ: Mapping[str, str] = os.environ) -> Edge
     Raises:
         InvalidConfig: names the key's path, its value and what is accepted.
     """
-    return validate(EdgeConfig, given, {"environ": environ})
+    return validate(EdgeConfig, document, {"environ": environ})
 
 
 def load_config(path: str | Path, environ: Mapping[str, str] = os.environ) -> EdgeConfig:
     """Reads a configuration file.
 
     Raises:
-        InvalidConfig: the file cannot be read, is not YAML, or says something that is not accepted.
+        InvalidConfig: the file cannot be read, is not YAML, or has a value that is not accepted.
     """
     return parse_config(read_yaml(path, ""), environ)

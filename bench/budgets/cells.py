@@ -1,4 +1,4 @@
-"""What is run: one cell of the benchmark is a policy under a budget on a trace and a link."""
+"""The cells of the benchmark: a policy under a budget, on a trace and a link."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sim.budgets.link import LinkModel
 from sim.budgets.outcome import truth_per_window
 
 BANDWIDTHS = {"low": 1.0, "medium": 3.0, "high": 10.0}
-"""Times half of the updates that exact results need at the optimum, which is one per group and window."""
+"""Multiples of half of the updates that exact results need at the optimum, which is one per group and window."""
 BUDGETS = {"error": (0.0, 1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3), "staleness": (0.003, 0.01, 0.03, 0.1, 0.3)}
 QUICK = {"error": (0.0, 3e-5, 1e-4), "staleness": (0.01, 0.03)}
 WARM_UP = 2
-"""Windows left out at the beginning: history has nothing to say of the first."""
+"""Windows at the start that are excluded, as edges have no history."""
 UPDATE_BYTES = 32.0
 DEFAULT = SimulatedPolicy("caching")
 OPTIMAL = SimulatedPolicy("optimal")
@@ -32,13 +32,13 @@ SIZINGS = tuple(
     for e in ("acc", "explicit")
 )
 PAPER = {"error": EVICTIONS[0], "staleness": SIZINGS[0]}
-"""What TR 16-003 settles on: LRU; LRU, PrevWindow and Acc."""
+"""The policies that TR 16-003 recommends: LRU; LRU, PrevWindow and Acc."""
 PARTS = ("fig3", "fig4", "fig5", "policies", "comparison", "frontier")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What policies are compared under."""
+    """The setting in which policies are compared."""
 
     trace: str
     aggregate: str
@@ -48,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run: everything that a process of its own needs to know."""
+    """One run, with everything that a worker process needs."""
 
     setting: Setting
     budget: float
@@ -66,7 +66,7 @@ class Cell:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """One row of the table: staleness in windows, error as a share of the largest value of any group."""
+    """Runs a cell; returns its row, with staleness in windows and error relative to the largest value of a group."""
     setting, began = cell.setting, time.process_time()
     given = work(setting.trace, cell.size)
     truth = truth_per_window(given.trace, given.query(setting.aggregate), "value")
@@ -88,7 +88,7 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 
 def policies_of(part: str, setting: Setting) -> Sequence[SimulatedPolicy]:
-    """Those that a figure shows."""
+    """Returns the policies of a figure."""
     match part:
         case "fig3":
             return (OPTIMAL,)
@@ -103,7 +103,11 @@ def policies_of(part: str, setting: Setting) -> Sequence[SimulatedPolicy]:
 
 
 def settings_of(part: str, trace: str) -> Iterator[Setting]:
-    """Figures 8 to 10 are of sums at low bandwidth; 11 and 13 of all aggregates there, 12 and 14 of sums elsewhere."""
+    """Yields the settings of a figure.
+
+    Figures 8 to 10 have sums at low bandwidth, 11 and 13 all aggregates at low bandwidth, 12 and 14 sums at other
+    bandwidths.
+    """
     kinds = {"fig3": ("error",), "fig4": ("error",), "fig5": ("staleness",)}.get(part, ("error", "staleness"))
     for kind in kinds:
         for bandwidth in ("low",) if part == "policies" else BANDWIDTHS:
@@ -113,7 +117,7 @@ def settings_of(part: str, trace: str) -> Iterator[Setting]:
 
 
 def cells(parts: Sequence[str], traces: Sequence[str], size: Size, *, quick: bool) -> list[Cell]:
-    """All runs that these figures need, each once."""
+    """Returns the runs of all figures, each once."""
     wanted: dict[Cell, None] = {}
     for part in parts:
         for trace in traces:

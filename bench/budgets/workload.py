@@ -1,4 +1,4 @@
-"""The traces, and the queries that are asked of them."""
+"""The traces and queries of the benchmark."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A trace, and the column whose values are measured."""
+    """A trace, and the column that queries aggregate."""
 
     trace: Trace
     column: str
     window_ms: int
 
     def query(self, aggregate: str, kind: str = "", budget: float = 0.0) -> QuerySpec:
-        """Args: budget: in the measure's unit, or in windows; `kind`: error, staleness, or none."""
+        """Returns a query with a budget of a kind: error, in the measure's unit, or staleness, in windows; or none."""
         measure = "count()" if aggregate == "count" else f"{aggregate}({self.column})"
         given: dict[str, Any] = {
             "name": "budgets", "from": "trace", "group_by": list(self.trace.keys), "measures": {"value": measure},

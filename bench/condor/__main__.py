@@ -1,7 +1,7 @@
 """`python -m bench.condor`: Condor's evaluation, as tables, bench/out/condor.json and plots.
 
-Every cell runs in a process of its own that is held to its cores before the JVM starts, so that "one core"
-means one core for the JVM and its Python workers together.
+Every cell runs in a separate process that is pinned to its cores before the JVM starts, so "one core" is one core for
+the JVM and its Python workers together.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ _CHILD = (
 
 
 @click.command()
-@click.option("--only", type=click.Choice(list(PARTS)), multiple=True, help="These parts instead of all.")
-@click.option("--rows", default=10_000_000, show_default=True, help="Records of each data set.")
-@click.option("--smoke", is_flag=True, help="Half a minute, few generated records, all in one process: does it run?")
+@click.option("--only", type=click.Choice(list(PARTS)), multiple=True, help="Parts to run.  [default: all]")
+@click.option("--rows", default=10_000_000, show_default=True, help="Records per data set.")
+@click.option(
+    "--smoke", is_flag=True, help="Check that the bench runs: half a minute, few generated records, all in one process."
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=OUT / "condor.json", show_default=True)
 def main(only: tuple[str, ...], rows: int, smoke: bool, json_path: Path) -> None:
-    """Measure synopses over Spark DataFrames on this machine."""
+    """Measure synopses on Spark DataFrames."""
     parts, size = only or tuple(PARTS), SMOKE if smoke else Size(rows)
     if "accuracy" in parts and not smoke:
         existing(TAXI, "name other parts with --only, or run --smoke on generated rides")
@@ -60,7 +62,7 @@ def main(only: tuple[str, ...], rows: int, smoke: bool, json_path: Path) -> None
 
 
 def _cells(parts: Sequence[str], cores: int, directory: str, size: Size) -> Any:
-    """What these parts measure, one after the other in one process."""
+    """Returns the results of parts that run one after the other in one process."""
     answer = Path(directory) / "answer.json"
     command = [sys.executable, "-c", _CHILD, str(cores), " ".join(parts), directory, json.dumps(asdict(size))]
     done = subprocess.run([*command, str(answer)], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What is timed on Spark. Each function runs in a process of its own, held to so many cores."""
+"""Measurements on Spark. Each function runs in a separate process, pinned to a number of cores."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def session(cores: int, scratch: Path) -> Any:
 
 
 def seconds(run: Callable[[], Any], repeats: int) -> float:
-    """The median of some runs, after one that warms workers and the JVM up."""
+    """Returns the median of several runs, after one that warms up workers and JVM."""
     run()
     taken = []
     for _ in range(repeats):
@@ -90,7 +90,7 @@ def consume(df: Any) -> None:
 
 
 def scaling(spark: Any, directory: Path, size: Size) -> dict[str, float]:
-    """Records/s per synopsis, tumbling windows of 5 s."""
+    """Returns records/s per synopsis, in tumbling windows of 5 s."""
     df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=True)))
     result = {}
     for name, (make, column) in list(SYNOPSES.items())[: size.synopses]:
@@ -100,7 +100,7 @@ def scaling(spark: Any, directory: Path, size: Size) -> dict[str, float]:
 
 
 def concurrent(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
-    """Records/s as windows overlap: bucketing against slicing."""
+    """Returns records/s by the number of overlapping windows, for bucketing and slicing."""
     df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=False)))
     every_ms = max(size.rows // ROWS_PER_SECOND * 1000 // 200, 1)
     result: dict[str, dict[str, float]] = {}
@@ -115,7 +115,7 @@ def concurrent(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, f
 
 
 def skew(spark: Any, directory: Path, size: Size) -> dict[str, float]:
-    """Records/s of count-min, global and stratified, uniform and Zipf."""
+    """Returns records/s of count-min, global and stratified, with uniform and Zipf keys."""
     result = {}
     for zipf in (False, True):
         df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=zipf)))
@@ -134,7 +134,7 @@ def skew(spark: Any, directory: Path, size: Size) -> dict[str, float]:
 
 
 def disorder(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
-    """Records/s in order and with 10 % of the records up to 10 s back, by class of algebra."""
+    """Returns records/s in order, and with 10 % of the records up to 10 s late, by class of algebra."""
     classes = {"commutative": "count-min", "by event time": "fifo", "order-based": "haar"}
     result: dict[str, dict[str, float]] = {}
     for label, share in (("in order", 0.0), ("10 % late", 0.1)):
@@ -147,7 +147,7 @@ def disorder(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, flo
 
 
 def evaluation(spark: Any, directory: Path, size: Size) -> dict[str, float]:
-    """Answers/s of the operators: count-min, 120 windows."""
+    """Returns answers/s of the evaluation operators, with count-min and 120 windows."""
     df = spark.read.parquet(str(synthetic(directory, min(size.rows, 2_000_000), zipf=True)))
     span_ms = min(size.rows, 2_000_000) * 1000 // ROWS_PER_SECOND
     out = build(df, CountMin(2048, 5), of="key", time="ts", window=TumblingWindow(max(span_ms // 120, 1)))
@@ -168,7 +168,7 @@ def evaluation(spark: Any, directory: Path, size: Size) -> dict[str, float]:
 
 
 def cost(spark: Any, directory: Path, size: Size) -> dict[str, float]:
-    """Records/s on Spark and with one thread, without windows, over the same files."""
+    """Returns records/s on Spark and with one thread, without windows, on the same files."""
     path = synthetic(directory, size.rows, zipf=True)
     df = spark.read.parquet(str(path))
     result = {}
@@ -187,14 +187,14 @@ def _alone(path: Path, synopsis: Any, column: str) -> bytes:
 
 
 def peers(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
-    """Seconds, bytes and relative error beside Spark's own sketches, on one DataFrame."""
+    """Returns seconds, bytes and relative errors, compared with Spark's sketches on the same DataFrame."""
     from bench.condor.peers import compare
 
     return compare(spark, synthetic(directory, size.rows, zipf=True), lambda run: seconds(run, size.repeats), consume)
 
 
 def accuracy(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
-    """The paper's table 2."""
+    """Returns the rows of the paper's table 2."""
     from bench.condor.accuracy import table_2
 
     return table_2(spark, taxi(directory, size.rows, made=size.made_rides), size.partitions)
@@ -210,11 +210,11 @@ PARTS: dict[str, tuple[Callable[[Any, Path, Size], Any], tuple[int, ...]]] = {
     "cost": (cost, (1, 2)),
     "peers": (peers, (2,)),
 }
-"""Per part what measures it, and with how many cores."""
+"""The function and the number of cores of each part."""
 
 
 def child(parts: Sequence[str], cores: int, directory: str, size: Size, answer: str) -> None:
-    """Runs in a process that is held to its cores already: JVM and workers inherit that."""
+    """Runs in a process that is pinned to its cores; JVM and workers inherit the affinity."""
     spark = session(cores, Path(directory) / "scratch")
     try:
         result = {part: PARTS[part][0](spark, Path(directory), size) for part in parts}

@@ -1,4 +1,4 @@
-"""Spark's own sketches beside ours, on the same DataFrame: seconds, bytes, relative error."""
+"""Comparison with Spark's sketches on the same DataFrame: seconds, bytes, relative errors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def compare(
             found = list(aggregated.select(*asked).collect()[0])
             result[name] |= _errors(rank_error(found), rank_error([made.query(Quantile(q)).value for q in QS]))
         else:
-            # Spark gives no function that asks its count-min sketch in SQL; ours is stated alone.
+            # Spark has no SQL function to query its count-min sketch, so there is no comparison of errors.
             items, counts = np.unique(keys, return_counts=True)
             off = [abs(made.query(Frequency(int(i))).value - n) / n for i, n in zip(items, counts, strict=True)]
             result[name] |= {"edgewater error": float(np.mean(off))}

@@ -1,8 +1,8 @@
-"""Measures the watermarks in simulation: `python -m bench.early_answers [--quick | --smoke] [--seed 3]`.
+"""Measures early answers in simulation: `python -m bench.early_answers [--quick | --smoke] [--seed 3]`.
 
-Rows are written to bench/out/watermarks.json as they come. A run goes on where one of the same seed and number of
-windows was stopped: rows that are there are not measured again, so after a change of the code ask for `--fresh`.
-The rows of recorded arrivals read the day files of package downloads in `--downloads`; without them they are left out.
+Rows are written to bench/out/early_answers.json as they are measured. An interrupted run with the same seed and number
+of windows continues with the missing rows; use `--fresh` after a change of the code. The rows of recorded arrivals need
+the day files of package downloads in `--downloads`.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from sim.early_answers.study import Study, run_study, run_workload
 from sim.early_answers.summary import oracle_rate, summarise, table
 
 OUT = Path("bench/out")
-PARTS = ("goals", "robustness", "unsampled", "recorded", "sliding", "rivals")
+PARTS = ("goals", "robustness", "unsampled", "recorded", "sliding", "baselines")
 MANY_GROUPS = 4
-"""By how much fewer windows there are where groups are a hundred: each has a watermark of its own."""
+"""Factor by which studies with 100 groups have fewer windows, since each group has its own trigger."""
 
 
 def measure(part: str, study: Study, downloads: Path) -> Row:
-    """One row, with the CPU seconds it took; of rivals also the distributions that figures are drawn from."""
+    """Runs a study; returns its row with its CPU time, and for baselines the distributions for the figures."""
     started = time.process_time()
     if part == "recorded":
         row = _recorded(study, downloads)
     else:
         row, outcomes = run_study(study)
-        if part == "rivals":
+        if part == "baselines":
             row |= _distributions(outcomes)
     return row | {"cpu_s": round(time.process_time() - started, 2)}
 
@@ -73,11 +73,11 @@ def _recorded(study: Study, downloads: Path) -> Row:
 
 
 def _studies(windows: int, seed: int, quick: bool, smoke: bool) -> dict[str, list[Study]]:
-    parts = {"goals": goal_rows(), "robustness": robustness_rows(), "rivals": baseline_rows()}
+    parts = {"goals": goal_rows(), "robustness": robustness_rows(), "baselines": baseline_rows()}
     parts |= {"recorded": recorded_rows(), "sliding": sliding_rows(), "unsampled": unsampled_rows()}
-    if smoke:  # one row of each part, and what the figures are drawn from
-        parts = {name: studies[:1] for name, studies in parts.items() if name != "rivals"} | {
-            "rivals": [s for s in parts["rivals"] if s.delays == "EG" and s.algorithm in ("edgewater", "k-slack")]
+    if smoke:  # one row of each part, and those of the figures
+        parts = {name: studies[:1] for name, studies in parts.items() if name != "baselines"} | {
+            "baselines": [s for s in parts["baselines"] if s.delays == "EG" and s.algorithm in ("edgewater", "k-slack")]
         }
     return {
         name: [
@@ -99,23 +99,29 @@ def _measure_missing(
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="100 windows a row, and EG only where a row exists for all delays.")
-@click.option("--smoke", is_flag=True, help="Half a minute, few rows and windows, generated downloads: does it run?")
-@click.option("--windows", default=400, show_default=True, help="Per row; of the recorded ones as many as there are.")
-@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of all rows' events.")
-@click.option("--workers", default=2, show_default=True, type=click.IntRange(1), help="Processes.")
+@click.option("--quick", is_flag=True, help="100 windows per row, and the delays EG only.")
+@click.option(
+    "--smoke",
+    is_flag=True,
+    help="Check that the bench runs, in half a minute: few rows and windows, generated downloads.",
+)
+@click.option(
+    "--windows", default=400, show_default=True, help="Windows per row; recorded downloads have one per hour."
+)
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of the events.")
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(1), help="Number of processes.")
 @click.option("--part", type=click.Choice(["all", *PARTS, "other"]), default="all", show_default=True)
-@click.option("--fresh", is_flag=True, help="Forgets what was measured before.")
+@click.option("--fresh", is_flag=True, help="Discard earlier results.")
 @click.option(
     "--downloads",
     default=DOWNLOADS_DEV,
     show_default=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of .csv.gz files with the columns date, time, size, ip_id.",
+    help="Directory of .csv.gz files with the columns date, time, size, ip_id.",
 )
 @click.option(
-    "--json", "path", type=click.Path(dir_okay=False, path_type=Path), default=OUT / "watermarks.json",
-    show_default=True, help="Where rows are kept.",
+    "--json", "path", type=click.Path(dir_okay=False, path_type=Path), default=OUT / "early_answers.json",
+    show_default=True, help="File of the results.",
 )  # fmt: skip
 def main(
     quick: bool,
@@ -128,17 +134,17 @@ def main(
     downloads: Path,
     path: Path,
 ) -> None:
-    """Coverage, waits and rates of every row; the goals that are missed; the papers' figures."""
+    """Measure coverage, latency and sampling rate of all studies, list missed goals, and draw the papers' figures."""
     windows = 3 if smoke else 100 if quick else windows
     results = Results(path, fresh=fresh or smoke)
-    asked = {n: s for n, s in _studies(windows, seed, quick, smoke).items() if part in ("all", n)}
+    selected = {n: s for n, s in _studies(windows, seed, quick, smoke).items() if part in ("all", n)}
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(workers) as pool:
         downloads = made_downloads(Path(scratch), 20_000, days=1) if smoke else downloads
-        if asked.get("recorded") and not downloads.is_dir():
-            click.echo(f"{downloads}: there is no such folder; the rows `recorded` are left out", err=True)
-            asked["recorded"] = []
+        if selected.get("recorded") and not downloads.is_dir():
+            click.echo(f"{downloads}: no such directory; the part `recorded` is omitted", err=True)
+            selected["recorded"] = []
         try:
-            for name, studies in asked.items():
+            for name, studies in selected.items():
                 _measure_missing(results, name, studies, pool, downloads)
                 if studies:
                     click.echo(table(results.of(name, studies)))
@@ -147,13 +153,13 @@ def main(
     if part in ("all", "other"):
         results.put("kmeans", kmeans_rows(1 if smoke else 20 if quick else 100))
         results.put("overhead", overhead(repeats=1 if smoke else 7))
-    shown: dict[str, Any] = {name: results.of(name, studies) for name, studies in asked.items()}
+    shown: dict[str, Any] = {name: results.of(name, studies) for name, studies in selected.items()}
     click.echo(f"CPU: {sum(row['cpu_s'] for rows in shown.values() for row in rows) / 60:.1f} min")
     missed = check_goals(shown)
     results.put("goals_missed", {"seed": seed, "missed": missed})
     for line in missed:
         click.echo(f"MISSED {line}")
-    if shown.get("rivals"):
+    if shown.get("baselines"):
         draw_figures(shown | {"kmeans": results.get("kmeans", [])}, path.parent)
 
 

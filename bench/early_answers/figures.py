@@ -1,4 +1,4 @@
-"""The papers' figures 6 to 14, from the rows of `rows.baseline_rows` and `kmeans.kmeans_rows`."""
+"""Figures 6 to 14 of the Aion paper, from the rows of `rows.baseline_rows` and `kmeans.kmeans_rows`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _SHOWN = ("edgewater", "aion", "aion-minus", "aq-k-slack", "k-slack")
 
 
 def draw_figures(result: dict[str, Any], folder: Path) -> None:
-    rows = result["rivals"]
+    rows = result["baselines"]
     for values, mean_number in (("ysb", 6), ("nyt", 9)):
         mine = [r for r in rows if r["values"] == values]
         _latency_by_delays(
-            mine, f"Figure {mean_number}: mean latency, {values}", folder / f"watermarks-figure{mean_number:02}.png"
+            mine, f"Figure {mean_number}: mean latency, {values}", folder / f"early-answers-figure{mean_number:02}.png"
         )
         _latency_distribution(
             mine,
             f"Figure {mean_number + 1}: latency, {values}, EG",
-            folder / f"watermarks-figure{mean_number + 1:02}.png",
+            folder / f"early-answers-figure{mean_number + 1:02}.png",
         )
         _errors(
             mine,
             f"Figure {mean_number + 2}: relative error, {values}, EG",
-            folder / f"watermarks-figure{mean_number + 2:02}.png",
+            folder / f"early-answers-figure{mean_number + 2:02}.png",
         )
     if result.get("kmeans"):
-        _kmeans(result["kmeans"], folder / "watermarks-figure12-14.png")
+        _kmeans(result["kmeans"], folder / "early-answers-figure12-14.png")
 
 
 def _is(row: dict[str, Any], algorithm: str, delays: str, rate: float) -> bool:
@@ -47,7 +47,7 @@ def _latency_by_delays(rows: list[dict[str, Any]], title: str, path: Path) -> No
         ]  # fmt: skip
         axes.bar(np.arange(len(DELAYS)) + (place - 2) * 0.16, np.maximum(heights, 0.5), 0.16, label=algorithm)
     axes.set(
-        xticks=range(len(DELAYS)), xticklabels=DELAYS, yscale="log", ylabel="ms past the window's end", title=title
+        xticks=range(len(DELAYS)), xticklabels=DELAYS, yscale="log", ylabel="ms after the window's end", title=title
     )
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)
@@ -61,7 +61,7 @@ def _latency_distribution(rows: list[dict[str, Any]], title: str, path: Path) ->
             if row:
                 latency = np.sort(row["latencies_ms"])
                 axes.plot(np.maximum(latency, 0.5), (np.arange(len(latency)) + 1) / len(latency), label=algorithm)
-        axes.set(xscale="log", xlabel="ms past the window's end", ylabel="windows", title=f"{title}, {rate:.0f}/s")
+        axes.set(xscale="log", xlabel="ms after the window's end", ylabel="windows", title=f"{title}, {rate:.0f}/s")
         axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)
 

@@ -1,4 +1,4 @@
-"""The issue's goals, checked against the rows."""
+"""Goals for coverage, sampling rate and latency, and their check."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from center.sampling import RATE_MARGIN
 
 MOST_RATE = 1.1 * RATE_MARGIN
-"""Of the oracle's. Edges are asked for a reserve, since they do not keep what they have passed over."""
+"""Largest sampling rate relative to the oracle's. Edges sample with a margin, as they do not keep the other records."""
 
 
 def least_coverage(confidence: float, trials: int) -> float:
-    """The lower end of the binomial 99 % band around `confidence`."""
+    """Returns the lower end of the binomial 99 % band around `confidence`."""
     return confidence - 2.576 * math.sqrt(confidence * (1 - confidence) / trials)
 
 
 def check_goals(result: dict[str, Any]) -> list[str]:
-    """A sentence per goal and row that is not reached."""
+    """Returns a sentence for each missed goal and row."""
     missed = []
     for name in ("goals", "robustness", "unsampled", "recorded", "sliding"):
         for row in (r for r in result.get(name, []) if r["algorithm"] == "edgewater"):
@@ -28,10 +28,10 @@ def check_goals(result: dict[str, Any]) -> list[str]:
                 missed.append(f"coverage {row['coverage']:.3f}: {what}")
             if row["sampling"] and row["oracle_rate"] and row["sampling_rate"] > MOST_RATE * row["oracle_rate"]:
                 missed.append(f"rate {row['sampling_rate'] / row['oracle_rate']:.2f} of the oracle's: {what}")
-    return missed + _against_rivals(result.get("rivals", []))
+    return missed + _against_baselines(result.get("baselines", []))
 
 
-def _against_rivals(rows: list[dict[str, Any]]) -> list[str]:
+def _against_baselines(rows: list[dict[str, Any]]) -> list[str]:
     missed = []
     latency = {(r["algorithm"], r["values"], r["delays"], r["rate"]): r["latency_ms_mean"] for r in rows}
     for (algorithm, *key), ours in latency.items():

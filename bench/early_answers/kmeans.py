@@ -1,4 +1,4 @@
-"""k-means on a sample: how large it must be by Eq. 4 on a mean, and by the bootstrap of its own error."""
+"""k-means on a sample whose size comes from Eq. 4 for a mean, and from the bootstrap of its own error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPREAD = 1.2
 
 
 def lloyd(rows: FloatArray, start: FloatArray, rounds: int = 12) -> FloatArray:
-    """Centroids after some rounds, from a fixed start so that clusters keep their order."""
+    """Returns the centroids after some rounds, from a fixed start so that clusters keep their order."""
     centres = start.copy()
     for _ in range(rounds):
         nearest = ((rows[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
@@ -34,13 +34,13 @@ def inertia(rows: FloatArray, centres: FloatArray) -> float:
 
 
 def fitted(rows: FloatArray) -> FloatArray:
-    """Centroids and, in a last row, the inertia: all that a user reads off k-means."""
+    """Returns the centroids and, in the last row, the inertia."""
     centres = lloyd(rows, CENTRES)
     return np.vstack([centres, [inertia(rows, centres), 0.0]])
 
 
 def worst_part(value: FloatArray, reference: FloatArray) -> float:
-    """The largest relative displacement of a centroid, or the inertia's relative error if that is larger."""
+    """Returns the larger of the largest relative displacement of a centroid and the relative error of the inertia."""
     norm = np.linalg.norm(reference, axis=1)
     return float((np.linalg.norm(value - reference, axis=1) / norm).max())
 

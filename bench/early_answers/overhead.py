@@ -1,10 +1,9 @@
-"""What monitor and sampler cost per event, against `EdgeCore.handle(Ingested(...))` of the very same batches.
+"""CPU time of arrival statistics and sampling per event, compared with that of the core for the same batches.
 
-The batches are those of an edge at its limit, 500,000 events/s; statistics are taken at the points at which an edge
-takes them for windows of 3 s. The core runs alone, and behind Arrow's NDJSON reader. At a rate of 1 all values are
-summed, as for a sum or mean that is not sampled; at 0 none, as for a count. `accuracy_in_core` is what an ungrouped sum
-costs the core more with an accuracy than without, everything included. All sides run in turn on one core; each figure
-is the least of some rounds, in CPU time.
+The batches are those of an edge at its limit of 500,000 events/s; statistics are taken at the report slots of windows
+of 3 s. The core runs alone, and after Arrow's NDJSON reader. At a sampling rate of 1 all values are summed, as for an
+unsampled sum or mean; at 0 none, as for a count. `accuracy_in_core` is the total additional time of an ungrouped sum
+with an accuracy. All variants run alternately on one core; each result is the minimum of several rounds, in CPU time.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Batch = tuple[pa.RecordBatch, IntArray, FloatArray, int]
 
 
 def overhead(batch: int = 10_000, repeats: int = 7) -> list[dict[str, Any]]:
-    """One row per sampling rate: ns per event of ours, of the core and of NDJSON ingest, and the shares."""
+    """Returns one row per sampling rate: ns per event of monitor and sampler, core and NDJSON ingest, and ratios."""
     batches = _batches(batch)
     text = [_ndjson(b[0]) for b in batches[:10]]
     core = _least(lambda: _ingest(batches, QUERY), repeats)

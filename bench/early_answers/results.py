@@ -1,4 +1,4 @@
-"""What has been measured so far: one JSON file that grows row by row, so that a run cut short can be continued."""
+"""The results so far, in a JSON file that is written after each row, so that an interrupted run can be continued."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ Row = dict[str, Any]
 
 
 class Results:
-    """Rows by part, of any seed and number of windows; a row holds all fields of the `Study` that it is of.
+    """Rows by part; a row has all fields of its `Study`.
 
     Args:
-        path: of the JSON file. What is there is read, unless `fresh`.
+        path: the JSON file.
+        fresh: discard the results in the file.
     """
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
@@ -25,25 +26,25 @@ class Results:
         self._parts: dict[str, Any] = {} if fresh or not path.exists() else json.loads(path.read_text())
 
     def of(self, part: str, studies: Sequence[Study]) -> list[Row]:
-        """The rows of those studies that have been measured, in their order."""
+        """Returns the rows of the studies that have been measured, in order."""
         known = {_name(row): row for row in self._parts.get(part, [])}
         return [known[name] for name in map(_name, map(asdict, studies)) if name in known]
 
     def missing(self, part: str, studies: Sequence[Study]) -> list[Study]:
-        """The studies that have no row yet."""
+        """Returns the studies without a row."""
         known = {_name(row) for row in self._parts.get(part, [])}
         return [study for study in studies if _name(asdict(study)) not in known]
 
     def add(self, part: str, row: Row) -> None:
-        """Adds a row and writes the file; it is replaced as a whole, so that it can be read at any moment."""
+        """Adds a row and replaces the file atomically."""
         self.put(part, [*self._parts.get(part, []), row])
 
     def get(self, part: str, otherwise: Any) -> Any:
-        """A part that is not made of studies."""
+        """Returns a part that does not consist of studies."""
         return self._parts.get(part, otherwise)
 
     def put(self, part: str, value: Any) -> None:
-        """Sets a part that is not made of studies, and writes the file."""
+        """Sets a part that does not consist of studies, and replaces the file."""
         self._parts[part] = value
         self._path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self._path.with_suffix(".part")

@@ -1,4 +1,4 @@
-"""What is measured: the goals' rows, robustness, and the papers' figures."""
+"""The studies of the bench: goals, robustness, and the papers' figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALGORITHMS = ("edgewater", *BASELINES)
 
 
 def goal_rows() -> list[Study]:
-    """Every scenario × delays × measure."""
+    """Returns a study per scenario, delays and measure."""
     return [Study(scenario=s, delays=d, measure=m) for s in SCENARIOS for d in DELAYS for m in MEASURES]
 
 
@@ -32,23 +32,26 @@ def robustness_rows() -> list[Study]:
 
 
 def unsampled_rows() -> list[Study]:
-    """As with a cheap measure on edges and links that keep up: every event is processed."""
+    """Returns studies in which edges process all events, as with a cheap measure."""
     return [Study(scenario=s, measure=m, sampling=False) for s in SCENARIOS for m in ("mean", "sum")]
 
 
 def baseline_rows() -> list[Study]:
-    """Every algorithm on YSB (sums) and NYT (means), as in figures 6 to 11; EG also at five times the rate."""
+    """Returns studies of all algorithms on YSB (sums) and NYT (means), as in figures 6 to 11.
+
+    EG also at five times the rate.
+    """
     base = [Study(values="ysb", measure="sum"), Study(values="nyt", measure="mean")]
     rows = [replace(b, delays=d, algorithm=a) for b in base for d in DELAYS for a in ALGORITHMS]
     return rows + [replace(b, rate=25_000.0, algorithm=a) for b in base for a in ALGORITHMS]
 
 
 def sliding_rows() -> list[Study]:
-    """NYT as the paper has it, the mean distance in sliding windows: five of them overlap."""
+    """Returns studies of the mean distance (NYT) in sliding windows, of which five overlap, as in the paper."""
     ours = [Study(delays=d, window_ms=w, every_ms=w // 5) for w in (3000, 6000) for d in DELAYS]
     return ours + [Study(every_ms=600, algorithm=a) for a in BASELINES]
 
 
 def recorded_rows() -> list[Study]:
-    """Downloads as their hourly logs come: one source, as many windows as there are hours."""
+    """Returns studies of recorded downloads: one source, and a window per hour."""
     return [Study(scenario="recorded disorder", delays="log", values="downloads", edges=1, measure=m) for m in MEASURES]

@@ -1,15 +1,14 @@
-"""From a window's end to its answer in REST, on real processes: the watermark of Aion against a fixed one.
+"""The time from a window's end to its answer in the REST API, on real processes: early answers and a fixed watermark.
 
-A center (gateway, Spark job, API) and edges run on loopback. Records are born evenly and pushed to the edges over HTTP
-after a delay of their own. Two queries read the same stream: one with an accuracy, one that waits until the stream's
-watermark has passed the window's end (`disorder`: the delays' 99.9 % quantile). For each window the time is taken
-at which `/live` shows its first answer. Truth is what was sent.
+A center (gateway, Spark job, API) and edges run on loopback. Records have evenly distributed event times and are pushed
+to the edges over HTTP after random delays. Two queries read the same stream: one with an accuracy, and one that is
+answered when the stream's watermark has passed the window's end (`disorder`: the 99.9 % quantile of the delays). For
+each window the bench records when `/live` shows the first answer, and compares it with the records that were sent.
 
-With it come the stages of that time, as the job's `/metrics` tell them, and what else the machine did: a core that
-others use cannot be told from a slow product by latencies alone. Run it on a quiet machine, or read its verdict.
+It also reports the stages of that time, from the `/metrics` of the job, and the load of the machine, because latencies
+alone do not distinguish a slow product from a busy machine. Run it on a quiet machine.
 
     python -m bench.early_answers_e2e --seconds 60 --edges 3 --rate 500 --mean-delay 200 --json
-    python -m bench.early_answers_e2e --smoke
 """
 
 from __future__ import annotations
@@ -30,23 +29,23 @@ import click
 import httpx
 import numpy as np
 
-from bench.early_answers_e2e.edges import Pusher, Schedule, edge_config
-from bench.early_answers_e2e.machine import Machine
+from bench.early_answers_e2e.edges import Pusher, PushSchedule, edge_config
+from bench.early_answers_e2e.machine import MachineSnapshot
 from bench.early_answers_e2e.stages import quantiles_ms, scrape, since, stages
 from sim.demo.run import Demo, free_port
 
 WINDOW_MS = 3_000
 SETTLE_S = 3.0
-LEARNING = 5
-"""Windows at the beginning that are not counted: of arrivals nothing is known yet."""
+WARM_UP = 5
+"""Windows at the start that are not evaluated, since there is no history of arrivals."""
 ERROR = 0.05
 GOAL_P95_MS = 500
 QUERIES = ("aion", "fixed")
 
 
 @dataclass
-class Listener(threading.Thread):
-    """Notes when each answer appears in REST, by query, window and revision."""
+class LiveListener(threading.Thread):
+    """Records when each answer appears in the REST API, by query, window and revision."""
 
     url: str
     seen: dict[tuple[str, int, int], tuple[float, dict[str, Any]]] = field(default_factory=dict)
@@ -101,22 +100,22 @@ def measure(system: Demo, seconds: float, edges: int, rate: float, delay_ms: flo
         system._start(f"e{i}", ["edge", "run", system._write(f"e{i}.yaml", config)])
     for i, port in enumerate(ports):
         system._until_ready(f"e{i}", f"http://127.0.0.1:{port}/readyz")
-    time.sleep(SETTLE_S)  # the queries reach the edges
-    listener = Listener(system.url)
+    time.sleep(SETTLE_S)  # time for the queries to reach the edges
+    listener = LiveListener(system.url)
     listener.start()
     begin_ms = (int(time.time() * 1000) // WINDOW_MS + 1) * WINDOW_MS  # noqa: TID251
-    schedules = [Schedule.make(begin_ms, seconds, rate, delay_ms, seed + i) for i in range(edges)]
+    schedules = [PushSchedule.make(begin_ms, seconds, rate, delay_ms, seed + i) for i in range(edges)]
     pushers = [Pusher(f"http://127.0.0.1:{p}/v1/streams/trips", s) for p, s in zip(ports, schedules, strict=True)]
     for pusher in pushers:
         pusher.start()
     metrics = f"http://127.0.0.1:{metrics_port}/metrics"
-    # The last window that is not counted has been answered by then, and the first one that is has not ended.
-    sleep_until(begin_ms + min(LEARNING + 1, seconds * 1000 / WINDOW_MS) * WINDOW_MS - 200)
-    counted_from, machine = scrape(metrics), Machine.look(os.getpid())
+    # After the last answer of the warm-up, and before the end of the first evaluated window.
+    sleep_until(begin_ms + min(WARM_UP + 1, seconds * 1000 / WINDOW_MS) * WINDOW_MS - 200)
+    counted_from, machine = scrape(metrics), MachineSnapshot.take(os.getpid())
     for pusher in pushers:
         pusher.join()
     sleep_until(begin_ms + seconds * 1000)
-    beside = Machine.look(os.getpid()).since(machine)
+    beside = MachineSnapshot.take(os.getpid()).since(machine)
     time.sleep(SETTLE_S + disorder / 1000)
     listener.stopping.set()
     system.check_alive()
@@ -136,7 +135,7 @@ def sleep_until(at_ms: float) -> None:
 
 
 def start_center(system: Demo, metrics_port: int) -> None:
-    """As `Demo.start_center`, with the job's metrics."""
+    """Starts the center like `Demo.start_center`, with the job's metrics."""
     (system.directory / "state").mkdir(parents=True)
     config = {
         "data_dir": str(system.directory / "state" / "center"),
@@ -148,19 +147,19 @@ def start_center(system: Demo, metrics_port: int) -> None:
     system.wait_until_ready()
 
 
-def summarise(listener: Listener, schedules: list[Schedule], begin_ms: int, windows: int) -> dict[str, Any]:
-    """By query, of the windows that count: when the first answer was there, and how right it was."""
+def summarise(listener: LiveListener, schedules: list[PushSchedule], begin_ms: int, windows: int) -> dict[str, Any]:
+    """Returns per query, over the windows after the warm-up, the time and the error of the first answers."""
     first: dict[tuple[str, int], tuple[float, dict[str, Any]]] = {}
     for (query, start, _), seen in sorted(listener.seen.items(), key=lambda item: item[0]):
-        first.setdefault((query, start), seen)  # a revision that was replaced within a moment is never shown
+        first.setdefault((query, start), seen)  # a revision that is replaced at once does not appear
     result: dict[str, Any] = {}
     for query in QUERIES:
         rows = [_row(n, first[query, start], schedules) for n in range(windows)
                 if (query, start := begin_ms + n * WINDOW_MS) in first]  # fmt: skip
-        counted = [row for row in rows if row["window"] >= min(LEARNING, windows - 1)]
+        counted = [row for row in rows if row["window"] >= min(WARM_UP, windows - 1)]
         early = [row["window"] for row in rows if row["early"]]
         result[query] = {
-            "windows": len(counted), "of": windows - LEARNING,
+            "windows": len(counted), "of": windows - WARM_UP,
             "ms": _quantiles([row["ms"] for row in counted]),
             "decided_ms": _quantiles([row["decided_ms"] for row in counted]),
             "decided_to_client_ms": _quantiles([row["ms"] - row["decided_ms"] for row in counted]),
@@ -175,7 +174,7 @@ def summarise(listener: Listener, schedules: list[Schedule], begin_ms: int, wind
     return result
 
 
-def _row(n: int, seen: tuple[float, dict[str, Any]], schedules: list[Schedule]) -> dict[str, Any]:
+def _row(n: int, seen: tuple[float, dict[str, Any]], schedules: list[PushSchedule]) -> dict[str, Any]:
     at_ms, answer = seen
     start = round(datetime.fromisoformat(answer["window"]["start"]).timestamp() * 1000)
     cell, quality = answer["data"][0]["total"], answer["quality"]
@@ -194,12 +193,12 @@ def _quantiles(values: list[float]) -> dict[str, float]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The same for people."""
+    """Prints the result as text."""
     machine = result["machine"]
     click.echo(
-        f"machine: {machine['verdict']}\n  load {machine['load']} on {machine['cores']} cores; of the time "
-        f"{machine['some_waited_for_a_core']:.0%} somebody waited for a core; of what our processes were ready to run "
-        f"{machine['ours_waiting_share']:.0%} was waiting"
+        f"machine: {machine['verdict']}\n  load {machine['load']} on {machine['cores']} cores; during "
+        f"{machine['some_waited_for_a_core']:.0%} of the time a thread waited for a core; this bench waited "
+        f"{machine['ours_waiting_share']:.0%} of the time in which it could run"
     )
     for query in QUERIES:
         row = result[query]
@@ -216,15 +215,15 @@ def show(result: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.option("--seconds", default=60.0, show_default=True, help="For how long records are born.")
+@click.option("--seconds", default=60.0, show_default=True, help="Length of the stream, in event time.")
 @click.option("--edges", default=3, show_default=True)
-@click.option("--rate", default=500.0, show_default=True, help="Records a second and edge.")
-@click.option("--mean-delay", default=200.0, show_default=True, help="Of the exponential delays, ms.")
+@click.option("--rate", default=500.0, show_default=True, help="Records per second and edge.")
+@click.option("--mean-delay", default=200.0, show_default=True, help="Mean of the exponential delays, in ms.")
 @click.option("--seed", default=1, show_default=True)
-@click.option("--smoke", is_flag=True, help="Half a minute, one edge, three windows: does it run?")
+@click.option("--smoke", is_flag=True, help="Check that the bench runs: half a minute, one edge, three windows.")
 @click.option("--json", "as_json", is_flag=True)
 def main(seconds: float, edges: int, rate: float, mean_delay: float, seed: int, smoke: bool, as_json: bool) -> None:
-    """Window end to REST, on real processes."""
+    """Measure the time from a window's end to its answer in the REST API."""
     if smoke:
         seconds, edges, rate = 9.0, 1, 100.0
     directory = Path(tempfile.mkdtemp(prefix="edgewater-e2e-"))
@@ -232,7 +231,7 @@ def main(seconds: float, edges: int, rate: float, mean_delay: float, seed: int, 
     try:
         result = measure(system, seconds, edges, rate, mean_delay, seed)
     except BaseException:
-        click.echo(f"logs are kept in {directory}", err=True)
+        click.echo(f"logs: {directory}", err=True)
         raise
     else:
         shutil.rmtree(directory, ignore_errors=True)

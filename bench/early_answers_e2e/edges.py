@@ -1,4 +1,4 @@
-"""What the end-to-end measurement pushes: records with a birth and a delay, and what brings them to an edge."""
+"""The records of the end-to-end measurement, with delays, and the thread that pushes them to an edge."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ PUSH_EVERY_MS = 20
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Records by arrival. Times are ms since the epoch."""
+class PushSchedule:
+    """Records in order of arrival. Times in ms since the epoch."""
 
-    born: IntArray
+    event_ms: IntArray
     arrival: FloatArray
     values: FloatArray
 
     @classmethod
-    def make(cls, begin_ms: int, seconds: float, rate: float, delay_ms: float, seed: int) -> Schedule:
+    def make(cls, begin_ms: int, seconds: float, rate: float, delay_ms: float, seed: int) -> PushSchedule:
         rng = np.random.default_rng(seed)
-        born = begin_ms + np.sort(rng.uniform(0, seconds * 1000, int(rate * seconds))).astype(np.int64)
-        arrival = born + 1 + rng.exponential(delay_ms, len(born))
+        event_ms = begin_ms + np.sort(rng.uniform(0, seconds * 1000, int(rate * seconds))).astype(np.int64)
+        arrival = event_ms + 1 + rng.exponential(delay_ms, len(event_ms))
         order = np.argsort(arrival)
-        values = np.round(rng.gamma(2.0, 5.0, len(born)) * (1 + 0.3 * (seed % 5)), 3)
-        return cls(born[order], arrival[order], values[order])
+        values = np.round(rng.gamma(2.0, 5.0, len(event_ms)) * (1 + 0.3 * (seed % 5)), 3)
+        return cls(event_ms[order], arrival[order], values[order])
 
     def truth(self, start_ms: int, end_ms: int) -> float:
-        return float(self.values[(self.born >= start_ms) & (self.born < end_ms)].sum())
+        return float(self.values[(self.event_ms >= start_ms) & (self.event_ms < end_ms)].sum())
 
 
 class Pusher(threading.Thread):
-    """Posts each record when its time has come, in a request every `PUSH_EVERY_MS`."""
+    """Pushes records at their arrival times, one request per `PUSH_EVERY_MS`."""
 
-    def __init__(self, url: str, schedule: Schedule) -> None:
+    def __init__(self, url: str, schedule: PushSchedule) -> None:
         super().__init__(daemon=True)
         self._url, self._schedule = url, schedule
         self.failure: Exception | None = None
@@ -60,7 +60,7 @@ class Pusher(threading.Thread):
             if to > at:
                 lines = (
                     f'{{"t":{b},"x":{v}}}'
-                    for b, v in zip(s.born[at:to].tolist(), s.values[at:to].tolist(), strict=True)
+                    for b, v in zip(s.event_ms[at:to].tolist(), s.values[at:to].tolist(), strict=True)
                 )
                 client.post(self._url, content="\n".join(lines) + "\n").raise_for_status()
                 at = to

@@ -1,4 +1,4 @@
-"""What else the machine did during a measurement, so that a figure taken under load is known for one."""
+"""The load of the machine during a measurement, to detect results that other processes have influenced."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CROWDED_LOAD_PER_CORE, CROWDED_WAITING = 1.0, 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """A look at the machine and at a tree of processes.
+class MachineSnapshot:
+    """A snapshot of the machine and of a tree of processes.
 
     Attributes:
         stalled_us: time, since ever, during which some thread of the machine waited for a core.
@@ -29,8 +29,8 @@ class Machine:
     waited_ns: dict[str, int]
 
     @classmethod
-    def look(cls, root: int) -> Machine:
-        """The tree under `root`, itself included. What the kernel does not tell is left out."""
+    def take(cls, root: int) -> MachineSnapshot:
+        """Returns a snapshot of the process tree under `root`. Omits processes that cannot be read."""
         ran, waited = dict[str, int](), dict[str, int]()
         for thread in _threads(root):
             with suppress(OSError, ValueError):
@@ -38,8 +38,8 @@ class Machine:
                 ran[str(thread)], waited[str(thread)] = on_core, ready
         return cls(time.monotonic(), _stalled_us(), ran, waited)
 
-    def since(self, before: Machine) -> dict[str, Any]:
-        """What has happened between the two looks, of threads that lived through both."""
+    def since(self, before: MachineSnapshot) -> dict[str, Any]:
+        """Returns the differences to an earlier snapshot, for threads that exist in both."""
         ran = sum(n - before.ran_ns[t] for t, n in self.ran_ns.items() if t in before.ran_ns) / 1e9
         waited = sum(n - before.waited_ns[t] for t, n in self.waited_ns.items() if t in before.waited_ns) / 1e9
         elapsed_s = self.at_s - before.at_s

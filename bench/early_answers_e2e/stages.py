@@ -1,4 +1,4 @@
-"""Where a first answer's time went, read from the job's own `/metrics`."""
+"""The stages of a first answer's latency, from the `/metrics` of the job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def scrape(url: str) -> dict[Sample, float]:
-    """All samples, by name and labels."""
+    """Returns all samples by name and labels."""
     text = httpx.get(url).raise_for_status().text
     return {
         (s.name, tuple(sorted(s.labels.items()))): s.value
@@ -24,12 +24,12 @@ def scrape(url: str) -> dict[Sample, float]:
 
 
 def since(before: Mapping[Sample, float], after: Mapping[Sample, float]) -> dict[Sample, float]:
-    """What counters and histograms have grown by."""
+    """Returns the increases of counters and histograms."""
     return {sample: value - before.get(sample, 0.0) for sample, value in after.items()}
 
 
 def quantiles_ms(grown: Mapping[Sample, float], name: str, **labels: str) -> dict[str, float] | None:
-    """Mean, median and 95th percentile of a histogram, linear inside a bucket; None: nothing was counted."""
+    """Returns mean, median and 95th percentile of a histogram, interpolated linearly; None without observations."""
     buckets = defaultdict[float, float](float)
     for (sample, given), value in grown.items():
         if sample == f"{name}_bucket" and labels.items() <= dict(given).items():
@@ -51,7 +51,7 @@ def quantiles_ms(grown: Mapping[Sample, float], name: str, **labels: str) -> dic
 
 
 def stages(grown: Mapping[Sample, float], query: str) -> dict[str, dict[str, float] | None]:
-    """The stages of a first answer's age; the last one, until a client has it, is measured at the client."""
+    """Returns the stages of a first answer's latency at the center; the client measures the last stage."""
     name = "edgewater_job_first_answer_seconds"
     return {stage: quantiles_ms(grown, name, stage=stage, query=query) for stage in STAGES}
 

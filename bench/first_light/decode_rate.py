@@ -1,4 +1,4 @@
-"""An edge's whole way from a file to its core: source, decoder, journal, core, on one core."""
+"""The path of an edge from a file to its core: source, decoder, journal, core, on one processor core."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgewater.wire import QueryRef
 
 
 def ndjson(path: Path, records: int) -> dict[str, float]:
-    """Records per second from an NDJSON file: decoding alone, and all the way into the journaled core."""
+    """Returns records/s from an NDJSON file: decoding only, and with journal and core."""
     decoding = asyncio.run(_read(_source(path), None))
     durable = DurableCore(path.parent / "state", lambda: EdgeCore({"access": StreamSpec(COLUMNS)}), _never, "bench")
     durable.handle(SourcesOpened((("access", "file"),)))

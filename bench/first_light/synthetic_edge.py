@@ -34,7 +34,7 @@ def spec(name: str) -> dict[str, object]:
 
 
 def synopsis(groups: int, seed: int) -> bytes:
-    """The bytes of a partial with this many groups; about 4 KB at 170."""
+    """Returns a partial with this number of groups; about 4 KB for 170 groups."""
     rng = np.random.default_rng(seed)
     aggregate = GroupedAggregate({"key": pa.string()}, {"n": CountStack(), "total": IntegerSumStack()})
     keys = pa.array([f"key-{i:05d}" for i in rng.permutation(groups)])
@@ -44,7 +44,7 @@ def synopsis(groups: int, seed: int) -> bytes:
 
 
 class SyntheticEdge:
-    """An `UplinkEndpoint` whose frames are put into `queue`; `acked_at` has the time of each acknowledgement."""
+    """An `UplinkEndpoint` that sends the frames of `queue`; `acked_at` has the time of each acknowledgement."""
 
     def __init__(self, address: str) -> None:
         self.queue: asyncio.Queue[Frame] = asyncio.Queue()

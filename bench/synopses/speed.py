@@ -1,4 +1,4 @@
-"""Updates per second, and merging many: ours against theirs on the same arrays, in one run."""
+"""Updates per second and merging, compared with the peers on the same arrays in one run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMOKE = Size(2_000, 1_000, 5, 200, 1)
 
 
 def best(run: Callable[[], object], repeats: int) -> float:
-    """Seconds of the fastest of several runs: what the machine can do when nobody else is at it."""
+    """Returns the seconds of the fastest of several runs, to exclude the influence of other processes."""
     seconds = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -46,13 +46,13 @@ def best(run: Callable[[], object], repeats: int) -> float:
 
 
 def throughput(cores: int, size: Size) -> list[dict[str, Any]]:
-    """Rows per pair: million updates per second, over `cores` processes of one core each."""
+    """Returns one row per pair: million updates per second, over `cores` processes with one core each."""
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < cores:
         return []
     rows = []
     for index, pair in enumerate(PAIRS):
-        # Spawned: a fork would share what the parent has warmed up.
+        # Spawned: a fork would share the warmed-up state of the parent.
         with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
             rates = list(pool.map(_rates, [(index, core, size) for core in allowed[:cores]]))
         ours, theirs = (sum(r[i] for r in rates) / 1e6 for i in (0, 1))
@@ -74,7 +74,7 @@ def _row(pair: Pair, cores: int, ours: float, theirs: float) -> dict[str, Any]:
 
 
 def _rates(given: tuple[int, int, Size]) -> tuple[float, float]:
-    """Updates per second of ours and theirs on one core; alternating, so that both see the same machine."""
+    """Returns the updates per second of both on one core; runs alternate, so that conditions are equal."""
     index, core, size = given
     os.sched_setaffinity(0, {core})
     pair = PAIRS[index]
@@ -97,13 +97,13 @@ def merging(size: Size) -> list[dict[str, Any]]:
     for pair in PAIRS:
         if pair.theirs is None or pair.name in ("kll k=200, per item", "count-min 5x65536, Zipf",
                                                 "count-min 5x65536, all different"):  # fmt: skip
-            continue  # the same sketch again, or gigabytes of counters
+            continue  # duplicates another pair, or needs gigabytes of counters
         rng = np.random.default_rng(1)
         parts = [pair.values(rng, size.part) for _ in range(size.parts)]
         mine, theirs = [], []
         for values in parts:
             mine.append(pair.ours())
-            # Their records are different ones: a sample has to be told.
+            # The records are distinct; a sample needs their identities.
             if hasattr(mine[-1]._stack, "source"):
                 mine[-1]._stack.source = len(mine)
             mine[-1].update(values)

@@ -73,8 +73,8 @@ class ArrivalMonitor:
 
     @property
     def nbytes(self) -> int:
-        held = self._monitor.nbytes if isinstance(self._monitor, GroupMonitor) else 0
-        return held + sum(
+        collected = self._monitor.nbytes if isinstance(self._monitor, GroupMonitor) else 0
+        return collected + sum(
             READY_BYTES + (s.nbytes if isinstance(s, GroupedSubstream) else 16 * len(s.cells))
             for s in self._ready.values()
         )
@@ -208,15 +208,15 @@ class ArrivalMonitor:
         if slot <= self._complete:
             return
         for statistics in self._monitor.take():
-            held = self._ready.get(statistics.index)
-            if held is None:
+            ready = self._ready.get(statistics.index)
+            if ready is None:
                 self._ready[statistics.index] = statistics
-            elif isinstance(held, GroupedSubstream):
+            elif isinstance(ready, GroupedSubstream):
                 assert isinstance(statistics, GroupedSubstream)
-                held.merge(statistics)
+                ready.merge(statistics)
             else:
                 assert isinstance(statistics, SubstreamStatistics)
-                held.merge(statistics)
+                ready.merge(statistics)
         self._complete = slot
 
     def to_state(self) -> State:
@@ -245,9 +245,9 @@ class ArrivalMonitor:
         return result
 
 
-def is_unreported(held: Slice, reported_before_ms: int) -> bool:
+def is_unreported(slice_: Slice, reported_before_ms: int) -> bool:
     """Returns whether records of the slice were sampled out whose arrivals have not been reported."""
-    return held.unreported_until_ms > MIN_TIME_MS and held.unreported_until_ms >= reported_before_ms
+    return slice_.unreported_until_ms > MIN_TIME_MS and slice_.unreported_until_ms >= reported_before_ms
 
 
 def close_barrier_ms(
@@ -264,9 +264,9 @@ def close_barrier_ms(
         through_ms: event time up to which slices are closed already.
     """
     result = watermark_ms
-    for start, held in slices.items():
+    for start, slice_ in slices.items():
         end = start + spec.window.slice_ms
-        if end <= watermark_ms and is_unreported(held, reported_before_ms):
+        if end <= watermark_ms and is_unreported(slice_, reported_before_ms):
             result = min(result, (end if end > through_ms else _next_final(spec, start, through_ms)) - 1)
     return result
 

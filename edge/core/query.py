@@ -167,8 +167,8 @@ class QueryPipeline:
         self.monitor.sampling = settings
         if step_ms > self.monitor.schedule.grid.substream_ms:
             self.monitor.restart_reports()
-            for held in self.slices.values():
-                held.unreported_until_ms = max(held.unreported_until_ms - step_ms, MIN_TIME_MS)
+            for slice_ in self.slices.values():
+                slice_.unreported_until_ms = max(slice_.unreported_until_ms - step_ms, MIN_TIME_MS)
 
     def _drop_reason(self, start: int, watermark_ms: int) -> str:
         if start < self.since_ms:
@@ -193,31 +193,31 @@ class QueryPipeline:
         Args:
             arguments: of the kept records; all other arguments are of all records.
         """
-        held = self.slices.get(start)
-        if held is None:
-            held = self.slices[start] = Slice(
+        slice_ = self.slices.get(start)
+        if slice_ is None:
+            slice_ = self.slices[start] = Slice(
                 SliceEntries.for_query(self.bound, self.source, self.bounded_measures),
                 *self.finished_counters.pop(start, ()),
             )
-        held.observed += len(times)
-        held.first_ms, held.last_ms = min(held.first_ms, int(times.min())), max(held.last_ms, int(times.max()))
+        slice_.observed += len(times)
+        slice_.first_ms, slice_.last_ms = min(slice_.first_ms, int(times.min())), max(slice_.last_ms, int(times.max()))
         if self._end(start) <= watermark_ms:
-            held.late += len(times)
-        held.close_reported = False
+            slice_.late += len(times)
+        slice_.close_reported = False
         if self.ships_rows and kept is not None:
-            held.sampling_rate = min(held.sampling_rate, self.sampling_rate)
-        if held.sampling_rate < 1.0:
-            held.entries.set_sampling_rate(held.sampling_rate)
+            slice_.sampling_rate = min(slice_.sampling_rate, self.sampling_rate)
+        if slice_.sampling_rate < 1.0:
+            slice_.entries.set_sampling_rate(slice_.sampling_rate)
         if self.ships_rows and kept is not None:
             # The center must also know the groups of which no row was sampled.
-            held.entries.add_groups(keys, len(times), batch_number, self._elapsed(start, int(times.max())))
+            slice_.entries.add_groups(keys, len(times), batch_number, self._elapsed(start, int(times.max())))
         if kept is not None:
             times, ids = times[kept], ids[kept]
             if not len(times):
                 return
             keys = [arguments.records.column(name) for name in self.spec.group_by]
         elapsed = self._elapsed(start, int(times.max()))
-        held.entries.update(keys, arguments.by_measure(), len(times), times, batch_number, ids, elapsed)
+        slice_.entries.update(keys, arguments.by_measure(), len(times), times, batch_number, ids, elapsed)
 
     def _end(self, start: int) -> int:
         return start + self.spec.window.slice_ms
@@ -235,8 +235,8 @@ class QueryPipeline:
         if version == 0:  # unversioned shares apply to all slices, including closed ones
             if dict(shares) != dict(self.shares):
                 self.schedule = ShareSchedule.uniform(shares)
-                for held in self.slices.values():
-                    held.close_reported, held.send_queue = False, SendQueue()
+                for slice_ in self.slices.values():
+                    slice_.close_reported, slice_.send_queue = False, SendQueue()
             return
         through = self.progress.through_ms
         not_closed = MIN_TIME_MS if through == MIN_TIME_MS else self.spec.window.slice_start(through)
@@ -282,22 +282,22 @@ class QueryPipeline:
     def _pending_bytes(self) -> Iterator[tuple[int, int]]:
         """Yields the end of each slice and the estimated bytes that it has to send."""
         margin = EAGER_MARGIN if self.spec.cache.eviction == "gain" else 1.0
-        for start, held in self.slices.items():
-            if self._is_unreported(held) or (held.in_time and held.close_reported):
+        for start, slice_ in self.slices.items():
+            if self._is_unreported(slice_) or (slice_.in_time and slice_.close_reported):
                 continue  # entries omitted under a staleness budget are not sent
-            pending = held.count_pending(self._limits(start), 1.0 if held.learned else margin)
+            pending = slice_.count_pending(self._limits(start), 1.0 if slice_.learned else margin)
             yield self._end(start), int(pending * self.progress.entry_bytes)
 
     def has_unreported_closes(self, watermark_ms: int) -> bool:
         """Returns whether the watermark has closed slices that have not been reported."""
         through = self._close_barrier_ms(watermark_ms)
         return self._passed_slice_end(through) or any(
-            not held.close_reported and self._end(start) <= through and not self._is_unreported(held)
-            for start, held in self.slices.items()
+            not slice_.close_reported and self._end(start) <= through and not self._is_unreported(slice_)
+            for start, slice_ in self.slices.items()
         )
 
-    def _is_unreported(self, held: Slice) -> bool:
-        return self.monitor is not None and is_unreported(held, self.monitor.reported_before_ms)
+    def _is_unreported(self, slice_: Slice) -> bool:
+        return self.monitor is not None and is_unreported(slice_, self.monitor.reported_before_ms)
 
     def _close_barrier_ms(self, watermark_ms: int) -> int:
         """Returns the event time up to which slices may be closed."""
@@ -336,30 +336,30 @@ class QueryPipeline:
         closed: list[int] = []
         through, room, closing = self._close_barrier_ms(watermark_ms), capacity_bytes, False
         for start in sorted(self.slices):
-            held = self.slices[start]
+            slice_ = self.slices[start]
             end = self._end(start)
             if end > watermark_ms and (closing or not self._may_send_early(end, drain_window_ms)):
                 continue  # a frame that closes a slice is sent at once, not filled with early sends
-            if end <= watermark_ms and (end > through or self._is_unreported(held)):
+            if end <= watermark_ms and (end > through or self._is_unreported(slice_)):
                 continue
             made: list[Partial] = []
-            selection = self._select(start, held, room, end <= watermark_ms, drain_window_ms, link)
-            selection = limit_to_capacity(held, selection, capacity_bytes, self.progress.entry_bytes)
+            selection = self._select(start, slice_, room, end <= watermark_ms, drain_window_ms, link)
+            selection = limit_to_capacity(slice_, selection, capacity_bytes, self.progress.entry_bytes)
             if recorded is not None:
-                selection = recorded.replace_selection(start, held, selection)
+                selection = recorded.replace_selection(start, slice_, selection)
             if len(selection.groups):
-                made = [self._partial(start, held, selection.groups, recorded)]
+                made = [self._partial(start, slice_, selection.groups, recorded)]
                 partials += made
                 room -= sum(len(p.synopsis) for p in made)
             if made and self._has_session_windows and (end > watermark_ms or not selection.drained):
-                closes.append(self._slice_close(start, held))
+                closes.append(self._slice_close(start, slice_))
             if end > watermark_ms:
                 continue
             if not selection.drained:
                 through = min(through, end - 1)
                 break
-            if not held.close_reported:
-                closes.append(self._close(start, held))
+            if not slice_.close_reported:
+                closes.append(self._close(start, slice_))
                 closed.append(start)
                 closing = True
         if recorded is not None:
@@ -381,11 +381,11 @@ class QueryPipeline:
         since = None if self.since_ms == MIN_TIME_MS else self.since_ms
         return PullResult(FrameBody(through, tuple(partials), tuple(closes), since, arrivals), tuple(closed))
 
-    def _close(self, start: int, held: Slice) -> SliceClose:
+    def _close(self, start: int, slice_: Slice) -> SliceClose:
         """Closes a slice that has been sent completely; returns its report."""
-        report = self._slice_close(start, held)
-        self._record_drift(start, held.entries)
-        held.close_reported = True
+        report = self._slice_close(start, slice_)
+        self._record_drift(start, slice_.entries)
+        slice_.close_reported = True
         if not self.bounded_measures:
             self.finished_counters[start] = self.slices.pop(start).counters
         return report
@@ -395,9 +395,9 @@ class QueryPipeline:
     ) -> None:
         """Applies the recorded sends and closes that the replay did not reach because its values differ."""
         for start in [s for s in recorded.partials if s in self.slices]:
-            held = self.slices[start]
-            groups = recorded.replace_selection(start, held, EMPTY_SELECTION).groups
-            partials.append(self._partial(start, held, groups, recorded))
+            slice_ = self.slices[start]
+            groups = recorded.replace_selection(start, slice_, EMPTY_SELECTION).groups
+            partials.append(self._partial(start, slice_, groups, recorded))
         for start in recorded.closed:
             if start not in closed and start in self.slices:
                 closes.append(self._close(start, self.slices[start]))
@@ -415,16 +415,16 @@ class QueryPipeline:
             return None, []
         partials = []
         for start in sorted(s for s in self.slices if watermark_ms < self._end(s) <= now_ms):
-            held = self.slices[start]
-            groups = np.flatnonzero(held.entries.has_pending)
+            slice_ = self.slices[start]
+            groups = np.flatnonzero(slice_.entries.has_pending)
             if recorded is not None:
-                groups = recorded.replace_selection(start, held, Selection(groups, True)).groups
+                groups = recorded.replace_selection(start, slice_, Selection(groups, True)).groups
             if len(groups):
-                partials.append(self._partial(start, held, groups, recorded))
+                partials.append(self._partial(start, slice_, groups, recorded))
         return arrivals, partials
 
     def _select(
-        self, start: int, held: Slice, room: int, closed: bool, drain_window_ms: tuple[int, int], link: LinkEstimate
+        self, start: int, slice_: Slice, room: int, closed: bool, drain_window_ms: tuple[int, int], link: LinkEstimate
     ) -> Selection:
         """Selects the groups of a slice to send now, of about `room` bytes; at least one if there is any room."""
         entry_bytes, end = self.progress.entry_bytes, self._end(start)
@@ -436,15 +436,15 @@ class QueryPipeline:
         if not closed and self.spec.cache.eviction == "gain":
             count = min(count, max_entries_per_frame(end - drain_window_ms[0], link.bytes_per_ms / entry_bytes))
         context = PullContext(start, end, closed, drain_window_ms, count)
-        return select_groups(held, self.spec, self.history, self._limits(start), context, slots)
+        return select_groups(slice_, self.spec, self.history, self._limits(start), context, slots)
 
     @property
     def _has_session_windows(self) -> bool:
         return isinstance(self.spec.window, SessionWindow)
 
-    def _slice_close(self, start: int, held: Slice) -> SliceClose:
-        extent = (held.first_ms, held.last_ms) if self._has_session_windows else (None, None)
-        return SliceClose(start, held.observed, held.late, held.entries.withheld(), *extent)
+    def _slice_close(self, start: int, slice_: Slice) -> SliceClose:
+        extent = (slice_.first_ms, slice_.last_ms) if self._has_session_windows else (None, None)
+        return SliceClose(start, slice_.observed, slice_.late, slice_.entries.withheld(), *extent)
 
     def _may_send_early(self, end: int, drain_window_ms: tuple[int, int]) -> bool:
         if self.monitor is not None:
@@ -457,11 +457,11 @@ class QueryPipeline:
         """Whether the query has a staleness budget: its answers are due at a fixed time, complete or not."""
         return isinstance(self.spec.budget, StalenessBudget)
 
-    def _partial(self, start: int, held: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
-        self._record_drift(start, held.entries, groups)
-        held.discount_pending(self._limits(start), groups)
+    def _partial(self, start: int, slice_: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
+        self._record_drift(start, slice_.entries, groups)
+        slice_.discount_pending(self._limits(start), groups)
         sent = recorded.partials.pop(start) if recorded is not None else None
-        data = self.encode(held.entries.send(groups, sent))
+        data = self.encode(slice_.entries.send(groups, sent))
         # The estimate follows the actual size of entries, so that frames are about as large as the capacity.
         self.progress.entry_bytes += 0.3 * (len(data) / len(groups) - self.progress.entry_bytes)
         return Partial(start, 0, data)
@@ -476,8 +476,8 @@ class QueryPipeline:
     def _drop_final(self, watermark_ms: int) -> None:
         done = [
             s
-            for s, held in self.slices.items()
-            if held.close_reported and s < watermark_ms and self._final(s, watermark_ms)
+            for s, slice_ in self.slices.items()
+            if slice_.close_reported and s < watermark_ms and self._final(s, watermark_ms)
         ]
         for start in done:
             del self.slices[start]
@@ -497,7 +497,7 @@ class QueryPipeline:
             "sampling_rate": self.sampling_rate,
             "finished_counters": sorted(self.finished_counters.items()),
         }
-        slices = {str(start): held.to_state() for start, held in sorted(self.slices.items())}
+        slices = {str(start): slice_.to_state() for start, slice_ in sorted(self.slices.items())}
         components = {"history": self.history.to_state(), "slices": State(components=slices)}
         if self.monitor is not None:
             components["monitor"] = self.monitor.to_state()
@@ -537,6 +537,6 @@ class QueryPipeline:
         if result.monitor is not None:
             reports, key_types = result.monitor.schedule, result.monitor.key_types
             result.monitor = ArrivalMonitor.from_state(components["monitor"], reports, source, key_types)
-        for start, held in components["slices"].components.items():
-            result.slices[int(start)] = Slice.from_state(held, result.bounded_measures)
+        for start, slice_ in components["slices"].components.items():
+            result.slices[int(start)] = Slice.from_state(slice_, result.bounded_measures)
         return result

@@ -105,19 +105,19 @@ class RecordedPull:
         arrivals = self.result.body.arrivals if self.result is not None else None
         return len(arrivals.substreams) if arrivals is not None else 0
 
-    def replace_selection(self, start: int, held: Slice, selection: Selection) -> Selection:
+    def replace_selection(self, start: int, slice_: Slice, selection: Selection) -> Selection:
         """Returns the recorded selection of the slice, instead of the one that the policies make now."""
-        groups, closed = EMPTY_SELECTION.groups, held.close_reported or start in self.closed
+        groups, closed = EMPTY_SELECTION.groups, slice_.close_reported or start in self.closed
         if start in self.partials:
             # By key: if a source's records have changed, the groups are numbered differently.
-            groups = held.entries.codes(self.partials[start].rows(), len(self.partials[start]))
+            groups = slice_.entries.codes(self.partials[start].rows(), len(self.partials[start]))
         if not np.array_equal(groups, selection.groups):
-            held.send_queue = SendQueue()  # the drawn groups that were not sent have to be ranked again
+            slice_.send_queue = SendQueue()  # the drawn groups that were not sent have to be ranked again
         return Selection(groups, closed)
 
 
 def select_groups(
-    held: Slice,
+    slice_: Slice,
     spec: QuerySpec,
     history: GroupHistory,
     limits: ErrorLimits,
@@ -130,28 +130,28 @@ def select_groups(
         slots: under a staleness budget, the result of `remaining_slots`.
     """
     if not context.closed:
-        if held.send_queue.expired_open(context.now_ms, context.end_ms):
+        if slice_.send_queue.expired_open(context.now_ms, context.end_ms):
             ranking = context.ranking_context
-            held.send_queue = (
-                rank_open(held.entries, limits, spec.cache, history, ranking)
+            slice_.send_queue = (
+                rank_open(slice_.entries, limits, spec.cache, history, ranking)
                 if slots is None
-                else rank_open_by_deadline(held.entries, spec.cache, history, ranking, slots)
+                else rank_open_by_deadline(slice_.entries, spec.cache, history, ranking, slots)
             )
-        return held.send_queue.draw(held.entries, context.max_groups)
-    if not held.learned:
-        learn(held.entries, history, slots)
-        held.learned = True
+        return slice_.send_queue.draw(slice_.entries, context.max_groups)
+    if not slice_.learned:
+        learn(slice_.entries, history, slots)
+        slice_.learned = True
     count = context.max_groups
     if slots is not None:
-        if held.in_time and slots.remaining < 1.0:
+        if slice_.in_time and slots.remaining < 1.0:
             return EMPTY_SELECTION  # the other groups are omitted, and reported as withheld
-        held.in_time |= slots.remaining >= 1.0
-        count = min(count, int(slots.remaining)) if held.in_time and slots.remaining < count else count
-    if held.send_queue.expired_closed(held.entries):
-        held.send_queue = (
-            rank_closed(held.entries, limits) if slots is None else rank_closed_by_deadline(held.entries, history)
+        slice_.in_time |= slots.remaining >= 1.0
+        count = min(count, int(slots.remaining)) if slice_.in_time and slots.remaining < count else count
+    if slice_.send_queue.expired_closed(slice_.entries):
+        slice_.send_queue = (
+            rank_closed(slice_.entries, limits) if slots is None else rank_closed_by_deadline(slice_.entries, history)
         )
-    return held.send_queue.draw(held.entries, count)
+    return slice_.send_queue.draw(slice_.entries, count)
 
 
 def remaining_slots(
@@ -172,15 +172,15 @@ def remaining_slots(
     return SendSlots(max(remaining, 0.0), max(rate * (spec.window.slice_ms + allowed), 0.0))
 
 
-def limit_to_capacity(held: Slice, selection: Selection, capacity_bytes: int, entry_bytes: float) -> Selection:
+def limit_to_capacity(slice_: Slice, selection: Selection, capacity_bytes: int, entry_bytes: float) -> Selection:
     """Reduces a selection, to one group at least, so that it is not much larger than a frame may be.
 
     The center would refuse a frame above its limit forever. The check is needed until the first entries have been sent,
     because their size is unknown before, and always for samples, whose sizes differ.
     """
-    pending, groups = held.entries.pending, selection.groups
+    pending, groups = slice_.entries.pending, selection.groups
     if not pending.samples and entry_bytes != INITIAL_ENTRY_BYTES:
         return selection
     while len(groups) > 1 and pending.take(groups).nbytes > MAX_OVERSHOOT * capacity_bytes:
-        groups, held.send_queue = groups[: len(groups) // 2], SendQueue()  # the other groups are ranked again
+        groups, slice_.send_queue = groups[: len(groups) // 2], SendQueue()  # the other groups are ranked again
     return Selection(groups, selection.drained and len(groups) == len(selection.groups))

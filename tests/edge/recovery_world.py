@@ -149,7 +149,7 @@ class World:
         self.edge.handle(SourceEnded("flights", "file"))
 
     def ship(self) -> None:
-        """What the uplink does: only what is durable leaves."""
+        """Sends as the uplink does: only durable frames."""
         self.edge.sync()
         for frame in list(self.edge.core.unacked):
             self.center.receive(frame)

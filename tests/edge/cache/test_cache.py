@@ -45,7 +45,7 @@ def order(policy: str, seen: SliceView, groups: int) -> list[int]:
     return np.argsort(ranks, kind="stable").tolist()
 
 
-def test_an_absolute_limit_promotes_what_exceeds_it_and_a_relative_one_what_exceeds_its_part_of_the_value() -> None:
+def test_entries_above_an_absolute_or_relative_limit_are_promoted() -> None:
     held = entries_of([(0, 100.0), (1, 10.0), (0, 1.0), (1, 1.0)])
     held.send(np.array([0, 1]))
     held.update([pa.array([0, 1])], {"v": pa.array([2.0, 2.0])}, 2, np.zeros(2, np.int64), 9)
@@ -65,7 +65,7 @@ def test_a_measure_without_an_error_function_counts_the_records_that_were_not_se
     assert (stated.largest_above, stated.total_above, stated.groups) == (1.0, 1.0, 1)
 
 
-def test_the_policies_of_the_paper_order_as_the_paper_says() -> None:
+def test_the_papers_policies_rank_as_in_the_paper() -> None:
     held = entries_of([(0, 50.0), (1, 90.0), (2, 20.0), (0, 1.0)])
     history = GroupHistory(("v",))
     history.learn(entries_of([(0, 60.0), (1, 200.0), (2, 20.0)]))
@@ -76,7 +76,7 @@ def test_the_policies_of_the_paper_order_as_the_paper_says() -> None:
     assert order("rate", seen, 3) == [2, 0, 1], "least still to come first"
 
 
-def test_gain_prefers_a_group_that_is_settled_and_leaves_a_busy_one_for_later() -> None:
+def test_gain_prefers_a_settled_group_and_defers_a_busy_one() -> None:
     busy = [(0, 30.0)] * 40
     held = entries_of([*busy, (1, 30.0), (2, 9.0), (3, 1.0)])
     seen = view(held, ErrorLimits({"v": 10.0}))
@@ -99,7 +99,7 @@ def test_the_tail_of_the_forecast_agrees_with_simulation() -> None:
     assert coming.exceeds("v", np.array([0.0]))[0][0] == pytest.approx(1 - np.exp(-3.0))
 
 
-def test_sizes_keep_room_for_what_is_still_to_appear() -> None:
+def test_sizes_reserve_sends_for_groups_that_have_not_appeared() -> None:
     held = entries_of([(k, 1.0) for k in range(10)])
     history = GroupHistory(("v",))
     history.learn(entries_of([(k, 1.0) for k in range(40)]))
@@ -165,7 +165,7 @@ def fresh() -> EdgeCore:
 
 
 @pytest.mark.parametrize("changes", CASES, ids=str)
-def test_a_core_that_is_put_away_in_the_middle_goes_on_with_the_same_frames(changes: dict[str, Any]) -> None:
+def test_a_restored_core_builds_the_same_frames(changes: dict[str, Any]) -> None:
     core = fresh()
     core.handle(SourcesOpened((("s", "file"),)))
     core.handle(Configured(((QueryRef("q", 1), query(**changes)),)))
@@ -191,20 +191,20 @@ def test_a_core_that_is_put_away_in_the_middle_goes_on_with_the_same_frames(chan
         ("lru", "cache"),
     ],
 )
-def test_a_cache_that_is_not_known_is_refused_with_the_field_named(cache: Any, field: str) -> None:
+def test_an_unknown_cache_option_is_refused_with_its_field(cache: Any, field: str) -> None:
     with pytest.raises(InvalidQuery) as caught:
         query(cache=cache)
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("share", ["1%", "0.07%", "3.3%", "29.3%", "99.9%"])
-def test_caches_and_relative_budgets_are_written_as_they_are_read(share: str) -> None:
+def test_cache_options_and_relative_budgets_round_trip(share: str) -> None:
     spec = query(cache={"eviction": "spe", "sizing": "linear", "eager": 0.25}, budget={"error": {"v": share}})
     assert spec.cache == CacheSpec("spe", "linear", "acc", 0.25)
     assert QuerySpec.from_mapping(spec.to_mapping()) == spec
 
 
-def test_a_relative_budget_of_everything_or_less_than_nothing_is_refused() -> None:
+def test_a_relative_budget_outside_0_to_100_percent_is_refused() -> None:
     for share in ("100%", "-1%"):
         with pytest.raises(InvalidQuery, match="percentage"):
             query(budget={"error": {"v": share}})

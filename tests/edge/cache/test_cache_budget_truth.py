@@ -81,7 +81,7 @@ def received(bodies: list[FrameBody]) -> FloatArray:
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
 @pytest.mark.parametrize("budget", [ERROR, "10%"])
-def test_every_window_of_every_group_is_within_the_budget_and_what_is_stated_is_real(
+def test_the_error_of_every_window_and_group_is_within_the_budget_and_reported_truly(
     budget: Any, eviction: str
 ) -> None:
     edges = [an_edge(number, query(budget, eviction)) for number in range(EDGES)]

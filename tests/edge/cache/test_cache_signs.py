@@ -130,7 +130,7 @@ def test_values_of_one_sign_are_still_withheld(sign: float, function: str, budge
     assert (error <= allowed * (1 + 1e-9)).all()
 
 
-def test_greatest_values_from_zero_up_need_not_be_sent() -> None:
+def test_maxima_that_are_not_negative_may_be_withheld() -> None:
     records = [(t, k, np.minimum(np.abs(v), 30.0)) for t, k, v in of_either_sign(5, 0.0)]
     error, _ = errors("max", ERROR, records)
     assert 0.0 < error.max() <= ERROR

@@ -69,7 +69,7 @@ def told(body: FrameBody | None) -> list[SubstreamStatistics]:
     return [SubstreamStatistics.from_state(s, CLOCK.grid) for s in body.arrivals.substreams]
 
 
-def test_at_a_windows_end_all_that_has_come_leaves_though_the_watermark_is_behind() -> None:
+def test_all_arrivals_are_sent_at_a_windows_end_even_if_the_watermark_is_behind() -> None:
     edge = core()
     come(edge, 600, (100, 1.0), (550, 2.0))
     come(edge, 990, (900, 4.0), (700, 8.0))
@@ -87,7 +87,7 @@ def test_at_a_windows_end_all_that_has_come_leaves_though_the_watermark_is_behin
     assert total.value.tolist() == [15.0]
 
 
-def test_stragglers_follow_at_the_points_behind_the_end_and_each_record_is_told_once() -> None:
+def test_stragglers_are_reported_in_later_slots_and_each_record_once() -> None:
     edge = core()
     come(edge, 990, (900, 4.0))
     bodies = [pull(edge, 1_000)]
@@ -103,7 +103,7 @@ def test_stragglers_follow_at_the_points_behind_the_end_and_each_record_is_told_
     assert points == sorted(set(points)) and points[0] == 1_000 and 1_500 in points
 
 
-def test_a_point_is_told_also_when_nothing_has_come() -> None:
+def test_a_slot_without_arrivals_is_reported() -> None:
     edge = core()
     come(edge, 100, (50, 1.0))
     for now in (500, 1_000, 1_500):
@@ -112,7 +112,7 @@ def test_a_point_is_told_also_when_nothing_has_come() -> None:
     assert pull(edge, 1_510) is None
 
 
-def test_what_does_not_fit_a_frame_follows_and_the_point_is_told_with_the_last() -> None:
+def test_a_report_larger_than_a_frame_is_split_and_complete_with_its_last_part() -> None:
     edge = core()
     come(edge, 4_900, *[(t, 1.0) for t in range(0, 4_900, 10)])
     first = pull(edge, 5_000, 10)
@@ -125,7 +125,7 @@ def test_what_does_not_fit_a_frame_follows_and_the_point_is_told_with_the_last()
     assert total == 490 and through == 5_000
 
 
-def test_records_without_a_value_are_no_part_of_a_sums_arrivals() -> None:
+def test_records_without_a_value_do_not_count_as_arrivals_of_a_sum() -> None:
     edge = core()
     come(edge, 400, (100, 1.0), (200, None), (300, float("nan")))
     (statistics,) = told(pull(edge, 500))
@@ -140,7 +140,7 @@ def test_a_count_of_a_column_counts_the_records_that_have_it() -> None:
     assert statistics.events == 2
 
 
-def test_a_clock_that_steps_back_takes_nothing_back() -> None:
+def test_a_clock_that_is_set_back_revokes_no_report() -> None:
     edge = core()
     come(edge, 990, (900, 4.0))
     pull(edge, 1_000)
@@ -157,7 +157,7 @@ def test_a_stream_without_a_clock_is_refused() -> None:
     assert isinstance(effect, QueryRefused) and "a stream with a clock" in effect.message
 
 
-def test_on_a_faster_clock_points_follow_the_clock() -> None:
+def test_report_slots_follow_a_replay_clock() -> None:
     edge = core(StreamClock(0, 0, 1_000.0))
     come(edge, 1, (900, 4.0))
     assert edge.next_pull_ms(1e9, 1) is not None
@@ -166,7 +166,7 @@ def test_on_a_faster_clock_points_follow_the_clock() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
-def test_a_sample_is_drawn_at_the_rate_and_what_is_left_out_is_counted(rate: float) -> None:
+def test_records_are_sampled_at_the_rate_and_the_others_counted(rate: float) -> None:
     edge = core()
     edge.handle(SamplingSet(REF, rate))
     times = np.arange(0, 1_000, dtype=np.int64)
@@ -180,7 +180,7 @@ def test_a_sample_is_drawn_at_the_rate_and_what_is_left_out_is_counted(rate: flo
     assert sum(e.count for e in dropped) == 1_000 - kept
 
 
-def test_a_snapshot_of_the_monitor_goes_on_as_the_one_that_was_not_interrupted() -> None:
+def test_a_restored_monitor_continues_as_the_original() -> None:
     edges = [core(), core()]
     for edge in edges:
         edge.handle(SamplingSet(REF, 0.5, 30.0, SamplingReason.PROCESSOR))
@@ -194,7 +194,7 @@ def test_a_snapshot_of_the_monitor_goes_on_as_the_one_that_was_not_interrupted()
     assert pull(edges[0], 1_540) == pull(again, 1_540)
 
 
-def test_the_word_on_sampling_is_journaled(tmp_path: Path) -> None:
+def test_the_sampling_rate_is_journaled(tmp_path: Path) -> None:
     def durable() -> DurableCore:
         def make() -> EdgeCore:
             return EdgeCore({"s": StreamSpec(COLUMNS, LIVE, 10_000)}, source=3)
@@ -237,7 +237,7 @@ def told_by_group(body: FrameBody | None) -> list[GroupedSubstream]:
     return [GroupedSubstream.from_state(s, CLOCK.grid) for s in body.arrivals.substreams]
 
 
-def test_a_query_with_groups_tells_of_arrivals_and_values_by_group() -> None:
+def test_a_query_with_groups_reports_arrivals_and_values_by_group() -> None:
     edge = grouped_core()
     come_grouped(edge, 490, (100, 1.0, "a", 1), (350, 2.0, None, 1), (360, 4.0, "a", 1), (365, 8.0, "a", 2))
     come_grouped(edge, 495, (370, None, "a", 1), (380, float("nan"), "b", 7))
@@ -253,7 +253,7 @@ def test_a_query_with_groups_tells_of_arrivals_and_values_by_group() -> None:
     assert part.arrivals()[:, 1].min() >= 0 and part.unattributed == 0
 
 
-def test_more_groups_than_the_limit_are_told_as_a_number_and_the_next_report_is_as_usual() -> None:
+def test_beyond_the_group_limit_only_the_number_of_events_is_reported() -> None:
     edge = grouped_core()
     come_grouped(edge, 490, *[(100 + i, 1.0, f"k{i}", i) for i in range(MAX_GROUPS + 1)])
     come_grouped(edge, 495, (300, 1.0, "k0", 0))
@@ -264,7 +264,7 @@ def test_more_groups_than_the_limit_are_told_as_a_number_and_the_next_report_is_
     assert part.unattributed == 0 and part.counts.tolist() == [1]
 
 
-def test_a_snapshot_with_groups_goes_on_as_the_one_that_was_not_interrupted() -> None:
+def test_a_restored_monitor_with_groups_continues_as_the_original() -> None:
     edges = [grouped_core(), grouped_core()]
     for edge in edges:
         edge.handle(SamplingSet(REF, 0.5, 0.0))
@@ -278,7 +278,7 @@ def test_a_snapshot_with_groups_goes_on_as_the_one_that_was_not_interrupted() ->
     assert pull(edges[0], 1_540) == pull(again, 1_540)
 
 
-def test_while_the_link_is_down_what_is_to_be_told_is_added_up_by_group() -> None:
+def test_unsent_statistics_are_merged_by_group_while_the_link_is_down() -> None:
     edge = grouped_core()
     for now in range(50, 3_000, 50):
         come_grouped(edge, now, (now - 40, 1.0, f"k{now % 3}", 0), (max(now - 700, 0), 2.0, "late", 0))
@@ -288,7 +288,7 @@ def test_while_the_link_is_down_what_is_to_be_told_is_added_up_by_group() -> Non
     assert sum(int(p.counts.sum()) for p in parts) == 2 * len(range(50, 3_000, 50))
 
 
-def test_statistics_by_group_come_out_of_the_journal_byte_by_byte(tmp_path: Path) -> None:
+def test_a_replay_gives_the_same_statistics_by_group_byte_for_byte(tmp_path: Path) -> None:
     def make() -> EdgeCore:
         return EdgeCore({"s": StreamSpec({**COLUMNS, **KEYS}, LIVE, 10_000)}, source=3)
 
@@ -327,7 +327,7 @@ def why(body: FrameBody | None) -> SamplingReason:
     return body.arrivals.sampled
 
 
-def test_reports_say_why_records_were_passed_over_until_they_are_all_told() -> None:
+def test_reports_have_the_sampling_reason_until_all_arrivals_are_reported() -> None:
     edge = core()
     come(edge, 100, (50, 1.0))
     assert why(pull(edge, 500)) is SamplingReason.NONE
@@ -341,7 +341,7 @@ def test_reports_say_why_records_were_passed_over_until_they_are_all_told() -> N
     assert why(pull(edge, 2_000)) is SamplingReason.NONE
 
 
-def test_a_report_in_parts_says_why_in_each() -> None:
+def test_each_part_of_a_split_report_has_the_sampling_reason() -> None:
     edge = core()
     edge.handle(SamplingSet(REF, 0.5, 0.0, SamplingReason.LINK))
     come(edge, 2_400, *[(t, 1.0) for t in range(0, 2_400, 10)])
@@ -358,7 +358,7 @@ def test_a_sampling_rate_is_read_from_the_journal_with_its_reason(reason: Sampli
     assert _decode_plain(record.kind, json.loads(record.payload)) == event
 
 
-def test_a_reason_of_a_newer_release_is_none_that_could_be_said() -> None:
+def test_an_unknown_reason_is_read_as_none() -> None:
     message = pb.Arrivals(through_ms=5)
     message.MergeFromString(pb.Arrivals(sampled=pb.Sampling.LINK).SerializeToString()[:-1] + bytes([9]))
     body = body_from_wire(pb.FrameBody(through_ms=7, arrivals=message))
@@ -371,7 +371,7 @@ def test_arrivals_survive_the_wire() -> None:
         assert body_from_wire(body_to_wire(body)) == body
 
 
-def test_a_monitor_without_records_is_due_once_per_point() -> None:
+def test_a_monitor_without_records_is_due_once_per_report_slot() -> None:
     assert CLOCK is not None
     monitor = ArrivalMonitor(CLOCK, 1)
     assert monitor.due(10)

@@ -1,4 +1,4 @@
-"""This edge's part of a budget: which slice gets which share, what is reported, and how long the way is."""
+"""This edge's shares of a budget: which slice gets which, the drift reports, and the path delay."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def withheld(bodies: list[FrameBody]) -> dict[int, float]:
     return {c.slice_start_ms: max((w.largest_above for w in c.withheld), default=0.0) for b in bodies for c in b.closes}
 
 
-def test_a_share_holds_from_the_first_slice_that_is_not_closed() -> None:
+def test_a_share_applies_from_the_first_slice_that_is_not_closed() -> None:
     edge = core()
     edge.handle(BudgetSet(REF, {"s": 100.0}, 1))
     ingest(edge, 500, 60)
@@ -85,7 +85,7 @@ def test_a_share_holds_from_the_first_slice_that_is_not_closed() -> None:
     assert withheld(pull(edge)) == {0: 90.0}, "a late record is kept back under the slice's own share"
 
 
-def test_a_share_that_was_given_from_a_later_slice_on_waits_for_it() -> None:
+def test_a_share_for_a_later_slice_does_not_apply_before_it() -> None:
     edge = core()
     edge.handle(BudgetSet(REF, {"s": 100.0}, 1, from_ms=1_000))
     ingest(edge, 500, 60)
@@ -94,7 +94,7 @@ def test_a_share_that_was_given_from_a_later_slice_on_waits_for_it() -> None:
     assert withheld(pull(edge)) == {0: 0.0, 1_000: 60.0}
 
 
-def test_an_older_word_is_passed_over() -> None:
+def test_an_older_version_is_ignored() -> None:
     edge = core()
     edge.handle(BudgetSet(REF, {"s": 10.0}, 2))
     edge.handle(BudgetSet(REF, {"s": 100.0}, 1))
@@ -116,7 +116,9 @@ def test_shares_survive_a_checkpoint_and_the_journal() -> None:
     words=st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=90),
     slice_start=st.integers(-5, 120),
 )
-def test_a_slice_never_gets_a_share_that_no_word_gave_it(words: list[tuple[float, int, int]], slice_start: int) -> None:
+def test_every_slice_gets_a_share_that_the_center_allowed(
+    words: list[tuple[float, int, int]], slice_start: int
+) -> None:
     schedule, through, given_here = ShareSchedule(), MIN_TIME_MS, {0.0}
     for version, (share, from_ms, advance) in enumerate(words, 1):
         before = schedule.at(slice_start).get("s", 0.0)
@@ -130,7 +132,7 @@ def test_a_slice_never_gets_a_share_that_no_word_gave_it(words: list[tuple[float
     assert len(schedule.steps) <= MAX_STEPS
 
 
-def test_what_no_slice_needs_any_more_is_forgotten() -> None:
+def test_steps_that_no_slice_needs_are_dropped() -> None:
     schedule = ShareSchedule()
     for version in range(1, 6):
         schedule = schedule.updated(version, {"s": float(version)}, version * 10, MIN_TIME_MS)
@@ -139,7 +141,7 @@ def test_what_no_slice_needs_any_more_is_forgotten() -> None:
     assert shorter.at(35) == schedule.at(35)
 
 
-def test_the_drift_is_told_by_the_groups_near_the_share() -> None:
+def test_the_drift_is_estimated_from_groups_near_the_share() -> None:
     edge = core()
     edge.handle(BudgetSet(REF, {"s": 100.0}, 1))
     for second, value in enumerate([60, 150, 10, 9_000, 60]):  # kept back, sent; too small, too large; still open
@@ -148,7 +150,7 @@ def test_the_drift_is_told_by_the_groups_near_the_share() -> None:
     assert edge.queries[REF].drift["s"] == pytest.approx(100.0 * 2 / 1.5)
 
 
-def test_without_a_share_the_drift_is_all_that_moved() -> None:
+def test_without_a_share_the_drift_is_the_total_change() -> None:
     edge = core()
     for second in range(4):
         ingest(edge, second * 1_000 + 500, -10)

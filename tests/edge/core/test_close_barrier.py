@@ -1,4 +1,4 @@
-"""Slices whose records were partly passed over, and of which the center has not been told all."""
+"""The close barrier: slices with sampled-out records whose arrivals have not been reported."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def come(edge: EdgeCore, arrival_ms: int, *times_ms: int) -> None:
 
 
 def pulls(edge: EdgeCore, now_ms: int) -> list[FrameBody]:
-    """All that is worth it now. Whoever is told "now" and gets nothing would ask for ever."""
+    """All bodies that are due now. A pull that is due must send something, or the caller would loop."""
     bodies = []
     while (due := edge.next_pull_ms(1e9, now_ms)) is not None and due <= now_ms:
         built = [
@@ -46,7 +46,7 @@ def pulls(edge: EdgeCore, now_ms: int) -> list[FrameBody]:
     return bodies
 
 
-def test_a_slice_that_waits_for_a_point_makes_nobody_ask_before_it() -> None:
+def test_no_pull_is_due_before_the_report_that_a_slice_waits_for() -> None:
     hour = 3_600_000
     edge = core(1_000, window={"tumbling": "1h"}, accuracy={"error": "5%"}, lateness="1h")
     come(edge, hour - 50, *range(hour - 1_000, hour - 60, 10))
@@ -59,11 +59,11 @@ def test_a_slice_that_waits_for_a_point_makes_nobody_ask_before_it() -> None:
 
 
 @pytest.mark.parametrize("window", [{"tumbling": "1s"}, {"sliding": "4s", "every": "2s"}])
-def test_late_records_hold_up_no_slices_that_end_after_theirs(window: dict[str, str]) -> None:
+def test_late_records_do_not_hold_back_later_slices(window: dict[str, str]) -> None:
     edge, rng, lags = core(window=window), np.random.default_rng(1), []
     slice_ms = edge.queries[REF].spec.window.slice_ms
     for now in range(STEP_MS, 10_000, STEP_MS):
-        late = max(now - int(rng.exponential(3_000)), 0)  # one in each step: at each point one is untold
+        late = max(now - int(rng.exponential(3_000)), 0)  # one in each step: one is unreported at each report slot
         come(edge, now, *sorted([late, *(now - rng.integers(1, 16, 5)).tolist()]))
         pulls(edge, now)
         lags.append(now - edge.queries[REF].progress.through_ms)
@@ -71,7 +71,7 @@ def test_late_records_hold_up_no_slices_that_end_after_theirs(window: dict[str, 
     assert max(lags[500:]) <= slice_ms + 200 + 1_000
 
 
-def test_a_late_record_is_told_of_before_its_window_is_final() -> None:
+def test_a_late_record_is_reported_before_its_window_is_final() -> None:
     edge = core(lateness="2s")
     come(edge, 900, *range(0, 900, 10))
     come(edge, 1_490, 1_250)
@@ -89,7 +89,7 @@ def test_a_late_record_is_told_of_before_its_window_is_final() -> None:
     assert edge.queries[REF].progress.through_ms >= 3_000
 
 
-def test_an_edge_whose_clock_turns_out_to_be_ahead_goes_on_by_the_right_time() -> None:
+def test_an_edge_whose_clock_was_ahead_continues_with_the_corrected_time() -> None:
     edge, ahead = core(), 3_600_000
     come(edge, ahead + 900, *range(0, 900, 10))
     told = [b.arrivals.through_ms for b in pulls(edge, ahead + 1_000) if b.arrivals is not None]

@@ -103,7 +103,7 @@ def test_an_open_slice_stays_until_the_watermark_passes_its_end() -> None:
     assert [(c.slice_start_ms, c.observed, c.late) for c in bodies["exact"].closes] == [(0, 2, 0)]
 
 
-def test_a_late_record_ships_again_with_a_new_statement_about_its_slice_only() -> None:
+def test_a_late_record_causes_a_new_close_of_its_slice_only() -> None:
     core = make_core()
     ingest(core, ("UA", 500, 1_000), ("UA", 1, 25_000))
     pull_all(core)
@@ -173,7 +173,7 @@ def test_a_quiet_source_does_not_hold_back_a_busy_one() -> None:
     assert core.streams["flights"].watermark_ms == 119_000 - 5_000
 
 
-def test_what_waits_in_a_source_that_was_not_read_is_not_late() -> None:
+def test_records_of_a_source_that_was_not_read_are_not_late() -> None:
     core = make_core(IDLE)
     ingest(core, ("UA", 500, 100_000), arrival_ms=100_000)
     core.handle(SourcesOpened((("flights", "file"),)))  # it was down for a while
@@ -186,7 +186,7 @@ def test_what_waits_in_a_source_that_was_not_read_is_not_late() -> None:
     assert core.streams["flights"].watermark_ms == 206_000
 
 
-def test_a_source_that_is_no_longer_configured_holds_nothing_back() -> None:
+def test_a_removed_source_does_not_hold_back_the_watermark() -> None:
     core = make_core()
     ingest(core, ("UA", 500, 1_000))
     core.handle(SourcesOpened((("flights", "moved"),)))
@@ -194,13 +194,13 @@ def test_a_source_that_is_no_longer_configured_holds_nothing_back() -> None:
     assert core.streams["flights"].watermark_ms == 50_000
 
 
-def test_a_journal_of_a_stream_that_is_gone_says_so() -> None:
+def test_a_journal_with_records_of_a_removed_stream_is_refused() -> None:
     core = make_core()
     with pytest.raises(StorageError, match="stream weather, which is not in the configuration"):
         core.handle(SourcesOpened((("weather", "file"),)))
 
 
-def test_a_refusal_goes_with_the_configuration_that_was_its_cause() -> None:
+def test_a_refusal_ends_with_the_configuration_that_caused_it() -> None:
     wide = (("q", 1), {**EXACT.to_mapping(), "name": "q", "group_by": ["tail"]})
     query = (QueryRef(*wide[0]), QuerySpec.from_mapping(wide[1]))
     core = make_core(queries=(query,))
@@ -225,7 +225,7 @@ def test_a_watermark_never_goes_back() -> None:
     assert core.streams["flights"].watermark_ms == 50_000
 
 
-def test_a_query_that_comes_later_begins_with_a_whole_slice_and_says_so() -> None:
+def test_a_later_query_starts_with_a_complete_slice() -> None:
     core = make_core(queries=QUERIES[:1])
     ingest(core, ("UA", 500, 13_000))
     assert core.handle(Configured(QUERIES)) == [QueryAccepted(BUDGETED_REF)]
@@ -237,7 +237,7 @@ def test_a_query_that_comes_later_begins_with_a_whole_slice_and_says_so() -> Non
     assert merged(bodies)[("budgeted", 20_000)] == {"UA": {"miles": 500}}
 
 
-def test_a_query_that_does_not_fit_is_refused_and_the_others_go_on() -> None:
+def test_a_query_that_does_not_match_is_refused_and_the_others_continue() -> None:
     stray = QuerySpec.from_mapping({**EXACT.to_mapping(), "name": "stray", "from": "boats"})
     wrong = QuerySpec.from_mapping({**EXACT.to_mapping(), "name": "wrong", "measures": {"x": "sum(carrier)"}})
     core = EdgeCore({"flights": StreamSpec(COLUMNS)})
@@ -249,7 +249,7 @@ def test_a_query_that_does_not_fit_is_refused_and_the_others_go_on() -> None:
     assert set(core.queries) == {EXACT_REF, BUDGETED_REF}
 
 
-def test_a_query_that_is_gone_from_the_set_ends() -> None:
+def test_a_query_that_is_not_in_the_new_set_ends() -> None:
     core = make_core()
     ingest(core, ("UA", 500, 1_000))
     core.handle(Configured(QUERIES[:1]))
@@ -265,7 +265,7 @@ def test_without_a_share_a_budgeted_query_is_exact() -> None:
     assert body.closes[0].withheld == ()
 
 
-def test_what_a_share_covers_is_withheld_and_stated() -> None:
+def test_values_within_the_share_are_withheld_and_reported() -> None:
     core = make_core()
     core.handle(BudgetSet(BUDGETED_REF, {"miles": SHARE}))
     ingest(core, ("UA", 1_500, 1_000), ("UA", 501, 2_000), ("DL", 1_999, 3_000), ("AA", 300, 4_000), ("AA", 1, 10_000))
@@ -274,7 +274,7 @@ def test_what_a_share_covers_is_withheld_and_stated() -> None:
     assert body.closes[0].withheld == (Withheld("miles", 1_999, 0, 2_299, 0, 2),)
 
 
-def test_a_share_that_shrinks_sends_what_it_no_longer_covers() -> None:
+def test_values_above_a_smaller_share_are_sent() -> None:
     core = make_core()
     core.handle(BudgetSet(BUDGETED_REF, {"miles": SHARE}))
     late = QuerySpec.from_mapping({**BUDGETED.to_mapping(), "lateness": "1h"})
@@ -289,7 +289,7 @@ def test_a_share_that_shrinks_sends_what_it_no_longer_covers() -> None:
     assert bodies[-1][1].closes[0].withheld == (Withheld("miles", 300, 0, 300, 0, 1),)
 
 
-def test_a_narrow_link_draws_on_open_slices_least_recently_used_first() -> None:
+def test_a_narrow_link_sends_from_open_slices_least_recently_used_first() -> None:
     core = make_core(queries=LRU)
     for i, carrier in enumerate(["UA", "DL", "AA", "UA"]):
         ingest(core, (carrier, 100, 1_000 + i))
@@ -298,7 +298,7 @@ def test_a_narrow_link_draws_on_open_slices_least_recently_used_first() -> None:
     assert list(merged([("exact", effect.frame.unpack())])[("exact", 0)]) == ["DL"]
 
 
-def test_open_slices_wait_for_their_end_if_they_drain_in_a_moment_and_start_early_if_they_do_not() -> None:
+def test_open_slices_are_sent_early_only_if_draining_them_takes_long() -> None:
     core = make_core(StreamSpec(COLUMNS, clock=StreamClock(0, 1_000_000, 1.0)), QUERIES[:1])
     rng = np.random.default_rng(0)
     rows = [(f"c{int(k)}", 100, 1_000) for k in rng.integers(0, 1000, 3000)]
@@ -320,7 +320,7 @@ def test_an_open_slice_that_the_clock_has_passed_waits_for_its_records() -> None
     assert pull_all(backfill, drain_windows=backfill.drain_windows(1.0, 60_000)) == []
 
 
-def test_under_a_staleness_budget_a_slice_that_the_clock_has_passed_is_sent_as_it_stands() -> None:
+def test_under_a_staleness_budget_a_slice_that_should_have_closed_is_sent() -> None:
     stale = QuerySpec.from_mapping({**EXACT.to_mapping(), "budget": {"staleness": "2s"}})
     core = make_core(StreamSpec(COLUMNS, clock=StreamClock(0, 0, 1.0)), ((EXACT_REF, stale),))
     ingest(core, ("UA", 1, 1_000))
@@ -330,7 +330,7 @@ def test_under_a_staleness_budget_a_slice_that_the_clock_has_passed_is_sent_as_i
     assert merged(pull_all(core, drain_windows=core.drain_windows(1e9, 60_000))) != {}
 
 
-def test_acknowledged_frames_are_forgotten_and_the_others_kept() -> None:
+def test_acknowledged_frames_are_dropped_and_the_others_kept() -> None:
     core = make_core()
     ingest(core, ("UA", 500, 1_000), ("UA", 500, 25_000))
     pull_all(core)
@@ -345,7 +345,7 @@ def test_acknowledged_frames_are_forgotten_and_the_others_kept() -> None:
     seed=st.integers(0, 1000),
     steps=st.lists(st.tuples(st.sampled_from(["ingest", "pull", "early", "tick"]), st.integers(1, 60)), max_size=30),
 )
-def test_whatever_is_pulled_whenever_the_center_gets_the_truth_less_what_is_stated(
+def test_for_any_pulls_the_center_gets_the_truth_less_the_withheld_error(
     seed: int, steps: list[tuple[str, int]]
 ) -> None:
     data = flights(200, seed)
@@ -377,6 +377,6 @@ def test_whatever_is_pulled_whenever_the_center_gets_the_truth_less_what_is_stat
 
 
 @pytest.mark.parametrize("cls", [dict, int])
-def test_an_unknown_event_is_an_error_of_the_program(cls: type) -> None:
+def test_an_unknown_event_is_a_type_error(cls: type) -> None:
     with pytest.raises(TypeError, match="not an event of the edge"):
         make_core().handle(cls())

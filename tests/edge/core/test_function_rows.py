@@ -1,4 +1,4 @@
-"""Rows for a function of a sample, at an edge: which leave, what is said of them, and in how large frames."""
+"""Rows for a function of a sample at an edge: which are sent, with which rate, and in how large frames."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def rows_of(sent: list[Frame]) -> dict[str, tuple[int, float]]:
     return result
 
 
-def test_a_group_of_which_no_row_is_drawn_is_told_of_with_its_rate() -> None:
+def test_a_group_without_sampled_rows_is_reported_with_its_rate() -> None:
     core = core_of("exact_quantile(x)")
     core.handle(SamplingSet(REF, 0.01, 0.0))
     feed(core, [1_000 + i % 900 for i in range(2_000)] + [1_950], ["many"] * 2_000 + ["rare"])
@@ -83,7 +83,7 @@ def test_a_group_of_which_no_row_is_drawn_is_told_of_with_its_rate() -> None:
     assert 5 <= sent["many"][0] <= 45
 
 
-def test_a_late_record_does_not_thin_what_was_drawn_at_another_rate() -> None:
+def test_a_late_record_does_not_lower_the_rate_of_the_sample() -> None:
     core = core_of("exact_quantile(x)", lateness="10s")
     core.handle(SamplingSet(REF, 0.5, 0.0))
     feed(core, [1_000 + i % 900 for i in range(200)], ["g"] * 200)
@@ -97,7 +97,7 @@ def test_a_late_record_does_not_thin_what_was_drawn_at_another_rate() -> None:
 
 
 @pytest.mark.parametrize("measure", ["exact_quantile(x)", "count()"])
-def test_under_an_accuracy_a_narrow_link_omits_nothing_without_saying_so(measure: str) -> None:
+def test_under_an_accuracy_a_narrow_link_omits_nothing(measure: str) -> None:
     core = core_of(measure, budget={"staleness": "1s"})
     rng = np.random.default_rng(0)
     sent: list[Frame] = []
@@ -117,7 +117,7 @@ def test_under_an_accuracy_a_narrow_link_omits_nothing_without_saying_so(measure
 
 
 @pytest.mark.parametrize("measure", ["kmeans(x, x, x, x)", "reservoir(x, size=16000)"])
-def test_groups_with_many_rows_leave_in_frames_that_the_center_takes(measure: str) -> None:
+def test_groups_with_many_rows_are_sent_in_frames_within_the_limit(measure: str) -> None:
     core = core_of(measure, accuracy=None)
     rng = np.random.default_rng(0)
     feed(core, np.sort(rng.integers(1_000, 2_000, 150_000)), [f"g{i}" for i in rng.integers(0, 20, 150_000)])

@@ -6,7 +6,7 @@ from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
 from edgewater.query import QuerySpec
 
 
-def test_whole_numbers_beyond_2_to_53_are_told_as_the_nearest_float() -> None:
+def test_integers_beyond_2_to_53_are_observed_as_the_nearest_float() -> None:
     spec = QuerySpec.from_mapping(
         {
             "name": "q", "from": "s", "measures": {"total": "sum(x)"}, "window": {"tumbling": "1s"},

@@ -110,13 +110,13 @@ def test_without_a_sample_each_record_is_scored_once(score: Counting) -> None:
     assert score.seen == NUMBERS, "once, for two measures and the statistics together, and not for null"
     worth = [x for x in NUMBERS if x % 5]
     body = pull(edge)
-    # Null from the function is worth 0, as it is in a sample: the rate may change within a window.
+    # A null result counts as 0, as it does in a sample, because the rate may change within a window.
     everything = len(NUMBERS), len(NUMBERS), sum(worth), sum(x * x for x in worth)
     assert told(body, query) == pytest.approx(everything)
     assert shipped(body) == [sum(worth)]
 
 
-def test_of_a_sample_only_the_records_that_are_kept_are_scored_and_all_are_counted(score: Counting) -> None:
+def test_only_sampled_records_are_scored_and_all_are_counted(score: Counting) -> None:
     query = spec()
     edge = core(query, SAMPLED)
     (dropped,) = come(edge, RECORDS)
@@ -126,7 +126,7 @@ def test_of_a_sample_only_the_records_that_are_kept_are_scored_and_all_are_count
     assert dropped.count >= len(RECORDS) - len(kept) - len(RECORDS) // 7 and kept <= set(NUMBERS)
     body = pull(edge)
     worth = sum(x for x in kept if x % 5)
-    # What the function has no value for is worth 0 to the sum: Σv is as without it, and the sample is larger.
+    # A null result counts as 0 in the sum: Σv is the same, and the sample is larger.
     assert told(body, query) == pytest.approx((len(NUMBERS), len(kept), worth, sum(x * x for x in kept if x % 5)))
     assert shipped(body) == [worth]
 
@@ -141,7 +141,7 @@ def test_in_a_mean_a_sampled_record_without_a_value_is_left_out(score: Counting)
     assert shipped(body) == [pytest.approx(sum(worth) / len(worth))]
 
 
-def test_while_all_are_scored_a_mean_is_of_the_records_that_have_a_score(score: Counting) -> None:
+def test_while_all_are_scored_a_mean_covers_the_records_with_a_score(score: Counting) -> None:
     query = spec("mean(score(x))")
     edge = core(query)
     come(edge, RECORDS)
@@ -185,7 +185,7 @@ def test_a_count_of_scores_needs_all_of_them(score: Counting) -> None:
     assert score.seen == NUMBERS and told(pull(edge), query)[0] == sum(1 for x in NUMBERS if x % 5)
 
 
-def test_a_condition_is_asked_of_every_record_and_decides_whose_score_is_wanted(
+def test_a_condition_is_evaluated_for_every_record_and_a_score_only_where_it_holds(
     monkeypatch: pytest.MonkeyPatch, score: Counting
 ) -> None:
     small = RecordFunction("is_small", ("float64",), "bool", lambda x: pa.array([v < 500 for v in x.to_pylist()]))
@@ -234,7 +234,7 @@ def failing(x: pa.Array) -> pa.Array:
 
 @pytest.mark.parametrize("rate", [1.0, SAMPLED])
 @pytest.mark.parametrize("accuracy", [True, False])
-def test_a_function_that_raises_costs_its_batch_and_nothing_else(
+def test_a_function_that_raises_affects_only_its_batch(
     monkeypatch: pytest.MonkeyPatch, rate: float, accuracy: bool
 ) -> None:
     install_functions(monkeypatch, RecordFunction("score", ("float64",), "float64", failing))

@@ -42,21 +42,21 @@ def extents(bodies: list[FrameBody]) -> list[tuple[int, int | None, int | None]]
     return [(c.slice_start_ms, c.first_ms, c.last_ms) for b in bodies for c in b.closes]
 
 
-def test_a_close_says_where_the_records_begin_and_end() -> None:
+def test_a_close_has_the_first_and_last_event_time() -> None:
     core = make_core()
     reads(core, 700, 300, 1400)
     reads(core, 600, 4000)
     assert extents(ships(core)) == [(0, 300, 700), (1000, 1400, 1400)]
 
 
-def test_other_windows_say_nothing_of_it() -> None:
+def test_a_close_of_other_windows_has_no_event_times() -> None:
     core = make_core(window={"tumbling": "1s"})
     reads(core, 700, 4000)
     assert extents(ships(core)) == [(0, None, None)]
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_every_frame_with_records_of_a_slice_says_where_they_lie(early: bool) -> None:
+def test_every_frame_with_records_of_a_slice_has_their_event_times(early: bool) -> None:
     core = make_core(group_by="k", budget={"staleness": "2s"})
     reads(core, *range(200, 800, 10))
     if not early:
@@ -68,7 +68,7 @@ def test_every_frame_with_records_of_a_slice_says_where_they_lie(early: bool) ->
         assert all(told[p.slice_start_ms] == (200, 790) for p in body.partials)
 
 
-def test_a_late_record_widens_what_was_said_also_of_a_slice_that_was_sent_in_full() -> None:
+def test_a_late_record_extends_the_event_times_of_a_completely_sent_slice() -> None:
     core = make_core()
     reads(core, 500, 2000)
     ships(core)

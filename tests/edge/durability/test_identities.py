@@ -114,7 +114,7 @@ def test_a_replay_ships_the_same_bytes(tmp_path: Path, checkpointed: bool) -> No
         first.durable.checkpoint()
     first.ingest(1000)
     first.durable.sync()
-    again = Edge(tmp_path / "crashed", "jfk")  # the first one is gone as it stands
+    again = Edge(tmp_path / "crashed", "jfk")  # the first one has crashed
     assert again.durable.core.to_state() == first.durable.core.to_state()
     assert again.finish((1000, 1000)) == undisturbed
 
@@ -138,6 +138,6 @@ def test_a_checkpoint_keeps_the_identity_that_records_were_given(tmp_path: Path)
     assert other.source == core.source != source_of("renamed", "i1")
 
 
-def test_names_give_sources_that_stay_what_they_are() -> None:
+def test_the_source_number_of_a_name_is_stable() -> None:
     assert source_of("jfk", "i1") == 0xD82C8E497BA50F99
     assert source_of("a", "bc") != source_of("ab", "c")

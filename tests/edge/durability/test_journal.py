@@ -16,7 +16,7 @@ RECORDS = [Record(1, b"first"), Record(2, b""), Record(3, b"x" * 1000), Record(4
 WHOLE = MAGIC + b"".join(journal.encode(r) for r in RECORDS)
 
 
-def test_what_was_synced_is_read_back_in_order(tmp_path: Path) -> None:
+def test_synced_records_are_read_back_in_order(tmp_path: Path) -> None:
     segment = Segment(tmp_path / "j")
     for record in RECORDS:
         segment.append(record)
@@ -26,7 +26,7 @@ def test_what_was_synced_is_read_back_in_order(tmp_path: Path) -> None:
     assert journal.scan((tmp_path / "j").read_bytes()).records == RECORDS
 
 
-def test_what_was_not_synced_is_not_there(tmp_path: Path) -> None:
+def test_unsynced_records_are_not_on_disk(tmp_path: Path) -> None:
     segment = Segment(tmp_path / "j")
     segment.append(RECORDS[0])
     segment.sync()
@@ -35,7 +35,7 @@ def test_what_was_not_synced_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", range(len(WHOLE)))
-def test_a_segment_cut_anywhere_gives_the_whole_records_before_the_cut(cut: int) -> None:
+def test_a_segment_cut_anywhere_gives_the_complete_records_before_the_cut(cut: int) -> None:
     found = journal.scan(WHOLE[:cut])
     assert found.records == RECORDS[: len(found.records)]
     assert found.good_bytes + found.torn_bytes == cut
@@ -63,7 +63,9 @@ def test_a_foreign_file_is_one_torn_tail() -> None:
     assert journal.scan(b"something else").torn_bytes == len(b"something else")
 
 
-def test_a_full_disk_keeps_what_was_appended_for_the_next_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_full_disk_the_next_sync_writes_all_appended_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     segment = Segment(tmp_path / "j")
     segment.append(RECORDS[0])
     segment.sync()
@@ -86,7 +88,7 @@ def test_a_full_disk_keeps_what_was_appended_for_the_next_sync(tmp_path: Path, m
     assert journal.scan((tmp_path / "j").read_bytes()).records == RECORDS[:3]
 
 
-def test_replacing_a_file_leaves_the_old_bytes_if_the_disk_refuses(tmp_path: Path) -> None:
+def test_a_failed_replacement_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     journal.write_durably(path, b"old")
     (tmp_path / "checkpoint.partial").mkdir()

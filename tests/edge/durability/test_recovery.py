@@ -112,7 +112,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path: Path
     check(center)
 
 
-def test_a_directory_without_a_sound_checkpoint_is_refused_rather_than_counted_twice(tmp_path: Path) -> None:
+def test_a_directory_whose_checkpoints_are_all_damaged_is_refused(tmp_path: Path) -> None:
     script(World(tmp_path, DATA, Center()), 25)
     for path in tmp_path.glob("checkpoint-*.ckpt"):
         path.write_bytes(b"\0" * 40)
@@ -120,7 +120,7 @@ def test_a_directory_without_a_sound_checkpoint_is_refused_rather_than_counted_t
         World(tmp_path, DATA, Center())
 
 
-def test_a_source_that_was_changed_behind_the_journal_is_noticed(tmp_path: Path) -> None:
+def test_a_changed_source_is_detected_in_the_replay(tmp_path: Path) -> None:
     center = Center()
     world = World(tmp_path, DATA, center)
     world.configure()
@@ -131,7 +131,7 @@ def test_a_source_that_was_changed_behind_the_journal_is_noticed(tmp_path: Path)
         World(tmp_path, flights(300, seed=2), center)
 
 
-def test_a_frame_that_was_lost_with_a_damaged_record_is_noticed(tmp_path: Path) -> None:
+def test_a_frame_lost_with_a_damaged_record_is_detected(tmp_path: Path) -> None:
     """Going on without it would send its groups again under other numbers."""
     world = World(tmp_path, DATA, Center())
     world.configure()

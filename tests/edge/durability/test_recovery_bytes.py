@@ -79,7 +79,7 @@ def test_checkpoints_in_between_change_no_byte_of_any_frame(tmp_path: Path) -> N
     assert run(tmp_path / "written", Center(), written) == plain
 
 
-def test_going_on_from_a_checkpoint_builds_the_bytes_that_the_edge_would_have_built(tmp_path: Path) -> None:
+def test_an_edge_restored_from_a_checkpoint_builds_the_same_bytes(tmp_path: Path) -> None:
     def read_back(world: OrderedWorld) -> OrderedWorld:
         world.edge.checkpoint()
         return OrderedWorld(world.edge.directory, DATA, world.center)
@@ -89,7 +89,7 @@ def test_going_on_from_a_checkpoint_builds_the_bytes_that_the_edge_would_have_bu
 
 
 @pytest.mark.parametrize("lost", [2, 4, 9])
-def test_a_checkpoint_that_goes_bad_is_replayed_from_the_one_before_to_the_same_bytes(
+def test_with_a_damaged_checkpoint_the_replay_from_the_previous_one_gives_the_same_bytes(
     tmp_path: Path, lost: int
 ) -> None:
     """The edge compared with what it shipped before: recovery stops if a frame is built of other bytes."""

@@ -1,4 +1,4 @@
-"""A journal is replayed where values have another last bit and bodies another compression: the same frames leave."""
+"""Replays on a platform with other last bits and another compression send the same frames."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def query(**changes: Any) -> QuerySpec:
 
 @dataclass(frozen=True)
 class Case:
-    """A query, and a number that decides what leaves: its share of the error budget, or its link's bandwidth."""
+    """A query, and a number that determines the sent groups: its share of the error budget, or its link's bandwidth."""
 
     spec: QuerySpec
     low: float
@@ -96,7 +96,7 @@ def exp_with_another_last_bit(values: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def chosen_first(case: Case, at: float) -> tuple[int, ...]:
-    """The groups that leave at the first pull, as a core without a journal chooses."""
+    """The groups that a core without a journal sends at the first pull."""
     core = EdgeCore({"s": StreamSpec(FIELDS)})
     for event in case.core(at):
         core.handle(event)
@@ -274,7 +274,7 @@ class KindWorld(World):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_replay_of_any_kind_of_query_gives_the_very_state(kind: str, tmp_path: Path) -> None:
+def test_a_replay_of_any_kind_of_query_gives_the_same_state(kind: str, tmp_path: Path) -> None:
     mapping = {
         "name": "q", "from": "flights", "group_by": ["carrier"], "measures": {"v": "sum(distance)"},
         "window": {"tumbling": "10s"},
@@ -328,7 +328,7 @@ def another_logarithm(values: Any) -> Any:
     return pc.multiply(pc.ln(values), 1.0 + 2.0**-52)
 
 
-def test_values_of_another_last_bit_change_no_frame_that_has_left_and_are_told(
+def test_values_with_another_last_bit_change_no_recorded_frame_and_are_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, built = begun(tmp_path)
@@ -346,7 +346,7 @@ def test_values_of_another_last_bit_change_no_frame_that_has_left_and_are_told(
     assert logs == pytest.approx(math.fsum(map(math.log, DATA.column("distance").to_pylist())), rel=1e-12)
 
 
-def test_values_of_another_last_bit_on_the_same_platform_are_refused(
+def test_values_with_another_last_bit_on_the_same_platform_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun(tmp_path)
@@ -365,7 +365,7 @@ class ThinnedWorld(LogWorld):
         return records.filter(pc.invert(pc.equal(pc.fill_null(records.column("carrier"), "-"), self.GONE)))
 
 
-def test_a_replay_in_which_groups_are_numbered_otherwise_takes_out_those_that_left(
+def test_a_replay_with_other_group_numbers_removes_the_sent_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another platform's arithmetic may let another record through, and then another group comes first."""

@@ -1,4 +1,4 @@
-"""The state directory when the disk, another process or a damaged file is in the way."""
+"""The state directory under disk errors, a second process and damaged files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def whole(center: Center) -> bool:
     return {k: v for k, v in center.answers().items() if k[0] == "exact"} == truth(DATA, EXACT)
 
 
-def test_a_checkpoint_that_fails_once_its_file_stands_hides_nothing(
+def test_a_checkpoint_that_fails_after_its_file_was_written_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     center = Center()
@@ -55,7 +55,7 @@ def test_a_damaged_first_checkpoint_is_replayed_from_the_beginning(tmp_path: Pat
     assert whole(center)
 
 
-def test_a_state_directory_has_one_user(tmp_path: Path) -> None:
+def test_a_state_directory_is_locked_by_one_process(tmp_path: Path) -> None:
     with lock_state_dir(tmp_path), pytest.raises(StorageError, match="in use by another"), lock_state_dir(tmp_path):
         pass
     with lock_state_dir(tmp_path):
@@ -63,13 +63,13 @@ def test_a_state_directory_has_one_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"incarnation": 7}'])
-def test_a_damaged_identity_is_named_and_what_to_do(tmp_path: Path, text: str) -> None:
+def test_a_damaged_identity_is_refused_with_a_remedy(tmp_path: Path, text: str) -> None:
     (tmp_path / "identity.json").write_text(text)
     with pytest.raises(StorageError, match=r"identity\.json is damaged"):
         load_identity(tmp_path, lambda: {"incarnation": "new"})
 
 
-def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_state_directory_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for use in (
         lambda: load_identity(tmp_path / "file" / "x", dict),
@@ -79,9 +79,7 @@ def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
             use()
 
 
-def test_a_record_that_reading_would_take_for_damage_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_above_the_size_limit_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MAX_RECORD_BYTES", 10)
     segment = journal.Segment(tmp_path / "journal-0.log")
     with pytest.raises(StorageError, match="11 bytes"):

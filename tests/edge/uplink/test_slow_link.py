@@ -1,4 +1,4 @@
-"""A link that carries less than there is to send: what leaves is what is newest, and not a queue of old values."""
+"""A link slower than the data: the newest values are sent, not a queue of old ones."""
 
 from __future__ import annotations
 

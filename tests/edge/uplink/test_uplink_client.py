@@ -56,7 +56,7 @@ async def test_queries_and_shares_come_down_and_statuses_go_up(tmp_path: Path) -
             await agent.until(lambda: agent.shares)
             assert agent.queries == [(MILES, SPEC)]
             assert agent.shares == {"miles": 100}
-            while not (statuses := await asyncio.to_thread(catalog.statuses, MILES)):
+            while not (statuses := await asyncio.to_thread(catalog.query_statuses, MILES)):
                 await asyncio.sleep(0.005)
         assert [(s.accepted, s.code) for s in statuses.values()] == [(False, "invalid-query")]
 
@@ -203,7 +203,7 @@ async def test_a_cap_on_bandwidth_is_kept(tmp_path: Path) -> None:
         catalog.register(replace(SPEC, budget=None), 1)
         agent = Agent()
         async with running(uplink(port, agent, limits, monotonic=lambda: clock[0])):
-            while not await asyncio.to_thread(catalog.statuses, MILES):  # all is said that is said without a frame
+            while not await asyncio.to_thread(catalog.query_statuses, MILES):  # all messages but frames have been sent
                 await asyncio.sleep(0.01)
             agent.make(frame(n, 4_800) for n in range(20))  # a quarter of a second each
             for step in range(1, 24):
@@ -224,7 +224,7 @@ async def test_a_throttled_edge_waits_until_the_throttle_ends(tmp_path: Path) ->
             await agent.until(lambda: agent.shares)
             agent.make([frame(0)])
             await script.until_received("heartbeat", 5)
-            # One take may have been under way before the word came.
+            # One take may have been in progress when the throttle arrived.
             assert len(script.frames) <= 1
             before = len(script.frames)
             agent.make([frame(1)])
