@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from edgewater.__main__ import main
-from edgewater.arrivals import AccuracyTarget
+from edgewater.accuracy import AccuracyTarget
 from edgewater.errors import InvalidConfig
-from sim.early_answers.engine import Engine, queue_end_ms
+from sim.early_answers.engine import EarlyAnswerSimulation, queue_end_ms
 from sim.early_answers.recorded import RecordedDownloads
 from sim.early_answers.study import Study, run_study
 from sim.early_answers.values import ValueSource
@@ -133,7 +133,9 @@ def test_a_skewed_measure_is_not_given_up_on_the_first_few_records(tmp_path):
     )
     with gzip.open(tmp_path / "a.csv.gz", "wt") as f:
         f.write('"date","time","size","country","ip_id"\n' + rows)
-    engine = Engine(RecordedDownloads(tmp_path, windows=12), AccuracyTarget(), "sum", 0.02, substream_ms=600)
+    engine = EarlyAnswerSimulation(
+        RecordedDownloads(tmp_path, windows=12), AccuracyTarget(), "sum", 0.02, substream_ms=600
+    )
     outcomes = engine.run()[2:]
     errors = [abs(float(o.estimate[0] / o.truth[0]) - 1) for o in outcomes]
     assert sum(error <= 0.05 for error in errors) >= 8, errors
