@@ -14,7 +14,7 @@ from bench.data import TAXI
 
 ORIGIN_MS = 1_640_995_200_000
 ROWS_PER_SECOND = 10_000
-_FILES = 8
+_FILES, _LEAST_IN_FILE = 8, 10_000
 
 
 def synthetic(directory: Path, rows: int, *, zipf: bool, late_share: float = 0.0, seed: int = 20_210_714) -> Path:
@@ -28,8 +28,9 @@ def synthetic(directory: Path, rows: int, *, zipf: bool, late_share: float = 0.0
     rng = np.random.default_rng(seed)
     weights = 1 / np.arange(1, 1001) ** 1.1
     cumulated = np.cumsum(weights / weights.sum())
-    for number in range(_FILES):
-        first, last = rows * number // _FILES, rows * (number + 1) // _FILES
+    files = min(_FILES, max(rows // _LEAST_IN_FILE, 1))
+    for number in range(files):
+        first, last = rows * number // files, rows * (number + 1) // files
         n = last - first
         ts = ORIGIN_MS + np.arange(first, last, dtype=np.int64) * 1000 // ROWS_PER_SECOND
         if late_share:
