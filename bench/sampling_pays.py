@@ -151,7 +151,7 @@ def _packages(logs: Path, count: int) -> pa.Array:
         days += table.column("package").cast(pa.string()).chunks
         if (found := sum(map(len, days))) >= count:
             return pa.concat_arrays(days).slice(0, count)
-    raise click.UsageError(f"{logs} has {found} records; {count} are asked for")
+    raise click.UsageError(f"{logs} has {found} records; {count} are needed")
 
 
 @dataclass(slots=True)

@@ -151,15 +151,15 @@ class Accuracy:
         if mapping is None:
             return None
         keys = {"error": True, "confidence": False, "measure": False, "substream": False, "scope": False}
-        given = require_keys(mapping, "accuracy", keys, InvalidQuery)
-        measure = _measure(given.get("measure"), measures)
+        fields = require_keys(mapping, "accuracy", keys, InvalidQuery)
+        measure = _measure(fields.get("measure"), measures)
         sampled = measure.function.sample is not None
         if not isinstance(window, SlidingWindow) and not sampled:
             raise InvalidQuery("accuracy", mapping, "a tumbling or sliding window, or no accuracy",
                                "the end of a session window is known only after it has passed")  # fmt: skip
-        error = check_error(_percentage(given["error"], "accuracy.error", "5%"), "accuracy.error")
-        confidence = _percentage(given.get("confidence", "95%"), "accuracy.confidence", "95%")
-        substream = given.get("substream")
+        error = check_error(_percentage(fields["error"], "accuracy.error", "5%"), "accuracy.error")
+        confidence = _percentage(fields.get("confidence", "95%"), "accuracy.confidence", "95%")
+        substream = fields.get("substream")
         if sampled and substream is not None:
             raise InvalidQuery("accuracy.substream", substream, "no substream",
                                f"{measure.function.name} is not answered early")  # fmt: skip
@@ -169,7 +169,7 @@ class Accuracy:
             measure.name,
             None if sampled else check_measure(measure.function.name, "accuracy.measure"),
             None if substream is None else duration_ms(substream, "accuracy.substream", InvalidQuery, minimum_ms=1),
-            _scope(given.get("scope"), group_by),
+            _scope(fields.get("scope"), group_by),
         )
         report_schedule(window, result, 0)
         return result

@@ -46,12 +46,12 @@ class CacheSpec:
         if mapping is None:
             return cls()
         keys = {"eviction": False, "sizing": False, "estimate": False, "eager": False}
-        given = require_keys(mapping, "cache", keys, InvalidQuery)
+        fields = require_keys(mapping, "cache", keys, InvalidQuery)
         return cls(
-            _one_of(given.get("eviction", cls().eviction), "cache.eviction", EVICTIONS),
-            _one_of(given.get("sizing", cls().sizing), "cache.sizing", SIZINGS),
-            _one_of(given.get("estimate", cls().estimate), "cache.estimate", ESTIMATES),
-            _eager(given.get("eager", DEFAULT_EAGER)),
+            _one_of(fields.get("eviction", cls().eviction), "cache.eviction", EVICTIONS),
+            _one_of(fields.get("sizing", cls().sizing), "cache.sizing", SIZINGS),
+            _one_of(fields.get("estimate", cls().estimate), "cache.estimate", ESTIMATES),
+            _eager(fields.get("eager", DEFAULT_EAGER)),
         )
 
     def to_mapping(self) -> dict[str, Any]:

@@ -227,18 +227,18 @@ def _name(value: object, at: str) -> str:
     return value
 
 
-def _group_by(given: object) -> tuple[str, ...]:
-    if given is None:
+def _group_by(value: object) -> tuple[str, ...]:
+    if value is None:
         return ()
-    if isinstance(given, str):
-        given = [given]
-    if not isinstance(given, list) or not all(isinstance(c, str) and c for c in given):
-        raise InvalidQuery("group_by", given, "a list of column names")
-    if len(set(given)) != len(given):
-        raise InvalidQuery("group_by", given, "each column once")
-    if len(given) > MAX_GROUP_COLUMNS:
-        raise InvalidQuery("group_by", given, f"at most {MAX_GROUP_COLUMNS} columns")
-    return tuple(given)
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not all(isinstance(c, str) and c for c in value):
+        raise InvalidQuery("group_by", value, "a list of column names")
+    if len(set(value)) != len(value):
+        raise InvalidQuery("group_by", value, "each column once")
+    if len(value) > MAX_GROUP_COLUMNS:
+        raise InvalidQuery("group_by", value, f"at most {MAX_GROUP_COLUMNS} columns")
+    return tuple(value)
 
 
 def _check_names(measures: tuple[Measure, ...], group_by: tuple[str, ...]) -> None:
@@ -254,13 +254,13 @@ def _check_names(measures: tuple[Measure, ...], group_by: tuple[str, ...]) -> No
             taken[name] = f"a column of the measure {measure.name}"
 
 
-def _budget(given: object, measures: tuple[Measure, ...], accuracy: Accuracy | None) -> Budget:
-    if given is None:
+def _budget(value: object, measures: tuple[Measure, ...], accuracy: Accuracy | None) -> Budget:
+    if value is None:
         return None
     accepted = "{error: {measure: amount}} or {staleness: 2s}"
-    b = require_keys(given, "budget", {"error": False, "staleness": False}, InvalidQuery)
+    b = require_keys(value, "budget", {"error": False, "staleness": False}, InvalidQuery)
     if len(b) != 1:
-        raise InvalidQuery("budget", given, accepted, "exactly one kind of budget")
+        raise InvalidQuery("budget", value, accepted, "exactly one kind of budget")
     if "staleness" in b:
         return StalenessBudget(duration_ms(b["staleness"], "budget.staleness", InvalidQuery, minimum_ms=1))
     if accuracy is not None:
@@ -296,9 +296,9 @@ def _amount(value: object, at: str) -> float:
         raise InvalidQuery(at, value, accepted, "it is too large") from exc
 
 
-def _edges(given: object) -> tuple[str, ...] | None:
-    if given is None:
+def _edges(value: object) -> tuple[str, ...] | None:
+    if value is None:
         return None
-    if not isinstance(given, list) or not given or not all(isinstance(e, str) and e for e in given):
-        raise InvalidQuery("edges", given, "a list of the ids of the expected edges")
-    return tuple(sorted(set(given)))
+    if not isinstance(value, list) or not value or not all(isinstance(e, str) and e for e in value):
+        raise InvalidQuery("edges", value, "a list of the ids of the expected edges")
+    return tuple(sorted(set(value)))

@@ -90,9 +90,9 @@ class RecordFunction:
         if not count:
             return pa.array([], expected)
         values = self._called(columns)
-        given = values.type if isinstance(values, pa.Array) else f"a {type(values).__name__}"
-        if given != expected:
-            raise FunctionCallError("wrong type", f"it returned {given}; expected an Arrow array of {expected}")
+        returned = values.type if isinstance(values, pa.Array) else f"a {type(values).__name__}"
+        if returned != expected:
+            raise FunctionCallError("wrong type", f"it returned {returned}; expected an Arrow array of {expected}")
         if len(values) != count:
             raise FunctionCallError("wrong length", f"it returned {len(values)} values for {count} records")
         if self.result == "float64":

@@ -68,14 +68,14 @@ class Cell:
 def measure(cell: Cell) -> dict[str, Any]:
     """Runs a cell; returns its row, with staleness in windows and error relative to the largest value of a group."""
     setting, began = cell.setting, time.process_time()
-    given = work(setting.trace, cell.size)
-    truth = truth_per_window(given.trace, given.query(setting.aggregate), "value")
+    workload = work(setting.trace, cell.size)
+    truth = truth_per_window(workload.trace, workload.query(setting.aggregate), "value")
     groups = float(np.mean([np.isfinite(w).sum() for w in truth.values()]))
     largest = max(float(np.nanmax(np.abs(w), initial=0.0)) for w in truth.values())
     slots = BANDWIDTHS[setting.bandwidth] * groups / 2.0
-    link = LinkModel(slots * UPDATE_BYTES / (given.window_ms / 1000.0), bytes_per_update=UPDATE_BYTES)
-    asked = cell.budget * largest if setting.kind == "error" else cell.budget
-    out = run(given.trace, given.query(setting.aggregate, setting.kind, asked), link, cell.policy)
+    link = LinkModel(slots * UPDATE_BYTES / (workload.window_ms / 1000.0), bytes_per_update=UPDATE_BYTES)
+    amount = cell.budget * largest if setting.kind == "error" else cell.budget
+    out = run(workload.trace, workload.query(setting.aggregate, setting.kind, amount), link, cell.policy)
     return {
         "trace": setting.trace, "aggregate": setting.aggregate, "bandwidth": setting.bandwidth, "kind": setting.kind,
         "budget": cell.budget, "label": cell.label, "windows": cell.size.windows,

@@ -43,15 +43,15 @@ class Work:
     def query(self, aggregate: str, kind: str = "", budget: float = 0.0) -> QuerySpec:
         """Returns a query with a budget of a kind: error, in the measure's unit, or staleness, in windows; or none."""
         measure = "count()" if aggregate == "count" else f"{aggregate}({self.column})"
-        given: dict[str, Any] = {
+        query: dict[str, Any] = {
             "name": "budgets", "from": "trace", "group_by": list(self.trace.keys), "measures": {"value": measure},
             "window": {"tumbling": f"{self.window_ms}ms"},
         }  # fmt: skip
         if kind == "error":
-            given["budget"] = {"error": {"value": float(budget)}}
+            query["budget"] = {"error": {"value": float(budget)}}
         elif kind == "staleness":
-            given["budget"] = {"staleness": f"{max(round(budget * self.window_ms), 1)}ms"}
-        return QuerySpec.from_mapping(given)
+            query["budget"] = {"staleness": f"{max(round(budget * self.window_ms), 1)}ms"}
+        return QuerySpec.from_mapping(query)
 
 
 @cache

@@ -153,8 +153,8 @@ def evaluation(spark: Any, directory: Path, size: Size) -> dict[str, float]:
     out = build(df, CountMin(2048, 5), of="key", time="ts", window=TumblingWindow(max(span_ms // 120, 1)))
     out = out.cache()
     out.count()
-    asked = max(size.rows // 20, 1000)
-    questions = spark.range(asked).selectExpr(
+    questions_n = max(size.rows // 20, 1000)
+    questions = spark.range(questions_n).selectExpr(
         "to_json(named_struct('question', 'frequency', 'item', cast(rand(7) * 1000 as bigint))) as question",
         f"{ORIGIN_MS} + cast(rand(8) * {span_ms} as bigint) as time",
     )
@@ -163,7 +163,7 @@ def evaluation(spark: Any, directory: Path, size: Size) -> dict[str, float]:
     result = {}
     for mode in ("latest", "timestamped"):
         answers = evaluate(out, questions, mode, last=None if mode == "latest" else 120)
-        result[mode] = asked / seconds(lambda answers=answers: consume(answers), size.repeats)
+        result[mode] = questions_n / seconds(lambda answers=answers: consume(answers), size.repeats)
     return result
 
 

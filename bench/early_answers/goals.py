@@ -37,8 +37,8 @@ def _against_baselines(rows: list[dict[str, Any]]) -> list[str]:
     for (algorithm, *key), ours in latency.items():
         if algorithm != "edgewater" or key[1] not in ("EC", "EG"):
             continue
-        for make_baseline, share in (("k-slack", 0.02), ("aq-k-slack", 0.1)):
-            theirs = latency.get((make_baseline, *key))
+        for baseline, share in (("k-slack", 0.02), ("aq-k-slack", 0.1)):
+            theirs = latency.get((baseline, *key))
             if theirs and ours > share * theirs:
-                missed.append(f"latency {ours:.1f} ms is {ours / theirs:.1%} of {make_baseline}'s: {key}")
+                missed.append(f"latency {ours:.1f} ms is {ours / theirs:.1%} of {baseline}'s: {key}")
     return missed

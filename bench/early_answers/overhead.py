@@ -92,12 +92,12 @@ def _ingest(batches: list[Batch], query: dict[str, Any]) -> None:
 def _watch(batches: list[Batch], rate: float) -> None:
     clock = _schedule()
     monitor, sampler = SubstreamMonitor(clock.grid), BernoulliSampler(7)
-    seen, told = 0, 0
+    seen, reported = 0, 0
     for _, born, values, now in batches:
         point = clock.last_report_slot(clock.slot_at(now))
-        if point > told:
+        if point > reported:
             monitor.take()
-            told = point
+            reported = point
         if rate == 1:
             monitor.observe(born, now, values)
         elif rate == 0:

@@ -48,8 +48,8 @@ def baseline_rows() -> list[Study]:
 
 def sliding_rows() -> list[Study]:
     """Returns studies of the mean distance (NYT) in sliding windows, of which five overlap, as in the paper."""
-    ours = [Study(delays=d, window_ms=w, every_ms=w // 5) for w in (3000, 6000) for d in DELAYS]
-    return ours + [Study(every_ms=600, algorithm=a) for a in BASELINES]
+    sliding = [Study(delays=d, window_ms=w, every_ms=w // 5) for w in (3000, 6000) for d in DELAYS]
+    return sliding + [Study(every_ms=600, algorithm=a) for a in BASELINES]
 
 
 def recorded_rows() -> list[Study]:

@@ -31,9 +31,9 @@ def since(before: Mapping[Sample, float], after: Mapping[Sample, float]) -> dict
 def quantiles_ms(grown: Mapping[Sample, float], name: str, **labels: str) -> dict[str, float] | None:
     """Returns mean, median and 95th percentile of a histogram, interpolated linearly; None without observations."""
     buckets = defaultdict[float, float](float)
-    for (sample, given), value in grown.items():
-        if sample == f"{name}_bucket" and labels.items() <= dict(given).items():
-            buckets[float(dict(given)["le"])] += value
+    for (sample, sample_labels), value in grown.items():
+        if sample == f"{name}_bucket" and labels.items() <= dict(sample_labels).items():
+            buckets[float(dict(sample_labels)["le"])] += value
     key = tuple(sorted(labels.items()))
     count, total = grown.get((f"{name}_count", key), 0.0), grown.get((f"{name}_sum", key), 0.0)
     if not count:

@@ -92,7 +92,7 @@ def _rates(given: tuple[int, int, Size]) -> tuple[float, float]:
 
 def merging(size: Size) -> list[dict[str, Any]]:
     """Rows per pair: milliseconds to merge 1,000 sketches of 2,000 values each, objects in memory, and from the bytes
-    of each. Reading ours checks a CRC32C, and every array of what is not dense; the peers check neither."""
+    of each. Reading a synopsis checks a CRC32C and, unless it is dense, every array; the peers check neither."""
     rows = []
     for pair in PAIRS:
         if pair.theirs is None or pair.name in ("kll k=200, per item", "count-min 5x65536, Zipf",

@@ -125,15 +125,15 @@ class GroupedSubstream:
     def from_state(cls, state: bytes, grid: SlotGrid) -> Self:
         """Raises CorruptSynopsis, UnsupportedVersion."""
         message = codec.unseal(state)
-        given = codec.open_message(message, _KIND, _VERSION, len(message.arrays))
+        header = codec.open_message(message, _KIND, _VERSION, len(message.arrays))
         try:
-            columns = int(given["keys"])
+            columns = int(header["keys"])
             keys = [codec.decode_keys(a) for a in message.arrays[:columns]]
             steps, counts, jumps, value_sums = (codec.decode(a) for a in message.arrays[columns:])
             value_sums = np.asarray(value_sums, np.float64).reshape(3, len(jumps))
             made = cls(
-                grid, int(given["index"]), keys, np.cumsum(steps), np.asarray(counts, np.int64), np.cumsum(jumps),
-                value_sums, int(given["unattributed"]),
+                grid, int(header["index"]), keys, np.cumsum(steps), np.asarray(counts, np.int64), np.cumsum(jumps),
+                value_sums, int(header["unattributed"]),
             )  # fmt: skip
         except (KeyError, ValueError, TypeError) as exc:
             raise CorruptSynopsis(f"{_KIND} cannot be read: {type(exc).__name__}: {exc}") from exc

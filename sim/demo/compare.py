@@ -48,18 +48,18 @@ def compare(name: str, answers: Iterable[Mapping[str, Any]], truth: Truth, shipp
         staleness.append(answer["quality"]["staleness_ms"])
         if not answer["contract"]["met"]:
             problems.append(f"window {answer['window']['start']}: {answer['contract']['violations']}")
-        given = {group: values for row in answer["data"] for group, values in [_row(row)]}
+        rows = {group: values for row in answer["data"] for group, values in [_row(row)]}
         for group, values in truth.get(start, {}).items():
             groups.add(group)
             for key, exact in values.items():
                 if exact is None:
                     continue
                 # A group without updates has the value 0, with the bounds of the withheld amounts.
-                estimate, lower, upper = given.get(group, {}).get(key, _withheld(answer, key))
+                estimate, lower, upper = rows.get(group, {}).get(key, _withheld(answer, key))
                 errors.append(abs(estimate - exact))
                 truths.append(exact)
                 inside.append(lower - 1e-9 <= exact <= upper + 1e-9)
-        if extra := set(given) - set(truth.get(start, {})):
+        if extra := set(rows) - set(truth.get(start, {})):
             problems.append(f"window {answer['window']['start']}: groups that do not exist: {sorted(map(str, extra))}")
     problems += [f"window {start} has no answer" for start in truth if start not in seen]
     problems += [f"window {start} is {phase}, not final" for start, phase in seen.items() if phase != "final"]

@@ -194,7 +194,7 @@ def simulate() -> None:
     "--sampling/--no-sampling",
     default=True,
     show_default=True,
-    help="Of ours, whether edges process no more than the contract needs, as of an expensive measure, or all.",
+    help="For edgewater: edges process the sample that the contract needs, as for an expensive measure, or all events.",
 )
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Seed of the events.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: an object, or a list of objects for several runs.")

@@ -47,14 +47,14 @@ class Combination:
     budget: PlannedBudget
 
 
-def chosen_names(given: Iterable[str], flag: str, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
+def chosen_names(texts: Iterable[str], flag: str, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
     """Returns the names that a repeatable flag selects; also accepts `all` and lists with commas.
 
     Raises:
         InvalidConfig: an unknown name.
     """
     chosen: list[str] = []
-    for name in [part.strip() for text in given for part in text.split(",")]:
+    for name in [part.strip() for text in texts for part in text.split(",")]:
         if name != "all" and name not in known:
             raise InvalidConfig(flag, name, f"one of {', '.join(known)}, or all")
         chosen += known if name == "all" else [name]

@@ -14,16 +14,16 @@ def row(study: Study) -> dict[str, object]:
 
 def test_a_run_goes_on_where_one_was_stopped(tmp_path: Path) -> None:
     path = tmp_path / "out" / "rows.json"
-    asked = [STUDY, replace(STUDY, measure="sum"), replace(STUDY, delays="EC")]
+    studies = [STUDY, replace(STUDY, measure="sum"), replace(STUDY, delays="EC")]
     stopped = Results(path)
-    assert stopped.missing("goals", asked) == asked
-    stopped.add("goals", row(asked[1]))
+    assert stopped.missing("goals", studies) == studies
+    stopped.add("goals", row(studies[1]))
     again = Results(path)
-    assert again.missing("goals", asked) == [asked[0], asked[2]]
-    again.add("goals", row(asked[0]))
-    assert [r["measure"] for r in again.of("goals", asked)] == ["mean", "sum"]
-    assert Results(path).missing("robustness", asked) == asked
-    assert Results(path, fresh=True).missing("goals", asked) == asked
+    assert again.missing("goals", studies) == [studies[0], studies[2]]
+    again.add("goals", row(studies[0]))
+    assert [r["measure"] for r in again.of("goals", studies)] == ["mean", "sum"]
+    assert Results(path).missing("robustness", studies) == studies
+    assert Results(path, fresh=True).missing("goals", studies) == studies
 
 
 def test_rows_of_another_seed_or_number_of_windows_are_others(tmp_path: Path) -> None:
