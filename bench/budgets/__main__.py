@@ -16,7 +16,7 @@ import click
 from bench.budgets.cells import PARTS, WARM_UP, Cell, cells, measure, policies_of, settings_of
 from bench.budgets.plots import draw
 from bench.budgets.tables import Row, markdown
-from bench.budgets.workload import Size
+from bench.budgets.workload import BudgetsSize
 from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 
 OUT = Path("bench/out")
@@ -43,17 +43,17 @@ def main(
     windows = WARM_UP + (windows or (1 if smoke else 6 if quick else 25))
     with tempfile.TemporaryDirectory() as scratch:
         if smoke:
-            size = Size(windows, seed, 500, made_downloads(Path(scratch), 500, 1))
+            size = BudgetsSize(windows, seed, 500, made_downloads(Path(scratch), 500, 1))
             only = only or ("fig3", "policies")
         else:
             without = "leave it out with --trace zipf, or run --smoke on generated data"
-            size = Size(
+            size = BudgetsSize(
                 windows, seed, downloads=existing(DOWNLOADS_WEEK, without) if "cran" in traces else DOWNLOADS_WEEK
             )
         _run(only or PARTS, traces, size, processes, quick=quick or smoke)
 
 
-def _run(parts: tuple[str, ...], traces: tuple[str, ...], size: Size, processes: int, *, quick: bool) -> None:
+def _run(parts: tuple[str, ...], traces: tuple[str, ...], size: BudgetsSize, processes: int, *, quick: bool) -> None:
     wanted = cells(parts, traces, size, quick=quick)
     found: dict[Cell, Row] = {}
     OUT.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.budgets.workload import Size, work
+from bench.budgets.workload import BudgetsSize, work
 from edgewater.caching import CacheSpec
 from sim.budgets.experiment import SimulatedPolicy, run
 from sim.budgets.link import LinkModel
@@ -53,7 +53,7 @@ class Cell:
     setting: Setting
     budget: float
     policy: SimulatedPolicy
-    size: Size
+    size: BudgetsSize
 
     @property
     def label(self) -> str:
@@ -116,7 +116,7 @@ def settings_of(part: str, trace: str) -> Iterator[Setting]:
                 yield Setting(trace, aggregate, bandwidth, kind)
 
 
-def cells(parts: Sequence[str], traces: Sequence[str], size: Size, *, quick: bool) -> list[Cell]:
+def cells(parts: Sequence[str], traces: Sequence[str], size: BudgetsSize, *, quick: bool) -> list[Cell]:
     """Returns the runs of all figures, each once."""
     wanted: dict[Cell, None] = {}
     for part in parts:

@@ -18,7 +18,7 @@ ZIPF_WINDOW_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class BudgetsSize:
     """How much of a trace is run.
 
     Attributes:
@@ -55,7 +55,7 @@ class Work:
 
 
 @cache
-def work(name: str, size: Size) -> Work:
+def work(name: str, size: BudgetsSize) -> Work:
     """A trace by name, made or read once per process."""
     if name == "zipf":
         made = zipf(size.windows, ZIPF_WINDOW_MS, records=size.records, groups=size.records * 2 // 5, seed=size.seed)

@@ -21,13 +21,13 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.condor import plots
-from bench.condor.cells import PARTS, SMOKE, Size
+from bench.condor.cells import PARTS, SMOKE, CondorSize
 from bench.data import TAXI, existing
 
 OUT = Path("bench/out")
 _CHILD = (
     "import os, sys; cores = int(sys.argv[1]); os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]));"
-    "import json; from bench.condor.cells import Size, child; size = Size(**json.loads(sys.argv[4]));"
+    "import json; from bench.condor.cells import Size, child; size = CondorSize(**json.loads(sys.argv[4]));"
     "child(sys.argv[2].split(), cores, sys.argv[3], size, sys.argv[5])"
 )
 
@@ -41,7 +41,7 @@ _CHILD = (
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=OUT / "condor.json", show_default=True)
 def main(only: tuple[str, ...], rows: int, smoke: bool, json_path: Path) -> None:
     """Measure synopses on Spark DataFrames."""
-    parts, size = only or tuple(PARTS), SMOKE if smoke else Size(rows)
+    parts, size = only or tuple(PARTS), SMOKE if smoke else CondorSize(rows)
     if "accuracy" in parts and not smoke:
         existing(TAXI, "name other parts with --only, or run --smoke on generated rides")
     console = Console()
@@ -61,7 +61,7 @@ def main(only: tuple[str, ...], rows: int, smoke: bool, json_path: Path) -> None
     console.print(f"wrote {json_path}")
 
 
-def _cells(parts: Sequence[str], cores: int, directory: str, size: Size) -> Any:
+def _cells(parts: Sequence[str], cores: int, directory: str, size: CondorSize) -> Any:
     """Returns the results of parts that run one after the other in one process."""
     answer = Path(directory) / "answer.json"
     command = [sys.executable, "-c", _CHILD, str(cores), " ".join(parts), directory, json.dumps(asdict(size))]

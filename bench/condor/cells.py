@@ -44,7 +44,7 @@ CONCURRENT = (1, 2, 5, 10, 20, 50, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class CondorSize:
     """How much is run.
 
     Attributes:
@@ -64,7 +64,7 @@ class Size:
     made_rides: bool = False
 
 
-SMOKE = Size(20_000, repeats=1, synopses=2, concurrent=(2,), partitions=2, made_rides=True)
+SMOKE = CondorSize(20_000, repeats=1, synopses=2, concurrent=(2,), partitions=2, made_rides=True)
 
 
 def session(cores: int, scratch: Path) -> Any:
@@ -89,7 +89,7 @@ def consume(df: Any) -> None:
     df.write.format("noop").mode("overwrite").save()
 
 
-def scaling(spark: Any, directory: Path, size: Size) -> dict[str, float]:
+def scaling(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
     """Returns records/s per synopsis, in tumbling windows of 5 s."""
     df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=True)))
     result = {}
@@ -99,7 +99,7 @@ def scaling(spark: Any, directory: Path, size: Size) -> dict[str, float]:
     return result
 
 
-def concurrent(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
+def concurrent(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
     """Returns records/s by the number of overlapping windows, for bucketing and slicing."""
     df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=False)))
     every_ms = max(size.rows // ROWS_PER_SECOND * 1000 // 200, 1)
@@ -114,7 +114,7 @@ def concurrent(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, f
     return result
 
 
-def skew(spark: Any, directory: Path, size: Size) -> dict[str, float]:
+def skew(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
     """Returns records/s of count-min, global and stratified, with uniform and Zipf keys."""
     result = {}
     for zipf in (False, True):
@@ -133,7 +133,7 @@ def skew(spark: Any, directory: Path, size: Size) -> dict[str, float]:
     return result
 
 
-def disorder(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
+def disorder(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
     """Returns records/s in order, and with 10 % of the records up to 10 s late, by class of algebra."""
     classes = {"commutative": "count-min", "by event time": "fifo", "order-based": "haar"}
     result: dict[str, dict[str, float]] = {}
@@ -146,7 +146,7 @@ def disorder(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, flo
     return result
 
 
-def evaluation(spark: Any, directory: Path, size: Size) -> dict[str, float]:
+def evaluation(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
     """Returns answers/s of the evaluation operators, with count-min and 120 windows."""
     df = spark.read.parquet(str(synthetic(directory, min(size.rows, 2_000_000), zipf=True)))
     span_ms = min(size.rows, 2_000_000) * 1000 // ROWS_PER_SECOND
@@ -167,7 +167,7 @@ def evaluation(spark: Any, directory: Path, size: Size) -> dict[str, float]:
     return result
 
 
-def cost(spark: Any, directory: Path, size: Size) -> dict[str, float]:
+def cost(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
     """Returns records/s on Spark and with one thread, without windows, on the same files."""
     path = synthetic(directory, size.rows, zipf=True)
     df = spark.read.parquet(str(path))
@@ -186,21 +186,21 @@ def _alone(path: Path, synopsis: Any, column: str) -> bytes:
     return bytes(synopsis.to_bytes())
 
 
-def peers(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
+def peers(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
     """Returns seconds, bytes and relative errors, compared with Spark's sketches on the same DataFrame."""
     from bench.condor.peers import compare
 
     return compare(spark, synthetic(directory, size.rows, zipf=True), lambda run: seconds(run, size.repeats), consume)
 
 
-def accuracy(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
+def accuracy(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
     """Returns the rows of the paper's table 2."""
     from bench.condor.accuracy import table_2
 
     return table_2(spark, taxi(directory, size.rows, made=size.made_rides), size.partitions)
 
 
-PARTS: dict[str, tuple[Callable[[Any, Path, Size], Any], tuple[int, ...]]] = {
+PARTS: dict[str, tuple[Callable[[Any, Path, CondorSize], Any], tuple[int, ...]]] = {
     "scaling": (scaling, (1, 2)),
     "windows": (concurrent, (2,)),
     "accuracy": (accuracy, (2,)),
@@ -213,7 +213,7 @@ PARTS: dict[str, tuple[Callable[[Any, Path, Size], Any], tuple[int, ...]]] = {
 """The function and the number of cores of each part."""
 
 
-def child(parts: Sequence[str], cores: int, directory: str, size: Size, answer: str) -> None:
+def child(parts: Sequence[str], cores: int, directory: str, size: CondorSize, answer: str) -> None:
     """Runs in a process that is pinned to its cores; JVM and workers inherit the affinity."""
     spark = session(cores, Path(directory) / "scratch")
     try:

@@ -126,7 +126,9 @@ def measure(system: Demo, seconds: float, edges: int, rate: float, delay_ms: flo
     for query in QUERIES:
         result[query]["stages_ms"] = stages(grown, query)
     coverage = last.get(("edgewater_job_interval_coverage_ratio", (("query", "aion"),)))
-    whole = {name: quantiles_ms(grown, f"edgewater_job_{name}_seconds") for name in ("report_delay", "frame_delay", "batch")}
+    whole = {
+        name: quantiles_ms(grown, f"edgewater_job_{name}_seconds") for name in ("report_delay", "frame_delay", "batch")
+    }
     return {**result, "job": {**{f"{name}_ms": value for name, value in whole.items()}, "coverage": coverage}}
 
 

@@ -10,7 +10,7 @@ import click
 
 from bench.synopses.characterize import characterize
 from bench.synopses.errors import TRIALS, errors
-from bench.synopses.speed import SMOKE, Size, merging, throughput
+from bench.synopses.speed import SMOKE, SpeedSize, merging, throughput
 
 OUT = Path("bench/out")
 IMAGES = Path("docs/explanation/images")
@@ -28,7 +28,7 @@ PARTS = ("throughput", "merge", "error", "characterize")
 )
 def main(only: str | None, path: Path, trials: int, largest: int, images: Path, smoke: bool) -> None:
     """Compare synopses with Apache DataSketches and ddsketch."""
-    size, points = (SMOKE, 2) if smoke else (Size(), 9)
+    size, points = (SMOKE, 2) if smoke else (SpeedSize(), 9)
     if smoke:
         trials, largest, images = 2, 200, path.parent
     result: dict[str, Any] = json.loads(path.read_text()) if only and path.exists() else {}

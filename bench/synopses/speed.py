@@ -17,7 +17,7 @@ from edgewater.synopses import merge_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class SpeedSize:
     """How much is run.
 
     Attributes:
@@ -32,7 +32,7 @@ class Size:
     repeats: int = 5
 
 
-SMOKE = Size(2_000, 1_000, 5, 200, 1)
+SMOKE = SpeedSize(2_000, 1_000, 5, 200, 1)
 
 
 def best(run: Callable[[], object], repeats: int) -> float:
@@ -45,7 +45,7 @@ def best(run: Callable[[], object], repeats: int) -> float:
     return min(seconds)
 
 
-def throughput(cores: int, size: Size) -> list[dict[str, Any]]:
+def throughput(cores: int, size: SpeedSize) -> list[dict[str, Any]]:
     """Returns one row per pair: million updates per second, over `cores` processes with one core each."""
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < cores:
@@ -73,7 +73,7 @@ def _row(pair: Pair, cores: int, ours: float, theirs: float) -> dict[str, Any]:
     }
 
 
-def _rates(given: tuple[int, int, Size]) -> tuple[float, float]:
+def _rates(given: tuple[int, int, SpeedSize]) -> tuple[float, float]:
     """Returns the updates per second of both on one core; runs alternate, so that conditions are equal."""
     index, core, size = given
     os.sched_setaffinity(0, {core})
@@ -90,7 +90,7 @@ def _rates(given: tuple[int, int, Size]) -> tuple[float, float]:
     return size.values / min(ours), len(few) / min(theirs) if theirs else 0.0
 
 
-def merging(size: Size) -> list[dict[str, Any]]:
+def merging(size: SpeedSize) -> list[dict[str, Any]]:
     """Rows per pair: milliseconds to merge 1,000 sketches of 2,000 values each, objects in memory, and from the bytes
     of each. Reading a synopsis checks a CRC32C and, unless it is dense, every array; the peers check neither."""
     rows = []
