@@ -19,11 +19,12 @@ ZIPF_WINDOW_MS = 600_000
 
 @dataclass(frozen=True, slots=True)
 class BudgetsSize:
-    """How much of a trace is run.
+    """The size of a run.
 
     Attributes:
-        seed, records: of the Zipf trace; records are a window's.
-        downloads: the folder of the other one.
+        seed: seed of the Zipf trace.
+        records: records per window of the Zipf trace.
+        downloads: directory of the other trace.
     """
 
     windows: int

@@ -27,7 +27,7 @@ from bench.data import TAXI, existing
 OUT = Path("bench/out")
 _CHILD = (
     "import os, sys; cores = int(sys.argv[1]); os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]));"
-    "import json; from bench.condor.cells import Size, child; size = CondorSize(**json.loads(sys.argv[4]));"
+    "import json; from bench.condor.cells import CondorSize, child; size = CondorSize(**json.loads(sys.argv[4]));"
     "child(sys.argv[2].split(), cores, sys.argv[3], size, sys.argv[5])"
 )
 

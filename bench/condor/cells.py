@@ -45,15 +45,15 @@ CONCURRENT = (1, 2, 5, 10, 20, 50, 100)
 
 @dataclass(frozen=True, slots=True)
 class CondorSize:
-    """How much is run.
+    """The size of a run.
 
     Attributes:
         rows: records of each data set.
-        repeats: runs that a figure is the median of.
-        synopses: how many of `SYNOPSES`.
+        repeats: runs of which the median is reported.
+        synopses: number of synopses of `SYNOPSES`.
         concurrent: numbers of windows that overlap.
-        partitions: of table 2, distributed.
-        made_rides: whether its rides are generated.
+        partitions: partitions of the distributed set-up of table 2.
+        made_rides: whether the rides of table 2 are generated.
     """
 
     rows: int

@@ -18,11 +18,13 @@ from edgewater.synopses import merge_bytes
 
 @dataclass(frozen=True, slots=True)
 class SpeedSize:
-    """How much is run.
+    """The size of a run.
 
     Attributes:
-        values: of an array; one_by_one: of what a peer takes one by one.
-        parts: sketches that are merged; part: values of each.
+        values: values per array.
+        one_by_one: values for peers without array input.
+        parts: number of merged sketches.
+        part: values per sketch.
     """
 
     values: int = 1 << 21
