@@ -64,7 +64,7 @@ lock: ## renew constraints.txt: the newest versions that pyproject.toml accepts
 	@mv build/constraints.txt constraints.txt && rm -rf build/lock
 	@echo "constraints.txt is renewed; run: make check test"
 
-bench: $(STAMP)dev ## the measurements of docs/explanation/measurements.md; results in bench/out
+bench: $(STAMP)dev ## the measurements of docs/results.md; results in bench/out
 	$(PY) -m bench.first_light $(ARGS)
 
 clean: ## remove what was built, not the virtual environment

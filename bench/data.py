@@ -1,4 +1,4 @@
-"""The data sets that benches read from beside the repository, and small ones of the same columns for `--smoke`."""
+"""Data sets of the benches, which are outside of the repository, and generated ones for `--smoke`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ FIRST_DAY = date(2015, 1, 5)
 
 
 def existing(folder: Path, without: str = "--smoke runs on generated data") -> Path:
-    """The folder.
+    """Returns the folder.
 
     Args:
-        without: how to go without it.
+        without: alternative to the data set, for the error message.
 
     Raises:
         click.UsageError: there is no such folder.
@@ -33,7 +33,7 @@ def existing(folder: Path, without: str = "--smoke runs on generated data") -> P
 
 
 def made_downloads(directory: Path, records: int, days: int = 7) -> Path:
-    """A folder as `DOWNLOADS_WEEK`: a CSV file a day, `records` in each, shuffled inside hours."""
+    """Writes a folder like `DOWNLOADS_WEEK`: one CSV file per day with `records` rows, in random order within hours."""
     path = directory / f"downloads-{records}x{days}"
     path.mkdir(parents=True, exist_ok=True)
     for number in range(days):

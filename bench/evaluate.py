@@ -2,8 +2,8 @@
 
     python -m bench.evaluate [--questions 10000] [--smoke] [--out evaluate.json]
 
-One process, one stream at a time, SQLite: lines are read, parsed, evaluated and written as NDJSON. What a
-network and an HTTP server add is left out (`httpx.ASGITransport`). Each case asks its questions of one window.
+One process, one stream at a time, SQLite: lines are read, parsed, evaluated and written as NDJSON. Network and HTTP
+server are excluded (`httpx.ASGITransport`). All questions of a row are about one window.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ import httpx
 import numpy as np
 import pyarrow as pa
 
-from center.api.app import create_app
-from center.catalog import Catalog, StreamRecord
+from center.api import create_app
+from center.catalog import Catalog, ComponentRegistry, StreamRecord
 from center.config import ApiSection
-from center.ledger import EdgesChanged, FrameFact, Ledger, Registered
-from center.parts import PartRegistry
+from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import SliceClose
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import SliceClose
 
 HOUR = 3_600_000
 COLUMNS = {"url": pa.string(), "ip": pa.int64(), "ms": pa.float64()}
@@ -44,8 +43,8 @@ QUERIES: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is asked, and how fast it was answered."""
+class EvaluateRow:
+    """The result for one kind of question."""
 
     name: str
     questions: int
@@ -56,7 +55,7 @@ class Case:
 
 
 def cases() -> dict[str, tuple[str, Callable[[int], dict[str, Any]]]]:
-    """By name the query that is asked, and its i-th question."""
+    """Returns the query and the i-th question, by name."""
     latest = {"latest": 1}
     return {
         "frequency (count_min)": ("all", lambda i: {**latest, "measure": "ips", "question": "frequency", "item": i}),
@@ -83,18 +82,18 @@ def cases() -> dict[str, tuple[str, Callable[[int], dict[str, Any]]]]:
     }
 
 
-class Desk:
-    """The center's stores with one answered window per query."""
+class CenterFixture:
+    """The API over stores with one answered window per query."""
 
     def __init__(self, directory: Path, records: int) -> None:
         self.records = records
         url = f"sqlite:///{directory}/catalog.db"
-        self.catalog, self.parts = Catalog(url), PartRegistry(url)
+        self.catalog, self.components = Catalog(url), ComponentRegistry(url)
         self.results = ResultStore(f"sqlite:///{directory}/results.db")
         self.app = create_app(
-            self.catalog, self.results, self.parts, ApiSection(), now_ms=lambda: time.time_ns() // 1_000_000
+            self.catalog, self.results, self.components, ApiSection(), now_ms=lambda: time.time_ns() // 1_000_000
         )
-        self.catalog.hello(
+        self.catalog.begin_session(
             EdgeId("e"),
             "e1",
             labels={},
@@ -111,13 +110,13 @@ class Desk:
 
     def _answer(self, ledger: Ledger, spec: QuerySpec) -> None:
         query = self.catalog.register(spec, 0)
-        self.results.tick(ledger, [EdgesChanged(tuple(self.catalog.edges())), Registered(query)], 0)
-        fact = FrameFact(query.ref, 1, EdgeId("e"), HOUR, (SliceClose(0, self.records, 0),), (0,), 500, 0, "e1")
+        self.results.tick(ledger, [EdgesChanged(tuple(self.catalog.edges())), QueryRegistered(query)], 0)
+        fact = FrameSummary(query.ref, 1, EdgeId("e"), HOUR, (SliceClose(0, self.records, 0),), (0,), 500, 0, "e1")
         delta = MergedDelta(query.ref, 0, 0, _aggregate(spec, self.records).to_bytes())
         self.results.apply(ledger, [delta], [fact], {query.key: 1}, 0)
 
     def close(self) -> None:
-        for store in (self.catalog, self.parts, self.results):
+        for store in (self.catalog, self.components, self.results):
             store.close()
 
 
@@ -143,36 +142,38 @@ def _aggregate(spec: QuerySpec, records: int) -> GroupedAggregate:
     return result
 
 
-async def _measure(desk: Desk, name: str, query: str, question: Callable[[int], dict[str, Any]], count: int) -> Case:
+async def _measure(
+    center: CenterFixture, name: str, query: str, question: Callable[[int], dict[str, Any]], count: int
+) -> EvaluateRow:
     def body(lines: range) -> Iterator[bytes]:
         for i in lines:
             yield json.dumps({"id": i, **question(i)}).encode() + b"\n"
 
-    transport = httpx.ASGITransport(desk.app)
+    transport = httpx.ASGITransport(center.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://center", timeout=None) as client:
         path = f"/v1/queries/{query}/evaluate"
         await client.post(path, content=b"".join(body(range(1))))  # decodes the window
-        asked = b"".join(body(range(count)))
+        questions_body = b"".join(body(range(count)))
         began = time.perf_counter()
-        given = await client.post(path, content=asked)
+        reply = await client.post(path, content=questions_body)
         seconds = time.perf_counter() - began
-    lines = given.content.splitlines()
+    lines = reply.content.splitlines()
     assert len(lines) == count, f"{len(lines)} answers to {count} questions"
     errors = sum('"error"' in line.decode() for line in lines)
-    return Case(name, count, seconds, count / seconds, len(given.content), errors)
+    return EvaluateRow(name, count, seconds, count / seconds, len(reply.content), errors)
 
 
 @click.command()
 @click.option("--questions", default=10_000, show_default=True)
-@click.option("--smoke", is_flag=True, help="Seconds, on few records: does it run?")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Writes the figures as JSON.")
+@click.option("--smoke", is_flag=True, help="Check that the bench runs: seconds, on few records.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the results as JSON.")
 def main(questions: int, smoke: bool, out: Path | None) -> None:
-    """Measures questions per second of a stream of questions."""
+    """Measure the questions per second of a stream of questions."""
     questions, records = (20, 20_000) if smoke else (questions, RECORDS)
     with tempfile.TemporaryDirectory() as directory:
-        desk = Desk(Path(directory), records)
-        found = [asyncio.run(_measure(desk, name, *case, questions)) for name, case in cases().items()]
-        desk.close()
+        center = CenterFixture(Path(directory), records)
+        found = [asyncio.run(_measure(center, name, *case, questions)) for name, case in cases().items()]
+        center.close()
     click.echo(f"{'question':34} {'questions/s':>12} {'µs each':>9} {'errors':>7}")
     for case in found:
         click.echo(f"{case.name:34} {case.questions_s:12,.0f} {1e6 / case.questions_s:9.1f} {case.errors:7}")

@@ -1,9 +1,9 @@
-"""What dividing an error budget by need saves over dividing it equally, at the same budget.
+"""Bytes that an error budget needs if it is divided by need, compared with equal shares of the same budget.
 
-Ten production `EdgeCore`s, a production `ShareBook`, no link: each edge ships what it must, once a second,
-and hears of its share within a second. Edges' record rates are Zipf-skewed, values lognormal, groups Zipf.
-Bytes are those of the frames, as compressed; the first windows, in which shares find their place, are left
-out for both. Error is that of the worst group of any window, as a share of E.
+Ten production `EdgeCore`s, a production `BudgetAllocator`, no link: each edge ships once a second what its budget
+requires, and receives its share within a second. Record rates of edges are Zipf-skewed, values lognormal, groups Zipf.
+Bytes are those of the compressed frames. The first windows, until shares have settled, are excluded from both. The
+error is that of the worst group of any window, relative to E.
 
     python -m bench.shares [--smoke] [--plot bench/out/shares.png]
 """
@@ -19,15 +19,30 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from center.shares import Members, Policy, Report, Reported, ShareBook, Turn
-from edge.core import EdgeCore
-from edge.drift import DriftMeter
-from edge.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
-from edge.streams import StreamSpec
+from center.budgets import (
+    AllocationPolicy,
+    BudgetAllocator,
+    BudgetReport,
+    MembersChanged,
+    RebalanceEvent,
+    ShareReported,
+)
+from edge.core import (
+    Acked,
+    BudgetSet,
+    Configured,
+    DriftRates,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourcesOpened,
+    StreamSpec,
+)
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import QueryRef
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import QueryRef
 
 REF = QueryRef("traffic", 1)
 EDGES, GROUPS, WINDOWS, WARM_UP = 10, 400, 16, 6
@@ -35,11 +50,11 @@ WINDOW_MS = 10_000
 RECORDS = 60_000
 """Records per window over all edges."""
 BUDGETS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-"""E as a share of a window's total."""
+"""E as a fraction of a window's total."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ShareRow:
     skew: float
     budget: float
     division: str
@@ -48,8 +63,8 @@ class Row:
     worst_error: float
 
 
-class Trace:
-    """The same records for every run: per edge and second, group codes and values."""
+class ShareTrace:
+    """The records of all runs: group codes and values per edge and second."""
 
     def __init__(self, skew: float, seed: int, windows: int = WINDOWS, records: int = RECORDS) -> None:
         self.windows = windows
@@ -73,7 +88,7 @@ class Trace:
         self.names = np.array([f"/page/{i:04d}" for i in range(GROUPS)])
 
 
-def run(trace: Trace, skew: float, budget: float, division: str) -> Row:
+def run(trace: ShareTrace, skew: float, budget: float, division: str) -> ShareRow:
     limit = budget * float(trace.truth.sum(axis=1).mean())
     spec = QuerySpec.from_mapping(
         {
@@ -87,9 +102,9 @@ def run(trace: Trace, skew: float, budget: float, division: str) -> Row:
     )
     ids = [EdgeId(f"edge-{i}") for i in range(EDGES)]
     cores = {e: _core(spec) for e in ids}
-    meters = {e: DriftMeter(WINDOW_MS) for e in ids}
-    book = ShareBook({"bytes": limit}, {}, Policy(interval_ms=10_000))
-    book.handle(Members(frozenset(ids), {}))
+    meters = {e: DriftRates(WINDOW_MS) for e in ids}
+    allocator = BudgetAllocator({"bytes": limit}, {}, AllocationPolicy(min_interval_ms=10_000))
+    allocator.handle(MembersChanged(frozenset(ids), {}))
     if division == "equal":
         for core in cores.values():
             core.handle(BudgetSet(REF, {"bytes": limit / EDGES}, 1))
@@ -106,15 +121,15 @@ def run(trace: Trace, skew: float, budget: float, division: str) -> Row:
                     for name, value in groups.items():
                         center[window // WINDOW_MS, int(name[-4:])] += value
             if division != "equal":
-                _report(book, edge, core, meters[edge], second * 1000)
+                _report(allocator, edge, core, meters[edge], second * 1000)
         if division != "equal":
-            book.handle(Turn((second + 1) * 1000, 1 << 50))
-            for edge, word in book.grants().items():
-                cores[edge].handle(BudgetSet(REF, word.shares, word.version, word.from_ms))
+            allocator.handle(RebalanceEvent((second + 1) * 1000, 1 << 50))
+            for edge, grant in allocator.grants().items():
+                cores[edge].handle(BudgetSet(REF, grant.shares, grant.version, grant.from_ms))
     closed = slice(WARM_UP, trace.windows - 1)
     worst = float(np.abs(trace.truth[closed] - center[closed]).max() / limit)
     assert worst <= 1.0, f"the budget is exceeded: {worst}"
-    return Row(skew, budget, division, size, frames, worst)
+    return ShareRow(skew, budget, division, size, frames, worst)
 
 
 def _core(spec: QuerySpec) -> EdgeCore:
@@ -130,9 +145,9 @@ def _batch(pages: np.ndarray, values: np.ndarray, begin_ms: int) -> pa.RecordBat
 
 
 def _ship(core: EdgeCore) -> list[tuple[int, dict[int, Mapping[str, float]]]]:
-    """What leaves now: bytes of each frame, and by slice what it adds to groups."""
+    """Returns, for each frame that the edge ships now, its bytes and its sums by slice and group."""
     shipped = []
-    while built := [e for e in core.handle(Pull(1 << 20)) if isinstance(e, FrameBuilt)]:
+    while built := [e for e in core.handle(PullEvent(1 << 20)) if isinstance(e, FrameBuilt)]:
         frame, found = built[0].frame, {}
         for partial in frame.unpack().partials:
             aggregate = GroupedAggregate.from_bytes(partial.synopsis)
@@ -143,14 +158,14 @@ def _ship(core: EdgeCore) -> list[tuple[int, dict[int, Mapping[str, float]]]]:
     return shipped
 
 
-def _report(book: ShareBook, edge: EdgeId, core: EdgeCore, meter: DriftMeter, now_ms: int) -> None:
+def _report(allocator: BudgetAllocator, edge: EdgeId, core: EdgeCore, meter: DriftRates, now_ms: int) -> None:
     pipeline = core.queries[REF]
-    meter.note(pipeline.drift, pipeline.progress.through_ms)
+    meter.update(pipeline.drift, pipeline.progress.through_ms)
     last = pipeline.schedule.last
-    report = Report(
+    report = BudgetReport(
         pipeline.schedule.version, last.shares, last.from_ms, pipeline.progress.entry_bytes, dict(meter.per_s)
     )
-    assert book.handle(Reported(edge, report, now_ms + 1)) == []
+    assert allocator.handle(ShareReported(edge, report, now_ms + 1)) == []
 
 
 def main() -> None:
@@ -159,14 +174,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--out", type=Path, default=Path("bench/out/shares.json"))
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--smoke", action="store_true", help="seconds, on few records: does it run?")
+    parser.add_argument("--smoke", action="store_true", help="seconds, on few records")
     args = parser.parse_args()
     budgets = BUDGETS[-1:] if args.smoke else BUDGETS
     size = {"windows": WARM_UP + 2, "records": 3_000} if args.smoke else {}
-    rows: list[Row] = []
+    rows: list[ShareRow] = []
     print(f"{'skew':>5} {'E / total':>9} {'equal':>10} {'balanced':>10} {'saved':>7}   worst error / E")
     for skew in args.skew:
-        trace = Trace(skew, args.seed, **size)
+        trace = ShareTrace(skew, args.seed, **size)
         for budget in budgets:
             equal, balanced = (run(trace, skew, budget, division) for division in ("equal", "balanced"))
             rows += [equal, balanced]
@@ -179,7 +194,7 @@ def main() -> None:
         _plot(rows, args.plot)
 
 
-def _plot(rows: list[Row], path: Path) -> None:
+def _plot(rows: list[ShareRow], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots()

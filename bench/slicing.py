@@ -1,9 +1,8 @@
-"""`python -m bench.slicing [--smoke]`: what concurrent windows cost when they share slices, against one window.
+"""`python -m bench.slicing [--smoke]`: the cost of concurrent windows that share slices, compared with one window.
 
-A stream of 20,000 records a second; windows of 100 s, 1 to 100 of them open at any time. Slicing updates one slice per
-record however many windows there are (goal: at most 1.5 times the time of a single window); bucketing, which updates
-each window by itself, is measured on a part of the stream for comparison. Times are those of the process, the best of
-several alternating runs: on a machine that others use as well, that is the most that can be told.
+A stream of 20,000 records/s; windows of 100 s, of which 1 to 100 are open at any time. Slicing updates one slice per
+record for any number of windows (goal: at most 1.5 times the time of a single window). Bucketing, which updates each
+window separately, is measured on a part of the stream. Times are CPU times, the minimum of several alternating runs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import click
 import numpy as np
 
-from edgewater.slicing import Bucketing, Slicer, Sliding
+from center.slicing import Bucketing, Slicer, SlidingWindow
 from edgewater.synopses import CountMin, DDSketch, HyperLogLog
 
 OUT = Path("bench/out")
@@ -32,14 +31,14 @@ SYNOPSES: dict[str, Callable[[], Any]] = {
 
 
 def stream(seconds: int, rate: int) -> tuple[np.ndarray, np.ndarray]:
-    """Zipf values and their event times, in order."""
+    """Returns Zipf values and their event times, in order."""
     rng = np.random.default_rng(0)
     n = rate * seconds
     return rng.zipf(1.1, n) % 100_000, np.sort(rng.integers(0, seconds * 1000, n))
 
 
 def answered(slicer: Any, values: np.ndarray, times: np.ndarray) -> int:
-    """Windows that are answered on the way."""
+    """Runs a stream; returns the number of answered windows."""
     windows = 0
     for at in range(0, len(values), BATCH):
         slicer.update(values[at : at + BATCH], times[at : at + BATCH])
@@ -48,7 +47,7 @@ def answered(slicer: Any, values: np.ndarray, times: np.ndarray) -> int:
 
 
 def seconds(slicer: Any, values: np.ndarray, times: np.ndarray) -> float:
-    """CPU time of a stream."""
+    """Returns the CPU time of a stream."""
     began = time.process_time()
     answered(slicer, values, times)
     return time.process_time() - began
@@ -60,11 +59,11 @@ def cells(length_s: int, rate: int, repeats: int) -> list[dict[str, Any]]:
     rows = []
     for name, make in SYNOPSES.items():
         took: dict[int, float] = {k: float("inf") for k in CONCURRENT}
-        for _ in range(repeats):  # alternating: all see the same machine
+        for _ in range(repeats):  # alternating, so that conditions are equal
             for k in CONCURRENT:
-                took[k] = min(took[k], seconds(Slicer(make, [Sliding(SIZE_MS, SIZE_MS // k)]), values, times))
+                took[k] = min(took[k], seconds(Slicer(make, [SlidingWindow(SIZE_MS, SIZE_MS // k)]), values, times))
         for k in CONCURRENT:
-            slow = seconds(Bucketing(make, [Sliding(SIZE_MS, SIZE_MS // k)]), values[:part], times[:part])
+            slow = seconds(Bucketing(make, [SlidingWindow(SIZE_MS, SIZE_MS // k)]), values[:part], times[:part])
             rows.append(
                 {
                     "synopsis": name,
@@ -81,10 +80,10 @@ def cells(length_s: int, rate: int, repeats: int) -> list[dict[str, Any]]:
 @click.command()
 @click.option("--seconds", default=300, show_default=True, help="Length of the stream, in event time.")
 @click.option("--repeats", default=5, show_default=True)
-@click.option("--smoke", is_flag=True, help="Seconds, on few records: does it run?")
+@click.option("--smoke", is_flag=True, help="Check that the bench runs: seconds, on few records.")
 @click.option("--json", "path", type=click.Path(path_type=Path), default=OUT / "slicing.json", show_default=True)
 def main(seconds: int, repeats: int, smoke: bool, path: Path) -> None:
-    """Measure windows over shared slices on this machine."""
+    """Measure windows over shared slices."""
     rows = cells(seconds, 100, 1) if smoke else cells(seconds, RATE, repeats)
     for row in rows:
         missed = " !" if row["times_a_single_window"] > GOAL else ""

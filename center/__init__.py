@@ -1,0 +1,4 @@
+"""The center: receives frames from edges, merges them on Spark, and answers queries over REST.
+
+Entry points: `center.cli` (commands), `center.config` (configuration). It never imports `edge` or `sim`.
+"""

@@ -1,4 +1,4 @@
-"""`edgewater center …`: what an operator types where the center runs."""
+"""`edgewater center …`: the commands of a center's operator."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from edgewater.errors import InvalidConfig
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
-def _overrides(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, object]:
+def _overrides(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> dict[str, object]:
     pairs: dict[str, object] = {}
-    for text in given:
+    for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InvalidConfig("--set", text, "key=value, such as spark.master=local[4]")
@@ -32,7 +33,7 @@ def _overrides(_ctx: click.Context, _param: click.Parameter, given: tuple[str, .
 
 
 def configured(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the options that make up a configuration, and the `CenterConfig` as first argument."""
+    """Adds the configuration options to a command and passes it the `CenterConfig` as its first argument."""
 
     @click.option(
         "--config",
@@ -44,7 +45,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
         help="YAML file with the keys that `edgewater center --help` shows.",
     )
     @click.option(
-        "--data-dir", type=click.Path(path_type=Path), help="Where all state lives. [default: .edgewater/center]"
+        "--data-dir", type=click.Path(path_type=Path), help="Directory of all state. [default: .edgewater/center]"
     )
     @click.option(
         "--set",
@@ -59,7 +60,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
         default="info",
         show_default=True,
         type=click.Choice(["debug", "info", "warning", "error"]),
-        help="How much is said on stderr.",
+        help="Level of the log on stderr.",
     )
     @click.option("--supervised", is_flag=True, hidden=True)
     @functools.wraps(command)
@@ -74,7 +75,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
         logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
         logging.getLogger("py4j").setLevel(logging.WARNING)
         if supervised:
-            from center.supervisor import stop_with_supervisor
+            from center.ops.supervisor import stop_with_supervisor
 
             stop_with_supervisor()
         if data_dir is not None:
@@ -85,7 +86,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flags(params: Mapping[str, Any]) -> list[str]:
-    """The flags of `configured` as they were given, for the processes of the parts."""
+    """The flags of `configured`, to be passed on to the components' processes."""
     flags = ["--log-level", params["log_level"]]
     for name, flag in (("path", "--config"), ("data_dir", "--data-dir")):
         if params[name] is not None:
@@ -97,30 +98,30 @@ def _flags(params: Mapping[str, Any]) -> list[str]:
 
 @click.group()
 def center() -> None:
-    """Run a center: what edges connect to, and what answers queries.
+    """Run a center, which edges connect to and which answers queries.
 
-    A center has three parts, each a process over the same state: the *gateway* takes frames from edges,
-    the *job* merges them on Spark and decides when to answer, the *api* serves answers over REST. `run`
-    starts all three on one machine; on many machines each is started by itself with the same file.
+    A center has three components, each a process over the same state: the *gateway* receives frames from
+    edges, the *job* merges them on Spark and decides when to answer, the *api* serves answers over REST.
+    `run` starts all three on one machine; on many machines each is started alone with the same file.
 
     \b
-      edgewater center run                                   all parts, on loopback, state in .edgewater/center
-      edgewater center check --config center.yaml            is everything here that it needs?
+      edgewater center run                                   all components, on loopback, state in .edgewater/center
+      edgewater center check --config center.yaml            check what the configuration needs
       edgewater center api -c center.yaml --set api.listen=0.0.0.0:8080
 
     \b
     The file; every key has a default:
       data_dir: /var/lib/edgewater         # all state, unless a URL below says otherwise
-      gateway: {listen: "0.0.0.0:7400"}    # where edges connect
+      gateway: {listen: "0.0.0.0:7400"}    # edges connect to it
       api: {listen: "127.0.0.1:7480", token: a-secret}
       tokens: {jfk: another-secret}        # one per edge; needed off loopback. Or tokens_file: tokens.yaml
       tls: {cert: center.pem, key: center.key, client_ca: edges.pem}
       catalog_url: postgresql+psycopg://…  # SQLite in data_dir if not given; results_url likewise
       log_dir: /mnt/frames                 # the frame log
       spark: {master: "local[2]", driver_memory: 1g, conf: {spark.ui.enabled: "true"}}
-      retention: {frames: 1h, answers: 7d} # how long frames that count already, and final answers, are kept
+      retention: {frames: 1h, answers: 7d} # how long applied frames, and final answers, are kept
 
-    A key may also be given in the environment: EDGEWATER_CENTER__API__TOKEN.
+    A key may also be set in the environment: EDGEWATER_CENTER__API__TOKEN.
     """
 
 
@@ -130,32 +131,32 @@ def center() -> None:
 def run(config: CenterConfig, as_json: bool) -> None:
     """Start gateway, job and API, and keep them running.
 
-    A part that dies is started again; nothing that was acknowledged is lost. SIGTERM or Ctrl-C stops
-    all. Process ids stand in <data_dir>/pids/. Prints where to connect and ask once all are ready.
+    A component that dies is restarted; no acknowledged frame is lost. SIGTERM or Ctrl-C stops all. Process
+    ids are in <data_dir>/pids/. Prints the addresses once all are ready.
 
     \b
       edgewater center run --data-dir /var/lib/edgewater --set gateway.listen=127.0.0.1:7500
     """
-    from center.checks import check
-    from center.starting import Starting
-    from center.supervisor import Supervisor, only_one
+    from center.ops.preflight import check
+    from center.ops.startup import Startup
+    from center.ops.supervisor import Supervisor, exclusive_lock
 
-    with only_one(config.data_dir):
+    with exclusive_lock(config.data_dir):
         failed = [c for c in check(config, os.environ) if not c.ok]
         if failed:
-            for one in failed:
-                click.echo(f"edgewater: {one.message}", err=True)
+            for result in failed:
+                click.echo(f"edgewater: {result.message}", err=True)
             sys.exit(2)
-        starting = Starting(config, _flags(click.get_current_context().params), as_json=as_json)
-        supervisor = Supervisor(starting.commands(), config.pids_dir, monotonic=time.monotonic)
-        asyncio.run(starting.run(supervisor))
+        startup = Startup(config, _flags(click.get_current_context().params), as_json=as_json)
+        supervisor = Supervisor(startup.commands(), config.pids_dir, monotonic=time.monotonic)
+        asyncio.run(startup.run(supervisor))
 
 
 @center.command()
 @configured
 def gateway(config: CenterConfig) -> None:
-    """Take frames from edges, until SIGTERM or Ctrl-C. Any number may run over one catalog and log."""
-    from center.processes import run_gateway
+    """Receive frames from edges until SIGTERM or Ctrl-C. Any number may run over one catalog and log."""
+    from center.ops.processes import run_gateway
 
     run_gateway(config)
 
@@ -163,8 +164,8 @@ def gateway(config: CenterConfig) -> None:
 @center.command()
 @configured
 def job(config: CenterConfig) -> None:
-    """Merge frames on Spark and answer, until SIGTERM or Ctrl-C. One runs per catalog; needs Java 17."""
-    from center.processes import run_job
+    """Merge frames on Spark and answer queries until SIGTERM or Ctrl-C. One per catalog; needs Java 17."""
+    from center.ops.processes import run_job
 
     run_job(config)
 
@@ -172,27 +173,27 @@ def job(config: CenterConfig) -> None:
 @center.command()
 @configured
 def api(config: CenterConfig) -> None:
-    """Serve answers over REST, until SIGTERM or Ctrl-C. Any number may run; /docs describes it."""
-    from center.processes import run_api
+    """Serve answers over REST until SIGTERM or Ctrl-C. Any number may run; /docs describes the API."""
+    from center.ops.processes import run_api
 
     run_api(config)
 
 
 @center.command("check")
 @configured
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 def check_command(config: CenterConfig, as_json: bool) -> None:
-    """Say whether this machine has what the configuration needs: Java, free addresses, writable state.
+    """Check what the configuration needs on this machine: Java, free addresses, writable state, databases.
 
-    Ends with code 0 if all is well, else with 1.
+    Exit status 0 if all checks pass, else 1.
     """
-    from center.checks import check
+    from center.ops.preflight import check
 
-    found = check(config, os.environ)
+    results = check(config, os.environ)
+    ok = all(c.ok for c in results)
     if as_json:
-        checks = [{"name": c.name, "ok": c.ok, "message": c.message} for c in found]
-        click.echo(json.dumps({"ok": all(c.ok for c in found), "checks": checks}))
+        click.echo(json.dumps({"ok": ok, "checks": [asdict(c) for c in results]}))
     else:
-        for c in found:
+        for c in results:
             click.echo(f"{'ok ' if c.ok else 'NOT'}  {c.name:<15} {c.message}")
-    sys.exit(0 if all(c.ok for c in found) else 1)
+    sys.exit(0 if ok else 1)

@@ -1,7 +1,7 @@
-"""The agent: real sources, a real clock, the network and signals around `DurableCore`.
+"""The agent: connects sources, the wall clock, the network and signals to `DurableCore`.
 
-One event loop. Reading and decoding, and fsyncs, run in threads; everything that touches the core
-runs on the loop, one event at a time.
+It runs one event loop. Reading, decoding and fsync run in threads; every access to the core happens
+on the loop, one event at a time.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,27 +20,19 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from edge import telemetry
-from edge.busy import BusyMeter
-from edge.clock import now_ms
-from edge.commit import GroupCommit
+from edge import metrics
 from edge.config import EdgeConfig, StreamConfig, TlsConfig
-from edge.core import EdgeCore
-from edge.durable import DurableCore, Position, load_identity
-from edge.events import Ingested, SourceEnded, SourcesOpened, Tick
-from edge.link import DailyCap, LinkLimits
-from edge.memory import give_back
-from edge.session import Session
-from edge.sources.base import Chunk, Source
-from edge.sources.build import build_sources
-from edge.sources.http import Busy, push_routes
-from edge.sources.replay import replay_clock
-from edge.spent import SpentFile
-from edge.streams import StreamSpec
-from edge.uplink import TlsFiles, Uplink
-from edgewater.errors import InvalidConfig, InvalidInput, StorageError
+from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec, TickEvent
+from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, load_identity
+from edge.process import now_ms, release_free_memory
+from edge.records import Chunk, Position, Source
+from edge.sources import Unavailable, build_sources, push_routes, replay_clock
+from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
+from edge.utilization import BusyMeter
+from edgewater.errors import InvalidInput, StorageError
+from edgewater.health import EmbeddedServer, health_routes, listen
 from edgewater.streams import StreamClock
-from edgewater.synopses.sample_rows import source_of
+from edgewater.synopses import source_of
 
 log = logging.getLogger(__name__)
 
@@ -51,38 +41,44 @@ TICK_MIN_S = 0.2
 BACKPRESSURE_POLL_S = 0.05
 SOURCE_RETRY_S = 5.0
 FAILURE_MS = 3000 * SOURCE_RETRY_S
-"""A source that has not failed for so long, though it is tried again, is being read."""
-UNREAD_S = 0.1
-"""A source that has not waited for input for longer may have some that is not read. What it reads meanwhile comes late
-by about that much at most, as it usually does, and the watermark knows how late records usually are."""
-HELD_BACK_MS = 500
-"""A wait for room that is longer counts: meanwhile records may have piled up in the source."""
+"""A failure of a source expires after this time: retries that have not failed since are reading."""
+UNREAD_INPUT_S = 0.1
+"""A source that has not been idle for longer than this may have unread input. Input that is read sooner is late by at
+most about this much, which is within the usual lateness of records."""
+LONG_BACKPRESSURE_MS = 500
+"""After a longer backpressured wait the idle rule restarts for the source: records may have queued up in it."""
 
 
 @dataclass(slots=True)
 class Agent:
-    """An edge agent. Build it with `open_agent`, then `await run()`."""
+    """An edge agent. Build it with `open_agent`, then `await run(stop)`.
+
+    Attributes:
+        rejected: records rejected by the decoders, by (stream, reason).
+        failing: per source whose last read failed, the message and the wall time of the failure.
+        backpressured: names of the sources that wait for memory or the disk.
+    """
 
     config: EdgeConfig
     durable: DurableCore
     sources: list[Source]
-    commit: GroupCommit
-    session: Session
+    commit: JournalGroupCommit
+    outbox: UplinkOutbox
     uplink: Uplink
     meter: BusyMeter
-    daily: DailyCap | None = None
+    daily_quota: DailyQuota | None = None
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
     failing: dict[str, tuple[str, int]] = field(default_factory=dict)
-    held: set[str] = field(default_factory=set)
+    backpressured: set[str] = field(default_factory=set)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Runs until `stop` is set or a task fails; leaves a checkpoint behind.
+        """Runs until `stop` is set or a task fails; then writes a checkpoint.
 
         Raises:
-            InvalidConfig: `http.listen` cannot be listened on.
+            InvalidConfig: the agent cannot listen on `http.listen`.
         """
-        listening = _listen(self.config.http.listen)
-        server = _Server(uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off"))
+        listening = listen(self.config.http.listen, "http.listen")
+        server = EmbeddedServer(uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off"))
         serving = asyncio.create_task(server.serve([listening]))
         loops = [self.commit.run(), self.uplink.run(), self._tick(), self._checkpoint(), self._read_all()]
         tasks = [asyncio.create_task(loop) for loop in loops]
@@ -97,9 +93,9 @@ class Agent:
             listening.close()
             await self.commit.checkpoint()
             self.durable.close()
-            if self.daily is not None:
-                with contextlib.suppress(StorageError):  # What was written down ahead counts, then.
-                    self.daily.close()
+            if self.daily_quota is not None:
+                with contextlib.suppress(StorageError):  # the file then keeps the reserved, larger number
+                    self.daily_quota.close()
 
     async def _first_failure(self, tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]) -> None:
         waiting: set[asyncio.Task[None] | asyncio.Task[bool]] = {*tasks, stopping}
@@ -110,56 +106,57 @@ class Agent:
 
     def _app(self) -> Starlette:
         registry = CollectorRegistry()
-        registry.register(telemetry.EdgeCollector(self.durable, self._gauges, self.rejected))
-        routes = telemetry.routes(registry, self.missing)
-        pushed = push_routes(self.config, self.accept, self.busy, now_ms, self.meter.working, self.meter.refused)
+        registry.register(metrics.EdgeCollector(self.durable, self._gauges, self.rejected))
+        routes = health_routes(registry, self.missing)
+        meter = self.meter
+        pushed = push_routes(self.config, self.accept, self.unavailable, now_ms, meter.busy, meter.on_refused)
         return Starlette(routes=[*routes, *pushed])
 
     def _gauges(self) -> dict[str, tuple[str, float]]:
         core = self.durable.core
         return {
-            "connected": ("1 while a session with the center stands.", float(self.uplink.connected)),
+            "connected": ("1 while the agent is connected to the center.", float(self.uplink.connected)),
             "backlog_bytes": ("Bytes of frames the center has not acknowledged.", core.unacked_bytes),
             "pending_bytes": ("Memory held for groups and frames.", core.pending_bytes),
             "journal_bytes": ("Size of the current journal.", self.durable.journal_bytes),
-            "bandwidth_bytes_per_second": ("Measured bandwidth up.", self.session.bandwidth_bytes_s),
-            "rtt_seconds": ("Measured round trip.", self.session.rtt_ms / 1000),
-            "queries": ("Queries answered.", len(core.queries)),
-            "busy_share": ("Part of time that the busiest source does not wait for input.", self.meter.recent),
+            "bandwidth_bytes_per_second": ("Measured bandwidth to the center.", self.outbox.bandwidth_bytes_s),
+            "rtt_seconds": ("Measured round-trip time.", self.outbox.rtt_ms / 1000),
+            "queries": ("Number of queries.", len(core.queries)),
+            "busy_share": ("Fraction of time the busiest source is busy.", self.meter.recent_busy_share),
         }
 
     def missing(self) -> list[str]:
-        """What keeps this edge from accepting records."""
+        """Returns the reasons why this edge cannot accept records."""
         reasons = []
-        if not self.session.configured.is_set():
-            reasons.append("queries: none known yet; the center has not been reached since this state was created")
+        if not self.outbox.configured.is_set():
+            reasons.append("queries: none received yet; the center has not been reached since this state was created")
         if self.commit.failure is not None:
             reasons.append(f"journal: {self.commit.failure}")
         return reasons + [f"source {name}: {message}" for name, message in self._failures().items()]
 
     def _failures(self) -> dict[str, str]:
-        """By source that cannot be read now, why."""
+        """Returns the error message of each source that currently cannot be read, by source name."""
         now = now_ms()
         return {name: message for name, (message, at_ms) in self.failing.items() if now - at_ms <= FAILURE_MS}
 
-    def busy(self) -> Busy | None:
-        """Why a pushed request cannot be taken now, or None."""
+    def unavailable(self) -> Unavailable | None:
+        """Returns why a pushed request cannot be accepted now, or None."""
         if reasons := self.missing():
-            return Busy("; ".join(reasons), retry_after_s=1)
-        if self._full():
-            return Busy("the edge holds as much as limits.max_pending_bytes allows", retry_after_s=1)
+            return Unavailable("; ".join(reasons), retry_after_s=1)
+        if self._over_memory_limit():
+            return Unavailable("the edge has reached limits.max_pending_bytes", retry_after_s=1)
         return None
 
-    def _full(self) -> bool:
+    def _over_memory_limit(self) -> bool:
         return self.durable.core.pending_bytes > self.config.limits.max_pending_bytes
 
     async def accept(self, chunk: Chunk, stream: str) -> None:
-        """Takes a pushed chunk; returns when it is durable."""
+        """Ingests a pushed chunk; returns when it is durable."""
         self._count_rejected(stream, chunk)
         if chunk.batch.num_rows:
-            with self.meter.working(chunk.source):
+            with self.meter.busy(chunk.source):
                 self.durable.ingest_payload(Ingested(stream, chunk.source, chunk.batch, now_ms()))
-            self.session.changed.set()
+            self.outbox.changed.set()
             await self.commit.durable()
 
     def _count_rejected(self, stream: str, chunk: Chunk) -> None:
@@ -170,33 +167,33 @@ class Agent:
             self.rejected[key] = self.rejected.get(key, 0) + rejection.count
 
     async def _read_all(self) -> None:
-        # Before the first queries are known there is nobody to count a record for.
-        await self.session.configured.wait()
-        self._reads_on(*self.sources)
+        # Records that are read before the first queries are known would count in no query.
+        await self.outbox.configured.wait()
+        self._restart_idle_rule(*self.sources)
         async with asyncio.TaskGroup() as group:
             for source in self.sources:
                 group.create_task(self._read(source))
-        await asyncio.Event().wait()  # all that there was has been read; shipping and answering go on
+        await asyncio.Event().wait()  # all sources have ended; shipping and serving continue
 
     async def _read(self, source: Source) -> None:
-        """Reads a source to its end. One that cannot be read holds its stream's watermark back, so that
-        no answer takes it for finished; it is named in /readyz and tried again."""
-        with self.meter.working(source.name):
+        """Reads a source to its end, with retries. A source that cannot be read holds its stream's watermark
+        back, so that no answer treats it as finished, and is named in /readyz."""
+        with self.meter.busy(source.name):
             while True:
                 try:
-                    await self._read_on(source)
+                    await self._read_until_end(source)
                     break
                 except (InvalidInput, OSError) as exc:
                     if source.name not in self._failures():
-                        log.error("source %s cannot be read: %s; again every %.0f s", source.name, exc, SOURCE_RETRY_S)
+                        log.error("cannot read source %s: %s; retry every %.0f s", source.name, exc, SOURCE_RETRY_S)
                     self.failing[source.name] = str(exc), now_ms()
-                    with self.meter.held(source.name):
+                    with self.meter.backpressured(source.name):
                         await asyncio.sleep(SOURCE_RETRY_S)
         self.durable.handle(SourceEnded(source.stream, source.name))
-        self.session.changed.set()
+        self.outbox.changed.set()
         log.info("source %s of stream %s has ended", source.name, source.stream)
 
-    async def _read_on(self, source: Source) -> None:
+    async def _read_until_end(self, source: Source) -> None:
         async for chunk in source.chunks(self.durable.positions.get(source.name)):
             self.failing.pop(source.name, None)
             self._count_rejected(source.stream, chunk)
@@ -205,30 +202,30 @@ class Agent:
                 self.durable.ingest_range(event, chunk.start, chunk.end)
             elif chunk.batch.num_rows:
                 self.durable.ingest_payload(event)
-            self.session.changed.set()
-            await self._hold_back(source)
+            self.outbox.changed.set()
+            await self._wait_for_capacity(source)
         self.failing.pop(source.name, None)
 
-    def _reads_on(self, *sources: Source) -> None:
-        """What lies in these sources came while they were not read: the idle rule begins anew for them."""
+    def _restart_idle_rule(self, *sources: Source) -> None:
+        """Restarts the idle rule for these sources: their input arrived while they were not read."""
         names = {source.name for source in sources}
-        self.durable.handle(Tick(now_ms(), tuple(sorted(names.union(self._unread())))))
+        self.durable.handle(TickEvent(now_ms(), tuple(sorted(names.union(self._unread_sources())))))
 
-    async def _hold_back(self, source: Source) -> None:
-        """Backpressure: a source reads on only when there is room for what it reads."""
+    async def _wait_for_capacity(self, source: Source) -> None:
+        """Applies backpressure: returns when the journal and the memory limit allow the source to continue."""
         since_ms = now_ms()
-        self.held.add(source.name)
+        self.backpressured.add(source.name)
         try:
-            with self.meter.held(source.name):
+            with self.meter.backpressured(source.name):
                 if self.durable.unsynced_bytes > MAX_UNSYNCED_BYTES or self.commit.failure is not None:
                     await self.commit.durable()
-                while self._full():
+                while self._over_memory_limit():
                     await asyncio.sleep(BACKPRESSURE_POLL_S)
             await asyncio.sleep(0)
-            if now_ms() - since_ms >= HELD_BACK_MS:
-                self._reads_on(source)
+            if now_ms() - since_ms >= LONG_BACKPRESSURE_MS:
+                self._restart_idle_rule(source)
         finally:
-            self.held.discard(source.name)
+            self.backpressured.discard(source.name)
 
     async def _tick(self) -> None:
         while True:
@@ -236,16 +233,16 @@ class Agent:
             now = now_ms()
             if deadline is not None and deadline <= now:
                 before = {n: s.watermark_ms for n, s in self.durable.core.streams.items()}
-                self.durable.handle(Tick(now, self._unread()))
+                self.durable.handle(TickEvent(now, self._unread_sources()))
                 if before != {n: s.watermark_ms for n, s in self.durable.core.streams.items()}:
-                    self.session.changed.set()
+                    self.outbox.changed.set()
             await asyncio.sleep(max(TICK_MIN_S, ((deadline or now) - now) / 1000))
 
-    def _unread(self) -> tuple[str, ...]:
-        """Sources that are not read now, so that nothing of theirs says that they are quiet."""
-        if not self.session.configured.is_set() or self.commit.failure is not None or self._full():
+    def _unread_sources(self) -> tuple[str, ...]:
+        """Returns the sources that are not being read now; their silence does not mean that they are idle."""
+        if not self.outbox.configured.is_set() or self.commit.failure is not None or self._over_memory_limit():
             return tuple(source.name for source in self.sources)
-        return (*self._failures(), *self.held)
+        return (*self._failures(), *self.backpressured)
 
     async def _checkpoint(self) -> None:
         interval_s = self.config.limits.checkpoint_ms / 1000
@@ -255,37 +252,21 @@ class Agent:
             if self.durable.journal_bytes != written or self.commit.failure is not None:
                 await self.commit.checkpoint()
                 written = self.durable.journal_bytes
-                give_back()
-
-
-def _listen(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host.strip("[]"), int(port)), family=family)
-    except OSError as exc:
-        raise InvalidConfig("http.listen", address, "an address of this machine that is free", str(exc)) from exc
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the agent has its own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+                release_free_memory()
 
 
 def open_agent(config: EdgeConfig) -> Agent:
-    """Recovers the state in `config.state_dir` and wires everything; reads no source yet.
+    """Recovers the state in `config.state_dir` and builds the agent; reads no source yet.
 
     Raises:
-        InvalidConfig, StorageError: with what to do about it.
+        InvalidConfig: the configuration cannot be used.
+        StorageError: the state cannot be recovered; the message names a remedy.
     """
     directory = Path(config.state_dir)
     identity = load_identity(directory, lambda: _fresh_identity(config))
     clocks = {name: _clock(identity["clocks"].get(name), stream) for name, stream in config.streams.items()}
     meter = BusyMeter(time.monotonic)
-    sources = build_sources(config, clocks, now_ms=now_ms, waiting=meter.waiting)
+    sources = build_sources(config, clocks, now_ms=now_ms, idle=meter.idle)
     by_name = {source.name: source for source in sources}
 
     def make_core() -> EdgeCore:
@@ -300,44 +281,45 @@ def open_agent(config: EdgeConfig) -> Agent:
     def reread(name: str, start: Position | None, end: Position) -> pa.RecordBatch:
         if name not in by_name:
             raise StorageError(
-                f"{directory}: the journal has records of source {name}, which the configuration no longer names; "
+                f"{directory}: the journal has records of source {name}, which is not in the configuration; "
                 "put it back until the edge has run once more"
             )
         return by_name[name].reread(start, end).batch
 
     durable = DurableCore(directory, make_core, reread, identity["incarnation"])
     durable.handle(SourcesOpened(tuple((s.stream, s.name) for s in sources)))
-    commit = GroupCommit(durable)
-    daily = _daily_cap(config, directory)
+    commit = JournalGroupCommit(durable)
+    daily_quota = _daily_quota(config, directory)
     streams = {source.name: source.stream for source in sources}
 
     def unread() -> tuple[str, ...]:
-        return tuple(sorted({streams[name] for name in meter.unread(UNREAD_S)}))
+        return tuple(sorted({streams[name] for name in meter.unread_sources(UNREAD_INPUT_S)}))
 
-    session = Session(config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth, meter.take, unread)
+    outbox = UplinkOutbox(
+        config.edge, config.labels, durable, commit, now_ms, config.center.bandwidth, meter.take_busy_share, unread
+    )
     uplink = Uplink(
         config.center.address,
-        session,
-        session,
+        outbox,
         token=config.center.token.get_secret_value() if config.center.token else None,
         tls=_tls(config.center.tls),
         limits=LinkLimits(config.center.bandwidth),
         now_ms=now_ms,
         monotonic=time.monotonic,
-        daily=daily,
+        daily_quota=daily_quota,
     )
-    return Agent(config, durable, sources, commit, session, uplink, meter, daily)
+    return Agent(config, durable, sources, commit, outbox, uplink, meter, daily_quota)
 
 
-def _daily_cap(config: EdgeConfig, directory: Path) -> DailyCap | None:
+def _daily_quota(config: EdgeConfig, directory: Path) -> DailyQuota | None:
     if config.center.daily is None:
         return None
-    file = SpentFile(directory)
-    return DailyCap(config.center.daily, file.load(), file.save)
+    file = QuotaFile(directory)
+    return DailyQuota(config.center.daily, file.load(), file.save)
 
 
 def _fresh_identity(config: EdgeConfig) -> dict[str, Any]:
-    """A replay that begins when the agent is first started must begin there after a restart, too."""
+    """Returns the identity of a new state. It keeps the replay clocks, which must be the same after a restart."""
     clocks = {name: replay_clock(stream.replay, now_ms()) for name, stream in config.streams.items()}
     return {
         "incarnation": uuid.uuid4().hex,
@@ -345,11 +327,11 @@ def _fresh_identity(config: EdgeConfig) -> dict[str, Any]:
     }
 
 
-def _clock(kept: dict[str, Any] | None, stream: StreamConfig) -> StreamClock | None:
-    return StreamClock(**kept) if kept is not None else replay_clock(stream.replay, now_ms())
+def _clock(stored: dict[str, Any] | None, stream: StreamConfig) -> StreamClock | None:
+    return StreamClock(**stored) if stored is not None else replay_clock(stream.replay, now_ms())
 
 
-def _tls(given: TlsConfig | None) -> TlsFiles | None:
-    if given is None:
+def _tls(config: TlsConfig | None) -> TlsFiles | None:
+    if config is None:
         return None
-    return TlsFiles(*(Path(p) if p else None for p in (given.ca, given.cert, given.key)))
+    return TlsFiles(*(Path(p) if p else None for p in (config.ca, config.cert, config.key)))

@@ -1,4 +1,7 @@
-"""`edgewater edge …`: what an operator runs near a source."""
+"""The `edgewater edge …` commands.
+
+Each command imports what it needs, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,6 @@ from pathlib import Path
 
 import click
 
-from edge import journal
-from edge.clock import now_ms
-from edge.durable import KIND_NAMES
-from edge.memory import use_system_allocator
 from edgewater.errors import EdgewaterError, InvalidInput
 
 EXIT_FAILED = 1
@@ -26,8 +25,8 @@ EXIT_BAD_INPUT = 2
 def edge() -> None:
     """Run and inspect an edge agent.
 
-    An edge reads sources near it, aggregates per query, and ships what the queries need to the
-    center. It needs no Java and no Spark. One YAML file says what it reads and where the center is:
+    An edge reads nearby sources, aggregates their records per query, and ships the aggregates to the
+    center. It needs neither Java nor Spark. One YAML file names its sources and the center:
 
     \b
       edge: jfk
@@ -44,30 +43,32 @@ def edge() -> None:
 
 def _fail(error: EdgewaterError) -> None:
     click.echo(f"edgewater: {error}", err=True)
-    # Service managers do not restart after the first; after the second (a full disk, say) they must.
+    # Service managers do not restart the agent after EXIT_BAD_INPUT, but after EXIT_FAILED (such as a full disk).
     sys.exit(EXIT_BAD_INPUT if isinstance(error, InvalidInput) else EXIT_FAILED)
 
 
 @edge.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--log-level", default="info", show_default=True,
-              type=click.Choice(["debug", "info", "warning", "error"]), help="How much is said on stderr.")  # fmt: skip
+              type=click.Choice(["debug", "info", "warning", "error"]), help="Log level on stderr.")  # fmt: skip
 def run(config: Path, log_level: str) -> None:
-    """Run the agent described by the file CONFIG until SIGTERM or Ctrl-C.
+    """Run the agent configured by the file CONFIG until SIGTERM or Ctrl-C.
 
-    It answers at its `http.listen` address: /livez, /readyz, /metrics, and POST /v1/streams/NAME for
-    streams with an http source. State survives `kill -9` at any moment: start it again, and it goes on.
+    It serves /livez, /readyz and /metrics at its `http.listen` address, and POST /v1/streams/NAME for
+    streams with an http source. State survives `kill -9` at any moment: a restarted agent resumes.
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from edge.process import use_system_allocator
+
     use_system_allocator()
     from edge.agent import open_agent
     from edge.config import load_config
-    from edge.durable import sole_user
+    from edge.durability.durable_core import lock_state_dir
 
     try:
-        given = load_config(config)
-        with sole_user(Path(given.state_dir)):
-            asyncio.run(_until_signalled(open_agent(given).run))
+        settings = load_config(config)
+        with lock_state_dir(Path(settings.state_dir)):
+            asyncio.run(_until_signalled(open_agent(settings).run))
     except EdgewaterError as exc:
         _fail(exc)
 
@@ -83,13 +84,14 @@ async def _until_signalled(run_agent: Callable[[asyncio.Event], Awaitable[None]]
 @click.argument("config", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def check(config: Path, as_json: bool) -> None:
-    """Check CONFIG against the data that is there, without changing anything.
+    """Check CONFIG against existing data, without changing anything.
 
-    Reads the beginning of every source with the agent's own decoders and says what would be accepted,
-    what would be refused and why. Exit status 1 if there is a problem, 2 if the file is not accepted.
+    Reads the beginning of every source with the agent's own decoders and reports which records would be
+    accepted, which rejected, and why. Exit status 1 if there is a problem, 2 if CONFIG is invalid.
     """
-    from edge.check import check as run_check
     from edge.config import load_config
+    from edge.preflight import check as run_check
+    from edge.process import now_ms
 
     try:
         report = run_check(load_config(config), now_ms)
@@ -101,14 +103,16 @@ def check(config: Path, as_json: bool) -> None:
 
 @edge.group(name="journal")
 def journal_group() -> None:
-    """Look into the journal of an agent that is not running."""
+    """Inspect the journal of an agent that is not running."""
 
 
 @journal_group.command(name="check")
 @click.argument("state_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def journal_check(state_dir: Path, as_json: bool) -> None:
-    """Read every journal in STATE_DIR and count records, torn bytes and damage. Exit status 1 if damaged."""
+    """Read every journal in STATE_DIR and count records, torn bytes and damaged records. Exit status 1 if damaged."""
+    from edge.durability import KIND_NAMES, journal
+
     findings = []
     for path in sorted(state_dir.glob("journal-*.log")):
         found = journal.scan(path.read_bytes())
@@ -129,7 +133,10 @@ def journal_check(state_dir: Path, as_json: bool) -> None:
 @journal_group.command(name="show")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def journal_show(file: Path) -> None:
-    """Print the records of one journal FILE, a line each."""
+    """Print the records of one journal FILE, one per line."""
+    from edge.durability import KIND_NAMES, journal
+
     for number, record in enumerate(journal.scan(file.read_bytes()).records):
-        text = record.payload.decode(errors="replace") if record.payload[:1] == b"{" else f"{len(record.payload)} bytes"
+        line, _, rest = record.payload.partition(b"\n") if record.payload[:1] == b"{" else (b"", b"", record.payload)
+        text = " ".join([*([line.decode()] if line else []), *([f"{len(rest)} bytes"] if rest else [])])
         click.echo(f"{number:6} {KIND_NAMES.get(record.kind, record.kind):15} {text[:200]}")

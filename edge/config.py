@@ -1,42 +1,32 @@
 """The configuration of an edge: one YAML file.
 
-Paths in it are relative to the working directory. The token is written as it is, or better as
-``{env: NAME}`` or ``{file: PATH}``; so may be the edge's id, which lets many machines share one file.
+Paths are relative to the working directory. The token and the edge's id are given literally or as
+``{env: NAME}`` or ``{file: PATH}``; with an id from the environment many machines share one file.
 Nothing else in the file is substituted.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
-import yaml
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from edge.config_errors import invalid_config
-from edge.sources.decode_csv import CsvDialect
-from edge.sources.decoders import EXTENSIONS, Format
-from edge.sources.inputs import CODECS
-from edge.sources.schema import DAY_MS, YEAR_2000_MS, EventTime, RecordSchema, TimeUnit
-from edgewater.errors import InvalidConfig, InvalidInput
+from edge.codecs import CODECS, DAY_MS, EXTENSIONS, YEAR_2000_MS, CsvDialect, EventTime, Format, RecordSchema, TimeUnit
+from edgewater.configuration import Address, Duration, Section, Size, read_yaml, refusal, validate
 from edgewater.measure import NAME, NAME_ACCEPTED
-from edgewater.plain_yaml import load_yaml
-from edgewater.quantities import duration_ms, size_bytes
 from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
 
 IDLE_MS = 10_000
@@ -47,51 +37,24 @@ MAX_PUSH_BYTES = 12 << 20
 _TIME_ACCEPTED = "an ISO 8601 time such as 2013-01-01T00:00:00Z"
 
 
-def refuse(accepted: str, reason: str = "") -> NoReturn:
-    """Refuses the value that is being validated."""
-    raise PydanticCustomError("edgewater", "{accepted}", {"accepted": accepted, "reason": reason})
-
-
-def _parsed_by(parse: Callable[[object, str], int]) -> BeforeValidator:
-    def validate(value: object) -> int:
-        try:
-            return parse(value, "")
-        except InvalidInput as exc:
-            refuse(exc.accepted, exc.reason)
-
-    return BeforeValidator(validate)
-
-
 def _utc_millis(value: object) -> int:
     """YAML reads an unquoted time as a datetime."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
         except ValueError:
-            refuse(_TIME_ACCEPTED)
+            raise refusal(_TIME_ACCEPTED) from None
     if not isinstance(value, datetime):
-        refuse(_TIME_ACCEPTED)
+        raise refusal(_TIME_ACCEPTED)
     return round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def _address(value: object) -> str:
-    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    if not host or not port.isdigit() or int(port) > 65_535:
-        refuse("host:port such as 127.0.0.1:7400")
-    return str(value)
-
-
-Duration = Annotated[int, _parsed_by(duration_ms)]
-"""Written as 30s; int64 ms."""
-Size = Annotated[int, _parsed_by(size_bytes)]
-"""Written as 64KiB; bytes."""
 Instant = Annotated[int, BeforeValidator(_utc_millis)]
 """Written as ISO 8601, without a zone in UTC; int64 ms."""
-Address = Annotated[str, BeforeValidator(_address)]
 
 
-class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+class Model(Section):
+    model_config = ConfigDict(strict=True)
 
 
 class TlsConfig(Model):
@@ -104,16 +67,16 @@ class TlsConfig(Model):
     @model_validator(mode="after")
     def _pair(self) -> TlsConfig:
         if (self.cert is None) != (self.key is None):
-            refuse("cert and key together, or neither")
+            raise refusal("cert and key together, or neither")
         return self
 
 
-class CenterConfig(Model):
-    """The way to the center.
+class UplinkConfig(Model):
+    """The connection to the center.
 
     Attributes:
-        bandwidth: bytes per second that this edge may send at most; None: as the link has.
-        daily: bytes per day that it may send at most.
+        bandwidth: limit of bytes per second sent by this edge; None: unlimited.
+        daily: limit of bytes per UTC day sent by this edge; None: unlimited.
     """
 
     address: Address = "127.0.0.1:7400"
@@ -131,25 +94,25 @@ class CenterConfig(Model):
 def _read_secret(value: object, environ: Mapping[str, str]) -> SecretStr | None:
     if value is None or isinstance(value, SecretStr):
         return value
-    return SecretStr(_given_text(value, environ, "the secret itself"))
+    return SecretStr(_literal_or_referenced(value, environ, "the secret itself"))
 
 
-def _given_text(value: object, environ: Mapping[str, str], itself: str) -> str:
-    """Text as it is written, or from where ``{env: NAME}`` or ``{file: PATH}`` says it is."""
+def _literal_or_referenced(value: object, environ: Mapping[str, str], itself: str) -> str:
+    """Returns the text itself, or reads it from ``{env: NAME}`` or ``{file: PATH}``."""
     if isinstance(value, str) and value:
         return value
     if isinstance(value, Mapping) and len(value) == 1:
         ((kind, name),) = value.items()
         if kind == "env" and isinstance(name, str):
             if not environ.get(name):
-                refuse(f"the environment variable {name} to be set", "it is not set, or empty")
+                raise refusal(f"the environment variable {name} to be set", "it is not set, or empty")
             return environ[name]
         if kind == "file" and isinstance(name, str):
             try:
                 return Path(name).read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as exc:
-                refuse("a readable text file", str(exc))
-    refuse(f"{itself}, {{env: NAME}} or {{file: PATH}}")
+                raise refusal("a readable text file", str(exc)) from exc
+    raise refusal(f"{itself}, {{env: NAME}} or {{file: PATH}}")
 
 
 class HttpConfig(Model):
@@ -157,12 +120,12 @@ class HttpConfig(Model):
 
 
 class LimitsConfig(Model):
-    """Bounds.
+    """Resource limits.
 
     Attributes:
-        max_pending_bytes: of groups and frames that have not been acknowledged; then sources are held back.
-        max_push_bytes: of one pushed body, as sent and decompressed.
-        checkpoint_ms: time between two checkpoints of the state.
+        max_pending_bytes: memory of groups and unacknowledged frames above which sources are backpressured.
+        max_push_bytes: size of one pushed body, both as sent and decompressed.
+        checkpoint_ms: interval between checkpoints.
     """
 
     max_pending_bytes: Size = Field(default=64 << 20, ge=1 << 20)
@@ -178,12 +141,12 @@ class TimeConfig(Model):
 
 
 class ReplayConfig(Model):
-    """Recorded data, run by a clock of its own.
+    """Replay of recorded data under a replay clock.
 
     Attributes:
         speed: event time per wall time; max: as fast as records can be read, without a clock.
         start: event time at which the replay begins.
-        at: wall time at which it begins; None: when the agent is first started.
+        at: wall time at which the replay begins; None: at the agent's first start.
     """
 
     speed: float | Literal["max"]
@@ -195,18 +158,18 @@ class ReplayConfig(Model):
     def _speed(cls, value: object) -> object:
         number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
         if not number and value != "max":
-            refuse("a positive number, such as 86400 for a day a second, or max")
+            raise refusal("a positive number, such as 86400 for a day a second, or max")
         return float(value) if isinstance(value, int) else value
 
     @model_validator(mode="after")
     def _has_start(self) -> ReplayConfig:
         if self.speed != "max" and self.start is None:
-            refuse(f"start: {_TIME_ACCEPTED}, the event time at which the replay begins", "start is missing")
+            raise refusal(f"start: {_TIME_ACCEPTED}, the event time at which the replay begins", "start is missing")
         return self
 
 
 class CsvConfig(Model):
-    """How CSV is written; see `CsvDialect`. `header` names the columns of files without a header line."""
+    """The CSV dialect, see `CsvDialect`. `header` names the columns of files without a header line."""
 
     delimiter: str = Field(default=",", pattern=r"^[\t !#-~]$")
     nulls: list[str] = []
@@ -226,12 +189,12 @@ class FileConfig(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _format_by_name(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "format" in given or not isinstance(given.get("path"), str):
-            return given
-        path = Path(given["path"])
+    def _format_by_name(cls, options: Any) -> Any:
+        if not isinstance(options, dict) or "format" in options or not isinstance(options.get("path"), str):
+            return options
+        path = Path(options["path"])
         suffix = Path(path.stem).suffix if path.suffix in CODECS else path.suffix
-        return {**given, "format": EXTENSIONS[suffix]} if suffix in EXTENSIONS else given
+        return {**options, "format": EXTENSIONS[suffix]} if suffix in EXTENSIONS else options
 
 
 class StdinConfig(Model):
@@ -244,7 +207,7 @@ class HttpPushConfig(Model):
 
 
 class SourceConfig(Model):
-    """One source: exactly one of the three."""
+    """One source: exactly one of the three kinds."""
 
     file: FileConfig | None = None
     stdin: StdinConfig | None = None
@@ -252,10 +215,10 @@ class SourceConfig(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_kind(cls, given: Any) -> Any:
-        if isinstance(given, dict) and len(given) == 1:
-            return {kind: {} if options is None else options for kind, options in given.items()}
-        refuse("one of file: {path: …}, stdin: {format: …}, http: {}")
+    def _one_kind(cls, source: Any) -> Any:
+        if isinstance(source, dict) and len(source) == 1:
+            return {kind: {} if options is None else options for kind, options in source.items()}
+        raise refusal("one of file: {path: …}, stdin: {format: …}, http: {}")
 
 
 class StreamConfig(Model):
@@ -272,12 +235,12 @@ class StreamConfig(Model):
     @classmethod
     def _types(cls, columns: dict[str, str]) -> dict[str, str]:
         if not columns:
-            refuse("at least one column, such as {carrier: string}")
+            raise refusal("at least one column, such as {carrier: string}")
         for name, kind in columns.items():
             if kind not in COLUMN_TYPES:
-                refuse(f"a type among {', '.join(COLUMN_TYPES)}", f"column {name} has the unknown type {kind}")
+                raise refusal(f"a type among {', '.join(COLUMN_TYPES)}", f"column {name} has the unknown type {kind}")
         if TIME_COLUMN in columns:
-            refuse(f"another name than {TIME_COLUMN}", "that is the name of the event time in every stream")
+            raise refusal(f"another name than {TIME_COLUMN}", "that is the name of the event time in every stream")
         return columns
 
     @model_validator(mode="after")
@@ -285,14 +248,14 @@ class StreamConfig(Model):
         declared = self.columns.get(self.time.column)
         fitting = ("string",) if self.time.unit == "iso8601" else ("int64", "float64")
         if declared is not None and declared not in fitting:
-            refuse(
+            raise refusal(
                 f"the type {' or '.join(fitting)} for column {self.time.column}",
                 f"it is declared {declared} and time.unit is {self.time.unit}",
             )
         kinds = [kind for source in self.sources for kind in source.model_fields_set]
         paths = [source.file.path for source in self.sources if source.file]
         if kinds.count("http") > 1 or len(set(paths)) < len(paths):
-            refuse("each path once, and http once", "a source is named twice and would be counted twice")
+            raise refusal("each path once, and http once", "a source is named twice and would be counted twice")
         return self
 
     @property
@@ -301,24 +264,24 @@ class StreamConfig(Model):
 
     @property
     def record_schema(self) -> RecordSchema:
-        """What its decoders make of their input."""
+        """The schema that the decoders of this stream's sources produce."""
         skew = self.time.max_skew if self.replay is None else None
         return RecordSchema(self.arrow_columns, EventTime(self.time.column, self.time.unit, self.time.min_time, skew))
 
     @property
     def idle_ms(self) -> int | None:
-        """As `edge.streams.StreamSpec.idle_ms`: a live stream's default is 10 s, a replay's none."""
+        """As `edge.core.streams.StreamSpec.idle_ms`. The default is 10 s for a live stream, none for a replay."""
         if self.idle is not None:
             return self.idle
         return IDLE_MS if self.replay is None else None
 
 
 class EdgeConfig(Model):
-    """Everything that an edge agent is told."""
+    """The whole configuration of an edge agent."""
 
     edge: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
     labels: dict[str, str] = {}
-    center: CenterConfig = CenterConfig()
+    center: UplinkConfig = UplinkConfig()
     state_dir: str = Field(min_length=1)
     http: HttpConfig = HttpConfig()
     streams: dict[str, StreamConfig] = Field(min_length=1)
@@ -327,22 +290,22 @@ class EdgeConfig(Model):
     @field_validator("edge", mode="before")
     @classmethod
     def _id(cls, value: object, info: ValidationInfo) -> object:
-        return _given_text(value, (info.context or {}).get("environ", os.environ), "an id such as jfk")
+        return _literal_or_referenced(value, (info.context or {}).get("environ", os.environ), "an id such as jfk")
 
     @field_validator("streams")
     @classmethod
     def _names(cls, streams: dict[str, StreamConfig]) -> dict[str, StreamConfig]:
         for name in streams:
             if not NAME.fullmatch(name):
-                refuse(NAME_ACCEPTED, f"the stream's name {name!r} could not be used in a query")
+                raise refusal(NAME_ACCEPTED, f"the stream's name {name!r} could not be used in a query")
         stdin = [name for name, stream in streams.items() for source in stream.sources if source.stdin]
         if len(stdin) > 1:
-            refuse("stdin in one stream only", f"it is a source of {', '.join(stdin)}")
+            raise refusal("stdin in one stream only", f"it is a source of {', '.join(stdin)}")
         return streams
 
 
-def parse_config(given: object, environ: Mapping[str, str] = os.environ) -> EdgeConfig:
-    """The configuration in a mapping.
+def parse_config(document: object, environ: Mapping[str, str] = os.environ) -> EdgeConfig:
+    """Validates a configuration.
 
     Args:
         environ: where ``{env: NAME}`` is looked up.
@@ -350,24 +313,13 @@ def parse_config(given: object, environ: Mapping[str, str] = os.environ) -> Edge
     Raises:
         InvalidConfig: names the key's path, its value and what is accepted.
     """
-    try:
-        return EdgeConfig.model_validate(given, context={"environ": environ})
-    except ValidationError as exc:
-        raise invalid_config(exc, EdgeConfig) from None
+    return validate(EdgeConfig, document, {"environ": environ})
 
 
 def load_config(path: str | Path, environ: Mapping[str, str] = os.environ) -> EdgeConfig:
     """Reads a configuration file.
 
     Raises:
-        InvalidConfig: the file cannot be read, is not YAML, or says something that is not accepted.
+        InvalidConfig: the file cannot be read, is not YAML, or has a value that is not accepted.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidConfig("", str(path), "a readable YAML file in UTF-8", str(exc)) from exc
-    try:
-        given = load_yaml(text)
-    except yaml.YAMLError as exc:
-        raise InvalidConfig("", str(path), "YAML", " ".join(str(exc).split())) from exc
-    return parse_config(given, environ)
+    return parse_config(read_yaml(path, ""), environ)

@@ -1,6 +1,5 @@
-"""The kernel that edges and center share: queries, windows, synopses, wire types.
+"""The kernel shared by edges and center: queries, windows, expressions, synopses, wire types.
 
-Nothing in here does I/O, reads a clock or starts a thread.
+Both sides, the simulator and the benchmarks import its modules by their full paths; it imports none of them. Nothing in
+it reads a clock, starts a thread or opens a connection.
 """
-
-__version__ = "0.1.0"

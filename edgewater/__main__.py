@@ -1,8 +1,8 @@
-"""The `edgewater` command. Its sub-commands belong to the two sides and are looked up when they are used.
+"""The `edgewater` command, whose sub-commands are entry points of the group `edgewater.commands` (`pyproject.toml`).
 
-The kernel may not import edge or center, so commands are found through the entry-point group
-`edgewater.commands` (`pyproject.toml`). Loading one late also keeps `edgewater edge` free of what only
-the center installs: a package that is missing becomes one line that says how to get it.
+The kernel may not import edge or center, so it finds their commands through entry points. They are loaded when they are
+used, which keeps `edgewater edge` free of the center's dependencies; a missing dependency becomes an error message
+with the command that installs it.
 """
 
 from __future__ import annotations
@@ -14,40 +14,42 @@ from typing import Any
 
 import click
 
-from edgewater import __version__
 from edgewater.errors import EdgewaterError, InvalidInput
 
 GROUP = "edgewater.commands"
-OWN_PACKAGES = frozenset({"edgewater", "edge", "center", "examples", "sim"})
+OWN_PACKAGES = frozenset({"edgewater", "edge", "center", "sim"})
 DISTRIBUTIONS = {
     "center": "edgewater[center]",
     "demo": "edgewater[demo]",
     "plan": "edgewater[sim]",
     "simulate": "edgewater[sim]",
 }
-"""What to install for a command; the others come with plain `edgewater`."""
+"""The distribution that a command needs; the other commands need `edgewater` without extras."""
 
 
-class Failure(click.ClickException):
-    """An error of ours as a command line shows it: one line, no traceback. Exit code 1."""
+class CommandError(click.ClickException):
+    """An `EdgewaterError` on the command line: one line without a traceback, exit code 1."""
 
     def show(self, file: Any = None) -> None:
         click.echo(f"edgewater: {self.message}", file=file or sys.stderr, err=file is None)
 
 
-class BadInput(Failure):
-    """What was asked for cannot be done as asked: exit code 2, as click has it for wrong flags."""
+class InvalidUsage(CommandError):
+    """An `InvalidInput` on the command line: exit code 2, like click's own usage errors."""
 
     exit_code = 2
 
 
-def not_installed(command: str, missing: str) -> Failure:
+def not_installed(command: str, missing: str) -> CommandError:
+    """Returns the error for a command whose dependency is missing."""
     distribution = DISTRIBUTIONS.get(command, "edgewater")
-    return Failure(f"`{command}` needs the package {missing}, which is not installed: pip install '{distribution}'")
+    return CommandError(
+        f"`{command}` needs the package {missing}, which is not installed: pip install '{distribution}'"
+    )
 
 
 class Commands(click.Group):
-    """A group whose sub-commands are entry points, each loaded when it is named or listed."""
+    """A group whose sub-commands are entry points, loaded when they are invoked or listed."""
 
     def __init__(self, *args: Any, find: Callable[[], Iterable[EntryPoint]] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -65,7 +67,7 @@ class Commands(click.Group):
         except ModuleNotFoundError as exc:
             return _unavailable(cmd_name, exc.name or str(exc))
         if not isinstance(command, click.Command):
-            raise TypeError(f"{GROUP}: {point.value} is no click command")
+            raise TypeError(f"{GROUP}: {point.value} is not a click command")
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -74,23 +76,23 @@ class Commands(click.Group):
         except ModuleNotFoundError as exc:
             missing = (exc.name or "").partition(".")[0]
             if not missing or missing in OWN_PACKAGES:
-                raise  # a fault of ours, not a package that somebody left out
+                raise  # a bug, not a missing dependency
             raise not_installed(ctx.invoked_subcommand or "edgewater", missing) from exc
         except InvalidInput as exc:
-            raise BadInput(exc.message) from exc
+            raise InvalidUsage(exc.message) from exc
         except EdgewaterError as exc:
-            raise Failure(exc.message) from exc
+            raise CommandError(exc.message) from exc
 
 
 def _unavailable(name: str, missing: str) -> click.Command:
-    """Stands in for a command that cannot be loaded, whatever arguments it is given."""
+    """Returns a command that reports a missing dependency, with any arguments."""
 
-    def say(ignored: tuple[str, ...]) -> None:
+    def fail(ignored: tuple[str, ...]) -> None:
         raise not_installed(name, missing)
 
     return click.Command(
         name,
-        callback=say,
+        callback=fail,
         params=[click.Argument(["ignored"], nargs=-1, type=click.UNPROCESSED)],
         context_settings={"ignore_unknown_options": True, "help_option_names": []},
         short_help=f"(not installed: pip install '{DISTRIBUTIONS.get(name, 'edgewater')}')",
@@ -98,17 +100,18 @@ def _unavailable(name: str, missing: str) -> click.Command:
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="edgewater")
+@click.version_option(package_name="edgewater", prog_name="edgewater", message="%(prog)s %(version)s")
 def main() -> None:
-    """Answers about data that is born in many places.
+    """Streaming queries over distributed data, with a stated error for every answer.
 
-    Edges aggregate next to the sources and ship small synopses; a center merges them and serves
-    answers that state their error, completeness and age.
+    Edge agents aggregate records near their sources and ship small mergeable synopses. A center merges
+    them and serves answers over REST that state their error, completeness and staleness.
 
     \b
       edgewater center run             start a center: gateway, Spark job and REST API
-      edgewater edge run edge.yaml     start an agent next to a source
-      edgewater COMMAND --help         what a command does, and an example
+      edgewater edge run edge.yaml     start an edge agent near a source
+      edgewater demo                   run a center and three edges on a year of flights
+      edgewater COMMAND --help         describe a command, with an example
     """
 
 

@@ -1,243 +1,262 @@
-"""The `accuracy` of a query: what a user may ask, and the clockwork that edges and center share for it.
-
-Both sides read the same clockwork off the same spec, so that what edges tell fits together: the grid of slots and
-sub-streams, and the *points* at which an edge says what has arrived. All edges tell up to the same points, so the
-center compares like with like however late each of them says it.
-"""
+"""The `accuracy` of a query: P(relative error ≤ error) ≥ confidence for the early answer to each window."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from edgewater.errors import InvalidQuery
+from edgewater.arrivals.schedule import ReportSchedule
+from edgewater.errors import InvalidInput, InvalidQuery
 from edgewater.quantities import duration_ms, format_duration, fraction, require_keys
-from edgewater.watermarks.grid import Grid
-from edgewater.watermarks.target import (
-    MEASURES,
-    SCOPES,
-    GroupScope,
-    MeasureKind,
-    Target,
-    check_confidence,
-    check_error,
-    check_measure,
-)
-from edgewater.windows import Sliding, Window
+from edgewater.windows import SlidingWindow, Window
 
 if TYPE_CHECKING:
     from edgewater.measure import Measure
 
-DEFAULT_SUBSTREAM_MS = 600
-SUBSTREAMS_SHORT, SUBSTREAMS_LONG, SHORT_MS = 5, 20, 12_000
-"""Sub-streams of a slice: of one up to 12 s, and of a longer one."""
-HORIZON_WINDOWS = 2.56
-MAX_DEFAULT_LAGS = 512
-POINTS_AFTER_END = (2, 5, 10, 20)
-"""Slots after a window's end at which an edge tells of stragglers, besides the ends of sub-streams."""
+MeasureKind = Literal["mean", "sum", "count"]
+GroupScope = Literal["each", "all"]
+
+MEASURES: tuple[MeasureKind, ...] = ("mean", "sum", "count")
+SCOPES: tuple[GroupScope, ...] = ("each", "all")
+
 MAX_GROUPS = 256
-"""Groups at a time for which an answer is given early. Each has a watermark of its own at the center."""
+"""Groups per query for which windows are answered early; the center holds an estimator for each."""
+
+ZERO_MEAN_STANDARD_ERRORS = 4.0
+
+
+def check_measure(name: str, field: str = "measure", error: type[InvalidInput] = InvalidQuery) -> MeasureKind:
+    """Returns the name of a measure that can be answered before its stragglers have arrived.
+
+    For quantiles, variances, extremes and functions, sample sizes are known (`center.early_trigger`), but nothing
+    bounds how much the events that have not arrived would change the value.
+
+    Raises:
+        error: another measure; the message lists the alternatives.
+    """
+    for known in MEASURES:
+        if name == known:
+            return known
+    raise error(
+        field, name,
+        "mean, sum or count; for a proportion, the mean of an expression that is 0 or 1; for a quantile, "
+        "exact_quantile, a function of a sample; for other measures a staleness budget, which answers on time from the "
+        "records that have arrived",
+        "nothing bounds how much stragglers would change it",
+    )  # fmt: skip
+
+
+def check_confidence(confidence: object, field: str, error: type[InvalidInput] = InvalidQuery) -> float:
+    """Returns a probability strictly between 0 and 1; raises `error` for anything else.
+
+    It is 1 - δ. (The Aion paper's evaluation uses δ = 0.95 in z(δ/2), which requires almost no samples.)
+    """
+    if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 < confidence < 1:
+        raise error(field, confidence, "a probability between 0 and 1, both excluded, such as 0.95")
+    return float(confidence)
+
+
+def check_error(value: object, field: str, error: type[InvalidInput] = InvalidQuery) -> float:
+    """Returns a relative error strictly between 0 and 1; raises `error` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise error(field, value, "a relative error between 0 and 1, both excluded, such as 0.05")
+    return float(value)
+
+
+def check_relative(mean: float, deviation: float, count: float, field: str) -> None:
+    """Refuses a relative error for a measure whose mean may be zero.
+
+    A relative error is undefined where the truth can be 0, and Eq. 4 of the Aion paper then requires all records.
+
+    Args:
+        mean, deviation, count: of the values observed so far.
+
+    Raises:
+        InvalidQuery: the values vary and their mean is not significantly different from zero.
+    """
+    if count < 2 or deviation == 0:
+        return
+    standard_error = deviation / math.sqrt(count)
+    if not abs(mean) > ZERO_MEAN_STANDARD_ERRORS * standard_error:
+        raise InvalidQuery(
+            field,
+            mean,
+            "an absolute error (budget: {error: {...}}), or the mean or sum of an expression that keeps one sign, such "
+            "as abs(x); the relative error of a count is always defined",
+            f"a relative error is undefined where the mean may be zero (standard error {standard_error:.3g})",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyTarget:
+    """P(|estimate - truth| ≤ error·|truth|) ≥ confidence, per window.
+
+    Attributes:
+        groups: number of groups; 1 for a query without groups.
+        scope: "each": the target holds for every single group. "all": for all groups simultaneously. (A target for
+            the total would guarantee nothing about the groups.)
+    """
+
+    error: float = 0.05
+    confidence: float = 0.95
+    groups: int = 1
+    scope: GroupScope = "each"
+
+    def __post_init__(self) -> None:
+        check_error(self.error, "accuracy.error")
+        check_confidence(self.confidence, "accuracy.confidence")
+        if isinstance(self.groups, bool) or not isinstance(self.groups, int) or self.groups < 1:
+            raise InvalidQuery("accuracy.groups", self.groups, "a whole number of groups, at least 1")
+        if self.scope not in SCOPES:
+            raise InvalidQuery("accuracy.scope", self.scope, f"one of {', '.join(SCOPES)}")
+
+    @property
+    def group_confidence(self) -> float:
+        """The confidence that each group needs; Bonferroni's for a simultaneous target."""
+        if self.scope == "all":
+            return 1 - (1 - self.confidence) / self.groups
+        return self.confidence
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """P(|estimate - truth| ≤ error·|truth|) ≥ confidence, for the early answer to each window.
+    """The accuracy that a query requests: P(|estimate - truth| ≤ error·|truth|) ≥ confidence, per window.
 
     Attributes:
-        of: name of the measure that it is about.
-        kind: that measure's function; None: a function of a sample, which is answered when the window is complete.
-        substream_ms: length f of a sub-stream, if the user has said; it divides the window's slices.
-        scope: of a query with groups, whether the promise holds for each of them or for all at once; else None.
+        measure: name of the measure that the accuracy applies to.
+        kind: that measure's function; None for a function of a sample, which is not answered early.
+        substream_ms: length f of a sub-stream, a divisor of the window's slices; None: the default length.
+        scope: for a query with groups, whether the accuracy holds for each group or for all simultaneously; else None.
     """
 
     error: float
     confidence: float
-    of: str
+    measure: str
     kind: MeasureKind | None
     substream_ms: int | None = None
     scope: GroupScope | None = None
 
     @classmethod
-    def parse(
-        cls, given: object, measures: Sequence[Measure], window: Window, group_by: Sequence[str]
+    def from_mapping(
+        cls, mapping: object, measures: Sequence[Measure], window: Window, group_by: Sequence[str]
     ) -> Accuracy | None:
-        """Reads a query's `accuracy`; None where there is none.
+        """Reads a query's `accuracy`; returns None if `mapping` is None.
 
         Raises:
             InvalidQuery: names the field, the value and what is accepted.
         """
-        if given is None:
+        if mapping is None:
             return None
-        keys = {"error": True, "confidence": False, "of": False, "substream": False, "scope": False}
-        a = require_keys(given, "accuracy", keys, InvalidQuery)
-        of = _measure(a.get("of"), measures)
-        sampled = of.function.sample is not None
-        if not isinstance(window, Sliding) and not sampled:
-            raise InvalidQuery("accuracy", given, "a tumbling or sliding window, or no accuracy",
-                               "the end of a session is known only when it is over")  # fmt: skip
-        error = check_error(_probability(a["error"], "accuracy.error", "5%"), "accuracy.error")
-        confidence = _probability(a.get("confidence", "95%"), "accuracy.confidence", "95%")
-        substream = a.get("substream")
+        keys = {"error": True, "confidence": False, "measure": False, "substream": False, "scope": False}
+        fields = require_keys(mapping, "accuracy", keys, InvalidQuery)
+        measure = _measure(fields.get("measure"), measures)
+        sampled = measure.function.sample is not None
+        if not isinstance(window, SlidingWindow) and not sampled:
+            raise InvalidQuery("accuracy", mapping, "a tumbling or sliding window, or no accuracy",
+                               "the end of a session window is known only after it has passed")  # fmt: skip
+        error = check_error(_percentage(fields["error"], "accuracy.error", "5%"), "accuracy.error")
+        confidence = _percentage(fields.get("confidence", "95%"), "accuracy.confidence", "95%")
+        substream = fields.get("substream")
         if sampled and substream is not None:
             raise InvalidQuery("accuracy.substream", substream, "no substream",
-                               f"{of.function.name} has no early answers")  # fmt: skip
+                               f"{measure.function.name} is not answered early")  # fmt: skip
         result = cls(
             error,
             check_confidence(confidence, "accuracy.confidence"),
-            of.name,
-            None if sampled else check_measure(of.function.name, "accuracy.of"),
+            measure.name,
+            None if sampled else check_measure(measure.function.name, "accuracy.measure"),
             None if substream is None else duration_ms(substream, "accuracy.substream", InvalidQuery, minimum_ms=1),
-            _scope(a.get("scope"), group_by),
+            _scope(fields.get("scope"), group_by),
         )
-        clockwork(window, result, 0)
+        report_schedule(window, result, 0)
         return result
 
     def to_mapping(self) -> dict[str, object]:
-        """The canonical form that `parse` reads back."""
+        """Returns the canonical form that `from_mapping` reads back."""
         result: dict[str, object] = {
-            "error": f"{100 * self.error:.12g}%", "confidence": f"{100 * self.confidence:.12g}%", "of": self.of,
-        }  # fmt: skip
+            "error": f"{100 * self.error:.12g}%",
+            "confidence": f"{100 * self.confidence:.12g}%",
+            "measure": self.measure,
+        }
         if self.substream_ms is not None:
             result["substream"] = format_duration(self.substream_ms)
         if self.scope is not None:
             result["scope"] = self.scope
         return result
 
+    def to_contract(self) -> Mapping[str, object]:
+        """Returns what an answer's contract states as requested."""
+        result: dict[str, object] = {"error": self.error, "confidence": self.confidence, "measure": self.measure}
+        return result if self.scope is None else {**result, "scope": self.scope}
+
     @property
     def early_kind(self) -> MeasureKind:
-        """The kind, of an accuracy with early answers."""
+        """The measure's kind, where windows are answered early."""
         assert self.kind is not None
         return self.kind
 
     @property
-    def target(self) -> Target:
-        return Target(self.error, self.confidence)
+    def target(self) -> AccuracyTarget:
+        return AccuracyTarget(self.error, self.confidence)
 
 
-def _probability(value: object, field: str, example: str) -> object:
-    """0.05 for "5%"; what is no percentage is left to the checks, but a bare number is not taken for one."""
+def _percentage(value: object, field: str, example: str) -> float:
     share = fraction(value)
     if share is None:
         raise InvalidQuery(field, value, f"a percentage between 0% and 100%, such as {example}")
     return share
 
 
-def _scope(given: object, group_by: Sequence[str]) -> GroupScope | None:
+def _scope(value: object, group_by: Sequence[str]) -> GroupScope | None:
     if not group_by:
-        if given is not None:
+        if value is not None:
             raise InvalidQuery(
-                "accuracy.scope", given, "group_by with the columns of the groups, or no scope",
-                "without groups the promise is about the window's one answer",
+                "accuracy.scope", value, "group_by with the columns of the groups, or no scope",
+                "a query without groups has one answer per window",
             )  # fmt: skip
         return None
-    if given is None:
+    if value is None:
         return "each"
     for known in SCOPES:
-        if given == known:
+        if value == known:
             return known
     raise InvalidQuery(
-        "accuracy.scope", given, "each (the promise holds for every single group; the default) or all (for all of them "
-        "at once)",
+        "accuracy.scope", value, "each (the accuracy holds for every single group; the default) or all (for all groups "
+        "simultaneously)",
     )  # fmt: skip
 
 
 def _measure(name: object, measures: Sequence[Measure]) -> Measure:
     names = ", ".join(m.name for m in measures)
     if name is None:
-        able = [m for m in measures if m.function.name in MEASURES or m.function.sample is not None]
         if len(measures) > 1:
-            raise InvalidQuery("accuracy.of", None, f"one of the measures {names}", "there are several")
-        return able[0] if able else measures[0]
+            raise InvalidQuery("accuracy.measure", None, f"one of the measures {names}", "the query has several")
+        return measures[0]
     found = next((m for m in measures if m.name == name), None)
     if found is None:
-        raise InvalidQuery("accuracy.of", name, f"one of the measures {names}", "unknown measure")
+        raise InvalidQuery("accuracy.measure", name, f"one of the measures {names}", "unknown measure")
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Clockwork:
-    """Slots of a query's stream, counted from a border of its slices, and the points at which edges tell.
+def report_schedule(window: object, accuracy: Accuracy | None, lateness_ms: int) -> ReportSchedule | None:
+    """Returns a query's report schedule; None if its windows are not answered early.
 
-    Attributes:
-        origin_ms: event time of slot 0.
-        window_slots, every_slots: length and step of the windows.
+    Raises:
+        InvalidQuery: the sub-stream does not divide the window's slices.
     """
-
-    grid: Grid
-    origin_ms: int
-    window_slots: int
-    every_slots: int
-
-    @classmethod
-    def of(cls, window: Sliding, accuracy: Accuracy, lateness_ms: int) -> Clockwork:
-        """Raises InvalidQuery for a sub-stream that does not divide the window's slices."""
-        slice_ms = window.slice_ms
-        substream = accuracy.substream_ms or _default_substream(slice_ms)
-        if slice_ms % substream:
-            raise InvalidQuery(
-                "accuracy.substream", format_duration(substream),
-                f"a divisor of {format_duration(slice_ms)}, the slices of the window",
-            )  # fmt: skip
-        widest = MAX_DEFAULT_LAGS * max(1, substream // 30)
-        horizon = min(max(int(HORIZON_WINDOWS * slice_ms), lateness_ms), widest)
-        grid = Grid.of(slice_ms, substream, horizon)
-        every = window.every_ms // grid.slot_ms
-        return cls(grid, window.origin_ms, window.size_ms // grid.slot_ms, every)
-
-    def slot_at(self, event_ms: int) -> int:
-        """The slot that an event time lies in."""
-        return (event_ms - self.origin_ms) // self.grid.slot_ms
-
-    def starts_at(self, slot: int) -> int:
-        """The event time at which a slot begins."""
-        return slot * self.grid.slot_ms + self.origin_ms
-
-    def point_before(self, slot: int) -> int:
-        """The last point at or before a slot."""
-        end = self._last_end(slot)
-        after = [end + offset for offset in POINTS_AFTER_END if end + offset <= slot]
-        return max([slot // self.grid.substream_slots * self.grid.substream_slots, end, *after])
-
-    def point_after(self, slot: int) -> int:
-        """The first point behind a slot."""
-        end = self._last_end(slot)
-        after = [end + offset for offset in POINTS_AFTER_END if end + offset > slot]
-        return min([(slot // self.grid.substream_slots + 1) * self.grid.substream_slots, *after])
-
-    def _last_end(self, slot: int) -> int:
-        return (slot - self.window_slots) // self.every_slots * self.every_slots + self.window_slots
-
-
-def _default_substream(slice_ms: int) -> int:
-    """The longest divisor of the slice up to a length that leaves enough of them to learn from."""
-    longest = (
-        min(DEFAULT_SUBSTREAM_MS, max(1, slice_ms // SUBSTREAMS_SHORT))
-        if slice_ms <= SHORT_MS
-        else slice_ms // SUBSTREAMS_LONG
-    )
-    return next(slice_ms // parts for parts in range(-(-slice_ms // longest), slice_ms + 1) if slice_ms % parts == 0)
-
-
-def clockwork(window: object, accuracy: Accuracy | None, lateness_ms: int) -> Clockwork | None:
-    """A query's clockwork; None without an accuracy, or with one that gives no early answers."""
-    if accuracy is None or accuracy.kind is None or not isinstance(window, Sliding):
+    if accuracy is None or accuracy.kind is None or not isinstance(window, SlidingWindow):
         return None
-    return Clockwork.of(window, accuracy, lateness_ms)
-
-
-def requested(accuracy: Accuracy) -> Mapping[str, object]:
-    """What the answer's contract repeats."""
-    result: dict[str, object] = {"error": accuracy.error, "confidence": accuracy.confidence, "of": accuracy.of}
-    return result if accuracy.scope is None else {**result, "scope": accuracy.scope}
+    return ReportSchedule.of(window, accuracy.substream_ms, lateness_ms)
 
 
 def group_key(values: Sequence[object]) -> str:
-    """One text per group, from the plain values of its key columns: the same at edges, center and readers."""
+    """Returns the text that identifies a group at edges, center and clients, from the values of its key columns."""
     return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
 
 
 def group_values(key: str) -> list[object]:
-    """What `group_key` was given."""
+    """Returns the values that `group_key` was given."""
     return list(json.loads(key))

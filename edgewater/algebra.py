@@ -1,14 +1,13 @@
-"""What the algebra of a query's synopses forbids, and what it says about late records.
+"""Rules that the algebraic properties of synopses impose on queries, and their handling of late records.
 
-An edge ships a slice in as many partials as it likes, edges know nothing of each other's records, windows are
-merges of slices, and the center merges all of it in any order. So a synopsis must merge; and one whose
-guarantees rest on the order of its values (`needs_order`) can only be asked where there is one order: at one
-edge, in windows of one slice, without late records. All of this is read off `Properties`, so a synopsis
-that a user registers is judged as one of ours.
+An edge ships a slice in any number of partials, edges do not know each other's records, windows are merges of slices,
+and the center merges partials in any order. So a synopsis must be mergeable; and one whose guarantees depend on the
+order of its values (`needs_order`) can be queried only where the order is unique: at one edge, in windows of one slice,
+without late records. All rules are functions of `Properties`, so they apply to plugins as to built-in synopses.
 
-What is *not* asked for: idempotence, since a frame is applied exactly once; commutativity of the state
-(KLL and top-k depend on the order, and keep their bounds in any); invertibility, since a late record
-goes to its slice and no slice is ever taken out of a window.
+Not required are: idempotence, since a frame is applied exactly once; commutativity of the state (KLL and top-k depend
+on the order, and keep their bounds in any); invertibility, since a late record is merged into its slice and no slice is
+ever removed from a window.
 """
 
 from __future__ import annotations
@@ -20,72 +19,73 @@ from typing import TYPE_CHECKING
 
 from edgewater.errors import InvalidQuery
 from edgewater.streams import COLUMN_TYPES
-from edgewater.synopses.base import Properties
-from edgewater.windows import CountWindow, SlicedWindow, Sliding, Window
+from edgewater.synopses import Properties
+from edgewater.windows import CountWindow, SlicedWindow, SlidingWindow, Window
 
 if TYPE_CHECKING:
     from edgewater.measure import Measure
     from edgewater.query import QuerySpec
 
-BATCH = "center.batch.build over a DataFrame, or edgewater.slicing over a stream in one process"
+BATCH = "center.batch.build on a DataFrame, or by center.slicing on a stream in one process"
 
 
-class LateRule(StrEnum):
-    """What becomes of a record behind the watermark."""
+class LateRecordPolicy(StrEnum):
+    """The handling of records behind the watermark."""
 
-    TAKEN = "taken"
-    """It goes to its slice; every answered window over it gets a new revision."""
-    MENDED = "mended"
-    """Its window takes it and hands on the records that it pushes out: a synopsis that can take out again."""
-    FOLLOWS_WATERMARK = "follows the watermark"
-    """It is dropped, and counted."""
+    MERGED = "merged"
+    """The record is merged into its slice; every answered window that contains it gets a new revision."""
+    REPAIRED = "repaired"
+    """The record enters its count window, and the records that it displaces move on; needs an invertible synopsis."""
+    DROPPED = "dropped"
+    """The record is dropped and counted."""
 
 
 def needs_order(properties: Properties) -> bool:
-    """Do the guarantees rest on the order in which values and parts come?
+    """Returns whether the guarantees depend on the order in which values and partials arrive.
 
-    FIFO samples and biased reservoirs are ordered by event time, whatever order they are fed in: they
-    commute. KLL and top-k do not commute, but hold their bounds in any order, and are not called ordered.
+    FIFO samples and biased reservoirs order their records by event time themselves, so they commute. KLL and top-k do
+    not commute, but keep their bounds in any order, so their `ordered` is False.
     """
     return properties.ordered and not properties.commutative
 
 
-def late_rule(each: Sequence[Properties], window: Window) -> LateRule:
-    """The rule for a query whose synopses have these properties: that of the strictest."""
+def late_record_policy(each: Sequence[Properties], window: Window) -> LateRecordPolicy:
+    """Returns the policy for a query whose synopses have these properties: the strictest one."""
     if any(needs_order(p) for p in each):
-        return LateRule.FOLLOWS_WATERMARK
+        return LateRecordPolicy.DROPPED
     if not isinstance(window, CountWindow):
-        return LateRule.TAKEN
-    # A late record moves the borders of all later count windows.
-    return LateRule.MENDED if all(p.invertible for p in each) else LateRule.FOLLOWS_WATERMARK
+        return LateRecordPolicy.MERGED
+    # A late record shifts the borders of all later count windows.
+    return LateRecordPolicy.REPAIRED if all(p.invertible for p in each) else LateRecordPolicy.DROPPED
 
 
-def late_rule_of(spec: QuerySpec) -> LateRule:
-    """As `late_rule`, of a query. What it drops has the reason ``out-of-order``."""
-    return late_rule([properties_of(m) for m in spec.measures], spec.window)
+def late_record_policy_of(spec: QuerySpec) -> LateRecordPolicy:
+    """Returns the policy for a query. Dropped records are counted with the reason ``out-of-order``."""
+    return late_record_policy([properties_of(m) for m in spec.measures], spec.window)
 
 
 def properties_of(measure: Measure) -> Properties:
-    """The properties of the measure's synopsis. They are those of its kind, whatever type it is built for."""
+    """Returns the properties of the measure's synopsis, which do not depend on the argument's type."""
     function = measure.function
     data_type = COLUMN_TYPES[function.types[0]] if function.argument == "required" else None
     return function.make(measure.parameters, data_type).properties
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A part of a query that a property forbids.
+class AlgebraRule:
+    """A restriction of queries for synopses with certain properties.
 
     Attributes:
-        clashes: whether a query has that part.
-        field: where it stands in the query; None: it is the measure itself.
-        value: what stands there.
-        accepted: what may stand there.
-        reason: why not, as a sentence about the measure's function.
+        applies_to: whether the rule restricts a synopsis with these properties.
+        is_violated: whether a query violates the rule.
+        field: the field of the query that violates it; None: the measure itself.
+        value: the field's value in a query.
+        accepted: accepted values, as a phrase.
+        reason: predicate of a sentence whose subject is the measure's function.
     """
 
-    concerns: Callable[[Properties], bool]
-    clashes: Callable[[QuerySpec], bool]
+    applies_to: Callable[[Properties], bool]
+    is_violated: Callable[[QuerySpec], bool]
     field: str | None
     value: Callable[[QuerySpec], object]
     accepted: str
@@ -93,69 +93,69 @@ class Rule:
 
 
 RULES = (
-    Rule(
+    AlgebraRule(
         lambda p: not p.mergeable,
         lambda spec: True,
         None,
         lambda spec: None,
-        f"a synopsis that merges; this one can be built by {BATCH}",
-        "does not merge, and what edges ship is merged by slice",
+        f"a mergeable synopsis; this one can be built by {BATCH}",
+        "is not mergeable, and the center merges the synopses that edges ship",
     ),
-    Rule(
+    AlgebraRule(
         lambda p: not p.reproducible,
         lambda spec: True,
         None,
         lambda spec: None,
-        f"a synopsis whose bytes follow from its input; this one can be built by {BATCH}",
-        "may give other bytes for the same records, and an edge recovers by building its frames again",
+        f"a reproducible synopsis, with the same bytes for the same records; this one can be built by {BATCH}",
+        "is not reproducible, and an edge recovers by building its frames again",
     ),
-    Rule(
+    AlgebraRule(
         needs_order,
-        lambda spec: not (isinstance(spec.window, Sliding) and spec.window.is_tumbling),
+        lambda spec: not (isinstance(spec.window, SlidingWindow) and spec.window.is_tumbling),
         "window",
         lambda spec: spec.window.to_mapping(),
         "a tumbling window, which is one slice",
-        "depends on the order of its values, and slices that several windows share are merged in any order",
+        "depends on the order of its values, and slices are merged in any order",
     ),
-    Rule(
+    AlgebraRule(
         needs_order,
         lambda spec: spec.edges is None or len(spec.edges) > 1,
         "edges",
         lambda spec: None if spec.edges is None else list(spec.edges),
         "exactly one edge, such as [jfk]",
-        "depends on the order of its values, and records of different edges have none in common",
+        "depends on the order of its values, and records of different edges have no common order",
     ),
-    Rule(
+    AlgebraRule(
         needs_order,
         lambda spec: spec.lateness_ms > 0,
         "lateness",
         lambda spec: spec.to_mapping()["lateness"],
         "no lateness: late records are dropped and counted",
-        "depends on the order of its values, so nothing can be put in behind what has been",
+        "depends on the order of its values, so late records cannot be inserted",
     ),
 )
 
 
-def check(spec: QuerySpec) -> None:
-    """Raises InvalidQuery for the first part of a query that one of its synopses forbids."""
+def check_algebra(spec: QuerySpec) -> None:
+    """Raises InvalidQuery for the first rule that a query violates."""
     for measure in spec.measures:
         properties = properties_of(measure)
         for rule in RULES:
-            if rule.concerns(properties) and rule.clashes(spec):
+            if rule.applies_to(properties) and rule.is_violated(spec):
                 at = f"measures.{measure.name}"
                 field, value = (at, measure.to_text()) if rule.field is None else (rule.field, rule.value(spec))
                 about = measure.function.name if rule.field is None else f"{measure.function.name} ({at})"
                 raise InvalidQuery(field, value, rule.accepted, f"{about} {rule.reason}")
 
 
-def sliced(window: Window) -> SlicedWindow:
-    """The window, if a query over edges can have it, whatever its synopses. Raises InvalidQuery."""
+def require_sliced(window: Window) -> SlicedWindow:
+    """Returns the window if queries over edges support it; raises InvalidQuery for a count window."""
     if isinstance(window, CountWindow):
         raise InvalidQuery(
             "window.count",
             window.count,
-            f"a tumbling, sliding or session window; count windows are made by {BATCH}",
-            "records of different edges have no common order to be counted in",
+            f"a tumbling, sliding or session window; count windows are supported by {BATCH}",
+            "records of different edges have no common order",
         )
     assert isinstance(window, SlicedWindow)
     return window

@@ -1,7 +1,7 @@
-"""SQL arithmetic and casts as Arrow kernels that never fail: what has no answer is null.
+"""SQL arithmetic and casts on Arrow arrays, with null for undefined results.
 
-Division by zero, an integer beyond int64, a text that is no number: each gives null for its record.
-A kernel that raised would refuse the whole batch for one bad record, and again on every replay.
+Division by zero, integer overflow and the cast of a text that is not a number give null for the record. A kernel that
+raised would reject the whole batch because of one bad record, and again on every replay.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _NOT_FINITE = r"^[+-]?(inf|infinity|nan)$"
 
 
 def _where(condition: Value, value: Value) -> Value:
-    """`value` where the condition is true, else null."""
+    """Returns `value` where the condition is true, else null."""
     return pc.if_else(condition, value, pa.scalar(None, value.type))
 
 
 def _or_null(checked: Kernel, wrapping: Kernel, fits: Callable[[Value, Value, Value], Value]) -> Kernel:
-    """`checked`, and where that overflows, the records of which the wrapped result `fits`."""
+    """Returns a kernel that computes `checked`; on overflow, null for the records whose wrapped result is wrong."""
 
     def kernel(left: Value, right: Value) -> Value:
         try:
@@ -40,7 +40,7 @@ def _or_null(checked: Kernel, wrapping: Kernel, fits: Callable[[Value, Value, Va
 
 
 def _sum_fits(left: Value, right: Value, result: Value) -> Value:
-    """A sum wraps around only if both operands are on one side of zero and it is on the other."""
+    """Returns where a sum did not wrap: it wraps only if both operands have one sign and the result the other."""
     up = pc.and_(pc.greater(left, 0), pc.greater(right, 0))
     down = pc.and_(pc.less(left, 0), pc.less(right, 0))
     wrapped = pc.or_(pc.and_(up, pc.less(result, 0)), pc.and_(down, pc.greater_equal(result, 0)))
@@ -55,7 +55,7 @@ def _difference_fits(left: Value, right: Value, result: Value) -> Value:
 
 
 def _product_fits(left: Value, right: Value, result: Value) -> Value:
-    """A product that did not wrap divides back. 0 and -1 stand apart: one cannot, the other may overflow."""
+    """Returns where a product did not wrap, by division; 0 and -1 are special as division by them may fail."""
     special = pc.or_(pc.equal(left, 0), pc.equal(left, -1))
     divisor = pc.if_else(special, 1, left)
     negation = pc.or_(pc.equal(left, 0), pc.not_equal(right, _LEAST))
@@ -68,13 +68,13 @@ multiply = _or_null(pc.multiply_checked, pc.multiply, _product_fits)
 
 
 def divide(left: Value, right: Value) -> Value:
-    """Floating-point division."""
+    """Returns the floating-point quotient; null for a divisor of 0."""
     divisor = to_float(right)
     return pc.divide(to_float(left), _where(pc.not_equal(divisor, 0.0), divisor))
 
 
 def modulo(left: Value, right: Value) -> Value:
-    """The remainder with the sign of the dividend, exact for integers."""
+    """Returns the remainder with the sign of the dividend, exact for integers; null for a divisor of 0."""
     if not (pa.types.is_integer(left.type) and pa.types.is_integer(right.type)):
         left, right = to_float(left), to_float(right)
         return pc.subtract(left, pc.multiply(right, pc.trunc(divide(left, right))))
@@ -94,12 +94,12 @@ def absolute(value: Value) -> Value:
 
 
 def to_float(value: Value) -> Value:
-    """Numbers as float64; integers beyond 2^53 become the nearest one."""
+    """Casts numbers to float64; integers beyond 2^53 are rounded."""
     return pc.cast(value, pa.float64(), safe=False)
 
 
 def cast(value: Value, target: pa.DataType) -> Value:
-    """SQL's CAST between the types of a stream. What the target cannot hold is null; fractions are cut off."""
+    """Casts between the column types of a stream; null where the target cannot hold the value. Truncates fractions."""
     source = value.type
     if pa.types.is_string(source) and not pa.types.is_string(target):
         return _parse(pc.utf8_trim_whitespace(value), target)
@@ -125,7 +125,7 @@ def _parse(text: Value, target: pa.DataType) -> Value:
 
 
 def _is_int64(text: Value) -> Value:
-    """Whether digits with a sign in front are in range, by comparing them as text."""
+    """Returns where signed digits are in the range of int64, by comparing them as text."""
     negative = pc.starts_with(text, "-")
     digits = pc.utf8_ltrim(pc.replace_substring_regex(text, "^-", ""), "0")
     length = pc.binary_length(digits)

@@ -1,7 +1,7 @@
-"""How an edge's cache decides what leaves and when, as a query may choose it (`cache:`).
+"""The `cache` of a query: the policies by which an edge's cache selects entries to send.
 
-Every policy of TR 16-003 has its name here; what each one does is in `edge/cache/`. Without a choice a
-query gets the defaults, which are the ones measured to be best (`docs/decisions/0005-cache-policy.md`).
+The names are those of the policies of Heintz et al., TR 16-003; `edge/cache/` implements them. The defaults were the
+best in measurements (`docs/decisions/0005-cache-policy.md`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DEFAULT_EAGER = 0.02
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """The choice of policies for one query.
+    """The cache policies of one query.
 
     Attributes:
-        eviction: the order in which entries leave the primary cache while their slice is open.
-        sizing: staleness budgets only: how large the primary cache is.
-        estimate: staleness budgets only: the initial prefix error by which the primary cache is filled.
-        eager: for the eviction `gain`: an entry of an open slice leaves when the probability that this
-            spares the link a flush after the slice's end is at least this. 0: whenever the link is idle.
+        eviction: the order in which entries are sent from the primary cache while their slice is open.
+        sizing: for staleness budgets: how the size of the primary cache is computed.
+        estimate: for staleness budgets: the initial prefix error by which the primary cache is filled.
+        eager: for the eviction `gain`: the least probability of saving an update after the slice's end at which an
+            entry of an open slice is sent. 0: whenever the link is idle.
     """
 
     eviction: str = EVICTIONS[0]
@@ -37,25 +37,25 @@ class CacheSpec:
     eager: float = DEFAULT_EAGER
 
     @classmethod
-    def from_mapping(cls, given: object) -> CacheSpec:
+    def from_mapping(cls, mapping: object) -> CacheSpec:
         """Reads ``cache: {eviction: lru, sizing: linear, estimate: acc, eager: 10%}``; all keys optional.
 
         Raises:
             InvalidQuery: names the field, its value and what is accepted.
         """
-        if given is None:
+        if mapping is None:
             return cls()
         keys = {"eviction": False, "sizing": False, "estimate": False, "eager": False}
-        c = require_keys(given, "cache", keys, InvalidQuery)
+        fields = require_keys(mapping, "cache", keys, InvalidQuery)
         return cls(
-            _one_of(c.get("eviction", cls().eviction), "cache.eviction", EVICTIONS),
-            _one_of(c.get("sizing", cls().sizing), "cache.sizing", SIZINGS),
-            _one_of(c.get("estimate", cls().estimate), "cache.estimate", ESTIMATES),
-            _eager(c.get("eager", DEFAULT_EAGER)),
+            _one_of(fields.get("eviction", cls().eviction), "cache.eviction", EVICTIONS),
+            _one_of(fields.get("sizing", cls().sizing), "cache.sizing", SIZINGS),
+            _one_of(fields.get("estimate", cls().estimate), "cache.estimate", ESTIMATES),
+            _eager(fields.get("eager", DEFAULT_EAGER)),
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """What differs from the defaults; `from_mapping` reads it back."""
+        """Returns the keys that differ from the defaults; `from_mapping` reads them back."""
         default = CacheSpec()
         return {
             name: getattr(self, name)
@@ -65,7 +65,7 @@ class CacheSpec:
 
 
 def format_fraction(share: float) -> str:
-    """The percentage that `quantities.fraction` reads back as exactly `share`."""
+    """Returns the percentage that `quantities.fraction` reads back as exactly `share`."""
     percent = share * 100.0
     near = (percent, math.nextafter(percent, math.inf), math.nextafter(percent, -math.inf))
     return f"{next((p for p in near if p / 100.0 == share), percent)!r}%"

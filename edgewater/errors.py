@@ -1,23 +1,23 @@
-"""The one tree of errors.
+"""All errors that Edgewater raises.
 
     EdgewaterError
-    ├── InvalidInput            a user's or a peer's input; names field, value and what is accepted
+    ├── InvalidInput            a user's or a peer's input; names the field, the value and what is accepted
     │   ├── InvalidConfig       a configuration file or flag
     │   ├── InvalidQuery        a query specification
     │   ├── InvalidRecord       a record, or a batch of them
-    │   └── InvalidRequest      an API request or a question put to a synopsis
+    │   └── InvalidRequest      an API request, or a question to a synopsis
     ├── SynopsisError
-    │   ├── CorruptSynopsis     damaged or foreign bytes
+    │   ├── CorruptSynopsis     bytes that are damaged, or not a synopsis
     │   ├── UnsupportedVersion  bytes of a newer format
-    │   └── IncompatibleSynopses  unequal kinds, parameters or seeds
-    ├── ProtocolError           a peer breaks the contract of `proto/edgewater/v1`
-    │   ├── CorruptFrame        checksum or body of a frame
-    │   └── Unauthenticated     no credential, or one that belongs to somebody else
+    │   └── IncompatibleSynopses  different kinds, parameters or seeds
+    ├── ProtocolError           a peer violates `proto/edgewater/v1`
+    │   ├── CorruptFrame        wrong checksum, or an unreadable body
+    │   └── Unauthenticated     no credential, or the credential of another edge
     ├── NotFound                a query, edge, window or revision that does not exist
-    ├── Conflict                exists already, or exists with other content
-    └── StorageError            disk, log, journal or database cannot do what was asked
+    ├── Conflict                it exists already, or exists with other content
+    └── StorageError            a failure of disk, log, journal or database
 
-Each class has a stable `code`; `center/api` maps it once to HTTP and `center/gateway` once to gRPC.
+Each class has a stable `code`, which `center/api` maps to HTTP and `center/ingest` to gRPC.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import ClassVar
 
 
 class EdgewaterError(Exception):
-    """Base of all errors that Edgewater raises on purpose."""
+    """Base of all errors that Edgewater raises deliberately."""
 
     code: ClassVar[str] = "internal"
 
@@ -39,10 +39,10 @@ class InvalidInput(EdgewaterError):
     """Input that cannot be used.
 
     Args:
-        field: path of the field, such as ``measures.bytes`` (empty: the input as a whole).
-        value: what was given.
-        accepted: what would have been right, as a phrase a user can act on.
-        reason: why the value is not accepted, if the field and the value do not say it.
+        field: path of the field, such as ``measures.bytes``; empty for the input as a whole.
+        value: the rejected value; None for a missing one.
+        accepted: what is accepted, as a phrase that a user can act on.
+        reason: why the value is not accepted, unless field and value make it obvious.
     """
 
     code = "invalid-input"
@@ -55,9 +55,9 @@ class InvalidInput(EdgewaterError):
         shown = repr(value)
         if len(shown) > 200:
             shown = shown[:200] + "…"
-        where = f"{field}: " if field else ""
-        why = f" {reason};" if reason else ""
-        super().__init__(f"{where}{shown} is not accepted;{why} expected {accepted}")
+        what = [] if value is None and reason else [f"{shown} is not accepted"]
+        message = "; ".join([*what, *filter(None, [reason]), f"expected {accepted}"])
+        super().__init__(f"{field}: {message}" if field else message)
 
     def __reduce__(self) -> tuple[type[InvalidInput], tuple[str, object, str, str]]:
         return type(self), (self.field, self.value, self.accepted, self.reason)

@@ -1,17 +1,18 @@
-"""SQL scalar expressions over a record's columns: type-checked, and evaluated by Arrow compute.
+"""Typed SQL scalar expressions, evaluated on record batches by Arrow compute.
 
-The semantics are SQL's: null in, null out; comparisons with null are unknown; ``where`` keeps a
-record only if its condition is true. ``/`` is floating-point division. What has no answer (division by
-zero, integer overflow, a cast of text that is no number) is null, so one bad record cannot fail a batch. What a
-function that a user's package brings gets wrong is null too (`record_functions`).
+Null semantics are SQL's: operators return null for null operands, comparisons with null are unknown, and ``where``
+keeps a record only if its condition is true. ``/`` is floating-point division. Undefined results (division by zero,
+integer overflow, the cast of a text that is not a number) and failed calls of plugin functions (`record_functions`)
+are null, so one bad record cannot fail a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
@@ -19,9 +20,9 @@ from sqlglot import exp
 from edgewater import arithmetic, record_functions
 from edgewater.arithmetic import Value
 from edgewater.errors import InvalidQuery
-from edgewater.record_functions import Failures, values_or_null
+from edgewater.record_functions import CallFailures, values_or_null
 from edgewater.streams import COLUMN_TYPES, type_name
-from edgewater.syntax import KNOWN, check_calls
+from edgewater.syntax import SUPPORTED_SYNTAX, check_calls
 
 Evaluate = Callable[[pa.RecordBatch], Value]
 
@@ -30,14 +31,14 @@ MAX_DECIMALS = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """An expression bound to a schema: its type, and the function that evaluates it on a batch."""
+class BoundExpression:
+    """An expression bound to a schema: its type, and a function that evaluates it on a batch."""
 
     type: pa.DataType
     evaluate: Evaluate
 
     def array(self, batch: pa.RecordBatch) -> pa.Array:
-        """The value per record, as one array of ``batch.num_rows``."""
+        """Returns the value per record, one array of length ``batch.num_rows``."""
         value = self.evaluate(batch)
         if isinstance(value, pa.Scalar):
             return pa.repeat(value, batch.num_rows)
@@ -47,27 +48,71 @@ class Bound:
 
 
 def bind(
-    tree: exp.Expression, columns: Mapping[str, pa.DataType], field: str, failures: Failures | None = None
-) -> Bound:
+    tree: exp.Expression, columns: Mapping[str, pa.DataType], field: str, failures: CallFailures | None = None
+) -> BoundExpression:
     """Type-checks an expression against a stream's columns.
 
     Args:
-        failures: where calls of users' functions that fail are noted.
+        failures: counts failed calls of plugin functions.
 
     Raises:
         InvalidQuery: an unknown column or function, or an operand of the wrong type.
     """
-    return _Binder(columns, field, failures or Failures()).bind(tree)
+    return _Binder(columns, field, failures or CallFailures()).bind(tree)
 
 
 def bind_condition(
-    tree: exp.Expression, columns: Mapping[str, pa.DataType], field: str, failures: Failures | None = None
-) -> Bound:
-    """As `bind`, for an expression that must be boolean."""
+    tree: exp.Expression, columns: Mapping[str, pa.DataType], field: str, failures: CallFailures | None = None
+) -> BoundExpression:
+    """Binds an expression that must be boolean; raises like `bind`."""
     bound = bind(tree, columns, field, failures)
     if not pa.types.is_boolean(bound.type):
         raise InvalidQuery(field, tree.sql(), "a boolean expression", f"its type is {type_name(bound.type)}")
     return bound
+
+
+def as_row(columns: Sequence[exp.Expression]) -> exp.Expression:
+    """Returns several expressions as one: `(x, y)`.
+
+    A single literal is put in parentheses, so that parsing it again does not take it for a parameter.
+    """
+    if len(columns) > 1:
+        return exp.Tuple(expressions=list(columns))
+    (column,) = columns
+    is_literal = isinstance(column.this if isinstance(column, exp.Neg) else column, exp.Literal)
+    return exp.Paren(this=column) if is_literal else column
+
+
+def columns_of(row: exp.Expression) -> list[exp.Expression]:
+    """Returns the expressions that `as_row` was given."""
+    if isinstance(row, exp.Tuple):
+        return list(row.expressions)
+    return [row.unnest()]
+
+
+def bind_row(
+    row: exp.Expression, columns: Mapping[str, pa.DataType], field: str, failures: CallFailures | None = None
+) -> BoundExpression:
+    """Binds a row of numbers, the argument of a function of a sample.
+
+    Its value per record is a fixed-size list of float64; null where a number is null, NaN or infinite.
+
+    Raises:
+        InvalidQuery: an unknown column, or an expression that is not a number.
+    """
+    numbers = [bind(column, columns, field, failures) for column in columns_of(row)]
+    for number, column in zip(numbers, columns_of(row), strict=True):
+        if type_name(number.type) not in NUMERIC:
+            raise InvalidQuery(field, column.sql(), "a number", f"its type is {type_name(number.type)}")
+
+    def evaluate(batch: pa.RecordBatch) -> pa.Array:
+        arrays = [arithmetic.to_float(number.array(batch)) for number in numbers]
+        rows = np.stack([a.to_numpy(zero_copy_only=False) for a in arrays], axis=1)  # a null becomes NaN
+        invalid = ~np.isfinite(rows).all(axis=1)
+        mask = pa.array(invalid) if invalid.any() else None
+        return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), len(numbers), mask=mask)
+
+    return BoundExpression(pa.list_(pa.float64(), len(numbers)), evaluate)
 
 
 _ARITHMETIC: dict[type[exp.Expression], Callable[[Value, Value], Value]] = {
@@ -112,83 +157,83 @@ _CASTS: dict[exp.DataType.Type, pa.DataType] = {
 
 
 class _Binder:
-    """Turns a syntax tree into a closure over Arrow kernels, checking types on the way."""
+    """Compiles a syntax tree into a closure over Arrow kernels, with type checks."""
 
-    def __init__(self, columns: Mapping[str, pa.DataType], field: str, failures: Failures) -> None:
+    def __init__(self, columns: Mapping[str, pa.DataType], field: str, failures: CallFailures) -> None:
         self._columns = columns
         self._field = field
         self._failures = failures
 
-    def bind(self, node: exp.Expression) -> Bound:
+    def bind(self, node: exp.Expression) -> BoundExpression:
         for base, method, clauses in self._METHODS:
             if isinstance(node, base):
-                # What the parser understands and the method would pass over, as in TRIM('x' FROM s).
+                # Clauses that the parser accepts but the method would ignore, as in TRIM('x' FROM s).
                 if any(value for name, value in node.args.items() if name not in clauses):
-                    raise self._error(node, "the operator or function with its plain arguments only")
+                    raise self._error(node, "the operator or function with plain arguments only")
                 return method(self, node)
-        raise self._error(node, KNOWN, "not an expression known here")
+        raise self._error(node, SUPPORTED_SYNTAX, "unsupported expression")
 
     def _error(self, node: exp.Expression, accepted: str, reason: str = "") -> InvalidQuery:
         return InvalidQuery(self._field, node.sql(), accepted, reason)
 
-    def _numeric(self, node: exp.Expression) -> Bound:
+    def _numeric(self, node: exp.Expression) -> BoundExpression:
         bound = self.bind(node)
         if type_name(bound.type) not in NUMERIC and not pa.types.is_null(bound.type):
             raise self._error(node, "a number", f"its type is {type_name(bound.type)}")
         return bound
 
-    def _condition(self, node: exp.Expression) -> Bound:
+    def _condition(self, node: exp.Expression) -> BoundExpression:
         return bind_condition(node, self._columns, self._field, self._failures)
 
-    def _text(self, node: exp.Expression) -> Bound:
+    def _text(self, node: exp.Expression) -> BoundExpression:
         bound = self.bind(node)
         if not pa.types.is_string(bound.type):
             raise self._error(node, "a string", f"its type is {type_name(bound.type)}")
         return bound
 
-    def _alike(self, nodes: list[exp.Expression], parent: exp.Expression) -> tuple[list[Bound], pa.DataType]:
-        """Operands brought to one type: numbers widen to float64, null fits all."""
+    def _alike(self, nodes: list[exp.Expression], parent: exp.Expression) -> tuple[list[BoundExpression], pa.DataType]:
+        """Binds operands and casts them to a common type: mixed numbers to float64; null has every type."""
         bounds = [self.bind(node) for node in nodes]
         types = {type_name(b.type) for b in bounds if not pa.types.is_null(b.type)}
         if len(types) > 1 and types != set(NUMERIC):
-            raise self._error(parent, "operands of one type", "these are " + " and ".join(sorted(types)))
+            raise self._error(parent, "operands of the same type", "they are " + " and ".join(sorted(types)))
         common = pa.float64() if len(types) > 1 else COLUMN_TYPES[types.pop()] if types else pa.null()
         return [_cast(b, common) for b in bounds], common
 
-    def _column(self, node: exp.Column) -> Bound:
+    def _column(self, node: exp.Column) -> BoundExpression:
         name = node.name
         if node.table or name not in self._columns:
             known = ", ".join(self._columns)
             raise InvalidQuery(self._field, node.sql(), f"one of the columns {known}", "unknown column")
-        return Bound(self._columns[name], lambda batch: batch.column(name))
+        return BoundExpression(self._columns[name], lambda batch: batch.column(name))
 
-    def _literal(self, node: exp.Literal) -> Bound:
+    def _literal(self, node: exp.Literal) -> BoundExpression:
         value: object = node.this
         if not node.is_string:
             value = int(node.this) if node.is_int else float(node.this)
             if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-                raise self._error(node, "an integer of 64 bits; write it with a point to mean a float")
+                raise self._error(node, "a 64-bit integer; with a decimal point it is a float")
         scalar = pa.scalar(value)
-        return Bound(scalar.type, lambda _: scalar)
+        return BoundExpression(scalar.type, lambda _: scalar)
 
-    def _boolean(self, node: exp.Boolean) -> Bound:
+    def _boolean(self, node: exp.Boolean) -> BoundExpression:
         scalar = pa.scalar(bool(node.this))
-        return Bound(pa.bool_(), lambda _: scalar)
+        return BoundExpression(pa.bool_(), lambda _: scalar)
 
-    def _null(self, _: exp.Null) -> Bound:
+    def _null(self, _: exp.Null) -> BoundExpression:
         scalar = pa.scalar(None)
-        return Bound(pa.null(), lambda _: scalar)
+        return BoundExpression(pa.null(), lambda _: scalar)
 
     @staticmethod
-    def _unknown() -> Bound:
-        """What comparing NULL with NULL gives."""
+    def _unknown() -> BoundExpression:
+        """Returns the result of comparing NULL with NULL."""
         scalar = pa.scalar(None, pa.bool_())
-        return Bound(pa.bool_(), lambda _: scalar)
+        return BoundExpression(pa.bool_(), lambda _: scalar)
 
-    def _paren(self, node: exp.Expression) -> Bound:
+    def _paren(self, node: exp.Expression) -> BoundExpression:
         return self.bind(node.this)
 
-    def _arithmetic(self, node: exp.Binary) -> Bound:
+    def _arithmetic(self, node: exp.Binary) -> BoundExpression:
         self._numeric(node.left)
         self._numeric(node.right)
         (left, right), common = self._alike([node.left, node.right], node)
@@ -196,34 +241,34 @@ class _Binder:
             return self._null(exp.Null())
         kernel = _ARITHMETIC[type(node)]
         result = pa.float64() if isinstance(node, exp.Div) else common
-        return Bound(result, lambda b: kernel(left.evaluate(b), right.evaluate(b)))
+        return BoundExpression(result, lambda b: kernel(left.evaluate(b), right.evaluate(b)))
 
-    def _comparison(self, node: exp.Binary) -> Bound:
+    def _comparison(self, node: exp.Binary) -> BoundExpression:
         (left, right), common = self._alike([node.left, node.right], node)
         if pa.types.is_null(common):
             return self._unknown()
         kernel = _COMPARISON[type(node)]
-        return Bound(pa.bool_(), lambda b: kernel(left.evaluate(b), right.evaluate(b)))
+        return BoundExpression(pa.bool_(), lambda b: kernel(left.evaluate(b), right.evaluate(b)))
 
-    def _logic(self, node: exp.Binary) -> Bound:
+    def _logic(self, node: exp.Binary) -> BoundExpression:
         left, right = self._condition(node.left), self._condition(node.right)
         kernel = _LOGIC[type(node)]
-        return Bound(pa.bool_(), lambda b: kernel(left.evaluate(b), right.evaluate(b)))
+        return BoundExpression(pa.bool_(), lambda b: kernel(left.evaluate(b), right.evaluate(b)))
 
-    def _not(self, node: exp.Not) -> Bound:
+    def _not(self, node: exp.Not) -> BoundExpression:
         return self._inverted(self._condition(node.this))
 
     @staticmethod
-    def _inverted(condition: Bound) -> Bound:
-        return Bound(pa.bool_(), lambda b: pc.invert(condition.evaluate(b)))
+    def _inverted(condition: BoundExpression) -> BoundExpression:
+        return BoundExpression(pa.bool_(), lambda b: pc.invert(condition.evaluate(b)))
 
-    def _is(self, node: exp.Is) -> Bound:
+    def _is(self, node: exp.Is) -> BoundExpression:
         inner = self.bind(node.this)
         if not isinstance(node.expression, exp.Null):
             raise self._error(node, "IS NULL or IS NOT NULL")
-        return Bound(pa.bool_(), lambda b: pc.is_null(inner.evaluate(b)))
+        return BoundExpression(pa.bool_(), lambda b: pc.is_null(inner.evaluate(b)))
 
-    def _in(self, node: exp.In) -> Bound:
+    def _in(self, node: exp.In) -> BoundExpression:
         (needle, *options), common = self._alike([node.this, *node.expressions], node)
         if not options or not all(_is_constant(n) for n in node.expressions):
             raise self._error(node, "IN with a list of literals")
@@ -235,36 +280,36 @@ class _Binder:
             found = pc.is_in(value, value_set=values)
             return pc.if_else(pc.is_null(value), pa.scalar(None, pa.bool_()), found)
 
-        return Bound(pa.bool_(), evaluate)
+        return BoundExpression(pa.bool_(), evaluate)
 
-    def _between(self, node: exp.Between) -> Bound:
+    def _between(self, node: exp.Between) -> BoundExpression:
         (value, low, high), common = self._alike([node.this, node.args["low"], node.args["high"]], node)
         if pa.types.is_null(common):
             return self._unknown()
-        return Bound(
+        return BoundExpression(
             pa.bool_(),
             lambda b: pc.and_kleene(
                 pc.greater_equal(value.evaluate(b), low.evaluate(b)), pc.less_equal(value.evaluate(b), high.evaluate(b))
             ),
         )
 
-    def _like(self, node: exp.Binary) -> Bound:
+    def _like(self, node: exp.Binary) -> BoundExpression:
         text = self._text(node.left)
         if not (isinstance(node.right, exp.Literal) and node.right.is_string):
             raise self._error(node, "LIKE with a string literal as its pattern")
         pattern, folded = node.right.this, isinstance(node, exp.ILike)
-        matched = Bound(pa.bool_(), lambda b: pc.match_like(text.evaluate(b), pattern, ignore_case=folded))
-        # The parser of some releases puts NOT LIKE into one node, of others into two.
+        matched = BoundExpression(pa.bool_(), lambda b: pc.match_like(text.evaluate(b), pattern, ignore_case=folded))
+        # Some sqlglot releases parse NOT LIKE into one node, others into two.
         return self._inverted(matched) if node.args.get("negate") else matched
 
-    def _numeric_function(self, node: exp.Expression) -> Bound:
+    def _numeric_function(self, node: exp.Expression) -> BoundExpression:
         inner = self._numeric(node.this)
         kernel = _NUMERIC_FUNCTIONS[type(node)]
         keeps = isinstance(node, exp.Abs | exp.Neg)
         source = inner if keeps else _cast(inner, pa.float64())
-        return Bound(inner.type if keeps else pa.float64(), lambda b: kernel(source.evaluate(b)))
+        return BoundExpression(inner.type if keeps else pa.float64(), lambda b: kernel(source.evaluate(b)))
 
-    def _round(self, node: exp.Round) -> Bound:
+    def _round(self, node: exp.Round) -> BoundExpression:
         inner = _cast(self._numeric(node.this), pa.float64())
         decimals = node.args.get("decimals")
         if decimals is not None and not (isinstance(decimals, exp.Literal) and decimals.is_int):
@@ -272,7 +317,7 @@ class _Binder:
         digits = int(decimals.this) if decimals is not None else 0
         if digits > MAX_DECIMALS:
             raise self._error(node, f"at most {MAX_DECIMALS} decimals")
-        # Beyond it a float has no such decimals, and the kernel takes what it would scale it to for an overflow.
+        # Larger floats have no such decimals, and Arrow's kernel reports an overflow when it scales them.
         whole_from = 2.0**52 / 10.0**digits
 
         def evaluate(batch: pa.RecordBatch) -> Value:
@@ -280,31 +325,31 @@ class _Binder:
             has_decimals = pc.less(pc.abs(value), whole_from)
             return pc.if_else(has_decimals, pc.round(pc.if_else(has_decimals, value, 0.0), digits), value)
 
-        return Bound(pa.float64(), evaluate)
+        return BoundExpression(pa.float64(), evaluate)
 
-    def _string_function(self, node: exp.Expression) -> Bound:
+    def _string_function(self, node: exp.Expression) -> BoundExpression:
         inner = self._text(node.this)
         kernel, result = _STRING_FUNCTIONS[type(node)]
-        return Bound(result, lambda b: kernel(inner.evaluate(b)))
+        return BoundExpression(result, lambda b: kernel(inner.evaluate(b)))
 
-    def _coalesce(self, node: exp.Coalesce) -> Bound:
+    def _coalesce(self, node: exp.Coalesce) -> BoundExpression:
         parts, common = self._alike([node.this, *node.expressions], node)
-        return Bound(common, lambda b: pc.coalesce(*(p.evaluate(b) for p in parts)))
+        return BoundExpression(common, lambda b: pc.coalesce(*(p.evaluate(b) for p in parts)))
 
-    def _nullif(self, node: exp.Nullif) -> Bound:
+    def _nullif(self, node: exp.Nullif) -> BoundExpression:
         (value, other), common = self._alike([node.this, node.expression], node)
         if pa.types.is_null(common):
             return self._null(exp.Null())
         null = pa.scalar(None, common)
 
         def evaluate(batch: pa.RecordBatch) -> Value:
-            given = value.evaluate(batch)
-            same = pc.fill_null(pc.equal(given, other.evaluate(batch)), False)
-            return pc.if_else(same, null, given)
+            left = value.evaluate(batch)
+            same = pc.fill_null(pc.equal(left, other.evaluate(batch)), False)
+            return pc.if_else(same, null, left)
 
-        return Bound(common, evaluate)
+        return BoundExpression(common, evaluate)
 
-    def _case(self, node: exp.Case) -> Bound:
+    def _case(self, node: exp.Case) -> BoundExpression:
         if node.this is not None:
             raise self._error(node, "CASE WHEN condition THEN …, without an operand")
         branches = node.args["ifs"]
@@ -319,33 +364,33 @@ class _Binder:
                 result = pc.if_else(taken, value.evaluate(batch), result)
             return result
 
-        return Bound(common, evaluate)
+        return BoundExpression(common, evaluate)
 
-    def _cast_to(self, node: exp.Cast) -> Bound:
+    def _cast_to(self, node: exp.Cast) -> BoundExpression:
         inner = self.bind(node.this)
         target = _CASTS.get(node.to.this)
         if target is None:
             raise self._error(node, "a cast to BIGINT, DOUBLE, VARCHAR or BOOLEAN")
         return _cast(inner, target)
 
-    def _called(self, node: exp.Anonymous) -> Bound:
+    def _called(self, node: exp.Anonymous) -> BoundExpression:
         check_calls(node, self._field)
-        function = record_functions.named(node.name)
+        function = record_functions.find(node.name)
         assert function is not None
         arguments = [self.bind(argument) for argument in node.expressions]
-        given = [type_name(a.type) for a in arguments]
-        wanted = ", ".join(function.arguments)
-        if len(given) != len(function.arguments):
-            raise self._error(node, f"{function.name}({wanted})", f"it is called with {len(given)} arguments")
-        for one, expected in zip(given, function.arguments, strict=True):
-            if one not in (expected, "null") and (one, expected) != ("int64", "float64"):
-                raise self._error(node, f"{function.name}({wanted})", f"it is called with {', '.join(given)}")
+        types = [type_name(a.type) for a in arguments]
+        signature = f"{function.name}({', '.join(function.arguments)})"
+        if len(types) != len(function.arguments):
+            raise self._error(node, signature, f"it is called with {len(types)} arguments")
+        for actual, expected in zip(types, function.arguments, strict=True):
+            if actual not in (expected, "null") and (actual, expected) != ("int64", "float64"):
+                raise self._error(node, signature, f"it is called with {', '.join(types)}")
         cast = [_cast(a, COLUMN_TYPES[t]) for a, t in zip(arguments, function.arguments, strict=True)]
         result, failures = COLUMN_TYPES[function.result], self._failures
-        return Bound(result, lambda b: values_or_null(function, [a.array(b) for a in cast], failures))
+        return BoundExpression(result, lambda b: values_or_null(function, [a.array(b) for a in cast], failures))
 
-    # Syntax, method, and the parts of the syntax that the method reads.
-    _METHODS: tuple[tuple[Any, Callable[[Any, Any], Bound], tuple[str, ...]], ...] = (
+    # Node type, method, and the arguments of the node that the method reads.
+    _METHODS: tuple[tuple[Any, Callable[[Any, Any], BoundExpression], tuple[str, ...]], ...] = (
         (exp.Column, _column, ("this", "table")),
         (exp.Literal, _literal, ("this", "is_string")),
         (exp.Boolean, _boolean, ("this",)),
@@ -374,7 +419,7 @@ def _is_constant(node: exp.Expression) -> bool:
     return isinstance(node.this if isinstance(node, exp.Neg) else node, exp.Literal | exp.Boolean)
 
 
-def _cast(bound: Bound, target: pa.DataType) -> Bound:
+def _cast(bound: BoundExpression, target: pa.DataType) -> BoundExpression:
     if bound.type == target:
         return bound
-    return Bound(target, lambda b: arithmetic.cast(bound.evaluate(b), target))
+    return BoundExpression(target, lambda b: arithmetic.cast(bound.evaluate(b), target))

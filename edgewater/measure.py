@@ -1,4 +1,4 @@
-"""What a query computes: a function of an expression over the record's columns, read from text."""
+"""Parsing of measures: a function of an expression over the record's columns, such as ``sum(bytes)``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from sqlglot import exp
 
 from edgewater import record_functions
 from edgewater.errors import InvalidQuery
-from edgewater.row_expressions import as_row, columns_of
-from edgewater.synopses import plugins
-from edgewater.synopses.registry import Function, Parameters, function_named, function_names
+from edgewater.expressions import as_row, columns_of
+from edgewater.synopses import Function, Parameters, function_named, function_names, plugins
 from edgewater.syntax import called_names, check_calls, parse_sql
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -24,7 +23,7 @@ class Measure:
     """One value that a query computes: a function of an expression over the record's columns.
 
     Attributes:
-        argument: SQL text of the expression, or None for ``count()``.
+        argument: SQL text of the expression; None for ``count()``.
     """
 
     name: str
@@ -34,10 +33,10 @@ class Measure:
 
     @classmethod
     def parse(cls, name: str, text: object) -> Measure:
-        """Reads ``sum(bytes)`` or ``count_min(ip, width=65536)``. Raises InvalidQuery."""
+        """Parses ``sum(bytes)`` or ``count_min(ip, width=65536)``. Raises InvalidQuery."""
         at = f"measures.{name}"
         if not NAME.fullmatch(name):
-            raise InvalidQuery(at, name, NAME_ACCEPTED, "a measure's name")
+            raise InvalidQuery(at, name, NAME_ACCEPTED, "invalid name of a measure")
         accepted = "a function of an expression, such as sum(bytes); functions: " + ", ".join(function_names())
         if not isinstance(text, str):
             raise InvalidQuery(at, text, accepted)
@@ -54,7 +53,9 @@ class Measure:
         if isinstance(expression, exp.Star):
             expression = None
         if isinstance(expression, exp.Distinct):
-            raise InvalidQuery(at, text, f"distinct(expression) or {called}(expression)", "DISTINCT is for count only")
+            raise InvalidQuery(
+                at, text, f"distinct(expression) or {called}(expression)", "DISTINCT is supported in count only"
+            )
         if expression is None and function.argument in ("required", "rows"):
             raise InvalidQuery(at, text, f"{called}(expression)", "an argument is missing")
         if expression is not None:
@@ -66,24 +67,24 @@ class Measure:
 
     @property
     def is_expensive(self) -> bool:
-        """Processing records costs so much that a sample pays: it is a function that needs all rows at one place, or
-        its argument calls a function that says so."""
+        """Whether sampling saves more than it costs: a function of a sample, or an argument that calls an expensive
+        function."""
         if self.function.sample is not None:
             return True
         if self.argument is None or "(" not in self.argument:
             return False
-        called = (record_functions.named(name) for name in _called(self.argument))
+        called = (record_functions.find(name) for name in _called(self.argument))
         return any(function is not None and function.expensive for function in called)
 
     @property
     def entry_bytes(self) -> int:
-        """About the most that one group's state takes in a frame."""
+        """Approximate upper bound of the bytes that one group's state takes in a frame."""
         if self.function.sample is None or self.argument is None:
             return self.function.entry_bytes(self.parameters)
         return self.function.entry_bytes(self.parameters, len(columns_of(parse_sql(self.argument, ""))))
 
     def to_text(self) -> str:
-        """The canonical text that `parse` reads back."""
+        """Returns the canonical text that `parse` reads back."""
         parts = [self.argument] if self.argument is not None else []
         parts += [f"{k}={v!r}" for k, v in self.parameters if self.function.parameters[k].default != v]
         return f"{self.function.name}({', '.join(parts)})"
@@ -91,12 +92,15 @@ class Measure:
 
 @lru_cache(maxsize=1024)
 def _called(expression: str) -> tuple[str, ...]:
-    """The record functions that an expression calls: parsing it costs a millisecond."""
+    """Returns the plugin functions that an expression calls. Cached, as parsing takes about 1 ms."""
     return tuple(called_names(parse_sql(expression, "")))
 
 
 def _argument(function: Function, positional: list[exp.Expression], at: str, text: str) -> exp.Expression | None:
-    """What the function is of, taken from the positional arguments: the first, or of a row all that are no literals."""
+    """Removes the function's argument from the positional arguments and returns it; the rest are parameters.
+
+    A function of a sample takes a row: all arguments before the first literal.
+    """
     if not positional or function.argument == "none":
         return None
     if function.sample is None:
@@ -110,13 +114,13 @@ def _argument(function: Function, positional: list[exp.Expression], at: str, tex
         accepted = (
             f"{function.name} of {least} column" if least == most else f"{function.name} of {least} to {most} columns"
         )
-        raise InvalidQuery(at, text, accepted, f"{len(columns)} are given")
+        raise InvalidQuery(at, text, accepted, f"it has {len(columns)}")
     return as_row(columns) if columns else None
 
 
 def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression]]:
-    """The function's name as written, and its arguments."""
-    # `distinct` is a keyword of SQL: behind SELECT it parses, with its arguments as a list of columns.
+    """Returns the function's name as written, and its arguments."""
+    # `distinct` is a keyword of SQL and does not parse as a function's name.
     match = re.fullmatch(r"\s*distinct\s*\((.*)\)\s*", text, re.IGNORECASE | re.DOTALL)
     tree = parse_sql(f"distinct_of({match[1]})" if match else text, at)
     if isinstance(tree, exp.Count) and isinstance(tree.this, exp.Distinct):
@@ -125,7 +129,7 @@ def _call(text: str, at: str, accepted: str) -> tuple[str, list[exp.Expression]]
         name = "distinct" if match else tree.name.lower()
         return name, list(tree.expressions)
     if isinstance(tree, exp.Func):
-        # All of them, whatever the parser calls them: corr(x, y) has no list of arguments.
+        # All child expressions: the parser's node for corr(x, y), for one, has no list of arguments.
         arguments = list(tree.iter_expressions())
         name = re.match(r"\s*(\w+)\s*\(", text)
         if name:

@@ -19,9 +19,7 @@ class _UniqueKeys(yaml.SafeLoader):
                     None, None, "a key is no plain text; a template that was not filled in?", key.start_mark
                 )
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value} is there twice", key.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value}", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

@@ -1,7 +1,8 @@
-"""What users' packages bring, found through groups of entry points: one discovery for every group.
+"""Discovery of plugins through groups of entry points, shared by all groups (synopses, record functions).
 
-A group is looked through when a name comes up that the house does not have, so what needs no package imports none.
-An entry point is taken whole or not at all. One that fails is a warning and a `Problem`; the others go on.
+A group is loaded when a name is looked up that is not built in, so a process that needs no plugin imports none. An
+entry point is registered completely or not at all. One that fails becomes a warning and a `PluginProblem`; the others
+are loaded.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import ClassVar
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-"""What plugins may call their things."""
+"""Names that a plugin may register."""
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a plugin comes from: ``distribution version`` and ``name = module:object``."""
+class PluginOrigin:
+    """The origin of a plugin: ``distribution version`` and ``name = module:object``."""
 
     distribution: str
     entry_point: str
@@ -31,78 +32,79 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Why an entry point was not taken.
+class PluginProblem:
+    """The reason why an entry point was not loaded.
 
     Attributes:
-        brings: what entry points of its group bring, in the plural.
+        provides: what the entry points of the group provide, in the plural.
     """
 
-    origin: Origin
+    origin: PluginOrigin
     what: str
-    brings: str = "synopses"
+    provides: str = "synopses"
 
     def __str__(self) -> str:
-        return f"{self.brings} of {self.origin}: {self.what}"
+        return f"{self.provides} of {self.origin}: {self.what}"
 
 
-class Unfit(Exception):
-    """Why something is not what its group of entry points is for."""
+class InvalidPlugin(Exception):
+    """An object does not satisfy the contract of its entry-point group."""
 
 
-class Discovery(ABC):
-    """The entry points of one group, loaded once, at the first call of `load`.
+class PluginLoader(ABC):
+    """Loads the entry points of one group, once, at the first call of `load`.
 
     Args:
-        find: the entry points; None: those that are installed.
+        find: returns the entry points; None: those that are installed.
 
     Attributes:
-        problems: of entry points that were not taken.
-        origins: name -> where it is from; those of the house are not in it.
+        problems: entry points that were not loaded.
+        origins: origin by registered name; built-in names are absent.
     """
 
     group: ClassVar[str]
-    brings: ClassVar[str]
+    provides: ClassVar[str]
     warning: ClassVar[type[UserWarning]]
 
     def __init__(self, find: Callable[[], Iterable[EntryPoint]] | None = None) -> None:
         self._find = find or (lambda: entry_points(group=self.group))
         self._lock = threading.RLock()
         self._loaded = False
-        self.problems: list[Problem] = []
-        self.origins: dict[str, Origin] = {}
+        self.problems: list[PluginProblem] = []
+        self.origins: dict[str, PluginOrigin] = {}
 
     def load(self) -> None:
-        """Registers what the entry points bring. A plugin that asks for names while it is imported sees the house's."""
+        """Registers what the entry points provide. A look-up by a plugin while it is imported sees built-ins only."""
         with self._lock:
             if self._loaded:
                 return
             self._loaded = True
-            # In a fixed order, so that of two plugins that want one name the same one has it everywhere.
+            # Sorted, so that the same one of two plugins with the same name wins in every process.
             for point in sorted(self._find(), key=lambda p: (_distribution(p), p.name, p.value)):
-                origin = Origin(_distribution(point), f"{point.name} = {point.value}")
+                origin = PluginOrigin(_distribution(point), f"{point.name} = {point.value}")
                 try:
-                    self._take(point.load(), origin)
-                except Exception as exc:  # whatever a stranger's code raises must not stop the others
-                    reason = str(exc) if isinstance(exc, Unfit) else f"{type(exc).__name__}: {exc}"
-                    self.problems.append(Problem(origin, reason, self.brings))
-            # Last: where warnings are errors, the first one would keep the others out.
+                    self._register(point.load(), origin)
+                except Exception as exc:  # third-party code may raise anything; the other plugins still load
+                    reason = str(exc) if isinstance(exc, InvalidPlugin) else f"{type(exc).__name__}: {exc}"
+                    self.problems.append(PluginProblem(origin, reason, self.provides))
+            # After the loop: where warnings are errors, the first one would keep the other plugins out.
             for problem in self.problems:
                 warnings.warn(str(problem), self.warning, stacklevel=3)
 
     @abstractmethod
-    def _take(self, brought: object, origin: Origin) -> None:
-        """Registers all that an entry point names, or raises and registers nothing."""
+    def _register(self, provided: object, origin: PluginOrigin) -> None:
+        """Registers everything that an entry point names, or raises and registers nothing."""
 
     def _check_free(self, name: str, taken: bool, what: str) -> None:
         if taken:
-            raise Unfit(f"the {what} {name!r} is registered already, by {self.origins.get(name, 'edgewater itself')}")
+            owner = self.origins.get(name, "edgewater itself")
+            raise InvalidPlugin(f"the {what} {name!r} is already registered by {owner}")
 
     def hint(self) -> str:
-        """What to say when a name is not known: that a plugin may be missing, and which did not load."""
+        """Returns the part of an error message for an unknown name: missing or failed plugins as possible causes."""
         self.load()
         failed = "".join(f"; not loaded: {p}" for p in self.problems)
-        return f"a package that brings it (entry point {self.group}) may be missing here{failed}"
+        return f"the package that provides it (entry point {self.group}) may not be installed{failed}"
 
 
 def _distribution(point: EntryPoint) -> str:

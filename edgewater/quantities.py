@@ -1,7 +1,7 @@
-"""Durations, sizes and percentages as people write them.
+"""Parses durations, sizes and percentages of configurations and queries.
 
-The parsing itself is `durationpy`'s (Go-style durations) and pydantic's (`ByteSize`); this module
-gives both the project's error message and units: durations in ms, sizes in bytes.
+`durationpy` parses durations (Go syntax) and pydantic's `ByteSize` sizes; this module converts them to milliseconds
+and bytes, with the error messages of `InvalidInput`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from edgewater.errors import InvalidInput
 
 MAX_DURATION_MS = 36_525 * 86_400_000
-"""A century; durationpy itself computes in floats and is exact to the millisecond for twice as long."""
+"""100 years. durationpy computes in floats, which are exact to the millisecond up to twice that."""
 
 DURATION_ACCEPTED = "a duration such as 500ms, 30s, 5m, 1h30m or 1d"
 SIZE_ACCEPTED = "a size such as 200, 64KiB or 1MB"
@@ -25,19 +25,19 @@ _BYTES = TypeAdapter(ByteSize)
 
 
 def duration_ms(value: object, field: str, error: type[InvalidInput] = InvalidInput, *, minimum_ms: int = 0) -> int:
-    """Whole milliseconds of a duration.
+    """Returns the milliseconds of a duration.
 
     Raises:
-        error: not a duration, finer than a millisecond, or below `minimum_ms`.
+        error: not a duration, not whole milliseconds, below `minimum_ms` or above `MAX_DURATION_MS`.
     """
     if not isinstance(value, str):
         raise error(field, value, DURATION_ACCEPTED, "a duration needs a unit")
     try:
-        # In whole numbers: total_seconds() is a float.
+        # In integers: total_seconds() is a float.
         millis, rest = divmod(durationpy.from_str(value.strip()), timedelta(milliseconds=1))
     except (durationpy.DurationError, OverflowError) as exc:
         raise error(field, value, DURATION_ACCEPTED) from exc
-    # A timedelta has microseconds: what is finer comes out as nothing.
+    # A timedelta has a resolution of 1 µs: shorter durations become 0.
     lost = millis == 0 and any(digit in value for digit in "123456789")
     if millis > MAX_DURATION_MS:
         raise error(field, value, f"at most {format_duration(MAX_DURATION_MS)}")
@@ -49,7 +49,7 @@ def duration_ms(value: object, field: str, error: type[InvalidInput] = InvalidIn
 
 
 def format_duration(millis: int) -> str:
-    """The shortest text that `duration_ms` reads back as `millis`."""
+    """Returns the shortest text that `duration_ms` parses to `millis`."""
     for unit, size in (("w", 604_800_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
         if millis and millis % size == 0:
             return f"{millis // size}{unit}"
@@ -57,11 +57,11 @@ def format_duration(millis: int) -> str:
 
 
 def size_bytes(value: object, field: str, error: type[InvalidInput] = InvalidInput) -> int:
-    """Bytes of a size such as ``64KiB``. Raises `error` for anything else, or a negative one."""
+    """Returns the bytes of a size such as ``64KiB``. Raises `error` for anything else and for negative sizes."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise error(field, value, SIZE_ACCEPTED)
     try:
-        # pydantic cuts off the fraction of a number without a unit.
+        # pydantic truncates a number without a unit.
         size = int(_BYTES.validate_python(int(value) if isinstance(value, str) and _is_number(value) else value))
     except (ValidationError, ValueError) as exc:
         raise error(field, value, SIZE_ACCEPTED) from exc
@@ -71,7 +71,7 @@ def size_bytes(value: object, field: str, error: type[InvalidInput] = InvalidInp
 
 
 def fraction(value: object) -> float | None:
-    """0.05 for ``"5%"``; None if `value` is not written as a percentage."""
+    """Returns 0.05 for ``"5%"``; None for a value that is not a percentage."""
     if isinstance(value, str) and value.strip().endswith("%"):
         number = value.strip()[:-1]
         if _is_number(number) and math.isfinite(float(number)):
@@ -90,10 +90,13 @@ def _is_number(value: object) -> bool:
 def require_keys(
     mapping: object, field: str, allowed: Mapping[str, bool], error: type[InvalidInput]
 ) -> dict[str, object]:
-    """`mapping` as a dict, with no unknown and no missing key.
+    """Returns a mapping as a dict.
 
     Args:
-        allowed: key -> whether it must be there.
+        allowed: key -> whether it is required.
+
+    Raises:
+        error: not a mapping, or an unknown or a missing key.
     """
     names = ", ".join(allowed)
     if not isinstance(mapping, Mapping):
@@ -108,23 +111,22 @@ def require_keys(
     return {str(k): v for k, v in mapping.items()}
 
 
-def require_writable(given: object, error: type[InvalidInput]) -> None:
-    """Raises `error` for a text or a number, anywhere in a mapping, that could be neither stored nor sent nor named.
+def require_serialisable(mapping: object, error: type[InvalidInput]) -> None:
+    """Raises `error` if a mapping contains, at any depth, a text or an integer that cannot be serialised.
 
-    These are texts with half of a surrogate pair, which are not Unicode, and whole numbers with more digits than
-    Python writes.
+    These are texts with an unpaired surrogate, and integers with more digits than Python converts to text.
     """
-    waiting, seen = [("", given)], set[int]()
-    while waiting:
-        field, value = waiting.pop()
+    pending, seen = [("", mapping)], set[int]()
+    while pending:
+        field, value = pending.pop()
         _require_scalar(value, field, error)
         if not isinstance(value, Mapping | list) or id(value) in seen:
             continue
-        seen.add(id(value))  # YAML's aliases make a value part of itself
+        seen.add(id(value))  # a YAML alias can make a value contain itself
         prefix = f"{field}." if field else ""
-        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             _require_scalar(key, field, error)
-            waiting.append((f"{prefix}{key}", part))
+            pending.append((f"{prefix}{key}", item))
 
 
 def _require_scalar(value: object, field: str, error: type[InvalidInput]) -> None:
@@ -133,7 +135,7 @@ def _require_scalar(value: object, field: str, error: type[InvalidInput]) -> Non
             value.encode()
         except UnicodeEncodeError as exc:
             shown = value.encode(errors="backslashreplace").decode()
-            raise error(field, shown, "text in Unicode", "half of a surrogate pair is no character") from exc
+            raise error(field, shown, "text in Unicode", "it contains an unpaired surrogate") from exc
     elif isinstance(value, int):
         try:
             str(value)

@@ -1,8 +1,8 @@
-"""What a user asks: `QuerySpec` and its parts, read from YAML or a mapping, with full validation.
+"""`QuerySpec`, a query as a user writes it, its validation, and its binding to a stream's columns.
 
-A spec is checked in two steps. Reading it (`QuerySpec.from_mapping`) checks all that does not need
-the stream's columns. `QuerySpec.bind` checks columns and types against a stream, wherever one is
-known: at registration, and again at each edge.
+A spec is validated in two steps. `QuerySpec.from_mapping` checks everything that does not depend on the stream's
+columns. `QuerySpec.bind` checks columns and types against a stream: at registration where a stream is known, and again
+at each edge.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from edgewater import algebra
 from edgewater.accuracy import Accuracy
 from edgewater.caching import CacheSpec, format_fraction
 from edgewater.errors import InvalidQuery
-from edgewater.expressions import Bound, bind, bind_condition
+from edgewater.expressions import BoundExpression, bind, bind_condition, bind_row
 from edgewater.measure import NAME, NAME_ACCEPTED, Measure
 from edgewater.plain_yaml import load_yaml
-from edgewater.quantities import duration_ms, format_duration, fraction, require_keys, require_writable, size_bytes
-from edgewater.record_functions import Failures
-from edgewater.row_expressions import bind_row
+from edgewater.quantities import duration_ms, format_duration, fraction, require_keys, require_serialisable, size_bytes
+from edgewater.record_functions import CallFailures
 from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
 from edgewater.syntax import check_calls, column_names, parse_sql
 from edgewater.windows import SlicedWindow, Window
@@ -34,12 +33,12 @@ DEFAULT_LATENESS_MS = 0
 
 @dataclass(frozen=True, slots=True)
 class ErrorBudget:
-    """Error per measure that the center's answer may have, over all edges together.
+    """The error that the center's answer may have per measure, over all edges together.
 
     Attributes:
-        limits: absolute, in the measure's unit; for a measure without an error function of its own in
-            records that are not in the answer (its record mass).
-        relative: as a fraction of the group's true value, or of 1 where that is smaller.
+        limits: absolute limits in the measure's unit; for a measure without an error function, the number of records
+            that the answer may lack.
+        relative: limits as a fraction of the group's true value, or of 1 where that is smaller.
     """
 
     limits: tuple[tuple[str, float], ...]
@@ -48,7 +47,7 @@ class ErrorBudget:
 
 @dataclass(frozen=True, slots=True)
 class StalenessBudget:
-    """The answer to a window stands at the center at most this long after the window's end."""
+    """The time after a window's end within which the center has an answer."""
 
     staleness_ms: int
 
@@ -59,34 +58,34 @@ Budget = ErrorBudget | StalenessBudget | None
 @dataclass(frozen=True, slots=True)
 class BoundMeasure:
     measure: Measure
-    argument: Bound | None
+    argument: BoundExpression | None
 
 
 @dataclass(frozen=True, slots=True)
 class BoundQuery:
-    """A spec bound to a stream's columns: ready to be evaluated on batches.
+    """A spec bound to a stream's columns, whose expressions can be evaluated on batches.
 
     Attributes:
-        failures: what users' functions in its expressions got wrong, for whoever evaluates them to take.
+        failures: counts failed calls of plugin functions in its expressions; the evaluating code drains it.
     """
 
     spec: QuerySpec
-    where: Bound | None
+    where: BoundExpression | None
     measures: tuple[BoundMeasure, ...]
     group_types: tuple[pa.DataType, ...]
-    failures: Failures = field(default_factory=Failures)
+    failures: CallFailures = field(default_factory=CallFailures)
 
 
 @dataclass(frozen=True, slots=True)
 class QuerySpec:
-    """A query as a user states it (`docs/reference/query.md`).
+    """A query as a user writes it (`docs/reference/query.md`).
 
     Attributes:
-        stream: the stream it reads (``from``).
+        stream: the stream that it reads (``from``).
         where: SQL condition, or None.
-        lateness_ms: event time after a window's end during which it may be revised.
-        edges: the edges that are expected to answer, sorted; None: every edge that serves the stream.
-        shards: into how many parts, by hash of the group, a slice is cut for merging in parallel.
+        lateness_ms: event time after a window's end during which the window may be revised.
+        edges: the expected edges, sorted; None: every edge that has the stream.
+        shards: number of partitions of a slice by hash of the group; reserved, without effect in this release.
     """
 
     name: str
@@ -106,13 +105,13 @@ class QuerySpec:
     def from_yaml(cls, text: str) -> QuerySpec:
         """Reads one query from YAML. Raises InvalidQuery."""
         try:
-            given = load_yaml(text)
+            mapping = load_yaml(text)
         except yaml.YAMLError as exc:
             raise InvalidQuery("", text, "YAML", str(exc).replace("\n", " ")) from exc
-        return cls.from_mapping(given)
+        return cls.from_mapping(mapping)
 
     @classmethod
-    def from_mapping(cls, given: object) -> QuerySpec:
+    def from_mapping(cls, mapping: object) -> QuerySpec:
         """Reads a query from a mapping with the keys of `docs/reference/query.md`.
 
         Raises:
@@ -121,8 +120,8 @@ class QuerySpec:
         keys = {"name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
                 "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
                 "shards": False}  # fmt: skip
-        require_writable(given, InvalidQuery)
-        q = require_keys(given, "", keys, InvalidQuery)
+        require_serialisable(mapping, InvalidQuery)
+        q = require_keys(mapping, "", keys, InvalidQuery)
         name = _name(q["name"], "name")
         stream = _name(q["from"], "from")
         if not isinstance(q["measures"], Mapping) or not q["measures"]:
@@ -143,8 +142,8 @@ class QuerySpec:
         shards = q.get("shards", 1)
         if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= 256:
             raise InvalidQuery("shards", shards, "a whole number from 1 to 256")
-        window = algebra.sliced(Window.from_mapping(q["window"]))
-        accuracy = Accuracy.parse(q.get("accuracy"), measures, window, group_by)
+        window = algebra.require_sliced(Window.from_mapping(q["window"]))
+        accuracy = Accuracy.from_mapping(q.get("accuracy"), measures, window, group_by)
         spec = cls(
             name=name,
             stream=stream,
@@ -159,11 +158,11 @@ class QuerySpec:
             edges=_edges(q.get("edges")),
             shards=shards,
         )
-        algebra.check(spec)
+        algebra.check_algebra(spec)
         return spec
 
     def to_mapping(self) -> dict[str, object]:
-        """The canonical mapping: ``QuerySpec.from_mapping(spec.to_mapping()) == spec``."""
+        """Returns the canonical mapping: ``QuerySpec.from_mapping(spec.to_mapping()) == spec``."""
         result: dict[str, object] = {"name": self.name, "from": self.stream}
         if self.where is not None:
             result["where"] = self.where
@@ -202,21 +201,21 @@ class QuerySpec:
         """Checks the query against a stream's columns and compiles its expressions.
 
         Raises:
-            InvalidQuery: unknown column, or a type that the function or the operator does not take.
+            InvalidQuery: an unknown column, or an operand or argument of the wrong type.
         """
         columns = {**columns, TIME_COLUMN: COLUMN_TYPES["int64"]}
         known = ", ".join(columns)
         for i, name in enumerate(self.group_by):
             if name not in columns:
                 raise InvalidQuery(f"group_by.{i}", name, f"one of the columns {known}", "unknown column")
-        failures = Failures()
+        failures = CallFailures()
         where = bind_condition(parse_sql(self.where, "where"), columns, "where", failures) if self.where else None
         bound = []
         for measure in self.measures:
             at = f"measures.{measure.name}"
-            of = bind if measure.function.sample is None else bind_row
+            bind_argument = bind if measure.function.sample is None else bind_row
             tree = parse_sql(measure.argument, at) if measure.argument is not None else None
-            argument = of(tree, columns, at, failures) if tree is not None else None
+            argument = bind_argument(tree, columns, at, failures) if tree is not None else None
             measure.function.check_argument(argument.type if argument else None, at)
             bound.append(BoundMeasure(measure, argument))
         return BoundQuery(self, where, tuple(bound), tuple(columns[name] for name in self.group_by), failures)
@@ -228,42 +227,45 @@ def _name(value: object, at: str) -> str:
     return value
 
 
-def _group_by(given: object) -> tuple[str, ...]:
-    if given is None:
+def _group_by(value: object) -> tuple[str, ...]:
+    if value is None:
         return ()
-    if isinstance(given, str):
-        given = [given]
-    if not isinstance(given, list) or not all(isinstance(c, str) and c for c in given):
-        raise InvalidQuery("group_by", given, "a list of column names")
-    if len(set(given)) != len(given):
-        raise InvalidQuery("group_by", given, "each column once")
-    if len(given) > MAX_GROUP_COLUMNS:
-        raise InvalidQuery("group_by", given, f"at most {MAX_GROUP_COLUMNS} columns")
-    return tuple(given)
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not all(isinstance(c, str) and c for c in value):
+        raise InvalidQuery("group_by", value, "a list of column names")
+    if len(set(value)) != len(value):
+        raise InvalidQuery("group_by", value, "each column once")
+    if len(value) > MAX_GROUP_COLUMNS:
+        raise InvalidQuery("group_by", value, f"at most {MAX_GROUP_COLUMNS} columns")
+    return tuple(value)
 
 
 def _check_names(measures: tuple[Measure, ...], group_by: tuple[str, ...]) -> None:
-    """An answer's row has a key ``group``, its table the group's columns and each measure with both bounds."""
+    """Raises InvalidQuery unless all columns of an answer's table have different names.
+
+    They are ``group``, the columns of the group, and for each measure its value and both bounds.
+    """
     taken = {"group": "the key of the group in an answer", **dict.fromkeys(group_by, "a column of group_by")}
     for measure in measures:
         for name in (measure.name, f"{measure.name}_lower", f"{measure.name}_upper"):
             if name in taken:
-                raise InvalidQuery(f"measures.{measure.name}", name, "a name of its own", f"it is {taken[name]}")
+                raise InvalidQuery(f"measures.{measure.name}", name, "another name", f"it is {taken[name]}")
             taken[name] = f"a column of the measure {measure.name}"
 
 
-def _budget(given: object, measures: tuple[Measure, ...], accuracy: Accuracy | None) -> Budget:
-    if given is None:
+def _budget(value: object, measures: tuple[Measure, ...], accuracy: Accuracy | None) -> Budget:
+    if value is None:
         return None
     accepted = "{error: {measure: amount}} or {staleness: 2s}"
-    b = require_keys(given, "budget", {"error": False, "staleness": False}, InvalidQuery)
+    b = require_keys(value, "budget", {"error": False, "staleness": False}, InvalidQuery)
     if len(b) != 1:
-        raise InvalidQuery("budget", given, accepted, "exactly one kind of budget")
+        raise InvalidQuery("budget", value, accepted, "exactly one kind of budget")
     if "staleness" in b:
         return StalenessBudget(duration_ms(b["staleness"], "budget.staleness", InvalidQuery, minimum_ms=1))
     if accuracy is not None:
         raise InvalidQuery("budget.error", b["error"], "an accuracy, an error budget, or an accuracy with a staleness "
-                           "budget", "what edges withhold would come on top of what the accuracy promises")  # fmt: skip
+                           "budget", "withheld values would add to the error of the accuracy")  # fmt: skip
     if not isinstance(b["error"], Mapping) or not b["error"]:
         raise InvalidQuery("budget.error", b["error"], "an amount per measure, such as {bytes: 1MB}")
     names = [m.name for m in measures]
@@ -294,9 +296,9 @@ def _amount(value: object, at: str) -> float:
         raise InvalidQuery(at, value, accepted, "it is too large") from exc
 
 
-def _edges(given: object) -> tuple[str, ...] | None:
-    if given is None:
+def _edges(value: object) -> tuple[str, ...] | None:
+    if value is None:
         return None
-    if not isinstance(given, list) or not given or not all(isinstance(e, str) and e for e in given):
-        raise InvalidQuery("edges", given, "a list of edge ids that are expected to answer")
-    return tuple(sorted(set(given)))
+    if not isinstance(value, list) or not value or not all(isinstance(e, str) and e for e in value):
+        raise InvalidQuery("edges", value, "a list of the ids of the expected edges")
+    return tuple(sorted(set(value)))

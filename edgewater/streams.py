@@ -1,4 +1,4 @@
-"""What a stream's records look like, and how its event time runs against the wall clock."""
+"""Column types of a stream's records, and the relation of its event time to wall time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Seq = NewType("Seq", int)
 EventMillis = NewType("EventMillis", int)
 """Event time: int64 milliseconds since the epoch, UTC."""
 
-END_OF_TIME_MS = 1 << 62
-"""Later than every event: where a stream stands that has ended."""
-NEVER_MS = -END_OF_TIME_MS
-"""Earlier than every event: where a stream stands of which nothing is known."""
+MAX_TIME_MS = 1 << 62
+"""Later than every event: the watermark of a stream that has ended."""
+MIN_TIME_MS = -MAX_TIME_MS
+"""Earlier than every event: the watermark of a stream before its first record."""
 
 TIME_COLUMN = "event_time_ms"
-"""Name of the int64 column that every decoded batch carries besides the user's columns."""
+"""Name of the int64 column of event times that decoding adds to the user's columns."""
 
 COLUMN_TYPES: dict[str, pa.DataType] = {
     "string": pa.string(),
@@ -26,11 +26,11 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "float64": pa.float64(),
     "bool": pa.bool_(),
 }
-"""The column types of a stream, by the name a user writes. Narrower inputs are widened on decoding."""
+"""The column types of a stream by their names in configurations. Decoding widens narrower types."""
 
 
 def type_name(data_type: pa.DataType) -> str:
-    """The name in `COLUMN_TYPES` of an Arrow type, or Arrow's own name for any other."""
+    """Returns the name of an Arrow type in `COLUMN_TYPES`, or Arrow's own name for other types."""
     for name, known in COLUMN_TYPES.items():
         if known == data_type:
             return name
@@ -39,10 +39,10 @@ def type_name(data_type: pa.DataType) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamClock:
-    """How event time runs against wall time on one stream.
+    """The mapping between event time and wall time of one stream.
 
-    A live stream's event time *is* wall time. A replay runs recorded event time at `speed` event
-    milliseconds per wall millisecond, so that deadlines and staleness mean the same thing in both.
+    On a live stream, event time is wall time. A replay advances recorded event time by `speed` milliseconds per
+    millisecond of wall time, so deadlines and staleness have the same meaning in both.
     """
 
     event_origin_ms: int = 0
@@ -54,11 +54,11 @@ class StreamClock:
         return self.speed == 1.0 and self.event_origin_ms == self.wall_origin_ms
 
     def to_wall_ms(self, event_ms: int) -> int:
-        """The wall time at which event time `event_ms` is reached."""
+        """Returns the wall time at which event time `event_ms` is reached."""
         return self.wall_origin_ms + round((event_ms - self.event_origin_ms) / self.speed)
 
     def to_event_ms(self, wall_ms: int) -> int:
-        """The event time that is reached at wall time `wall_ms`."""
+        """Returns the event time that is reached at wall time `wall_ms`."""
         return self.event_origin_ms + round((wall_ms - self.wall_origin_ms) * self.speed)
 
 

@@ -1,1 +1,1 @@
-"""Examples that run as they are."""
+"""Examples of third-party packages. They run as they are; the product does not import them."""

@@ -1,7 +1,7 @@
-"""`python -m bench.budgets [--quick | --smoke] [--only PART]`: what budgets cost, as tables and plots in bench/out/.
+"""`python -m bench.budgets [--quick | --smoke] [--only PART]`: policies under budgets, in bench/out/.
 
-Zipf 1.1 (lognormal values, 100,000 records a window) and RStudio's CRAN downloads by package, version and
-country (bytes, windows of 6 h). The 95th percentile over 25 windows, behind two to warm up.
+Zipf 1.1 (lognormal values, 100,000 records per window) and RStudio's CRAN downloads by package, version and
+country (bytes, windows of 6 h). Results are 95th percentiles over 25 windows, after two windows of warm-up.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import click
 from bench.budgets.cells import PARTS, WARM_UP, Cell, cells, measure, policies_of, settings_of
 from bench.budgets.plots import draw
 from bench.budgets.tables import Row, markdown
-from bench.budgets.workload import Size
+from bench.budgets.workload import BudgetsSize
 from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 
 OUT = Path("bench/out")
 
 
 @click.command()
-@click.option("--only", type=click.Choice(PARTS), multiple=True, help="All, if none is named.")
+@click.option("--only", type=click.Choice(PARTS), multiple=True, help="Parts to run.  [default: all]")
 @click.option("--quick", is_flag=True, help="Few budgets, and 6 windows instead of 25.")
-@click.option("--smoke", is_flag=True, help="Seconds, on small generated traces: does it run?")
+@click.option("--smoke", is_flag=True, help="Check that the bench runs: seconds, on small generated traces.")
 @click.option("--trace", "traces", multiple=True, type=click.Choice(["zipf", "cran"]), default=["zipf", "cran"])
-@click.option("--windows", type=click.IntRange(1), help="Windows that count.  [default: 25]")
-@click.option("--seed", default=1, show_default=True, help="Of the Zipf trace.")
+@click.option("--windows", type=click.IntRange(1), help="Number of windows after the warm-up.  [default: 25]")
+@click.option("--seed", default=1, show_default=True, help="Seed of the Zipf trace.")
 @click.option("--processes", default=2, show_default=True)
 def main(
     only: tuple[str, ...],
@@ -39,21 +39,21 @@ def main(
     seed: int,
     processes: int,
 ) -> None:
-    """Measure what budgets cost, and how near the default policy is to the optimum."""
+    """Measure the policies under budgets, and the distance of the default policy from the optimum."""
     windows = WARM_UP + (windows or (1 if smoke else 6 if quick else 25))
     with tempfile.TemporaryDirectory() as scratch:
         if smoke:
-            size = Size(windows, seed, 500, made_downloads(Path(scratch), 500, 1))
+            size = BudgetsSize(windows, seed, 500, made_downloads(Path(scratch), 500, 1))
             only = only or ("fig3", "policies")
         else:
             without = "leave it out with --trace zipf, or run --smoke on generated data"
-            size = Size(
+            size = BudgetsSize(
                 windows, seed, downloads=existing(DOWNLOADS_WEEK, without) if "cran" in traces else DOWNLOADS_WEEK
             )
         _run(only or PARTS, traces, size, processes, quick=quick or smoke)
 
 
-def _run(parts: tuple[str, ...], traces: tuple[str, ...], size: Size, processes: int, *, quick: bool) -> None:
+def _run(parts: tuple[str, ...], traces: tuple[str, ...], size: BudgetsSize, processes: int, *, quick: bool) -> None:
     wanted = cells(parts, traces, size, quick=quick)
     found: dict[Cell, Row] = {}
     OUT.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def _run(parts: tuple[str, ...], traces: tuple[str, ...], size: Size, processes:
         for cell, row in zip(wanted, pool.map(measure, wanted), strict=True):
             found[cell] = row
             bar.update(1)
-            # As they come, so that a run that is cut short has not been for nothing.
+            # After each cell, so that an interrupted run keeps its results.
             (OUT / "budgets.json").write_text(json.dumps(list(found.values())) + "\n")
     for part in parts:
         rows = _rows(part, traces, found)
@@ -73,7 +73,7 @@ def _run(parts: tuple[str, ...], traces: tuple[str, ...], size: Size, processes:
 
 
 def _rows(part: str, traces: tuple[str, ...], found: dict[Cell, Row]) -> list[Row]:
-    """The rows that a figure shows."""
+    """Returns the rows of a figure."""
     settings = [s for trace in traces for s in settings_of(part, trace)]
     shown = {s: policies_of(part, s) for s in settings}
     return [row for s in settings for cell, row in found.items() if cell.setting == s and cell.policy in shown[s]]

@@ -1,4 +1,4 @@
-"""What is run: one cell of the benchmark is a policy under a budget on a trace and a link."""
+"""The cells of the benchmark: a policy under a budget, on a trace and a link."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any
 
 import numpy as np
 
-from bench.budgets.workload import Size, work
+from bench.budgets.workload import BudgetsSize, work
 from edgewater.caching import CacheSpec
-from sim.experiment import Policy, run
-from sim.link import LinkModel
-from sim.truth import truth_per_window
+from sim.budgets.experiment import SimulatedPolicy, run
+from sim.budgets.link import LinkModel
+from sim.budgets.outcome import truth_per_window
 
 BANDWIDTHS = {"low": 1.0, "medium": 3.0, "high": 10.0}
-"""Times half of the updates that exact results need at the optimum, which is one per group and window."""
+"""Multiples of half of the updates that exact results need at the optimum, which is one per group and window."""
 BUDGETS = {"error": (0.0, 1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3), "staleness": (0.003, 0.01, 0.03, 0.1, 0.3)}
 QUICK = {"error": (0.0, 3e-5, 1e-4), "staleness": (0.01, 0.03)}
 WARM_UP = 2
-"""Windows left out at the beginning: history has nothing to say of the first."""
+"""Windows at the start that are excluded, as edges have no history."""
 UPDATE_BYTES = 32.0
-DEFAULT = Policy("caching")
-OPTIMAL = Policy("optimal")
-BASELINES = (Policy("streaming"), Policy("batching"), Policy("random"))
-EVICTIONS = tuple(Policy("caching", CacheSpec(e)) for e in ("lru", "spe", "mae", "rate"))
+DEFAULT = SimulatedPolicy("caching")
+OPTIMAL = SimulatedPolicy("optimal")
+BASELINES = (SimulatedPolicy("streaming"), SimulatedPolicy("batching"), SimulatedPolicy("random"))
+EVICTIONS = tuple(SimulatedPolicy("caching", CacheSpec(e)) for e in ("lru", "spe", "mae", "rate"))
 SIZINGS = tuple(
-    Policy("caching", CacheSpec("lru", s, e))
+    SimulatedPolicy("caching", CacheSpec("lru", s, e))
     for s in ("prev_window", "linear", "pure_pess")
     for e in ("acc", "explicit")
 )
 PAPER = {"error": EVICTIONS[0], "staleness": SIZINGS[0]}
-"""What TR 16-003 settles on: LRU; LRU, PrevWindow and Acc."""
+"""The policies that TR 16-003 recommends: LRU; LRU, PrevWindow and Acc."""
 PARTS = ("fig3", "fig4", "fig5", "policies", "comparison", "frontier")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What policies are compared under."""
+    """The setting in which policies are compared."""
 
     trace: str
     aggregate: str
@@ -48,12 +48,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run: everything that a process of its own needs to know."""
+    """One run, with everything that a worker process needs."""
 
     setting: Setting
     budget: float
-    policy: Policy
-    size: Size
+    policy: SimulatedPolicy
+    size: BudgetsSize
 
     @property
     def label(self) -> str:
@@ -66,16 +66,16 @@ class Cell:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """One row of the table: staleness in windows, error as a share of the largest value of any group."""
+    """Runs a cell; returns its row, with staleness in windows and error relative to the largest value of a group."""
     setting, began = cell.setting, time.process_time()
-    given = work(setting.trace, cell.size)
-    truth = truth_per_window(given.trace, given.query(setting.aggregate), "value")
+    workload = work(setting.trace, cell.size)
+    truth = truth_per_window(workload.trace, workload.query(setting.aggregate), "value")
     groups = float(np.mean([np.isfinite(w).sum() for w in truth.values()]))
     largest = max(float(np.nanmax(np.abs(w), initial=0.0)) for w in truth.values())
     slots = BANDWIDTHS[setting.bandwidth] * groups / 2.0
-    link = LinkModel(slots * UPDATE_BYTES / (given.window_ms / 1000.0), bytes_per_update=UPDATE_BYTES)
-    asked = cell.budget * largest if setting.kind == "error" else cell.budget
-    out = run(given.trace, given.query(setting.aggregate, setting.kind, asked), link, cell.policy)
+    link = LinkModel(slots * UPDATE_BYTES / (workload.window_ms / 1000.0), bytes_per_update=UPDATE_BYTES)
+    amount = cell.budget * largest if setting.kind == "error" else cell.budget
+    out = run(workload.trace, workload.query(setting.aggregate, setting.kind, amount), link, cell.policy)
     return {
         "trace": setting.trace, "aggregate": setting.aggregate, "bandwidth": setting.bandwidth, "kind": setting.kind,
         "budget": cell.budget, "label": cell.label, "windows": cell.size.windows,
@@ -87,8 +87,8 @@ def measure(cell: Cell) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def policies_of(part: str, setting: Setting) -> Sequence[Policy]:
-    """Those that a figure shows."""
+def policies_of(part: str, setting: Setting) -> Sequence[SimulatedPolicy]:
+    """Returns the policies of a figure."""
     match part:
         case "fig3":
             return (OPTIMAL,)
@@ -103,7 +103,11 @@ def policies_of(part: str, setting: Setting) -> Sequence[Policy]:
 
 
 def settings_of(part: str, trace: str) -> Iterator[Setting]:
-    """Figures 8 to 10 are of sums at low bandwidth; 11 and 13 of all aggregates there, 12 and 14 of sums elsewhere."""
+    """Yields the settings of a figure.
+
+    Figures 8 to 10 have sums at low bandwidth, 11 and 13 all aggregates at low bandwidth, 12 and 14 sums at other
+    bandwidths.
+    """
     kinds = {"fig3": ("error",), "fig4": ("error",), "fig5": ("staleness",)}.get(part, ("error", "staleness"))
     for kind in kinds:
         for bandwidth in ("low",) if part == "policies" else BANDWIDTHS:
@@ -112,8 +116,8 @@ def settings_of(part: str, trace: str) -> Iterator[Setting]:
                 yield Setting(trace, aggregate, bandwidth, kind)
 
 
-def cells(parts: Sequence[str], traces: Sequence[str], size: Size, *, quick: bool) -> list[Cell]:
-    """All runs that these figures need, each once."""
+def cells(parts: Sequence[str], traces: Sequence[str], size: BudgetsSize, *, quick: bool) -> list[Cell]:
+    """Returns the runs of all figures, each once."""
     wanted: dict[Cell, None] = {}
     for part in parts:
         for trace in traces:

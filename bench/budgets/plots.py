@@ -1,4 +1,4 @@
-"""The figures: 3 (the optimal trade-off), 4 and 5 (window by window), 8 to 14 (policies against each other)."""
+"""The figures: 3 (optimal trade-off), 4 and 5 (window by window), 8 to 14 (comparison of policies)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.budgets.tables import Row, by_setting, figure_of
 
 
 def draw(part: str, rows: Sequence[Row], directory: Path) -> Iterator[Path]:
-    """One file per trace (figure 3), or per setting."""
+    """Writes one file per trace (figure 3) or per setting."""
     if part == "fig3":
         for trace in dict.fromkeys(r["trace"] for r in rows):
             yield _save(directory / f"budgets-fig3-{trace}.png", _trade_off, [r for r in rows if r["trace"] == trace])

@@ -1,4 +1,4 @@
-"""Tables: per budget the 95th percentile of every policy, and of the default its distance from the optimum."""
+"""Tables with the 95th percentile of every policy per budget, and the distance of the default from the optimum."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 Row = dict[str, Any]
 NEARLY_NOTHING = 1e-3
-"""Below it a ratio of stalenesses (in windows) says nothing; then the additive gap counts."""
+"""Below this staleness (in windows), ratios are meaningless and the difference is reported."""
 
 
 def figure_of(kind: str) -> str:
-    """What a budget of this kind leaves to be minimised."""
+    """Returns the column that a budget of this kind minimises."""
     return "staleness_p95" if kind == "error" else "error_p95"
 
 
@@ -23,7 +23,7 @@ def by_setting(rows: Sequence[Row]) -> dict[tuple[str, str, str, str], list[Row]
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """Updates per window in brackets."""
+    """Formats the rows as Markdown, with updates per window in brackets."""
     return "\n".join(line for key, here in by_setting(rows).items() for line in _table(key, here)) + "\n"
 
 

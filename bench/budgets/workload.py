@@ -1,4 +1,4 @@
-"""The traces, and the queries that are asked of them."""
+"""The traces and queries of the benchmark."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 
 from bench.data import DOWNLOADS_WEEK
 from edgewater.query import QuerySpec
-from sim.trace import Trace, cran, zipf
+from sim.budgets.trace import Trace, cran, zipf
 
 CRAN_WINDOW_MS = 6 * 3_600_000
 ZIPF_WINDOW_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class BudgetsSize:
     """How much of a trace is run.
 
     Attributes:
@@ -34,28 +34,28 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A trace, and the column whose values are measured."""
+    """A trace, and the column that queries aggregate."""
 
     trace: Trace
     column: str
     window_ms: int
 
     def query(self, aggregate: str, kind: str = "", budget: float = 0.0) -> QuerySpec:
-        """Args: budget: in the measure's unit, or in windows; `kind`: error, staleness, or none."""
+        """Returns a query with a budget of a kind: error, in the measure's unit, or staleness, in windows; or none."""
         measure = "count()" if aggregate == "count" else f"{aggregate}({self.column})"
-        given: dict[str, Any] = {
+        query: dict[str, Any] = {
             "name": "budgets", "from": "trace", "group_by": list(self.trace.keys), "measures": {"value": measure},
             "window": {"tumbling": f"{self.window_ms}ms"},
         }  # fmt: skip
         if kind == "error":
-            given["budget"] = {"error": {"value": float(budget)}}
+            query["budget"] = {"error": {"value": float(budget)}}
         elif kind == "staleness":
-            given["budget"] = {"staleness": f"{max(round(budget * self.window_ms), 1)}ms"}
-        return QuerySpec.from_mapping(given)
+            query["budget"] = {"staleness": f"{max(round(budget * self.window_ms), 1)}ms"}
+        return QuerySpec.from_mapping(query)
 
 
 @cache
-def work(name: str, size: Size) -> Work:
+def work(name: str, size: BudgetsSize) -> Work:
     """A trace by name, made or read once per process."""
     if name == "zipf":
         made = zipf(size.windows, ZIPF_WINDOW_MS, records=size.records, groups=size.records * 2 // 5, seed=size.seed)

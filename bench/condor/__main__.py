@@ -1,7 +1,7 @@
 """`python -m bench.condor`: Condor's evaluation, as tables, bench/out/condor.json and plots.
 
-Every cell runs in a process of its own that is held to its cores before the JVM starts, so that "one core"
-means one core for the JVM and its Python workers together.
+Every cell runs in a separate process that is pinned to its cores before the JVM starts, so "one core" is one core for
+the JVM and its Python workers together.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.condor import plots
-from bench.condor.cells import PARTS, SMOKE, Size
+from bench.condor.cells import PARTS, SMOKE, CondorSize
 from bench.data import TAXI, existing
 
 OUT = Path("bench/out")
 _CHILD = (
     "import os, sys; cores = int(sys.argv[1]); os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]));"
-    "import json; from bench.condor.cells import Size, child; size = Size(**json.loads(sys.argv[4]));"
+    "import json; from bench.condor.cells import Size, child; size = CondorSize(**json.loads(sys.argv[4]));"
     "child(sys.argv[2].split(), cores, sys.argv[3], size, sys.argv[5])"
 )
 
 
 @click.command()
-@click.option("--only", type=click.Choice(list(PARTS)), multiple=True, help="These parts instead of all.")
-@click.option("--rows", default=10_000_000, show_default=True, help="Records of each data set.")
-@click.option("--smoke", is_flag=True, help="Half a minute, few generated records, all in one process: does it run?")
+@click.option("--only", type=click.Choice(list(PARTS)), multiple=True, help="Parts to run.  [default: all]")
+@click.option("--rows", default=10_000_000, show_default=True, help="Records per data set.")
+@click.option(
+    "--smoke", is_flag=True, help="Check that the bench runs: half a minute, few generated records, all in one process."
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=OUT / "condor.json", show_default=True)
 def main(only: tuple[str, ...], rows: int, smoke: bool, json_path: Path) -> None:
-    """Measure synopses over Spark DataFrames on this machine."""
-    parts, size = only or tuple(PARTS), SMOKE if smoke else Size(rows)
+    """Measure synopses on Spark DataFrames."""
+    parts, size = only or tuple(PARTS), SMOKE if smoke else CondorSize(rows)
     if "accuracy" in parts and not smoke:
         existing(TAXI, "name other parts with --only, or run --smoke on generated rides")
     console = Console()
@@ -59,8 +61,8 @@ def main(only: tuple[str, ...], rows: int, smoke: bool, json_path: Path) -> None
     console.print(f"wrote {json_path}")
 
 
-def _cells(parts: Sequence[str], cores: int, directory: str, size: Size) -> Any:
-    """What these parts measure, one after the other in one process."""
+def _cells(parts: Sequence[str], cores: int, directory: str, size: CondorSize) -> Any:
+    """Returns the results of parts that run one after the other in one process."""
     answer = Path(directory) / "answer.json"
     command = [sys.executable, "-c", _CHILD, str(cores), " ".join(parts), directory, json.dumps(asdict(size))]
     done = subprocess.run([*command, str(answer)], capture_output=True, text=True)

@@ -1,6 +1,6 @@
 """The paper's table 2 on the taxi rides: five queries, centralised and distributed, with the size ratio.
 
-Relative accuracy is |answer - truth| / truth, averaged over what is asked.
+Relative accuracy is |answer - truth| / truth, averaged over all questions.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def table_2(spark: Any, path: Path, partitions: int) -> dict[str, dict[str, floa
     rides, df = read_local(path), spark.read.parquet(str(path))
     result = {}
     for name, make, column, error in _queries(rides):
-        given = df.where(f"{column} is not null")
+        rows = df.where(f"{column} is not null")
         ordered = name.startswith("(v)")
         built = {}
         for setup, parts in (("centralised", 1), ("distributed", partitions)):
             merge = "manager" if ordered else "merge"
             divide = "order_based" if ordered else ("centralised" if parts == 1 else "round_robin")
             strategy = Strategy(divide, "bucketing", merge, partitions=parts)  # type: ignore[arg-type]
-            (row,) = build(given, make(), of=column, time="ts", strategy=strategy).collect()
+            (row,) = build(rows, make(), of=column, time="ts", strategy=strategy).collect()
             built[setup] = bytes(row.synopsis)
         sizes = {setup: float(len(data)) for setup, data in built.items()}
         result[name] = {

@@ -1,4 +1,4 @@
-"""What is timed on Spark. Each function runs in a process of its own, held to so many cores."""
+"""Measurements on Spark. Each function runs in a separate process, pinned to a number of cores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edgewater.synopses import (
     Kll,
     ReservoirSample,
 )
-from edgewater.windows import Sliding, Tumbling
+from edgewater.windows import SlidingWindow, TumblingWindow
 
 REPEATS = 3
 SYNOPSES: dict[str, tuple[Callable[[], Any], str]] = {
@@ -44,7 +44,7 @@ CONCURRENT = (1, 2, 5, 10, 20, 50, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class CondorSize:
     """How much is run.
 
     Attributes:
@@ -64,7 +64,7 @@ class Size:
     made_rides: bool = False
 
 
-SMOKE = Size(20_000, repeats=1, synopses=2, concurrent=(2,), partitions=2, made_rides=True)
+SMOKE = CondorSize(20_000, repeats=1, synopses=2, concurrent=(2,), partitions=2, made_rides=True)
 
 
 def session(cores: int, scratch: Path) -> Any:
@@ -75,7 +75,7 @@ def session(cores: int, scratch: Path) -> Any:
 
 
 def seconds(run: Callable[[], Any], repeats: int) -> float:
-    """The median of some runs, after one that warms workers and the JVM up."""
+    """Returns the median of several runs, after one that warms up workers and JVM."""
     run()
     taken = []
     for _ in range(repeats):
@@ -89,18 +89,18 @@ def consume(df: Any) -> None:
     df.write.format("noop").mode("overwrite").save()
 
 
-def scaling(spark: Any, directory: Path, size: Size) -> dict[str, float]:
-    """Records/s per synopsis, tumbling windows of 5 s."""
+def scaling(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
+    """Returns records/s per synopsis, in tumbling windows of 5 s."""
     df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=True)))
     result = {}
     for name, (make, column) in list(SYNOPSES.items())[: size.synopses]:
-        out = build(df, make(), of=column, time="ts", window=Tumbling("5s"))
+        out = build(df, make(), of=column, time="ts", window=TumblingWindow("5s"))
         result[name] = size.rows / seconds(lambda out=out: consume(out), size.repeats)
     return result
 
 
-def concurrent(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
-    """Records/s as windows overlap: bucketing against slicing."""
+def concurrent(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
+    """Returns records/s by the number of overlapping windows, for bucketing and slicing."""
     df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=False)))
     every_ms = max(size.rows // ROWS_PER_SECOND * 1000 // 200, 1)
     result: dict[str, dict[str, float]] = {}
@@ -108,14 +108,14 @@ def concurrent(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, f
         strategy = Strategy("round_robin", compute, "merge")
         result[compute] = {}
         for windows in size.concurrent:
-            window = Sliding(every_ms * windows, every_ms)
+            window = SlidingWindow(every_ms * windows, every_ms)
             out = build(df, CountMin(256, 5), of="key", time="ts", window=window, strategy=strategy)
             result[compute][str(windows)] = size.rows / seconds(lambda out=out: consume(out), 1)
     return result
 
 
-def skew(spark: Any, directory: Path, size: Size) -> dict[str, float]:
-    """Records/s of count-min, global and stratified, uniform and Zipf."""
+def skew(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
+    """Returns records/s of count-min, global and stratified, with uniform and Zipf keys."""
     result = {}
     for zipf in (False, True):
         df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=zipf)))
@@ -127,34 +127,34 @@ def skew(spark: Any, directory: Path, size: Size) -> dict[str, float]:
         ):
             synopsis = CountMin(64, 5)
             out = build(
-                df, synopsis, of="key", time="ts", window=Tumbling("60s"), stratify_by=strata, strategy=strategy
+                df, synopsis, of="key", time="ts", window=TumblingWindow("60s"), stratify_by=strata, strategy=strategy
             )
             result[f"{label}, {name}"] = size.rows / seconds(lambda out=out: consume(out), 1)
     return result
 
 
-def disorder(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
-    """Records/s in order and with 10 % of the records up to 10 s back, by class of algebra."""
+def disorder(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
+    """Returns records/s in order, and with 10 % of the records up to 10 s late, by class of algebra."""
     classes = {"commutative": "count-min", "by event time": "fifo", "order-based": "haar"}
     result: dict[str, dict[str, float]] = {}
     for label, share in (("in order", 0.0), ("10 % late", 0.1)):
         df = spark.read.parquet(str(synthetic(directory, size.rows, zipf=True, late_share=share)))
         for name, kind in classes.items():
             make, column = SYNOPSES[kind]
-            out = build(df, make(), of=column, time="ts", window=Tumbling("20s"))
+            out = build(df, make(), of=column, time="ts", window=TumblingWindow("20s"))
             result.setdefault(name, {})[label] = size.rows / seconds(lambda out=out: consume(out), 1)
     return result
 
 
-def evaluation(spark: Any, directory: Path, size: Size) -> dict[str, float]:
-    """Answers/s of the operators: count-min, 120 windows."""
+def evaluation(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
+    """Returns answers/s of the evaluation operators, with count-min and 120 windows."""
     df = spark.read.parquet(str(synthetic(directory, min(size.rows, 2_000_000), zipf=True)))
     span_ms = min(size.rows, 2_000_000) * 1000 // ROWS_PER_SECOND
-    out = build(df, CountMin(2048, 5), of="key", time="ts", window=Tumbling(max(span_ms // 120, 1)))
+    out = build(df, CountMin(2048, 5), of="key", time="ts", window=TumblingWindow(max(span_ms // 120, 1)))
     out = out.cache()
     out.count()
-    asked = max(size.rows // 20, 1000)
-    questions = spark.range(asked).selectExpr(
+    questions_n = max(size.rows // 20, 1000)
+    questions = spark.range(questions_n).selectExpr(
         "to_json(named_struct('question', 'frequency', 'item', cast(rand(7) * 1000 as bigint))) as question",
         f"{ORIGIN_MS} + cast(rand(8) * {span_ms} as bigint) as time",
     )
@@ -163,12 +163,12 @@ def evaluation(spark: Any, directory: Path, size: Size) -> dict[str, float]:
     result = {}
     for mode in ("latest", "timestamped"):
         answers = evaluate(out, questions, mode, last=None if mode == "latest" else 120)
-        result[mode] = asked / seconds(lambda answers=answers: consume(answers), size.repeats)
+        result[mode] = questions_n / seconds(lambda answers=answers: consume(answers), size.repeats)
     return result
 
 
-def cost(spark: Any, directory: Path, size: Size) -> dict[str, float]:
-    """Records/s on Spark and with one thread, without windows, over the same files."""
+def cost(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
+    """Returns records/s on Spark and with one thread, without windows, on the same files."""
     path = synthetic(directory, size.rows, zipf=True)
     df = spark.read.parquet(str(path))
     result = {}
@@ -186,21 +186,21 @@ def _alone(path: Path, synopsis: Any, column: str) -> bytes:
     return bytes(synopsis.to_bytes())
 
 
-def peers(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
-    """Seconds, bytes and relative error beside Spark's own sketches, on one DataFrame."""
+def peers(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
+    """Returns seconds, bytes and relative errors, compared with Spark's sketches on the same DataFrame."""
     from bench.condor.peers import compare
 
     return compare(spark, synthetic(directory, size.rows, zipf=True), lambda run: seconds(run, size.repeats), consume)
 
 
-def accuracy(spark: Any, directory: Path, size: Size) -> dict[str, dict[str, float]]:
-    """The paper's table 2."""
+def accuracy(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[str, float]]:
+    """Returns the rows of the paper's table 2."""
     from bench.condor.accuracy import table_2
 
     return table_2(spark, taxi(directory, size.rows, made=size.made_rides), size.partitions)
 
 
-PARTS: dict[str, tuple[Callable[[Any, Path, Size], Any], tuple[int, ...]]] = {
+PARTS: dict[str, tuple[Callable[[Any, Path, CondorSize], Any], tuple[int, ...]]] = {
     "scaling": (scaling, (1, 2)),
     "windows": (concurrent, (2,)),
     "accuracy": (accuracy, (2,)),
@@ -210,11 +210,11 @@ PARTS: dict[str, tuple[Callable[[Any, Path, Size], Any], tuple[int, ...]]] = {
     "cost": (cost, (1, 2)),
     "peers": (peers, (2,)),
 }
-"""Per part what measures it, and with how many cores."""
+"""The function and the number of cores of each part."""
 
 
-def child(parts: Sequence[str], cores: int, directory: str, size: Size, answer: str) -> None:
-    """Runs in a process that is held to its cores already: JVM and workers inherit that."""
+def child(parts: Sequence[str], cores: int, directory: str, size: CondorSize, answer: str) -> None:
+    """Runs in a process that is pinned to its cores; JVM and workers inherit the affinity."""
     spark = session(cores, Path(directory) / "scratch")
     try:
         result = {part: PARTS[part][0](spark, Path(directory), size) for part in parts}

@@ -1,4 +1,4 @@
-"""What is summarised: synthetic keys as in the paper, and the taxi rides."""
+"""The data sets: synthetic keys as in the paper, and taxi rides."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _real_rides() -> pa.Table:
 
 
 def _made_rides(rows: int) -> pa.Table:
-    """Rides of the same columns, for `--smoke`."""
+    """Generates rides with the same columns, for `--smoke`."""
     rng = np.random.default_rng(7)
     return pa.table(
         {
@@ -99,5 +99,5 @@ def _made_rides(rows: int) -> pa.Table:
 
 
 def read_local(path: Path) -> Any:
-    """All records as one Arrow table."""
+    """Returns all records as one Arrow table."""
     return pq.read_table(path).combine_chunks()

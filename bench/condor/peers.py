@@ -1,4 +1,4 @@
-"""Spark's own sketches beside ours, on the same DataFrame: seconds, bytes, relative error."""
+"""Comparison with Spark's sketches on the same DataFrame: seconds, bytes, relative errors."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def compare(
             estimated = aggregated.select(F.hll_sketch_estimate("s").alias("n")).collect()[0].n
             result[name] |= _errors(abs(estimated - distinct) / distinct, _off(made.query(Distinct()).value, distinct))
         elif name.startswith("kll"):
-            asked = [F.kll_sketch_get_quantile_double("s", F.lit(q)).alias(f"q{i}") for i, q in enumerate(ranks)]
-            found = list(aggregated.select(*asked).collect()[0])
+            columns = [F.kll_sketch_get_quantile_double("s", F.lit(q)).alias(f"q{i}") for i, q in enumerate(ranks)]
+            found = list(aggregated.select(*columns).collect()[0])
             result[name] |= _errors(rank_error(found), rank_error([made.query(Quantile(q)).value for q in QS]))
         else:
-            # Spark gives no function that asks its count-min sketch in SQL; ours is stated alone.
+            # Spark has no SQL function to query its count-min sketch, so there is no comparison of errors.
             items, counts = np.unique(keys, return_counts=True)
             off = [abs(made.query(Frequency(int(i))).value - n) / n for i, n in zip(items, counts, strict=True)]
             result[name] |= {"edgewater error": float(np.mean(off))}

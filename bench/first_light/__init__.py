@@ -1,1 +1,1 @@
-"""First light: what one edge and one center do on this machine (`python -m bench.first_light`)."""
+"""Rates, latency and memory of one edge and one center (`python -m bench.first_light`)."""

@@ -1,4 +1,4 @@
-"""`python -m bench.first_light`: everything below, as a table and as bench/out/first_light.json."""
+"""`python -m bench.first_light`: all measurements of this package, as a table and in bench/out/first_light.json."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ EDGE_VENV = Path("build/edge-venv")
 
 
 @click.command()
-@click.option("--only", type=click.Choice(["edge", "memory", "center"]), help="One part instead of all.")
+@click.option("--only", type=click.Choice(["edge", "memory", "center"]), help="Part to run.  [default: all]")
 @click.option("--seconds", default=30.0, show_default=True, help="Length of the steady measurement.")
-@click.option("--smoke", is_flag=True, help="Half a minute, few records, no virtual environment: does it run?")
+@click.option(
+    "--smoke", is_flag=True, help="Check that the bench runs: half a minute, few records, no virtual environment."
+)
 def main(only: str | None, seconds: float, smoke: bool) -> None:
-    """Measure one edge and one center on this machine."""
+    """Measure one edge and one center."""
     result: dict[str, Any] = {}
     if only in (None, "edge"):
         result["edge"] = _on_one_core(BATCH_ROWS if smoke else 20 * BATCH_ROWS)
@@ -40,7 +42,7 @@ def main(only: str | None, seconds: float, smoke: bool) -> None:
 
 
 def _on_one_core(records: int) -> dict[str, Any]:
-    """In a process of its own, held to one core."""
+    """Runs a measurement in a separate process, pinned to one core."""
     command = [sys.executable, "-c", f"from bench.first_light.__main__ import edge_child; edge_child({records})"]
     return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
@@ -52,7 +54,7 @@ def edge_child(records: int) -> None:
 
 
 def _edge_python() -> str:
-    """Of a virtual environment that has the edge and nothing else, as an edge would have it."""
+    """Returns the size of a virtual environment with the dependencies of an edge only."""
     python = EDGE_VENV / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(EDGE_VENV)], check=True)
@@ -62,9 +64,9 @@ def _edge_python() -> str:
 
 def _memory(python: str, groups: int) -> dict[str, Any]:
     program = (
-        "from edge.memory import *; use_system_allocator();"
+        "from edge.process import *; use_system_allocator();"
         "import edge.agent, json; from bench.first_light.edge_rates import *; before = resident_mib();"
-        f"at = memory_at({groups}); give_back();"
+        f"at = memory_at({groups}); release_free_memory();"
         "print(json.dumps({'idle_mib': before, **at, 'given_back_mib': resident_mib()}))"
     )
     done = subprocess.run([python, "-c", program], check=True, capture_output=True, text=True)

@@ -1,7 +1,7 @@
-"""One center on this machine: ack to answer, highest rate held, start-up, resident memory.
+"""One center: time from acknowledgement to answer, highest sustained rate, start-up time, resident memory.
 
-The center is the real one (`edgewater center run`); load comes through the real gateway; an answer
-counts when the REST API's live stream gives it.
+The center is `edgewater center run`; frames are sent through its gateway, and an answer is timed when the live stream
+of the REST API delivers it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 
 from bench.first_light.synthetic_edge import WINDOW_MS, SyntheticEdge, spec, synopsis
-from examples.flights.run import Demo
+from sim.demo.run import Demo
 
 QUERIES = 10
 GROUPS_4KB = 170
@@ -26,7 +26,7 @@ FIRST_MS = 1_600_000_000_000
 
 
 def start(directory: Path) -> tuple[Demo, float]:
-    """A fresh center, and the seconds until it could answer."""
+    """Starts a new center; yields it and the seconds until it was ready."""
     demo = Demo(directory, 1.0)
     began = time.perf_counter()
     demo.start_center()
@@ -34,7 +34,10 @@ def start(directory: Path) -> tuple[Demo, float]:
 
 
 async def steady(demo: Demo, partials_s: float, seconds: float) -> dict[str, Any]:
-    """Ack to answer at a steady rate, spread over `QUERIES` queries; a frame closes a window."""
+    """Returns the time from acknowledgement to answer at a steady rate over `QUERIES` queries.
+
+    Each frame closes a window.
+    """
     names = [f"steady{i}" for i in range(QUERIES)]
     async with _Load(demo, names) as load:
         payload = synopsis(GROUPS_4KB, 0)
@@ -57,7 +60,7 @@ async def steady(demo: Demo, partials_s: float, seconds: float) -> dict[str, Any
 
 
 async def flood(demo: Demo, groups: int, partials_per_frame: int, frames: int) -> dict[str, Any]:
-    """The highest rate held: frames as fast as the center takes them, until all are answered."""
+    """Returns the highest sustained rate, with frames sent as fast as the center accepts them."""
     names = [f"flood{groups}x{i}" for i in range(QUERIES)]
     async with _Load(demo, names) as load:
         payloads = [synopsis(groups, seed) for seed in range(8)]
@@ -83,7 +86,7 @@ async def flood(demo: Demo, groups: int, partials_per_frame: int, frames: int) -
 
 
 class _Load:
-    """A synthetic edge and a live stream of answers around a measurement."""
+    """A synthetic edge and a live stream of answers, for a measurement."""
 
     def __init__(self, demo: Demo, names: list[str]) -> None:
         self.demo, self.names = demo, names
@@ -106,7 +109,7 @@ class _Load:
             self.demo.client.delete(f"/v1/queries/{name}")
 
     async def _listen(self, name: str) -> None:
-        """One group of each answer is enough to know that it stands: rendering all is the reader's wish."""
+        """Listens to live answers, restricted to one group, so that rendering does not dominate."""
         one_group = {"group": "key:key-00000"}
         async with (
             httpx.AsyncClient(base_url=self.demo.url, timeout=None) as client,
@@ -122,7 +125,7 @@ class _Load:
         await self._until(lambda: sent.keys() <= self.answered_at.keys())
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Raises what the uplink or a listener died of, or TimeoutError."""
+        """Raises the error of the uplink or the listener, or TimeoutError."""
         async with asyncio.timeout(300):
             while not condition():
                 for task in self._tasks:
@@ -139,7 +142,7 @@ def _seconds(text: str) -> float:
 
 
 def resident(demo: Demo) -> dict[str, float]:
-    """MiB resident per process of the center, by what it is."""
+    """Returns the resident memory of each process of the center, in MiB."""
     result: dict[str, float] = {}
     for process in psutil.Process(demo.processes["center"].pid).children(recursive=True):
         if process.status() == psutil.STATUS_ZOMBIE:

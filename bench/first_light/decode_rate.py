@@ -1,4 +1,4 @@
-"""An edge's whole way from a file to its core: source, decoder, journal, core, on one core."""
+"""The path of an edge from a file to its core: source, decoder, journal, core, on one processor core."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import time
 from pathlib import Path
 
 from bench.first_light.edge_rates import COLUMNS, QUERY
-from edge.clock import now_ms
 from edge.config import parse_config
-from edge.core import EdgeCore
-from edge.durable import DurableCore
-from edge.events import Configured, Ingested, SourcesOpened
-from edge.sources.base import Source
-from edge.sources.build import build_sources
-from edge.streams import StreamSpec
+from edge.core import Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec
+from edge.durability import DurableCore
+from edge.process import now_ms
+from edge.records import Source
+from edge.sources import build_sources
 from edgewater.streams import type_name
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 
 def ndjson(path: Path, records: int) -> dict[str, float]:
-    """Records per second from an NDJSON file: decoding alone, and all the way into the journaled core."""
+    """Returns records/s from an NDJSON file: decoding only, and with journal and core."""
     decoding = asyncio.run(_read(_source(path), None))
     durable = DurableCore(path.parent / "state", lambda: EdgeCore({"access": StreamSpec(COLUMNS)}), _never, "bench")
     durable.handle(SourcesOpened((("access", "file"),)))

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edge.core import EdgeCore
-from edge.events import Configured, Ingested, SourcesOpened
-from edge.streams import StreamSpec
+from edge.core import Configured, EdgeCore, Ingested, SourcesOpened, StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 COLUMNS = {
     "client": pa.string(),
@@ -40,7 +38,7 @@ START_MS = 1_700_000_000_000
 
 
 def access_log(rows: int, groups: int, seed: int) -> pa.RecordBatch:
-    """Access-log records over `groups` (provider, country, url) triples, Zipf 1.1 over them."""
+    """Returns access-log records over `groups` triples (provider, country, url), distributed by Zipf 1.1."""
     rng = np.random.default_rng(seed)
     weights = 1.0 / np.arange(1, groups + 1) ** 1.1
     group = rng.choice(groups, rows, p=weights / weights.sum())
@@ -65,7 +63,7 @@ def core() -> EdgeCore:
 
 
 def columnar(batches: list[pa.RecordBatch], rounds: int) -> float:
-    """Records per second through `EdgeCore`, batches already in memory."""
+    """Returns records/s through `EdgeCore`, with batches in memory."""
     edge = core()
     began = time.perf_counter()
     for _ in range(rounds):
@@ -75,7 +73,7 @@ def columnar(batches: list[pa.RecordBatch], rounds: int) -> float:
 
 
 def write_ndjson(batches: list[pa.RecordBatch], path: Path) -> int:
-    """Writes the records as an agent's log file would have them; returns its bytes."""
+    """Writes the records as NDJSON; returns the size of the file."""
     with path.open("w") as file:
         for batch in batches:
             rows = batch.rename_columns([*COLUMNS, "at"]).to_pylist()
@@ -84,7 +82,7 @@ def write_ndjson(batches: list[pa.RecordBatch], path: Path) -> int:
 
 
 def memory_at(groups: int) -> dict[str, float]:
-    """MiB resident of a process that holds `groups` groups; run it in a process of its own."""
+    """Returns the resident memory of a process with `groups` groups, in MiB; to be run in a separate process."""
     edge = core()
     rng = np.random.default_rng(0)
     for at in range(0, groups, BATCH_ROWS // 4):
@@ -115,7 +113,7 @@ def resident_mib() -> float:
 
 
 def measure(directory: Path, records: int) -> dict[str, Any]:
-    from bench.first_light.decode_rate import ndjson  # imports the decoders, which the memory figure must not
+    from bench.first_light.decode_rate import ndjson  # the memory measurement must not import the decoders
 
     batches = [access_log(BATCH_ROWS, 100_000, seed) for seed in range(records // BATCH_ROWS)]
     path = directory / "access.ndjson"

@@ -1,4 +1,4 @@
-"""An edge that ships prepared frames through the real uplink, and notes when each was acknowledged."""
+"""An edge that sends prepared frames through the real uplink, and records when each was acknowledged."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from edge.clock import now_ms
-from edge.ports import BudgetOrder, QueryStatusReport
-from edge.uplink import LinkLimits, Uplink
+from edge.process import now_ms
+from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink
 from edgewater.query import QuerySpec
-from edgewater.synopses.aggregates import CountStack, IntegerSumStack
-from edgewater.synopses.grouped import GroupedAggregate
+from edgewater.synopses import CountStack, GroupedAggregate, IntegerSumStack
+from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SamplingReason, SliceClose
 
 EDGE = "load"
 STREAM = "load"
@@ -36,7 +34,7 @@ def spec(name: str) -> dict[str, object]:
 
 
 def synopsis(groups: int, seed: int) -> bytes:
-    """The bytes of a partial with this many groups; about 4 KB at 170."""
+    """Returns a partial with this number of groups; about 4 KB for 170 groups."""
     rng = np.random.default_rng(seed)
     aggregate = GroupedAggregate({"key": pa.string()}, {"n": CountStack(), "total": IntegerSumStack()})
     keys = pa.array([f"key-{i:05d}" for i in rng.permutation(groups)])
@@ -46,7 +44,7 @@ def synopsis(groups: int, seed: int) -> bytes:
 
 
 class SyntheticEdge:
-    """Implements `Outbox` and `Listener`: frames are put into `queue`; `acked_at` fills as acks come."""
+    """An `UplinkEndpoint` that sends the frames of `queue`; `acked_at` has the time of each acknowledgement."""
 
     def __init__(self, address: str) -> None:
         self.queue: asyncio.Queue[Frame] = asyncio.Queue()
@@ -56,7 +54,7 @@ class SyntheticEdge:
         self.incarnation = uuid.uuid4().hex
         self._unacked: dict[int, Frame] = {}
         self.uplink = Uplink(
-            address, self, self, token=None, tls=None, limits=LinkLimits(), now_ms=now_ms, monotonic=time.monotonic
+            address, self, token=None, tls=None, limits=LinkLimits(), now_ms=now_ms, monotonic=time.monotonic
         )
 
     def put(self, query: str, slice_start_ms: int, synopses: Sequence[bytes]) -> int:
@@ -92,16 +90,16 @@ class SyntheticEdge:
         self.queries = {ref.name: ref for ref, _ in queries}
         return [QueryStatusReport(ref, True) for ref, _ in queries]
 
-    def on_budget(self, order: BudgetOrder) -> None:
+    def on_budget(self, update: BudgetUpdate) -> None:
         return
 
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
         return
 
-    async def budget_reports(self, *, anew: bool) -> Sequence[pb.BudgetReport]:
-        return ()
+    async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
+        return []
 
-    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
+    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
         return
 
     def hello(self) -> pb.Hello:

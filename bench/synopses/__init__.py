@@ -1,1 +1,1 @@
-"""Synopses against Apache DataSketches and DataDog's ddsketch: speed, merging, error; and how errors behave."""
+"""Comparison of synopses with Apache DataSketches and DataDog's ddsketch, and characterisation of their errors."""

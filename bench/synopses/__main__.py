@@ -10,7 +10,7 @@ import click
 
 from bench.synopses.characterize import characterize
 from bench.synopses.errors import TRIALS, errors
-from bench.synopses.speed import SMOKE, Size, merging, throughput
+from bench.synopses.speed import SMOKE, SpeedSize, merging, throughput
 
 OUT = Path("bench/out")
 IMAGES = Path("docs/explanation/images")
@@ -18,15 +18,17 @@ PARTS = ("throughput", "merge", "error", "characterize")
 
 
 @click.command()
-@click.option("--only", type=click.Choice(PARTS), help="One part instead of all.")
+@click.option("--only", type=click.Choice(PARTS), help="Part to run.  [default: all]")
 @click.option("--json", "path", type=click.Path(path_type=Path), default=OUT / "synopses.json", show_default=True)
-@click.option("--trials", default=200, show_default=True, help="Per point of a characterisation.")
+@click.option("--trials", default=200, show_default=True, help="Trials per point of a characterisation.")
 @click.option("--largest", default=100_000, show_default=True, help="The largest n of a characterisation.")
 @click.option("--images", type=click.Path(path_type=Path), default=IMAGES, show_default=True)
-@click.option("--smoke", is_flag=True, help="Seconds, on few values, plots beside the JSON file: does it run?")
+@click.option(
+    "--smoke", is_flag=True, help="Check that the bench runs: seconds, on few values, plots beside the JSON file."
+)
 def main(only: str | None, path: Path, trials: int, largest: int, images: Path, smoke: bool) -> None:
-    """Measure synopses against Apache DataSketches and ddsketch on this machine."""
-    size, points = (SMOKE, 2) if smoke else (Size(), 9)
+    """Compare synopses with Apache DataSketches and ddsketch."""
+    size, points = (SMOKE, 2) if smoke else (SpeedSize(), 9)
     if smoke:
         trials, largest, images = 2, 200, path.parent
     result: dict[str, Any] = json.loads(path.read_text()) if only and path.exists() else {}
@@ -49,7 +51,7 @@ def main(only: str | None, path: Path, trials: int, largest: int, images: Path, 
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Rows as text; a ratio that misses its goal has a mark."""
+    """Formats rows as text; marks ratios that miss their goal."""
     names = list(rows[0])
     cells = [["" if row[n] is None else str(row[n]) + _mark(row, n) for n in names] for row in rows]
     widths = [max(len(c) for c in column) for column in zip(names, *cells, strict=True)]
@@ -58,7 +60,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _mark(row: dict[str, Any], name: str) -> str:
     if name == "ratio":
-        # Of speeds more is better, of errors less.
+        # Higher is better for speeds, lower for errors.
         missed = row["ratio"] > row["goal_ratio"] if "error" in row else row["ratio"] < row["goal_ratio"]
         return " !" if missed else ""
     goal = row.get("goal_m_per_s") if name == "ours_m_per_s" else None
@@ -66,7 +68,7 @@ def _mark(row: dict[str, Any], name: str) -> str:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Ratios to the peer, with their goals."""
+    """Returns ratios to the peer, with their goals."""
     import matplotlib as mpl
 
     mpl.use("Agg")

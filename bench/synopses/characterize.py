@@ -1,7 +1,7 @@
-"""How errors behave: their quantiles over many trials, against n and against size; single, merged, windowed.
+"""Characterisation of errors: quantiles over many trials by n and by size, for single, merged and windowed synopses.
 
-In the manner of Apache's datasketches-characterization: the curves are quantiles of the signed error over trials at the
-levels that a normal error would have at 0, ±1, ±2 and ±3 standard deviations; dashed is what the synopsis states.
+As in Apache's datasketches-characterization, curves are quantiles of the signed error over trials, at the levels of 0,
+±1, ±2 and ±3 standard deviations of a normal distribution; dashed lines are the bounds that the synopsis states.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ FORMS = ("single", "merged of 64", "window of 12 slices")
 
 @dataclass(frozen=True)
 class Curve:
-    """What is measured.
+    """A characterised error.
 
     Attributes:
-        make: by size and trial.
-        error: signed, of a synopsis that holds the values.
-        stated: half the width of the interval, or the bound, by size.
+        make: returns a synopsis for a size and a trial.
+        error: returns the signed error of a synopsis of the values.
+        stated: returns the half width of the interval, or the bound, for a size.
     """
 
     name: str
@@ -69,7 +69,7 @@ CURVES = (
 
 
 def built(curve: Curve, size: int, values: np.ndarray, trial: int, form: str) -> tuple[Any, np.ndarray]:
-    """A synopsis of values as one, from parts, or of a window of the latest 12 of 24 slices; and what is in it."""
+    """Returns a synopsis (single, merged, or of a window of the latest 12 of 24 slices) and its values."""
     if form == "single":
         one = curve.make(size, trial)
         one.update(values)
@@ -94,7 +94,7 @@ def quantiles_of_errors(curve: Curve, size: int, n: int, form: str, trials: int)
 
 
 def characterize(trials: int, largest: int, images: Path, points: int = 9) -> list[dict[str, Any]]:
-    """Every curve, drawn to `images`/synopses-<name>.svg."""
+    """Measures every curve and plots it to `images`/synopses-<name>.svg."""
     ns = [int(n) for n in np.unique(np.geomspace(64, largest, points).round())]
     found = []
     for curve in CURVES:

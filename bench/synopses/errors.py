@@ -1,4 +1,4 @@
-"""Errors of ours and theirs at equal parameters, with the bytes that each takes on the wire."""
+"""Errors of Edgewater's and peers' synopses with equal parameters, and their serialised sizes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _rms(errors: list[float]) -> float:
 
 
 def _distinct(merged: bool, trials: int) -> dict[str, Any]:
-    """Of a sketch that was never merged the library uses HIP, which knows the order of arrival; no merged one can."""
+    """Compares merged sketches, because the library uses the order-dependent HIP estimator for others."""
     mine, theirs, sizes = [], [], (0, 0)
     for trial in range(trials):
         values = keys(np.random.default_rng(trial), N)
@@ -113,5 +113,5 @@ def _quantiles(trials: int) -> dict[str, Any]:
             truth = float(held[int(q * (N - 1))])
             mine.append(one.query(Quantile(q)).value / truth - 1)
             theirs.append((peer.get_quantile_value(q) or 0.0) / truth - 1)
-    bins = 8 * len(peer._store.bins)  # it has no bytes of its own without protobuf: its counters, as doubles
+    bins = 8 * len(peer._store.bins)  # serialisation needs protobuf; counters as doubles instead
     return _row("ddsketch 1 %", "relative, RMS", _rms(mine), _rms(theirs), len(one.to_bytes()), bins)

@@ -1,4 +1,4 @@
-"""The pairs that are compared: ours, and the library's sketch of the same guarantee and size."""
+"""The compared pairs: a synopsis, and a library's sketch with the same guarantee and size."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Theirs:
     """A library's sketch.
 
     Attributes:
-        add: puts values in by its fastest way: an array, or one call per item.
-        takes_arrays: whether that is an array.
-        merge: all of many into a new one.
-        dump, load: to bytes and back, by its own fastest form.
+        add: inserts values in the fastest way: an array, or one call per item.
+        takes_arrays: whether `add` takes an array.
+        merge: merges many sketches into a new one.
+        dump, load: serialisation in the library's fastest format.
     """
 
     library: str
@@ -39,7 +39,7 @@ class Theirs:
 
 @dataclass(frozen=True)
 class Pair:
-    """Ours and theirs; `goal_per_s`: what ours shall do on one core, updates per second."""
+    """A synopsis and its peer; `goal_per_s`: the goal of the synopsis in updates per second on one core."""
 
     name: str
     ours: Callable[[], Any]
@@ -162,4 +162,4 @@ PAIRS = (
                 lambda b: datasketches.var_opt_sketch.deserialize(b, _DOUBLES)), latencies),
     Pair("bloom 1 % of 1 M", lambda: BloomFilter.for_capacity(1_000_000, 0.01), None, keys),
 )  # fmt: skip
-"""The Python bindings of datasketches 5.2 have no Bloom filter: ours has no peer."""
+"""The Python bindings of datasketches 5.2 have no Bloom filter, so there is no pair for it."""

@@ -1,4 +1,4 @@
-"""Updates per second, and merging many: ours against theirs on the same arrays, in one run."""
+"""Updates per second and merging, compared with the peers on the same arrays in one run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgewater.synopses import merge_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class SpeedSize:
     """How much is run.
 
     Attributes:
@@ -32,11 +32,11 @@ class Size:
     repeats: int = 5
 
 
-SMOKE = Size(2_000, 1_000, 5, 200, 1)
+SMOKE = SpeedSize(2_000, 1_000, 5, 200, 1)
 
 
 def best(run: Callable[[], object], repeats: int) -> float:
-    """Seconds of the fastest of several runs: what the machine can do when nobody else is at it."""
+    """Returns the seconds of the fastest of several runs, to exclude the influence of other processes."""
     seconds = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -45,14 +45,14 @@ def best(run: Callable[[], object], repeats: int) -> float:
     return min(seconds)
 
 
-def throughput(cores: int, size: Size) -> list[dict[str, Any]]:
-    """Rows per pair: million updates per second, over `cores` processes of one core each."""
+def throughput(cores: int, size: SpeedSize) -> list[dict[str, Any]]:
+    """Returns one row per pair: million updates per second, over `cores` processes with one core each."""
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < cores:
         return []
     rows = []
     for index, pair in enumerate(PAIRS):
-        # Spawned: a fork would share what the parent has warmed up.
+        # Spawned: a fork would share the warmed-up state of the parent.
         with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
             rates = list(pool.map(_rates, [(index, core, size) for core in allowed[:cores]]))
         ours, theirs = (sum(r[i] for r in rates) / 1e6 for i in (0, 1))
@@ -73,8 +73,8 @@ def _row(pair: Pair, cores: int, ours: float, theirs: float) -> dict[str, Any]:
     }
 
 
-def _rates(given: tuple[int, int, Size]) -> tuple[float, float]:
-    """Updates per second of ours and theirs on one core; alternating, so that both see the same machine."""
+def _rates(given: tuple[int, int, SpeedSize]) -> tuple[float, float]:
+    """Returns the updates per second of both on one core; runs alternate, so that conditions are equal."""
     index, core, size = given
     os.sched_setaffinity(0, {core})
     pair = PAIRS[index]
@@ -90,20 +90,20 @@ def _rates(given: tuple[int, int, Size]) -> tuple[float, float]:
     return size.values / min(ours), len(few) / min(theirs) if theirs else 0.0
 
 
-def merging(size: Size) -> list[dict[str, Any]]:
+def merging(size: SpeedSize) -> list[dict[str, Any]]:
     """Rows per pair: milliseconds to merge 1,000 sketches of 2,000 values each, objects in memory, and from the bytes
-    of each. Reading ours checks a CRC32C, and every array of what is not dense; the peers check neither."""
+    of each. Reading a synopsis checks a CRC32C and, unless it is dense, every array; the peers check neither."""
     rows = []
     for pair in PAIRS:
         if pair.theirs is None or pair.name in ("kll k=200, per item", "count-min 5x65536, Zipf",
                                                 "count-min 5x65536, all different"):  # fmt: skip
-            continue  # the same sketch again, or gigabytes of counters
+            continue  # duplicates another pair, or needs gigabytes of counters
         rng = np.random.default_rng(1)
         parts = [pair.values(rng, size.part) for _ in range(size.parts)]
         mine, theirs = [], []
         for values in parts:
             mine.append(pair.ours())
-            # Their records are different ones: a sample has to be told.
+            # The records are distinct; a sample needs their identities.
             if hasattr(mine[-1]._stack, "source"):
                 mine[-1]._stack.source = len(mine)
             mine[-1].update(values)

@@ -1,7 +1,7 @@
-"""`python -m bench.wire [--smoke]`: bytes that agents ship over loopback against the raw records, gzip-compressed.
+"""`python -m bench.wire [--smoke]`: bytes that agents ship, compared with the gzip-compressed raw records.
 
-A gateway and one agent per edge run as processes of their own; a proxy between them counts what really
-crosses, both ways, with acknowledgements and heartbeats. Results go to bench/out/wire.json.
+A gateway and one agent per edge run as processes; a proxy between them counts the bytes in both directions, with
+acknowledgements and heartbeats. Writes bench/out/wire.json.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ import yaml
 
 from bench.data import DOWNLOADS_WEEK, existing, made_downloads
 from bench.wire import workload
-from center.catalog import Catalog
+from center.catalog import Catalog, query_key
 from center.config import CenterConfig
-from center.frame_index import query_key
 from edgewater.query import QuerySpec
-from edgewater.streams import END_OF_TIME_MS
-from examples.flights.run import free_port
+from edgewater.streams import MAX_TIME_MS
+from sim.demo.run import free_port
 
 OUT = Path("bench/out")
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -38,8 +37,8 @@ GROUPINGS = {"package, version, country": ["package", "version", "country"], "pa
 
 
 @dataclass
-class Counter:
-    """A TCP proxy that counts what goes up and down."""
+class CountingProxy:
+    """A TCP proxy that counts the bytes in both directions."""
 
     target_port: int
     up: int = 0
@@ -84,8 +83,10 @@ def spec(group_by: list[str], window: str, error: float | None, edges: list[str]
     return result if error is None else {**result, "budget": {"error": {"bytes": error}}}
 
 
-async def measure(directory: Path, load: workload.Workload, query: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Replays the week in `seconds`; returns the bytes of the query's frames and of the whole link."""
+async def measure(
+    directory: Path, load: workload.WireWorkload, query: dict[str, Any], seconds: float
+) -> dict[str, Any]:
+    """Replays the week in `seconds`; returns the bytes of the query's frames and of the link."""
     center = CenterConfig(data_dir=directory / "center")
     center.data_dir.mkdir()
     catalog = Catalog(center.catalog)
@@ -93,7 +94,7 @@ async def measure(directory: Path, load: workload.Workload, query: dict[str, Any
     port = free_port()
     listen = f"gateway.listen=127.0.0.1:{port}"
     gateway = ["center", "gateway", "--data-dir", str(center.data_dir), "--set", listen]
-    counter = Counter(port)
+    counter = CountingProxy(port)
     async with counter.running(), AsyncExitStack() as processes:
         processes.push_async_callback(_stop, _start(directory, "gateway", gateway))
         await _until_listening(port)
@@ -149,26 +150,26 @@ def _start(directory: Path, name: str, arguments: list[str]) -> subprocess.Popen
 
 
 async def _until_through(catalog: Catalog, edges: int, timeout_s: float = 600) -> None:
-    """Waits until every edge has ended its stream and nothing of it is on the way."""
+    """Waits until every edge has ended its stream and everything is acknowledged."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         known = catalog.edges()
-        ended = [e for e in known if e.watermarks.get(workload.STREAM, 0) >= END_OF_TIME_MS and not e.backlog_bytes]
+        ended = [e for e in known if e.watermarks.get(workload.STREAM, 0) >= MAX_TIME_MS and not e.backlog_bytes]
         if len(ended) == edges:
             return
         await asyncio.sleep(0.5)
-    raise TimeoutError(f"of {edges} edges {len(ended)} have come to the end: {known}")
+    raise TimeoutError(f"{len(ended)} of {edges} edges have ended their streams: {known}")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One query. `share` of the largest possible error is what the budget allows; None: exact."""
+class WireCase:
+    """One query with an error budget, `share` of the largest possible error; None: exact."""
 
     grouping: str
     window: str
     share: float | None
 
-    def run(self, load: workload.Workload, edges: int, seconds: float) -> dict[str, Any]:
+    def run(self, load: workload.WireWorkload, edges: int, seconds: float) -> dict[str, Any]:
         largest = load.largest[HOUR_MS if self.window == "1h" else DAY_MS]
         error = None if self.share is None else self.share * largest
         query = spec(GROUPINGS[self.grouping], self.window, error, [f"edge{i}" for i in range(edges)])
@@ -187,12 +188,14 @@ class Case:
 
 @click.command()
 @click.option("--edges", default=4, show_default=True)
-@click.option("--seconds", default=60.0, show_default=True, help="Of the clock for the week.")
+@click.option("--seconds", default=60.0, show_default=True, help="Wall time for the replay of the week.")
 @click.option("--group", "groupings", type=click.Choice(list(GROUPINGS)), multiple=True, default=list(GROUPINGS))
 @click.option("--window", "windows", type=click.Choice(["1h", "1d"]), multiple=True, default=["1h", "1d"])
-@click.option("--smoke", is_flag=True, help="Half a minute, one edge, a few generated records: does it run?")
+@click.option(
+    "--smoke", is_flag=True, help="Check that the bench runs: half a minute, one edge, a few generated records."
+)
 def main(edges: int, seconds: float, groupings: tuple[str, ...], windows: tuple[str, ...], smoke: bool) -> None:
-    """Exact, and at 0.1 % and 1 % of the largest possible error."""
+    """Measure exact queries, and error budgets of 0.1 % and 1 % of the largest possible error."""
     rows, shares = [], SHARES
     if smoke:
         edges, seconds, groupings, windows, shares = 1, 2.0, ("package",), ("1d",), (None, 0.01)
@@ -205,7 +208,7 @@ def main(edges: int, seconds: float, groupings: tuple[str, ...], windows: tuple[
             f"{'group by':26} {'window':6} {'error':>6} {'frames':>12} {'link':>12} {'of needed':>9} {'of log':>7}"
         )
         for grouping, window, share in product(groupings, windows, shares):
-            row = Case(grouping, window, share).run(load, edges, seconds)
+            row = WireCase(grouping, window, share).run(load, edges, seconds)
             rows.append(row)
             click.echo(
                 f"{grouping:26} {window:6} {'exact' if share is None else f'{share:.1%}':>6} {row['frame_bytes']:12,}"

@@ -1,4 +1,4 @@
-"""A week of downloads from the CRAN mirror, one CSV per edge in order of event time, and what it costs raw."""
+"""A week of downloads from the CRAN mirror, as one CSV file per edge in order of event time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPAN_MS = 7 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class WireWorkload:
     """What each edge reads, and the bytes that shipping it raw would take.
 
     Attributes:
@@ -38,8 +38,8 @@ class Workload:
     largest: dict[int, float]
 
 
-def prepare(directory: Path, logs: Path, edges: int, window_sizes_ms: list[int]) -> Workload:
-    """Splits the week in `logs` by client among edges."""
+def prepare(directory: Path, logs: Path, edges: int, window_sizes_ms: list[int]) -> WireWorkload:
+    """Divides the week in `logs` among edges by client."""
     table = pa.concat_tables([csv.read_csv(day) for day in sorted(logs.glob("*.csv.gz"))])
     stamps = pc.strptime(pc.binary_join_element_wise(table["date"].cast("string"), table["time"].cast("string"), " "),
                          format="%Y-%m-%d %H:%M:%S", unit="ms")  # fmt: skip
@@ -56,7 +56,7 @@ def prepare(directory: Path, logs: Path, edges: int, window_sizes_ms: list[int])
         csv.write_csv(rows.select(LOGGED), sink)
         logged += len(gzip.compress(sink.getvalue().to_pybytes(), compresslevel=6))
     largest = {size: _largest(table, size) for size in window_sizes_ms}
-    return Workload(files, table.num_rows, needed, logged, largest)
+    return WireWorkload(files, table.num_rows, needed, logged, largest)
 
 
 def _largest(table: pa.Table, size_ms: int) -> float:

@@ -1,6 +1,6 @@
-"""The REST API: `create_app` puts it together over the center's stores.
+"""`create_app` builds the REST API over the center's stores.
 
-Any number of processes may serve it over the same stores; none remembers anything that another needs.
+Any number of processes may serve it; none keeps state that another one needs.
 """
 
 from __future__ import annotations
@@ -10,38 +10,36 @@ import contextlib
 import hmac
 import time
 from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from center.api import problems
-from center.api.live import Changes, Feed
-from center.api.metrics import ApiMetrics, CenterCollector, Measured
+from center.api.answer_cache import AnswerRenderer
+from center.api.edge_progress import EdgeProgress
+from center.api.live_feed import AnswerPoller, LiveFeed
+from center.api.metrics import ApiMetrics, CenterCollector, MetricsMiddleware
 from center.api.models import ProblemDetails
-from center.api.progress import Progress
-from center.api.rendering import Renderer
 from center.api.routers import alarms, answers, edges, evaluate, health, live, queries
-from center.api.state import Services
-from center.catalog import Catalog
+from center.api.services import Services
+from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
-from center.decoded import Decoded
-from center.parts import PartRegistry
 from center.results import ResultStore
-from edgewater import __version__
+from center.serving import SynopsisCache
 from edgewater.errors import Unauthenticated
 
 DESCRIPTION = """
-Streaming questions about data that is born in many places, and answers that state their error, their
-completeness and their age.
+Streaming queries over data from many places. Every answer states its error, its completeness and its age.
 
-1. `POST /v1/queries` registers a question.
-2. `GET /v1/queries/{name}/latest`, `…/windows`, `…/at` and `…/live` give answers, as JSON, CSV or Arrow;
-   `POST /v1/queries/{name}/evaluate` answers a stream of questions.
+1. `POST /v1/queries` registers a query.
+2. `GET /v1/queries/{name}/latest`, `…/windows`, `…/at` and `…/live` return answers, as JSON, CSV or Arrow;
+   `POST /v1/queries/{name}/evaluate` answers a stream of questions about windows.
 3. Every answer to a window has a phase (`early`, `complete`, `final`) and a revision; a revision never changes.
 
-Times are RFC 3339 or unix ms on the way in, RFC 3339 on the way out; ranges include their start and exclude
-their end. Errors are `application/problem+json` (RFC 9457) with a stable `type`.
+Times are accepted as RFC 3339 or unix ms and returned as RFC 3339; ranges include their start and exclude their end.
+Errors are `application/problem+json` (RFC 9457) with a stable `type`.
 """
 
 BEARER = HTTPBearer(auto_error=False, description="The token of `api.token` in the center's configuration.")
@@ -50,31 +48,31 @@ BEARER = HTTPBearer(auto_error=False, description="The token of `api.token` in t
 def create_app(
     catalog: Catalog,
     results: ResultStore,
-    parts: PartRegistry,
+    components: ComponentRegistry,
     config: ApiSection,
     *,
     now_ms: Callable[[], int],
     monotonic: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
-    """The API as an ASGI application.
+    """Creates the API as an ASGI application.
 
     Args:
         now_ms: wall clock.
-        monotonic: a clock in seconds, for the pace of live streams.
+        monotonic: monotonic clock in seconds, which paces live streams.
     """
-    services = _services(catalog, results, parts, config, now_ms, monotonic)
+    services = _services(catalog, results, components, config, now_ms, monotonic)
     app = FastAPI(
         title="Edgewater",
-        summary="Answers about data that is born in many places",
+        summary="Streaming queries whose answers state their error, completeness and age",
         description=DESCRIPTION,
-        version=__version__,
+        version=version("edgewater"),
         lifespan=_lifespan(services),
         redoc_url=None,
     )
     app.state.services = services
-    app.add_middleware(Measured, metrics=services.metrics)
+    app.add_middleware(MetricsMiddleware, metrics=services.metrics)
     problems.install(app)
-    guarded = [Depends(_guard(config))] if config.token is not None else []
+    guarded = [Depends(_token_guard(config))] if config.token is not None else []
     for router in (queries.router, answers.router, evaluate.router, live.router, edges.router, alarms.router):
         app.include_router(router, dependencies=guarded)
     app.include_router(health.router)
@@ -85,17 +83,21 @@ def create_app(
 def _services(
     catalog: Catalog,
     results: ResultStore,
-    parts: PartRegistry,
+    components: ComponentRegistry,
     config: ApiSection,
     now_ms: Callable[[], int],
     monotonic: Callable[[], float],
 ) -> Services:
     metrics = ApiMetrics()
-    renderer = Renderer(config.cache, metrics.on_lookup)
-    progress = Progress(catalog, now_ms)
-    metrics.registry.register(CenterCollector(parts, results, progress, now_ms))
-    feed = Feed(results, progress, renderer, Changes(results.last_answer_id), config.progress / 1000, monotonic)
-    return Services(catalog, results, parts, now_ms, renderer, progress, feed, metrics, Decoded(config.cache))
+    renderer = AnswerRenderer(config.cache, metrics.on_lookup)
+    progress = EdgeProgress(catalog, now_ms)
+    metrics.registry.register(CenterCollector(components, results, progress, now_ms))
+    feed = LiveFeed(
+        results, progress, renderer, AnswerPoller(results.last_answer_id), config.progress / 1000, monotonic
+    )
+    return Services(
+        catalog, results, components, now_ms, renderer, progress, feed, metrics, SynopsisCache(config.cache)
+    )
 
 
 def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
@@ -112,20 +114,20 @@ def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyn
     return lifespan
 
 
-def _guard(config: ApiSection) -> Callable[..., None]:
+def _token_guard(config: ApiSection) -> Callable[..., None]:
     """A dependency that lets requests with the configured bearer token pass."""
     assert config.token is not None
     expected = config.token.get_secret_value().encode()
 
-    def guard(given: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
-        if given is None or not hmac.compare_digest(given.credentials.encode(), expected):
-            raise Unauthenticated("this API asks for its token: Authorization: Bearer <token>")
+    def guard(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
+        if credentials is None or not hmac.compare_digest(credentials.credentials.encode(), expected):
+            raise Unauthenticated("a bearer token is required: Authorization: Bearer <token>")
 
     return guard
 
 
 def _describe_problems(app: FastAPI) -> None:
-    """Replaces FastAPI's own validation error in the OpenAPI document: ours are problems."""
+    """Replaces FastAPI's validation error in the OpenAPI document by problem details."""
     original = app.openapi
 
     def openapi() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the API measures, for Prometheus: its own requests, and the center's state as the stores have it."""
+"""Prometheus metrics of the API: its own requests, and the center's state as read from the stores."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from center.api.progress import Progress, edge_state
-from center.parts import PARTS, PartRegistry, part_status
+from center.api.edge_progress import EdgeProgress, edge_state
+from center.catalog import COMPONENTS, ComponentRegistry, component_status
 from center.results import ResultStore
 from edgewater.errors import StorageError
-from edgewater.streams import END_OF_TIME_MS
+from edgewater.streams import MAX_TIME_MS
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 class ApiMetrics:
-    """The metrics of one API process, on a registry of their own."""
+    """The metrics of one API process, on their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -29,7 +29,7 @@ class ApiMetrics:
         )
         self.seconds = Histogram(
             "edgewater_api_request_seconds",
-            "Time to the beginning of the answer.",
+            "Time until the response starts.",
             ["route"],
             buckets=SECONDS,
             registry=self.registry,
@@ -45,28 +45,28 @@ class ApiMetrics:
 
 
 class CenterCollector(Collector):
-    """The center's state, read from the stores when Prometheus asks. A store out of reach is one metric less."""
+    """The center's state, read from the stores on each scrape. Metrics of an unreachable store are omitted."""
 
     def __init__(
-        self, parts: PartRegistry, results: ResultStore, progress: Progress, now_ms: Callable[[], int]
+        self, components: ComponentRegistry, results: ResultStore, progress: EdgeProgress, now_ms: Callable[[], int]
     ) -> None:
-        self._parts = parts
+        self._components = components
         self._results = results
         self._progress = progress
         self._now_ms = now_ms
 
     def collect(self) -> Iterator[Metric]:
-        for family in (self._part_families, self._edge_families, self._answer_families):
+        for family in (self._component_families, self._edge_families, self._answer_families):
             try:
                 yield from family()
             except StorageError:
                 continue
 
-    def _part_families(self) -> list[Metric]:
-        up = GaugeMetricFamily("edgewater_part_ready", "1 if the part does its work.", labels=["part"])
-        heartbeats = self._parts.parts()
-        for part in PARTS:
-            up.add_metric([part], float(part_status(part, heartbeats, self._now_ms()).ready))
+    def _component_families(self) -> list[Metric]:
+        up = GaugeMetricFamily("edgewater_component_ready", "1 if the component is ready.", labels=["component"])
+        heartbeats = self._components.heartbeats()
+        for component in COMPONENTS:
+            up.add_metric([component], float(component_status(component, heartbeats, self._now_ms()).ready))
         return [up]
 
     def _edge_families(self) -> list[Metric]:
@@ -83,7 +83,7 @@ class CenterCollector(Collector):
         for edge in view.edges:
             for stream in edge.streams:
                 watermark = edge.watermarks.get(stream.name)
-                if watermark is not None and watermark < END_OF_TIME_MS and not edge.retired:
+                if watermark is not None and watermark < MAX_TIME_MS and not edge.retired:
                     behind_ms = now_ms - stream.clock.to_wall_ms(watermark)
                     lag.add_metric([edge.edge, stream.name], behind_ms / 1000)
         queries = GaugeMetricFamily("edgewater_queries", "Live queries.", value=len(view.queries))
@@ -91,11 +91,11 @@ class CenterCollector(Collector):
 
     def _answer_families(self) -> list[Metric]:
         given = self._results.last_answer_id()
-        return [GaugeMetricFamily("edgewater_last_answer_id", "The id of the last answer given.", value=given)]
+        return [GaugeMetricFamily("edgewater_last_answer_id", "The id of the newest answer.", value=given)]
 
 
-class Measured:
-    """Middleware: counts and times requests by their route's template, so that labels stay few."""
+class MetricsMiddleware:
+    """Middleware: counts and times requests by route template, which bounds the number of labels."""
 
     def __init__(self, app: ASGIApp, metrics: ApiMetrics, monotonic: Callable[[], float] = time.perf_counter) -> None:
         self._app = app

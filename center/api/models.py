@@ -1,7 +1,6 @@
-"""The JSON of the API as pydantic models: what OpenAPI describes, and what most endpoints build.
+"""The API's JSON as pydantic models, for OpenAPI and for most endpoints.
 
-Answers are rendered by `center/answers.py` and passed on as bytes; `Answer` describes them, and the tests
-hold the two together.
+Answers are rendered as bytes by `center/serving/render.py`; `Answer` describes them, and tests compare the two.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from center.answers import rfc3339
-from center.api.progress import EdgeState, edge_state, watermark
-from center.api.question_models import AnswerRow, Rfc3339, WindowRange
+from center.api.edge_progress import EdgeState, edge_state, watermark
+from center.api.measure_models import AnswerRow, Rfc3339, WindowRange
 from center.catalog import AlarmRecord, EdgeRecord, QueryStatusRecord, RegisteredQuery
+from center.serving import rfc3339
 from edgewater.streams import type_name
 
 EXAMPLE_SPEC: dict[str, Any] = {
@@ -60,7 +59,7 @@ class ProblemDetails(BaseModel):
         json_schema_extra={
             "example": {
                 "type": "https://edgewater.dev/problems/invalid-query",
-                "title": "The query cannot work",
+                "title": "Invalid query",
                 "status": 422,
                 "detail": "window.tumbling: 'soon' is not accepted; expected a duration such as 500ms, 30s, 5m",
                 "instance": "/v1/queries",
@@ -78,7 +77,7 @@ class ProblemDetails(BaseModel):
     instance: str
     field: str | None = Field(default=None, description="Path of the input's field.")
     value: Any = Field(default=None, description="What was given.")
-    accepted: str | None = Field(default=None, description="What would have been right.")
+    accepted: str | None = Field(default=None, description="What is accepted.")
     reason: str | None = None
 
 
@@ -86,7 +85,7 @@ class Query(BaseModel):
     """A registered query."""
 
     name: str
-    version: int = Field(description="Rises when a name is given to another spec after a deletion.")
+    version: int = Field(description="Incremented when a name is registered again after a deletion.")
     spec: dict[str, Any] = Field(examples=[EXAMPLE_SPEC], description="In canonical form.")
     registered_at: Rfc3339
 
@@ -105,22 +104,22 @@ class QueryList(BaseModel):
 
 
 class Shipped(BaseModel):
-    """What the center has applied of an edge's frames."""
+    """The frames of an edge that the center has applied."""
 
     frames: int = 0
     wire_bytes: int = 0
 
 
 class QueryEdge(BaseModel):
-    """What one edge has to do with a query."""
+    """One edge's status for a query."""
 
     edge: str
-    expected: bool = Field(description="Whether answers wait for it.")
+    expected: bool = Field(description="Whether windows need its close to be complete.")
     state: Literal["up", "unreachable", "retired", "never_connected"]
     watermark: Rfc3339 | None = Field(description="Event time before which it expects no more records.")
     ended: bool = Field(description="The stream has ended there.")
     last_seen: Rfc3339 | None
-    accepted: bool | None = Field(description="Whether it runs the query; null: it has not said so yet.")
+    accepted: bool | None = Field(description="Whether it runs the query; null: not reported yet.")
     code: str | None = Field(default=None, description="If refused: the error's code.")
     message: str | None = Field(default=None, description="If refused: why.")
     shipped: Shipped
@@ -141,7 +140,7 @@ class QueryEdge(BaseModel):
 
 
 class QueryDetail(Query):
-    """A query with what each edge says of it."""
+    """A query with each edge's status."""
 
     edges: list[QueryEdge]
     latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
@@ -153,7 +152,7 @@ class Column(BaseModel):
 
 
 class Stream(BaseModel):
-    """A stream as one edge serves it."""
+    """A stream at one edge."""
 
     name: str
     columns: list[Column]
@@ -165,10 +164,10 @@ class Stream(BaseModel):
 
 
 class Edge(BaseModel):
-    """An edge, as its last Hello and heartbeat described it."""
+    """An edge as of its last Hello and heartbeat."""
 
     edge: str
-    state: EdgeState = Field(description="`up` also if it has no events.")
+    state: EdgeState = Field(description="`up` even if it has no events.")
     labels: dict[str, str]
     incarnation: str
     incarnations: int
@@ -176,10 +175,10 @@ class Edge(BaseModel):
     last_seen: Rfc3339
     streams: list[Stream]
     drops: dict[str, int] = Field(description="Records not counted, by reason.")
-    backlog_bytes: int = Field(description="In its journal, not acknowledged.")
+    backlog_bytes: int = Field(description="Unacknowledged bytes in its journal.")
     bandwidth_bytes_s: float
     rtt_ms: float
-    clock_offset_ms: float = Field(description="Its wall clock less the center's.")
+    clock_offset_ms: float = Field(description="Its wall clock minus the center's.")
 
     @classmethod
     def of(cls, record: EdgeRecord, now_ms: int) -> Self:
@@ -215,7 +214,7 @@ class EdgeList(BaseModel):
 
 
 class Alarm(BaseModel):
-    """Something that must not happen and did."""
+    """A violation of an invariant."""
 
     kind: str = Field(examples=["frame-conflict"])
     edge: str
@@ -246,15 +245,13 @@ class Answer(BaseModel):
     phase: Literal["early", "complete", "final"]
     revision: int = Field(ge=1)
     data: list[AnswerRow] = Field(description="A row per group.")
-    confidence: float = Field(
-        description="Probability that a value lies in [lower, upper]; 1 for bounds that hold always."
-    )
+    confidence: float = Field(description="Probability that a value lies in [lower, upper]; 1: the bounds always hold.")
     quality: dict[str, Any] = Field(
-        description="Completeness, records, staleness, and the error by cause. Of a session window also `session`:"
-        " whether it was `cut` at its greatest length, and how many were (`cuts`). `merged_into`: the session is part"
-        " of the one that starts there; its window is empty, and it has no data."
+        description="Completeness, records, staleness, and the error by cause. A session window also has `session`:"
+        " whether it was `cut` at its maximum length, and the number of such sessions (`cuts`). `merged_into`: start of"
+        " the session that this one was merged into; its window is empty and has no data."
     )
-    contract: dict[str, Any] = Field(description="What was asked, whether it is met, and if not, why.")
+    contract: dict[str, Any] = Field(description="What was requested, whether it is met, and the violations.")
 
 
 class EffectiveRange(BaseModel):
@@ -271,7 +268,7 @@ class AnswerList(BaseModel):
 
 class AnswerPage(AnswerList):
     range: EffectiveRange
-    next_cursor: str | None = Field(description="`cursor` of the request for the rest; null: there is no more.")
+    next_cursor: str | None = Field(description="`cursor` of the next page; null: this is the last one.")
 
 
 class Revisions(BaseModel):
@@ -280,7 +277,7 @@ class Revisions(BaseModel):
     revisions: list[int] = Field(description="Ascending.")
 
 
-class PartReadiness(BaseModel):
+class ComponentReadiness(BaseModel):
     ready: bool
     reason: str | None = Field(description="Why not.")
     address: str | None
@@ -289,5 +286,5 @@ class PartReadiness(BaseModel):
 
 class Readiness(BaseModel):
     ready: bool
-    missing: list[str] = Field(description="What is missing, and why.", examples=[["job: no heartbeat for 12 s"]])
-    parts: dict[str, PartReadiness]
+    missing: list[str] = Field(description="What is not ready, and why.", examples=[["job: no heartbeat for 12 s"]])
+    components: dict[str, ComponentReadiness]

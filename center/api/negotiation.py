@@ -1,4 +1,4 @@
-"""What form an answer is given in, and whether the client has it already (RFC 9110)."""
+"""Content negotiation and conditional requests (RFC 9110)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ ANSWER_FORMS = (JSON, CSV, ARROW)
 
 
 def negotiate(accept: str | None, forms: Sequence[str] = ANSWER_FORMS) -> str:
-    """The form that an ``Accept`` header likes best; the earlier of two that it likes equally.
+    """Selects the form that an ``Accept`` header prefers; on a tie, the first.
 
     Raises:
-        HttpProblem: not-acceptable, if it likes none.
+        HttpProblem: not-acceptable, if it accepts none.
     """
     if not accept or not accept.strip():
         return forms[0]
     ranges = [_media_range(part) for part in accept.split(",") if part.strip()]
     best = max(forms, key=lambda form: _quality(form, ranges))
     if _quality(best, ranges) == 0:
-        raise HttpProblem("not-acceptable", f"Accept: {accept} names none of {', '.join(forms)}")
+        raise HttpProblem("not-acceptable", f"Accept: {accept} includes none of {', '.join(forms)}")
     return best
 
 
@@ -41,7 +41,7 @@ def _media_range(part: str) -> tuple[str, float]:
 
 
 def _quality(form: str, ranges: Sequence[tuple[str, float]]) -> float:
-    """The quality of the most specific range that the form is in."""
+    """The quality value of the most specific range that includes the form."""
     by_specificity = (form, form.partition("/")[0] + "/*", "*/*")
     for candidate in by_specificity:
         for media_type, quality in ranges:

@@ -1,7 +1,7 @@
 """Errors as RFC 9457 problem details: ``application/problem+json`` with stable `type` URIs.
 
-The one place where the codes of `edgewater/errors.py` meet HTTP. FastAPI's own validation errors, unknown
-paths, methods and faults of ours take the same form.
+The only mapping of the codes of `edgewater/errors.py` to HTTP. FastAPI's validation errors, unknown paths and methods,
+and internal errors have the same form.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ from edgewater.errors import EdgewaterError, InvalidInput
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_BASE = "https://edgewater.dev/problems/"
-FAULT = "a fault of the center; its log has the details"
+INTERNAL_ERROR = "internal error; see the center's log"
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """What a code means over HTTP."""
+class ProblemType:
+    """The HTTP status and title of an error code."""
 
     status: int
     title: str
 
 
-PROBLEMS: dict[str, Problem] = {
-    "invalid-input": Problem(422, "The input cannot be used"),
-    "invalid-config": Problem(500, "The center's configuration is wrong"),
-    "invalid-query": Problem(422, "The query cannot work"),
-    "invalid-record": Problem(422, "A record cannot be used"),
-    "invalid-request": Problem(422, "The request cannot be answered as it stands"),
-    "synopsis": Problem(500, "A stored synopsis cannot be used"),
-    "corrupt-synopsis": Problem(500, "A stored synopsis is damaged"),
-    "unsupported-version": Problem(500, "Stored bytes are of a newer release"),
-    "incompatible-synopses": Problem(500, "Stored synopses do not merge"),
-    "protocol": Problem(400, "The peer breaks the protocol"),
-    "corrupt-frame": Problem(400, "A frame is damaged"),
-    "unauthenticated": Problem(401, "A valid token is needed"),
-    "not-found": Problem(404, "There is no such thing"),
-    "conflict": Problem(409, "It exists with other content"),
-    "storage": Problem(503, "The storage cannot do what was asked"),
-    "internal": Problem(500, "A fault of the center"),
+PROBLEMS: dict[str, ProblemType] = {
+    "invalid-input": ProblemType(422, "Invalid input"),
+    "invalid-config": ProblemType(500, "Invalid configuration"),
+    "invalid-query": ProblemType(422, "Invalid query"),
+    "invalid-record": ProblemType(422, "Invalid record"),
+    "invalid-request": ProblemType(422, "Invalid request"),
+    "synopsis": ProblemType(500, "Unusable stored synopsis"),
+    "corrupt-synopsis": ProblemType(500, "Corrupt stored synopsis"),
+    "unsupported-version": ProblemType(500, "Unsupported version of stored data"),
+    "incompatible-synopses": ProblemType(500, "Incompatible stored synopses"),
+    "protocol": ProblemType(400, "Protocol violation"),
+    "corrupt-frame": ProblemType(400, "Corrupt frame"),
+    "unauthenticated": ProblemType(401, "Authentication required"),
+    "not-found": ProblemType(404, "Not found"),
+    "conflict": ProblemType(409, "Conflict with existing content"),
+    "storage": ProblemType(503, "Storage unavailable"),
+    "internal": ProblemType(500, "Internal error"),
 }
-"""Per code of `edgewater/errors.py`."""
+"""By code of `edgewater/errors.py`."""
 
-HTTP_PROBLEMS: dict[str, Problem] = {
-    "method-not-allowed": Problem(405, "The path exists, but not for this method"),
-    "not-acceptable": Problem(406, "None of the accepted media types can be given"),
-    "too-large": Problem(413, "The body is too large"),
-    "unsupported-media-type": Problem(415, "The body's media type is not read here"),
+HTTP_PROBLEMS: dict[str, ProblemType] = {
+    "method-not-allowed": ProblemType(405, "Method not allowed"),
+    "not-acceptable": ProblemType(406, "Not acceptable"),
+    "too-large": ProblemType(413, "Body too large"),
+    "unsupported-media-type": ProblemType(415, "Unsupported media type"),
 }
-"""What only HTTP can do wrong."""
+"""Errors of HTTP itself."""
 
 _CODES_BY_STATUS = {p.status: code for code, p in HTTP_PROBLEMS.items()} | {404: "not-found", 401: "unauthenticated"}
 
 
 class HttpProblem(Exception):
-    """A problem of HTTP itself, by a code of `HTTP_PROBLEMS`."""
+    """An error of HTTP itself, by a code of `HTTP_PROBLEMS`."""
 
     def __init__(self, code: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -87,14 +87,14 @@ def problem_response(
 
     Args:
         instance: the request's path.
-        status: if it is not the code's own.
+        status: overrides the code's status.
         extra: extension members of the problem.
     """
     body = _body(code, detail, instance, status, extra)
     text = json.dumps(body, default=repr, ensure_ascii=False)
     if code == "unauthenticated":
         headers = {**(headers or {}), "WWW-Authenticate": "Bearer"}
-    # Half of a surrogate pair, which a message may quote, stands as JSON's own escape for it.
+    # Unpaired surrogates, which a message may quote, become JSON escapes.
     return Response(text.encode(errors="backslashreplace"), body["status"], headers, MEDIA_TYPE)
 
 
@@ -113,7 +113,7 @@ def _body(
 
 
 def problem_of(exc: EdgewaterError, instance: str) -> dict[str, Any]:
-    """The problem that an error is, as JSON: what stands in a line of a stream whose status is out already."""
+    """An error as problem details, for a line of a stream whose status was sent already."""
     return _body(exc.code, exc.message, instance, extra=_members(exc))
 
 
@@ -126,7 +126,7 @@ def _members(exc: EdgewaterError) -> dict[str, object]:
 
 
 def _shown(value: object) -> object:
-    """A value as it can stand in a problem: itself if it is small and JSON, else the beginning of its text."""
+    """A value for a problem's `value` member: itself if it is small JSON, else the beginning of its text."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
@@ -160,7 +160,7 @@ def _validation_error(request: Request, exc: Exception) -> Response:
 
 
 def _validation_detail(error: Mapping[str, Any]) -> dict[str, object]:
-    # The first part of a location says where: query, path, body.
+    # The first element of a location names the place: query, path or body.
     field = ".".join(str(part) for part in error["loc"][1:])
     accepted = "no such parameter" if error["type"] == "extra_forbidden" else error["msg"]
     return {"field": field, "value": _shown(error.get("input")), "accepted": accepted}
@@ -171,8 +171,8 @@ def _http_exception(request: Request, exc: Exception) -> Response:
     path = request.url.path
     code = _CODES_BY_STATUS.get(exc.status_code, "internal" if exc.status_code >= 500 else "invalid-request")
     details = {
-        404: f"nothing is at {path}; /docs lists what there is",
-        405: f"{request.method} is not possible at {path}",
+        404: f"no resource at {path}; see /docs",
+        405: f"{request.method} is not allowed at {path}",
     }
     detail = details.get(exc.status_code, str(exc.detail))
     return problem_response(code, detail, instance=path, status=exc.status_code, headers=exc.headers)
@@ -185,11 +185,11 @@ def _http_problem(request: Request, exc: Exception) -> Response:
 
 def _fault(request: Request, exc: Exception) -> Response:
     log.exception("%s %s", request.method, request.url.path, exc_info=exc)
-    return problem_response("internal", FAULT, instance=request.url.path)
+    return problem_response("internal", INTERNAL_ERROR, instance=request.url.path)
 
 
 def install(app: FastAPI) -> None:
-    """Makes every error of an app a problem."""
+    """Installs handlers that turn every error of an app into problem details."""
     app.add_exception_handler(EdgewaterError, _edgewater_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_exception)

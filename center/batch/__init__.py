@@ -1,10 +1,14 @@
-"""Synopses over any Spark DataFrame: divide, compute, merge; and questions to them (Condor, VLDB 2021)."""
+"""Builds synopses over any Spark DataFrame (divide, compute, merge) and answers questions about them (Condor).
+
+For users of Spark; the center's services do not call it. Its tasks run in Spark's Python workers, so nothing here may
+import SQLAlchemy, FastAPI or gRPC.
+"""
 
 from __future__ import annotations
 
-from center.batch.building import build, plan
-from center.batch.evaluation import evaluate, latest_revisions
-from center.batch.sql import register_sql
+from center.batch.builder import build, plan
+from center.batch.evaluator import evaluate, latest_revisions
+from center.batch.sql_functions import register_sql
 from center.batch.strategy import Strategy
 
 __all__ = ["Strategy", "build", "evaluate", "latest_revisions", "plan", "register_sql"]

@@ -1,4 +1,4 @@
-"""A user's DataFrame as the columns that a job reads, checked against the schema before anything runs."""
+"""A user's DataFrame as a job's input columns, checked against the schema before anything runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from center.batch.layout import RESULT_COLUMNS, SPARK_TYPES, Layout
-from center.batch.template import Template
+from center.batch.layout import RESULT_COLUMNS, SPARK_TYPES, RecordLayout
+from center.batch.pattern import SynopsisPattern
 from edgewater.errors import InvalidRequest
 
 ColumnLike: TypeAlias = "str | Column"
@@ -31,21 +31,23 @@ _TIMES_ACCEPTED = "timestamp, timestamp_ntz (read as UTC) or bigint (ms since th
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
-    """What a job reads.
+class BatchInput:
+    """A job's input.
 
     Attributes:
         records: strata `_s0`…, values `_v0`…, and the event time `_t` if there is one.
-        template: with the grouped aggregate's arguments filled in.
+        pattern: completed with the grouped aggregate's arguments.
     """
 
     records: DataFrame
-    layout: Layout
-    template: Template
+    layout: RecordLayout
+    pattern: SynopsisPattern
 
 
-def read_input(df: DataFrame, template: Template, of: Any, time: ColumnLike | None, stratify_by: Any) -> Input:
-    """Raises InvalidRequest that names the column, its type and what is accepted."""
+def read_input(
+    df: DataFrame, pattern: SynopsisPattern, of: Any, time: ColumnLike | None, stratify_by: Any
+) -> BatchInput:
+    """Raises InvalidRequest, which names the column, its type and what is accepted."""
     strata = [_column(df, f"stratify_by[{i}]", given) for i, given in enumerate(_listed(stratify_by))]
     for name, given, _ in strata:
         _type_of("stratify_by", name, given, tuple(SPARK_TYPES))
@@ -55,8 +57,8 @@ def read_input(df: DataFrame, template: Template, of: Any, time: ColumnLike | No
             )
     if len({name for name, _, _ in strata}) < len(strata):
         raise InvalidRequest("stratify_by", [name for name, _, _ in strata], "columns of different names")
-    template, values = _values(df, template, of)
-    layout = Layout(
+    pattern, values = _values(df, pattern, of)
+    layout = RecordLayout(
         strata=tuple((name, _TYPE_OF[given]) for name, given, _ in strata),
         values=tuple(_TYPE_OF[given] for _, given, _ in values),
         value_names=tuple(name for name, _, _ in values),
@@ -72,27 +74,27 @@ def read_input(df: DataFrame, template: Template, of: Any, time: ColumnLike | No
             raise InvalidRequest("time", f"column {name} of type {given}", _TIMES_ACCEPTED)
         layout = replace(layout, time=name)
         columns.append(column.alias("_t"))
-    return Input(df.select(*columns), layout, template)
+    return BatchInput(df.select(*columns), layout, pattern)
 
 
-def _values(df: DataFrame, template: Template, of: Any) -> tuple[Template, list[tuple[str, str, Column]]]:
-    if not template.is_grouped:
+def _values(df: DataFrame, pattern: SynopsisPattern, of: Any) -> tuple[SynopsisPattern, list[tuple[str, str, Column]]]:
+    if not pattern.is_grouped:
         if isinstance(of, Mapping) or of is None:
             raise InvalidRequest("of", of, "a column of values")
         found = _column(df, "of", of)
-        _type_of("of", found[0], found[1], template.types)
-        return template, [found]
-    names = [key for key, _ in template.keys]
-    if not isinstance(of, Mapping) or not set(names) <= set(of) or not set(of) <= {*names, *template.measures}:
-        accepted = f"a mapping from {', '.join([*names, *template.measures])} to columns; a count needs none"
+        _type_of("of", found[0], found[1], pattern.types)
+        return pattern, [found]
+    names = [key for key, _ in pattern.keys]
+    if not isinstance(of, Mapping) or not set(names) <= set(of) or not set(of) <= {*names, *pattern.measures}:
+        accepted = f"a mapping from {', '.join([*names, *pattern.measures])} to columns; a count needs none"
         raise InvalidRequest("of", of, accepted)
-    arguments = tuple(m for m in template.measures if m in of)
+    arguments = tuple(m for m in pattern.measures if m in of)
     result = [_column(df, f"of.{name}", of[name]) for name in (*names, *arguments)]
-    for (key, wanted), (name, given, _) in zip(template.keys, result, strict=False):
+    for (key, wanted), (name, given, _) in zip(pattern.keys, result, strict=False):
         _type_of(f"of.{key}", name, given, (wanted,))
     for measure, (name, given, _) in zip(arguments, result[len(names) :], strict=True):
-        _type_of(f"of.{measure}", name, given, template.types)
-    return replace(template, arguments=arguments), result
+        _type_of(f"of.{measure}", name, given, pattern.types)
+    return replace(pattern, arguments=arguments), result
 
 
 def _listed(given: Any) -> Sequence[Any]:
@@ -109,7 +111,7 @@ def _column(df: DataFrame, field: str, given: Any) -> tuple[str, str, Column]:
     """Name, Spark type and expression."""
     if not isinstance(given, str | Column):
         raise InvalidRequest(field, given, "the name of a column, or a Column")
-    # A name is a name: `a.b` and `a-b` too.
+    # A string is a column name, also `a.b` and `a-b`, and not an expression.
     column = F.col(f"`{given.replace('`', '``')}`") if isinstance(given, str) and given in df.columns else given
     try:
         (described,) = df.select(column).schema.fields

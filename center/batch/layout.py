@@ -1,4 +1,4 @@
-"""The columns that travel between the phases of a job."""
+"""The columns that are passed between the phases of a job."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pyarrow as pa
 from edgewater.streams import COLUMN_TYPES
 
 SPARK_TYPES = {"string": "string", "int64": "bigint", "float64": "double", "bool": "boolean"}
-"""Spark's name of each type of a stream's columns."""
+"""Spark's name of each column type."""
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 RESULT_COLUMNS = ("window_start", "window_end", "synopsis", "records", "nulls", "revision", "late")
-"""What `build` gives, behind the strata."""
+"""The columns of `build`'s result, after the strata."""
 
 _PARTIAL = {
     "slice_start": "int64",
@@ -27,14 +27,14 @@ _PARTIAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """How a job's records are laid out: strata, then values, then the time and the number if there are any.
+class RecordLayout:
+    """The columns of a job's records: strata, values, then the time and the record number if there are any.
 
     Attributes:
         strata: name and type name of each column of `stratify_by`.
         values: type names of the values (one, or a grouped aggregate's keys and arguments).
-        value_names: what the user called them, for messages.
-        time: the user's name for the time column; None: there is none.
+        value_names: the user's names of the values, for messages.
+        time: the user's name of the time column; None: there is none.
     """
 
     strata: tuple[tuple[str, str], ...]
@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The strata's names between the phases; a user's name may be one of ours."""
+        """The strata's names between the phases, which cannot clash with other columns."""
         return tuple(f"_s{i}" for i in range(len(self.strata)))
 
     @property
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def partial_schema(self) -> pa.Schema:
-        """Partials: strata, then a slice's bytes and counters; `event_time` moves a stream's watermark."""
+        """Partials: strata, then a slice's bytes and counters; `event_time` advances a stream's watermark."""
         fields = [pa.field(k, t) for k, t in zip(self.keys, self.stratum_types, strict=True)]
         fields += [pa.field(n, COLUMN_TYPES[t]) for n, t in _PARTIAL.items()]
         return pa.schema([*fields, pa.field("synopsis", pa.binary()), pa.field("event_time", TIMESTAMP)])
@@ -80,5 +80,5 @@ class Layout:
 
 
 def timestamp(millis: int | None) -> int | None:
-    """ms as Arrow's and Spark's µs."""
+    """Converts ms to the µs of Arrow and Spark."""
     return None if millis is None else millis * 1000

@@ -1,7 +1,7 @@
-"""The synopses of one task: one per slice and stratum. Pure: Arrow in, Arrow out, no Spark.
+"""The states of one task: one synopsis per slice and stratum. Pure: Arrow in, Arrow out, no Spark.
 
-A slice is one stacked array over its strata, updated by one call for all records of the slice, exactly as
-an edge does it. Kinds without a stack (a wavelet, a user's own) are objects, updated once per stratum.
+A slice is one stack over its strata, updated by one call for all its records, as at the edge. Kinds without a stack (a
+wavelet, a user's own) are objects, updated once per stratum.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from center.batch.template import Template
-from edgewater.synopses import codec
-from edgewater.synopses.base import BoolArray, IntArray, Stack
-from edgewater.synopses.key_table import KeyTable
-from edgewater.synopses.sample_rows import SampleStack
+from center.batch.pattern import SynopsisPattern
+from edgewater.synopses import BoolArray, IntArray, KeyTable, SampleStack, Stack
+from edgewater.synopses.encoding import codec
 
 ROWS_BYTES = 64 << 20
-"""Partials are given on in batches of about so many bytes: Arrow's binary arrays end at 2 GiB."""
+"""Size of a batch of emitted partials: Arrow's binary arrays are limited to 2 GiB."""
 
 _COUNTERS = ("records", "nulls", "first_ms", "last_ms")
 _EMPTY = (0, 0, np.iinfo(np.int64).max, np.iinfo(np.int64).min)
 
 
-class _Stacked:
-    """States of the strata of a slice as one stack."""
+class _StackStates:
+    """The states of a slice's strata as one stack."""
 
     def __init__(self, stack: Stack, source: int) -> None:
         self._stack = stack
@@ -58,11 +56,11 @@ class _Stacked:
         return codec.seal(message)
 
 
-class _Objects:
-    """States of the strata of a slice as one object each."""
+class _ObjectStates:
+    """The states of a slice's strata as one object each."""
 
-    def __init__(self, template: Template) -> None:
-        self._template = template
+    def __init__(self, pattern: SynopsisPattern) -> None:
+        self._template = pattern
         self._held: list[Any] = []
 
     @property
@@ -91,11 +89,13 @@ class _Objects:
 
 
 class _Slice:
-    """One slice: its strata, their states, and what is counted beside them."""
+    """One slice: its strata, their states and counters."""
 
-    def __init__(self, template: Template, strata: tuple[pa.DataType, ...], states: _Stacked | _Objects) -> None:
+    def __init__(
+        self, pattern: SynopsisPattern, strata: tuple[pa.DataType, ...], states: _StackStates | _ObjectStates
+    ) -> None:
         self._states = states
-        self._skips_nulls = not template.is_grouped
+        self._skips_nulls = not pattern.is_grouped
         self._table = KeyTable(strata)
         self._counters: dict[str, IntArray] = {name: np.zeros(0, np.int64) for name in _COUNTERS}
 
@@ -136,14 +136,14 @@ class SliceStates:
 
     Args:
         strata: types of the stratum columns.
-        source: number of this task, of its own among all tasks whose samples will be merged.
+        source: sample source of this task, unique among all tasks whose samples are merged.
     """
 
-    def __init__(self, template: Template, strata: Sequence[pa.DataType] = (), *, source: int = 0) -> None:
-        self._template = template
+    def __init__(self, pattern: SynopsisPattern, strata: Sequence[pa.DataType] = (), *, source: int = 0) -> None:
+        self._template = pattern
         self._strata = tuple(strata)
         self._source = source
-        self._empty = None if template.is_grouped else template.stack()
+        self._empty = None if pattern.is_grouped else pattern.stack()
         self._slices: dict[int, _Slice] = {}
         self._next_id = 0
 
@@ -152,7 +152,7 @@ class SliceStates:
         return sum(held.nbytes for held in self._slices.values())
 
     def number(self, rows: int) -> IntArray:
-        """Numbers for as many records, which no other record of the task has had."""
+        """Record numbers that are unique within the task."""
         self._next_id += rows
         return np.arange(self._next_id - rows, self._next_id)
 
@@ -167,7 +167,7 @@ class SliceStates:
         """Adds records to the slices that begin at `starts`, one per record.
 
         Args:
-            columns: the values, or a grouped aggregate's keys and arguments; nulls are counted and passed over.
+            columns: the values, or a grouped aggregate's keys and arguments; nulls are counted and skipped.
             times, ids: int64 event times in ms, and numbers from `number`.
         """
         if not len(starts):
@@ -193,13 +193,13 @@ class SliceStates:
             held = self._slices[start] = _Slice(self._template, self._strata, self._states())
         return held
 
-    def _states(self) -> _Stacked | _Objects:
+    def _states(self) -> _StackStates | _ObjectStates:
         if self._empty is None:
-            return _Objects(self._template)
-        return _Stacked(self._empty.take(np.zeros(0, np.int64)), self._source)
+            return _ObjectStates(self._template)
+        return _StackStates(self._empty.take(np.zeros(0, np.int64)), self._source)
 
-    def drain(self, rows: Sink) -> Iterator[pa.RecordBatch]:
-        """All states as rows, in the order of slices; nothing is left."""
+    def drain(self, rows: RowSink) -> Iterator[pa.RecordBatch]:
+        """Emits and removes all states, ordered by slice."""
         slices, self._slices = self._slices, {}
         for start in sorted(slices):
             for key, row in slices.pop(start).rows(start):
@@ -208,8 +208,8 @@ class SliceStates:
                     yield rows.take()
 
 
-class Sink(Protocol):
-    """Where rows go: `Rows`, or something in front of it."""
+class RowSink(Protocol):
+    """Receives rows: a `RowBuffer` or a wrapper of one."""
 
     @property
     def nbytes(self) -> int: ...
@@ -219,11 +219,11 @@ class Sink(Protocol):
     def take(self) -> pa.RecordBatch: ...
 
 
-class Rows:
-    """Rows of bytes and numbers on their way into record batches.
+class RowBuffer:
+    """Collects rows for record batches.
 
     Args:
-        schema: strata first, then the columns by name; those of no row are null.
+        schema: strata first, then the columns by name; columns missing in a row are null.
     """
 
     def __init__(self, schema: pa.Schema, strata: int) -> None:
@@ -242,7 +242,7 @@ class Rows:
         self.nbytes += len(row.get("synopsis") or b"") + 100
 
     def take(self) -> pa.RecordBatch:
-        """The rows so far, as one batch."""
+        """Removes the collected rows and returns them as one batch."""
         names = self._schema.names
         arrays = [pa.array([k[i] for k in self._keys], self._schema.field(i).type) for i in range(self._strata)]
         arrays += [pa.array([r.get(n) for r in self._rows], self._schema.field(n).type) for n in names[self._strata :]]
@@ -251,7 +251,7 @@ class Rows:
 
 
 def pick(columns: Sequence[pa.Array], chosen: BoolArray) -> list[pa.Array]:
-    """The chosen rows of each column."""
+    """Selects rows of each column."""
     mask = pa.array(chosen)
     return [pc.filter(c, mask) for c in columns]
 

@@ -1,16 +1,15 @@
-"""How a job is divided, computed and merged: Condor's decision tree, read off the synopsis' algebra.
+"""How a job is divided, computed and merged: Condor's decision tree, evaluated on the synopsis' algebra.
 
-Poepsel-Lemaitre et al., "In the Land of Data Streams where Synopses are Missing, One Framework to Bring
-Them All" (VLDB 2021), section 5 and figure 4. What is asked of the cluster:
+Poepsel-Lemaitre et al., "In the Land of Data Streams where Synopses are Missing, One Framework to Bring Them All" (VLDB
+2021), section 5 and figure 4:
 
-- divide. `round_robin`: Spark's own even splits of the input, or a repartition where `partitions` says how
-  many; each task summarises its part, and synopses travel instead of records. `stratified`: all records of
-  a stratum in one task, so that a task holds few synopses. `order_based`: records are numbered in event
-  time first. `centralised`: one task.
-- compute. `bucketing`: a record updates every window it lies in. `slicing`: it updates one slice, and
-  windows are merged from slices.
-- merge. `merge`: by the synopsis' own merge, as a tree of `depth` levels. `manager`: parts are registered
-  under their place in the order, and questions are forwarded to them.
+- divide. `round_robin`: Spark's own even splits of the input, or a repartition into `partitions`; each task summarises
+  its part, so synopses are shuffled instead of records. `stratified`: all records of a stratum in one task, so that a
+  task holds few synopses. `order_based`: records are numbered in event time first. `centralised`: one task.
+- compute. `bucketing`: a record updates every window that contains it. `slicing`: it updates one slice, and windows
+  are merged from slices.
+- merge. `merge`: the synopsis' own merge, in a tree of `depth` levels. `manager`: parts are registered by their place
+  in the order, and questions are forwarded to them.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from center.batch.windowing import Family, family_of
+from center.batch.windows import Family, family_of
 from edgewater.errors import InvalidRequest
-from edgewater.synopses.base import Properties
+from edgewater.synopses import Properties
 
 Divide = Literal["stratified", "round_robin", "order_based", "centralised"]
 Compute = Literal["bucketing", "slicing"]
@@ -32,14 +31,14 @@ MAX_DEPTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How the three phases of a job are run.
+    """The strategy of a job's three phases.
 
     Attributes:
-        partitions: tasks of the compute phase; None: as many as the input has (`round_robin`), or as Spark's
-            `spark.sql.shuffle.partitions` says.
-        depth: levels of the merge tree. 1: the task of a window merges all parts of it; more levels put
-            tasks in between, for inputs of thousands of partitions.
-        reason: why it was chosen; empty where a user chose.
+        partitions: tasks of the compute phase; None: the input's partitions (`round_robin`), or
+            `spark.sql.shuffle.partitions`.
+        depth: levels of the merge tree. 1: one task merges all parts of a window; more levels insert tasks in between,
+            for inputs of thousands of partitions.
+        reason: why it was chosen; empty if a user chose it.
     """
 
     divide: Divide
@@ -58,7 +57,7 @@ class Strategy:
             _check_whole("strategy.partitions", self.partitions, 1 << 20)
 
     def explain(self) -> str:
-        """The choice in one line, and why."""
+        """The strategy in one line, with its reason."""
         tasks = "" if self.partitions is None else f" over {self.partitions} partitions"
         levels = f" in {self.depth} levels" if self.depth > 1 else ""
         text = f"divide: {self.divide}{tasks}; compute: {self.compute}; merge: {self.merge}{levels}"
@@ -66,17 +65,17 @@ class Strategy:
 
 
 def choose(properties: Properties, window: object, *, stratified: bool) -> Strategy:
-    """The strategy for a synopsis of this algebra. Raises InvalidRequest where there is none."""
+    """The strategy for a synopsis with these properties. Raises InvalidRequest if there is none."""
     family = family_of(window)
     compute: Compute = "bucketing" if family in (Family.GLOBAL, Family.TUMBLING) else "slicing"
     if properties.ordered and not properties.commutative:
-        why = "the synopsis goes by the order of values: parts are numbered and registered at a manager"
+        why = "the synopsis depends on the order of values: parts are numbered and registered with a manager"
         chosen = Strategy("order_based", compute, "manager", reason=why)
     elif not properties.mergeable:
-        why = "the synopsis does not merge: one task sees every record, in every window it lies in"
+        why = "the synopsis does not merge: one task reads every record, in every window that contains it"
         chosen = Strategy("centralised", "bucketing", "none", reason=why)
     elif family is Family.COUNT:
-        why = "the window goes by the number of records: they are numbered in event time"
+        why = "the window counts records: they are numbered in event time"
         chosen = Strategy("order_based", "slicing", "merge", reason=why)
     elif stratified:
         why = "one synopsis per stratum: each stratum's records go to one task"
@@ -89,7 +88,7 @@ def choose(properties: Properties, window: object, *, stratified: bool) -> Strat
 
 
 def check(strategy: Strategy, properties: Properties, window: object, *, stratified: bool) -> None:
-    """Raises InvalidRequest, naming what is possible, unless the algebra allows the strategy."""
+    """Raises InvalidRequest, which names the possible values, unless the properties allow the strategy."""
     family = family_of(window)
     by_order = properties.ordered and not properties.commutative
     divides = _divides(properties, family, stratified)
@@ -99,13 +98,13 @@ def check(strategy: Strategy, properties: Properties, window: object, *, stratif
     computes = ["bucketing", "slicing"]
     why = ""
     if not properties.mergeable and not by_order:
-        computes, why = ["bucketing"], "slices of a synopsis that does not merge make no window"
+        computes, why = ["bucketing"], "windows cannot be merged from slices of a synopsis that does not merge"
     elif family in (Family.SESSION, Family.COUNT):
-        computes, why = ["slicing"], "such windows have no borders that are known before their records"
+        computes, why = ["slicing"], "the borders of such windows depend on their records"
     _require("compute", strategy.compute, computes, why)
-    merges, why = ["merge"], "the parts have to become one"
+    merges, why = ["merge"], "the parts must be merged"
     if by_order:
-        merges, why = ["manager"], "the order of values is lost in a merge"
+        merges, why = ["manager"], "a merge loses the order of values"
     elif not properties.mergeable:
         merges, why = ["none"], "the synopsis does not merge"
     _require("merge", strategy.merge, merges, why)
@@ -123,14 +122,14 @@ def _divides(properties: Properties, family: Family, stratified: bool) -> list[s
 
 def _why_divide(properties: Properties, family: Family, stratified: bool) -> str:
     if family is Family.COUNT or (properties.ordered and not properties.commutative):
-        return "records have to be numbered"
+        return "records must be numbered"
     if not properties.mergeable:
-        return "parts of a synopsis that does not merge make no whole"
+        return "parts of a synopsis that does not merge cannot be combined"
     return "" if stratified else "there are no strata: give stratify_by"
 
 
 def _why_no_window(by_order: bool, family: Family) -> str:
-    about = "goes by the order of values" if by_order else "does not merge"
+    about = "depends on the order of values" if by_order else "does not merge"
     return f"a synopsis that {about} cannot be built over {family.value} windows"
 
 
@@ -139,6 +138,6 @@ def _require(name: str, given: str, accepted: list[str], why: str) -> None:
         raise InvalidRequest(f"strategy.{name}", given, " or ".join(accepted), why)
 
 
-def _check_whole(name: str, value: object, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidRequest(name, value, f"a whole number from 1 to {most}")
+def _check_whole(name: str, value: object, maximum: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
+        raise InvalidRequest(name, value, f"a whole number from 1 to {maximum}")

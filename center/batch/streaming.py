@@ -1,14 +1,13 @@
-"""Windows of a streaming DataFrame: what has been said of a window stays in Spark's state, and each
-micro-batch that adds to it gives its next revision.
+"""Windows of a streaming DataFrame: Spark's state holds each open window's synopsis, and every micro-batch that adds to
+a window emits its next revision.
 
-A task's partials come once per window they are part of, so a key of the state is a window (for sessions a
-stratum, since a late record may join two of them). The late rule is the algebra's: what merges here is
-commutative or goes by event time inside the synopsis, so a late record is as good as any until the
-watermark has passed its window's end. Then the window is final and its state is dropped; what still comes
-is counted, not applied.
+A task's partials are emitted once per window that they belong to, so a key of the state is a window (for sessions a
+stratum, since a late record may join two sessions). Synopses that merge are commutative or keep event times, so a late
+record counts like any other until the watermark has passed its window's end. Then the window is final and its state is
+dropped; later records are counted, not applied.
 
-Rows say no event time but one per task, the newest it has seen: Spark takes the watermark from that, and
-never drops a row itself, which would be a silent loss.
+Rows carry no event time but one per task, the latest that it has seen: Spark derives the watermark from it and never
+drops a row itself, which would be a silent loss.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from center.batch.compute import Job
+from center.batch.compute_phase import BatchJob
 from center.batch.layout import SPARK_TYPES
-from center.batch.merging import Piece, bounds_of, piece_of, sessions, union
+from center.batch.merge_phase import SlicePartial, bounds_of, piece_of, session_windows, union
 from center.spark.workers import settle
-from edgewater.windows import Session
+from edgewater.windows import SessionWindow
 
-Said = dict[tuple[int, int], tuple[int, int, int]]
-"""Sessions that have been told: (start, end) -> revision, records, nulls."""
+EmittedSessions = dict[tuple[int, int], tuple[int, int, int]]
+"""Emitted sessions: (start, end) -> revision, records, nulls."""
 
 _OUT = ("window_start", "window_end", "synopsis", "records", "nulls", "revision", "late")
 _OUT_DDL = (
@@ -38,23 +37,23 @@ _OUT_DDL = (
     " records bigint, nulls bigint, revision bigint, late bigint"
 )
 _WINDOW_STATE = "synopsis binary, first_ms bigint, last_ms bigint, records bigint, nulls bigint, revision bigint"
-_SESSION_STATE = "slices binary, said string"
+_SESSION_STATE = "slices binary, emitted string"
 _SLICES = pa.schema(
     [(n, pa.int64()) for n in ("start", "first_ms", "last_ms", "records", "nulls")] + [("data", pa.binary())]
 )
 
 
-def keep_state(partials: DataFrame, job: Job, lateness: str | None) -> DataFrame:
-    """Revisions of windows, appended."""
+def keep_state(partials: DataFrame, job: BatchJob, lateness: str | None) -> DataFrame:
+    """Emits revisions of windows, in append mode."""
     layout = job.layout
     keys = list(layout.keys)
-    # As texts: pandas would make floats of whole numbers beside a null.
+    # As strings: pandas would convert integers to floats in a column with nulls.
     for key in keys:
         partials = partials.withColumn(key, F.col(key).cast("string"))
     timeout = "NoTimeout"
     if lateness is not None:
         partials, timeout = partials.withWatermark("event_time", lateness), "EventTimeTimeout"
-    step: Any = _Sessions(job) if isinstance(job.window, Session) else _Windows(job)
+    step: Any = _SessionStep(job) if isinstance(job.window, SessionWindow) else _WindowStep(job)
     ddl = ", ".join([*(f"{k} string" for k in keys), _OUT_DDL])
     grouped = partials.groupBy(*keys, "block")
     result = grouped.applyInPandasWithState(step, ddl, step.state, "append", timeout)
@@ -65,12 +64,12 @@ def keep_state(partials: DataFrame, job: Job, lateness: str | None) -> DataFrame
     return result
 
 
-class _Step:
-    """What Spark calls with the new rows of a key, or when its time is over."""
+class _StatefulStep:
+    """The function that Spark calls with the new rows of a key, or when its timeout has passed."""
 
     state: str
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: BatchJob) -> None:
         self._job = job
 
     def __call__(self, key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
@@ -90,23 +89,23 @@ class _Step:
         rows = [] if not untimed else [{"records": untimed, "nulls": 0, "revision": 1, "late": 0}]
         return rows + (self._grow(pieces, state) if pieces else [])
 
-    def _grow(self, pieces: list[Piece], state: Any) -> list[dict[str, Any]]:
+    def _grow(self, pieces: list[SlicePartial], state: Any) -> list[dict[str, Any]]:
         raise NotImplementedError
 
     def _retire(self, state: Any) -> None:
         raise NotImplementedError
 
     def _watermark(self, state: Any) -> int | None:
-        """None: there is none yet, which Spark says as 0."""
+        """None: there is none yet, which Spark reports as 0."""
         return (state.getCurrentWatermarkMs() or None) if self._job.window is not None else None
 
 
-class _Windows(_Step):
-    """A key is a window with borders that are known, or the global one."""
+class _WindowStep(_StatefulStep):
+    """A key is a window with known borders, or the global one."""
 
     state = _WINDOW_STATE
 
-    def _grow(self, pieces: list[Piece], state: Any) -> list[dict[str, Any]]:
+    def _grow(self, pieces: list[SlicePartial], state: Any) -> list[dict[str, Any]]:
         watermark = self._watermark(state)
         _, end = bounds_of(self._job, pieces[0])
         if watermark is not None and end is not None and end <= watermark:
@@ -114,28 +113,28 @@ class _Windows(_Step):
         revision = 0
         if state.exists:
             synopsis, first_ms, last_ms, records, nulls, revision = state.get
-            held = Piece(pieces[0].start, first_ms, last_ms, records, nulls, bytes(synopsis))
+            held = SlicePartial(pieces[0].start, first_ms, last_ms, records, nulls, bytes(synopsis))
             pieces = [held, *pieces]
         whole = union(pieces)
         data = whole.to_bytes()
         state.update((data, whole.first_ms, whole.last_ms, whole.records, whole.nulls, revision + 1))
         if self._job.window is not None and end is not None and end > max(watermark or 0, 0):
             state.setTimeoutTimestamp(end)
-        return [_told(*bounds_of(self._job, whole), whole, data, revision + 1)]
+        return [_result_row(*bounds_of(self._job, whole), whole, data, revision + 1)]
 
     def _retire(self, state: Any) -> None:
         state.remove()
 
 
-class _Sessions(_Step):
-    """A key is a stratum; its state are the slices of its open sessions."""
+class _SessionStep(_StatefulStep):
+    """A key is a stratum; its state holds the slices of its open sessions."""
 
     state = _SESSION_STATE
 
-    def _grow(self, pieces: list[Piece], state: Any) -> list[dict[str, Any]]:
+    def _grow(self, pieces: list[SlicePartial], state: Any) -> list[dict[str, Any]]:
         watermark = self._watermark(state)
-        slices, said = self._open(state, watermark)
-        by_start: dict[int, list[Piece]] = {}
+        slices, emitted = self._open(state, watermark)
+        by_start: dict[int, list[SlicePartial]] = {}
         for piece in [*slices, *pieces]:
             by_start.setdefault(piece.start, []).append(piece)
         slices = [union(by_start[start]) for start in sorted(by_start)]
@@ -144,45 +143,45 @@ class _Sessions(_Step):
             start, end = bounds_of(self._job, whole)
             assert start is not None and end is not None
             if watermark is not None and end <= watermark:
-                # Nothing that was kept is in it: that would be open.
+                # No stored slice is in it: an open session would be.
                 rows.append(_late(self._job, [whole]))
                 slices = [s for s in slices if not whole.first_ms <= s.first_ms <= whole.last_ms]
                 continue
-            revision, *numbers = said.get((start, end), (0, -1, -1))
+            revision, *numbers = emitted.get((start, end), (0, -1, -1))
             if numbers != [whole.records, whole.nulls]:
                 revision += 1
-                rows.append(_told(start, end, whole, whole.to_bytes(), revision))
+                rows.append(_result_row(start, end, whole, whole.to_bytes(), revision))
             now[start, end] = (revision, whole.records, whole.nulls)
-        for (start, end), (revision, _, _) in said.items():
+        for (start, end), (revision, _, _) in emitted.items():
             if (start, end) not in now:
-                rows.append(_told(start, end, None, None, revision + 1))
+                rows.append(_result_row(start, end, None, None, revision + 1))
         self._keep(state, slices, now, watermark)
         return rows
 
     def _retire(self, state: Any) -> None:
         watermark = self._watermark(state)
-        slices, said = self._open(state, watermark)
-        self._keep(state, slices, said, watermark)
+        slices, emitted = self._open(state, watermark)
+        self._keep(state, slices, emitted, watermark)
 
-    def _sessions(self, slices: list[Piece]) -> Iterator[Piece]:
-        assert isinstance(self._job.window, Session)
-        return sessions(iter(slices), self._job.window)
+    def _sessions(self, slices: list[SlicePartial]) -> Iterator[SlicePartial]:
+        assert isinstance(self._job.window, SessionWindow)
+        return session_windows(iter(slices), self._job.window)
 
-    def _open(self, state: Any, watermark: int | None) -> tuple[list[Piece], Said]:
-        """What is kept of sessions that have not ended before the watermark."""
+    def _open(self, state: Any, watermark: int | None) -> tuple[list[SlicePartial], EmittedSessions]:
+        """The stored slices and sessions that have not ended before the watermark."""
         if not state.exists:
             return [], {}
         stored, text = state.get
         with pa.ipc.open_stream(bytes(stored)) as reader:
-            slices = [Piece(**row) for row in reader.read_all().to_pylist()]
-        said: Said = {(s, e): (r, n, m) for s, e, r, n, m in json.loads(text)}
+            slices = [SlicePartial(**row) for row in reader.read_all().to_pylist()]
+        emitted: EmittedSessions = {(s, e): (r, n, m) for s, e, r, n, m in json.loads(text)}
         if watermark is None:
-            return slices, said
-        said = {span: told for span, told in said.items() if span[1] > watermark}
-        return [s for s in slices if any(a <= s.first_ms < b for a, b in said)], said
+            return slices, emitted
+        emitted = {span: values for span, values in emitted.items() if span[1] > watermark}
+        return [s for s in slices if any(a <= s.first_ms < b for a, b in emitted)], emitted
 
-    def _keep(self, state: Any, slices: list[Piece], said: Said, watermark: int | None) -> None:
-        if not said:
+    def _keep(self, state: Any, slices: list[SlicePartial], emitted: EmittedSessions, watermark: int | None) -> None:
+        if not emitted:
             if state.exists:
                 state.remove()
             return
@@ -190,14 +189,14 @@ class _Sessions(_Step):
         sink = io.BytesIO()
         with pa.ipc.new_stream(sink, _SLICES) as writer:
             writer.write_table(pa.Table.from_pylist(rows, _SLICES))
-        state.update((sink.getvalue(), json.dumps([[*span, *told] for span, told in said.items()])))
-        due = min(end for _, end in said)
+        state.update((sink.getvalue(), json.dumps([[*span, *values] for span, values in emitted.items()])))
+        due = min(end for _, end in emitted)
         if due > max(watermark or 0, 0):
             state.setTimeoutTimestamp(due)
 
 
-def _read(frames: Iterable[pd.DataFrame]) -> tuple[list[Piece], int]:
-    """The pieces, and the number of records without a time."""
+def _read(frames: Iterable[pd.DataFrame]) -> tuple[list[SlicePartial], int]:
+    """The partials, and the number of records without a time."""
     pieces, untimed = [], 0
     columns = ("slice_start", "first_ms", "last_ms", "records", "nulls")
     for frame in frames:
@@ -209,7 +208,9 @@ def _read(frames: Iterable[pd.DataFrame]) -> tuple[list[Piece], int]:
     return pieces, untimed
 
 
-def _told(start: int | None, end: int | None, piece: Piece | None, data: bytes | None, revision: int) -> dict[str, Any]:
+def _result_row(
+    start: int | None, end: int | None, piece: SlicePartial | None, data: bytes | None, revision: int
+) -> dict[str, Any]:
     return {
         "window_start": start,
         "window_end": end,
@@ -221,8 +222,8 @@ def _told(start: int | None, end: int | None, piece: Piece | None, data: bytes |
     }
 
 
-def _late(job: Job, pieces: list[Piece]) -> dict[str, Any]:
-    """Records, nulls too, that came after their window was final."""
+def _late(job: BatchJob, pieces: list[SlicePartial]) -> dict[str, Any]:
+    """A row that counts records, nulls included, that arrived after their window was final."""
     start, end = bounds_of(job, pieces[0])
-    row = _told(start, end, None, None, 0)
+    row = _result_row(start, end, None, None, 0)
     return row | {"revision": None, "late": sum(p.records + p.nulls for p in pieces)}

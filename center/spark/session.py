@@ -1,8 +1,7 @@
-"""The Spark session of the center: embedded by default, on a cluster when the master says so.
+"""The Spark session of the center: embedded by default, on a cluster if the master says so.
 
-Spark is an engine here, not the place where anything is remembered: no state store, no tables, no
-catalog of its own. So the settings aim at short micro-batches and a small footprint, or, for
-`center.batch` over millions of rows, at rows per second.
+Spark only computes; it holds no state: no state store, no tables, no catalog. So the settings aim at short
+micro-batches and a small footprint or, for `center.batch` over millions of rows, at throughput.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ JAVA_MIN = 17
 JAVA_ACCEPTED = (
     f"Java {JAVA_MIN} or newer: install it (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
 )
-JAVA_ANSWERS_WITHIN_S = 30
+JAVA_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,9 @@ class SessionConfig:
         master: ``local[2]`` runs inside the center's process tree; ``spark://…`` and ``k8s://…`` on a
             cluster, with the driver here.
         driver_memory: heap of the driver's JVM, as Spark writes sizes.
-        scratch_dir: where Spark may spill; nothing there outlives a run. None: the system's own.
-        work: "micro_batches", the job's, which are short and many; or "bulk", such as `center.batch` over
-            millions of rows, which is several times faster once it is warm and starts more slowly.
+        scratch_dir: directory for spilling; nothing in it outlives a run. None: the system's.
+        work: "micro_batches", for the job; or "bulk", for `center.batch` over millions of rows, which is several
+            times faster once it is warm and starts more slowly.
         settings: Spark properties that override the ones below.
     """
 
@@ -55,7 +54,7 @@ class SessionConfig:
 
     @property
     def cores(self) -> int:
-        """The cores of a local master; on a cluster a fair default for shuffles of small batches."""
+        """The cores of a local master; on a cluster a default for shuffles of small batches."""
         match = re.fullmatch(r"local\[(\d+)(,\d+)?\]", self.master)
         if match:
             return int(match[1])
@@ -65,14 +64,14 @@ class SessionConfig:
 
 
 def java_version(env: Mapping[str, str]) -> int | None:
-    """The major version of the Java that Spark would run, or None if there is none that runs."""
+    """The major version of the Java that Spark would use, or None if none can be run."""
     home = env.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=env.get("PATH", os.defpath))
     if java is None:
         return None
     try:
         answer = subprocess.run(
-            [java, "-version"], env=dict(env), capture_output=True, text=True, timeout=JAVA_ANSWERS_WITHIN_S, check=True
+            [java, "-version"], env=dict(env), capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -82,16 +81,16 @@ def java_version(env: Mapping[str, str]) -> int | None:
 
 
 def require_java(env: Mapping[str, str]) -> None:
-    """Raises InvalidConfig, in one line that says what to install, unless Spark's Java is there."""
+    """Raises InvalidConfig, saying what to install, if Spark's Java is missing or too old."""
     version = java_version(env)
     if version is None:
-        raise InvalidConfig("JAVA_HOME", env.get("JAVA_HOME"), JAVA_ACCEPTED, "Spark needs Java, and none runs here")
+        raise InvalidConfig("JAVA_HOME", env.get("JAVA_HOME"), JAVA_ACCEPTED, "Spark needs Java, and none can be run")
     if version < JAVA_MIN:
         raise InvalidConfig("JAVA_HOME", env.get("JAVA_HOME"), JAVA_ACCEPTED, f"this is Java {version}")
 
 
 def spark_settings(config: SessionConfig) -> dict[str, str]:
-    """The Spark properties of a session, all as text."""
+    """The Spark properties of a session."""
     settings = {
         "spark.driver.memory": config.driver_memory,
         "spark.ui.enabled": "false",
@@ -99,26 +98,25 @@ def spark_settings(config: SessionConfig) -> dict[str, str]:
         "spark.log.level": "WARN",
         "spark.python.worker.reuse": "true",
         "spark.sql.shuffle.partitions": str(config.cores),
-        # A micro-batch is a few small stages: looking at one's statistics before planning the next
-        # costs more than any plan it could find.
+        # A micro-batch has a few small stages: re-planning from statistics costs more than a better plan saves.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "50000" if config.work == "bulk" else "10000",
         "spark.sql.session.timeZone": "UTC",
-        # A new offset is looked for this often while idle; half of it is added to every answer's age.
-        # Spark's 10 ms asks the catalog a hundred times a second for nothing.
+        # The polling interval while idle; half of it is added to every answer's age. Spark's default of 10 ms would
+        # query the catalog a hundred times a second.
         "spark.sql.streaming.pollingDelay": "20ms",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.streaming.minBatchesToRetain": "2",
         "spark.sql.streaming.numRecentProgressUpdates": "10",
-        # The checkpoint is no truth (`job.py`), so nothing guards its bytes. Without Hadoop's native library
-        # each local file, and each checksum beside one, costs a fork of `chmod`: with this, and the
-        # checksums off below, a batch writes its two files in 25 ms instead of 110.
+        # The checkpoint decides nothing (`center.job.job`), so it needs no checksums. Without Hadoop's native library
+        # each local file, and each checksum file, costs a fork of `chmod`: with this setting, and checksums off below,
+        # a batch writes its two files in 25 ms instead of 110.
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
         ),
-        # A call site captured per DataFrame operation is a round trip to the JVM, for nobody.
+        # Capturing the call site of each DataFrame operation is a round trip to the JVM.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
     }
     if config.is_local:
@@ -128,8 +126,8 @@ def spark_settings(config: SessionConfig) -> dict[str, str]:
             "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
         }
         if config.work == "micro_batches":
-            # Small batches never repay the optimising compiler: without it the first batch costs 10 s of CPU
-            # instead of 17, and the first hundred 22 instead of 41. Rows by the million repay it five times.
+            # Small batches never repay the optimising compiler: without it the first batch costs 10 s of CPU instead of
+            # 17, and the first hundred 22 instead of 41. Bulk work over millions of rows is five times faster with it.
             settings["spark.driver.extraJavaOptions"] += " -XX:TieredStopAtLevel=1"
     if config.scratch_dir is not None:
         settings["spark.local.dir"] = str(config.scratch_dir)
@@ -137,19 +135,19 @@ def spark_settings(config: SessionConfig) -> dict[str, str]:
 
 
 def start_session(config: SessionConfig) -> SparkSession:
-    """Starts the JVM and gives its session. Takes seconds; call `session.stop()` when done.
+    """Starts the JVM and returns its session. Takes seconds; call `session.stop()` when done.
 
-    The JVM ends when this process does, however it ends: it reads a pipe that only we hold open.
+    The JVM ends with this process, however it ends: it reads a pipe that only this process holds open.
 
     Raises:
         InvalidConfig: Java is missing or too old.
     """
     require_java(os.environ)
-    # Executors must run this interpreter: another has another set of packages.
+    # Executors must run this interpreter: another has other packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if config.is_local:
-        # Before the JVM starts: it looks up the host's name otherwise, which may not resolve.
+        # Set before the JVM starts: otherwise it resolves the host's name, which may fail.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(config.master).appName(config.app_name)
     for name, value in spark_settings(config).items():

@@ -1,9 +1,42 @@
-"""The two-level cache: which groups of a slice may leave (primary), and which leaves first.
+"""The two-level cache of TR 16-003: which groups of a slice may be sent (primary cache), and in which order.
 
-`entries` holds the groups; `budgets` and `sizing` draw the line between the two levels; `eviction` orders the
-primary one; `history` and `forecast` are what the order may rest on; `choice` puts them together into a `ranking`, from
-which pulls are served.
+Called by `edge.core`, per query and slice. `entries` holds the groups of a slice; `partition` (error budgets) and
+`sizing` with `error_target` (staleness budgets) decide which are in the primary cache; `eviction` ranks those, from
+the `history` of earlier slices and a `forecast`; `policy` combines these into a `send_queue`, from which pulls are
+served. Deterministic: no clock, no I/O; times are arguments.
 
-Source: Heintz, Chandra, Sitaraman, "Trading Timeliness and Accuracy in Geo-Distributed Streaming
-Analytics" (TR 16-003), section 5.
+Source: Heintz, Chandra, Sitaraman, "Trading Timeliness and Accuracy in Geo-Distributed Streaming Analytics"
+(TR 16-003), section 5.
 """
+
+from edge.cache.entries import SliceEntries
+from edge.cache.history import GroupHistory
+from edge.cache.partition import ErrorLimits, primary_mask
+from edge.cache.policy import (
+    RankingContext,
+    learn,
+    rank_closed,
+    rank_closed_by_deadline,
+    rank_open,
+    rank_open_by_deadline,
+)
+from edge.cache.send_queue import EMPTY_SELECTION, Selection, SendQueue, max_entries_per_frame
+from edge.cache.sizing import SendSlots
+
+__all__ = [
+    "EMPTY_SELECTION",
+    "ErrorLimits",
+    "GroupHistory",
+    "RankingContext",
+    "Selection",
+    "SendQueue",
+    "SendSlots",
+    "SliceEntries",
+    "learn",
+    "max_entries_per_frame",
+    "primary_mask",
+    "rank_closed",
+    "rank_closed_by_deadline",
+    "rank_open",
+    "rank_open_by_deadline",
+]

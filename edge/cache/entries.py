@@ -1,4 +1,4 @@
-"""The entries of one slice: per group the pending value V, the sent value F, and the last touch."""
+"""The entries of one slice: per group the pending value V, the sent value F, and counters."""
 
 from __future__ import annotations
 
@@ -11,23 +11,33 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edgewater.query import BoundQuery
-from edgewater.synopses import codec
-from edgewater.synopses.aggregates import MaxStack, SumStack
-from edgewater.synopses.base import BoolArray, BoundedError, FloatArray, IntArray
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.hashing import hash_values
-from edgewater.synopses.row_sample import RowSampleStack
-from edgewater.wire.frames import Withheld
-from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
+from edgewater.synopses import (
+    BoolArray,
+    BoundedError,
+    FloatArray,
+    GroupedAggregate,
+    IntArray,
+    MaxStack,
+    RowSampleStack,
+    SumStack,
+    hash_values,
+)
+from edgewater.synopses.encoding.state import State
+from edgewater.wire import Withheld
 
-_COUNTERS = {"touched": "<i8", "arrivals": "<i4", "unsent": "<i4", "sends": "<i4", "first": "<f4"}
+_COUNTERS = {"last_batch": "<i8", "arrivals": "<i4", "unsent": "<i4", "sends": "<i4", "first": "<f4"}
 _NULL: dict[pa.DataType, Any] = {pa.string(): "", pa.int64(): 0, pa.float64(): 0.0, pa.bool_(): False}
-"""What stands for null in a group's hash; a group it is confused with costs a forecast, no answer."""
+"""Replaces null in a group's hash. A collision makes a forecast worse and changes no answer."""
 
 
 @dataclass(slots=True)
-class Remembered:
-    """What a history of so many slices knows of the first groups (a row per number that it keeps of a group)."""
+class RecallCache:
+    """The averages of a `GroupHistory` for the first groups of a slice, looked up once.
+
+    Attributes:
+        slices: `GroupHistory.slices` at the lookup; -1: nothing is cached.
+        values: float32 [average, group].
+    """
 
     slices: int = -1
     values: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
@@ -37,11 +47,11 @@ class SliceEntries:
     """Parallel arrays over the groups of one slice.
 
     Args:
-        pending: an empty aggregate; it holds V, what has arrived and was not sent.
-        bounded: the measures for which F, the value sent so far, is kept. Only budgets need it.
+        pending: an empty aggregate for V, the value of records that have arrived and were not sent.
+        bounded: the measures for which F, the value sent so far, is kept: those of the budget.
 
     Attributes:
-        newest: the number of the newest batch that updated any group.
+        newest_batch: the number of the newest batch that updated any group.
     """
 
     def __init__(self, pending: GroupedAggregate, bounded: Sequence[str] = ()) -> None:
@@ -52,12 +62,16 @@ class SliceEntries:
         self._bounded = tuple(bounded)
         self._hashes: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._with_error = frozenset(n for n in bounded if isinstance(pending.measures[n], BoundedError))
-        self.remembered = Remembered()
-        self.newest = 0
+        self.recall_cache = RecallCache()
+        self.newest_batch = 0
 
     @classmethod
-    def of(cls, bound: BoundQuery, source: int, bounded: Sequence[str]) -> SliceEntries:
-        """Of a query. `source`: who numbers its records (`GroupedAggregate.set_source`)."""
+    def for_query(cls, bound: BoundQuery, source: int, bounded: Sequence[str]) -> SliceEntries:
+        """Returns the empty entries of a query's slice.
+
+        Args:
+            source: identifies the source of the records (`GroupedAggregate.set_source`).
+        """
         keys = dict(zip(bound.spec.group_by, bound.group_types, strict=True))
         stacks = {
             m.measure.name: m.measure.function.make(m.measure.parameters, m.argument.type if m.argument else None)
@@ -76,52 +90,52 @@ class SliceEntries:
 
     @property
     def bounded(self) -> tuple[str, ...]:
-        """The measures that the budget is about."""
+        """The measures of the budget."""
         return self._bounded
 
-    def offer(self, rate: float) -> None:
-        """Records come that were drawn with this probability, to measures that are rows of a sample."""
+    def set_sampling_rate(self, rate: float) -> None:
+        """Sets the rate at which the next records were sampled, for measures that are row samples."""
         for stack in self.pending.measures.values():
             if isinstance(stack, RowSampleStack):
-                stack.offer(rate)
+                stack.reduce_rate(rate)
 
-    def _of(self, name: str) -> npt.NDArray[Any]:
+    def _column(self, name: str) -> npt.NDArray[Any]:
         return self._arrays[name][: len(self)]
 
     @property
     def has_pending(self) -> BoolArray:
-        """Per group: is there anything that was not sent?"""
-        return self._of("unsent") > 0
+        """Per group: whether there is a value that was not sent."""
+        return self._column("unsent") > 0
 
     @property
-    def touched(self) -> IntArray:
+    def last_batch(self) -> IntArray:
         """Per group: the number of the batch that last updated it."""
-        return self._of("touched")
+        return self._column("last_batch")
 
     @property
     def pending_records(self) -> npt.NDArray[np.int32]:
         """Per group: records that were not sent."""
-        return self._of("unsent")
+        return self._column("unsent")
 
     @property
     def arrivals(self) -> npt.NDArray[np.int32]:
         """Per group: records so far, sent or not."""
-        return self._of("arrivals")
+        return self._column("arrivals")
 
     @property
     def first_seen(self) -> npt.NDArray[np.float32]:
-        """Per group: the part of the slice that had passed at its first batch, 0 to 1."""
-        return self._of("first")
+        """Per group: the elapsed fraction of the slice at its first batch, 0 to 1."""
+        return self._column("first")
 
     @property
     def sends(self) -> npt.NDArray[np.int32]:
-        """Per group: how often it has left."""
-        return self._of("sends")
+        """Per group: how often it was sent."""
+        return self._column("sends")
 
     def squares(self, measure: str) -> FloatArray:
         """Per group: the sum of the squares of the measure's argument over all arrivals."""
         kept = self._arrays.get(f"squares:{measure}")
-        return self._of("arrivals").astype(np.float64) if kept is None else kept[: len(self)].astype(np.float64)
+        return self._column("arrivals").astype(np.float64) if kept is None else kept[: len(self)].astype(np.float64)
 
     def update(
         self,
@@ -129,25 +143,31 @@ class SliceEntries:
         values: Mapping[str, pa.Array | None],
         rows: int,
         times: IntArray,
-        touch: int,
+        batch_number: int,
         ids: IntArray | None = None,
         elapsed: float = 0.0,
     ) -> None:
-        """Adds `rows` records; `touch` numbers the batch, `ids` the records (for samples).
+        """Adds records.
 
         Args:
-            elapsed: the part of the slice that has passed, 0 to 1.
+            keys: an Arrow array per key column.
+            values: an Arrow array per measure; None: the measure has no argument.
+            rows: number of records.
+            times: int64 ms, event times.
+            batch_number: number of the batch, ascending.
+            ids: int64, numbers of the records in their stream, for samples.
+            elapsed: the elapsed fraction of the slice, 0 to 1.
         """
-        self.newest = max(self.newest, touch)
+        self.newest_batch = max(self.newest_batch, batch_number)
         known = len(self)
         codes = self.pending.update(keys, values, rows, times=times, ids=ids)
         groups = len(self)
         self._grow()
         counts = np.bincount(codes, minlength=groups)
-        self._of("arrivals")[:] += counts.astype(np.int32)
-        self._of("unsent")[:] += counts.astype(np.int32)
-        self._of("touched")[codes] = touch
-        self._of("first")[known:] = elapsed
+        self._column("arrivals")[:] += counts.astype(np.int32)
+        self._column("unsent")[:] += counts.astype(np.int32)
+        self._column("last_batch")[codes] = batch_number
+        self._column("first")[known:] = elapsed
         for name in self._bounded:
             kept = self._arrays.get(f"squares:{name}")
             argument = values[name]
@@ -155,26 +175,26 @@ class SliceEntries:
                 numbers = np.nan_to_num(argument.to_numpy(zero_copy_only=False).astype(np.float64))
                 kept[:groups] += np.bincount(codes, numbers * numbers, groups).astype(np.float32)
 
-    def announce(self, keys: Sequence[pa.Array], rows: int, touch: int, elapsed: float) -> None:
-        """Makes the groups of these records known, of which perhaps none is processed: each has something to send."""
-        self.newest = max(self.newest, touch)
+    def add_groups(self, keys: Sequence[pa.Array], rows: int, batch_number: int, elapsed: float) -> None:
+        """Adds the groups of records that may all be sampled out; each group then has a value to send."""
+        self.newest_batch = max(self.newest_batch, batch_number)
         known = len(self)
         codes = self.pending.encode(keys, rows)
         self._grow()
-        unsent = self._of("unsent")
+        unsent = self._column("unsent")
         unsent[codes] = np.maximum(unsent[codes], 1)
-        self._of("touched")[codes] = touch
-        self._of("first")[known:] = elapsed
+        self._column("last_batch")[codes] = batch_number
+        self._column("first")[known:] = elapsed
 
     def _grow(self) -> None:
         groups = len(self.pending)
-        if groups > len(self._arrays["touched"]):
-            capacity = max(groups, 2 * len(self._arrays["touched"]))
+        if groups > len(self._arrays["last_batch"]):
+            capacity = max(groups, 2 * len(self._arrays["last_batch"]))
             self._arrays = {name: _grown(array, capacity) for name, array in self._arrays.items()}
 
     def accumulated_error(self, measure: str, groups: IntArray | None = None) -> FloatArray:
-        """error(F, F ⊕ V) per group (None: all), signed: F ⊕ V − F; for a measure without an error function
-        of its own its record mass, the records that were not sent."""
+        """Returns the signed error(F, F ⊕ V) = F ⊕ V − F per group (None: all). For a measure without an error function
+        it is the record mass: the number of records that were not sent."""
         if measure in self._with_error:
             pending, sent = self._pending_and_sent(measure, groups)
             change = pending.change(sent)
@@ -182,36 +202,37 @@ class SliceEntries:
                 never = (sent == 0.0) & (change > 0.0)
                 change = np.where(never, np.inf, change)
             return change
-        unsent = self._of("unsent")
+        unsent = self._column("unsent")
         return (unsent if groups is None else unsent[groups]).astype(np.float64)
 
     def _has_negative(self, measure: str) -> bool:
-        """Is the greatest value of any group below 0? Then of the same group it may be so at another edge, which
-        sends it; and that is no bound for what this one keeps back of a group it has never sent."""
+        """Returns whether the maximum of any group is below 0. Another edge may then send a negative maximum of a
+        group, so for a group that this edge has never sent, 0 is no bound of the withheld value."""
         pending, sent = self._pending_and_sent(measure, None)
         return bool((sent < 0.0).any() or (pending.advance(sent) < 0.0).any())
 
     def has_both_signs(self, measure: str) -> bool:
-        """Are there groups above 0 and groups below? Then of one group its parts at several edges may cancel."""
+        """Returns whether there are groups above 0 and groups below 0. The values that several edges have for one group
+        may then cancel."""
         total = self.total(measure)
         return bool(total.min(initial=0.0) < 0.0 < total.max(initial=0.0))
 
     def total(self, measure: str, groups: IntArray | None = None) -> FloatArray:
-        """F ⊕ V per group (None: all): the value so far; of a measure by record mass, its records so far."""
+        """Returns F ⊕ V per group (None: all), the value so far; without an error function, the number of records."""
         if measure in self._with_error:
             pending, sent = self._pending_and_sent(measure, groups)
             return pending.advance(sent)
-        arrivals = self._of("arrivals")
+        arrivals = self._column("arrivals")
         return (arrivals if groups is None else arrivals[groups]).astype(np.float64)
 
     def _pending_and_sent(self, measure: str, groups: IntArray | None) -> tuple[BoundedError, FloatArray]:
-        stack, sent = self.pending.measures[measure], self._of(f"sent:{measure}")
+        stack, sent = self.pending.measures[measure], self._column(f"sent:{measure}")
         if groups is not None:
             stack, sent = stack.take(groups), sent[groups]
         return cast(BoundedError, stack), sent
 
     def hashes(self) -> npt.NDArray[np.uint64]:
-        """A 64-bit hash of each group's key: what a group is known by from slice to slice."""
+        """Returns a 64-bit hash of each group's key, which identifies the group across slices."""
         known = len(self._hashes)
         if known < len(self):
             columns = self.pending.rows(np.arange(known, len(self)))
@@ -221,19 +242,30 @@ class SliceEntries:
             self._hashes = np.concatenate([self._hashes, fresh])
         return self._hashes
 
-    def send(self, groups: IntArray) -> GroupedAggregate:
-        """Takes the pending values of these groups out: V becomes empty, F becomes F ⊕ V."""
+    def codes(self, keys: Sequence[pa.Array], rows: int) -> IntArray:
+        """Returns the numbers of the groups with these keys; adds new groups, with nothing pending."""
+        codes = self.pending.encode(keys, rows)
+        self._grow()
+        return codes
+
+    def send(self, groups: IntArray, recorded: GroupedAggregate | None = None) -> GroupedAggregate:
+        """Returns the pending values of these groups; V becomes empty, F becomes F ⊕ V.
+
+        Args:
+            recorded: in a replay, the values that were sent for these groups, in their order: F becomes F ⊕ recorded.
+        """
         taken = self.pending.take(groups)
+        added = taken if recorded is None else recorded
         for name in self._with_error:
-            sent = self._of(f"sent:{name}")
-            sent[groups] = cast(BoundedError, taken.measures[name]).advance(sent[groups])
+            sent = self._column(f"sent:{name}")
+            sent[groups] = cast(BoundedError, added.measures[name]).advance(sent[groups])
         self.pending.reset(groups)
-        self._of("unsent")[groups] = 0
-        self._of("sends")[groups] += 1
+        self._column("unsent")[groups] = 0
+        self._column("sends")[groups] += 1
         return taken
 
     def withheld(self) -> tuple[Withheld, ...]:
-        """What is pending, per measure, over all groups: what a closed slice keeps back."""
+        """Summarises the pending values over all groups, per measure: the error that a closed slice withholds."""
         result = []
         for name in self._bounded:
             error = np.where(self.has_pending, self.accumulated_error(name), 0.0)
@@ -252,22 +284,20 @@ class SliceEntries:
                 )
         return tuple(result)
 
-    def snapshot(self) -> list[bytes]:
-        """The whole state as blobs, read back by `restore`."""
-        arrays = [self._of(name) for name in self._arrays]
-        return [self.pending.to_bytes(), *(codec.encode(a).SerializeToString(deterministic=True) for a in arrays)]
+    def to_state(self) -> State:
+        arrays = {name: self._column(name) for name in self._arrays}
+        return State(None, {"pending": self.pending.to_bytes(), **arrays})
 
     @classmethod
-    def restore(cls, blobs: Sequence[bytes], bounded: Sequence[str]) -> SliceEntries:
-        result = cls(GroupedAggregate.from_bytes(blobs[0]), bounded)
-        arrays = [codec.decode(ArrayMessage.FromString(blob)) for blob in blobs[1:]]
-        result._arrays = dict(zip(result._arrays, arrays, strict=True))
-        result.newest = int(result.touched.max(initial=0))
+    def from_state(cls, state: State, bounded: Sequence[str]) -> SliceEntries:
+        result = cls(GroupedAggregate.from_bytes(state.arrays["pending"]), bounded)
+        result._arrays = {name: state.arrays[name] for name in result._arrays}
+        result.newest_batch = int(result.last_batch.max(initial=0))
         return result
 
 
 def _per_measure(pending: GroupedAggregate, bounded: Sequence[str]) -> list[tuple[str, str]]:
-    """F of what has an error function; and squares of what is summed, to forecast how it spreads."""
+    """Returns the arrays (name, dtype) for F, and for sums of squares, from which the spread of sums is forecast."""
     kept: list[tuple[str, str]] = []
     for name in bounded:
         stack = pending.measures[name]

@@ -1,19 +1,19 @@
-"""Eviction: in which order entries leave the primary cache when the link has room.
+"""Eviction: the order in which entries are sent from the primary cache when the link has room.
 
-A policy ranks groups; the lowest rank leaves first. Those of TR 16-003, section 5.2:
+A policy ranks groups; the lowest rank is sent first. The policies of TR 16-003, section 5.2:
 
-`lru`   the group that was touched longest ago is the likeliest to have its final value;
-`spe`   smallest potential error, the final value predicted explicitly: as large as in earlier slices;
+`lru`   the least recently updated group first: it is the most likely to have its final value;
+`spe`   smallest potential error, with the final value predicted explicitly: that of earlier slices;
 `mae`   most accumulated error;
 
-and two that do better (`docs/decisions/0005-cache-policy.md`):
+and two better ones (`docs/decisions/0005-cache-policy.md`):
 
-`rate`  smallest potential error, the final value extrapolated from the rate so far;
-`gain`  largest gain: P(the link is spared a flush of this group after the slice's end, if it leaves now).
-        Sent now, a group must be sent again if its residual comes to exceed the limit; left here, it must be
-        sent if its pending value does. The difference of the two probabilities is what a send is worth, for
-        entries on either side of the limit: so it promotes eagerly what will exceed it anyway, leaves heavy
-        groups for later, and says when sending is not worth its bytes yet.
+`rate`  smallest potential error, with the final value extrapolated from the rate so far;
+`gain`  largest gain: the probability that sending the group now saves sending it after the slice's end. A group that
+        is sent now must be sent again if its later changes exceed the limit; a group that is not sent must be sent if
+        its pending value and later changes exceed it. The gain is the difference of the two probabilities, for entries
+        on either side of the limit. So the policy sends early what will exceed the limit anyway, defers heavy groups,
+        and tells when sending does not pay yet.
 """
 
 from __future__ import annotations
@@ -23,131 +23,122 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.cache.budgets import Limits
 from edge.cache.entries import SliceEntries
 from edge.cache.forecast import Forecast, forecast
 from edge.cache.history import GroupHistory
-from edgewater.synopses.base import FloatArray, IntArray
+from edge.cache.partition import ErrorLimits
+from edgewater.synopses import FloatArray, IntArray
 
-LAST_DIGIT = 1e-6
-"""Gains are rounded to it."""
+GAIN_RESOLUTION = 1e-6
+"""Gains are rounded to this, so that the last bit of an exponential on another processor changes no order."""
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What a policy sees of an open slice.
+class SliceView:
+    """The input of an eviction policy: the state of an open slice.
 
     Attributes:
-        elapsed: the part of the slice that has passed, 0 to 1.
-        least: `gain` only: smaller gains need not be worked out, for nothing leaves for them.
+        elapsed: the elapsed fraction of the slice, 0 to 1.
+        min_gain: for `gain`: smaller gains need not be computed, because such groups are not sent.
     """
 
     entries: SliceEntries
-    limits: Limits
+    limits: ErrorLimits
     history: GroupHistory
     elapsed: float
-    least: float = 0.0
+    min_gain: float = 0.0
 
 
-Policy = Callable[[View, IntArray], FloatArray]
-"""(view, candidate groups) -> rank per candidate, lowest first."""
+EvictionPolicy = Callable[[SliceView, IntArray], FloatArray]
+"""(view, candidate groups) -> rank per candidate, the lowest sent first."""
 
 
-def _measures(view: View) -> list[str]:
+def _measures(view: SliceView) -> list[str]:
     return view.limits.measures or list(view.entries.bounded)
 
 
-def least_recently_used(view: View, groups: IntArray) -> FloatArray:
-    return view.entries.touched[groups].astype(np.float64)
+def least_recently_used(view: SliceView, groups: IntArray) -> FloatArray:
+    return view.entries.last_batch[groups].astype(np.float64)
 
 
-def smallest_potential_error(view: View, groups: IntArray) -> FloatArray:
-    """|predicted final value − F ⊕ V|, the final value taken to be that of earlier slices; the sum over
-    measures, each by its limit. An exact query counts records."""
-    past = view.history.recall(view.entries, groups)
-    if view.limits.exact:
+def smallest_potential_error(view: SliceView, groups: IntArray) -> FloatArray:
+    """|predicted final value − F ⊕ V|, with the mean of earlier slices as prediction; the sum over measures in units
+    of their limits. For an exact query the number of records still expected."""
+    past = view.history.averages_of(view.entries, groups)
+    if view.limits.is_exact:
         return np.maximum(past.arrivals - view.entries.arrivals[groups], 0.0)
     result = np.zeros(len(groups))
     for measure in _measures(view):
         now = view.entries.total(measure)[groups]
         left = np.maximum(past.totals[measure] - np.abs(now), 0.0)
-        result += left / np.maximum(view.limits.of(measure, now), 1e-300)
+        result += left / np.maximum(view.limits.for_values(measure, now), 1e-300)
     return result
 
 
-def most_accumulated_error(view: View, groups: IntArray) -> FloatArray:
+def most_accumulated_error(view: SliceView, groups: IntArray) -> FloatArray:
     if not view.entries.bounded:
         return -view.entries.pending_records[groups].astype(np.float64)
     result = np.zeros(len(groups))
     for measure in _measures(view):
         now = view.entries.total(measure)[groups]
-        limit = np.ones(len(groups)) if view.limits.exact else np.maximum(view.limits.of(measure, now), 1e-300)
+        limit = (
+            np.ones(len(groups)) if view.limits.is_exact else np.maximum(view.limits.for_values(measure, now), 1e-300)
+        )
         result -= np.abs(view.entries.accumulated_error(measure)[groups]) / limit
     return result
 
 
-def extrapolated_rate(view: View, groups: IntArray) -> FloatArray:
-    """What is still to come if the slice goes on as it began."""
+def extrapolated_rate(view: SliceView, groups: IntArray) -> FloatArray:
+    """The expected change until the slice's end at the rate so far, in units of the limits."""
     left = (1.0 - view.elapsed) / max(view.elapsed, 1e-3)
-    if view.limits.exact:
+    if view.limits.is_exact:
         return np.asarray(view.entries.arrivals[groups] * left, np.float64)
     result = np.zeros(len(groups))
     for measure in _measures(view):
         now = view.entries.total(measure)[groups]
-        result += np.abs(now) * left / np.maximum(view.limits.of(measure, now), 1e-300)
+        result += np.abs(now) * left / np.maximum(view.limits.for_values(measure, now), 1e-300)
     return result
 
 
-def largest_gain(view: View, groups: IntArray) -> FloatArray:
+def largest_gain(view: SliceView, groups: IntArray) -> FloatArray:
     """Minus the gain."""
-    coming = forecast(view.entries, groups, view.history, view.elapsed)
-    if view.limits.exact:
-        return np.round(coming.any_arrival() - 1.0, 6)
+    expected = forecast(view.entries, groups, view.history, view.elapsed)
+    if view.limits.is_exact:
+        return np.round(expected.any_arrival() - 1.0, 6)
     ranks = np.zeros(len(groups))
-    rooms = {m: _rooms(view, groups, coming, m) for m in view.limits.measures}
-    hopeful = np.zeros(len(groups), bool)
-    for measure, (_, room) in rooms.items():
-        hopeful |= coming.mean(measure) >= max(view.least - LAST_DIGIT, 0.0) * room
-    chosen = np.flatnonzero(hopeful)
-    ranks[chosen] = -_gain(coming.of(chosen), {m: (lim[chosen], room[chosen]) for m, (lim, room) in rooms.items()})
+    slacks = {m: _slack(view, groups, expected, m) for m in view.limits.measures}
+    possible = np.zeros(len(groups), bool)
+    for measure, (_, slack) in slacks.items():
+        # Markov's inequality: the probability of exceeding the slack is at most mean / slack.
+        possible |= expected.mean(measure) >= max(view.min_gain - GAIN_RESOLUTION, 0.0) * slack
+    chosen = np.flatnonzero(possible)
+    chosen_slacks = {m: (limit[chosen], slack[chosen]) for m, (limit, slack) in slacks.items()}
+    ranks[chosen] = -_gain(expected.take(chosen), chosen_slacks)
     return ranks
 
 
-def _rooms(view: View, groups: IntArray, coming: Forecast, measure: str) -> tuple[FloatArray, FloatArray]:
-    """Per group its limit, and what of it the pending value leaves; below 0: it must be sent."""
+def _slack(view: SliceView, groups: IntArray, expected: Forecast, measure: str) -> tuple[FloatArray, FloatArray]:
+    """Returns per group its limit, and the limit less the pending error; below 0 the group must be sent."""
     now = view.entries.total(measure, groups)
-    limit = view.limits.of(measure, np.abs(now) + coming.mean(measure))
+    limit = view.limits.for_values(measure, np.abs(now) + expected.mean(measure))
     pending = np.abs(view.entries.accumulated_error(measure, groups))
     return limit, limit - pending
 
 
-def _gain(coming: Forecast, rooms: Mapping[str, tuple[FloatArray, FloatArray]]) -> FloatArray:
-    sent, kept = np.zeros(len(coming.arrivals)), np.zeros(len(coming.arrivals))
-    for measure, (limit, room) in rooms.items():
-        again, at_all = coming.exceeds(measure, limit, np.maximum(room, 0.0))
-        sent = np.maximum(sent, again)
-        kept = np.maximum(kept, np.where(room < 0.0, 1.0, at_all))
-    # Rounded, so that another processor's last bit of an exponential does not change who leaves.
-    return np.asarray(np.round(kept - sent, 6), np.float64)
+def _gain(expected: Forecast, slacks: Mapping[str, tuple[FloatArray, FloatArray]]) -> FloatArray:
+    """Returns P(the group must be sent later if it is not sent now) − P(it must be sent again if it is)."""
+    if_sent, if_kept = np.zeros(len(expected.arrivals)), np.zeros(len(expected.arrivals))
+    for measure, (limit, slack) in slacks.items():
+        over_limit, over_slack = expected.exceeds(measure, limit, np.maximum(slack, 0.0))
+        if_sent = np.maximum(if_sent, over_limit)
+        if_kept = np.maximum(if_kept, np.where(slack < 0.0, 1.0, over_slack))
+    return np.asarray(np.round(if_kept - if_sent, 6), np.float64)
 
 
-POLICIES: dict[str, Policy] = {
+EVICTION_POLICIES: dict[str, EvictionPolicy] = {
     "lru": least_recently_used,
     "spe": smallest_potential_error,
     "mae": most_accumulated_error,
     "rate": extrapolated_rate,
     "gain": largest_gain,
 }
-
-
-def first_to_leave(ranks: FloatArray, groups: IntArray, count: int) -> IntArray:
-    """The `count` groups of the lowest ranks, in ascending group order; O(n) in the candidates.
-
-    Equal ranks leave in group order, so that the same state always gives the same frame.
-    """
-    if count >= len(groups):
-        return groups
-    border = np.partition(ranks, count - 1)[count - 1]
-    below = groups[ranks < border]
-    ties = groups[ranks == border][: count - len(below)]
-    return np.sort(np.concatenate([below, ties]))

@@ -1,11 +1,11 @@
-"""What is still to come for a group before its slice ends, as probabilities.
+"""Forecasts how a group changes before its slice ends, as probabilities.
 
-Records of a group are taken to arrive as a Poisson process; its rate is what this slice has shown, with
-half a slice's weight of what earlier slices were like. Values are taken to have the group's own mean
-and second moment, of this slice and earlier ones, with half a record's weight of all groups together.
-Their sum S over the records to come is then compound Poisson; P(S > x) is taken from a lognormal of the
-same moments, given that anything comes at all. The forecast decides what leaves first and no more: a
-wrong one costs bytes and time, and no answer.
+The records of a group are modelled as a Poisson process. Its rate is estimated from this slice, plus the mean of
+earlier slices with the weight of half a slice. The values have the group's own mean and second moment, estimated from
+this and earlier slices plus the mean of all groups with the weight of half a record. The sum S over the expected
+records is then compound Poisson; P(S > x) is approximated by a lognormal distribution with the same moments, given
+that any record arrives. The forecast only decides which groups are sent first: a wrong forecast costs bytes and time,
+and changes no answer.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ import numpy as np
 
 from edge.cache.entries import SliceEntries
 from edge.cache.history import GroupHistory
-from edgewater.synopses.aggregates import CountStack, ExtremumStack, SumStack
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import CountStack, ExtremumStack, FloatArray, IntArray, SumStack
 
 HISTORY_SLICES = 0.5
-"""What earlier slices weigh, in slices: at half of a slice, as much as the slice itself."""
+"""The weight of earlier slices, in slices: in the middle of a slice it is that of the slice itself."""
 POPULATION_RECORDS = 0.5
 COLD_START = 0.02
-"""Without history, the part of a slice that must have passed before a rate means anything."""
+"""Added to the elapsed fraction of a slice without history, so that its first moments give no extreme rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of some groups, for the rest of their slice.
+    """The forecast of some groups for the rest of their slice. All arrays are float64 per group.
 
     Attributes:
-        arrivals: records expected, per group.
+        arrivals: expected number of records.
         first, second: per measure, the expected change and second moment per record.
-        records: records so far, this slice and earlier ones.
-        extrema: measures that change by records being broken, not by adding up.
+        records: number of records so far, in this slice and the mean of earlier ones.
+        extrema: the measures that are minima or maxima, which change only when a new extremum arrives.
     """
 
     arrivals: FloatArray
@@ -45,43 +44,50 @@ class Forecast:
     extrema: frozenset[str]
 
     def any_arrival(self) -> FloatArray:
-        """P(at least one record is still to come)."""
+        """Returns P(at least one more record arrives)."""
         return np.asarray(-np.expm1(-self.arrivals), np.float64)
 
     def mean(self, measure: str) -> FloatArray:
-        """The expected absolute change until the slice's end."""
+        """Returns the expected absolute change until the slice's end."""
         if measure in self.extrema:
-            return np.asarray(self.first[measure] * self._broken(), np.float64)
+            return np.asarray(self.first[measure] * self._new_extremum(), np.float64)
         return np.asarray(self.arrivals * self.first[measure], np.float64)
 
-    def _broken(self) -> FloatArray:
+    def _new_extremum(self) -> FloatArray:
         # Of n values in random order the last is the largest with probability 1/n.
         return np.asarray(-np.expm1(-self.arrivals / (self.records + 1.0)), np.float64)
 
-    def of(self, chosen: IntArray) -> Forecast:
-        """Of some of these groups, by position."""
-        first = {m: values[chosen] for m, values in self.first.items()}
-        second = {m: values[chosen] for m, values in self.second.items()}
-        return Forecast(self.arrivals[chosen], first, second, self.records[chosen], self.extrema)
+    def take(self, positions: IntArray) -> Forecast:
+        """Returns the forecast of the groups at some positions."""
+        first = {m: values[positions] for m, values in self.first.items()}
+        second = {m: values[positions] for m, values in self.second.items()}
+        return Forecast(self.arrivals[positions], first, second, self.records[positions], self.extrema)
 
-    def exceeds(self, measure: str, *rooms: FloatArray) -> list[FloatArray]:
-        """P(the change until the slice's end is larger than a room), per room and group; each room ≥ 0."""
+    def exceeds(self, measure: str, *thresholds: FloatArray) -> list[FloatArray]:
+        """Returns P(the change until the slice's end exceeds a threshold), per threshold and group.
+
+        Args:
+            thresholds: float64 per group, each at least 0.
+        """
         if measure in self.extrema:
-            broken, scale = self._broken(), np.maximum(self.first[measure], 1e-300)
-            return [broken * np.exp(-room / scale) for room in rooms]
-        some = self.any_arrival()
+            probability, scale = self._new_extremum(), np.maximum(self.first[measure], 1e-300)
+            return [probability * np.exp(-threshold / scale) for threshold in thresholds]
+        any_arrival = self.any_arrival()
         with np.errstate(all="ignore"):
-            # Of the sum, given that anything comes at all.
-            mean = self.arrivals * self.first[measure] / some
-            square = (self.arrivals * self.second[measure] + (self.arrivals * self.first[measure]) ** 2) / some
-            spread = np.log(np.maximum(square / (mean * mean), 1.0 + 1e-9))
-            middle, width = np.log(mean) - spread / 2.0, np.sqrt(spread)
-            tails = [_upper_tail((np.log(np.maximum(room, 1e-300)) - middle) / width) for room in rooms]
-        return [np.nan_to_num(some * np.where(room > 0.0, t, 1.0)) for room, t in zip(rooms, tails, strict=True)]
+            # Moments of the sum, given that any record arrives.
+            mean = self.arrivals * self.first[measure] / any_arrival
+            square = (self.arrivals * self.second[measure] + (self.arrivals * self.first[measure]) ** 2) / any_arrival
+            variance = np.log(np.maximum(square / (mean * mean), 1.0 + 1e-9))
+            location, width = np.log(mean) - variance / 2.0, np.sqrt(variance)
+            tails = [_upper_tail((np.log(np.maximum(t, 1e-300)) - location) / width) for t in thresholds]
+        return [
+            np.nan_to_num(any_arrival * np.where(threshold > 0.0, tail, 1.0))
+            for threshold, tail in zip(thresholds, tails, strict=True)
+        ]
 
 
 def _upper_tail(z: FloatArray) -> FloatArray:
-    """P(N(0,1) > z) to within 1e-7 (Abramowitz and Stegun 26.2.17)."""
+    """Returns P(N(0,1) > z) with an error below 1e-7 (Abramowitz and Stegun 26.2.17)."""
     t = 1.0 / (1.0 + 0.2316419 * np.abs(z))
     series = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
     upper = series * np.exp(-z * z / 2.0) * 0.3989422804014327
@@ -89,8 +95,8 @@ def _upper_tail(z: FloatArray) -> FloatArray:
 
 
 def forecast(entries: SliceEntries, groups: IntArray, history: GroupHistory, elapsed: float) -> Forecast:
-    """The forecast for these groups when `elapsed` (0 to 1) of their slice has passed."""
-    past = history.recall(entries, groups)
+    """Forecasts these groups after the fraction `elapsed` (0 to 1) of their slice."""
+    past = history.averages_of(entries, groups)
     so_far = entries.arrivals[groups].astype(np.float64)
     if history.slices:
         rate = (so_far + HISTORY_SLICES * past.arrivals) / (elapsed + HISTORY_SLICES)

@@ -1,37 +1,34 @@
-"""What earlier slices tell about a group: how many records it has had, and of what size.
+"""The history of a query's groups over earlier slices: numbers of records, and values.
 
-A group is known by a 64-bit hash of its key, so a group costs 20 bytes and one number per measure, and
-two groups that share a hash share a forecast and nothing else. Values are exponentially weighted means
-over slices. The number of groups is bounded: beyond it those with the fewest records are forgotten,
-which are the ones of which history has least to say.
+A group is identified by a 64-bit hash of its key and takes 12 bytes plus 8 per measure; groups with equal hashes share
+their forecast and nothing else. Values are exponentially weighted means over slices. The number of groups is bounded:
+beyond the bound the groups with the fewest records are dropped, whose history says least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edge.cache.aim import Aim
-from edge.cache.entries import Remembered, SliceEntries
-from edgewater.synopses import codec
-from edgewater.synopses.base import FloatArray, IntArray
-from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
+from edge.cache.entries import RecallCache, SliceEntries
+from edge.cache.error_target import ErrorTarget
+from edgewater.synopses import FloatArray, IntArray
+from edgewater.synopses.encoding.state import State
 
-MAX_GROUPS = 1 << 16
+MAX_HISTORY_GROUPS = 1 << 16
 LEARNING_RATE = 0.3
 """Weight of the newest slice."""
 FORGOTTEN_BELOW = 0.02
-"""Mean records per slice below which a group is forgotten: after about ten slices without one."""
+"""Mean records per slice below which a group is dropped: after about ten slices without a record."""
 CURVE_BINS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Recall:
-    """Of some groups: mean records per slice, and per measure the mean total and sum of squares."""
+class GroupAverages:
+    """Averages per slice of some groups: number of records, and per measure the total and the sum of squares."""
 
     arrivals: FloatArray
     totals: Mapping[str, FloatArray]
@@ -40,25 +37,25 @@ class Recall:
 
 @dataclass(slots=True)
 class GroupHistory:
-    """The history of one query's groups, learnt slice by slice.
+    """The history of one query's groups, learned slice by slice.
 
     Attributes:
-        slices: how many slices it has learnt from.
+        slices: number of slices learned from.
         scale: per measure, the largest total of any group in the first slice: the unit in which the
             errors of different measures are compared.
-        aim: under a staleness budget, the error (in units of `scale`) that is aimed at.
+        error_target: under a staleness budget, the error target (in units of `scale`).
         curve: under a staleness budget, how many of the groups with the largest initial prefix errors of
-            the newest slice were still to appear when i/64 of it had passed.
-        most_sends: the largest number of times that any group of the newest slice has left.
+            the newest slice had not appeared after i/64 of it.
+        max_sends: the largest number of times that any group of the newest slice was sent.
         groups: the number of groups of the newest slice.
     """
 
     measures: tuple[str, ...] = ()
     slices: int = 0
     scale: dict[str, float] = field(default_factory=dict)
-    aim: Aim = field(default_factory=Aim)
+    error_target: ErrorTarget = field(default_factory=ErrorTarget)
     curve: FloatArray = field(default_factory=lambda: np.zeros(CURVE_BINS))
-    most_sends: int = 1
+    max_sends: int = 1
     groups: int = 0
     _hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
     _values: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
@@ -71,15 +68,15 @@ class GroupHistory:
     def nbytes(self) -> int:
         return int(self._hashes.nbytes + self._values.nbytes)
 
-    def recall(self, entries: SliceEntries, groups: IntArray) -> Recall:
-        """What is known of these groups; zeros for those that were never seen."""
-        found = self._placed(entries).values[:, groups].astype(np.float64)
+    def averages_of(self, entries: SliceEntries, groups: IntArray) -> GroupAverages:
+        """Returns the averages of these groups; zeros for new groups."""
+        found = self._looked_up(entries).values[:, groups].astype(np.float64)
         names = list(enumerate(self.measures))
-        return Recall(found[0], {m: found[1 + 2 * i] for i, m in names}, {m: found[2 + 2 * i] for i, m in names})
+        return GroupAverages(found[0], {m: found[1 + 2 * i] for i, m in names}, {m: found[2 + 2 * i] for i, m in names})
 
-    def _placed(self, entries: SliceEntries) -> Remembered:
-        """What is known of each group of a slice, looked up once and not at each pull."""
-        known = entries.remembered
+    def _looked_up(self, entries: SliceEntries) -> RecallCache:
+        """Returns the averages of all groups of a slice; looks each group up once, not at each pull."""
+        known = entries.recall_cache
         if known.slices != self.slices:
             known.slices, known.values = self.slices, np.zeros((len(self._values), 0), np.float32)
         if known.values.shape[1] < len(entries):
@@ -93,7 +90,7 @@ class GroupHistory:
         return known
 
     def learn(self, entries: SliceEntries) -> None:
-        """Takes a slice in that has just closed."""
+        """Updates the history with a slice that has just closed."""
         fresh = np.array(
             [
                 entries.arrivals,
@@ -112,46 +109,36 @@ class GroupHistory:
             self.scale = {m: max(float(np.abs(entries.total(m)).max(initial=0.0)), 1e-300) for m in self.measures}
         self.slices += 1
         self.groups = len(entries)
-        self.most_sends = max(1, int(entries.sends.max(initial=1)))
+        self.max_sends = max(1, int(entries.sends.max(initial=1)))
 
     def learn_curve(self, first_seen: npt.NDArray[np.float32]) -> None:
-        """Takes in when the groups first appeared that had the largest initial prefix errors."""
+        """Updates `curve` with the times at which the groups with the largest initial prefix errors appeared."""
         bins = np.minimum((first_seen * CURVE_BINS).astype(np.int64), CURVE_BINS - 1)
         counts = np.bincount(bins, minlength=CURVE_BINS)
         self.curve = (counts.sum() - np.cumsum(counts)).astype(np.float64)
 
-    def still_to_come(self, elapsed: float) -> float:
-        """`curve` at a time of the slice, 0 to 1."""
+    def expected_new_groups(self, elapsed: float) -> float:
+        """Returns `curve` after the fraction `elapsed` of the slice."""
         return float(self.curve[min(int(elapsed * CURVE_BINS), CURVE_BINS - 1)])
 
-    def snapshot(self) -> tuple[dict[str, Any], list[bytes]]:
-        """A JSON document and blobs, read back by `restore`."""
-        document = {
-            "measures": list(self.measures), "slices": self.slices, "scale": self.scale, "aim": self.aim.snapshot(),
-            "most_sends": self.most_sends, "groups": self.groups,
-        }  # fmt: skip
-        arrays: list[npt.NDArray[Any]] = [self._hashes, self._values, self.curve]
-        return document, [codec.encode(a).SerializeToString(deterministic=True) for a in arrays]
+    def to_state(self) -> State:
+        numbers = [self.measures, self.slices, self.scale, self.max_sends, self.groups]
+        arrays = {"hashes": self._hashes, "values": self._values, "curve": self.curve}
+        return State(numbers, arrays, {"error_target": self.error_target.to_state()})
 
     @classmethod
-    def restore(cls, document: Mapping[str, Any], blobs: Sequence[bytes]) -> GroupHistory:
-        hashes, values, curve = (codec.decode(ArrayMessage.FromString(blob)) for blob in blobs)
-        return cls(
-            tuple(document["measures"]), document["slices"], dict(document["scale"]), _aim_of(document),
-            curve, document["most_sends"], document["groups"], hashes, values,
-        )  # fmt: skip
-
-
-def _aim_of(document: Mapping[str, Any]) -> Aim:
-    """Of a checkpoint of an earlier version, nothing: it is learnt anew."""
-    return Aim.restore(document["aim"]) if "aim" in document else Aim()
+    def from_state(cls, state: State) -> GroupHistory:
+        measures, slices, scale, max_sends, groups = state.numbers
+        error_target = ErrorTarget.from_state(state.components["error_target"])
+        curve, hashes, values = (state.arrays[name] for name in ("curve", "hashes", "values"))
+        return cls(tuple(measures), slices, scale, error_target, curve, max_sends, groups, hashes, values)
 
 
 def _bounded(
     hashes: npt.NDArray[np.uint64], values: npt.NDArray[np.float32]
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.float32]]:
     keep = values[0] >= FORGOTTEN_BELOW
-    if np.count_nonzero(keep) > MAX_GROUPS:
-        least = np.partition(values[0], len(hashes) - MAX_GROUPS)[len(hashes) - MAX_GROUPS]
+    if np.count_nonzero(keep) > MAX_HISTORY_GROUPS:
+        least = np.partition(values[0], len(hashes) - MAX_HISTORY_GROUPS)[len(hashes) - MAX_HISTORY_GROUPS]
         keep = values[0] > least  # ties go together: which of them came first must not matter
     return hashes[keep], values[:, keep]

@@ -1,13 +1,13 @@
-"""Staleness budgets: how large the primary cache is, and by what it is filled (TR 16-003, section 5.3).
+"""Staleness budgets: the size of the primary cache, and the errors by which it is filled (TR 16-003, section 5.3).
 
-The primary cache holds the s(t) entries of the largest estimated initial prefix errors, s(t) = B(t) − f(t): B(t)
-sends are left until the deadline, and f(t) of them are kept for groups that are still to appear.
+The primary cache has the s(t) entries with the largest estimated initial prefix errors, s(t) = B(t) − f(t): B(t)
+sends remain until the deadline, and f(t) of them are reserved for groups that have not appeared yet.
 
-`prev_window`  f(t) is what appeared of the important groups after t in the slice before, and every entry is
-               expected to be sent as often as the group that was sent most;
-`linear`       important groups appear evenly: f(t) = k·(T + W − t) / W (the report's sign is corrected);
+`prev_window`  f(t) is the number of important groups that appeared after t in the slice before, and every entry is
+               expected to be sent as often as the most sent group;
+`linear`       important groups appear evenly: f(t) = k·(T + W − t) / W (the sign in the report is corrected);
 `pure_pess`    every group to come will be important; their rate is averaged exponentially;
-`target`       not by size: the primary cache is what exceeds an error that this edge can reach (`aim`).
+`target`       not by size: the primary cache has the entries above an error that this edge can reach (`ErrorTarget`).
 
 Errors of different measures are compared in units of `GroupHistory.scale`.
 """
@@ -19,78 +19,84 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.cache.aim import nth_largest
 from edge.cache.entries import SliceEntries
+from edge.cache.error_target import nth_largest
 from edge.cache.forecast import forecast
 from edge.cache.history import GroupHistory
-from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses import FloatArray, IntArray
 
 NEW_GROUPS_WINDOW = 0.1
-"""Part of a slice over which `pure_pess` averages the rate at which groups appear."""
+"""Time constant, as a fraction of a slice, with which `pure_pess` averages the rate of new groups."""
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
-    """Sends, as the link's bandwidth allows.
+class SendSlots:
+    """Numbers of entries that the link's bandwidth allows to send.
 
     Attributes:
-        left: B(t), until the deadline.
-        whole: in a whole slice and its staleness budget.
+        remaining: B(t), from now until the deadline.
+        total: in a whole slice and its staleness budget.
     """
 
-    left: float
-    whole: float
+    remaining: float
+    total: float
 
 
-def scales(entries: SliceEntries, history: GroupHistory) -> Mapping[str, float]:
-    """The unit of each measure's error; of the first slice's own largest values as long as there is no history."""
+def error_scales(entries: SliceEntries, history: GroupHistory) -> Mapping[str, float]:
+    """Returns the unit of each measure's error; without history, the largest values of this slice."""
     return history.scale or {m: max(float(np.abs(entries.total(m)).max(initial=0.0)), 1e-300) for m in entries.bounded}
 
 
-def accumulated(entries: SliceEntries, history: GroupHistory, groups: IntArray) -> FloatArray:
-    """`acc`: the accumulated error stands for the initial prefix error. The largest over the measures."""
+def accumulated_errors(entries: SliceEntries, history: GroupHistory, groups: IntArray) -> FloatArray:
+    """Estimate `acc`: the accumulated error, as initial prefix error. The largest over the measures, in their units."""
     result = np.zeros(len(groups))
-    for measure, scale in scales(entries, history).items():
+    for measure, scale in error_scales(entries, history).items():
         errors = np.abs(entries.accumulated_error(measure, groups))
-        # An extremum that was never sent has no bound; how much it matters is told by its size.
+        # The error of an extremum that was never sent is unbounded; its value replaces it.
         errors = np.where(np.isfinite(errors), errors, np.abs(entries.total(measure, groups)))
         result = np.maximum(result, errors / scale)
     return result
 
 
-def explicit(entries: SliceEntries, history: GroupHistory, groups: IntArray, elapsed: float) -> FloatArray:
-    """`explicit`: the initial prefix error is the final value, which is predicted."""
-    coming = forecast(entries, groups, history, elapsed)
+def explicit_errors(entries: SliceEntries, history: GroupHistory, groups: IntArray, elapsed: float) -> FloatArray:
+    """Estimate `explicit`: the predicted final value, as initial prefix error."""
+    expected = forecast(entries, groups, history, elapsed)
     result = np.zeros(len(groups))
-    for measure, scale in scales(entries, history).items():
-        result = np.maximum(result, (np.abs(entries.total(measure)[groups]) + coming.mean(measure)) / scale)
+    for measure, scale in error_scales(entries, history).items():
+        result = np.maximum(result, (np.abs(entries.total(measure)[groups]) + expected.mean(measure)) / scale)
     return result
 
 
-def prev_window(entries: SliceEntries, history: GroupHistory, elapsed: float, slots: Slots) -> float:
+def prev_window(entries: SliceEntries, history: GroupHistory, elapsed: float, slots: SendSlots) -> float:
     sends = max(1, int(entries.sends.max(initial=1)))
-    return (slots.left - history.still_to_come(elapsed)) / sends
+    return (slots.remaining - history.expected_new_groups(elapsed)) / sends
 
 
-def linear(entries: SliceEntries, history: GroupHistory, elapsed: float, slots: Slots) -> float:
+def linear(entries: SliceEntries, history: GroupHistory, elapsed: float, slots: SendSlots) -> float:
     groups = history.groups if history.slices else len(entries) / max(elapsed, 0.02)
-    return slots.left - min(slots.whole, groups) * (1.0 - elapsed)
+    return slots.remaining - min(slots.total, groups) * (1.0 - elapsed)
 
 
-def pure_pess(entries: SliceEntries, history: GroupHistory, elapsed: float, slots: Slots) -> float:
+def pure_pess(entries: SliceEntries, history: GroupHistory, elapsed: float, slots: SendSlots) -> float:
     ages = np.maximum(elapsed - entries.first_seen, 0.0)
     rate = float(np.exp(-ages / NEW_GROUPS_WINDOW).sum()) / NEW_GROUPS_WINDOW
-    return slots.left - rate * (1.0 - elapsed)
+    return slots.remaining - rate * (1.0 - elapsed)
 
 
-Sizing = Callable[[SliceEntries, GroupHistory, float, Slots], float]
+Sizing = Callable[[SliceEntries, GroupHistory, float, SendSlots], float]
 SIZINGS: dict[str, Sizing] = {"prev_window": prev_window, "linear": linear, "pure_pess": pure_pess}
-"""s(t), by name. `target` has no size: see `level`."""
+"""s(t), by name. `target` has no size: see `target_level`."""
 
 
-def level(entries: SliceEntries, history: GroupHistory, elapsed: float, slots: Slots, errors: FloatArray) -> float:
-    """`target`: the error above which an entry is in the primary cache. `errors`: those now pending."""
-    if history.aim.target is None:
+def target_level(
+    entries: SliceEntries, history: GroupHistory, elapsed: float, slots: SendSlots, errors: FloatArray
+) -> float:
+    """Returns, for `target`, the error above which an entry is in the primary cache.
+
+    Args:
+        errors: the accumulated errors of the groups with pending values.
+    """
+    if history.error_target.target is None:
         return nth_largest(errors, max(0.0, linear(entries, history, elapsed, slots)))
-    until_end = (slots.whole - slots.left) * (1.0 - elapsed) / elapsed if elapsed > 0.0 else np.inf
-    return history.aim.level(errors, 1.0 - elapsed, slots.left, slots.left - until_end)
+    until_end = (slots.total - slots.remaining) * (1.0 - elapsed) / elapsed if elapsed > 0.0 else np.inf
+    return history.error_target.level(errors, 1.0 - elapsed, slots.remaining, slots.remaining - until_end)

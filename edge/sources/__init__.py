@@ -1,0 +1,22 @@
+"""Inputs of streams: files, standard input, pushed records (HTTP), and replays paced by a clock.
+
+Built and read by `edge.agent`; `edge.preflight` reads the beginning of files. A source decodes records and hands out
+chunks with positions; it never touches the core or the journal.
+"""
+
+from edge.sources.factory import build_sources, file_opener
+from edge.sources.http import HttpSource, PushLimits, Unavailable, push_routes
+from edge.sources.pacing import PacedSource, replay_clock
+from edge.sources.stdin import StdinSource
+
+__all__ = [
+    "HttpSource",
+    "PacedSource",
+    "PushLimits",
+    "StdinSource",
+    "Unavailable",
+    "build_sources",
+    "file_opener",
+    "push_routes",
+    "replay_clock",
+]

@@ -1,8 +1,8 @@
 """Pushed records: ``POST /v1/streams/{stream}`` with NDJSON, CSV or Arrow in the body.
 
-A positive reply is a promise: the records are counted exactly once, whatever happens then. So it is
-given only when `accept` has returned, which waits for the journal. A request is accepted as a whole
-or not at all; bad records in it are refused one by one and named in the reply.
+A positive reply guarantees that the records are counted exactly once. It is therefore sent only after
+`accept` has returned, which waits for the journal. A request is accepted as a whole or not at all;
+invalid records in it are rejected individually and listed in the reply.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edge.busy import Mark, unmarked
+from edge.codecs import RecordSchema
 from edge.config import EdgeConfig
-from edge.sources.base import Chunk, Position
-from edge.sources.push_body import MEDIA_TYPES, BodyTooLarge, decode_body, media_type
-from edge.sources.schema import RecordSchema
+from edge.records import Chunk, Position
+from edge.sources.http_body import MEDIA_TYPES, BodyTooLarge, decode_body, media_type
+from edge.utilization import ActivityMarker, no_marker
 from edgewater.errors import EdgewaterError, InvalidInput, StorageError
 
 MAX_BODIES_PENDING = 4
 TYPE_BASE = "https://edgewater.dev/problems/"
-"""Of problem types, the same as the center's API has."""
+"""Base URI of problem types, the same as in the center's API."""
 
 Accept = Callable[[Chunk, str], Awaitable[None]]
-"""Takes a chunk for a stream; returns when it is durable. Raises Busy or StorageError if it was not taken."""
+"""Ingests a chunk of a stream; returns when it is durable. Raises Unavailable, StorageError: it was not accepted."""
 
 
-class Busy(EdgewaterError):
-    """The agent cannot take records at the moment; nothing of the request was taken."""
+class Unavailable(EdgewaterError):
+    """The agent cannot accept records at the moment; nothing of the request was accepted."""
 
-    code = "busy"
+    code = "unavailable"
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         self.retry_after_s = retry_after_s
@@ -41,23 +41,23 @@ class Busy(EdgewaterError):
 
 
 class HttpSource:
-    """A `Source` whose records come through `push_routes`; `chunks` itself gives none and never ends."""
+    """A `Source` whose records arrive through `push_routes`; `chunks` yields nothing and never ends."""
 
     replayable = False
 
-    def __init__(self, name: str, stream: str, schema: RecordSchema, waiting: Mark = unmarked) -> None:
+    def __init__(self, name: str, stream: str, schema: RecordSchema, idle: ActivityMarker = no_marker) -> None:
         self.name = name
         self.stream = stream
         self.schema = schema
-        self._waiting = waiting
+        self._idle = idle
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
-        with self._waiting(self.name):
+        with self._idle(self.name):
             async for chunk in _never():
                 yield chunk
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
-        raise StorageError(f"{self.name}: pushed records cannot be read again; the journal has them")
+        raise StorageError(f"{self.name}: pushed records cannot be read again; they are in the journal")
 
 
 async def _never() -> AsyncIterator[Chunk]:
@@ -68,12 +68,12 @@ async def _never() -> AsyncIterator[Chunk]:
 
 @dataclass(frozen=True, slots=True)
 class PushLimits:
-    """Bounds on what is held for pushing clients.
+    """Limits of the push endpoint.
 
     Attributes:
-        max_body_bytes: of one request, as sent and decompressed.
-        max_pending_bytes: of all requests that have not been answered.
-        retry_after_s: what a client that is turned away is told.
+        max_body_bytes: size of one body, both as sent and decompressed.
+        max_pending_bytes: total size of the bodies of all requests in progress.
+        retry_after_s: value of ``Retry-After`` in the reply to a refused request.
     """
 
     max_body_bytes: int
@@ -84,20 +84,20 @@ class PushLimits:
 def push_routes(
     config: EdgeConfig,
     accept: Accept,
-    busy: Callable[[], Busy | None],
+    unavailable: Callable[[], Unavailable | None],
     now_ms: Callable[[], int],
-    working: Mark = unmarked,
-    refused: Callable[[str], None] = lambda _: None,
+    busy: ActivityMarker = no_marker,
+    on_refused: Callable[[str], None] = lambda _: None,
 ) -> list[Route]:
-    """The routes through which records are pushed.
+    """Returns the routes that accept pushed records.
 
     Args:
-        config: streams with an ``http`` source take records; its limits bound what is held.
-        accept: called once per request, with all of its good records and its rejections.
-        busy: asked before a body is read: why it cannot be taken now, or None.
+        config: streams with an ``http`` source accept records; `config.limits` bounds the memory of requests.
+        accept: called once per request, with all of its valid records and its rejections.
+        unavailable: called before a body is read; returns why it cannot be accepted now, or None.
         now_ms: the wall clock, for arrival times.
-        working: marks when a body is being decoded.
-        refused: told the source when a request is to be sent again.
+        busy: marks the decoding of a body.
+        on_refused: called with the source's name when a request is refused and its client will retry.
     """
     sources = {
         name: HttpSource(http_source_name(name), name, stream.record_schema)
@@ -106,7 +106,7 @@ def push_routes(
     }
     body_bytes = config.limits.max_push_bytes
     limits = PushLimits(body_bytes, MAX_BODIES_PENDING * body_bytes)
-    push = _Push(sources, accept, busy, now_ms, limits, working, refused)
+    push = _PushEndpoint(sources, accept, unavailable, now_ms, limits, busy, on_refused)
     return [Route("/v1/streams/{stream}", push.post, methods=["POST"])]
 
 
@@ -114,24 +114,24 @@ def http_source_name(stream: str) -> str:
     return f"{stream}:http"
 
 
-class _Push:
+class _PushEndpoint:
     def __init__(
         self,
         sources: Mapping[str, HttpSource],
         accept: Accept,
-        busy: Callable[[], Busy | None],
+        unavailable: Callable[[], Unavailable | None],
         now_ms: Callable[[], int],
         limits: PushLimits,
-        working: Mark,
-        refused: Callable[[str], None],
+        busy: ActivityMarker,
+        on_refused: Callable[[str], None],
     ) -> None:
         self._sources = sources
         self._accept = accept
-        self._busy = busy
+        self._unavailable = unavailable
         self._now_ms = now_ms
         self._limits = limits
-        self._working = working
-        self._refused = refused
+        self._busy = busy
+        self._on_refused = on_refused
         self._pending_bytes = 0
 
     async def post(self, request: Request) -> Response:
@@ -139,39 +139,41 @@ class _Push:
         if source is None:
             known = ", ".join(sorted(self._sources)) or "(none)"
             name = request.path_params["stream"]
-            return problem(404, "not-found", f"{name!r} is no stream that takes pushed records; those are: {known}")
+            return problem(
+                404, "not-found", f"stream {name!r} does not accept pushed records; streams that do: {known}"
+            )
         media = media_type(request.headers.get("content-type", ""))
         if media is None:
-            given = request.headers.get("content-type", "(none)")
+            header = request.headers.get("content-type", "(none)")
             return problem(
-                415, "unsupported-media-type", f"Content-Type {given} is not accepted; expected {MEDIA_TYPES}"
+                415, "unsupported-media-type", f"Content-Type {header} is not accepted; expected {MEDIA_TYPES}"
             )
         reserved = self._size(request)
         if reserved > self._limits.max_body_bytes:
             return self._too_large()
         if self._pending_bytes + reserved > self._limits.max_pending_bytes:
-            detail = f"{self._pending_bytes} bytes wait to be written; at most {self._limits.max_pending_bytes}"
-            return self._again(source, 429, "too-many-requests", detail, self._limits.retry_after_s)
-        if (busy := self._busy()) is not None:
-            return self._again(source, 503, busy.code, busy.message, busy.retry_after_s)
+            detail = f"{self._pending_bytes} bytes are pending; the limit is {self._limits.max_pending_bytes}"
+            return self._refuse(source, 429, "too-many-requests", detail, self._limits.retry_after_s)
+        if (reason := self._unavailable()) is not None:
+            return self._refuse(source, 503, reason.code, reason.message, reason.retry_after_s)
         self._pending_bytes += reserved
         try:
-            return await self._take(request, source, media)
+            return await self._ingest(request, source, media)
         finally:
             self._pending_bytes -= reserved
 
     def _size(self, request: Request) -> int:
-        """Bytes to reserve: as announced, or as much as may come."""
+        """Returns the bytes to reserve: the announced length, or the limit if the length is unknown."""
         announced = request.headers.get("content-length", "")
         compressed = "content-encoding" in request.headers
         return int(announced) if announced.isdigit() and not compressed else self._limits.max_body_bytes
 
-    async def _take(self, request: Request, source: HttpSource, media: str) -> Response:
+    async def _ingest(self, request: Request, source: HttpSource, media: str) -> Response:
         try:
             body = await self._read(request)
             encoding = request.headers.get("content-encoding", "identity")
             limit = self._limits.max_body_bytes
-            with self._working(source.name):
+            with self._busy(source.name):
                 decoded = await asyncio.to_thread(
                     decode_body, body, media, encoding, source.schema, self._now_ms(), limit, source.stream
                 )
@@ -181,28 +183,28 @@ class _Push:
         except BodyTooLarge:
             return self._too_large()
         except ClientDisconnect:
-            return problem(400, "incomplete-body", "the body did not arrive as a whole; nothing was taken")
+            return problem(400, "incomplete-body", "the body did not arrive completely; nothing was accepted")
         except InvalidInput as exc:
             return problem(422, exc.code, exc.message)
-        except Busy as exc:
-            return self._again(source, 503, exc.code, exc.message, exc.retry_after_s)
+        except Unavailable as exc:
+            return self._refuse(source, 503, exc.code, exc.message, exc.retry_after_s)
         except StorageError as exc:
-            return self._again(source, 503, exc.code, exc.message, self._limits.retry_after_s)
+            return self._refuse(source, 503, exc.code, exc.message, self._limits.retry_after_s)
         reply = {"accepted": decoded.batch.num_rows, "rejected": [r.to_json() for r in decoded.rejected]}
         return JSONResponse(reply)
 
     async def _read(self, request: Request) -> bytes:
-        parts, size = [], 0
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
+        received, size = [], 0
+        async for data in request.stream():
+            received.append(data)
+            size += len(data)
             if size > self._limits.max_body_bytes:
                 raise BodyTooLarge
-        return b"".join(parts)
+        return b"".join(received)
 
-    def _again(self, source: HttpSource, status: int, code: str, detail: str, retry_after_s: int) -> Response:
-        """The reply to a request that could not be taken now."""
-        self._refused(source.name)
+    def _refuse(self, source: HttpSource, status: int, code: str, detail: str, retry_after_s: int) -> Response:
+        """Returns the reply to a request that the client is asked to retry."""
+        self._on_refused(source.name)
         return problem(status, code, detail, retry_after_s=retry_after_s)
 
     def _too_large(self) -> Response:
@@ -211,7 +213,7 @@ class _Push:
 
 
 def problem(status: int, code: str, detail: str, *, retry_after_s: int | None = None) -> Response:
-    """An RFC 9457 reply; `code` is stable."""
+    """Returns an RFC 9457 reply with the stable error code `code`."""
     body = {"type": TYPE_BASE + code, "title": code.replace("-", " "), "status": status, "detail": detail}
     headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return JSONResponse(body, status, headers, media_type="application/problem+json")

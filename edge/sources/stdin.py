@@ -1,4 +1,4 @@
-"""Standard input: lines from another program, until it ends. What was read cannot be read again."""
+"""Standard input: lines from another program, until it ends. Not replayable."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import os
 import select
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from edge.busy import Mark, unmarked
-from edge.sources.base import DRAINED_BYTES, GRAIN_S, Chunk, Position, split_rows
-from edge.sources.decoders import TextFormat
-from edge.sources.line_stream import LineStream
+from edge.codecs import LineStream, TextFormat
+from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, Position, split_rows
+from edge.utilization import ActivityMarker, no_marker
 from edgewater.errors import StorageError
 
 WAIT_S = 0.25
 
 
 class _Pipe:
-    """The bytes that lie ready in a pipe, a terminal or a file."""
+    """A non-blocking `ByteStream` over a file descriptor: a pipe, a terminal or a file."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -35,14 +34,14 @@ class _Pipe:
 
 
 class StdinSource:
-    """A `Source` of what comes in on a file descriptor.
+    """A `Source` that reads lines from a file descriptor.
 
-    A read from a pipe can block for ever and a thread that does cannot be cancelled, so the thread
-    only ever waits for `WAIT_S`.
+    A read from a pipe can block forever and a blocked thread cannot be cancelled, so the thread never
+    waits longer than `WAIT_S`.
 
     Args:
-        sleep: waits a moment where a little comes again and again, so that it is read together.
-        waiting: marks when the source waits for input.
+        sleep: sleeps between consecutive short reads, so that their input is decoded together.
+        idle: marks when the source waits for input.
     """
 
     replayable = False
@@ -56,7 +55,7 @@ class StdinSource:
         now_ms: Callable[[], int],
         fd: int = 0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        waiting: Mark = unmarked,
+        idle: ActivityMarker = no_marker,
     ) -> None:
         self.name = name
         self.stream = stream
@@ -64,36 +63,36 @@ class StdinSource:
         self._now_ms = now_ms
         self._fd = fd
         self._sleep = sleep
-        self._waiting = waiting
+        self._idle = idle
 
     async def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         pipe = _Pipe(self._fd)
         lines = LineStream(pipe, self._text, self.name)
 
-        def step() -> list[Chunk]:
-            got = lines.next(False, self._now_ms())
-            if got is None and pipe.ended:
-                got = lines.next(True, self._now_ms())
-            if got is None:
+        def read_chunks() -> list[Chunk]:
+            block = lines.next(False, self._now_ms())
+            if block is None and pipe.ended:
+                block = lines.next(True, self._now_ms())
+            if block is None:
                 return []
-            decoded, nbytes = got
+            decoded, nbytes = block
             return split_rows(Chunk(self.name, decoded.batch, None, None, decoded.rejected, nbytes))
 
-        little = False
+        short = False
         while True:
             if not pipe.wait(0):
-                with self._waiting(self.name):
+                with self._idle(self.name):
                     while not await asyncio.to_thread(pipe.wait, WAIT_S):
-                        little = False
-            chunks = await asyncio.to_thread(step)
+                        short = False
+            chunks = await asyncio.to_thread(read_chunks)
             for chunk in chunks:
                 yield chunk
             if not chunks and pipe.ended:
                 return
-            before, little = little, 0 < sum(c.nbytes for c in chunks) < DRAINED_BYTES
-            if before and little and not pipe.ended:
-                with self._waiting(self.name):
-                    await self._sleep(GRAIN_S)
+            was_short, short = short, 0 < sum(c.nbytes for c in chunks) < SHORT_READ_BYTES
+            if was_short and short and not pipe.ended:
+                with self._idle(self.name):
+                    await self._sleep(COALESCE_S)
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
-        raise StorageError(f"{self.name}: what came in on standard input cannot be read again")
+        raise StorageError(f"{self.name}: standard input cannot be read again")

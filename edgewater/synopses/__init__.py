@@ -1,187 +1,188 @@
-"""Mergeable synopses: what an edge ships, and the center merges."""
+"""Mergeable synopses: the states that an edge ships and the center merges, with an interval on every estimate.
+
+Edges, the center and the simulator use them through this facade; a query builds them by name (`Function`). The package
+reads no clock and no files, has no threads, and imports neither side: batches of values in, states, bytes and estimates
+out. Importing it registers the built-in functions and kinds.
+"""
 
 from __future__ import annotations
 
-# First: it imports the modules that register functions, whichever of them a caller asks for.
-from edgewater.synopses import registry  # noqa: F401  # isort: skip
-from collections.abc import Sequence
-from typing import Any
-
-from edgewater.errors import UnsupportedVersion
-from edgewater.synopses import codec, merging, plugins
+from edgewater.synopses.array_stack import ArrayStack
 from edgewater.synopses.base import (
+    ITEM_TYPES,
+    NUMBER_TYPES,
+    BoolArray,
+    BoundedError,
     Count,
     Distinct,
     Estimate,
     Estimates,
+    FloatArray,
+    IntArray,
     Maximum,
     Mean,
     Minimum,
     Properties,
     Quantile,
     Question,
+    Questions,
     Rank,
+    SampleFunction,
+    Stack,
     Sum,
     Synopsis,
     Variance,
 )
-from edgewater.synopses.bernoulli import BernoulliSample
-from edgewater.synopses.biased_reservoir import BiasedReservoir
-from edgewater.synopses.bloom import BloomFilter
-from edgewater.synopses.count_min import CountMin
-from edgewater.synopses.cuckoo import CountingCuckooFilter, CuckooFilter
-from edgewater.synopses.ddsketch import DDSketch
-from edgewater.synopses.equi_depth import EquiDepthHistogram
-from edgewater.synopses.equi_width import EquiWidthHistogram
-from edgewater.synopses.fast_agms import FastAgms
-from edgewater.synopses.fifo import FifoSample
+from edgewater.synopses.distinct import HyperLogLog
+from edgewater.synopses.exact import CountStack, ExtremumStack, IntegerSumStack, MaxStack, MeanStack, SumStack
+from edgewater.synopses.frequency import CountMin, CountMinStack, FastAgms, TopK
 from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.haar import HaarWavelet
-from edgewater.synopses.haar_max import MaxErrorWavelet
-from edgewater.synopses.hyperloglog import HyperLogLog
-from edgewater.synopses.kll import Kll
+from edgewater.synopses.hashing import DEFAULT_SEED, finalised, finalised_word, hash_values
+from edgewater.synopses.histograms import EquiDepthHistogram, EquiDepthStack, EquiWidthHistogram, EquiWidthStack
+from edgewater.synopses.intervals import normal_quantile
+from edgewater.synopses.key_table import KeyTable
 from edgewater.synopses.manager import GeneralManager, SliceManager
+from edgewater.synopses.membership import BloomFilter, BloomStack, CountingCuckooFilter, CuckooFilter, CuckooStack
+from edgewater.synopses.quantiles import DDSketch, Kll, KllStack
 from edgewater.synopses.questions import (
     Contains,
     FalsePositiveRate,
     Frequency,
     IntersectionSize,
+    ItemRanking,
     JoinSize,
     Point,
     Proportion,
     Range,
     RangeSum,
     RankedItems,
-    Ranking,
     SelfJoinSize,
     Since,
     SubsetCount,
     TopItems,
     UnionSize,
 )
-from edgewater.synopses.reservoir import ReservoirSample
+from edgewater.synopses.registry import (
+    REQUIRED,
+    Function,
+    Parameter,
+    Parameters,
+    function_named,
+    function_names,
+    require_fit,
+    stack_from_message,
+)
+from edgewater.synopses.sampling import (
+    BernoulliSample,
+    BiasedReservoir,
+    FifoSample,
+    ReservoirSample,
+    RowSampleStack,
+    SampleStack,
+    SingleSample,
+    is_sampled,
+    sample_function,
+    source_of,
+)
+from edgewater.synopses.serialized import AnySynopsis, from_bytes, merge_bytes
 from edgewater.synopses.single import SingleSynopsis
-from edgewater.synopses.top_k import TopK
+from edgewater.synopses.wavelets import HaarWavelet, MaxErrorWavelet
 
 __all__ = [
+    "DEFAULT_SEED",
+    "ITEM_TYPES",
+    "NUMBER_TYPES",
+    "REQUIRED",
     "AnySynopsis",
+    "ArrayStack",
     "BernoulliSample",
     "BiasedReservoir",
     "BloomFilter",
+    "BloomStack",
+    "BoolArray",
+    "BoundedError",
     "Contains",
     "Count",
     "CountMin",
+    "CountMinStack",
+    "CountStack",
     "CountingCuckooFilter",
     "CuckooFilter",
+    "CuckooStack",
     "DDSketch",
     "Distinct",
     "EquiDepthHistogram",
+    "EquiDepthStack",
     "EquiWidthHistogram",
+    "EquiWidthStack",
     "Estimate",
     "Estimates",
+    "ExtremumStack",
     "FalsePositiveRate",
     "FastAgms",
     "FifoSample",
+    "FloatArray",
     "Frequency",
+    "Function",
     "GeneralManager",
     "GroupedAggregate",
     "HaarWavelet",
     "HyperLogLog",
+    "IntArray",
+    "IntegerSumStack",
     "IntersectionSize",
+    "ItemRanking",
     "JoinSize",
+    "KeyTable",
     "Kll",
+    "KllStack",
     "MaxErrorWavelet",
+    "MaxStack",
     "Maximum",
     "Mean",
+    "MeanStack",
     "Minimum",
+    "Parameter",
+    "Parameters",
     "Point",
     "Properties",
     "Proportion",
     "Quantile",
     "Question",
+    "Questions",
     "Range",
     "RangeSum",
     "Rank",
     "RankedItems",
-    "Ranking",
     "ReservoirSample",
+    "RowSampleStack",
+    "SampleFunction",
+    "SampleStack",
     "SelfJoinSize",
     "Since",
+    "SingleSample",
+    "SingleSynopsis",
     "SliceManager",
+    "Stack",
     "SubsetCount",
     "Sum",
+    "SumStack",
     "Synopsis",
     "TopItems",
     "TopK",
     "UnionSize",
     "Variance",
+    "finalised",
+    "finalised_word",
     "from_bytes",
+    "function_named",
+    "function_names",
+    "hash_values",
+    "is_sampled",
     "merge_bytes",
+    "normal_quantile",
+    "require_fit",
+    "sample_function",
+    "source_of",
+    "stack_from_message",
 ]
-
-AnySynopsis = GroupedAggregate | HaarWavelet | GeneralManager | SliceManager | SingleSynopsis[Any]
-
-_TYPES: dict[str, type[AnySynopsis]] = {
-    t.kind: t
-    for t in (
-        GroupedAggregate,
-        HyperLogLog,
-        DDSketch,
-        CountMin,
-        FastAgms,
-        BloomFilter,
-        CuckooFilter,
-        CountingCuckooFilter,
-        TopK,
-        ReservoirSample,
-        BernoulliSample,
-        FifoSample,
-        BiasedReservoir,
-        EquiWidthHistogram,
-        EquiDepthHistogram,
-        Kll,
-        HaarWavelet,
-        MaxErrorWavelet,
-        GeneralManager,
-        SliceManager,
-    )
-}
-
-
-def from_bytes(data: bytes) -> AnySynopsis:
-    """The synopsis that `to_bytes` was called on, whatever its kind.
-
-    Raises:
-        CorruptSynopsis: damaged or foreign bytes.
-        UnsupportedVersion: a kind or a version that this release does not read.
-    """
-    message = codec.unseal(data)
-    return _type_of(message.kind).from_message(message)
-
-
-def merge_bytes(parts: Sequence[bytes]) -> bytes:
-    """The union of serialised synopses: what `from_bytes` of each, `merge_many` of all and `to_bytes` give, faster.
-
-    Dense sketches of one layout (HyperLogLog, count-min, Fast-AGMS) are merged as one array, without an object each.
-
-    Args:
-        parts: at least one; all of one kind, and of parameters that merge.
-
-    Raises:
-        CorruptSynopsis, UnsupportedVersion, IncompatibleSynopses: as those do, and names the part.
-    """
-    return merging.merged(parts, _type_of)
-
-
-def _type_of(name: str) -> type[AnySynopsis]:
-    """Raises UnsupportedVersion for a kind that is not read here."""
-    kind = _TYPES.get(name)
-    if kind is None:
-        plugins.INSTALLED.load()
-        kind = plugins.INSTALLED.singles.get(name)
-    if kind is None:
-        known = ", ".join(sorted({**_TYPES, **plugins.INSTALLED.singles}))
-        raise UnsupportedVersion(
-            f"synopsis kind {name!r} is not one of those read here: {known}; {plugins.INSTALLED.hint()}"
-        )
-    return kind

@@ -1,16 +1,17 @@
-"""The contract of a synopsis, and what questions and estimates look like.
+"""The contracts of this package: synopses, stacks, questions, estimates, functions of sampled rows.
 
-A synopsis is a window aggregate function: it is updated with batches of values, any two of equal
-parameters merge, and it answers questions with an interval. What its algebra allows is stated in
-`Properties`; the runtime divides work, treats late records and judges re-delivery by that alone.
+A synopsis is a window aggregate function: it is updated with batches of values, two synopses of equal
+parameters merge, and it answers questions with an interval. `Properties` states what its algebra allows.
+The runtime reads only `Properties` when it divides work, handles late records and judges re-delivery.
 
-Grouped queries hold thousands of synopses of one kind, so the unit that the runtime handles is a
-`Stack`: the states of many groups as arrays whose first axis is the group. A `Synopsis` is what a
-user holds: the state of one.
+A grouped query holds thousands of synopses of one kind. The runtime therefore handles a `Stack`: the
+states of many groups as arrays whose first axis is the group. A `Synopsis` is the state of one group, as a
+user holds it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
@@ -24,21 +25,25 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
+ITEM_TYPES = ("string", "int64", "float64", "bool")
+"""Column types whose values can be compared for equality: those of functions of items and of samples."""
+NUMBER_TYPES = ("int64", "float64")
+
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """The algebra of a synopsis. Every claim is checked by the battery, `edgewater.synopses.testing`.
+    """The algebra of a synopsis. The tests of `edgewater.synopses.testing` check every claim.
 
     Attributes:
-        mergeable: two synopses of equal parameters merge into the one of their union.
+        mergeable: two synopses of equal parameters merge into the synopsis of their union.
         commutative: the order of updates and merges does not change any answer.
         idempotent: merging the same synopsis twice changes nothing, so re-delivery is harmless.
-        invertible: what was merged can be taken out again.
+        invertible: a merge can be undone by subtraction.
         linear: the state is a linear function of the frequency vector.
-        foldable: an edge may shrink it before shipping.
-        ordered: the state depends on the order (or the event time) of values.
-        reproducible: the same batches in the same order give the same bytes. An edge that recovers by
-            replaying its journal needs it.
+        foldable: an edge may shrink it before it ships it.
+        ordered: the state depends on the order, or on the event time, of values.
+        reproducible: the same batches in the same order give the same bytes. Recovery by journal replay
+            requires it.
     """
 
     mergeable: bool = True
@@ -53,10 +58,10 @@ class Properties:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """An answer: `value`, inside [`lower`, `upper`] with probability at least `confidence`.
+    """An answer: the true value lies in [`lower`, `upper`] with probability at least `confidence`.
 
-    A confidence of 1.0 is a deterministic bound. `basis` names where the interval comes from. NaN
-    as a value means that there is none (the mean of nothing).
+    A confidence of 1.0 is a deterministic bound. `basis` names the method behind the interval. A value of
+    NaN means that there is no answer, such as the mean of no values.
     """
 
     value: float
@@ -68,7 +73,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Estimates for many groups at once: three float64 arrays of one length."""
+    """One estimate per group: three float64 arrays of shape (groups,)."""
 
     value: FloatArray
     lower: FloatArray
@@ -92,19 +97,19 @@ class Estimates:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Base of all questions. Each synopsis says in `questions` which it answers.
+    """Base of all questions. A synopsis lists in `questions` the classes that it answers.
 
-    A `confidence` is that of the interval asked for; synopses with certain bounds pass it over.
+    `confidence` is the one requested of the interval; synopses with deterministic bounds ignore it.
     """
 
 
 Questions = tuple[type[Question], ...]
-"""The questions that a kind of synopsis answers."""
+"""The classes of questions that a kind of synopsis answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count(Question):
-    """How many values (records, or non-null values of the argument)?"""
+    """The number of values: records, or non-null values of the argument."""
 
     confidence: float = 0.95
 
@@ -130,17 +135,17 @@ class Variance(Question):
 
 @dataclass(frozen=True, slots=True)
 class Minimum(Question):
-    """The least value."""
+    """The smallest value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maximum(Question):
-    """The greatest value."""
+    """The largest value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distinct(Question):
-    """How many different values?"""
+    """The number of distinct values."""
 
     confidence: float = 0.95
 
@@ -155,7 +160,7 @@ class Quantile(Question):
 
 @dataclass(frozen=True, slots=True)
 class Rank(Question):
-    """The fraction of values at most `x`."""
+    """The fraction of values that are at most `x`."""
 
     x: float
     confidence: float = 0.95
@@ -163,7 +168,7 @@ class Rank(Question):
 
 @runtime_checkable
 class Synopsis(Protocol):
-    """The state of one synopsis, as a user holds it."""
+    """The state of one group, as a user holds it."""
 
     kind: ClassVar[str]
     properties: ClassVar[Properties]
@@ -173,30 +178,30 @@ class Synopsis(Protocol):
         """Adds a batch.
 
         Args:
-            values: NumPy or Arrow array of n values, or a sequence; nulls are passed over.
+            values: NumPy or Arrow array of n values, or a sequence; nulls are skipped.
             times: int64 event times in ms, for ordered synopses.
             weights: n numbers, for synopses that take weights.
         """
 
     def merge_many(self, others: list[Self]) -> Self:
-        """The synopsis of the union of all, as a new one; `self` and `others` stay unchanged.
+        """Returns the synopsis of the union as a new object; `self` and `others` stay unchanged.
 
         Raises:
-            IncompatibleSynopses: unequal parameters or seeds; names both.
+            IncompatibleSynopses: parameters or seeds differ; the message names both.
         """
 
     def query(self, question: Question) -> Estimate:
-        """Raises InvalidRequest for a question that this kind cannot answer; names those it can."""
+        """Raises InvalidRequest for a question that this kind cannot answer, and lists those that it can."""
 
     def to_bytes(self) -> bytes:
-        """The format of `proto/edgewater/v1/synopsis.proto`, read back by `codec.from_bytes`."""
+        """Bytes in the format of `proto/edgewater/v1/synopsis.proto`, which `from_bytes` reads."""
 
 
 class Stack(Protocol):
     """The states of n groups of one kind of synopsis; the first axis of each array is the group.
 
-    `codes` are int64 group numbers, one per value, each below the stack's length. Values never hold
-    nulls: the caller drops them (`GroupedAggregate.update`).
+    `codes` are int64 group numbers, one per value, each below the stack's length. Values contain no
+    nulls: `GroupedAggregate.update` drops them.
     """
 
     kind: ClassVar[str]
@@ -206,28 +211,29 @@ class Stack(Protocol):
     def __len__(self) -> int: ...
 
     def grow(self, groups: int) -> None:
-        """Makes the stack at least `groups` long; new groups are empty."""
+        """Extends the stack to at least `groups` groups; new groups are empty."""
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
-        """Adds ``values[i]`` to group ``codes[i]``: NumPy or Arrow array, as the function says."""
+        """Adds ``values[i]`` to group ``codes[i]``; NumPy array, or Arrow array for strings."""
 
     def merge(self, other: Self, codes: IntArray) -> None:
         """Merges `other`'s i-th group into group ``codes[i]``; codes are distinct.
 
-        Raises IncompatibleSynopses for unequal parameters.
+        Raises IncompatibleSynopses if parameters differ.
         """
 
     def take(self, groups: IntArray) -> Self:
-        """A copy of these groups, in this order."""
+        """Returns a copy of these groups, in this order."""
 
     def reset(self, groups: IntArray) -> None:
-        """Makes these groups empty."""
+        """Empties these groups."""
 
     def query(self, question: Question | None = None) -> Estimates:
-        """The answer per group; None: the function's own question (`default`)."""
+        """Returns the answer per group; None asks the default question of the kind."""
 
     def to_message(self) -> SynopsisMessage:
-        """The state, which stays as it is: a stack read from the message goes on as this one does."""
+        """Returns the whole state and leaves it unchanged: a stack that is read from the message behaves as this
+        one."""
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
@@ -238,30 +244,88 @@ class Stack(Protocol):
         """Memory held by the arrays, in bytes."""
 
 
-class Condensing(Stack, Protocol):
-    """A stack in which values wait to be compacted, many together. When that happens decides later coins and
-    cuts, so only updates, merges and resets may bring it about: `to_message` has what waits as it is, and a
-    stack read from that goes on as this one does. What `take` gives has nothing that waits: it is for shipping.
+class Compacting(Stack, Protocol):
+    """A stack that buffers values and compacts many at a time.
+
+    The moment of a compaction decides later random bits and cuts, so only updates, merges and resets may start
+    one. `to_message` therefore includes the buffered values as they are. `take` returns a compacted copy, which is
+    the form that is shipped.
     """
 
-    def condense(self) -> None:
-        """Compacts all that waits."""
+    def compact(self) -> None:
+        """Compacts all buffered values."""
 
 
 @runtime_checkable
 class BoundedError(Protocol):
-    """A stack that defines the paper's error function, so that an edge may withhold under a budget."""
+    """A stack with an error function, which lets an edge withhold updates under an error budget."""
 
     def change(self, sent: FloatArray) -> FloatArray:
-        """error(F, F ⊕ V) per group, signed: how the center's value would change if the pending
-        state V (this stack) were sent. `sent` is F, the value sent so far (0 where none was)."""
+        """Returns error(F, F ⊕ V) per group, signed: by how much the center's value would change if the pending
+        state V (this stack) were sent. `sent` is F, the value sent so far (0 if none was)."""
 
     def advance(self, sent: FloatArray) -> FloatArray:
-        """F ⊕ V per group: the value at the center once the pending state is sent."""
+        """Returns F ⊕ V per group: the center's value after the pending state is sent."""
+
+
+Interval = tuple[FloatArray, FloatArray, FloatArray, float]
+"""Value, lower and upper bounds (float64, one per name), and the relative error that holds with the confidence."""
+
+MAX_ROW_COLUMNS = 16
+"""Columns of a row that a `SampleFunction` may take."""
+
+
+class SampleFunction:
+    """A function of rows, evaluated at the center. Subclasses define how it is computed and name its numbers.
+
+    It must be a function of the rows as a set: a sample of n of them must give about what all give. A sum or a count
+    over all rows is not such a function; use `sum` and `count`.
+    """
+
+    columns: tuple[int, int] = (1, MAX_ROW_COLUMNS)
+    """The minimum and maximum number of columns of a row."""
+
+    def names(self, parameters: Mapping[str, Any], columns: int) -> Sequence[str]:
+        """Returns the names of its numbers, in order; a single empty name stands for a single number."""
+        return ("",)
+
+    def fit(self, rows: FloatArray, parameters: Mapping[str, Any], start: FloatArray | None) -> FloatArray:
+        """Computes the function.
+
+        Args:
+            rows: float64 (n, columns), at least `min_rows` of them.
+            start: the value on the rows from which these were resampled, for functions that search from an initial
+                value, so that the numbers of both correspond; None: no such value. Equal rows give equal values.
+
+        Returns:
+            float64, one per name.
+        """
+        raise NotImplementedError
+
+    def distance(self, value: FloatArray, reference: FloatArray, parameters: Mapping[str, Any]) -> float:
+        """Returns the distance of a value from a reference, relative to the reference: here the largest relative
+        error of any number."""
+        gap, size = np.abs(value - reference), np.abs(reference)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(np.where(gap == 0, 0.0, gap / size).max(initial=0.0))
+
+    def min_rows(self, parameters: Mapping[str, Any]) -> int:
+        """Returns the number of rows below which the function has no value."""
+        return 1
+
+    def interval(
+        self, rows: FloatArray, parameters: Mapping[str, Any], confidence: float, fraction: float
+    ) -> Interval | None:
+        """Returns the value and its interval from a formula; None: the caller resamples.
+
+        Args:
+            fraction: the fraction of all rows that `rows` are.
+        """
+        return None
 
 
 def arrow_values(values: Any) -> pa.Array:
-    """Values of any accepted form as one Arrow array without nulls."""
+    """Returns values of any accepted form as one Arrow array without nulls."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     array = values if isinstance(values, pa.Array) else pa.array(values)

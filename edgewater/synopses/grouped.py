@@ -1,6 +1,6 @@
-"""`GroupedAggregate`: keys of groups, and a stack of states per measure. What a query's partial is.
+"""`GroupedAggregate`: keys of groups, and a stack of states per measure. It is the content of a query's partial.
 
-A query without ``group_by`` is one with no key columns and at most one group.
+A query without ``group_by`` has no key columns and at most one group.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, SynopsisError
 from edgewater.streams import COLUMN_TYPES, type_name
-from edgewater.synopses import codec
 from edgewater.synopses.base import Estimates, IntArray, Properties, Question, Stack
+from edgewater.synopses.encoding import codec
 from edgewater.synopses.key_table import KeyTable
-from edgewater.synopses.kll import KllStack
+from edgewater.synopses.quantiles.kll import KllStack
 from edgewater.synopses.registry import stack_from_message
-from edgewater.synopses.sample_rows import SampleStack
+from edgewater.synopses.sampling.sample_stack import SampleStack
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class GroupedAggregate:
 
     @property
     def properties(self) -> Properties:
-        """What all measures together allow."""
+        """The properties that all measures have together."""
         each = [m.properties for m in self._measures.values()]
         return Properties(
             **{
@@ -72,12 +72,12 @@ class GroupedAggregate:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What must be equal for two to merge, apart from the measures' own parameters."""
+        """The parameters that must be equal for a merge, apart from the measures' own."""
         keys = [[n, type_name(t)] for n, t in zip(self._key_names, self._table.types, strict=True)]
         return {"keys": keys, "measures": list(self._measures)}
 
     def encode(self, keys: Sequence[pa.Array], rows: int) -> IntArray:
-        """Group codes (int64, one per row) of rows of keys; unseen keys become new groups."""
+        """Returns the group codes (int64, one per row) of rows of keys; new keys become new groups."""
         codes = self._table.encode(list(keys), rows)
         for stack in self._measures.values():
             stack.grow(len(self._table))
@@ -96,10 +96,11 @@ class GroupedAggregate:
 
         Args:
             keys: one Arrow array per key column.
-            values: per measure its argument per record, or None for a measure without one. A null
-                argument leaves that measure of the record's group as it is.
+            values: measure -> its argument per record, or None for a measure without an argument. A null argument
+                does not change the measure of the record's group.
+            times: int64 event times in ms, one per record, for ordered measures.
             ids: int64, the records' numbers within this aggregate's source (`set_source`), for samples.
-                None: samples number records as they come.
+                None: samples number records in the order of arrival.
 
         Returns:
             The records' group codes, int64, shape (rows,).
@@ -116,20 +117,20 @@ class GroupedAggregate:
         return any(isinstance(stack, SampleStack) for stack in self._measures.values())
 
     def set_source(self, source: int) -> None:
-        """Says who numbers the records, from 0 to 2^64 - 1: no two aggregates that ever merge may share it,
-        unless they number the same records alike. To be called while the aggregate is empty."""
+        """Sets the identity of the source that numbers the records, from 0 to 2^64 - 1. Aggregates that merge must have
+        different sources, unless they assign equal numbers to equal records. Call it while the aggregate is empty."""
         for stack in self._measures.values():
             if isinstance(stack, SampleStack | KllStack):
                 stack.source = source
 
     def merge(self, other: Self) -> IntArray:
-        """Merges `other` into this one; returns the codes here of its groups. See `merge_all`."""
+        """Merges `other` into this aggregate and returns the codes of its groups in this one; see `merge_all`."""
         return self.merge_all([other])
 
     def merge_all(self, others: Sequence[Self]) -> IntArray:
-        """Merges others into this one; returns the codes here of their groups, one after another.
+        """Merges others into this aggregate and returns the codes of their groups in this one, concatenated.
 
-        Keys are looked up all together, so many parts cost little more than one.
+        Looks up all keys together, so that many partials cost little more than one.
 
         Raises:
             IncompatibleSynopses: other keys, measures or parameters of measures.
@@ -147,13 +148,13 @@ class GroupedAggregate:
                 stack.merge(other._measures[name], mine)
             self.records += other.records
         for stack in self._measures.values():
-            condense = getattr(stack, "condense", None)
-            if condense is not None:
-                condense()
+            compact = getattr(stack, "compact", None)
+            if compact is not None:
+                compact()
         return codes
 
     def _codes_of(self, others: Sequence[Self]) -> IntArray:
-        """The codes here of all their groups; those with the keys of the one before share its look-up."""
+        """Returns the codes of all their groups in this one. Neighbours with equal keys share a look-up."""
         runs: list[tuple[list[pa.Array], int]] = []
         which = []
         for other in others:
@@ -172,40 +173,41 @@ class GroupedAggregate:
             theirs = other._measures[name]
             if theirs.kind != stack.kind:
                 raise IncompatibleSynopses(f"measure {name}: {stack.kind} and {theirs.kind} do not merge")
-            if _alike(stack) != _alike(theirs):
-                # Before anything changes: stacks without groups merge, or say what is wrong.
+            if _merge_parameters(stack) != _merge_parameters(theirs):
+                # Before anything changes: a merge of stacks without groups raises the error, if there is one.
                 stack.take(_NO_GROUPS).merge(theirs.take(_NO_GROUPS), _NO_GROUPS)
 
     def merge_many(self, others: Sequence[Self]) -> Self:
-        """The union of this and all others as a new one."""
+        """Returns the union of this aggregate and all others as a new one."""
         result = self.take(np.arange(len(self)))
         result.records = self.records
         result.merge_all(others)
         return result
 
     def rows(self, groups: IntArray | None = None) -> list[pa.Array]:
-        """The key columns of these groups (None: all)."""
+        """Returns the key columns of these groups; None: of all."""
         return self._table.rows(groups)
 
     def take(self, groups: IntArray) -> Self:
-        """A copy with these groups only, in this order, as it is shipped. Its `records` are 0: set it if known."""
+        """Returns a copy of these groups, in this order, in the form in which it is shipped. Its `records` are 0; the
+        caller sets them if they are known."""
         keys = dict(zip(self._key_names, self._table.types, strict=True))
         result = type(self)(keys, {name: stack.take(groups) for name, stack in self._measures.items()})
         result._table.encode(self.rows(groups), len(groups))
         return result
 
     def reset(self, groups: IntArray) -> None:
-        """Makes the states of these groups empty; their codes stay."""
+        """Empties the states of these groups; their codes stay."""
         for stack in self._measures.values():
             stack.reset(groups)
 
     def query(self, measure: str, question: Question | None = None) -> Estimates:
-        """The estimate per group, in the order of `rows`."""
+        """Returns the estimate per group, in the order of `rows`."""
         return self._measures[measure].query(question)
 
     def to_message(self) -> SynopsisMessage:
-        """The whole state: an aggregate read from it goes on as this one does. To ship groups `take` them, which
-        compacts what a state keeps only to be fast."""
+        """Returns the whole state: an aggregate that is read from it behaves as this one. To ship groups, `take` them,
+        which compacts buffered values."""
         message = codec.header(self.kind, self.version, self.parameters, records=self.records)
         message.arrays.extend(codec.encode_keys(column) for column in self.rows())
         message.arrays.append(codec.encode(np.array([len(self)], np.int64)))
@@ -225,7 +227,7 @@ class GroupedAggregate:
         except (KeyError, TypeError, ValueError) as exc:
             raise CorruptSynopsis(f"{cls.kind}: parameters {message.parameters!r} lack keys or measures") from exc
         if len(names) != len(message.parts) or len(keys) + 1 != len(message.arrays):
-            raise CorruptSynopsis(f"{cls.kind}: {len(message.parts)} parts for the measures {names}")
+            raise CorruptSynopsis(f"{cls.kind}: {len(message.parts)} states for the measures {names}")
         columns = [codec.decode_keys(a) for a in message.arrays[:-1]]
         for (name, key_type), column in zip(keys.items(), columns, strict=True):
             if column.type != key_type:
@@ -240,7 +242,7 @@ class GroupedAggregate:
             raise CorruptSynopsis(f"{cls.kind}: columns of unequal length for {groups} groups")
         table = KeyTable.of_distinct(tuple(keys.values()), columns, groups)
         if table is None:
-            raise CorruptSynopsis(f"{cls.kind}: a group stands twice")
+            raise CorruptSynopsis(f"{cls.kind}: two groups have the same key")
         result._table = table
         result.records = message.records
         return result
@@ -250,28 +252,33 @@ class GroupedAggregate:
         return cls.from_message(codec.unseal(data))
 
     @classmethod
-    def merge_bytes(cls, parts: Sequence[bytes]) -> bytes:
-        """The union of at least one part; a lone one comes back as it is, checked. Raises as `from_bytes` and
-        `merge_all` do, and names the part."""
-        first, *others = (named(number, len(parts), cls.from_bytes, part) for number, part in enumerate(parts))
+    def merge_bytes(cls, partials: Sequence[bytes]) -> bytes:
+        """Returns the union of at least one partial; checks a single one and returns it unchanged.
+
+        Raises the errors of `from_bytes` and `merge_all`, with the number of the partial.
+        """
+        if not partials:
+            raise ValueError("a merge needs at least one partial")
+        of = len(partials)
+        first, *others = (numbered(number, of, cls.from_bytes, partial) for number, partial in enumerate(partials))
         if not others:
-            return parts[0]
+            return partials[0]
         for number, other in enumerate(others, 1):
-            named(number, len(parts), first._require_mergeable, other)
+            numbered(number, of, first._require_mergeable, other)
         first.merge_all(others)
         return first.to_bytes()
 
 
-def named(number: int, of: int, read: Callable[[T], R], part: T) -> R:
-    """Reads one of many parts; an error says which it was."""
+def numbered(number: int, of: int, read: Callable[[T], R], partial: T) -> R:
+    """Returns `read(partial)`; adds the partial's number to the message of a SynopsisError."""
     try:
-        return read(part)
+        return read(partial)
     except SynopsisError as exc:
-        raise type(exc)(f"part {number + 1} of {of}: {exc}") from exc
+        raise type(exc)(f"partial {number + 1} of {of}: {exc}") from exc
 
 
-def _alike(stack: Stack) -> tuple[Any, ...]:
-    """What is equal only if two stacks of one kind merge."""
+def _merge_parameters(stack: Stack) -> tuple[Any, ...]:
+    """Returns the attributes that are equal if two stacks of one kind merge."""
     return tuple(getattr(stack, name, stack) for name in ("parameters", "seed", "item_type"))
 
 

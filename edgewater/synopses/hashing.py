@@ -1,14 +1,14 @@
 """64-bit hashes of whole columns, the same on every platform and in every release.
 
-A value becomes one 64-bit word (integers in two's complement, floats by their bits with one zero and
-one NaN, strings and bytes by a hash of their 8-byte words), and the word goes through a seeded
-finaliser. The key of the finaliser depends on the type, so that 1, 1.0, True and "1" differ.
+Each value becomes one 64-bit word: integers in two's complement, floats by their bits with one zero and one NaN,
+strings and bytes by a hash of their 8-byte words. A seeded finaliser mixes the word. Its key depends on the type, so
+that 1, 1.0, True and "1" hash differently.
 
-Strings are hashed as the sum over positions j of mix(word_j + key_j), not as a chain: a sum can be
-taken over all rows at one position, or over all positions of one long row, with the same result, so
-neither many short strings nor one huge one needs a Python loop over what there is much of.
+Strings are hashed as the sum over positions j of mix(word_j + key_j), not as a chain. A sum can be computed over all
+rows at one position, or over all positions of one long row, with the same result, so neither many short strings nor
+one long string needs a Python loop over the longer axis.
 
-The hash is not keyed against an adversary: who knows the seed can build collisions.
+The hash does not resist an adversary: collisions can be constructed for a known seed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _TAGS = {"bool": 1, "integer": 2, "float": 3, "string": 4, "binary": 5}
 _ACCEPTED = "strings, bytes, integers, floats or bools, without nulls"
 
 _WORDS_BY_POSITION = 16
-"""Words of a string that are hashed position by position; the rest of longer ones is hashed row by row."""
+"""Words of a string that are hashed position by position; the rest of a longer string is hashed row by row."""
 
 _ENCODE_FROM_BYTES = 48
-"""Mean length from which it pays to find out the distinct strings first, if values repeat."""
+"""Mean length in bytes from which hashing only distinct strings is faster, if values repeat."""
 
 
 def hash_values(values: Any, seed: int = DEFAULT_SEED) -> WordArray:
-    """A 64-bit hash per value.
+    """Hashes each value to 64 bits.
 
     Args:
         values: NumPy array of bool, integers or floats, or an Arrow array of those or of string or
@@ -64,12 +64,12 @@ def hash_values(values: Any, seed: int = DEFAULT_SEED) -> WordArray:
 
 
 def finalised(words: WordArray, number: int) -> WordArray:
-    """Words mixed anew: an unrelated hash of the same values for each `number`. The input stays as it is."""
+    """Mixes words again: each `number` gives an independent hash of the same values. Does not change the input."""
     return _finalise(words, _number_key(number))
 
 
 def finalised_word(word: int, number: int) -> int:
-    """As `finalised`, of one word from 0 to 2^64 - 1: an array of one would cost ten times as much."""
+    """`finalised` for one word from 0 to 2^64 - 1, at a tenth of the cost of an array of one."""
     return _mix((word + _number_key(number)) & _MASK)
 
 
@@ -91,7 +91,7 @@ def _hash_arrow(values: pa.Array, seed: int) -> WordArray:
 
 
 def _canonical(values: npt.NDArray[Any]) -> tuple[WordArray, str]:
-    """One word per value, and the name of the type."""
+    """Returns one word per value, and the name of the type."""
     kind = values.dtype.kind
     if kind == "b":
         return values.astype(np.uint64), "bool"
@@ -110,7 +110,7 @@ def _canonical(values: npt.NDArray[Any]) -> tuple[WordArray, str]:
 
 
 def _mix(word: int) -> int:
-    """The finaliser on one Python integer."""
+    """Applies the finaliser to one Python integer."""
     word = ((word ^ word >> 30) * _FIRST) & _MASK
     word = ((word ^ word >> 27) * _SECOND) & _MASK
     return word ^ word >> 31
@@ -126,7 +126,7 @@ def _key(seed: int, tag: str) -> int:
 
 
 def _finalise(words: WordArray, key: int) -> WordArray:
-    """mix(word + key) per word: a bijection for each key. The input stays as it is."""
+    """Returns mix(word + key) per word, a bijection for each key. Does not change the input."""
     mixed = words + np.uint64(key)
     shifted = mixed >> np.uint64(30)
     mixed ^= shifted
@@ -140,7 +140,7 @@ def _finalise(words: WordArray, key: int) -> WordArray:
 
 
 def _repeats(values: pa.Array) -> bool:
-    """Whether distinct strings should be found first: they are long, and a sample shows few."""
+    """Whether to hash only distinct strings: they are long, and a sample has few distinct ones."""
     rows = len(values)
     if rows < 4096 or values.nbytes < rows * _ENCODE_FROM_BYTES:
         return False
@@ -149,7 +149,7 @@ def _repeats(values: pa.Array) -> bool:
 
 
 def _byte_words(values: pa.Array) -> WordArray:
-    """The hash before the finaliser of each string or bytes value, from Arrow's buffers."""
+    """Returns the hash before the finaliser of each string or bytes value, from Arrow's buffers."""
     rows = len(values)
     if rows == 0:
         return np.zeros(0, np.uint64)
@@ -161,7 +161,7 @@ def _byte_words(values: pa.Array) -> WordArray:
     padded = np.zeros(last - first + 8, np.uint8)
     if last > first:
         padded[:-8] = np.frombuffer(data, np.uint8, last - first, first)
-    # Words begin at any byte: an overlapping view, one word per byte.
+    # An overlapping view with one word per byte, since words may begin at any byte.
     at_byte: WordArray = np.ndarray((last - first + 1,), "<u8", padded, strides=(1,))
     starts = offsets[:-1] - first
     lengths = np.diff(offsets)
@@ -190,7 +190,7 @@ def _add_by_position(result: WordArray, at_byte: WordArray, starts: IntArray, le
 
 
 def _add_rest(result: WordArray, at_byte: WordArray, row: int, start: int, length: int) -> None:
-    """Adds the words of one long row behind those that `_add_by_position` has added."""
+    """Adds the words of one long row that `_add_by_position` does not add."""
     positions = np.arange(_WORDS_BY_POSITION, -(-length // 8))
     words = _masked(at_byte[start + 8 * positions], length - 8 * positions)
     # A slice: arrays wrap around silently, scalars warn.
@@ -198,13 +198,13 @@ def _add_rest(result: WordArray, at_byte: WordArray, row: int, start: int, lengt
 
 
 def _masked(words: WordArray, remaining: IntArray) -> WordArray:
-    """Words of which only the first `remaining` bytes belong to the value."""
+    """Clears the bytes of words after the first `remaining` ones, which belong to other values."""
     surplus = np.clip(8 - remaining, 0, 7).astype(np.uint64) * np.uint64(8)
     return words & (np.uint64(_MASK) >> surplus)
 
 
 def _mix_words(words: WordArray, position: int | IntArray) -> WordArray:
-    """mix(word + key of the position)."""
+    """Returns mix(word + key of the position)."""
     if isinstance(position, int):
         return _finalise(words, _mix(position * _GOLDEN & _MASK))
     keys = _finalise(position.view(np.uint64) * np.uint64(_GOLDEN), 0)

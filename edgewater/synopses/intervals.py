@@ -1,6 +1,6 @@
-"""Confidence intervals from samples, for many groups at once. Pure array functions.
+"""Confidence intervals from samples, for many groups at once. Pure functions of arrays.
 
-All are two-sided; `z` is the normal quantile of the confidence (`normal_quantile`).
+All intervals are two-sided; `z` is the normal quantile of the confidence (`normal_quantile`).
 """
 
 from __future__ import annotations
@@ -9,22 +9,20 @@ from statistics import NormalDist
 
 import numpy as np
 
-from edgewater.errors import InvalidRequest
 from edgewater.synopses.base import FloatArray
+from edgewater.synopses.checks import check_confidence
 
 
 def normal_quantile(confidence: float) -> float:
-    """How many standard deviations hold `confidence` around the mean. Raises InvalidRequest."""
-    if isinstance(confidence, bool) or not isinstance(confidence, int | float) or not 0 < confidence < 1:
-        raise InvalidRequest("confidence", confidence, "a number between 0 and 1, such as 0.95")
-    return NormalDist().inv_cdf((1 + confidence) / 2)
+    """Returns the two-sided normal quantile of a confidence, in standard deviations. Raises InvalidRequest."""
+    return NormalDist().inv_cdf((1 + check_confidence(confidence)) / 2)
 
 
 def student_t(confidence: float, freedom: FloatArray) -> FloatArray:
-    """The two-sided quantile of Student's t; infinite below one degree of freedom.
+    """Returns the two-sided quantile of Student's t; infinite below one degree of freedom.
 
-    Hill, "Student's t-quantiles", CACM 13 (1970), algorithm 396: about six digits. One and two degrees in
-    closed form.
+    Hill, "Student's t-quantiles", CACM 13 (1970), algorithm 396, exact to about six digits. One and two degrees of
+    freedom use the closed form.
     """
     tail = 1 - confidence
     normal = normal_quantile(confidence)
@@ -41,7 +39,7 @@ def student_t(confidence: float, freedom: FloatArray) -> FloatArray:
 
 
 def _near(n: FloatArray, a: FloatArray, b: FloatArray, c: FloatArray, d: FloatArray, normal: float) -> FloatArray:
-    """t²/n by an expansion around the normal quantile."""
+    """Returns t²/n by an expansion around the normal quantile."""
     x = -normal
     square = x * x
     c = np.where(n < 5, c + 0.3 * (n - 4.5) * (x + 0.6), c)
@@ -51,30 +49,30 @@ def _near(n: FloatArray, a: FloatArray, b: FloatArray, c: FloatArray, d: FloatAr
 
 
 def _far(n: FloatArray, y: FloatArray, d: FloatArray) -> FloatArray:
-    """t²/n by an expansion for the far tail."""
+    """Returns t²/n by an expansion for the far tail."""
     y = np.maximum(y, 1e-300)
     inner = 1 / (((n + 6) / (n * y) - 0.089 * d - 0.822) * (n + 2) * 3) + 0.5 / (n + 4)
     return np.abs((inner * y - 1) * (n + 1) / (n + 2) + 1 / y)
 
 
-def wilson(hits: FloatArray, drawn: FloatArray, share: FloatArray, z: float) -> tuple[FloatArray, FloatArray]:
-    """Bounds of a proportion of which `hits` of `drawn` were seen (Wilson 1927), with continuity correction.
+def wilson(hits: FloatArray, sampled: FloatArray, rate: FloatArray, z: float) -> tuple[FloatArray, FloatArray]:
+    """Returns bounds of a proportion from `hits` among `sampled` values (Wilson 1927), with continuity correction.
 
-    Without the correction coverage falls to 0.84 where few hits are expected (Brown, Cai and DasGupta 2001).
+    Without the correction, coverage falls to 0.84 where few hits are expected (Brown, Cai and DasGupta 2001).
 
     Args:
-        share: which part of the population was drawn, without replacement: widths shrink by √(1 - share),
-            and all is known at 1. 0/0 is bounded by 0 and 1.
+        rate: the fraction of the population that was sampled, without replacement: widths shrink by √(1 - rate), and
+            the proportion is exact at 1. The bounds of 0/0 are 0 and 1.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
-        proportion = np.where(drawn > 0, hits / drawn, 0.0)
-        effective = drawn / (1 - share)
-        half = np.where(share < 1, 0.5 / np.maximum(drawn, 1), 0.0)
+        proportion = np.where(sampled > 0, hits / sampled, 0.0)
+        effective = sampled / (1 - rate)
+        half = np.where(rate < 1, 0.5 / np.maximum(sampled, 1), 0.0)
         lower = _wilson_end(np.maximum(proportion - half, 0.0), effective, z, -1)
         upper = _wilson_end(np.minimum(proportion + half, 1.0), effective, z, +1)
-    known = (share >= 1) & (drawn > 0)
-    lower = np.where(known, proportion, np.where(drawn > 0, np.minimum(lower, proportion), 0.0))
-    upper = np.where(known, proportion, np.where(drawn > 0, np.maximum(upper, proportion), 1.0))
+    exact = (rate >= 1) & (sampled > 0)
+    lower = np.where(exact, proportion, np.where(sampled > 0, np.minimum(lower, proportion), 0.0))
+    upper = np.where(exact, proportion, np.where(sampled > 0, np.maximum(upper, proportion), 1.0))
     return lower, upper
 
 
@@ -84,22 +82,22 @@ def _wilson_end(p: FloatArray, n: FloatArray, z: float, sign: int) -> FloatArray
     return np.asarray(np.clip((p + square / 2 + sign * spread) / (1 + square), 0.0, 1.0))
 
 
-def thinned_count(hits: FloatArray, share: FloatArray, z: float) -> tuple[FloatArray, FloatArray]:
-    """Bounds of a count of which each item was kept with probability `share`, and `hits` were.
+def thinned_count(hits: FloatArray, rate: FloatArray, z: float) -> tuple[FloatArray, FloatArray]:
+    """Returns bounds of a count of items, each sampled with probability `rate`, of which `hits` were sampled.
 
-    The score interval: all N with (hits - N·share)² ≤ z²·N·share·(1 - share), solved for N, and with a
-    continuity correction of one half.
+    The score interval: all N with (hits - N·rate)² ≤ z²·N·rate·(1 - rate), solved for N, with a continuity correction
+    of one half.
     """
-    c = z * z * (1 - share) / 2
+    c = z * z * (1 - rate) / 2
     low, high = np.maximum(hits - 0.5, 0.0), hits + 0.5
     with np.errstate(divide="ignore", invalid="ignore"):
-        lower = (low + c - np.sqrt(c * (2 * low + c))) / share
-        upper = (high + c + np.sqrt(c * (2 * high + c))) / share
-    return np.where(share < 1, np.maximum(lower, hits), hits), np.where(share < 1, upper, hits)
+        lower = (low + c - np.sqrt(c * (2 * low + c))) / rate
+        upper = (high + c + np.sqrt(c * (2 * high + c))) / rate
+    return np.where(rate < 1, np.maximum(lower, hits), hits), np.where(rate < 1, upper, hits)
 
 
 def around(value: FloatArray, half: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """value ± half; all numbers where either is not known to be finite, none where there is no value."""
+    """Returns value ± half: infinite bounds where either is not finite, NaN where the value is NaN."""
     bounded = np.isfinite(value) & np.isfinite(half)
     lower, upper = np.where(bounded, value, -np.inf), np.where(bounded, value, np.inf)
     half = np.where(bounded, half, 0.0)

@@ -1,9 +1,8 @@
-"""Group keys as dense codes: rows of key columns in, int64 group numbers out, no loop over rows.
+"""Group keys as dense codes: maps rows of key columns to int64 group numbers without a loop over rows.
 
-Each batch is reduced to its distinct key rows by Arrow's dictionary encoding. Only those are looked
-up: column by column in the table's dictionaries, then as pairs of ids in a sorted array. Lookups are
-exact (no hash of a key ever stands for the key), and memory is the keys themselves plus 12 bytes a
-group and column.
+Arrow's dictionary encoding reduces each batch to its distinct key rows. Only those are looked up: column by column in
+the table's dictionaries, then as pairs of ids in a sorted array. Look-ups compare keys, never only their hashes.
+Memory is the keys themselves plus 12 bytes per group and column.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ class _Column:
     """The distinct values of one key column, numbered in order of first appearance."""
 
     def __init__(self, data_type: pa.DataType) -> None:
-        self.values: pa.Array = _nothing(data_type)
+        self.values: pa.Array = _empty_array(data_type)
 
     def encode(self, values: pa.Array) -> IntArray:
-        """Ids of distinct values, new ones added."""
+        """Returns the ids of distinct values; adds new ones."""
         ids = pc.index_in(values, value_set=self.values)
         if ids.null_count:
             fresh = values.filter(ids.is_null())
@@ -39,8 +38,8 @@ class _Column:
 
 
 @cache
-def _nothing(data_type: pa.DataType) -> pa.Array:
-    """Arrays are immutable, and making one from a list costs more than reading a partial's arrays."""
+def _empty_array(data_type: pa.DataType) -> pa.Array:
+    """Arrays are immutable, so one serves all: making one from a list takes longer than reading a partial's arrays."""
     return pa.array([], data_type)
 
 
@@ -53,7 +52,7 @@ class _Pairs:
         self.count = 0
 
     def encode(self, left: IntArray, right: IntArray) -> tuple[IntArray, IntArray]:
-        """The pairs' numbers, and the positions in the input of those that are new, one each."""
+        """Returns the pairs' numbers, and the position in the input of each new pair's first occurrence."""
         wanted = left << 31 | right
         at = np.searchsorted(self._sorted, wanted)
         numbers = np.full(len(wanted), -1, np.int64)
@@ -65,7 +64,7 @@ class _Pairs:
         if not len(missing):
             return numbers, missing
         fresh, first, inverse = np.unique(wanted[missing], return_index=True, return_inverse=True)
-        # Number in order of appearance, so that the table's rows can be appended in input order.
+        # Number in order of appearance, so that rows can be appended to the table in input order.
         rank = np.empty(len(fresh), np.int64)
         rank[np.argsort(first)] = np.arange(len(fresh))
         numbers[missing] = self.count + rank[inverse]
@@ -83,7 +82,7 @@ class _Pairs:
 class KeyTable:
     """Distinct rows of key columns, numbered 0, 1, … in order of first appearance.
 
-    With no key columns there is one group, code 0, from the first row on.
+    Without key columns there is one group, code 0, once a row was encoded.
     """
 
     def __init__(self, types: tuple[pa.DataType, ...]) -> None:
@@ -101,36 +100,35 @@ class KeyTable:
     def nbytes(self) -> int:
         columns: int = sum(c.values.nbytes for c in self._columns)
         columns += sum(c.nbytes for c in self._loaded or [])
-        ids = sum(part.nbytes for parts in self._ids for part in parts)
+        ids = sum(chunk.nbytes for chunks in self._ids for chunk in chunks)
         return columns + ids + sum(p.nbytes for p in self._pairs)
 
     def encode(self, columns: list[pa.Array], rows: int) -> IntArray:
-        """Group codes of `rows` rows; unseen keys get new codes.
+        """Returns the group codes of `rows` rows; new keys get new codes.
 
         Args:
-            columns: one Arrow array per key column, each of `rows` values, in the table's types. Nulls are
-                one key, NaNs are one key, and -0.0 is 0.0, as in SQL's GROUP BY.
+            columns: one Arrow array per key column, each of `rows` values, in the table's types. As in SQL's GROUP
+                BY, all nulls are one key, all NaNs are one key, and -0.0 is 0.0.
         """
         if not self.types:
             self._length = max(self._length, min(rows, 1))
             return np.zeros(rows, np.int64)
         self._index()
-        inverse, parts = _distinct(columns)
-        return self._lookup(parts)[inverse]
+        inverse, distinct = _distinct(columns)
+        return self._lookup(distinct)[inverse]
 
     @classmethod
     def of_distinct(cls, types: tuple[pa.DataType, ...], columns: list[pa.Array], rows: int) -> Self | None:
-        """A table of rows that are distinct already, numbered as they come; None if two are equal.
+        """Makes a table of distinct rows, numbered in their order; None if two are equal.
 
-        Looking them up is left to the first `encode`: a table that is only merged into another, or only
-        read, never needs it.
+        The first `encode` builds the index. A table that is only read or merged into another never needs it.
         """
         if rows > 1 and (not columns or len(_distinct(columns)[1][0]) != rows):
             return None
         result = cls(types)
         result._length = rows
         if columns:
-            result._loaded = [_one_zero(column) for column in columns]
+            result._loaded = [_with_one_zero(column) for column in columns]
         return result
 
     def _index(self) -> None:
@@ -138,42 +136,42 @@ class KeyTable:
             columns, self._loaded, self._length = self._loaded, None, 0
             self._lookup(columns)
 
-    def _lookup(self, parts: list[pa.Array]) -> IntArray:
-        """Codes of distinct key rows."""
+    def _lookup(self, keys: list[pa.Array]) -> IntArray:
+        """Returns the codes of distinct key rows; adds new ones."""
         ids = []
-        for column, part in zip(self._columns, parts, strict=True):
-            distinct = part.dictionary_encode(null_encoding="encode")
+        for column, key in zip(self._columns, keys, strict=True):
+            distinct = key.dictionary_encode(null_encoding="encode")
             ids.append(column.encode(distinct.dictionary)[_codes(distinct)])
         numbers = ids[0]
         fresh = np.flatnonzero(numbers >= self._length)
         for pairs, right in zip(self._pairs, ids[1:], strict=True):
             numbers, fresh = pairs.encode(numbers, right)
         if len(fresh):
-            for kept, part in zip(self._ids, ids, strict=True):
-                kept.append(part[fresh].astype(np.int32))
+            for chunks, new in zip(self._ids, ids, strict=True):
+                chunks.append(new[fresh].astype(np.int32))
             self._length += len(fresh)
         return numbers
 
     def rows(self, codes: IntArray | None = None) -> list[pa.Array]:
-        """The key columns of these groups (all, if None), in the order of `codes`."""
+        """Returns the key columns of these groups, in the order of `codes`; None: of all groups."""
         if self._loaded is not None:
             return self._loaded if codes is None else [column.take(pa.array(codes)) for column in self._loaded]
         result = []
-        for column, parts in zip(self._columns, self._ids, strict=True):
-            if len(parts) > 1:
-                parts[:] = [np.concatenate(parts)]
-            ids = parts[0] if parts else np.zeros(0, np.int32)
+        for column, chunks in zip(self._columns, self._ids, strict=True):
+            if len(chunks) > 1:
+                chunks[:] = [np.concatenate(chunks)]
+            ids = chunks[0] if chunks else np.zeros(0, np.int32)
             result.append(column.values.take(pa.array(ids if codes is None else ids[codes])))
         return result
 
 
-def _one_zero(column: pa.Array) -> pa.Array:
+def _with_one_zero(column: pa.Array) -> pa.Array:
     return pc.add(column, 0.0) if pa.types.is_floating(column.type) else column  # -0.0 + 0.0 is 0.0
 
 
 def _distinct(columns: list[pa.Array]) -> tuple[IntArray, list[pa.Array]]:
-    """Per row the number of its key, and the key columns of the distinct keys, in order of appearance."""
-    encoded = [_one_zero(c).dictionary_encode(null_encoding="encode") for c in columns]
+    """Returns the number of each row's key, and the key columns of the distinct keys, in order of appearance."""
+    encoded = [_with_one_zero(c).dictionary_encode(null_encoding="encode") for c in columns]
     combined = _codes(encoded[0])
     if len(encoded) == 1:
         return combined, [encoded[0].dictionary]
@@ -190,7 +188,7 @@ def _codes(encoded: pa.DictionaryArray) -> IntArray:
 
 
 def _dense(values: IntArray) -> tuple[IntArray, npt.NDArray[np.int64]]:
-    """Dense numbers for values, and the position of each number's first occurrence."""
+    """Returns a dense number per value, and the position of each number's first occurrence."""
     encoded = pa.array(values).dictionary_encode()
     inverse = _codes(encoded)
     first = np.empty(len(encoded.dictionary), np.int64)

@@ -1,11 +1,11 @@
-"""Synopses that users' packages bring, found through the entry-point group `edgewater.synopses`.
+"""Third-party synopses, discovered through the entry-point group `edgewater.synopses`.
 
-An entry point names one thing, or a tuple of things, of three sorts: a `Stack` class (its bytes become
-readable), a `Function` (queries may name it), a `SingleSynopsis` class (what `from_bytes` returns for one).
-They are data and do not register themselves on import, so an entry point is taken whole or not at all.
+An entry point refers to one object, or a tuple of objects, of three types: a `Stack` class (its bytes become
+readable), a `Function` (queries may name it), a `SingleSynopsis` class (`from_bytes` returns it for its kind).
+Importing them registers nothing; the loader registers all objects of an entry point, or none.
 
-Plugins are looked for when a name or a kind comes up that the house does not have: an edge whose queries
-need none never imports one. A plugin that fails is a warning and a `Problem`; the others go on.
+Plugins are loaded when a name or a kind comes up that is not built in, so an edge whose queries use only built-in
+functions imports none. A plugin that fails gives a warning and a `PluginProblem`; the others are loaded.
 """
 
 from __future__ import annotations
@@ -16,49 +16,49 @@ from typing import Any
 
 import numpy as np
 
-from edgewater.plugins import NAME, Discovery, Origin, Problem, Unfit
+from edgewater.plugins import NAME, InvalidPlugin, PluginLoader, PluginOrigin, PluginProblem
 from edgewater.streams import COLUMN_TYPES
 from edgewater.synopses import registry
 from edgewater.synopses.base import Estimates, Properties, Question, Stack
 from edgewater.synopses.registry import Function
 from edgewater.synopses.single import SingleSynopsis
 
-__all__ = ["GROUP", "INSTALLED", "Origin", "Plugins", "Problem", "SynopsisPluginWarning"]
+__all__ = ["GROUP", "INSTALLED", "PluginOrigin", "PluginProblem", "Plugins", "SynopsisPluginWarning"]
 
 GROUP = "edgewater.synopses"
 _METHODS = ("__len__", "grow", "update", "merge", "take", "reset", "query", "to_message", "from_message")
 
 
 class SynopsisPluginWarning(UserWarning):
-    """An entry point of `edgewater.synopses` cannot be used. Queries that need it are refused."""
+    """An entry point of `edgewater.synopses` cannot be used. Queries that name it are refused."""
 
 
-class Plugins(Discovery):
-    """The entry points `edgewater.synopses`.
+class Plugins(PluginLoader):
+    """The entry points of `edgewater.synopses`.
 
     Attributes:
-        singles: kind -> what `from_bytes` returns for it.
+        singles: kind -> the class that `from_bytes` returns for it.
     """
 
-    group, brings, warning = GROUP, "synopses", SynopsisPluginWarning
+    group, provides, warning = GROUP, "synopses", SynopsisPluginWarning
 
     def __init__(self, find: Callable[[], Iterable[EntryPoint]] | None = None) -> None:
         super().__init__(find)
         self.singles: dict[str, type[SingleSynopsis[Any]]] = {}
 
-    def _take(self, brought: object, origin: Origin) -> None:
-        """Registers everything, or raises and registers nothing."""
-        things = brought if isinstance(brought, tuple | list) else (brought,)
-        singles = [t for t in things if isinstance(t, type) and issubclass(t, SingleSynopsis)]
-        functions = [t for t in things if isinstance(t, Function)]
-        others = [t for t in things if t not in singles and t not in functions]
+    def _register(self, provided: object, origin: PluginOrigin) -> None:
+        """Registers all objects of an entry point, or raises InvalidPlugin and registers none."""
+        objects = provided if isinstance(provided, tuple | list) else (provided,)
+        singles = [o for o in objects if isinstance(o, type) and issubclass(o, SingleSynopsis)]
+        functions = [o for o in objects if isinstance(o, Function)]
+        others = [o for o in objects if o not in singles and o not in functions]
         stacks: list[type[Stack]] = list(dict.fromkeys([*others, *(s.stack_type for s in singles)]))
         for stack in stacks:
             _check_kind(stack)
             self._check_free(stack.kind, registry.is_kind(stack.kind), "kind")
         kinds = {s.kind for s in stacks}
         if len(kinds) < len(stacks) or len({f.name for f in functions}) < len(functions):
-            raise Unfit("it brings two things of one name")
+            raise InvalidPlugin("it defines two objects of one name")
         for function in functions:
             self._check_free(function.name, registry.is_function(function.name), "function")
             _check_function(function, kinds)
@@ -71,26 +71,30 @@ class Plugins(Discovery):
 
 
 def _check_kind(stack: Any) -> None:
-    """Raises Unfit unless a class can be a `Stack`, as far as can be said without an instance."""
+    """Raises InvalidPlugin unless a class satisfies `Stack`, as far as it can be checked without an instance."""
     if not isinstance(stack, type):
-        raise Unfit(f"{stack!r} is none of: a Stack class, a Function, a SingleSynopsis class")
+        raise InvalidPlugin(f"{stack!r} is none of: a Stack class, a Function, a SingleSynopsis class")
     defined = {name for c in stack.__mro__ if c is not object for name in vars(c)}
     missing = [name for name in (*_METHODS, "nbytes") if name not in defined]
     if missing:
-        raise Unfit(f"{stack.__name__} is no Stack: it lacks {', '.join(missing)}")
+        raise InvalidPlugin(f"{stack.__name__} is not a Stack: it lacks {', '.join(missing)}")
     kind = getattr(stack, "kind", None)
     if not isinstance(kind, str) or not NAME.fullmatch(kind):
-        raise Unfit(f"{stack.__name__}.kind is {kind!r}; expected lower-case letters, digits and _")
+        raise InvalidPlugin(f"{stack.__name__}.kind is {kind!r}; expected lower-case letters, digits and _")
     properties, questions = getattr(stack, "properties", None), getattr(stack, "questions", None)
     if not isinstance(properties, Properties):
-        raise Unfit(f"{stack.__name__}.properties is {properties!r}; expected Properties(…)")
+        raise InvalidPlugin(f"{stack.__name__}.properties is {properties!r}; expected Properties(…)")
     if not isinstance(questions, tuple) or not questions or not all(_is_question(q) for q in questions):
-        raise Unfit(f"{stack.__name__}.questions is {questions!r}; expected a tuple of Question classes")
+        raise InvalidPlugin(f"{stack.__name__}.questions is {questions!r}; expected a tuple of Question classes")
     if properties.foldable != hasattr(stack, "fold"):
         has = "no" if properties.foldable else "a"
-        raise Unfit(f"{stack.__name__}.properties says foldable={properties.foldable}, and it has {has} method fold")
+        raise InvalidPlugin(
+            f"{stack.__name__}.properties says foldable={properties.foldable}, but it has {has} method fold"
+        )
     if (properties.invertible or properties.linear) and not (properties.mergeable and properties.invertible):
-        raise Unfit(f"{stack.__name__} has linear={properties.linear}: what is linear merges and is invertible")
+        raise InvalidPlugin(
+            f"{stack.__name__} has linear={properties.linear}: a linear state is mergeable and invertible"
+        )
 
 
 def _is_question(candidate: object) -> bool:
@@ -98,29 +102,37 @@ def _is_question(candidate: object) -> bool:
 
 
 def _check_function(function: Function, kinds: set[str]) -> None:
-    """Raises Unfit unless the function makes, with its defaults, stacks that answer and come back from bytes."""
+    """Raises InvalidPlugin unless stacks with default parameters answer and round-trip as bytes."""
     if not NAME.fullmatch(function.name):
-        raise Unfit(f"function {function.name!r}: a name is lower-case letters, digits and _")
+        raise InvalidPlugin(f"function {function.name!r}: a name is lower-case letters, digits and _")
     unknown = [t for t in function.types if t not in COLUMN_TYPES]
     if unknown:
-        raise Unfit(f"function {function.name}: {unknown} are no column types; expected of {', '.join(COLUMN_TYPES)}")
-    needed = any(p.default is registry.REQUIRED for p in function.parameters.values())
-    if function.unavailable or needed:
-        return  # without parameters there is nothing to try
+        raise InvalidPlugin(
+            f"function {function.name}: {unknown} are not column types; expected {', '.join(COLUMN_TYPES)}"
+        )
+    required = any(p.default is registry.REQUIRED for p in function.parameters.values())
+    if function.unavailable or required:
+        return  # a stack cannot be made without parameters
     for type_ in (None, *(COLUMN_TYPES[t] for t in function.types)):
-        at = f"function {function.name} of {type_ if type_ is not None else 'a type not known yet'}"
+        at = f"function {function.name} of {type_ if type_ is not None else 'an unknown type'}"
         stack = function.make(function.read_parameters([], {}, function.name), type_)
         kind = getattr(stack, "kind", None)
         if kind not in kinds and not (isinstance(kind, str) and registry.is_kind(kind)):
-            raise Unfit(f"{at} makes a stack of kind {kind!r}, which nobody registers: list its class beside it")
+            raise InvalidPlugin(
+                f"{at} makes a stack of kind {kind!r}, which is not registered: list its class beside it"
+            )
         stack.grow(1)
         answer = stack.query(None)
         if len(stack) != 1 or not isinstance(answer, Estimates) or len(answer) != 1:
-            raise Unfit(f"{at}: a stack of one group has length {len(stack)} and answers {answer!r}; expected one each")
+            raise InvalidPlugin(
+                f"{at}: a stack of one group has length {len(stack)} and answers {answer!r}; expected 1 and one"
+            )
         again = type(stack).from_message(stack.to_message())
         if len(again) != 1 or not np.array_equal(again.query(None).value, answer.value, equal_nan=True):
-            raise Unfit(f"{at}: an empty stack does not come back from its bytes")
+            raise InvalidPlugin(f"{at}: an empty stack read from its bytes answers differently")
 
 
 INSTALLED = Plugins()
-"""Those of this process."""
+"""The plugins of this process."""
+
+registry.add_plugins(lambda: INSTALLED)

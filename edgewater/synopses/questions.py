@@ -1,4 +1,4 @@
-"""Questions about items, ranges, signals and two synopses together, beside those of `base.py`."""
+"""Questions about items, ranges, signals and pairs of synopses, in addition to those of `base.py`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from edgewater.synopses.base import Estimates, IntArray, Question
 
 @dataclass(frozen=True, slots=True)
 class Frequency(Question):
-    """How often did `item` (of the type of the values) come?
+    """The number of occurrences of `item`, which has the type of the values.
 
     Attributes:
-        confidence: for synopses whose interval can be made for any; others state their own.
+        confidence: for synopses that support any confidence; others state their own.
     """
 
     item: Any
@@ -24,24 +24,24 @@ class Frequency(Question):
 
 @dataclass(frozen=True, slots=True)
 class Contains(Question):
-    """Is `item` among the values? 1 for yes, 0 for no; the confidence is that of the yes or the no."""
+    """Whether `item` is among the values: 1 or 0. The confidence is that of this answer."""
 
     item: Any
 
 
 @dataclass(frozen=True, slots=True)
 class SelfJoinSize(Question):
-    """The second frequency moment: the sum over all items of the square of how often each came."""
+    """The second frequency moment: the sum of the squared frequencies of all items."""
 
     confidence: float = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class JoinSize(Question):
-    """How many pairs of equal items are there, one from here and one from `other`?
+    """The number of pairs of equal items, one from this synopsis and one from `other`.
 
     Attributes:
-        other: a synopsis of the same kind, parameters and seed, or a stack of as many groups (or of one).
+        other: a synopsis of the same kind, parameters and seed, or a stack of as many groups or of one.
     """
 
     other: Any
@@ -50,7 +50,7 @@ class JoinSize(Question):
 
 @dataclass(frozen=True, slots=True)
 class UnionSize(Question):
-    """How many different values are here or in `other` (as for `JoinSize`)?"""
+    """The number of distinct values in this synopsis or in `other` (as for `JoinSize`)."""
 
     other: Any
     confidence: float = 0.95
@@ -58,7 +58,7 @@ class UnionSize(Question):
 
 @dataclass(frozen=True, slots=True)
 class IntersectionSize(Question):
-    """How many different values are both here and in `other` (as for `JoinSize`)?"""
+    """The number of distinct values both in this synopsis and in `other` (as for `JoinSize`)."""
 
     other: Any
     confidence: float = 0.95
@@ -66,12 +66,12 @@ class IntersectionSize(Question):
 
 @dataclass(frozen=True, slots=True)
 class FalsePositiveRate(Question):
-    """How probable is it that a value which was never added is said to be there?"""
+    """The probability that `Contains` answers 1 for a value that was never added."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopItems(Question):
-    """The `k` most frequent items, put to `Ranking.top`: its answer is a list per group."""
+    """The `k` most frequent items. `ItemRanking.top` answers it, with a list per group."""
 
     k: int
 
@@ -82,8 +82,8 @@ class RankedItems:
 
     Attributes:
         groups: int64 group per row, ascending.
-        items: Arrow array of the items; within a group by falling frequency.
-        frequencies: of each row.
+        items: Arrow array of the items; within a group by descending frequency.
+        frequencies: one estimate per row.
     """
 
     groups: IntArray
@@ -95,16 +95,19 @@ class RankedItems:
 
 
 @runtime_checkable
-class Ranking(Protocol):
-    """A stack that can say which items are the most frequent."""
+class ItemRanking(Protocol):
+    """A stack that answers `TopItems`."""
 
     def top(self, question: TopItems | None = None) -> RankedItems:
-        """None: as many as the measure asked for. Raises InvalidRequest for more than it can hold."""
+        """Returns the most frequent items; None: the number that the measure was defined with.
+
+        Raises InvalidRequest for more items than it has counters.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Range(Question):
-    """How many values are in [lo, hi], both ends included?"""
+    """The number of values in [lo, hi], both ends included."""
 
     lo: float
     hi: float
@@ -112,7 +115,7 @@ class Range(Question):
 
 @dataclass(frozen=True, slots=True)
 class Proportion(Question):
-    """Which part of the values is in [lo, hi], both ends included?"""
+    """The fraction of the values in [lo, hi], both ends included."""
 
     lo: float
     hi: float
@@ -121,7 +124,7 @@ class Proportion(Question):
 
 @dataclass(frozen=True, slots=True)
 class SubsetCount(Question):
-    """How many of the values that were sampled from are in [lo, hi], both ends included?"""
+    """The number of values of the sampled population in [lo, hi], both ends included."""
 
     lo: float
     hi: float
@@ -130,7 +133,7 @@ class SubsetCount(Question):
 
 @dataclass(frozen=True, slots=True)
 class Since(Question):
-    """A question about the values that came at `time_ms` or later: `Count`, `Sum` or `Mean`."""
+    """`Count`, `Sum` or `Mean` of the values with an event time of `time_ms` or later."""
 
     time_ms: int
     question: Question

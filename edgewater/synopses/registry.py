@@ -1,6 +1,8 @@
-"""The functions that a measure may name, and the stacks they build.
+"""The registry of query functions and of kinds of stack.
 
-A function ties a name in a query to a kind of `Stack`. Reading bytes goes by the stack's `kind`.
+A `Function` maps a name in a query to the `Stack` that it builds. `stack_from_message` reads a stack by the `kind` in
+its message. Every module of stacks registers its own functions and kinds when it is imported; the registry itself
+imports no kind. Plugins are registered when a name or kind comes up that is unknown (`add_plugins`).
 """
 
 from __future__ import annotations
@@ -8,34 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
 from edgewater.errors import InvalidInput, InvalidQuery, UnsupportedVersion
 from edgewater.streams import type_name
-from edgewater.synopses.base import Stack
+from edgewater.synopses.base import NUMBER_TYPES, SampleFunction, Stack
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
-if TYPE_CHECKING:
-    from edgewater.synopses.sample_functions import SampleFunction
-
 Parameters = tuple[tuple[str, Any], ...]
-"""Parameters of a measure, all of them, defaults filled in, in the function's order."""
-
-ITEM_TYPES = ("string", "int64", "float64", "bool")
-"""Argument types of functions whose values are things that are equal or not."""
+"""All parameters of a measure as (name, value), with defaults filled in, in the function's order."""
 
 MAX_STATE_BYTES = 3 << 20
-"""Memory of one group of a measure of fixed size: an entry must fit a frame."""
+"""Memory of one group of a measure of fixed size: one group must fit into a frame."""
 MAX_SAMPLE_SIZE = 1 << 16
 """Records of a group's sample, for the same reason."""
 MAX_ENTRY_BYTES = (4 << 20) - (128 << 10)
-"""What all measures of one group may take together: a center's default `max_frame`, less room for the rest."""
+"""Bytes of all measures of one group: a center's default `max_frame`, less room for the rest of the frame."""
 
 
 class Required:
-    """The default of a parameter that must be given."""
+    """The default of a parameter without a default."""
 
     def __repr__(self) -> str:
         return "(needed)"
@@ -46,11 +42,11 @@ REQUIRED = Required()
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a function: its default, and how a value is checked.
+    """A parameter of a function: its default, and the check of a value.
 
     Attributes:
         read: returns the value in its canonical type, or raises ValueError.
-        accepted: what is right, for the error message.
+        accepted: describes accepted values, for the error message.
     """
 
     default: Any
@@ -95,37 +91,38 @@ class Parameter:
         return cls(default, read, f"a power of two from {low} to {high}")
 
     @classmethod
-    def share(cls, default: Any) -> Parameter:
-        """A number between 0 and 1, ends excluded."""
+    def fraction(cls, default: Any) -> Parameter:
+        """A number between 0 and 1, both excluded."""
         return cls.number(default, math.ulp(0.0), math.nextafter(1, 0), "a number between 0 and 1, such as 0.01")
 
 
 Sizing = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Turns a goal, such as ``{"epsilon": 0.01}``, into parameters. Raises InvalidInput naming the goal's field."""
+"""Computes parameters from goals, such as ``{"epsilon": 0.01}``. Raises InvalidInput with the goal's field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A measure function.
+    """A function that a query's measure may name.
 
     Attributes:
         make: builds an empty stack for the parameters and the argument's type.
-        goals: names by which the parameters can be asked for by what they shall achieve, such as
-            ``epsilon``; each with its default, of which the first must be given.
-        size_for: the parameters that reach goals. They take the goals' place when a query is read, so
-            that all edges use the same ones.
-        unavailable: why no query may name it, and where it can be used instead; empty: queries may.
-        argument: whether an expression is needed, possible or forbidden; or "rows": one or several, together a row.
-        types: names of the argument types it takes.
-        error: how an error budget divides among edges — shares of a "sum", the whole for an
-            "extremum" — or None if the function has no error function.
-        sample: what the center runs on the rows that have come (`sample_functions`); None: the stack has the answer.
+        argument: whether an expression is required, optional or forbidden; or "rows": one or several expressions,
+            which together are a row.
+        types: names of the accepted argument types.
+        error: how an error budget divides among edges: a "sum" in shares, an "extremum" whole; None: the stack has no
+            error function.
+        goals: accuracy goals that a query may give in place of parameters, such as ``epsilon``, each with its default;
+            the first is required.
+        size_for: computes parameters from goals. They replace the goals when a query is read, so that all edges use
+            the same ones.
+        unavailable: the reason why no query may name it, and where it can be used instead; empty: queries may.
+        sample: the function that the center evaluates on the sampled rows; None: the stack answers.
     """
 
     name: str
     make: Callable[[Parameters, pa.DataType | None], Stack]
     argument: Literal["none", "optional", "required", "rows"] = "required"
-    types: tuple[str, ...] = ("int64", "float64")
+    types: tuple[str, ...] = NUMBER_TYPES
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     error: Literal["sum", "extremum"] | None = None
     goals: Mapping[str, Parameter] = field(default_factory=dict)
@@ -134,51 +131,51 @@ class Function:
     sample: SampleFunction | None = None
 
     def read_parameters(self, positional: Sequence[Any], named: Mapping[str, Any], at: str) -> Parameters:
-        """All parameters with defaults filled in. Raises InvalidQuery."""
+        """Returns all parameters, with defaults filled in. Raises InvalidQuery."""
         if self.unavailable:
             raise InvalidQuery(at, self.name, f"one of {', '.join(function_names())}", self.unavailable)
         names = list(self.parameters)
         accepted = f"{self.name} with {self._listed()}"
         if len(positional) > len(names):
             raise InvalidQuery(at, list(positional), accepted, "too many parameters")
-        given = dict(zip(names, positional, strict=False))
+        values = dict(zip(names, positional, strict=False))
         for name, value in named.items():
-            if (name not in self.parameters and name not in self.goals) or name in given:
+            if (name not in self.parameters and name not in self.goals) or name in values:
                 raise InvalidQuery(f"{at}.{name}", value, accepted, "unknown or repeated parameter")
-            given[name] = value
+            values[name] = value
         known = {**self.parameters, **self.goals}
-        read = {name: _read(known[name], value, f"{at}.{name}") for name, value in given.items()}
-        read = self._sized(read, at)
+        read = {name: _read(known[name], value, f"{at}.{name}") for name, value in values.items()}
+        read = self._with_goals_resolved(read, at)
         for name, parameter in self.parameters.items():
             if parameter.default is REQUIRED and name not in read:
-                raise InvalidQuery(f"{at}.{name}", None, parameter.accepted, f"{self.name} needs it")
+                raise InvalidQuery(f"{at}.{name}", None, parameter.accepted, f"{self.name} requires it")
         result = tuple((name, read.get(name, parameter.default)) for name, parameter in self.parameters.items())
-        self._try(result, at)
+        self._check_state_size(result, at)
         return result
 
     def _listed(self) -> str:
         listed = ", ".join(f"{n}={p.default!r}" for n, p in self.parameters.items()) or "no parameters"
         return f"{listed}, or with {', '.join(self.goals)}" if self.goals else listed
 
-    def _sized(self, read: dict[str, Any], at: str) -> dict[str, Any]:
-        """With the parameters that reach the goals in the goals' place."""
+    def _with_goals_resolved(self, read: dict[str, Any], at: str) -> dict[str, Any]:
+        """Replaces goals by the parameters that reach them."""
         goals = {name: read.pop(name) for name in self.goals if name in read}
         if not goals or self.size_for is None:
             return read
         first = next(iter(self.goals))
         if first not in goals:
-            raise InvalidQuery(f"{at}.{first}", None, self.goals[first].accepted, f"{', '.join(goals)} goes with it")
+            raise InvalidQuery(f"{at}.{first}", None, self.goals[first].accepted, f"{', '.join(goals)} requires it")
         try:
             sized = self.size_for({**{n: p.default for n, p in self.goals.items()}, **goals, **read})
         except InvalidInput as exc:
             raise InvalidQuery(f"{at}.{exc.field}", exc.value, exc.accepted, exc.reason) from exc
         for name in sized:
             if name in read:
-                raise InvalidQuery(f"{at}.{name}", read[name], f"either {name} or {first}", f"{first} decides it")
+                raise InvalidQuery(f"{at}.{name}", read[name], f"either {name} or {first}", f"{first} determines it")
         return {**read, **sized}
 
-    def _try(self, parameters: Parameters, at: str) -> None:
-        """Raises InvalidQuery for parameters that do not go together, or a state that no frame could carry."""
+    def _check_state_size(self, parameters: Parameters, at: str) -> None:
+        """Raises InvalidQuery for parameters that contradict each other, or a state too large for a frame."""
         try:
             stack = self.make(parameters, None)
         except InvalidInput as exc:
@@ -191,23 +188,23 @@ class Function:
             raise InvalidQuery(at, text, f"parameters of at most {MAX_STATE_BYTES >> 20} MiB per group", shown)
 
     def entry_bytes(self, parameters: Parameters, columns: int = 1) -> int:
-        """About the most that one group's state takes in a frame, of rows with so many columns.
+        """Estimates the maximum size of one group's state in a frame, for rows of this many columns.
 
-        Counters are written in 32 bits or fewer: an edge's slice has fewer than 2^32 records.
+        Counters are written in 32 bits or fewer, since an edge's slice has fewer than 2^32 records.
         """
         stack = self.make(parameters, None)
         empty = stack.nbytes
         stack.grow(1)
-        given = dict(parameters)
-        # Of a sampled number its keys and its value; a text takes more, which nobody knows before it is there.
+        values = dict(parameters)
+        # A sampled number takes its keys and its value. Strings take more; their lengths are not known in advance.
         record = 8 * (columns + len(getattr(stack, "key_types", ())))
-        records = int(given.get("size", given.get("limit", 0)))
+        records = int(values.get("size", values.get("limit", 0)))
         return (stack.nbytes - empty) // (2 if stack.properties.linear else 1) + records * record
 
     def check_argument(self, data_type: pa.DataType | None, at: str) -> None:
         """Raises InvalidQuery unless the function takes an argument of this type."""
         if self.argument == "rows":
-            return  # which are numbers, or they would not have been bound (`edgewater.row_expressions`)
+            return  # binding has checked that all are numbers (`edgewater.expressions.bind_row`)
         if data_type is not None and type_name(data_type) not in self.types:
             raise InvalidQuery(
                 at,
@@ -218,21 +215,21 @@ class Function:
 
 
 def require_fit(sizes: Mapping[str, int]) -> None:
-    """Raises InvalidQuery, with the size of each, unless one group of all measures together fits a frame.
+    """Raises InvalidQuery, with the largest sizes, unless one group of all measures fits into a frame.
 
-    For new queries: one that is registered is served however large it is.
+    Only for new queries: a registered query is served whatever its size.
 
     Args:
-        sizes: about the most bytes that each measure's state takes of one group.
+        sizes: `entry_bytes` per measure.
     """
     if sum(sizes.values()) > MAX_ENTRY_BYTES:
-        largest = sorted(sizes.items(), key=lambda one: -one[1])
+        largest = sorted(sizes.items(), key=lambda item: -item[1])
         shown = ", ".join(f"{name} {size / (1 << 20):.1f} MiB" for name, size in largest[:8])
         raise InvalidQuery(
             "measures",
             shown,
             f"measures of at most {MAX_ENTRY_BYTES / (1 << 20):.1f} MiB together, or some in another query",
-            "a group's entry must fit a frame",
+            "a group must fit into a frame",
         )
 
 
@@ -248,8 +245,31 @@ _ALIASES: dict[str, str] = {}
 _KINDS: dict[str, type[Stack]] = {}
 
 
+class PluginLookup(Protocol):
+    """Third-party functions and kinds, which register themselves when they are loaded."""
+
+    def load(self) -> None:
+        """Loads all of them; later calls do nothing."""
+
+    def hint(self) -> str:
+        """Returns the packages that were loaded or failed, for the end of an error message."""
+
+
+_plugins: list[Callable[[], PluginLookup]] = []
+
+
+def add_plugins(installed: Callable[[], PluginLookup]) -> None:
+    """Makes look-ups load the plugins that `installed` returns when a name or kind is not registered."""
+    _plugins.append(installed)
+
+
+def _load_plugins() -> None:
+    for installed in _plugins:
+        installed().load()
+
+
 def register_function(function: Function, *aliases: str) -> None:
-    """Makes a function known to queries. A name is registered once."""
+    """Registers a function under its name and aliases. Raises ValueError if one of them is taken."""
     for name in (function.name, *aliases):
         if name in _FUNCTIONS or name in _ALIASES:
             raise ValueError(f"function {name} is registered already")
@@ -258,84 +278,59 @@ def register_function(function: Function, *aliases: str) -> None:
 
 
 def register_kind(stack: type[Stack]) -> None:
-    """Makes a kind of stack readable from bytes."""
+    """Registers a kind of stack, so that its messages can be read. Raises ValueError if the kind is taken."""
     if stack.kind in _KINDS:
         raise ValueError(f"kind {stack.kind} is registered already")
     _KINDS[stack.kind] = stack
 
 
 def is_function(name: str) -> bool:
-    """Whether a function or an alias is registered, plugins' only once they are loaded."""
+    """Whether a function or an alias is registered; does not load plugins."""
     return name in _FUNCTIONS or name in _ALIASES
 
 
 def is_kind(name: str) -> bool:
-    """Whether a kind is registered, plugins' only once they are loaded."""
+    """Whether a kind is registered; does not load plugins."""
     return name in _KINDS
 
 
 def function_named(name: str) -> Function | None:
-    """The function of this name or alias, also one that a user's package brings (`plugins`)."""
+    """Returns the function of this name or alias, plugins' included; None: there is none."""
     if not is_function(name):
-        plugins.INSTALLED.load()
+        _load_plugins()
     return _FUNCTIONS.get(_ALIASES.get(name, name))
 
 
 def function_names() -> list[str]:
-    """The functions that queries may name, plugins' included."""
-    plugins.INSTALLED.load()
+    """Returns the sorted names of the functions that queries may use, plugins' included."""
+    _load_plugins()
     return sorted(name for name, function in _FUNCTIONS.items() if not function.unavailable)
 
 
-def item_type(data_type: pa.DataType | None) -> str | None:
-    """The name of an argument's type, as item stacks take it; None while it is not known."""
-    return None if data_type is None else type_name(data_type)
+def stack_maker(stack: Callable[..., Stack], *, items: bool = False) -> Callable[..., Stack]:
+    """Returns a `Function.make` that passes the parameters to `stack` by name.
+
+    Args:
+        items: whether the stack also takes `item_type`, the name of the argument's type (None: not known yet).
+    """
+
+    def make(parameters: Parameters, data_type: pa.DataType | None) -> Stack:
+        if not items:
+            return stack(**dict(parameters))
+        return stack(**dict(parameters), item_type=None if data_type is None else type_name(data_type))
+
+    return make
 
 
 def stack_from_message(message: SynopsisMessage) -> Stack:
-    """Raises UnsupportedVersion for an unknown kind, CorruptSynopsis for bad contents."""
+    """Reads a stack of any kind. Raises UnsupportedVersion for an unknown kind, CorruptSynopsis for bad contents."""
     if not is_kind(message.kind):
-        plugins.INSTALLED.load()
+        _load_plugins()
     kind = _KINDS.get(message.kind)
     if kind is None:
         known = ", ".join(sorted(_KINDS))
-        hint = plugins.INSTALLED.hint()
+        hint = "; ".join(installed().hint() for installed in _plugins)
         raise UnsupportedVersion(
             f"synopsis kind {message.kind!r} is not known to this release (it knows {known}); {hint}"
         )
     return kind.from_message(message)
-
-
-from edgewater.synopses import (  # noqa: E402, F401  (they register themselves)
-    aggregates,
-    bernoulli,
-    biased_reservoir,
-    bloom,
-    count_min,
-    cuckoo,
-    ddsketch,
-    equi_depth,
-    equi_width,
-    fast_agms,
-    fifo,
-    hyperloglog,
-    kll,
-    plugins,
-    reservoir,
-    sample_functions,
-    top_k,
-)
-
-
-def _no_stack(_: Parameters, __: pa.DataType | None) -> Stack:
-    raise NotImplementedError("haar has no stack of groups")
-
-
-register_function(
-    Function(
-        "haar",
-        _no_stack,
-        unavailable="a wavelet needs all records in the order of one signal, which edges and groups do not have: build"
-        " it with center.batch or edgewater.synopses.HaarWavelet",
-    )
-)

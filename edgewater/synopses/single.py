@@ -1,4 +1,4 @@
-"""What a user holds: one synopsis, as a stack of one group."""
+"""`SingleSynopsis`: a stack of one group behind the `Synopsis` contract, which is what a user holds."""
 
 from __future__ import annotations
 
@@ -10,45 +10,47 @@ import pyarrow as pa
 
 from edgewater.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
 from edgewater.streams import COLUMN_TYPES, type_name
-from edgewater.synopses import codec
-from edgewater.synopses.base import Estimate, Properties, Question, Questions, Stack, arrow_values
+from edgewater.synopses.base import Estimate, IntArray, Properties, Question, Questions, Stack, arrow_values
+from edgewater.synopses.checks import whole_numbers
+from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 
-class ManyMerging(Stack, Protocol):
-    """A stack for which merging many at once is cheaper than one after the other."""
+class BatchMerging(Stack, Protocol):
+    """A stack for which merging many at once is cheaper than merging one after the other."""
 
-    def merge_ones(self, others: Sequence[Self]) -> None:
-        """Merges stacks of one group into this one, which has one group too. Raises IncompatibleSynopses."""
+    def merge_singles(self, others: Sequence[Self]) -> None:
+        """Merges stacks of one group into this stack of one group. Raises IncompatibleSynopses."""
 
 
 S = TypeVar("S", bound=Stack)
 
 
-def merge_ones(stack: S, others: Sequence[S]) -> None:
-    """Merges stacks of one group into one of one group, all at once if it is `ManyMerging`.
+def merge_singles(stack: S, others: Sequence[S]) -> None:
+    """Merges stacks of one group into a stack of one group, all at once if it is `BatchMerging`.
 
-    Told by the attribute: `isinstance` of a protocol looks up all of its members, which takes longer than a merge.
+    Looks for the attribute: `isinstance` of a protocol looks up all of its members and takes longer than a merge.
     """
-    many = getattr(stack, "merge_ones", None)
-    if many is not None:
-        many(others)
+    merge = getattr(stack, "merge_singles", None)
+    if merge is not None:
+        merge(others)
         return
     for other in others:
         stack.merge(other, np.zeros(1, np.int64))
 
 
-def shipped(stack: S) -> S:
-    """A stack of one group as it travels: without what waits to be compacted (`Condensing`)."""
-    return stack.take(np.zeros(1, np.int64)) if hasattr(stack, "condense") else stack
+def compacted(stack: S) -> S:
+    """Returns a stack of one group in the form in which it is shipped: without buffered values (`Compacting`)."""
+    return stack.take(np.zeros(1, np.int64)) if hasattr(stack, "compact") else stack
 
 
 class SingleSynopsis(Generic[S]):
-    """A `Synopsis` over a stack of length 1. Subclasses state `stack_type` and `types`; the contract's other
-    constants are the stack's.
+    """A `Synopsis` over a stack of length 1.
+
+    Subclasses define `stack_type` and `types`; the other constants of the contract are the stack's.
 
     Attributes:
-        records: values added so far, merged ones included, nulls not.
+        records: values added, merged ones included, nulls excluded.
     """
 
     stack_type: type[S]
@@ -59,7 +61,7 @@ class SingleSynopsis(Generic[S]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        stack = cls.__dict__.get("stack_type")  # None: a base of others
+        stack = cls.__dict__.get("stack_type")  # None: a base class
         for name in ("kind", "properties", "questions"):
             if stack is not None and name not in cls.__dict__:
                 setattr(cls, name, getattr(stack, name))
@@ -76,11 +78,11 @@ class SingleSynopsis(Generic[S]):
         return self._stack.nbytes
 
     def update(self, values: Any, *, times: Any = None, weights: Any = None) -> None:
-        """Adds a batch. Nulls are passed over; `times` makes no difference.
+        """Adds a batch. Skips nulls and ignores `times`.
 
         Args:
             values: NumPy or Arrow array or a sequence, of one of `types` or a narrower type.
-            weights: not taken.
+            weights: not supported.
 
         Raises:
             InvalidRecord: values of another type, or weights.
@@ -93,7 +95,7 @@ class SingleSynopsis(Generic[S]):
             self.records += len(columnar)
 
     def _columnar(self, values: pa.Array) -> Any:
-        """Values without nulls as the stack takes them. Raises InvalidRecord for another type."""
+        """Returns values without nulls in the form that the stack takes. Raises InvalidRecord for another type."""
         array = self._widened(values)
         return array if pa.types.is_string(array.type) else array.to_numpy(zero_copy_only=False)
 
@@ -117,33 +119,33 @@ class SingleSynopsis(Generic[S]):
             raise InvalidRecord("values", str(values.type), f"values that fit {wider}", str(exc)) from exc
 
     def merge_many(self, others: list[Self]) -> Self:
-        """The synopsis of the union, as a new one.
+        """Returns the synopsis of the union as a new object.
 
         Raises:
-            IncompatibleSynopses: unequal kinds, parameters or seeds; names both.
+            IncompatibleSynopses: kinds, parameters or seeds differ; the message names both.
         """
         result = self._with(self._stack.take(np.zeros(1, np.int64)), self.records)
         for other in others:
             if type(other) is not type(self):
                 codec.require_equal("synopses", self.kind, getattr(other, "kind", type(other).__name__))
         result.records += sum([other.records for other in others])
-        merge_ones(result._stack, [other._stack for other in others])
+        merge_singles(result._stack, [other._stack for other in others])
         return result
 
     def query(self, question: Question | None = None) -> Estimate:
-        """Raises InvalidRequest for a question that is not one of `questions`."""
+        """Answers a question; None: the default question of the kind. Raises InvalidRequest for an unsupported one."""
         return self._stack.query(question)[0]
 
     def fold(self, level: int = 1) -> Self:
-        """A smaller copy with a coarser bound, which still merges with unfolded ones. Raises InvalidRequest."""
+        """Returns a smaller copy with a coarser bound, which still merges with unfolded ones. Raises InvalidRequest."""
         fold = getattr(self._stack, "fold", None)
         if fold is None:
             raise InvalidRequest("level", level, "a synopsis that folds", f"{self.kind} does not")
         return self._with(fold(level), self.records)
 
     def to_bytes(self) -> bytes:
-        """The synopsis as it is shipped; it stays as it is, and answers the same."""
-        message = shipped(self._stack).to_message()
+        """Returns the synopsis in the form in which it is shipped, and leaves it unchanged."""
+        message = compacted(self._stack).to_message()
         message.records = self.records
         return codec.seal(message)
 
@@ -165,3 +167,68 @@ class SingleSynopsis(Generic[S]):
         result = cls.__new__(cls)
         result._stack, result.records = stack, records
         return result
+
+
+class InvertibleStack(Stack, Protocol):
+    """A stack from which values and merged stacks can be subtracted."""
+
+    def decrement(self, codes: IntArray, values: Any) -> None:
+        """Subtracts values that were added before."""
+
+    def invert(self, other: Self, codes: IntArray) -> None:
+        """Undoes `merge` with the same arguments."""
+
+
+class InvertibleSynopsis(SingleSynopsis[Any]):
+    """A `SingleSynopsis` over an `InvertibleStack`."""
+
+    def decrement(self, values: Any) -> None:
+        """Subtracts values that were added before. Skips nulls.
+
+        Raises:
+            InvalidRecord: values of another type.
+            InvalidRequest, IncompatibleSynopses: the kind detects values that were not added; nothing changes then.
+        """
+        columnar = self._columnar(arrow_values(values))
+        if len(columnar):
+            self._stack.decrement(np.zeros(len(columnar), np.int64), columnar)
+            self.records = max(self.records - len(columnar), 0)
+
+    def invert(self, other: Self) -> Self:
+        """Returns this synopsis without `other`, which was merged into it, as a new object.
+
+        Raises:
+            IncompatibleSynopses: unequal parameters.
+            InvalidRequest, IncompatibleSynopses: the kind detects that `other` was not merged.
+        """
+        codec.require_equal("synopses", self.kind, getattr(other, "kind", type(other).__name__))
+        result = self.merge_many([])
+        result._stack.invert(other._stack, np.zeros(1, np.int64))
+        result.records = max(result.records - other.records, 0)
+        return result
+
+
+class WeightedSynopsis(InvertibleSynopsis):
+    """An `InvertibleSynopsis` whose stack takes weights: `update(codes, values, weights=)`."""
+
+    min_weight: ClassVar[int | None] = None
+
+    def update(self, values: Any, *, times: Any = None, weights: Any = None) -> None:
+        """Adds a batch. Skips nulls and ignores `times`.
+
+        Args:
+            values: NumPy or Arrow array or a sequence, of one of `types` or a narrower type; all batches of one type.
+            weights: whole numbers, the multiplicity of each value; negative ones subtract values if `min_weight` is
+                None.
+
+        Raises:
+            InvalidRecord: values of another type, or weights of another type, number or range.
+        """
+        if weights is None:
+            super().update(values)
+            return
+        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+        columnar = self._columnar(arrow_values(array))
+        amounts = whole_numbers("weights", weights, np.asarray(array.is_valid()), self.min_weight)
+        self._stack.update(np.zeros(len(columnar), np.int64), columnar, weights=amounts)
+        self.records = max(self.records + int(amounts.sum()), 0)

@@ -1,4 +1,4 @@
-"""Frames and what they carry, as domain types, with their conversion to and from the wire."""
+"""Frames and their contents as domain types, with their conversion to and from protobuf."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ MAX_BODY_BYTES = 64 << 20
 """Bytes of a frame's body before compression that a reader accepts."""
 
 FRAME_OVERHEAD_BYTES = 64
-"""Upper bound of a frame's wire bytes besides its body and the query's name."""
+"""Upper bound of the bytes of a frame on the wire without its body and the query's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """What an edge has of a measure in a slice and did not send, over all withheld groups.
+    """The amounts of a measure in a slice that an edge withheld, over all groups.
 
-    `below` amounts are positive numbers: how far the sent value lies above the true one.
+    Attributes:
+        largest_above, total_above: by how much true values exceed the sent ones.
+        largest_below, total_below: by how much true values fall below the sent ones, as positive numbers.
+        groups: number of groups with a withheld amount.
     """
 
     measure: str
@@ -37,7 +40,7 @@ class Withheld:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The bytes of a synopsis of one (query, slice, shard); the query is the frame's."""
+    """The serialised synopsis of one (query, slice, shard); the frame names the query."""
 
     slice_start_ms: int
     shard: int
@@ -46,11 +49,13 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class SliceClose:
-    """An edge's statement about a slice. Counters are totals: a newer statement replaces an older.
+    """An edge's counters of a slice. They are totals since the slice began: a newer close replaces an older one.
 
     Attributes:
-        first_ms, last_ms: event times of the first and the last of the observed records. Stated for
-            session windows only, and with every frame that carries records of the slice.
+        observed: records of the slice that passed `where`.
+        late: those of them that arrived after the slice was closed.
+        first_ms, last_ms: event times of the first and the last observed record; for session windows only, in every
+            frame that contains records of the slice.
     """
 
     slice_start_ms: int
@@ -62,10 +67,10 @@ class SliceClose:
 
 
 class SamplingReason(IntEnum):
-    """Why an edge processes only a part of its records; the numbers are those of the wire."""
+    """Why an edge processes a sample of its records; the numbers are those on the wire."""
 
     NONE = 0
-    """It processes all, or does not say."""
+    """It processes all records, or reports no reason."""
     MEASURE = 1
     """The measure is expensive."""
     PROCESSOR = 2
@@ -74,21 +79,21 @@ class SamplingReason(IntEnum):
     """The edge's link cannot keep up."""
 
     @classmethod
-    def read(cls, number: int) -> SamplingReason:
-        """One that a newer release has added is not said, as by an older one."""
+    def from_number(cls, number: int) -> SamplingReason:
+        """Returns the reason with this number; NONE for a number that a newer release has added."""
         return cls(number) if number in cls._value2member_map_ else cls.NONE
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Statistics of the records that arrived at an edge, of a query with an accuracy.
+    """Arrival statistics of the records at an edge, for a query with an accuracy.
 
     Attributes:
-        through_ms: event time, by the stream's clock: all that had arrived before is told of.
-        substreams: `SubstreamStatistics.to_state()`, or `GroupedSubstream.to_state()` of a query with groups, one per
-            sub-stream with news; they add up.
-        sampled: why some of these records were passed over, if any were.
-        unread: more may have come, which the edge had not read.
+        through_ms: time by the stream's clock; all records that arrived before it are reported.
+        substreams: `SubstreamStatistics.to_state()`, or `GroupedSubstream.to_state()` for a query with groups, one per
+            sub-stream that changed; they are additive.
+        sampled: why some of these records were not processed, if any were not.
+        unread: the sources may have more input, which the edge has not read.
     """
 
     through_ms: int
@@ -102,10 +107,10 @@ class FrameBody:
     """Partials and closes of one query.
 
     Attributes:
-        through_ms: all that the edge had for slices ending at or before this event time is in this
-            frame or an earlier one, or stated as withheld. Never goes back.
-        since_ms: event time from which on the edge has all records; None: it has all.
-        arrivals: of a query with an accuracy, where there is news.
+        through_ms: the data of all slices that end at or before this event time has been shipped in this frame or
+            an earlier one, or is stated as withheld. Never decreases.
+        since_ms: event time from which the edge has all records; None: it has all records.
+        arrivals: new arrival statistics, for a query with an accuracy.
     """
 
     through_ms: int
@@ -117,26 +122,27 @@ class FrameBody:
 
 @dataclass(frozen=True, slots=True)
 class QueryRef:
-    """A query by name and version; a version is never given to another spec of that name."""
+    """A query by name and version. A version is never reused for another spec with the same name."""
 
     name: str
     version: int
 
 
 class Encoding(IntEnum):
-    """How a frame's body is packed; the numbers are those of the wire."""
+    """Compression of a frame's body; the numbers are those on the wire."""
 
     PLAIN = 1
     ZSTD = 2
     PRESET = 3
-    """Deflate over the dictionary of `edgewater/wire/preset.py`."""
+    """Deflate with the preset dictionary of `edgewater/wire/preset.py`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A numbered frame as it travels: the body is encoded, and perhaps compressed.
+    """A numbered frame as it is sent: the body is encoded and possibly compressed.
 
-    (edge, incarnation, seq) is the frame's identity; `crc32c` tells a re-delivery from an alarm.
+    (edge, incarnation, seq) identifies a frame. `crc32c` covers the body before compression, so it distinguishes a
+    re-delivery, whatever its compression, from another body with the same number, which raises an alarm.
     """
 
     seq: int
@@ -148,25 +154,42 @@ class Frame:
 
     @classmethod
     def pack(cls, seq: int, query: QueryRef, body: FrameBody) -> Frame:
-        """Encodes and, where that makes it smaller, compresses a body."""
-        plain = body_to_wire(body).SerializeToString(deterministic=True)
+        """Encodes a body, in the compression that gives the fewest bytes."""
+        plain = encode_body(body)
         packed = {Encoding.PLAIN: plain, Encoding.ZSTD: pa.compress(plain, codec="zstd", asbytes=True)}
         if len(plain) <= preset.MAX_BODY_BYTES:
             packed[Encoding.PRESET] = preset.deflate(plain)
         encoding, shipped = min(packed.items(), key=lambda item: len(item[1]))
-        return cls(seq, query, shipped, google_crc32c.value(shipped), encoding, len(plain))
+        return cls(seq, query, shipped, google_crc32c.value(plain), encoding, len(plain))
 
     def unpack(self) -> FrameBody:
-        """The body. Raises CorruptFrame for a wrong checksum or a body that cannot be read."""
-        self.check()
+        """Decodes the body. Raises CorruptFrame like `plain_body`, and for bytes that are not a FrameBody."""
+        plain = self.plain_body()
+        try:
+            return body_from_wire(pb.FrameBody.FromString(plain))
+        except (DecodeError, ValueError) as exc:
+            raise CorruptFrame(f"frame {self.seq}: the checksum holds but the body cannot be read: {exc}") from exc
+
+    def plain_body(self) -> bytes:
+        """Returns the encoded body before compression. Decompresses at most `raw_bytes`.
+
+        Raises:
+            CorruptFrame: the body is too long, cannot be decompressed, or its length or checksum does not match.
+        """
         if self.raw_bytes > MAX_BODY_BYTES:
             raise CorruptFrame(f"frame {self.seq}: a body of {self.raw_bytes} bytes, at most {MAX_BODY_BYTES}")
         try:
-            return body_from_wire(pb.FrameBody.FromString(self._plain()))
-        except (DecodeError, OSError, ValueError) as exc:
-            raise CorruptFrame(f"frame {self.seq}: the checksum holds but the body cannot be read: {exc}") from exc
+            plain = self._decompressed()
+        except (OSError, ValueError) as exc:
+            raise CorruptFrame(f"frame {self.seq}: the body cannot be decompressed: {exc}") from exc
+        if len(plain) != self.raw_bytes:
+            raise CorruptFrame(f"frame {self.seq}: a body of {len(plain)} bytes, the frame says {self.raw_bytes}")
+        actual = google_crc32c.value(plain)
+        if actual != self.crc32c:
+            raise CorruptFrame(f"frame {self.seq}: CRC32C is {actual:#010x}, the frame says {self.crc32c:#010x}")
+        return plain
 
-    def _plain(self) -> bytes:
+    def _decompressed(self) -> bytes:
         match self.encoding:
             case Encoding.PLAIN:
                 return self.body
@@ -176,15 +199,9 @@ class Frame:
             case Encoding.PRESET:
                 return preset.inflate(self.body, self.raw_bytes)
 
-    def check(self) -> None:
-        """Raises CorruptFrame unless the checksum fits the body."""
-        actual = google_crc32c.value(self.body)
-        if actual != self.crc32c:
-            raise CorruptFrame(f"frame {self.seq}: CRC32C is {actual:#010x}, the frame says {self.crc32c:#010x}")
-
     @property
     def wire_bytes(self) -> int:
-        """Bytes on the wire, with the protobuf and gRPC envelope, to within a few."""
+        """Bytes on the wire with the protobuf and gRPC envelope; an upper bound, exact to within a few bytes."""
         return len(self.body) + len(self.query.name) + FRAME_OVERHEAD_BYTES
 
     def to_wire(self) -> pb.Frame:
@@ -200,7 +217,7 @@ class Frame:
 
     @classmethod
     def from_wire(cls, message: pb.Frame) -> Frame:
-        """Raises CorruptFrame for an unknown encoding. Does not check the body: see `check`."""
+        """Raises CorruptFrame for an unknown encoding. `plain_body` checks the body."""
         try:
             encoding = Encoding(message.encoding)
         except ValueError as exc:
@@ -208,6 +225,11 @@ class Frame:
             raise CorruptFrame(f"frame {message.seq}: encoding {message.encoding} is none of {known}") from exc
         query = QueryRef(message.query, message.query_version)
         return cls(message.seq, query, message.body, message.crc32c, encoding, message.raw_bytes)
+
+
+def encode_body(body: FrameBody) -> bytes:
+    """Encodes a body; the frame's checksum covers these bytes. Equal bodies give equal bytes."""
+    return body_to_wire(body).SerializeToString(deterministic=True)
 
 
 def body_to_wire(body: FrameBody) -> pb.FrameBody:
@@ -242,7 +264,9 @@ def arrivals_to_wire(arrivals: Arrivals) -> pb.Arrivals:
 
 
 def arrivals_from_wire(message: pb.Arrivals) -> Arrivals:
-    return Arrivals(message.through_ms, tuple(message.substreams), SamplingReason.read(message.sampled), message.unread)
+    return Arrivals(
+        message.through_ms, tuple(message.substreams), SamplingReason.from_number(message.sampled), message.unread
+    )
 
 
 def close_to_wire(close: SliceClose) -> pb.SliceClose:

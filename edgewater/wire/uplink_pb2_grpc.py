@@ -45,8 +45,8 @@ class UplinkServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Session(self, request_iterator, context):
-        """One session per edge. The first message in each direction is Hello and Welcome.
-        Credentials travel as call metadata: "authorization: Bearer <token>".
+        """One session per edge. The first messages are Hello from the edge and Welcome from the center.
+        Credentials are call metadata: "authorization: Bearer <token>".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

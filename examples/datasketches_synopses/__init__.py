@@ -1,10 +1,10 @@
-"""Apache DataSketches' HLL and KLL as synopses of Edgewater: an example of what a package of yours would bring.
+"""Apache DataSketches' HLL and KLL as synopses of Edgewater: an example of a third-party package.
 
     [project.entry-points."edgewater.synopses"]
     datasketches = "examples.datasketches_synopses:SYNOPSES"
 
-Then a query may ask for ``ds_hll(client)`` and ``ds_kll(latency)``. `docs/how-to/your-own-synopsis.md` explains
-how it is done, on a smaller synopsis.
+With this entry point a query may use ``ds_hll(client)`` and ``ds_kll(latency)``. `docs/how-to/your-own-synopsis.md`
+explains the steps with a smaller synopsis. The package imports the facade of `edgewater.synopses` and its codec.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``ds_hll(x, lg_k=12)``: different values, by DataSketches' HLL."""
+"""``ds_hll(x, lg_k=12)``: the number of distinct values, by DataSketches' HLL."""
 
 from __future__ import annotations
 
@@ -9,27 +9,36 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.errors import InvalidRequest
-from edgewater.synopses.base import Distinct, Estimates, IntArray, Properties, Question, Questions
-from edgewater.synopses.registry import ITEM_TYPES, Function, Parameter, Parameters
-from edgewater.synopses.single import SingleSynopsis
+from edgewater.synopses import (
+    ITEM_TYPES,
+    Distinct,
+    Estimates,
+    Function,
+    IntArray,
+    Parameter,
+    Parameters,
+    Properties,
+    Question,
+    Questions,
+    SingleSynopsis,
+)
 
 from .sketch_stack import SketchStack, by_group
 
 DEFAULT_LG_K = 12
 LG_K = Parameter.whole(DEFAULT_LG_K, 7, 21)
 _COVERED = {1: 0.682, 2: 0.954, 3: 0.997}
-"""Number of standard deviations that the library takes -> what it says they cover."""
+"""Number of standard deviations, as the library takes it -> the confidence that it states for them."""
 
 _HEAD_BYTES = {0: 8, 1: 12}
-"""Mode in byte 7 of the library's format (list, set; dense ones are 2) -> where 4-byte hashes begin."""
+"""Mode in byte 7 of the library's format (0 list, 1 set; 2 is dense) -> offset of the 4-byte hashes."""
 
 
 class HllStack(SketchStack):
     """An HLL sketch of 2^size registers per group.
 
-    The library's own estimate of a sketch that was never merged (HIP) depends on the order of values, and that
-    of a merged one does not. Answers here always come from a merge, so the state is commutative and idempotent in
-    all that it answers.
+    The library's estimate of a sketch that was never merged (HIP) depends on the order of values; that of a merged
+    sketch does not. Every answer here comes from a merged sketch, so answers are commutative and idempotent.
     """
 
     kind: ClassVar[str] = "datasketches_hll"
@@ -44,7 +53,8 @@ class HllStack(SketchStack):
             raise InvalidRequest("lg_k", size, LG_K.accepted) from exc
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
-        """Adds a batch: Arrow strings, or a NumPy array. The bindings take one value a call: distinct ones go in."""
+        """Adds a batch: Arrow strings, or a NumPy array. The bindings take one value per call, so only distinct values
+        are added."""
         for group, at in by_group(codes):
             put = self._sketches[group].update
             if isinstance(values, pa.Array):
@@ -53,14 +63,15 @@ class HllStack(SketchStack):
                 held = values[at].astype(np.int64) if values.dtype == np.bool_ else values[at]
                 items = np.unique(held).tolist()
             for item in items:
-                # The library passes over empty strings.
+                # The library ignores empty strings.
                 put("\0" if item == "" else item)
 
     def query(self, question: Question | None = None) -> Estimates:
-        """Different values per group, at the least of 68, 95 and 99.7 % that is at least what was asked for."""
+        """Returns the number of distinct values per group, at the lowest of 68, 95 and 99.7 % that is at least the
+        requested confidence."""
         self.check(question)
-        asked = question.confidence if isinstance(question, Distinct) else Distinct().confidence
-        deviations = next((d for d, covered in _COVERED.items() if covered >= asked), max(_COVERED))
+        confidence = question.confidence if isinstance(question, Distinct) else Distinct().confidence
+        deviations = next((d for d, covered in _COVERED.items() if covered >= confidence), max(_COVERED))
         answers = np.array([self._answer(sketch, deviations) for sketch in self._sketches]).reshape(len(self), 3)
         value, lower, upper = answers.T
         return Estimates(value, np.minimum(lower, value), np.maximum(upper, value), _COVERED[deviations], self.kind)
@@ -86,19 +97,19 @@ class HllStack(SketchStack):
     def _dump(sketch: Any) -> bytes:
         data = bytes(sketch.serialize_compact())
         head = _HEAD_BYTES.get(data[7] & 3)
-        # A small sketch lists its hashes in whatever order its table has; sorted, equal states have equal bytes.
+        # A small sketch lists its hashes in the order of its table; sorting them gives equal states equal bytes.
         return data if head is None else data[:head] + np.sort(np.frombuffer(data[head:], "<u4")).tobytes()
 
     @staticmethod
     def _load(data: bytes) -> Any:
         return datasketches.hll_sketch.deserialize(data)
 
-    def _is_sound(self, sketch: Any) -> bool:
+    def _is_valid(self, sketch: Any) -> bool:
         return bool(sketch.lg_config_k == self.size)
 
 
 class DataSketchesHll(SingleSynopsis[HllStack]):
-    """How many different values: one HLL sketch of the library."""
+    """The number of distinct values: one HLL sketch of the library."""
 
     stack_type = HllStack
     types: ClassVar[tuple[str, ...]] = ITEM_TYPES

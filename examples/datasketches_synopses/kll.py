@@ -1,4 +1,4 @@
-"""``ds_kll(x, k=200)``: quantiles within a rank, by DataSketches' KLL."""
+"""``ds_kll(x, k=200)``: quantiles within an error of rank, by DataSketches' KLL."""
 
 from __future__ import annotations
 
@@ -9,23 +9,34 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.errors import InvalidRequest
-from edgewater.synopses.base import Count, Estimates, IntArray, Properties, Quantile, Question, Questions, Rank
-from edgewater.synopses.registry import Function, Parameter, Parameters
-from edgewater.synopses.single import SingleSynopsis
+from edgewater.synopses import (
+    Count,
+    Estimates,
+    Function,
+    IntArray,
+    Parameter,
+    Parameters,
+    Properties,
+    Quantile,
+    Question,
+    Questions,
+    Rank,
+    SingleSynopsis,
+)
 
 from .sketch_stack import SketchStack, by_group
 
 DEFAULT_K = 200
 K = Parameter.whole(DEFAULT_K, 8, 65535)
 _CONFIDENCE = 0.99
-"""Of `normalized_rank_error`, as the library states it."""
+"""The confidence of `normalized_rank_error`, as the library states it."""
 
 
 class KllStack(SketchStack):
     """A KLL sketch of doubles per group.
 
-    Not reproducible: the library tosses its coins with a seed that nobody can set, so the same values give other
-    bytes from k values a group on. The house's `kll` takes its coins from what it compacts.
+    Not reproducible: the seed of the library's coins cannot be set, so equal values give different bytes once a group
+    has more than k values. The coins of the built-in `kll` are hashes of the compacted values.
     """
 
     kind: ClassVar[str] = "datasketches_kll"
@@ -40,18 +51,18 @@ class KllStack(SketchStack):
             raise InvalidRequest("k", size, K.accepted) from exc
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
-        """Adds a batch of numbers; NaN has no rank and is passed over."""
+        """Adds a batch of numbers; skips NaN, which has no rank."""
         held = values.astype(np.float64)
         for group, at in by_group(codes):
             self._sketches[group].update(held[at])
 
     def query(self, question: Question | None = None) -> Estimates:
-        """The answer per group; without a question, the median. NaN where there are no values."""
+        """Returns the answer per group; the default question is the median. NaN where there are no values."""
         self.check(question)
         if isinstance(question, Count):
             return Estimates.exact(np.array([sketch.n for sketch in self._sketches], np.int64))
-        asked = question if isinstance(question, Rank | Quantile) else Quantile(0.5)
-        answers = np.array([_answer(sketch, asked) for sketch in self._sketches]).reshape(len(self), 3)
+        rank_or_quantile = question if isinstance(question, Rank | Quantile) else Quantile(0.5)
+        answers = np.array([_answer(sketch, rank_or_quantile) for sketch in self._sketches]).reshape(len(self), 3)
         value, lower, upper = answers.T
         return Estimates(value, np.fmin(lower, value), np.fmax(upper, value), _CONFIDENCE, self.kind)
 
@@ -65,14 +76,14 @@ class KllStack(SketchStack):
     @staticmethod
     def _dump(sketch: Any) -> bytes:
         if not sketch.is_empty():
-            sketch.get_rank(0.0)  # a question sorts the newest values; unasked, equal states would differ
+            sketch.get_rank(0.0)  # a query sorts the newest values; without it, equal states would differ in bytes
         return bytes(sketch.serialize())
 
     @staticmethod
     def _load(data: bytes) -> Any:
         return datasketches.kll_doubles_sketch.deserialize(data)
 
-    def _is_sound(self, sketch: Any) -> bool:
+    def _is_valid(self, sketch: Any) -> bool:
         return bool(sketch.k == self.size)
 
 
@@ -90,7 +101,7 @@ def _answer(sketch: Any, question: Rank | Quantile) -> tuple[float, float, float
 
 
 class DataSketchesKll(SingleSynopsis[KllStack]):
-    """Quantiles within a rank: one KLL sketch of the library."""
+    """Quantiles within an error of rank: one KLL sketch of the library."""
 
     stack_type = KllStack
     types: ClassVar[tuple[str, ...]] = ("int64", "float64")

@@ -1,7 +1,7 @@
-"""A stack of sketches that a library made: one object per group.
+"""The base of stacks of library sketches: one object per group.
 
-That is all a library with scalar bindings can offer, and why the house's own stacks are arrays: with
-thousands of groups each batch here runs a Python loop over those it touches.
+A library with scalar bindings allows no other form. Each batch runs a Python loop over the groups that it touches,
+which is slow for thousands of groups; the built-in stacks are arrays for this reason.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import google_crc32c
 import numpy as np
 
 from edgewater.errors import CorruptSynopsis, InvalidRequest
-from edgewater.synopses import codec
-from edgewater.synopses.base import Estimates, IntArray, Properties, Question, Questions
+from edgewater.synopses import Estimates, IntArray, Properties, Question, Questions
+from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 VERSION = 1
 
 
 class SketchStack(ABC):
-    """What is the same for every sketch of the library. Subclasses say how one is made, merged, copied and asked.
+    """A stack of library sketches. Subclasses define how a sketch is made, merged, serialised and queried.
 
     Args:
-        size: the one parameter that these sketches have; two stacks merge only if theirs are equal.
+        size: the only parameter of these sketches; only stacks of equal size merge.
     """
 
     kind: ClassVar[str]
@@ -39,11 +39,11 @@ class SketchStack(ABC):
 
     @abstractmethod
     def _new(self) -> Any:
-        """An empty sketch."""
+        """Returns an empty sketch."""
 
     @abstractmethod
     def _merged(self, mine: Any, other: Any) -> Any:
-        """The sketch of both; it may be `mine` changed, `other` stays as it is."""
+        """Returns the union; may change `mine`, but not `other`."""
 
     @staticmethod
     @abstractmethod
@@ -54,8 +54,8 @@ class SketchStack(ABC):
     def _load(data: bytes) -> Any: ...
 
     @abstractmethod
-    def _is_sound(self, sketch: Any) -> bool:
-        """Whether a sketch that was read has this stack's size."""
+    def _is_valid(self, sketch: Any) -> bool:
+        """Returns whether a sketch that was read has this stack's size."""
 
     @abstractmethod
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None: ...
@@ -68,7 +68,7 @@ class SketchStack(ABC):
 
     @property
     def nbytes(self) -> int:
-        # Of a new sketch the library tells no size; this is about what an object costs.
+        # The library does not report the memory of a sketch; 64 bytes approximate the overhead of an object.
         return sum(len(self._dump(sketch)) + 64 for sketch in self._sketches)
 
     def grow(self, groups: int) -> None:
@@ -94,8 +94,8 @@ class SketchStack(ABC):
             able = ", ".join(q.__name__ for q in self.questions)
             raise InvalidRequest("question", question, f"one of {able}", f"{self.kind} cannot answer it")
 
-    # Bytes. The library checks little of what it reads, so each sketch has a checksum of its own: what did not
-    # come out of `to_message` never gets there.
+    # The library validates little of what it reads, so each sketch has a checksum of its own: only bytes that
+    # `to_message` wrote reach the library.
 
     def to_message(self) -> SynopsisMessage:
         dumps = [self._dump(sketch) for sketch in self._sketches]
@@ -124,17 +124,17 @@ class SketchStack(ABC):
             raise ValueError(f"{checksums.shape} checksums of {lengths.shape} sketches")
         ends = np.cumsum(lengths)
         for start, end, expected in zip((ends - lengths).tolist(), ends.tolist(), checksums.tolist(), strict=True):
-            part = data[start:end]
-            if google_crc32c.value(part) != expected:
-                raise ValueError("a sketch's checksum does not hold")
-            sketch = self._load(part)
-            if not self._is_sound(sketch):
-                raise ValueError(f"a sketch whose size is not {self.size}")
+            dump = data[start:end]
+            if google_crc32c.value(dump) != expected:
+                raise ValueError("a sketch has a wrong checksum")
+            sketch = self._load(dump)
+            if not self._is_valid(sketch):
+                raise ValueError(f"a sketch of another size than {self.size}")
             self._sketches.append(sketch)
 
 
 def by_group(codes: IntArray) -> list[tuple[int, IntArray]]:
-    """Each group that a batch touches, and where its values are."""
+    """Returns each group that a batch touches, and the indices of its values."""
     order = np.argsort(codes, kind="stable")
     groups, starts = np.unique(codes[order], return_index=True)
     return list(zip(groups.tolist(), np.split(order, starts[1:]), strict=True)) if len(groups) else []

@@ -18,12 +18,13 @@ BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
     "condor": (("scaling", "(v) Haar: sums of 10,000 rides", "kll (k 200), edgewater error", "condor.json"), SPARK),
     "evaluate": (("questions/s", "distinct, all groups merged"), None),
     "first_light": (("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"), E2E),
+    "journal": (("small",), None),
     "sampling_pays": (("times faster: sum", "needed"), None),
     "shares": (("balanced", "1e-02"), None),
     "slicing": (("synopsis ddsketch 1 %  windows 100", "bucketing_m_per_s"), None),
     "synopses": (("throughput", "merge", "kll k=200, merged of 20", "plots in"), None),
-    "watermarks": (("recorded disorder", "edgewater", "k-slack", "CPU:"), None),
-    "watermarks_e2e": (("aion: window end to first answer in REST", "fixed: window end", "interval_holds"), E2E),
+    "early_answers": (("recorded disorder", "edgewater", "k-slack", "CPU:"), None),
+    "early_answers_e2e": (("aion: window end to first answer in REST", "fixed: window end", "interval_holds"), E2E),
     "wire": (("of needed", "1.0%"), E2E),
 }
 

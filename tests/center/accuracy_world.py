@@ -1,4 +1,4 @@
-"""Edges and a center under a virtual clock: production cores, made delays, and a network that takes its time."""
+"""Production edge cores and ledger under a virtual clock, with generated delays and a network with latency."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from center.accuracy_ledger import AccuracyLedger
 from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
-from center.ledger import EdgesChanged, Emission, FrameFact, Ledger, Phase, Registered, Reported, Tick
-from edge.core import EdgeCore
-from edge.events import Acked, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
-from edge.streams import StreamSpec
+from center.estimation import EarlyAnswerEstimator
+from center.ledger import (
+    EdgesChanged,
+    Emission,
+    FramesMerged,
+    FrameSummary,
+    Ledger,
+    Phase,
+    QueryRegistered,
+    TimeAdvanced,
+)
+from center.ledger.early_answers import EarlyAnswerLedger
+from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
-from edgewater.synopses.base import FloatArray, IntArray
-from edgewater.wire.frames import Frame, QueryRef
+from edgewater.synopses import FloatArray, IntArray
+from edgewater.wire import Frame, QueryRef
 
 REF = QueryRef("q", 1)
 COLUMNS = {"x": pa.float64(), "ok": pa.bool_(), "k": pa.string()}
@@ -26,7 +34,7 @@ STEP_MS = 20
 WINDOW_MS = 1_000
 BEGIN_MS = 1_000_000
 DISORDER_MS = 2_000
-"""What the watermark waits for: windows are `complete` no sooner."""
+"""The edges' watermark delay: windows are not `complete` earlier."""
 
 Delays = Callable[[np.random.Generator, FloatArray], FloatArray]
 
@@ -40,24 +48,24 @@ def gamma(shape: float, mean_ms: float) -> Delays:
 
 
 def spec(measures: dict[str, str] | None = None, **parts: object) -> QuerySpec:
-    accuracy = {"error": "5%", "confidence": "95%", "of": "total", "substream": "500ms"}
-    given = {
+    accuracy = {"error": "5%", "confidence": "95%", "measure": "total", "substream": "500ms"}
+    defaults = {
         "name": "q", "from": "s", "measures": measures or {"total": "sum(x)"}, "window": {"tumbling": "1s"},
         "accuracy": accuracy, "lateness": "1s",
     }  # fmt: skip
-    return QuerySpec.from_mapping({**given, **parts})
+    return QuerySpec.from_mapping({**defaults, **parts})
 
 
 @dataclass(slots=True)
 class Site:
-    """An edge with the records that will come to it, by arrival.
+    """An edge and the records that will arrive at it, in the order of arrival.
 
     Attributes:
-        ahead_ms: its clock less the true one; event times are true ones.
-        cut: the times [from, to) in which nothing it sends goes through.
+        ahead_ms: its clock minus the true one; event times are true.
+        cut: the interval [from, to) in which its link is down.
         group: number of the group of each record; its key is `g0`, `g1`, …
-        slow: the times [from, to) in which it reads at most `reads` records a step; what it has not read waits.
-        says_unread: whether it says so.
+        slow: the interval [from, to) in which it reads at most `reads` records per step.
+        reports_unread: whether it reports that it has unread input.
     """
 
     name: str
@@ -65,14 +73,14 @@ class Site:
     born: IntArray
     arrival: IntArray
     values: FloatArray
-    way_ms: int = 30
+    path_delay_ms: int = 30
     ahead_ms: int = 0
     cut: tuple[int, int] = (0, 0)
     at: int = 0
     group: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     slow: tuple[int, int] = (0, 0)
     reads: int = 0
-    says_unread: bool = True
+    reports_unread: bool = True
 
     @classmethod
     def make(
@@ -88,7 +96,12 @@ class Site:
         slower: Sequence[float] = (),
         **more: Any,
     ) -> Site:
-        """Args: shares: of the records, each group's; slower: by what factor each group's delays are longer."""
+        """Makes a site.
+
+        Args:
+            shares: of the records, by group.
+            slower: factor of the delays, by group.
+        """
         rng = np.random.default_rng([seed, 7])
         born = np.sort(rng.uniform(0, seconds * 1000, int(rate * seconds)))
         delay = delays(rng, born)
@@ -103,13 +116,13 @@ class Site:
             values[order], group=group[order], **more,
         )  # fmt: skip
 
-    def turn(self, now_ms: int, ref: QueryRef) -> list[Frame]:
-        """What arrived by now is read, and what is due is sent."""
+    def step(self, now_ms: int, ref: QueryRef) -> list[Frame]:
+        """Reads the records that have arrived and returns the frames that are due."""
         own_ms = now_ms + self.ahead_ms
-        came = to = int(np.searchsorted(self.arrival, now_ms, side="right"))
+        arrived = to = int(np.searchsorted(self.arrival, now_ms, side="right"))
         if self.slow[0] <= now_ms < self.slow[1]:
             to = min(to, self.at + self.reads)
-        unread = ("s",) if self.says_unread and to < came else ()
+        unread = ("s",) if self.reports_unread and to < arrived else ()
         if to > self.at:
             rows = slice(self.at, to)
             batch = pa.record_batch(
@@ -124,7 +137,7 @@ class Site:
             self.at = to
         frames: list[Frame] = []
         while (due := self.core.next_pull_ms(1e9, own_ms)) is not None and due <= own_ms:
-            effects = self.core.handle(Pull(1 << 18, self.core.open_between(1e9, own_ms), unread=unread))
+            effects = self.core.handle(PullEvent(1 << 18, self.core.drain_windows(1e9, own_ms), unread=unread))
             built = [e.frame for e in effects if isinstance(e, FrameBuilt)]
             if not built:
                 break
@@ -148,14 +161,14 @@ class World:
 
     Attributes:
         step_ms: how often edges read and the center looks.
-        given: every emission, in order.
+        answers: every emission, in order.
     """
 
     query: QuerySpec
     sites: list[Site]
     ledger: Ledger = field(default_factory=lambda: Ledger(margin_ms=50))
     now_ms: int = BEGIN_MS
-    given: list[Emission] = field(default_factory=list)
+    answers: list[Emission] = field(default_factory=list)
     sent: list[tuple[int, int, str, Frame]] = field(default_factory=list)
     frames: int = 0
     bytes: int = 0
@@ -163,7 +176,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in self.sites)))
-        self.ledger.handle(Registered(RegisteredQuery(REF, self.query, BEGIN_MS - 1, None)))
+        self.ledger.handle(QueryRegistered(RegisteredQuery(REF, self.query, BEGIN_MS - 1, None)))
         for site in self.sites:
             site.core.handle(Configured(((REF, self.query),)))
 
@@ -172,67 +185,67 @@ class World:
         while self.now_ms < until:
             self.now_ms += self.step_ms
             for site in self.sites:
-                for frame in site.turn(self.now_ms, REF):
+                for frame in site.step(self.now_ms, REF):
                     leaves = site.cut[1] if site.cut[0] <= self.now_ms < site.cut[1] else self.now_ms
                     self.frames += 1
                     self.bytes += frame.wire_bytes
-                    self.sent.append((leaves + site.way_ms, self.frames, site.name, frame))
+                    self.sent.append((leaves + site.path_delay_ms, self.frames, site.name, frame))
             each(self.now_ms)
             self._center()
-        return self.given
+        return self.answers
 
     def _center(self) -> None:
         arrived = sorted(s for s in self.sent if s[0] <= self.now_ms)
         if arrived:
             self.sent = [s for s in self.sent if s[0] > self.now_ms]
-            facts = tuple(self._fact(number, name, frame) for _, number, name, frame in arrived)
-            self.given += self.ledger.handle(Reported(facts, self.now_ms))
+            summaries = tuple(self._summary(number, name, frame) for _, number, name, frame in arrived)
+            self.answers += self.ledger.handle(FramesMerged(summaries, self.now_ms))
         due = self.ledger.next_deadline()
         if due is not None and due <= self.now_ms:
-            self.given += self.ledger.handle(Tick(self.now_ms))
+            self.answers += self.ledger.handle(TimeAdvanced(self.now_ms))
 
-    def _fact(self, number: int, name: str, frame: Frame) -> FrameFact:
+    def _summary(self, number: int, name: str, frame: Frame) -> FrameSummary:
         body = frame.unpack()
         touched = tuple(sorted({p.slice_start_ms for p in body.partials}))
-        return FrameFact(
+        return FrameSummary(
             REF, number, EdgeId(name), body.through_ms, body.closes, touched, frame.wire_bytes, self.now_ms, "i",
             body.since_ms, body.arrivals,
         )  # fmt: skip
 
     def restart(self) -> None:
-        """The job comes back with what it had written."""
+        """Restarts the job from its stored state."""
         state = self.ledger.snapshot(REF)
         self.ledger = Ledger(margin_ms=50)
         self.ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in self.sites)))
         self.ledger.restore(REF, state)
 
-    def book(self) -> Any:
+    def estimator(self) -> EarlyAnswerEstimator:
         ledger = self.ledger._queries[REF]
-        assert isinstance(ledger, AccuracyLedger)
-        return ledger.book
+        assert isinstance(ledger, EarlyAnswerLedger)
+        return ledger.estimator
 
     def truth(self, start_ms: int, kind: str = "sum", group: int | None = None) -> float:
         total = count = 0.0
         for site in self.sites:
-            mine = (site.born >= start_ms) & (site.born < start_ms + WINDOW_MS)
-            mine &= group is None or site.group == group
-            total, count = total + float(site.values[mine].sum()), count + float(mine.sum())
+            selected = (site.born >= start_ms) & (site.born < start_ms + WINDOW_MS)
+            selected &= group is None or site.group == group
+            total, count = total + float(site.values[selected].sum()), count + float(selected.sum())
         return {"sum": total, "count": count, "mean": total / max(count, 1.0)}[kind]
 
 
-def first_answers(given: list[Emission], skip: int = 0) -> list[Emission]:
-    """Each window's first, without those of the first `skip` windows."""
-    firsts = sorted((e for e in given if e.revision == 1), key=lambda e: e.window_start_ms)
+def first_answers(answers: list[Emission], skip: int = 0) -> list[Emission]:
+    """Returns the first answer to each window, without the first `skip` windows."""
+    firsts = sorted((e for e in answers if e.revision == 1), key=lambda e: e.window_start_ms)
     return firsts[skip:]
 
 
 def wait_ms(emission: Emission) -> int:
-    return emission.given_at_ms - emission.window_end_ms
+    return emission.answered_at_ms - emission.window_end_ms
 
 
-def phases(given: list[Emission], start_ms: int) -> list[Phase]:
-    return [e.phase for e in given if e.window_start_ms == start_ms]
+def phases(answers: list[Emission], start_ms: int) -> list[Phase]:
+    return [e.phase for e in answers if e.window_start_ms == start_ms]
 
 
 def without_times(emission: Emission) -> Emission:
-    return replace(emission, given_at_ms=0)
+    return replace(emission, answered_at_ms=0)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 
 from center.catalog import Catalog, StreamRecord, UnindexedFrame
-from center.log import Location
+from center.storage.frame_log import FrameLocation
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 FLIGHTS = StreamRecord("flights", {"carrier": pa.string(), "distance": pa.int64()}, LIVE)
-SOMEWHERE = Location("miles@1/w-1.frames", 0, 10)
+SOMEWHERE = FrameLocation("miles@1/w-1.frames", 0, 10)
 JFK, LGA = EdgeId("jfk"), EdgeId("lga")
 
 
@@ -37,7 +37,7 @@ def hello(
     now_ms: int = 1_000,
     session: str = "s1",
 ) -> int | None:
-    return catalog.hello(
+    return catalog.begin_session(
         edge,
         incarnation,
         labels={"city": "New York"},
@@ -56,6 +56,6 @@ def frame(
     edge: EdgeId = JFK,
     incarnation: str = "i1",
     crc32c: int = 7,
-    location: Location | None = SOMEWHERE,
+    location: FrameLocation | None = SOMEWHERE,
 ) -> UnindexedFrame:
     return UnindexedFrame(query, edge, incarnation, seq, crc32c, 100, 5_000, location)

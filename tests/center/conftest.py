@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from postgres import OLDEST, PostgresServer, find_binaries, serving
-from results_world import Job
 
 from center.catalog import Catalog
 from center.spark.session import SessionConfig, start_session
+from tests.center.postgres import OLDEST, PostgresServer, find_binaries, serving
+from tests.center.results_world import Job
 
 
 @pytest.fixture(scope="session")

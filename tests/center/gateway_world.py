@@ -14,16 +14,14 @@ from typing import Any
 import grpc
 import pytest
 
-from center.catalog import Catalog, Indexed, UnindexedFrame
-from center.gateway import CODE_METADATA, Gateway
-from center.gateway_config import GatewayConfig
-from center.log import FrameLog, Location, StoredFrame
+from center.catalog import Catalog, IndexOutcome, UnindexedFrame
+from center.ingest import CODE_METADATA, Gateway, GatewayConfig
+from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
+from edgewater.wire import Frame, FrameBody, Partial, QueryRef, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire import uplink_pb2_grpc
-from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef
 
 PATIENCE_S = 20
 JFK = EdgeId("jfk")
@@ -76,7 +74,7 @@ class WatchedLog(FrameLog):
         self._loop.call_soon_threadsafe(self.refused.set)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def append(self, frames: Sequence[StoredFrame]) -> list[Location]:
+    def append(self, frames: Sequence[StoredFrame]) -> list[FrameLocation]:
         if self.refuse_append:
             self._refuse()
         self._written += frames
@@ -101,7 +99,7 @@ class WatchedCatalog(Catalog):
         self.refuse = False
         self.gate: asyncio.Event | None = None
 
-    def index(self, frames: Sequence[UnindexedFrame]) -> list[Indexed]:
+    def index(self, frames: Sequence[UnindexedFrame]) -> list[IndexOutcome]:
         if self.refuse:
             raise StorageError("database: disk I/O error")
         if self.gate is not None:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from center.quality import Phase, Totals, WithheldBound, assess
+from center.ledger import Phase
+from center.ledger.quality import Totals, WithheldBound, assess
 from center.results import AnswerRecord
 from edgewater.query import QuerySpec
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import QueryRef
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import QueryRef
 
 COLUMNS = {"url": pa.string(), "ip": pa.int64(), "ms": pa.float64(), "ok": pa.bool_()}
 MINUTE = 60_000
@@ -80,7 +81,7 @@ def record(
     quality = assess(query, totals, expected=1, missing=(), after_final=0, staleness_ms=1, first_staleness_ms=1)
     given: dict[str, Any] = {
         "answer_id": 1, "query": QueryRef(query.name, 1), "window_start_ms": start_ms,
-        "window_end_ms": start_ms + MINUTE, "revision": 1, "phase": Phase.COMPLETE, "given_at_ms": 0,
+        "window_end_ms": start_ms + MINUTE, "revision": 1, "phase": Phase.COMPLETE, "answered_at_ms": 0,
         "staleness_ms": 1, "quality": quality.to_mapping(), "synopsis": synopsis,
     }  # fmt: skip
     return AnswerRecord(**{**given, **changes})

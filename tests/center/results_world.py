@@ -7,16 +7,15 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import func, select
 
-from center import results_tables as t
 from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
-from center.ledger import EdgesChanged, Emission, FrameFact, Ledger, Registered
-from center.merge import merge_partials
+from center.ledger import EdgesChanged, Emission, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
+from center.results import schema as t
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import QueryRef, SliceClose
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import QueryRef, SliceClose
 
 REF = QueryRef("q", 1)
 KEY = "q@1"
@@ -29,9 +28,9 @@ def edge_record(name: str) -> EdgeRecord:
     return EdgeRecord(EdgeId(name), "i", {}, streams, 0, 0, True, {}, {}, {}, **numbers, retired=False, incarnations=1)
 
 
-def registered(ref: QueryRef = REF, **parts: object) -> Registered:
+def registered(ref: QueryRef = REF, **parts: object) -> QueryRegistered:
     given = {"name": ref.name, "from": "events", "measures": {"s": "sum(x)"}, "window": {"tumbling": "1m"}, **parts}
-    return Registered(RegisteredQuery(ref, QuerySpec.from_mapping(given), 0, None))
+    return QueryRegistered(RegisteredQuery(ref, QuerySpec.from_mapping(given), 0, None))
 
 
 def partial(*values: int) -> bytes:
@@ -57,23 +56,23 @@ class Job:
         self.store.load_ledger(self.ledger)
         self.store.tick(self.ledger, [EdgesChanged(tuple(map(edge_record, edges))), registered(ref, **query)], 0)
 
-    def frame(self, edge: str, through_ms: int, **slices: int) -> tuple[FrameFact, list[MergedDelta]]:
+    def frame(self, edge: str, through_ms: int, **slices: int) -> tuple[FrameSummary, list[MergedDelta]]:
         """A frame with one record of value v in minute n per ``mn=v``."""
         self.position += 1
         starts = {int(name[1:]) * MINUTE: value for name, value in slices.items()}
         for start in starts:
             self.observed[edge, start] = self.observed.get((edge, start), 0) + 1
         closes = tuple(SliceClose(s, self.observed[edge, s], 0) for s in starts)
-        fact = FrameFact(self.ref, self.position, EdgeId(edge), through_ms, closes, tuple(starts), 100, 0)
+        fact = FrameSummary(self.ref, self.position, EdgeId(edge), through_ms, closes, tuple(starts), 100, 0)
         return fact, [MergedDelta(self.ref, s, 0, partial(v)) for s, v in starts.items()]
 
-    def batch(self, *frames: tuple[FrameFact, list[MergedDelta]], now_ms: int = 0) -> list[Emission]:
+    def batch(self, *frames: tuple[FrameSummary, list[MergedDelta]], now_ms: int = 0) -> list[Emission]:
         facts = [fact for fact, _ in frames]
         parts: dict[int, list[bytes]] = {}
         for _, deltas in frames:
             for delta in deltas:
                 parts.setdefault(delta.slice_start_ms, []).append(delta.synopsis)
-        merged = [MergedDelta(self.ref, start, 0, merge_partials(p)) for start, p in parts.items()]
+        merged = [MergedDelta(self.ref, start, 0, GroupedAggregate.merge_bytes(p)) for start, p in parts.items()]
         return self.store.apply(
             self.ledger, merged, facts, {f"{self.ref.name}@{self.ref.version}": facts[-1].position}, now_ms
         )

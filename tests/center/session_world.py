@@ -8,13 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from edge.core import EdgeCore
-from edge.events import Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
-from edge.streams import StreamSpec
+from edge.core import Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourceEnded, SourcesOpened, StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN, EdgeId
-from edgewater.windows import Session
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.windows import SessionWindow
+from edgewater.wire import FrameBody, QueryRef
 
 REF = QueryRef("q", 1)
 GAP = 1000
@@ -27,7 +25,7 @@ def spec(**parts: object) -> QuerySpec:
     )
 
 
-def brute_force(times: Iterable[int], window: Session) -> dict[tuple[int, int], list[int]]:
+def brute_force(times: Iterable[int], window: SessionWindow) -> dict[tuple[int, int], list[int]]:
     """(start, end) -> the times in it. By the definition, record by record."""
     sessions: dict[tuple[int, int], list[int]] = {}
     current: list[int] = []
@@ -71,7 +69,7 @@ class Edge:
     def ships(self, *, early: bool = False, capacity: int = 1 << 20, at_most: int = 1000) -> list[FrameBody]:
         bodies: list[FrameBody] = []
         while len(bodies) < at_most:
-            effects = self.core.handle(Pull(capacity, OPEN if early else {}))
+            effects = self.core.handle(PullEvent(capacity, OPEN if early else {}))
             built = [e.frame.unpack() for e in effects if isinstance(e, FrameBuilt)]
             if not built:
                 break

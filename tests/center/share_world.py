@@ -10,12 +10,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from center.shares import Flagged, Grant, Members, Policy, Report, Reported, ShareBook, Turn
-from edge.shares import ShareSchedule
-from edgewater.streams import NEVER_MS, EdgeId
+from center.budgets import (
+    AllocationPolicy,
+    BudgetAllocator,
+    BudgetReport,
+    Grant,
+    MembersChanged,
+    RebalanceEvent,
+    ShareReported,
+    ShareViolation,
+)
+from edge.core import ShareSchedule
+from edgewater.streams import MIN_TIME_MS, EdgeId
 
 SLICE_MS = 1_000
-EAGER = Policy(gain=1.02, interval_ms=0)
+EAGER = AllocationPolicy(min_gain=1.02, min_interval_ms=0)
 
 
 @dataclass(slots=True)
@@ -26,17 +35,17 @@ class EdgeModel:
     update_bytes: float = 100.0
     drift: float = 1.0
     schedule: ShareSchedule = field(default_factory=ShareSchedule)
-    through: int = NEVER_MS
+    through: int = MIN_TIME_MS
     closed: dict[int, float] = field(default_factory=dict)
-    durable: tuple[ShareSchedule, int, dict[int, float]] = (ShareSchedule(), NEVER_MS, {})
+    durable: tuple[ShareSchedule, int, dict[int, float]] = (ShareSchedule(), MIN_TIME_MS, {})
 
     def hear(self, grant: Grant) -> None:
-        open_from = NEVER_MS if self.through == NEVER_MS else self.through
-        self.schedule = self.schedule.take(grant.version, grant.shares, grant.from_ms, open_from)
+        open_from = MIN_TIME_MS if self.through == MIN_TIME_MS else self.through
+        self.schedule = self.schedule.updated(grant.version, grant.shares, grant.from_ms, open_from)
 
     def close(self, slices: int) -> None:
         """Closes the next slices under the share that each has."""
-        start = 0 if self.through == NEVER_MS else self.through
+        start = 0 if self.through == MIN_TIME_MS else self.through
         for _ in range(slices):
             self.closed[start] = self.schedule.at(start).get("bytes", 0.0)
             start += SLICE_MS
@@ -48,11 +57,11 @@ class EdgeModel:
     def crash(self) -> None:
         self.schedule, self.through, self.closed = self.durable[0], self.durable[1], dict(self.durable[2])
 
-    def report(self) -> Report:
+    def report(self) -> BudgetReport:
         """Said only of what is durable."""
         self.sync()
         last = self.schedule.last
-        return Report(self.schedule.version, last.shares, last.from_ms, self.update_bytes, {"bytes": self.drift})
+        return BudgetReport(self.schedule.version, last.shares, last.from_ms, self.update_bytes, {"bytes": self.drift})
 
     def holds_back(self, start: int) -> float:
         return self.closed.get(start, self.schedule.at(start).get("bytes", 0.0))
@@ -61,56 +70,56 @@ class EdgeModel:
 class ShareWorld:
     """Args: limits: E of ``bytes``."""
 
-    def __init__(self, limit: float, edges: Mapping[str, float], policy: Policy = EAGER) -> None:
+    def __init__(self, limit: float, edges: Mapping[str, float], policy: AllocationPolicy = EAGER) -> None:
         self.limit, self.policy = limit, policy
         self.edges = {EdgeId(e): EdgeModel(EdgeId(e), drift=drift) for e, drift in edges.items()}
         self.expected = set(self.edges)
         self.retired: dict[EdgeId, int] = {}
         self.now_ms = 1
-        self.up: list[tuple[EdgeId, Report]] = []
+        self.up: list[tuple[EdgeId, BudgetReport]] = []
         self.down: list[tuple[EdgeId, Grant]] = []
-        self.flagged: list[Flagged] = []
-        self.book = self._book()
-        self.durable = json.dumps(self.book.to_json())
+        self.flagged: list[ShareViolation] = []
+        self.allocator = self._allocator()
+        self.durable = json.dumps(self.allocator.to_json())
 
-    def _book(self) -> ShareBook:
-        return ShareBook({"bytes": self.limit}, {"top": 7.0}, self.policy)
+    def _allocator(self) -> BudgetAllocator:
+        return BudgetAllocator({"bytes": self.limit}, {"top": 7.0}, self.policy)
 
     def turn(self, *, crash_before_commit: bool = False, crash_before_send: bool = False) -> None:
         """One transaction of the gateway; a crash loses what is not committed, or not sent."""
         self.now_ms += 1_000
-        self._tell(Members(frozenset(self.expected), self.retired))
-        self._tell(Turn(self.now_ms, 1 << 50))
+        self._tell(MembersChanged(frozenset(self.expected), self.retired))
+        self._tell(RebalanceEvent(self.now_ms, 1 << 50))
         if crash_before_commit:
             self.crash_center()
             return
-        self.durable = json.dumps(self.book.to_json())
+        self.durable = json.dumps(self.allocator.to_json())
         if crash_before_send:
             self.crash_center()
             return
-        self.down += self.book.grants().items()
+        self.down += self.allocator.grants().items()
 
     def crash_center(self) -> None:
-        self.book = self._book()
-        self.book.restore(json.loads(self.durable))
-        self.book.handle(Members(frozenset(self.expected), self.retired))
+        self.allocator = self._allocator()
+        self.allocator.restore(json.loads(self.durable))
+        self.allocator.handle(MembersChanged(frozenset(self.expected), self.retired))
 
     def receive(self, index: int) -> None:
         edge, report = self.up[index]
-        self._tell(Reported(edge, report, self.now_ms))
+        self._tell(ShareReported(edge, report, self.now_ms))
 
-    def _tell(self, event: Members | Reported | Turn) -> None:
-        self.flagged += self.book.handle(event)
+    def _tell(self, event: MembersChanged | ShareReported | RebalanceEvent) -> None:
+        self.flagged += self.allocator.handle(event)
 
     def check(self) -> None:
         """The promise, for every slice, by what edges really hold back."""
         starts = {s for e in self.edges.values() for s in e.closed} | {
             step.from_ms for e in self.edges.values() for step in e.schedule.steps
         }
-        for start in starts | {NEVER_MS, 1 << 49}:
+        for start in starts | {MIN_TIME_MS, 1 << 49}:
             total = math.fsum(e.holds_back(start) for e in self.edges.values())
             assert total <= self.limit, f"slice {start}: {total} of {self.limit}"
-        for grant in self.book.grants().values():
+        for grant in self.allocator.grants().values():
             assert all(np.isfinite(s) and s >= 0 for s in grant.shares.values())
 
     def calm(self, rounds: int = 12, gone: frozenset[str] = frozenset()) -> None:
@@ -119,7 +128,7 @@ class ShareWorld:
         for _ in range(rounds):
             for name, edge in self.edges.items():
                 if name in self.expected and name not in gone:
-                    self._tell(Reported(name, edge.report(), self.now_ms))
+                    self._tell(ShareReported(name, edge.report(), self.now_ms))
             self.turn()
             for name, grant in self.down:
                 if name not in gone:

@@ -1,4 +1,4 @@
-"""The world of `accuracy_world` with a real result store at its center."""
+"""`accuracy_world` with a real result store at its center."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from center.catalog import RegisteredQuery
-from center.ledger import EdgesChanged, Ledger, Registered
-from center.merge import merge_partials
+from center.ledger import EdgesChanged, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from edgewater.query import QuerySpec
-from edgewater.wire.frames import Frame
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import Frame
 from tests.center.accuracy_world import BEGIN_MS, REF, Site, World, exponential, record_of, spec
 
 KEY = "q@1"
 
 
 class Stored(World):
-    """A world whose center writes all it does into a store."""
+    """A world whose center writes to a result store."""
 
     def open(self, path: Path) -> None:
         self.store = ResultStore(f"sqlite:///{path}/results.db")
@@ -27,25 +27,25 @@ class Stored(World):
         if arrived:
             self.sent = [s for s in self.sent if s[0] > self.now_ms]
             # Positions are given in the order of arrival.
-            facts = []
+            summaries = []
             for _, _, name, frame in arrived:
                 self.position = getattr(self, "position", 0) + 1
-                facts.append(self._fact(self.position, name, frame))
+                summaries.append(self._summary(self.position, name, frame))
             deltas = self._merged([frame for *_, frame in arrived])
-            self.given += self.store.apply(self.ledger, deltas, facts, {KEY: self.position}, self.now_ms)
+            self.answers += self.store.apply(self.ledger, deltas, summaries, {KEY: self.position}, self.now_ms)
         due = self.ledger.next_deadline()
         if due is not None and due <= self.now_ms:
-            self.given += self.store.tick(self.ledger, [], self.now_ms)
+            self.answers += self.store.tick(self.ledger, [], self.now_ms)
 
     def _merged(self, frames: list[Frame]) -> list[MergedDelta]:
         parts: dict[int, list[bytes]] = {}
         for frame in frames:
             for partial in frame.unpack().partials:
                 parts.setdefault(partial.slice_start_ms, []).append(partial.synopsis)
-        return [MergedDelta(REF, start, 0, merge_partials(each)) for start, each in sorted(parts.items())]
+        return [MergedDelta(REF, start, 0, GroupedAggregate.merge_bytes(each)) for start, each in sorted(parts.items())]
 
     def crash(self, path: Path) -> None:
-        """The job dies; another reads what was written."""
+        """Restarts the job from its result store."""
         self.store.close()
         self.open(path)
         self.ledger = Ledger(margin_ms=50)
@@ -56,7 +56,7 @@ class Stored(World):
 def stored(
     path: Path, query: QuerySpec | None = None, *, seconds: float = 9, rate: float = 300.0, **more: Any
 ) -> Stored:
-    """Two edges that have records for so long."""
+    """Returns two edges with records for `seconds`."""
     path.mkdir(exist_ok=True)
     query = query or spec({"total": "sum(x)", "n": "count()"})
     world = Stored(
@@ -68,7 +68,7 @@ def stored(
     world.ledger = Ledger(margin_ms=50)
     events = [
         EdgesChanged(tuple(record_of(s.name) for s in world.sites)),
-        Registered(RegisteredQuery(REF, query, BEGIN_MS - 1, None)),
+        QueryRegistered(RegisteredQuery(REF, query, BEGIN_MS - 1, None)),
     ]
     world.store.tick(world.ledger, events, BEGIN_MS)
     return world

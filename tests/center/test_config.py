@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from center.config import CenterConfig, is_loopback, split_address
+from center.config import CenterConfig, is_loopback
+from edgewater.configuration import split_address
 from edgewater.errors import InvalidConfig
 
 
@@ -35,7 +36,7 @@ def test_a_file_sets_what_it_names_and_reads_sizes_and_durations(tmp_path: Path)
     assert config.frames_dir == tmp_path / "log"
 
 
-def test_flags_stand_over_the_file_and_leave_their_section_otherwise_as_it_is(tmp_path: Path) -> None:
+def test_flags_override_the_file_and_leave_the_rest_of_their_section_as_it_is(tmp_path: Path) -> None:
     path = write(tmp_path, "api: {listen: '127.0.0.1:1', token: t}\n")
     config = CenterConfig.load(path, {"api.listen": "127.0.0.1:2", "spark.master": "local[1]"})
     assert config.api.listen == "127.0.0.1:2"
@@ -43,7 +44,7 @@ def test_flags_stand_over_the_file_and_leave_their_section_otherwise_as_it_is(tm
     assert config.spark.master == "local[1]"
 
 
-def test_the_environment_stands_over_the_file_and_flags_over_both(tmp_path: Path) -> None:
+def test_the_environment_overrides_the_file_and_flags_override_both(tmp_path: Path) -> None:
     path = write(tmp_path, "api: {listen: '127.0.0.1:1'}\nspark: {master: local}\n")
     environment = {
         "EDGEWATER_CENTER__API__LISTEN": "127.0.0.1:2",
@@ -62,7 +63,7 @@ def test_the_environment_stands_over_the_file_and_flags_over_both(tmp_path: Path
         CenterConfig.load(None, environment={"EDGEWATER_CENTER__API__PROT": "1"})
 
 
-def test_tokens_may_stand_in_a_file_of_their_own(tmp_path: Path) -> None:
+def test_tokens_may_be_in_a_file_of_their_own(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text("lga: two\n")
     given = {"gateway": {"listen": "0.0.0.0:7400"}, "tokens": {"jfk": "one"}, "tokens_file": str(tokens)}
@@ -81,6 +82,8 @@ def test_secrets_do_not_show_when_a_configuration_is_printed() -> None:
     ("given", "field", "said"),
     [
         ({"gatway": {}}, "gatway", "one of the keys data_dir"),
+        ({"gatway": {}}, "gatway", "did you mean gateway?"),
+        ({"spark": {"driver_memory": "much"}}, "spark.driver_memory", "text that matches"),
         ({"gateway": {"port": 1}}, "gateway.port", "one of the keys listen"),
         ({"tls": {"cert": "c", "pem": 1, "key": "k"}}, "tls.pem", "one of the keys cert"),
         ({"tls": {"cert": "c"}}, "tls.key", "missing key"),

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from center.config import CenterConfig, is_loopback
-from center.processes import gateway_config, job_config
+from center.ops.processes import gateway_config, job_config
 from edge.config import EdgeConfig, load_config
 from edgewater.__main__ import main
 from edgewater.errors import InvalidConfig

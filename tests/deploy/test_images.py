@@ -110,7 +110,7 @@ def test_the_agent_can_be_imported_where_nothing_of_the_center_is_installed() ->
     program = (
         "import sys\n"
         f"for name in {(*NOT_ON_AN_EDGE, 'center')!r}: sys.modules[name] = None\n"
-        "import edge.cli, edge.agent, edge.config, edge.uplink, edge.sources.build\n"
+        "import edge.cli, edge.agent, edge.config, edge.uplink.client, edge.sources.factory\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -201,7 +201,7 @@ def test_the_executor_pod_is_valid_bounded_and_restricted(outcome: dict[str, Any
     (container,) = pod["spec"]["containers"]
     for bound in ("requests", "limits"):
         assert {"cpu", "memory", "ephemeral-storage"} <= set(container["resources"][bound])
-    assert container["image"] == "edgewater-center:0.1.0"
+    assert container["image"] == "edgewater-center:0.2.0"
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
     assert pod["spec"]["automountServiceAccountToken"] is False

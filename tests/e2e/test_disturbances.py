@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from link import Link
 
-from examples.flights import data
-from examples.flights.compare import millis
-from examples.flights.data import AIRPORTS, TIME
-from examples.flights.run import Demo
+from sim.demo import data
+from sim.demo.compare import millis
+from sim.demo.data import AIRPORTS, TIME
+from sim.demo.run import Demo
+from tests.e2e.link import Link
 
 pytestmark = pytest.mark.e2e
 

@@ -10,14 +10,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from edge.core import EdgeCore
-from edge.durable import DurableCore, Position
-from edge.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
-from edge.streams import StreamSpec
+from edge.core import (
+    Acked,
+    BudgetSet,
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+)
+from edge.durability import DurableCore
+from edge.records import Position
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import Frame, QueryRef
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import Frame, QueryRef
 
 COLUMNS = {"carrier": pa.string(), "distance": pa.int64()}
 EXACT = QuerySpec.from_mapping(
@@ -133,13 +143,13 @@ class World:
             self.edge.ingest_range(event, {"row": start}, {"row": end})
 
     def pull(self, capacity: int = 400) -> None:
-        self.edge.handle(Pull(capacity, {"flights": (-(1 << 61), 1 << 61)}))
+        self.edge.handle(PullEvent(capacity, {"flights": (-(1 << 61), 1 << 61)}))
 
     def end(self) -> None:
         self.edge.handle(SourceEnded("flights", "file"))
 
     def ship(self) -> None:
-        """What the uplink does: only what is durable leaves."""
+        """Sends as the uplink does: only durable frames."""
         self.edge.sync()
         for frame in list(self.edge.core.unacked):
             self.center.receive(frame)
@@ -154,6 +164,6 @@ class World:
             self.pull()
             self.ship()
         self.end()
-        while any(isinstance(e, FrameBuilt) for e in self.edge.handle(Pull(4000))):
+        while any(isinstance(e, FrameBuilt) for e in self.edge.handle(PullEvent(4000))):
             self.ship()
         self.ship()

@@ -13,19 +13,18 @@ from typing import Any
 
 import httpx
 import pytest
-from test_core import merged
 
 from center.catalog import Catalog
-from center.gateway import Gateway
-from center.gateway_config import GatewayConfig
-from center.log import FrameLog
+from center.ingest import Gateway, GatewayConfig
+from center.storage.frame_log import FrameLog
 from edge.agent import Agent, open_agent
-from edge.clock import now_ms
 from edge.config import parse_config
+from edge.process import now_ms
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
-from edgewater.streams import END_OF_TIME_MS
-from edgewater.wire.frames import FrameBody
+from edgewater.streams import MAX_TIME_MS
+from edgewater.wire import FrameBody
+from tests.edge.core.test_core import merged
 
 DAY_MS = 86_400_000
 QUERY = QuerySpec.from_mapping(
@@ -78,14 +77,14 @@ class Center:
 
     def bodies(self) -> list[tuple[str, FrameBody]]:
         result = []
-        for key, last in self.catalog.positions().items():
+        for key, last in self.catalog.last_positions().items():
             for entry in self.catalog.frames(key, 0, last):
                 stored = self.log.read(entry.segment, entry.offset, entry.length)
                 result.append((entry.query.name, stored.frame.unpack()))
         return result
 
     def ended(self) -> bool:
-        return any(body.through_ms == END_OF_TIME_MS for _, body in self.bodies())
+        return any(body.through_ms == MAX_TIME_MS for _, body in self.bodies())
 
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
@@ -183,7 +182,7 @@ def test_pushed_records_are_counted_once_through_a_restart_without_a_clean_stop(
         first = open_agent(settings)
         stop = asyncio.Event()
         task = asyncio.create_task(first.run(stop))
-        await until(first.session.configured.is_set, "queries", task)
+        await until(first.outbox.configured.is_set, "queries", task)
         async with httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
             reply = await client.post("/v1/streams/flights", content=lines(range(100)), headers=NDJSON)
             assert (reply.status_code, reply.json()["accepted"]) == (200, 100)
@@ -213,7 +212,7 @@ def test_while_the_center_is_away_the_edge_goes_on_and_then_ships(tmp_path: Path
         settings = config(tmp_path, center, [{"http": {}}])
         agent = open_agent(settings)
         async with running(agent) as task:
-            await until(agent.session.configured.is_set, "queries", task)
+            await until(agent.outbox.configured.is_set, "queries", task)
             await center.stop()
             async with httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
                 assert (await client.get("/readyz")).status_code == 200
@@ -275,7 +274,7 @@ def test_a_full_disk_holds_the_reply_until_the_records_are_safe(
         settings = config(tmp_path, center, [{"http": {}}])
         agent = open_agent(settings)
         async with running(agent) as task:
-            await until(agent.session.configured.is_set, "queries", task)
+            await until(agent.outbox.configured.is_set, "queries", task)
             sound = agent.durable.sync
 
             def full() -> None:

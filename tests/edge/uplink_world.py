@@ -14,16 +14,12 @@ import grpc
 import numpy as np
 
 from center.catalog import Catalog
-from center.gateway import Gateway
-from center.gateway_config import GatewayConfig
-from center.log import FrameLog
-from edge.link import LinkLimits
-from edge.ports import BudgetOrder
-from edge.uplink import QueryStatusReport, Uplink
+from center.ingest import Gateway, GatewayConfig
+from center.storage.frame_log import FrameLog
+from edge.uplink import BudgetUpdate, LinkLimits, QueryStatusReport, Uplink, UplinkEndpoint
 from edgewater.query import QuerySpec
+from edgewater.wire import Frame, FrameBody, Partial, QueryRef, SamplingReason, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire import uplink_pb2_grpc
-from edgewater.wire.frames import Frame, FrameBody, Partial, QueryRef, SamplingReason
 
 PATIENCE_S = 30
 MILES = QueryRef("miles", 1)
@@ -42,7 +38,7 @@ SCRIPTED = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.05, goodbye_s=0.01)
 
 
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Runs a test on an event loop, and fails it rather than wait for ever."""
+    """Runs a test on an event loop, with a timeout."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -60,7 +56,7 @@ def frame(seq: int, size: int = 200) -> Frame:
 
 
 class Agent:
-    """An agent's journal and ears, in memory: what `Outbox` and `Listener` promise, and what was heard."""
+    """An `UplinkEndpoint` with its journal in memory, which records the control messages that it received."""
 
     def __init__(self, edge: str = "jfk") -> None:
         self.edge = edge
@@ -70,19 +66,19 @@ class Agent:
         self.welcomes: list[int | None] = []
         self.queries: list[tuple[QueryRef, QuerySpec]] = []
         self.shares: dict[str, float] = {}
-        self.budget: BudgetOrder | None = None
-        self._reported: BudgetOrder | None = BudgetOrder(MILES, {}, -1)
+        self.budget: BudgetUpdate | None = None
+        self._reported: BudgetUpdate | None = BudgetUpdate(MILES, {}, -1)
         self.link = (0.0, 0.0)
         self.refuse = False
         self._made = asyncio.Event()
-        self._heard = asyncio.Event()
+        self._received = asyncio.Event()
         self._ready: list[Frame] = []
         self.taking = 0
         self.durable = asyncio.Event()
         self.durable.set()
 
     def make(self, frames: Iterable[Frame]) -> None:
-        """Frames become worth sending."""
+        """Makes frames available to `take`."""
         self._ready += frames
         self._made.set()
 
@@ -108,40 +104,40 @@ class Agent:
         self.welcomes.append(acked_through)
         if acked_through is not None:
             self.on_ack(acked_through)
-        self._heard.set()
+        self._received.set()
 
     def on_ack(self, through: int) -> None:
         assert through >= self.acked, "an acknowledgement never goes back"
         self.acked = through
         self.journal = [f for f in self.journal if f.seq > through]
-        self._heard.set()
+        self._received.set()
 
     def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
         self.queries = list(queries)
-        self._heard.set()
+        self._received.set()
         return [QueryStatusReport(ref, not self.refuse, "invalid-query" if self.refuse else "") for ref, _ in queries]
 
-    def on_budget(self, order: BudgetOrder) -> None:
-        self.budget, self.shares = order, dict(order.shares)
-        self._heard.set()
+    def on_budget(self, update: BudgetUpdate) -> None:
+        self.budget, self.shares = update, dict(update.shares)
+        self._received.set()
 
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
         self.sampling = (query, rate, clock_offset_ms)
 
-    async def budget_reports(self, *, anew: bool) -> Sequence[pb.BudgetReport]:
-        if not self.queries or not (anew or self.budget != self._reported):
+    async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
+        if not self.queries or not (all_queries or self.budget != self._reported):
             return []
-        self._reported, given = self.budget, self.budget or BudgetOrder(MILES, {})
+        self._reported, applied = self.budget, self.budget or BudgetUpdate(MILES, {})
         ref = self.queries[0][0]
         report = pb.BudgetReport(
-            query=ref.name, query_version=ref.version, version=given.version, from_ms=given.from_ms
+            query=ref.name, query_version=ref.version, version=applied.version, from_ms=applied.from_ms
         )
-        report.shares.update(given.shares)
+        report.shares.update(applied.shares)
         return [report]
 
-    def on_link(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
+    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
         self.link = (bandwidth_bytes_s, rtt_ms)
-        self._heard.set()
+        self._received.set()
 
     def hello(self) -> pb.Hello:
         following = max([self.acked, *(f.seq for f in self.journal)]) + 1
@@ -160,14 +156,14 @@ class Agent:
         return pb.Heartbeat(sent_at_ms=time.monotonic_ns())
 
     async def until(self, test: Callable[[], object]) -> None:
-        """Waits until what was heard makes the test true."""
+        """Waits until a received message makes the test true."""
         while not test():
-            self._heard.clear()
-            await self._heard.wait()
+            self._received.clear()
+            await self._received.wait()
 
 
 class Proxy:
-    """A TCP link that can be cut, or made to swallow everything."""
+    """A TCP link that can be cut, or made to drop all data."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -240,9 +236,9 @@ async def gateway(path: Path, address: str = "127.0.0.1:0", **settings: Any) -> 
         catalog.close()
 
 
-def uplink(port: int, agent: Agent, limits: LinkLimits = QUICK, **options: Any) -> Uplink:
+def uplink(port: int, agent: UplinkEndpoint, limits: LinkLimits = QUICK, **options: Any) -> Uplink:
     defaults: dict[str, Any] = {"token": None, "tls": None, "now_ms": lambda: 1_000, "monotonic": time.monotonic}
-    return Uplink(f"localhost:{port}", agent, agent, limits=limits, **(defaults | options))
+    return Uplink(f"localhost:{port}", agent, limits=limits, **(defaults | options))
 
 
 @asynccontextmanager
@@ -261,22 +257,22 @@ def entries(catalog: Catalog) -> list[int]:
 
 
 class ScriptedCenter:
-    """A center that welcomes, echoes heartbeats, acknowledges at Goodbye, and otherwise says what it is told."""
+    """A center that answers Hello, echoes heartbeats, acknowledges at Goodbye, and sends scripted messages."""
 
     def __init__(self) -> None:
         self.messages: list[pb.FromEdge] = []
-        self._to_say: asyncio.Queue[pb.ToEdge | None] = asyncio.Queue()
+        self._script: asyncio.Queue[pb.ToEdge | None] = asyncio.Queue()
         self._changed = asyncio.Event()
 
     @property
     def frames(self) -> list[pb.Frame]:
         return [m.frame for m in self.messages if m.HasField("frame")]
 
-    def say(self, message: pb.ToEdge) -> None:
-        self._to_say.put_nowait(message)
+    def send(self, message: pb.ToEdge) -> None:
+        self._script.put_nowait(message)
 
-    async def heard(self, kind: str, more: int) -> None:
-        """Waits for so many more messages of a kind (frames: so many in all)."""
+    async def until_received(self, kind: str, more: int) -> None:
+        """Waits for `more` further messages of a kind (frames: for `more` in total)."""
         base = 0 if kind in ("frame", "query_status") else self._count(kind)
         while self._count(kind) < base + more:
             self._changed.clear()
@@ -288,23 +284,23 @@ class ScriptedCenter:
     async def Session(self, requests: Any, context: Any) -> None:  # noqa: N802
         await anext(requests)
         await context.write(pb.ToEdge(welcome=pb.Welcome(protocol=1, max_frame_bytes=1 << 20, credit_bytes=1 << 20)))
-        hearing = asyncio.create_task(self._hear(requests))
+        receiving = asyncio.create_task(self._receive(requests))
         try:
-            while (message := await self._to_say.get()) is not None:
+            while (message := await self._script.get()) is not None:
                 await context.write(message)
         finally:
-            hearing.cancel()
+            receiving.cancel()
 
-    async def _hear(self, requests: Any) -> None:
+    async def _receive(self, requests: Any) -> None:
         async for message in requests:
             self.messages.append(message)
             self._changed.set()
             if message.HasField("heartbeat"):
-                self.say(pb.ToEdge(time_echo=pb.TimeEcho(edge_sent_at_ms=message.heartbeat.sent_at_ms)))
+                self.send(pb.ToEdge(time_echo=pb.TimeEcho(edge_sent_at_ms=message.heartbeat.sent_at_ms)))
             if message.HasField("goodbye"):
                 if self.frames:
-                    self.say(pb.ToEdge(ack=pb.Ack(through=self.frames[-1].seq)))
-                self._to_say.put_nowait(None)
+                    self.send(pb.ToEdge(ack=pb.Ack(through=self.frames[-1].seq)))
+                self._script.put_nowait(None)
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[int]:

@@ -1,4 +1,4 @@
-"""Record functions as if a package had brought them, for as long as a test lasts."""
+"""Record functions that a test installs as if a package had provided them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pyarrow as pa
 import pytest
 
 from edgewater import record_functions
-from edgewater.plugins import Origin
+from edgewater.plugins import PluginOrigin
 from edgewater.record_functions import RecordFunction, RecordFunctions
 
 
-def bring(monkeypatch: pytest.MonkeyPatch, *functions: RecordFunction) -> None:
+def install_functions(monkeypatch: pytest.MonkeyPatch, *functions: RecordFunction) -> None:
     found = RecordFunctions(lambda: [])
-    found._take(functions, Origin("tests 1.0", "these = tests:FUNCTIONS"))
+    found._register(functions, PluginOrigin("tests 1.0", "these = tests:FUNCTIONS"))
     monkeypatch.setattr(record_functions, "INSTALLED", found)
 
 
 @dataclass(slots=True)
 class Counting:
-    """A float64 function of a float64 that knows which records it was called for. What `of` raises is passed on."""
+    """A float64 function of a float64 that records its arguments and passes on the exceptions of `of`."""
 
     of: Callable[[float], float | None]
     seen: list[float] = field(default_factory=list)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.accuracy import POINTS_AFTER_END, Clockwork, clockwork, group_key, group_values
+from edgewater.accuracy import group_key, group_values, report_schedule
+from edgewater.arrivals.schedule import REPORT_SLOTS_AFTER_END, ReportSchedule
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
 
@@ -23,14 +24,14 @@ def spec(**changes: object) -> QuerySpec:
     [
         {},
         {"accuracy": {"error": "0.5%", "confidence": "99.9%", "substream": "200ms"}},
-        {"accuracy": {"error": "5%", "of": "n"}, "measures": {"n": "count()", "b": "sum(x)"}},
+        {"accuracy": {"error": "5%", "measure": "n"}, "measures": {"n": "count()", "b": "sum(x)"}},
         {"measures": {"m": "avg(x)"}, "window": {"sliding": "5m", "every": "30s", "offset": "7s"}},
         {"budget": {"staleness": "2s"}},
         {"group_by": ["k"]},
         {"group_by": ["k", "l"], "accuracy": {**WELL, "scope": "all"}},
     ],
 )
-def test_a_spec_reads_its_own_canonical_form(changes: dict[str, Any]) -> None:
+def test_a_spec_with_an_accuracy_is_read_back_from_its_mapping(changes: dict[str, Any]) -> None:
     once = spec(**changes)
     assert QuerySpec.from_mapping(once.to_mapping()) == once
     assert once.accuracy is not None
@@ -47,26 +48,28 @@ def test_a_spec_reads_its_own_canonical_form(changes: dict[str, Any]) -> None:
         ("accuracy.error", {"accuracy": {"error": "1MB"}}, "a percentage"),
         ("accuracy.error", {"accuracy": {"confidence": "95%"}}, "missing key"),
         ("accuracy.sample", {"accuracy": {**WELL, "sample": 1}}, "unknown key"),
-        ("accuracy.of", {"measures": {"b": "sum(x)", "n": "count()"}}, "there are several"),
-        ("accuracy.of", {"accuracy": {**WELL, "of": "c"}}, "unknown measure"),
-        ("accuracy.of", {"measures": {"q": "quantiles(x)"}}, "budget of staleness"),
+        ("accuracy.measure", {"measures": {"b": "sum(x)", "n": "count()"}}, "the query has several"),
+        ("accuracy.measure", {"accuracy": {**WELL, "measure": "c"}}, "unknown measure"),
+        ("accuracy.measure", {"measures": {"q": "quantiles(x)"}}, "staleness budget"),
         ("accuracy.substream", {"accuracy": {**WELL, "substream": "700ms"}}, "a divisor of 3s"),
         ("accuracy", {"window": {"session": "30s"}}, "tumbling or sliding"),
-        ("accuracy.groups", {"accuracy": {**WELL, "groups": "each"}}, "of, substream, scope"),
+        ("accuracy.groups", {"accuracy": {**WELL, "groups": "each"}}, "measure, substream, scope"),
         ("accuracy.scope", {"accuracy": {**WELL, "scope": "each"}}, "group_by with the columns"),
-        ("accuracy.scope", {"accuracy": {**WELL, "scope": "some"}, "group_by": ["k"]}, "all .for all of them at once"),
-        ("accuracy.scope", {"accuracy": {**WELL, "scope": 1}, "group_by": ["k"]}, "each .the promise holds"),
+        ("accuracy.scope", {"accuracy": {**WELL, "scope": "some"}, "group_by": ["k"]}, "for all groups simultaneously"),
+        ("accuracy.scope", {"accuracy": {**WELL, "scope": 1}, "group_by": ["k"]}, "each .the accuracy holds"),
         ("accuracy", {"window": {"session": "30s"}, "group_by": ["k"]}, "tumbling or sliding"),
         ("budget.error", {"budget": {"error": {"b": 5}}}, "an accuracy with a staleness budget"),
     ],
 )
-def test_what_cannot_be_promised_is_refused_with_what_can(field: str, changes: dict[str, Any], reason: str) -> None:
+def test_an_unsupported_accuracy_is_refused_with_what_is_accepted(
+    field: str, changes: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(InvalidQuery, match=reason) as caught:
         spec(**changes)
     assert caught.value.field == field
 
 
-def test_with_groups_the_promise_is_about_each_unless_all_are_asked_for() -> None:
+def test_the_scope_of_an_accuracy_with_groups_is_each_by_default() -> None:
     scopes = {name: spec(group_by=["k"], accuracy={**WELL, **more}).accuracy for name, more in
               {"default": {}, "each": {"scope": "each"}, "all": {"scope": "all"}}.items()}  # fmt: skip
     assert {name: a.scope for name, a in scopes.items() if a} == {"default": "each", "each": "each", "all": "all"}
@@ -74,7 +77,7 @@ def test_with_groups_the_promise_is_about_each_unless_all_are_asked_for() -> Non
 
 
 @given(st.lists(st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text())))
-def test_a_groups_key_is_one_text_and_gives_its_values_back(values: list[object]) -> None:
+def test_a_group_key_encodes_the_values_and_their_types(values: list[object]) -> None:
     key = group_key(values)
     again = group_values(key)
     assert group_key(again) == key
@@ -86,34 +89,34 @@ windows = st.sampled_from(
 )
 
 
-def clock_of(window: dict[str, str]) -> Clockwork:
+def clock_of(window: dict[str, str]) -> ReportSchedule:
     query = spec(window=window)
-    clock = clockwork(query.window, query.accuracy, query.lateness_ms)
+    clock = report_schedule(query.window, query.accuracy, query.lateness_ms)
     assert clock is not None
     return clock
 
 
 @given(windows, st.integers(-10_000, 10_000))
-def test_points_come_one_after_the_other_and_each_window_ends_on_one(window: dict[str, str], slot: int) -> None:
+def test_report_slots_ascend_and_each_window_ends_on_one(window: dict[str, str], slot: int) -> None:
     clock = clock_of(window)
-    before, after = clock.point_before(slot), clock.point_after(slot)
+    before, after = clock.last_report_slot(slot), clock.next_report_slot(slot)
     assert before <= slot < after
-    assert clock.point_before(after) == after
-    assert clock.point_before(after - 1) == before
+    assert clock.last_report_slot(after) == after
+    assert clock.last_report_slot(after - 1) == before
     end = (slot // clock.every_slots) * clock.every_slots + clock.window_slots
-    assert clock.point_before(end) == end
-    for offset in POINTS_AFTER_END:
+    assert clock.last_report_slot(end) == end
+    for offset in REPORT_SLOTS_AFTER_END:
         if offset < clock.grid.substream_slots:
-            assert clock.point_before(end + offset) == end + offset
+            assert clock.last_report_slot(end + offset) == end + offset
 
 
-def test_without_an_accuracy_there_is_no_clockwork() -> None:
+def test_without_an_accuracy_there_is_no_report_schedule() -> None:
     query = spec(accuracy=None)
-    assert clockwork(query.window, query.accuracy, 0) is None
+    assert report_schedule(query.window, query.accuracy, 0) is None
 
 
 @pytest.mark.parametrize("size", ["100ms", "1s", "3s", "10s", "1m", "1h", "1d"])
-def test_sub_streams_divide_the_window_and_their_lags_stay_few(size: str) -> None:
+def test_substreams_divide_the_window_and_the_number_of_lags_is_bounded(size: str) -> None:
     clock = clock_of({"tumbling": size})
     assert clock.window_slots % clock.grid.substream_slots == 0
     assert clock.window_slots * clock.grid.slot_ms == spec(window={"tumbling": size}).window.longest_ms

@@ -6,17 +6,16 @@ from typing import Any
 import pytest
 
 from edgewater import algebra
-from edgewater.algebra import LateRule, late_rule, late_rule_of, needs_order
+from edgewater.algebra import LateRecordPolicy, late_record_policy, late_record_policy_of, needs_order
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
-from edgewater.synopses.aggregates import CountStack
-from edgewater.synopses.base import Properties
-from edgewater.synopses.registry import Function, function_named, function_names, register_function
-from edgewater.windows import CountWindow, Session, Sliding, Tumbling
+from edgewater.synopses import CountStack, Function, Properties, function_named, function_names
+from edgewater.synopses.registry import register_function
+from edgewater.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
 
 ORDERED = Properties(commutative=False, ordered=True)
-OURS = tuple(function_names())
-"""As they stand before other tests register theirs."""
+BUILT_IN = tuple(function_names())
+"""Before other tests register theirs."""
 WINDOWS = ({"tumbling": "1m"}, {"sliding": "5m", "every": "1m"}, {"session": "30s"})
 ARGUMENTS = {"count": "", "equi_width": "x, lo=0, hi=1", "bernoulli": "x, rate=0.5"}
 
@@ -47,14 +46,14 @@ def query(measure: str, **parts: object) -> QuerySpec:
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_every_function_of_ours_is_taken_with_every_window_edges_and_lateness(window: dict[str, str]) -> None:
-    for name in OURS:
+def test_every_built_in_function_is_accepted_with_every_window_edges_and_lateness(window: dict[str, str]) -> None:
+    for name in BUILT_IN:
         if not function_named(name).unavailable:  # type: ignore[union-attr]
             spec = query(f"{name}({ARGUMENTS.get(name, 'x')})", window=window, lateness="10m")
-            assert late_rule_of(spec) is LateRule.TAKEN
+            assert late_record_policy_of(spec) is LateRecordPolicy.MERGED
 
 
-def test_kll_and_top_k_do_not_commute_and_yet_need_no_order() -> None:
+def test_kll_and_top_k_do_not_commute_but_need_no_order() -> None:
     for name in ("kll", "top_k"):
         properties = algebra.properties_of(query(f"{name}(x)").measures[0])
         assert not properties.commutative and not needs_order(properties)
@@ -64,8 +63,8 @@ def test_kll_and_top_k_do_not_commute_and_yet_need_no_order() -> None:
 @pytest.mark.parametrize(
     ("measure", "parts", "field", "value", "said"),
     [
-        ("alone()", {"edges": ["a"]}, "measures.m", "alone()", "does not merge"),
-        ("by_chance()", {"edges": ["a"]}, "measures.m", "by_chance()", "may give other bytes"),
+        ("alone()", {"edges": ["a"]}, "measures.m", "alone()", "is not mergeable"),
+        ("by_chance()", {"edges": ["a"]}, "measures.m", "by_chance()", "is not reproducible"),
         ("in_order()", {"edges": ["a"], "window": {"session": "30s", "max": "5m"}}, "window",
          {"session": "30s", "max": "5m"}, "a tumbling window"),
         ("in_order()", {"edges": ["a"], "window": WINDOWS[1]}, "window", WINDOWS[1], "a tumbling window"),
@@ -74,7 +73,7 @@ def test_kll_and_top_k_do_not_commute_and_yet_need_no_order() -> None:
         ("in_order()", {"edges": ["a"], "lateness": "2s"}, "lateness", "2s", "dropped and counted"),
     ],
 )  # fmt: skip
-def test_what_the_algebra_forbids_is_refused_by_field_value_and_what_is_accepted(
+def test_a_violated_rule_is_refused_with_field_value_and_what_is_accepted(
     measure: str, parts: dict[str, Any], field: str, value: object, said: str
 ) -> None:
     with pytest.raises(InvalidQuery, match=said) as caught:
@@ -82,24 +81,24 @@ def test_what_the_algebra_forbids_is_refused_by_field_value_and_what_is_accepted
     assert (caught.value.field, caught.value.value) == (field, value)
 
 
-def test_a_query_that_needs_order_is_taken_where_there_is_one_and_follows_the_watermark() -> None:
+def test_a_query_that_needs_order_is_accepted_where_the_order_is_unique_and_drops_late_records() -> None:
     spec = query("in_order()", edges=["a"])
-    assert late_rule_of(spec) is LateRule.FOLLOWS_WATERMARK
-    assert late_rule_of(replace(spec, measures=(*query("count()").measures, *spec.measures))) is (
-        LateRule.FOLLOWS_WATERMARK
+    assert late_record_policy_of(spec) is LateRecordPolicy.DROPPED
+    assert late_record_policy_of(replace(spec, measures=(*query("count()").measures, *spec.measures))) is (
+        LateRecordPolicy.DROPPED
     )
 
 
-def test_late_records_of_count_windows_are_mended_where_what_they_push_out_can_be_taken_out() -> None:
+def test_late_records_repair_count_windows_of_invertible_synopses() -> None:
     invertible = Properties(invertible=True)
-    assert late_rule([invertible], CountWindow(10)) is LateRule.MENDED
-    assert late_rule([invertible, Properties()], CountWindow(10)) is LateRule.FOLLOWS_WATERMARK
-    for window in (Tumbling("1s"), Sliding("2s", "1s"), Session("1s")):
-        assert late_rule([Properties()], window) is LateRule.TAKEN
-        assert late_rule([invertible, ORDERED], window) is LateRule.FOLLOWS_WATERMARK
+    assert late_record_policy([invertible], CountWindow(10)) is LateRecordPolicy.REPAIRED
+    assert late_record_policy([invertible, Properties()], CountWindow(10)) is LateRecordPolicy.DROPPED
+    for window in (TumblingWindow("1s"), SlidingWindow("2s", "1s"), SessionWindow("1s")):
+        assert late_record_policy([Properties()], window) is LateRecordPolicy.MERGED
+        assert late_record_policy([invertible, ORDERED], window) is LateRecordPolicy.DROPPED
 
 
-def test_a_count_window_is_refused_with_where_it_is_to_be_had() -> None:
-    with pytest.raises(InvalidQuery, match=r"center\.batch\.build.*edgewater\.slicing") as caught:
+def test_a_count_window_is_refused_with_the_alternatives() -> None:
+    with pytest.raises(InvalidQuery, match=r"center\.batch\.build.*center\.slicing") as caught:
         query("count()", window={"count": 1000}, edges=["a"])
     assert (caught.value.field, caught.value.value) == ("window.count", 1000)

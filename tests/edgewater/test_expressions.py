@@ -79,7 +79,7 @@ def test_division_is_floating_point_and_null_by_zero(rows: list[tuple[Any, Any]]
 
 
 @given(st.lists(st.tuples(FLOATS, INTEGERS), min_size=1, max_size=6))
-def test_numbers_of_two_types_meet_as_floats(rows: list[tuple[Any, Any]]) -> None:
+def test_mixed_numbers_become_floats(rows: list[tuple[Any, Any]]) -> None:
     f, i = [a for a, _ in rows], [b for _, b in rows]
     got = evaluate("f + i", f=f, i=i)
     expected = [None if a is None or b is None else a + float(b) for a, b in rows]
@@ -106,7 +106,7 @@ COMPARISONS = {
 
 
 @given(st.sampled_from(sorted(COMPARISONS)), st.lists(st.tuples(INTEGERS, INTEGERS), min_size=1, max_size=6))
-def test_comparing_with_null_is_unknown(sign: str, rows: list[tuple[Any, Any]]) -> None:
+def test_a_comparison_with_null_is_unknown(sign: str, rows: list[tuple[Any, Any]]) -> None:
     expected = [None if a is None or b is None else COMPARISONS[sign](a, b) for a, b in rows]
     assert evaluate(f"i {sign} j", i=[a for a, _ in rows], j=[b for _, b in rows]) == expected
 
@@ -128,7 +128,7 @@ def test_logic_has_three_values(a: bool | None, b: bool | None) -> None:
     assert evaluate("b = c", b=[a], c=[b]) == [None if a is None or b is None else a == b]
 
 
-def test_null_in_every_place() -> None:
+def test_null_as_every_operand() -> None:
     assert evaluate("i = NULL", i=[1, None]) == [None, None]
     assert evaluate("i IS NULL", i=[1, None]) == [False, True]
     assert evaluate("i IS NOT NULL", i=[1, None]) == [True, False]
@@ -155,7 +155,7 @@ def test_between_and_in_and_their_negations(values: list[int | None]) -> None:
     ]  # type: ignore[arg-type]
 
 
-def test_between_with_a_null_end_may_still_be_false() -> None:
+def test_between_with_a_null_bound_may_be_false() -> None:
     assert evaluate("i BETWEEN NULL AND 3", i=[1, 4, None]) == [None, False, None]
     assert evaluate("s BETWEEN 'a' AND 'c'", s=["b", "d", None]) == [True, False, None]
 
@@ -212,7 +212,7 @@ def test_text_functions() -> None:
 
 
 @given(st.lists(TEXTS | st.integers(LEAST - 2, GREATEST + 2).map(str), min_size=1, max_size=8))
-def test_a_text_that_is_no_number_casts_to_null(texts: list[str | None]) -> None:
+def test_a_text_that_is_not_a_number_casts_to_null(texts: list[str | None]) -> None:
     def integer(text: str | None) -> int | None:
         stripped = (text or "").strip()
         digits = stripped.removeprefix("+") if stripped.startswith("+") else stripped.removeprefix("-")
@@ -247,7 +247,7 @@ REFUSED = {
     "x > 1": "'x' is not accepted; unknown column; expected one of the columns i, j, f, s, b, c",
     "t.i > 1": "'t.i' is not accepted; unknown column",
     'i = "a"': "unknown column",
-    "i > 'a'": "these are int64 and string; expected operands of one type",
+    "i > 'a'": "they are int64 and string; expected operands of the same type",
     "b = 1": "bool and int64",
     "s + 1": "'s' .*its type is string; expected a number",
     "lower(i)": "'i' .*its type is int64; expected a string",
@@ -273,17 +273,17 @@ REFUSED = {
     "i BETWEEN SYMMETRIC 3 AND 1": "plain arguments",
     "CAST(s AS BIGINT FORMAT 'x')": "plain arguments",
     "CAST(i AS DECIMAL)": "a cast to BIGINT, DOUBLE, VARCHAR or BOOLEAN",
-    "count(*)": "not an expression known here",
-    "sha256(s)": "unknown function sha256: a package that brings it .*may be missing here.*the functions abs, ceil",
-    "s || 'x'": "not an expression known here",
-    "99999999999999999999 > i": "an integer of 64 bits",
+    "count(*)": "unsupported expression",
+    "sha256(s)": "unknown function sha256: .*package .*may not be installed.*the functions abs, ceil",
+    "s || 'x'": "unsupported expression",
+    "99999999999999999999 > i": "a 64-bit integer",
     "i AND b": "a boolean expression",
     "NOT i": "a boolean expression",
 }
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_cannot_be_bound_names_the_part_and_what_is_accepted(text: str) -> None:
+def test_an_expression_that_does_not_bind_is_refused_with_what_is_accepted(text: str) -> None:
     with pytest.raises(InvalidQuery, match=REFUSED[text]) as caught:
         bind(parse_sql(text, "where"), COLUMNS, "where")
     assert caught.value.field == "where" and caught.value.accepted
@@ -292,7 +292,7 @@ def test_what_cannot_be_bound_names_the_part_and_what_is_accepted(text: str) -> 
 @pytest.mark.parametrize(
     "text", ["", "i >", "i > 1)", "SELECT 1", "DROP TABLE x; SELECT 1", "DELETE FROM x", "i; j", "'open"]
 )
-def test_what_is_no_expression_is_refused(text: str) -> None:
+def test_statements_and_bad_syntax_are_refused(text: str) -> None:
     with pytest.raises(InvalidQuery, match="expression"):
         bind(parse_sql(text, "where"), COLUMNS, "where")
 
@@ -300,7 +300,7 @@ def test_what_is_no_expression_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["+".join(["i"] * 5000), "(" * 500 + "i" + ")" * 500, " OR ".join(["b"] * (MAX_DEPTH + 1))]
 )
-def test_an_expression_that_is_too_deep_is_refused_and_not_a_crash(text: str) -> None:
+def test_an_expression_that_is_nested_too_deeply_is_refused(text: str) -> None:
     with pytest.raises(InvalidQuery, match=f"at most {MAX_DEPTH} nested terms"):
         parse_sql(text, "where")
 
@@ -370,7 +370,9 @@ def test_the_canonical_text_means_the_same(text: str) -> None:
         ("nullif(NULL, NULL)", 1.0, None),
     ],
 )
-def test_no_value_fails_a_batch(text: str, value: float | None, expected: float | None) -> None:
+def test_undefined_values_are_null_and_do_not_fail_the_batch(
+    text: str, value: float | None, expected: float | None
+) -> None:
     (result,) = evaluate(text, f=[value])
     assert result == (pytest.approx(expected) if expected is not None else None)
 

@@ -1,14 +1,15 @@
-"""The command line's entrance: commands are found late, and errors are one line."""
+"""The `edgewater` command: late loading of sub-commands, one-line errors, the version."""
 
+import re
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, version
+from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from edgewater import __version__
 from edgewater.__main__ import GROUP, Commands, main
 from edgewater.errors import InvalidConfig, StorageError
 
@@ -21,7 +22,7 @@ def invoke(points: dict[str, str], *args: str) -> Result:
 @click.command()
 @click.argument("how")
 def failing(how: str) -> None:
-    """Fails as it is told to."""
+    """Raises the error that its argument names."""
     if how == "package":
         raise ModuleNotFoundError("No module named 'pyspark.sql'", name="pyspark.sql")
     if how == "own":
@@ -40,8 +41,18 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or sys.modules[failing.callback.__module__])
 
 
-def test_the_version_is_the_distributions() -> None:
-    assert CliRunner().invoke(main, ["--version"]).output == f"edgewater, version {__version__}\n"
+def test_the_version_is_that_of_the_installed_distribution() -> None:
+    assert CliRunner().invoke(main, ["--version"]).output == f"edgewater {version('edgewater')}\n"
+
+
+def test_the_project_declares_one_version() -> None:
+    root = Path(__file__).parents[2]
+    (declared,) = re.findall(r'^version = "(.+)"$', (root / "pyproject.toml").read_text(), re.MULTILINE)
+    images = [
+        line for file in ("deploy/compose.yaml", "deploy/README.md") for line in (root / file).read_text().split()
+    ]
+    tags = {word.rpartition(":")[2] for word in images if word.startswith(("edgewater-center:", "edgewater-edge:"))}
+    assert tags == {declared}
 
 
 def test_a_command_whose_package_is_not_installed_says_how_to_install_it() -> None:
@@ -57,14 +68,14 @@ def test_help_lists_a_command_that_is_not_installed() -> None:
     assert "not installed: pip install 'edgewater[center]'" in result.output
 
 
-def test_a_package_found_missing_while_a_command_runs_is_named_with_what_to_install() -> None:
+def test_a_dependency_missing_at_run_time_is_named_with_the_command_that_installs_it() -> None:
     result = invoke(FAILING, "center", "package")
     assert result.exit_code == 1
     assert "pyspark" in result.output
     assert "pip install 'edgewater[center]'" in result.output
 
 
-def test_a_missing_module_of_our_own_is_a_fault_and_not_an_installation_hint() -> None:
+def test_a_missing_module_of_edgewater_is_a_bug_and_gives_no_installation_hint() -> None:
     result = invoke(FAILING, "center", "own")
     assert isinstance(result.exception, ModuleNotFoundError)
 
@@ -75,7 +86,7 @@ def test_bad_input_ends_with_code_2_and_one_line() -> None:
     assert result.output == "edgewater: api.listen: 'x' is not accepted; expected host:port\n"
 
 
-def test_any_other_error_of_ours_ends_with_code_1_and_one_line() -> None:
+def test_any_other_edgewater_error_ends_with_code_1_and_one_line() -> None:
     result = invoke(FAILING, "center", "disk")
     assert (result.exit_code, result.output) == (1, "edgewater: the disk is full\n")
 

@@ -8,9 +8,8 @@ import pytest
 from edgewater.errors import InvalidQuery
 from edgewater.measure import Measure
 from edgewater.streams import COLUMN_TYPES
-from edgewater.synopses import registry
-from edgewater.synopses.registry import MAX_STATE_BYTES, Parameter, require_fit
-from edgewater.synopses.sample_functions import SampleFunction, sample_function
+from edgewater.synopses import Parameter, SampleFunction, registry, require_fit, sample_function
+from edgewater.synopses.registry import MAX_STATE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ from edgewater.synopses.sample_functions import SampleFunction, sample_function
         ("equi_depth(ip, buckets=10)", "equi_depth(ip, buckets=10)", "equi_depth"),
     ],
 )
-def test_a_synopsis_is_named_by_parameters_or_by_what_it_shall_achieve(text: str, canonical: str, kind: str) -> None:
+def test_a_synopsis_is_configured_by_its_parameters_or_by_its_accuracy(text: str, canonical: str, kind: str) -> None:
     measure = Measure.parse("m", text)
     assert measure.to_text() == canonical
     assert Measure.parse("m", canonical) == measure
@@ -50,8 +49,8 @@ def test_a_synopsis_is_named_by_parameters_or_by_what_it_shall_achieve(text: str
     [
         ("count_min(ip, width=1000)", r"m\.width: 1000 .* a power of two"),
         ("count_min(ip, width=262144, depth=9)", r"at most 3 MiB per group"),
-        ("count_min(ip, width=64, epsilon=0.1)", r"m\.width: .*epsilon decides it"),
-        ("count_min(ip, delta=0.1)", r"m\.epsilon: .*delta goes with it"),
+        ("count_min(ip, width=64, epsilon=0.1)", r"m\.width: .*epsilon determines it"),
+        ("count_min(ip, delta=0.1)", r"m\.epsilon: .*delta requires it"),
         ("count_min(ip, epsilon=1e-9)", r"m\.epsilon: .*at least"),
         ("count_min(ip, epsilon=2)", r"m\.epsilon: .*between 0 and 1"),
         ("top_k(ip, 20, capacity=3)", r"m\.capacity: 3 .*from 20"),
@@ -59,21 +58,21 @@ def test_a_synopsis_is_named_by_parameters_or_by_what_it_shall_achieve(text: str
         ("bloom(ip, bits=100)", r"m\.bits: 100 .*multiple of 64"),
         ("bloom(ip, capacity=100000000)", r"at most 3 MiB per group"),
         ("cuckoo(ip, fpr=0.1)", r"m\.fpr: .*unknown or repeated"),
-        ("bernoulli(ip)", r"m\.rate: None .*bernoulli needs it"),
+        ("bernoulli(ip)", r"m\.rate: .*bernoulli requires it"),
         ("bernoulli(ip, rate=2)", r"m\.rate: 2 .*a probability"),
-        ("histogram(ip, lo=0)", r"m\.hi: None .*needs it"),
+        ("histogram(ip, lo=0)", r"m\.hi: .*requires it"),
         ("histogram(ip, lo=3, hi=3)", r"m\.hi: 3\.0 .*above lo=3\.0"),
         ("reservoir(ip, size=100000000)", r"m\.size: .*from 1 to 65536"),
         ("equi_depth(ip, accuracy=3)", r"m\.accuracy: 3"),
         ("haar(ip)", r"order of one signal.*center\.batch"),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_field(text: str, said: str) -> None:
+def test_an_invalid_measure_is_refused_with_its_field(text: str, said: str) -> None:
     with pytest.raises(InvalidQuery, match=said):
         Measure.parse("m", text)
 
 
-def test_measures_that_fit_no_frame_together_are_refused_with_the_size_of_each() -> None:
+def test_measures_too_large_for_a_frame_are_refused_with_the_size_of_each() -> None:
     def fit(*texts: str) -> None:
         measures = [Measure.parse(f"m{i}", text) for i, text in enumerate(texts)]
         require_fit({m.name: m.entry_bytes for m in measures})
@@ -90,7 +89,7 @@ def test_measures_that_fit_no_frame_together_are_refused_with_the_size_of_each()
 
 
 @pytest.mark.parametrize("text", ["sum(x)", "mean(x)"])
-def test_infinities_of_both_signs_merge_to_no_number_without_a_warning(text: str) -> None:
+def test_infinities_of_both_signs_merge_to_nan_without_a_warning(text: str) -> None:
     measure = Measure.parse("m", text)
     above, below = (measure.function.make(measure.parameters, COLUMN_TYPES["float64"]) for _ in range(2))
     for stack, value in ((above, np.inf), (below, -np.inf)):
@@ -102,7 +101,7 @@ def test_infinities_of_both_signs_merge_to_no_number_without_a_warning(text: str
     assert np.isnan(below.query().value).all()
 
 
-def test_a_function_of_a_name_that_sql_has_gets_all_of_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_with_the_name_of_an_sql_function_gets_all_of_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
     for name in ("corr", "quantile"):
         registry.register_function(sample_function(name, SampleFunction(), {"q": Parameter.number(0.5, 0, 1)}))

@@ -13,16 +13,14 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from edge.core import EdgeCore
-from edge.events import Configured, QueryAccepted, QueryRefused
-from edge.streams import StreamSpec
+from edge.core import Configured, EdgeCore, QueryAccepted, QueryRefused, StreamSpec
 from edgewater import record_functions
 from edgewater.errors import InvalidQuery
 from edgewater.functions_cli import functions
 from edgewater.query import QuerySpec
 from edgewater.record_functions import RecordFunctions
 from edgewater.streams import LIVE
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/your-own-function.md").read_text()
 FILES = dict(re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```", PAGE, re.DOTALL))
@@ -46,13 +44,13 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_s_tests_pass_as_the_page_runs_them(folder: Path) -> None:
+def test_the_tests_of_the_page_pass(folder: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_lookalike.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
 
 
-def test_the_page_s_query_is_accepted_and_its_measure_is_expensive(installed: None) -> None:
+def test_the_query_of_the_page_is_accepted_and_its_measure_is_expensive(installed: None) -> None:
     spec = QuerySpec.from_mapping(QUERY)
     (measure,) = spec.measures
     assert measure.is_expensive
@@ -67,24 +65,22 @@ def test_the_page_s_query_is_accepted_and_its_measure_is_expensive(installed: No
 
 
 @pytest.mark.parametrize("text", re.findall(r"`(sum\(CASE.*?)`", PAGE))
-def test_the_sums_that_the_page_advises_bind(installed: None, text: str) -> None:
+def test_the_expressions_of_the_page_bind(installed: None, text: str) -> None:
     text = text.replace("score(x)", "lookalike(host)")
     spec = QuerySpec.from_mapping({**QUERY, "measures": {"m": text}})
     assert spec.bind(COLUMNS).measures[0].argument is not None
 
 
-def test_the_page_s_listing_is_what_the_command_prints(installed: None) -> None:
+def test_the_command_prints_the_listing_of_the_page(installed: None) -> None:
     listed = CliRunner().invoke(functions).output.replace("(unknown distribution)", "lookalike 1.0")
     assert listed in PAGE
 
 
-def test_where_the_package_is_missing_center_and_edge_refuse_the_query(
-    installed: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_center_and_edge_refuse_the_query(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = QuerySpec.from_mapping(QUERY)
     monkeypatch.setattr(record_functions, "INSTALLED", RecordFunctions(lambda: []))
     with pytest.raises(
-        InvalidQuery, match=r"unknown function (lookalike|distance_km): a package .* may be missing here"
+        InvalidQuery, match=r"unknown function (lookalike|distance_km): the package .* may not be installed"
     ):
         QuerySpec.from_mapping(QUERY)
     (effect,) = EdgeCore({"dns": StreamSpec(COLUMNS, LIVE)}).handle(Configured(((QueryRef("phishing", 1), spec),)))

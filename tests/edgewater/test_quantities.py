@@ -24,7 +24,7 @@ def test_a_formatted_duration_is_read_back(millis: int) -> None:
     assert duration_ms(format_duration(millis), "lateness") == millis
 
 
-def test_durations_are_written_as_people_do() -> None:
+def test_durations_are_formatted_in_their_largest_unit() -> None:
     shown = [format_duration(ms) for ms in (0, 1, 1500, 60_000, 5_400_000, 86_400_000, 604_800_000)]
     assert shown == ["0ms", "1ms", "1500ms", "1m", "90m", "1d", "1w"]
 
@@ -57,7 +57,7 @@ def test_a_bad_duration_names_field_value_and_what_is_accepted(value: Any, reaso
     assert caught.value.value == value
 
 
-def test_a_minimum_is_kept() -> None:
+def test_a_duration_below_the_minimum_is_refused() -> None:
     assert duration_ms("1ms", "x", minimum_ms=1) == 1
     with pytest.raises(InvalidInput, match="at least 1 ms"):
         duration_ms("0s", "x", minimum_ms=1)
@@ -107,9 +107,9 @@ def test_keys_are_required_and_known() -> None:
     assert require_keys({"a": None, "b": 2}, "at", allowed, InvalidInput) == {"a": None, "b": 2}
     with pytest.raises(InvalidInput, match=r"at\.c: 3 .*unknown key; expected one of the keys a, b"):
         require_keys({"a": 1, "c": 3}, "at", allowed, InvalidInput)
-    with pytest.raises(InvalidInput, match=r"at\.a: None .*missing key"):
+    with pytest.raises(InvalidInput, match=r"^at\.a: missing key; expected a value$"):
         require_keys({"b": 1}, "at", allowed, InvalidInput)
-    with pytest.raises(InvalidInput, match=r"^a: .*missing"):
+    with pytest.raises(InvalidInput, match=r"^a: missing key"):
         require_keys({}, "", allowed, InvalidInput)
     for given_ in (None, [1], "a", 3):
         with pytest.raises(InvalidInput, match=r"at: .*a mapping with the keys a, b"):

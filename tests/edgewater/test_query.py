@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgewater.errors import InvalidQuery
 from edgewater.measure import Measure
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.windows import Sliding
+from edgewater.windows import SlidingWindow
 
 COLUMNS = {"carrier": pa.string(), "bytes": pa.int64(), "delay": pa.float64(), "ok": pa.bool_()}
 
@@ -52,10 +52,10 @@ shards: 4
 """
 
 
-def test_a_query_reads_as_a_user_writes_it() -> None:
+def test_a_query_is_read_from_yaml() -> None:
     query = QuerySpec.from_yaml(YAML)
     assert (query.name, query.stream, query.group_by) == ("bytes_by_url", "downloads", ("provider", "country", "url"))
-    assert query.window == Sliding("5m", "30s", "10s")
+    assert query.window == SlidingWindow("5m", "30s", "10s")
     assert query.budget == StalenessBudget(2000) and query.lateness_ms == 600_000
     assert query.edges == ("jfk", "lga") and query.shards == 4
     assert [m.name for m in query.measures] == ["bytes", "clients", "latency", "largest", "records"]
@@ -72,7 +72,7 @@ def test_defaults() -> None:
     assert spec(lateness=None, edges=None, budget=None, group_by=None, where=None) == query
 
 
-def test_the_canonical_mapping_is_read_back_and_says_no_more_than_needed() -> None:
+def test_the_canonical_mapping_is_read_back_and_omits_defaults() -> None:
     query = QuerySpec.from_yaml(YAML)
     canonical = query.to_mapping()
     assert QuerySpec.from_mapping(canonical) == query
@@ -104,7 +104,7 @@ MEASURES = [
     st.integers(0, 10**7),
     st.integers(1, 256),
 )
-def test_any_spec_comes_back_from_its_mapping(
+def test_any_spec_is_read_back_from_its_mapping(
     groups: list[str], measures: list[str], where: str | None, lateness: int, shards: int
 ) -> None:
     query = spec(group_by=groups or None, measures={f"m{i}": m for i, m in enumerate(measures)}, where=where,
@@ -122,7 +122,7 @@ def test_names_are_identifiers(name: Any) -> None:
     refused("name", "lower-case letters, digits and _", name=name)
     refused("from", "lower-case letters", from_=name)
     if isinstance(name, str):
-        refused(f"measures.{name}", "a measure's name", measures={name: "count()"})
+        refused(f"measures.{name}", "invalid name of a measure", measures={name: "count()"})
 
 
 @pytest.mark.parametrize("key", ["name", "from", "measures", "window"])
@@ -146,30 +146,30 @@ def test_unknown_keys_and_other_shapes_are_refused() -> None:
     [
         ("[" * 5_000, "nested too deeply"),
         ("lateness: 2013-02-30", "day is out of range"),
-        ("name: a\nname: b", "the key name is there twice"),
-        ("measures: {n: count(), n: sum(x)}", "the key n is there twice"),
+        ("name: a\nname: b", "duplicate key name"),
+        ("measures: {n: count(), n: sum(x)}", "duplicate key n"),
         ("? [a]\n: b", "a key is no plain text"),
         ("shards: " + "9" * 5_000, "Exceeds the limit"),
         ("shards: !!int ''", "does not fit its tag"),
         ("name: !!timestamp soon", "does not fit its tag"),
     ],
 )
-def test_yaml_that_cannot_be_read_or_says_a_thing_twice_is_refused(text: str, reason: str) -> None:
+def test_invalid_yaml_and_duplicate_keys_are_refused(text: str, reason: str) -> None:
     with pytest.raises(InvalidQuery, match=f"{reason}.*expected YAML"):
         QuerySpec.from_yaml(text)
 
 
-def test_what_could_be_neither_stored_nor_sent_is_refused_by_its_field() -> None:
-    half = "half of a surrogate pair"
-    refused("where", half, where="carrier = '\ud800'")
-    refused("name", half, name="\ud800")
-    refused("budget.error", half, budget={"error": {"\ud800": 5}})
-    refused("edges.1", half, edges=["jfk", "\udfff"])
+def test_text_and_numbers_that_cannot_be_serialised_are_refused() -> None:
+    surrogate = "unpaired surrogate"
+    refused("where", surrogate, where="carrier = '\ud800'")
+    refused("name", surrogate, name="\ud800")
+    refused("budget.error", surrogate, budget={"error": {"\ud800": 5}})
+    refused("edges.1", surrogate, edges=["jfk", "\udfff"])
     refused("shards", "a number of 16610 bits.*fewer digits", shards=10**5_000)
-    itself: dict[str, Any] = mapping()
-    itself["edges"] = [itself]
-    with pytest.raises(InvalidQuery, match="a list of edge ids"):
-        QuerySpec.from_mapping(itself)
+    recursive: dict[str, Any] = mapping()
+    recursive["edges"] = [recursive]
+    with pytest.raises(InvalidQuery, match="a list of the ids of the expected edges"):
+        QuerySpec.from_mapping(recursive)
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ def test_what_could_be_neither_stored_nor_sent_is_refused_by_its_field() -> None
         ("shards", {"shards": 257}, "from 1 to 256"),
         ("shards", {"shards": True}, "from 1 to 256"),
         ("shards", {"shards": "4"}, "from 1 to 256"),
-        ("edges", {"edges": []}, "a list of edge ids"),
-        ("edges", {"edges": "jfk"}, "a list of edge ids"),
-        ("edges", {"edges": ["jfk", 5]}, "a list of edge ids"),
+        ("edges", {"edges": []}, "a list of the ids of the expected edges"),
+        ("edges", {"edges": "jfk"}, "a list of the ids of the expected edges"),
+        ("edges", {"edges": ["jfk", 5]}, "a list of the ids of the expected edges"),
         ("group_by", {"group_by": 5}, "a list of column names"),
         ("group_by", {"group_by": ["a", ""]}, "a list of column names"),
         ("group_by", {"group_by": ["a", "a"]}, "each column once"),
@@ -262,7 +262,7 @@ def test_a_budget_on_a_measure_without_an_error_function_counts_records_and_a_pe
         ('sum("weird col")', 'sum("weird col")'),
     ],
 )
-def test_measures_have_one_canonical_text(text: str, canonical: str) -> None:
+def test_measures_have_a_canonical_text(text: str, canonical: str) -> None:
     measure = Measure.parse("m", text)
     assert measure.to_text() == canonical
     assert Measure.parse("m", canonical) == measure
@@ -297,12 +297,12 @@ def test_measures_have_one_canonical_text(text: str, canonical: str) -> None:
         ("distinct(a, precision=12, precision=13)", "a parameter is given twice"),
         ("quantiles(a, accuracy=0)", "a relative accuracy"),
         ("quantiles(a, accuracy='1%')", "a relative accuracy"),
-        ("sum(DISTINCT a)", "DISTINCT is for count only"),
-        ("quantiles(DISTINCT a)", "DISTINCT is for count only"),
+        ("sum(DISTINCT a)", "DISTINCT is supported in count only"),
+        ("quantiles(DISTINCT a)", "DISTINCT is supported in count only"),
         ("mean(a, b=1)", "mean with no parameters"),
     ],
 )
-def test_a_bad_measure_says_what_would_be_right(text: Any, reason: str) -> None:
+def test_a_bad_measure_is_refused_with_what_is_accepted(text: Any, reason: str) -> None:
     with pytest.raises(InvalidQuery, match=reason) as caught:
         Measure.parse("m", text)
     assert caught.value.field.startswith("measures.m") and caught.value.accepted
@@ -350,19 +350,19 @@ def test_event_time_is_a_column_of_every_stream() -> None:
         ("measures.m", {"measures": {"m": "mean(NULL)"}}, "'null'"),
     ],
 )
-def test_what_does_not_fit_the_stream_is_refused(field: str, changes: dict[str, Any], reason: str) -> None:
+def test_a_query_that_does_not_fit_the_stream_is_refused(field: str, changes: dict[str, Any], reason: str) -> None:
     query = spec(**changes)
     with pytest.raises(InvalidQuery, match=reason) as caught:
         query.bind(COLUMNS)
     assert caught.value.field == field
 
 
-def test_every_type_counts_and_has_distinct_values() -> None:
+def test_count_and_distinct_accept_every_type() -> None:
     for column in COLUMNS:
         spec(measures={"n": f"count({column})", "d": f"distinct({column})"}).bind(COLUMNS)
 
 
-def test_errors_travel_between_processes() -> None:
+def test_errors_survive_pickling() -> None:
     try:
         spec(name="Bad Name")
     except InvalidQuery as error:

@@ -21,14 +21,14 @@ from edgewater.expressions import bind
 from edgewater.functions_cli import functions
 from edgewater.query import QuerySpec
 from edgewater.record_functions import (
-    Failures,
-    FunctionFailure,
+    CallFailures,
+    FunctionCallError,
     RecordFunction,
     RecordFunctions,
     RecordFunctionWarning,
 )
-from edgewater.syntax import needed_columns, parse_sql
-from tests.edgewater.functions_world import Counting, bring
+from edgewater.syntax import null_rejecting_columns, parse_sql
+from tests.edgewater.functions_world import Counting, install_functions
 
 Install = Callable[[str, str], None]
 COLUMNS = {"i": pa.int64(), "f": pa.float64(), "g": pa.float64(), "s": pa.string(), "b": pa.bool_()}
@@ -47,7 +47,7 @@ def package(**parts: object) -> str:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Puts a distribution that brings `ALL` on a path of its own; only those are found."""
+    """Installs distributions that provide `ALL` on a separate path; no others are discovered."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
     def points() -> list[Any]:
@@ -75,7 +75,7 @@ def query(**parts: object) -> QuerySpec:
     )
 
 
-def evaluate(text: str, failures: Failures | None = None, **columns: list[Any]) -> list[Any]:
+def evaluate(text: str, failures: CallFailures | None = None, **columns: list[Any]) -> list[Any]:
     rows = max((len(v) for v in columns.values()), default=0)
     batch = pa.record_batch({n: pa.array(columns.get(n, [None] * rows), t) for n, t in COLUMNS.items()})
     bound = bind(parse_sql(text, "where"), COLUMNS, "where", failures)
@@ -85,7 +85,7 @@ def evaluate(text: str, failures: Failures | None = None, **columns: list[Any]) 
     return values
 
 
-def test_a_package_is_imported_only_when_a_query_calls_what_sql_does_not_have(install: Install) -> None:
+def test_a_package_is_imported_only_when_a_query_calls_a_function_that_is_not_built_in(install: Install) -> None:
     install("scores", package())
     query(where="abs(i) > 3", measures={"total": "sum(round(f))"})
     assert "scores" not in sys.modules
@@ -99,38 +99,38 @@ def test_a_package_is_imported_only_when_a_query_calls_what_sql_does_not_have(in
     ("source", "what"),
     [
         ("import a_package_that_is_not_there\n", "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"),
-        ("ALL = len\n", "<built-in function len> is no RecordFunction"),
-        (package(name="Score"), "function 'Score': a name is lower-case letters"),
-        (package(name="upper"), "function upper: SQL means something else by upper"),
-        (package(name="case"), "function case: SQL means something else by case"),
-        (package(name="md5"), "function md5: SQL means something else by md5"),
+        ("ALL = len\n", "<built-in function len> is not a RecordFunction"),
+        (package(name="Score"), "function 'Score': a name consists of lower-case letters"),
+        (package(name="upper"), r"function upper: upper\(…\) has another meaning in SQL"),
+        (package(name="case"), r"function case: case\(…\) has another meaning in SQL"),
+        (package(name="md5"), r"function md5: md5\(…\) has another meaning in SQL"),
         (package(name="top_k"), "function top_k: a measure's function has this name"),
         (package(arguments=()), r"function score: arguments is \(\); expected a tuple of one or more of string, int64"),
-        (package(arguments=("text",)), r"function score: \['text'\] are no column types"),
-        (package(result="int32"), r"function score: \['int32'\] are no column types"),
+        (package(arguments=("text",)), r"function score: \['text'\] are not column types"),
+        (package(result="int32"), r"function score: \['int32'\] are not column types"),
         (package(evaluate="'twice'"), "function score: evaluate is 'twice'"),
         (package(expensive="'very'"), "function score: expensive is 'very'"),
-        (package() + "    ALL = (ALL, ALL)\n", "it brings two functions of one name"),
+        (package() + "    ALL = (ALL, ALL)\n", "it provides two functions with the same name"),
     ],
 )
-def test_what_does_not_fit_is_named_and_the_others_go_on(install: Install, source: str, what: str) -> None:
+def test_an_invalid_plugin_is_named_and_the_others_load(install: Install, source: str, what: str) -> None:
     install("broken", source)
     install("sound", package(name="other"))
     with pytest.warns(RecordFunctionWarning, match=what) as caught:
-        assert record_functions.named("OTHER") is not None
+        assert record_functions.find("OTHER") is not None
     assert str(caught[0].message).startswith("functions of broken 1.2 (entry point it = broken:ALL): ")
-    assert list(record_functions.installed()) == ["other"], "an entry point is taken whole or not at all"
+    assert list(record_functions.installed()) == ["other"], "an entry point is registered completely or not at all"
     with pytest.raises(
-        InvalidQuery, match=r"unknown function nobodys: .*may be missing here; not loaded: .*broken 1\.2"
+        InvalidQuery, match=r"unknown function nobodys: .*may not be installed; not loaded: .*broken 1\.2"
     ):
         query(where="nobodys(s)")
 
 
-def test_of_two_packages_that_want_one_name_the_first_by_name_has_it(install: Install) -> None:
+def test_of_two_packages_with_the_same_function_name_the_first_by_distribution_wins(install: Install) -> None:
     install("zebra", package())
     install("aardvark", package())
-    with pytest.warns(RecordFunctionWarning, match=r"zebra 1\.2 .*'score' is registered already, by aardvark 1\.2"):
-        assert record_functions.named("score") is not None
+    with pytest.warns(RecordFunctionWarning, match=r"zebra 1\.2 .*'score' is already registered by aardvark 1\.2"):
+        assert record_functions.find("score") is not None
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_of_two_packages_that_want_one_name_the_first_by_name_has_it(install: In
         ({"measures": {"m": "distinct(nobodys(s))"}}, r"measures\.m"),
     ],
 )
-def test_a_call_that_no_package_here_answers_is_refused_when_the_query_is_read(
+def test_a_call_of_an_unknown_function_is_refused_when_the_query_is_read(
     install: Install, parts: dict[str, object], field: str
 ) -> None:
     install("scores", package())
@@ -154,8 +154,8 @@ TYPED = {
     "near(f, s)": "called with float64, string",
     "near(f, b)": "called with float64, bool",
     "whole(f)": "called with float64",
-    "whole(DISTINCT i)": "not an expression known here",
-    "whole(*)": "not an expression known here",
+    "whole(DISTINCT i)": "unsupported expression",
+    "whole(*)": "unsupported expression",
     "near(f, missing)": "unknown column",
     "length(whole(i))": "a string",
 }
@@ -165,7 +165,7 @@ TYPED = {
 def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counting]:
     """Functions by name, for the tests of expressions."""
     broken = Counting(lambda value: 1 / 0)
-    bring(
+    install_functions(
         monkeypatch,
         RecordFunction("near", ("float64", "float64"), "float64", lambda a, b: pc.abs(pc.subtract(a, b)), False),
         RecordFunction("whole", ("int64",), "int64", lambda a: pa.chunked_array([a])),
@@ -182,7 +182,7 @@ def test_arguments_are_checked_when_the_expression_is_bound(known: object, text:
         evaluate(text, i=[1])
 
 
-def test_calls_nest_widen_whole_numbers_and_take_literals(known: object) -> None:
+def test_calls_nest_widen_integers_and_take_literals(known: object) -> None:
     assert evaluate("near(i, 2.5)", i=[1, None, 4]) == [1.5, None, 1.5]
     assert evaluate("near(near(f, 1), -i) + 1", f=[3.0, 1.0], i=[2, 2]) == [5.0, 3.0]
     assert evaluate("joined('a', 7)", i=[0, 0]) == ["a7", "a7"]
@@ -196,10 +196,10 @@ cells = st.lists(st.tuples(st.none() | st.text(max_size=3), st.none() | st.integ
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=cells)
-def test_a_record_with_a_null_is_not_called_for_and_the_others_keep_their_places(
+def test_records_with_a_null_argument_are_not_evaluated_and_the_others_keep_their_order(
     known: object, rows: list[tuple[str | None, int | None]]
 ) -> None:
-    """`joined` would write None, and raise if it were called with nothing."""
+    """`joined` would print None for a null, and fails on empty arrays."""
     strings, numbers = [s for s, _ in rows], [i for _, i in rows]
     expected = [None if s is None or i is None else f"{s}{i}" for s, i in rows]
     assert evaluate("joined(s, i)", s=strings, i=numbers) == expected
@@ -234,28 +234,33 @@ def leave(_: pa.Array) -> pa.Array:
         ("float64", leave, "SystemExit", "a script's habit"),
         ("float64", speechless, "Unreadable", "Unreadable: (its message cannot be read)"),
         ("float64", talkative, "ValueError", "ValueError: " + "x" * 500 + "…"),
-        ("float64", lambda x: x.slice(1), "wrong length", "it gave 1 values for 2 records"),
-        ("float64", lambda x: x.cast(pa.float32()), "wrong type", "it gave float; expected an Arrow array of double"),
-        ("float64", lambda x: x.to_numpy(), "wrong type", "it gave a ndarray; expected an Arrow array of double"),
-        ("float64", lambda x: None, "wrong type", "it gave a NoneType"),
+        ("float64", lambda x: x.slice(1), "wrong length", "it returned 1 values for 2 records"),
+        (
+            "float64",
+            lambda x: x.cast(pa.float32()),
+            "wrong type",
+            "it returned float; expected an Arrow array of double",
+        ),
+        ("float64", lambda x: x.to_numpy(), "wrong type", "it returned a ndarray; expected an Arrow array of double"),
+        ("float64", lambda x: None, "wrong type", "it returned a NoneType"),
         ("string", lambda x: pa.Array.from_buffers(pa.string(), 2, [None, None, None]), "ArrowInvalid", ""),
     ],
 )
-def test_what_a_function_gets_wrong_is_null_and_is_counted_by_reason(
+def test_a_failed_call_gives_null_and_is_counted_by_reason(
     monkeypatch: pytest.MonkeyPatch, result: str, function: Callable[[Any], Any], reason: str, detail: str
 ) -> None:
-    bring(monkeypatch, RecordFunction("wrong", ("float64",), result, function))
-    failures = Failures()
+    install_functions(monkeypatch, RecordFunction("wrong", ("float64",), result, function))
+    failures = CallFailures()
     for _ in range(3):
         assert evaluate("wrong(f)", failures, f=[1.0, 2.0, None]) == [None, None, None]
     (failed,) = failures.take()
     assert (failed.function, failed.reason, failed.calls) == ("wrong", reason, 3) and detail in failed.detail
     assert failures.take() == []
-    with pytest.raises(FunctionFailure):
+    with pytest.raises(FunctionCallError):
         record_functions.installed()["wrong"]([pa.array([1.0, 2.0])])
 
 
-def test_an_interrupt_is_not_taken_for_the_functions_fault() -> None:
+def test_a_keyboard_interrupt_passes_through() -> None:
     def interrupted(_: pa.Array) -> pa.Array:
         raise KeyboardInterrupt
 
@@ -263,12 +268,12 @@ def test_an_interrupt_is_not_taken_for_the_functions_fault() -> None:
         RecordFunction("f", ("float64",), "float64", interrupted)([pa.array([1.0])])
 
 
-def test_failures_of_one_kind_are_told_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_of_one_kind_keep_the_message_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def bad(value: float) -> float:
         raise ValueError(f"of {value}")
 
-    bring(monkeypatch, Counting(bad).named("wrong"))
-    failures = Failures()
+    install_functions(monkeypatch, Counting(bad).named("wrong"))
+    failures = CallFailures()
     for value in (1.0, 2.0, 3.0):
         evaluate("wrong(f)", failures, f=[value])
     (failed,) = failures.take()
@@ -287,9 +292,7 @@ def test_failures_of_one_kind_are_told_of_the_first(monkeypatch: pytest.MonkeyPa
         ("distinct(WHOLE(i))", True),
     ],
 )
-def test_a_measure_is_expensive_if_a_function_that_it_calls_says_so(
-    known: object, measure: str, expensive: bool
-) -> None:
+def test_a_measure_is_expensive_if_it_calls_an_expensive_function(known: object, measure: str, expensive: bool) -> None:
     (read,) = query(measures={"m": measure}).measures
     assert read.is_expensive is expensive
 
@@ -306,19 +309,19 @@ def test_a_measure_is_expensive_if_a_function_that_it_calls_says_so(
         ("i IS NULL", []),
     ],
 )
-def test_the_columns_without_which_there_is_no_value(known: object, text: str, columns: list[str]) -> None:
-    assert needed_columns(parse_sql(text, "")) == columns
+def test_columns_whose_null_makes_the_expression_null(known: object, text: str, columns: list[str]) -> None:
+    assert null_rejecting_columns(parse_sql(text, "")) == columns
     rows = {name: [2] for name in ("i", "f", "g")}
     for name in columns:
         assert evaluate(text, **{**rows, "b": [True], name: [None]}) == [None]
 
 
-def test_the_command_says_if_no_package_brings_functions(install: Install) -> None:
+def test_the_command_says_if_no_package_provides_functions(install: Install) -> None:
     listed = CliRunner().invoke(functions)
-    assert listed.exit_code == 0 and "no package here brings functions" in listed.output
+    assert listed.exit_code == 0 and "no installed package provides functions" in listed.output
 
 
-def test_the_command_says_types_cost_and_origin(install: Install) -> None:
+def test_the_command_prints_types_cost_and_origin(install: Install) -> None:
     install("scores", package())
     listed = CliRunner().invoke(functions)
     assert listed.exit_code == 0, listed.output
@@ -331,7 +334,7 @@ def test_the_command_fails_for_a_broken_package_and_names_it(install: Install) -
     with pytest.warns(RecordFunctionWarning):
         record_functions.installed()
     as_json = CliRunner().invoke(functions, ["--json"])
-    assert as_json.exit_code == 1 and "functions of broken 1.2" in as_json.stderr and "7 is no" in as_json.stderr
+    assert as_json.exit_code == 1 and "functions of broken 1.2" in as_json.stderr and "7 is not" in as_json.stderr
     (listed,) = json.loads(as_json.stdout)["functions"]
     assert listed == {
         "name": "score", "function": "score(string)", "arguments": ["string"], "result": "bool", "expensive": True,

@@ -1,7 +1,7 @@
 """Writes the golden bytes of this release: ``python tests/golden/make.py``.
 
-A file that exists is never written again; a new version of a kind gets a new name. What stands in
-`v1` must be read by every later release, and come out as the same bytes.
+It never overwrites a file; a new version of a kind gets a new name. Every later release must read the files in `v1` and
+serialise them to the same bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HERE = Path(__file__).parent / "v1"
 
 
 def _integers(n: int) -> np.ndarray:
-    """The same numbers with every NumPy: no generator whose stream could change."""
+    """Returns numbers that do not depend on a random generator, whose stream may change with the NumPy version."""
     return np.arange(n, dtype=np.int64) * 7919 % 10_007
 
 
@@ -65,7 +65,7 @@ def _ddsketch(values: np.ndarray, accuracy: float = 0.01, fold: int = 0) -> byte
 
 
 def _updated(synopsis: Any, *batches: Any, fold: int = 0, without: Any = None) -> bytes:
-    """The bytes of an empty synopsis after these batches, without some values, and folded."""
+    """Returns the bytes of a synopsis after these batches, without some values, and folded."""
     for batch in batches:
         synopsis.update(batch)
     if without is not None:
@@ -124,10 +124,10 @@ def _timed(sample: Any) -> bytes:
     return sample.to_bytes()
 
 
-def _merged(parts: list[Any], fold: int = 0) -> bytes:
-    for number, part in enumerate(parts):
-        part.update(_integers(1000) + number)
-    return parts[0].merge_many(parts[1:]).fold(fold).to_bytes()
+def _merged(synopses: list[Any], fold: int = 0) -> bytes:
+    for number, synopsis in enumerate(synopses):
+        synopsis.update(_integers(1000) + number)
+    return synopses[0].merge_many(synopses[1:]).fold(fold).to_bytes()
 
 
 def _haar(values: np.ndarray, coefficients: int) -> HaarWavelet:

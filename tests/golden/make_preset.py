@@ -1,6 +1,6 @@
-"""Makes `edgewater/wire/preset_v1.bin`: `python tests/golden/make_preset.py FILE`.
+"""Generates a preset dictionary such as `edgewater/wire/preset_v1.bin`: `python tests/golden/make_preset.py FILE`.
 
-The file is frozen: frames in logs and journals are read with it. This shows where it came from, and makes the next.
+`preset_v1.bin` never changes, since frames in logs and journals are read with it. A later version gets a new file.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import pyarrow as pa
 
 from edgewater.query import QuerySpec
 from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import FrameBody, Partial, SliceClose, body_to_wire
+from edgewater.wire import FrameBody, Partial, SliceClose, body_to_wire
 
 DAY_MS = 86_400_000
 START_MS = 1_388_361_600_000
 HEAD_BYTES = 1200
-"""Of a body; what follows are counters."""
-NEWS_BYTES = 24
-"""A body that costs less than this over those before it brings nothing new."""
+"""Bytes of a body that are used; counters follow them."""
+MIN_NEW_BYTES = 24
+"""A body is added to the dictionary if its compressed size, given those before it, is above this."""
 KEYS = [[], ["status"], ["country", "url"], ["country"]]
 COLUMNS = {"country": pa.string(), "url": pa.string(), "status": pa.int64()}
 COLUMNS |= {"x": pa.float64(), "i": pa.int64(), "s": pa.string()}
@@ -33,15 +33,15 @@ GROUPED = ["distinct(s)", "quantiles(x)", "var(x)", "max(x)", "min(i)", "max(i)"
 
 
 def bodies() -> list[bytes]:
-    """One small body per function and kind of key; what is most frequent comes last, where it is nearest."""
+    """Returns one small body per function and kind of key; frequent ones last, where match distances are shortest."""
     made = [body({"m": function}, []) for function in ALONE]
     made += [body({"n": "count()", "value": f}, keys) for keys in KEYS[1:] for f in GROUPED]
     return [*made, body({"count": "count()", "sum": "sum(i)"}, ["country"])]
 
 
 def body(measures: dict[str, str], keys: list[str]) -> bytes:
-    given = {"name": "q", "from": "s", "measures": measures, "window": {"tumbling": "1d"}, "group_by": keys}
-    bound = QuerySpec.from_mapping(given).bind(COLUMNS)
+    mapping = {"name": "q", "from": "s", "measures": measures, "window": {"tumbling": "1d"}, "group_by": keys}
+    bound = QuerySpec.from_mapping(mapping).bind(COLUMNS)
     row = pa.RecordBatch.from_pydict(ROW, pa.schema(list(COLUMNS.items())))
     stacks = {
         m.measure.name: m.measure.function.make(m.measure.parameters, m.argument.type if m.argument else None)
@@ -60,7 +60,7 @@ def preset() -> bytes:
     kept = b""
     for piece in (b[:HEAD_BYTES] for b in bodies()):
         stream = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zdict=kept or b"\0")
-        if len(stream.compress(piece) + stream.flush()) > NEWS_BYTES:
+        if len(stream.compress(piece) + stream.flush()) > MIN_NEW_BYTES:
             kept += piece
     return kept[-(32 << 10) :]
 
@@ -68,5 +68,5 @@ def preset() -> bytes:
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     if target.exists():
-        sys.exit(f"{target} is there: it is part of the format and is never made anew")
+        sys.exit(f"{target} exists: it is part of the format and must not be replaced")
     target.write_bytes(preset())

@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-from make import HERE, SAMPLES
 
 from edgewater.synopses import (
     AnySynopsis,
@@ -17,6 +16,7 @@ from edgewater.synopses import (
     TopK,
     from_bytes,
 )
+from tests.golden.make import HERE, SAMPLES
 
 FILES = sorted(HERE.glob("*.bin"))
 
@@ -30,18 +30,19 @@ def test_every_sample_has_its_file() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_golden_bytes_are_read_and_come_out_the_same(path: Path) -> None:
+def test_golden_bytes_round_trip(path: Path) -> None:
     data = path.read_bytes()
     assert from_bytes(data).to_bytes() == data
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_the_same_input_still_makes_the_same_bytes(path: Path) -> None:
-    """Hashes, bin boundaries and encodings: an edge of this release and a center of the next must agree."""
+def test_equal_input_gives_the_golden_bytes(path: Path) -> None:
+    """Hashes, bin boundaries and encodings of different releases must be equal: edges and center may differ in
+    version."""
     assert SAMPLES[path.stem]() == path.read_bytes()
 
 
-def test_golden_answers_stand() -> None:
+def test_golden_sketches_give_the_expected_answers() -> None:
     dense, collapsed, flights = read("hyperloglog-dense"), read("ddsketch-collapsed"), read("grouped-flights")
     assert isinstance(dense, HyperLogLog) and isinstance(collapsed, DDSketch) and isinstance(flights, GroupedAggregate)
     answer = dense.query(Distinct(0.99))
@@ -51,7 +52,7 @@ def test_golden_answers_stand() -> None:
     assert len(flights) == 15 and flights.records == 200 == flights.query("n").value.sum()
 
 
-def test_golden_answers_about_items_stand() -> None:
+def test_golden_sketches_of_items_give_the_expected_answers() -> None:
     urls = read("count_min-strings").query(Frequency("日本"))  # type: ignore[arg-type]
     assert urls.lower <= 1 <= urls.upper
     moment = read("fast_agms-integers").query(SelfJoinSize())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What must not happen and did."""
+"""Alarms: violations of invariants."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from center.api.models import Alarm, AlarmList
-from center.api.responses import problems
-from center.api.state import Center
-from center.catalog import MAX_ALARMS
+from center.api.openapi import problems
+from center.api.services import Center
+from center.catalog.store import MAX_ALARMS
 
 router = APIRouter(prefix="/v1", tags=["alarms"])
 
@@ -18,5 +18,5 @@ router = APIRouter(prefix="/v1", tags=["alarms"])
 def alarms(
     center: Center, limit: Annotated[int, Query(ge=1, le=MAX_ALARMS, description="Alarms at most.")] = MAX_ALARMS
 ) -> AlarmList:
-    """Violations of what the protocol promises, such as one frame number with two contents."""
+    """Violations of the protocol's guarantees, such as one frame number with two contents."""
     return AlarmList(alarms=[Alarm.of(a) for a in center.catalog.alarms(limit)])

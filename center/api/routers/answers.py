@@ -1,4 +1,4 @@
-"""Answers: by range of windows, the latest, at a time, and one window in any of its revisions."""
+"""Answers: a range of windows, the latest, those at a time, and one window in any of its revisions."""
 
 from __future__ import annotations
 
@@ -9,78 +9,77 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from center.answers import rfc3339
+from center.api.answer_cache import Page, entity_tag
 from center.api.models import Answer, AnswerList, AnswerPage, Revisions
 from center.api.negotiation import JSON, matches, negotiate
-from center.api.questions import QuestionParams
-from center.api.rendering import Page, entity_tag
-from center.api.responses import answers as answer_responses
-from center.api.responses import problems
-from center.api.state import Center, Services
-from center.api.times import Time
+from center.api.openapi import answers as answer_responses
+from center.api.openapi import problems
+from center.api.query_params import QuestionParams
+from center.api.services import Center, Services
+from center.api.time_params import Time
 from center.catalog import RegisteredQuery
-from center.measures import Questions
 from center.results import AnswerRecord
+from center.serving import MeasureQuestions, rfc3339
 from edgewater.errors import InvalidRequest, NotFound
 
 MAX_LIMIT = 1_000
 CHUNK = 25
 PAGE_BYTES = 16 << 20
-"""Bytes of synopses after which a page ends before its `limit`; rendered they are some ten times larger."""
+"""Bytes of synopses after which a page ends before its `limit`; rendered answers are about ten times larger."""
 CHANGING = "private, no-cache"
-"""May be kept, but must be asked for again: If-None-Match makes that cheap."""
+"""Cacheable, but revalidated each time; If-None-Match makes that cheap."""
 IMMUTABLE = "private, max-age=31536000, immutable"
 IMMUTABLE_SHORT = "private, max-age=60, immutable"
-"""Without the version in the URL: a query deleted and registered anew could be mistaken for the old one."""
+"""For URLs without the query's version, since the name may be registered again after a deletion."""
 
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 
 
 class RangeParams(QuestionParams):
-    """Which windows, by their start."""
+    """Selects windows by their start."""
 
     start: Annotated[Time | None, Field(description="Inclusive.")] = None
     end: Annotated[Time | None, Field(description="Exclusive.")] = None
     limit: Annotated[
         int, Field(ge=1, le=MAX_LIMIT, description="Windows at most; large answers make pages shorter.")
     ] = 100
-    cursor: Annotated[str | None, Field(max_length=18, description="`next_cursor` of the page before.")] = None
+    cursor: Annotated[str | None, Field(max_length=18, description="`next_cursor` of the previous page.")] = None
 
 
 class AtParams(QuestionParams):
-    """Which moment."""
+    """Selects windows by a time."""
 
-    time: Annotated[Time, Field(description="Event time; all windows that contain it are given.")]
+    time: Annotated[Time, Field(description="Event time; selects all windows that contain it.")]
 
 
 class RevisionParams(QuestionParams):
-    """Which answer of a window."""
+    """Selects a window's revision."""
 
     revision: Annotated[
-        int | None, Field(ge=1, le=1 << 31, description="The newest if none is given. A given one never changes.")
+        int | None, Field(ge=1, le=1 << 31, description="Default: the newest. A revision never changes.")
     ] = None
     version: Annotated[
-        int | None, Field(ge=1, le=1 << 31, description="Of the query: with it a revision may be cached for good.")
+        int | None, Field(ge=1, le=1 << 31, description="Version of the query; makes a revision cacheable for good.")
     ] = None
 
 
 @router.get("/windows", response_model=None, responses=answer_responses(AnswerPage, 422), summary="A range of windows")
 def windows(name: str, params: Annotated[RangeParams, Query()], request: Request, center: Center) -> Response:
-    """The newest revision of each window that starts in [start, end), ascending, page by page.
+    """The newest revision of each window that starts in [start, end), ascending, in pages.
 
-    Every answer states its completeness; a window that is not answered yet is not among them.
+    Every answer states its completeness; windows without an answer are not listed.
     """
     form = negotiate(request.headers.get("accept"))
     if params.start is not None and params.end is not None and params.end < params.start:
         raise InvalidRequest("end", rfc3339(params.end), f"a time not before start, {rfc3339(params.start)}")
     query = center.catalog.query(name)
-    asked = params.asked(query.spec)
+    questions = params.questions(query.spec)
     records, cursor = _read_page(center, query, params)
     page = Page(_shown(params.start), _shown(params.end), params.limit, cursor)
     headers = {}
     if cursor is not None:
         headers["Link"] = f'<{request.url.include_query_params(cursor=cursor)}>; rel="next"'
-    return _respond(request, center, query, records, asked, form, page=page, headers=headers)
+    return _respond(request, center, query, records, questions, form, page=page, headers=headers)
 
 
 @router.get("/latest", response_model=None, responses=answer_responses(Answer, 422), summary="The last window")
@@ -88,37 +87,37 @@ def latest(name: str, params: Annotated[QuestionParams, Query()], request: Reque
     """The newest revision of the last window that has an answer."""
     form = negotiate(request.headers.get("accept"))
     query = center.catalog.query(name)
-    asked = params.asked(query.spec)
+    questions = params.questions(query.spec)
     record = center.results.latest(query.ref)
     if record is None:
         raise NotFound(f"query {name} has no answer yet")
-    return _respond(request, center, query, [record], asked, form)
+    return _respond(request, center, query, [record], questions, form)
 
 
 @router.get("/at", response_model=None, responses=answer_responses(AnswerList, 422), summary="At a moment")
 def at(name: str, params: Annotated[AtParams, Query()], request: Request, center: Center) -> Response:
-    """The newest revision of each window that contains an event time: several if windows slide."""
+    """The newest revision of each window that contains an event time: several for sliding windows."""
     form = negotiate(request.headers.get("accept"))
     query = center.catalog.query(name)
-    asked = params.asked(query.spec)
+    questions = params.questions(query.spec)
     records = center.results.at(query.ref, params.time)
-    return _respond(request, center, query, records, asked, form, as_list=True)
+    return _respond(request, center, query, records, questions, form, as_list=True)
 
 
 @router.get("/windows/{start}", response_model=None, responses=answer_responses(Answer, 422), summary="One window")
 def window(
     name: str, start: Time, params: Annotated[RevisionParams, Query()], request: Request, center: Center
 ) -> Response:
-    """The answer to the window that starts at `start`. A given revision never changes, so it may be cached."""
+    """The answer to the window that starts at `start`. A revision never changes, so it may be cached."""
     form = negotiate(request.headers.get("accept"))
     query = _live(center, name, params.version)
-    asked = params.asked(query.spec)
+    questions = params.questions(query.spec)
     revision = params.revision or _revisions(center, query, start)[-1]
     record = center.results.answer(query.ref, start, revision)
     cache = CHANGING
     if params.revision is not None:
         cache = IMMUTABLE if params.version is not None else IMMUTABLE_SHORT
-    return _respond(request, center, query, [record], asked, form, cache=cache)
+    return _respond(request, center, query, [record], questions, form, cache=cache)
 
 
 @router.get("/windows/{start}/revisions", responses=problems(404, 422), summary="A window's revisions")
@@ -128,7 +127,7 @@ def revisions(name: str, start: Time, center: Center) -> Revisions:
 
 
 def _read_page(center: Services, query: RegisteredQuery, params: RangeParams) -> tuple[list[AnswerRecord], str | None]:
-    """At most `limit` answers and PAGE_BYTES of synopses, but at least one chunk; and the cursor for the rest."""
+    """At most `limit` answers and PAGE_BYTES of synopses, but at least one chunk; and the next page's cursor."""
     records: list[AnswerRecord] = []
     cursor, held = params.cursor, 0
     while len(records) < params.limit and held < PAGE_BYTES:
@@ -144,7 +143,7 @@ def _read_page(center: Services, query: RegisteredQuery, params: RangeParams) ->
 def _live(center: Services, name: str, version: int | None) -> RegisteredQuery:
     query = center.catalog.query(name)
     if version is not None and query.ref.version != version:
-        raise NotFound(f"query {name}: its live version is {query.ref.version}, not {version}")
+        raise NotFound(f"query {name}: the live version is {query.ref.version}, not {version}")
     return query
 
 
@@ -160,7 +159,7 @@ def _respond(
     center: Services,
     query: RegisteredQuery,
     records: Sequence[AnswerRecord],
-    asked: Questions,
+    questions: MeasureQuestions,
     form: str,
     *,
     page: Page | None = None,
@@ -168,15 +167,15 @@ def _respond(
     cache: str = CHANGING,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    """Answers in the form asked for, or 304 before anything is rendered."""
-    etag = entity_tag(query, records, asked, page, form)
+    """Answers in the requested form, or 304 before anything is rendered."""
+    etag = entity_tag(query, records, questions, page, form)
     headers = {"ETag": etag, "Cache-Control": cache, "Vary": "Accept", **(headers or {})}
     if matches(request.headers.get("if-none-match"), etag):
         return Response(None, 304, headers)
     if page is None and not as_list and form == JSON:
-        body = center.renderer.one(records[0], query, asked)
+        body = center.renderer.answer(records[0], query, questions)
     else:
-        body = center.renderer.many(records, query, asked, page, form)
+        body = center.renderer.answers(records, query, questions, page, form)
     return Response(body, 200, headers, form)
 
 

@@ -1,12 +1,12 @@
-"""The edges, as their last Hello and heartbeat described them."""
+"""Edges as of their last Hello and heartbeat."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
 from center.api.models import Edge, EdgeList
-from center.api.responses import problems
-from center.api.state import Center
+from center.api.openapi import problems
+from center.api.services import Center
 from edgewater.streams import EdgeId
 
 router = APIRouter(prefix="/v1/edges", tags=["edges"])
@@ -14,7 +14,7 @@ router = APIRouter(prefix="/v1/edges", tags=["edges"])
 
 @router.get("", summary="All edges that ever connected")
 def edges(center: Center) -> EdgeList:
-    """`up` and `unreachable` are told apart from "has no events": that shows in the watermarks alone."""
+    """`up` and `unreachable` describe the connection; whether an edge has events shows in its watermarks."""
     now_ms = center.now_ms()
     return EdgeList(edges=[Edge.of(e, now_ms) for e in center.catalog.edges()])
 
@@ -26,5 +26,5 @@ def edge(edge: str, center: Center) -> Edge:
 
 @router.delete("/{edge}", status_code=204, summary="Retire an edge", responses=problems(404))
 def retire(edge: str, center: Center) -> None:
-    """Declares an edge gone for good: answers no longer wait for it. If it connects again, it is back."""
+    """Declares an edge gone: answers no longer need it. If it connects again, it is expected again."""
     center.catalog.retire(EdgeId(edge))

@@ -1,4 +1,4 @@
-"""A stream of questions about one query's windows, answered as they come."""
+"""A stream of questions about one query's windows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from center.api.evaluate_stream import MAX_LINE_BYTES, NDJSON, READ_TYPES, DuplexResponse, LineEvaluator
+from center.api.measure_models import EvaluatedLine, QuestionLine
+from center.api.openapi import Responses, problems
 from center.api.problems import HttpProblem
-from center.api.question_models import EvaluatedLine, QuestionLine
-from center.api.questioning import MAX_LINE_BYTES, NDJSON, READ_TYPES, Exchange, Questioning
-from center.api.responses import Responses, problems
-from center.api.state import Center
-from center.evaluate import Evaluator
-from center.stored_windows import StoredWindows
+from center.api.services import Center
+from center.serving import Evaluator, StoredWindows
 
 EXAMPLE_QUESTIONS = """\
 {"id":1,"latest":1,"measure":"ips","question":"frequency","item":"10.0.0.1"}
@@ -30,7 +29,7 @@ EXAMPLE_ANSWERS = """\
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": f"A question per line, each a `QuestionLine` of at most {MAX_LINE_BYTES} bytes.",
+        "description": f"One question per line, each a `QuestionLine` of at most {MAX_LINE_BYTES} bytes.",
         "content": {NDJSON: {"schema": QuestionLine.model_json_schema(by_alias=True), "example": EXAMPLE_QUESTIONS}},
     }
 }
@@ -49,16 +48,15 @@ router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
     "/evaluate", response_model=None, responses=_RESPONSES, openapi_extra=_BODY, summary="A stream of questions"
 )
 async def evaluate(name: str, request: Request, center: Center) -> Response:
-    """Answers lines while they come, in their order; a bad line is answered by a problem, and the others go on.
+    """Answers lines in their order while they are received; an invalid line is answered by a problem.
 
-    Which windows: `latest` n, those over a time (`at`), or the one that starts at `window`; one line each, or with
-    `merge` one for all. `group` chooses groups, `global` merges all of them; with neither, `data` has a row
-    for each group.
+    Windows: `latest` n, those that contain a time (`at`), or the one that starts at `window`; one line each, or one for
+    all with `merge`. `group` selects groups, `global` merges all groups; with neither, `data` has a row per group.
     """
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given and given not in READ_TYPES:
         accepted = ", ".join(READ_TYPES)
         raise HttpProblem("unsupported-media-type", f"Content-Type: {given} is not one of {accepted}")
     query = await run_in_threadpool(center.catalog.query, name)
-    windows = StoredWindows(center.results, query, center.decoded, center.catalog.query)
-    return Exchange(Questioning(windows, Evaluator(windows, center.decoded), request.url.path).answers)
+    windows = StoredWindows(center.results, query, center.synopses, center.catalog.query)
+    return DuplexResponse(LineEvaluator(windows, Evaluator(windows, center.synopses), request.url.path).answers)

@@ -1,32 +1,32 @@
-"""Whether this process lives, and whether the center as a whole does its work. Never behind a token."""
+"""Liveness of this process and readiness of the center. Never requires a token."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import JSONResponse, Response
 
-from center.api.models import PartReadiness, Readiness
-from center.api.state import Center, Services
-from center.parts import PARTS, part_status
+from center.api.models import ComponentReadiness, Readiness
+from center.api.services import Center, Services
+from center.catalog import COMPONENTS, component_status
 from edgewater.errors import StorageError
+from edgewater.health import metrics_response
 
 router = APIRouter(tags=["health"])
 
 
-@router.get("/livez", summary="Does this process answer?")
+@router.get("/livez", summary="Liveness of this process")
 async def livez() -> dict[str, bool]:
     return {"live": True}
 
 
 @router.get(
     "/readyz",
-    summary="Does the center do its work?",
+    summary="Readiness of the center",
     response_model=Readiness,
-    responses={503: {"model": Readiness, "description": "Something is missing; `missing` says what."}},
+    responses={503: {"model": Readiness, "description": "Not ready; `missing` says why."}},
 )
 def readyz(center: Center) -> Response:
-    """Gateway, job and API must beat, and both stores must answer. Stored answers are served regardless."""
+    """Gateway, job and API must send heartbeats, and both stores must be reachable. Answers are served anyway."""
     readiness = _readiness(center)
     return JSONResponse(readiness.model_dump(), 200 if readiness.ready else 503, {"Cache-Control": "no-store"})
 
@@ -38,24 +38,24 @@ def _readiness(center: Services) -> Readiness:
     except StorageError as exc:
         missing.append(f"results: {exc.message}")
     try:
-        heartbeats = center.parts.parts()
+        heartbeats = center.components.heartbeats()
     except StorageError as exc:
-        return Readiness(ready=False, missing=[*missing, f"catalog: {exc.message}"], parts={})
+        return Readiness(ready=False, missing=[*missing, f"catalog: {exc.message}"], components={})
     now_ms = center.now_ms()
-    parts: dict[str, PartReadiness] = {}
-    for part in PARTS:
-        status = part_status(part, heartbeats, now_ms)
-        parts[part] = PartReadiness(
+    components: dict[str, ComponentReadiness] = {}
+    for component in COMPONENTS:
+        status = component_status(component, heartbeats, now_ms)
+        components[component] = ComponentReadiness(
             ready=status.ready,
             reason=status.reason or None,
             address=status.address or None,
             instances=status.instances,
         )
         if not status.ready:
-            missing.append(f"{part}: {status.reason}")
-    return Readiness(ready=not missing, missing=missing, parts=parts)
+            missing.append(f"{component}: {status.reason}")
+    return Readiness(ready=not missing, missing=missing, components=components)
 
 
 @router.get("/metrics", summary="Metrics in Prometheus' text format", response_class=Response)
 def metrics(center: Center) -> Response:
-    return Response(generate_latest(center.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return metrics_response(center.metrics.registry)

@@ -1,4 +1,4 @@
-"""Answers as they are given, as server-sent events."""
+"""Answers as server-sent events."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
 
-from center.api.live import Stream
-from center.api.questions import QuestionParams
-from center.api.responses import Responses, problems
-from center.api.state import Center, Services
+from center.api.live_feed import LiveStream
+from center.api.openapi import Responses, problems
+from center.api.query_params import QuestionParams
+from center.api.services import Center, Services
 from edgewater.errors import EdgewaterError, InvalidRequest
 
 EXAMPLE = """\
@@ -36,7 +36,7 @@ RESPONSES: Responses = {
 }
 LastEventId = Annotated[
     str | None,
-    Header(description="Id of the last `answer` that the client has: it goes on behind it."),
+    Header(description="Id of the last `answer` event that the client has; the stream continues after it."),
 ]
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class NoParams(BaseModel):
 async def live(
     params: Annotated[NoParams, Query()], request: Request, center: Center, last_event_id: LastEventId = None
 ) -> EventSourceResponse:
-    """Begins with the last answer of each query. See the stream of one query for the events."""
-    return _stream(center, Stream(center.feed, after=_answer_id(last_event_id)))
+    """Begins with the latest answer of each query. For the events, see the stream of one query."""
+    return _stream(center, LiveStream(center.feed, after=_answer_id(last_event_id)))
 
 
 @router.get(
@@ -61,15 +61,15 @@ async def live(
 async def live_query(
     name: str, params: Annotated[QuestionParams, Query()], center: Center, last_event_id: LastEventId = None
 ) -> EventSourceResponse:
-    """`answer`: an answer, with its answer_id as the event's id; the last one comes first.
+    """`answer`: an answer, with its answer id as the event id; the latest one comes first.
 
     `progress`: every few seconds, also without data: the edges' states and watermarks.
-    `gap`: answers were passed over, because the client was too far behind; the newest follow.
-    A client that is slow gets the newest revision of each window, not all of them one after another.
+    `gap`: answers were skipped because the client was too far behind; the newest follow.
+    A slow client gets the newest revision of each window only.
     The stream ends when the query is deleted.
     """
     query = await run_in_threadpool(center.catalog.query, name)
-    return _stream(center, Stream(center.feed, query, params.asked(query.spec), _answer_id(last_event_id)))
+    return _stream(center, LiveStream(center.feed, query, params.questions(query.spec), _answer_id(last_event_id)))
 
 
 def _answer_id(text: str | None) -> int | None:
@@ -80,15 +80,15 @@ def _answer_id(text: str | None) -> int | None:
     return int(text)
 
 
-def _stream(center: Services, stream: Stream) -> EventSourceResponse:
+def _stream(center: Services, stream: LiveStream) -> EventSourceResponse:
     async def counted() -> AsyncIterator[ServerSentEvent]:
         with center.metrics.live_clients.track_inprogress():
             try:
                 async for event in stream.events():
                     yield event
             except EdgewaterError as exc:
-                # The answer has begun, so no status can tell; a client that comes back goes on where it was.
-                log.warning("a live stream ends: %s", exc)
+                # The response has started, so no status can report the error; the client reconnects and continues.
+                log.warning("a live stream was closed: %s", exc)
 
-    # `progress` events keep the connection alive; comments as pings would only add to them.
+    # `progress` events keep the connection alive, so no pings are needed.
     return EventSourceResponse(counted(), ping=0)

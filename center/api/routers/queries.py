@@ -1,4 +1,4 @@
-"""Queries: registered, listed, looked into, deleted."""
+"""Queries: registration, list, details, deletion."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from center.answers import rfc3339
+from center.api.edge_progress import edge_progress
 from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, Query, QueryDetail, QueryEdge, QueryList
+from center.api.openapi import problems
 from center.api.problems import HttpProblem
-from center.api.progress import edge_progress
-from center.api.responses import problems
-from center.api.state import Center, Services
+from center.api.services import Center, Services
 from center.catalog import expected_edges
+from center.serving import rfc3339
 from edgewater.errors import InvalidQuery
 from edgewater.plain_yaml import load_yaml
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
-from edgewater.synopses.registry import require_fit
+from edgewater.synopses import require_fit
 
 MAX_SPEC_BYTES = 1 << 20
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
@@ -60,9 +60,9 @@ _BODY: dict[str, Any] = {
     },
 )
 async def register(request: Request, center: Center) -> Response:
-    """Edges hear of it within a second. Registering the same query again changes nothing.
+    """Edges receive it within a second. Registering the same query again changes nothing.
 
-    A query that cannot work is refused with the field, its value and what would be accepted.
+    An invalid query is refused with the field, its value and what is accepted.
     """
     spec = QuerySpec.from_mapping(_read(await _body(request), request.headers.get("content-type", "")))
     require_fit({m.name: m.entry_bytes for m in spec.measures})
@@ -74,7 +74,7 @@ async def _body(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_SPEC_BYTES:
-            raise HttpProblem("too-large", f"a query of more than {MAX_SPEC_BYTES} bytes")
+            raise HttpProblem("too-large", f"a query has at most {MAX_SPEC_BYTES} bytes")
     return bytes(body)
 
 
@@ -89,7 +89,7 @@ def _read(body: bytes, content_type: str) -> object:
         )
     try:
         given = _json_or_yaml(body.decode(), media_type)
-        repr(given)  # what cannot be written could not be named when it is refused
+        repr(given)  # fails here for values that an error message could not name
         return given
     except (ValueError, yaml.YAMLError, RecursionError) as exc:
         shown, kind = body[:200].decode(errors="replace"), "JSON" if media_type == "application/json" else "YAML"
@@ -99,17 +99,17 @@ def _read(body: bytes, content_type: str) -> object:
 def _json_or_yaml(text: str, media_type: str) -> object:
     if media_type == "application/json":
         return json.loads(text, object_pairs_hook=_unique)
-    # An alias makes a small text a huge value; a query has no need of one.
+    # An alias lets a small text denote a huge value; queries need none.
     if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
         raise InvalidQuery("", text, "YAML without aliases (*name)")
     return load_yaml(text)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A second entry under the same key would silently replace the first."""
+    """Refuses duplicate keys: the second entry would silently replace the first."""
     for key, count in Counter(key for key, _ in pairs).items():
         if count > 1:
-            raise ValueError(f"the key {key} is there twice")
+            raise ValueError(f"duplicate key {key}")
     return dict(pairs)
 
 
@@ -123,11 +123,11 @@ def _register(center: Services, spec: QuerySpec) -> Response:
     )
 
 
-@router.get("/{name}", summary="One query and what each edge says of it", responses=problems(404))
+@router.get("/{name}", summary="One query and each edge's status", responses=problems(404))
 def query(name: str, center: Center) -> QueryDetail:
     query = center.catalog.query(name)
     edges = {e.edge: e for e in center.catalog.edges()}
-    statuses = center.catalog.statuses(query.ref)
+    statuses = center.catalog.query_statuses(query.ref)
     expected = expected_edges(query.spec, edges.values())
     latest, shipped = center.results.latest(query.ref), center.results.shipped(query.ref)
     now_ms = center.now_ms()
@@ -148,5 +148,5 @@ def query(name: str, center: Center) -> QueryDetail:
 
 @router.delete("/{name}", status_code=204, summary="Delete a query", responses=problems(404))
 def delete(name: str, center: Center) -> None:
-    """Its answers go with it. The name is free for another query, which gets the next version."""
+    """Deletes its answers too. The name may be registered again and gets the next version."""
     center.catalog.delete(name, center.now_ms())

@@ -1,4 +1,4 @@
-"""Laws that hold for every stack and every data set: what `Properties` claims, and what groups are."""
+"""Laws for every stack and every data set: the claims of `Properties`, and the independence of groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def the_order_of_values_makes_no_difference(subject: Subject, values: Any) -> No
     subject.assert_same(subject.whole(values), shuffled, values)
 
 
-def one_batch_and_many_give_the_same(subject: Subject, values: Any) -> None:
+def one_batch_equals_many_batches(subject: Subject, values: Any) -> None:
     codes, many = codes_for(values, GROUPS), subject.empty()
     for at in np.array_split(np.arange(len(values)), 7):
         add(many, codes[at], pick(values, at))
@@ -25,7 +25,7 @@ def one_batch_and_many_give_the_same(subject: Subject, values: Any) -> None:
 
 
 def replaying_gives_the_same_bytes(subject: Subject, values: Any) -> None:
-    """What an edge does after a crash: the same batches again, from a new stack."""
+    """An edge recovers from a crash in this way: it adds the same batches to a new stack."""
     codes = codes_for(values, GROUPS)
     once, again = subject.empty(), subject.empty()
     if not once.properties.reproducible:
@@ -36,17 +36,17 @@ def replaying_gives_the_same_bytes(subject: Subject, values: Any) -> None:
     assert to_bytes(once) == to_bytes(again)
 
 
-def asking_and_writing_change_nothing_that_comes_later(subject: Subject, values: Any) -> None:
-    """What an edge does around a checkpoint: it goes on, or is read back from it, and builds the same bytes."""
-    codes, parts = codes_for(values, GROUPS), np.array_split(np.arange(len(values)), 7)
+def queries_and_serialisation_do_not_change_later_states(subject: Subject, values: Any) -> None:
+    """An edge continues after a checkpoint, or restarts from it, and must build the same bytes."""
+    codes, batches = codes_for(values, GROUPS), np.array_split(np.arange(len(values)), 7)
     plain, looked_at, read_back = subject.empty(), subject.empty(), subject.empty()
     if not plain.properties.reproducible:
         return
-    for at in parts:
+    for at in batches:
         subject.answers(looked_at)
         looked_at.take(np.arange(GROUPS))
         data = to_bytes(looked_at)
-        assert to_bytes(looked_at) == data, "writing it twice gives other bytes"
+        assert to_bytes(looked_at) == data, "two serialisations differ"
         read_back = subject.read(to_bytes(read_back))
         for stack in (plain, looked_at, read_back):
             add(stack, codes[at], pick(values, at))
@@ -59,11 +59,11 @@ def asking_and_writing_change_nothing_that_comes_later(subject: Subject, values:
 
 def merging_commutes(subject: Subject, values: Any) -> None:
     left, right = subject.parts(values, 2)
-    assert left.properties.commutative == (subject.equal != "bounds"), "commutative is not as Subject.equal says"
+    assert left.properties.commutative == (subject.equal != "bounds"), "`commutative` contradicts Subject.equal"
     subject.assert_same(merged(subject, [left, right]), merged(subject, [right, left]), values)
 
 
-def any_tree_of_merges_gives_what_one_pass_gives(subject: Subject, values: Any) -> None:
+def any_tree_of_merges_equals_one_pass(subject: Subject, values: Any) -> None:
     rng = np.random.default_rng(SEED + 2)
     nodes = subject.parts(values, 6)
     row = merged(subject, nodes)
@@ -74,7 +74,7 @@ def any_tree_of_merges_gives_what_one_pass_gives(subject: Subject, values: Any) 
     subject.assert_same(subject.whole(values), nodes[0], values)
 
 
-def merging_leaves_the_other_as_it_is(subject: Subject, values: Any) -> None:
+def merging_does_not_change_the_other_stack(subject: Subject, values: Any) -> None:
     left, right = subject.parts(values, 2)
     before = to_bytes(right)
     left.merge(right, np.arange(GROUPS))
@@ -82,31 +82,31 @@ def merging_leaves_the_other_as_it_is(subject: Subject, values: Any) -> None:
     assert to_bytes(right) == before
 
 
-def idempotence_is_as_claimed(subject: Subject, values: Any) -> None:
+def idempotence_is_as_stated(subject: Subject, values: Any) -> None:
     once = subject.whole(values)
     twice = merged(subject, [once, once])
     if once.properties.idempotent:
         subject.assert_same(twice, once, values)
     elif to_bytes(once) != to_bytes(subject.empty()):
-        assert to_bytes(twice) != to_bytes(once), "it is idempotent, and does not say so"
+        assert to_bytes(twice) != to_bytes(once), "it is idempotent, but `idempotent` is False"
 
 
-def bytes_come_back_as_the_same_stack(subject: Subject, values: Any) -> None:
+def a_stack_round_trips_as_bytes(subject: Subject, values: Any) -> None:
     stack = subject.whole(values)
     data = to_bytes(stack)
     again = subject.read(data)
     assert type(again) is type(stack)
     assert to_bytes(again) == data
-    for name, given in subject.answers(stack).items():
-        np.testing.assert_array_equal(given, subject.answers(again)[name], err_msg=name)
-    # What was read can be worked with.
+    for name, answer in subject.answers(stack).items():
+        np.testing.assert_array_equal(answer, subject.answers(again)[name], err_msg=name)
+    # A stack read from bytes accepts updates and merges.
     again.grow(GROUPS + 3)
     again.update(codes_for(values, GROUPS + 3), values)
     again.merge(stack, np.arange(GROUPS))
     assert len(again) == GROUPS + 3
 
 
-def groups_do_not_touch_each_other(subject: Subject, values: Any) -> None:
+def groups_are_independent(subject: Subject, values: Any) -> None:
     codes, stack = codes_for(values, GROUPS), subject.whole(values)
     for group in range(GROUPS):
         at = np.flatnonzero(codes == group)
@@ -115,19 +115,19 @@ def groups_do_not_touch_each_other(subject: Subject, values: Any) -> None:
         subject.assert_same(stack.take(np.array([group])), alone, values)
 
 
-def taken_groups_come_in_the_order_asked_for_and_are_copies(subject: Subject, values: Any) -> None:
+def take_returns_copies_in_the_requested_order(subject: Subject, values: Any) -> None:
     stack = subject.whole(values)
     taken = stack.take(np.array([3, 0, 4]))
     before = to_bytes(stack)
     assert len(taken) == 3
-    for name, given in subject.answers(taken).items():
-        np.testing.assert_array_equal(given, subject.answers(stack)[name][:, [3, 0, 4]], err_msg=name)
+    for name, answer in subject.answers(taken).items():
+        np.testing.assert_array_equal(answer, subject.answers(stack)[name][:, [3, 0, 4]], err_msg=name)
     taken.update(np.zeros(len(values), np.int64), values)
     taken.reset(np.array([1]))
     assert to_bytes(stack) == before
 
 
-def reset_groups_are_as_new_and_the_others_stay(subject: Subject, values: Any) -> None:
+def reset_empties_only_the_chosen_groups(subject: Subject, values: Any) -> None:
     stack, codes = subject.whole(values), codes_for(values, GROUPS)
     stack.reset(np.array([1, 3]))
     at = np.flatnonzero(~np.isin(codes, [1, 3]))
@@ -140,7 +140,7 @@ def reset_groups_are_as_new_and_the_others_stay(subject: Subject, values: Any) -
     subject.assert_same(alone, subject.whole(values).take(np.array([1])), values)
 
 
-def merging_places_groups_where_the_codes_say(subject: Subject, values: Any) -> None:
+def merging_places_groups_at_their_codes(subject: Subject, values: Any) -> None:
     stack = subject.whole(values)
     wider = subject.make()
     wider.grow(9)
@@ -151,7 +151,7 @@ def merging_places_groups_where_the_codes_say(subject: Subject, values: Any) -> 
     subject.assert_same(wider.take(np.array([1, 3, 4, 6])), untouched)
 
 
-def bounds_bracket_their_own_estimate(subject: Subject, values: Any) -> None:
+def bounds_contain_the_estimate(subject: Subject, values: Any) -> None:
     for name, (value, lower, upper) in subject.answers(subject.whole(values)).items():
         present = ~np.isnan(value)
         assert (lower[present] <= value[present]).all() and (value[present] <= upper[present]).all(), name
@@ -159,17 +159,17 @@ def bounds_bracket_their_own_estimate(subject: Subject, values: Any) -> None:
 
 LAWS = (
     the_order_of_values_makes_no_difference,
-    one_batch_and_many_give_the_same,
+    one_batch_equals_many_batches,
     replaying_gives_the_same_bytes,
-    asking_and_writing_change_nothing_that_comes_later,
+    queries_and_serialisation_do_not_change_later_states,
     merging_commutes,
-    any_tree_of_merges_gives_what_one_pass_gives,
-    merging_leaves_the_other_as_it_is,
-    idempotence_is_as_claimed,
-    bytes_come_back_as_the_same_stack,
-    groups_do_not_touch_each_other,
-    taken_groups_come_in_the_order_asked_for_and_are_copies,
-    reset_groups_are_as_new_and_the_others_stay,
-    merging_places_groups_where_the_codes_say,
-    bounds_bracket_their_own_estimate,
+    any_tree_of_merges_equals_one_pass,
+    merging_does_not_change_the_other_stack,
+    idempotence_is_as_stated,
+    a_stack_round_trips_as_bytes,
+    groups_are_independent,
+    take_returns_copies_in_the_requested_order,
+    reset_empties_only_the_chosen_groups,
+    merging_places_groups_at_their_codes,
+    bounds_contain_the_estimate,
 )

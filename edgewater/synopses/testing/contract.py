@@ -1,4 +1,4 @@
-"""Laws that hold for every stack once: bytes, damage, refusals, folding, subtraction, emptiness."""
+"""Laws for every stack, independent of data: bytes, damage, errors, folding, subtraction, empty stacks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from contextlib import suppress
 import numpy as np
 
 from edgewater.errors import CorruptSynopsis, InvalidRequest, SynopsisError, UnsupportedVersion
-from edgewater.synopses import codec
 from edgewater.synopses.base import Question
+from edgewater.synopses.encoding import codec
 from edgewater.synopses.registry import stack_from_message
 from edgewater.synopses.testing.subject import GROUPS, Subject, codes_for, merged, pick, refused, to_bytes
 from edgewater.synopses.testing.zoo import SEED
 
 
-def a_linear_state_adds_up_and_what_was_merged_can_be_taken_out(subject: Subject) -> None:
+def a_linear_state_adds_up_and_merges_can_be_undone(subject: Subject) -> None:
     sets = subject.zoo()
     values = sets[list(sets)[0 if subject.of == "bool" or len(sets) == 1 else 1]]
     left, right = subject.parts(values, 2)
     properties = left.properties
-    assert properties.invertible or not properties.linear, "a linear state is invertible by subtraction"
+    assert properties.invertible or not properties.linear, "a linear state must be invertible"
     if not properties.linear:
         return
     both = merged(subject, [left, right])
@@ -36,18 +36,18 @@ def a_linear_state_adds_up_and_what_was_merged_can_be_taken_out(subject: Subject
         np.testing.assert_allclose(ab - b, a, rtol=1e-12, atol=1e-9)
 
 
-def an_empty_stack_answers_merges_and_travels(subject: Subject) -> None:
+def an_empty_stack_answers_merges_and_round_trips(subject: Subject) -> None:
     for groups in (0, 1, 3):
         stack = subject.make()
         stack.grow(groups)
         stack.update(np.zeros(0, np.int64), pick(subject.few(), np.zeros(0, np.int64)))
         stack.merge(stack.take(np.arange(groups)), np.arange(groups))
         assert len(stack) == groups and stack.nbytes >= 0
-        assert all(given.shape == (3, groups) for given in subject.answers(stack).values())
+        assert all(answer.shape == (3, groups) for answer in subject.answers(stack).values())
         assert to_bytes(subject.read(to_bytes(stack))) == to_bytes(stack)
 
 
-def folding_is_as_claimed(subject: Subject) -> None:
+def folding_is_as_stated(subject: Subject) -> None:
     values = subject.many()
     stack = subject.whole(values)
     fold = getattr(stack, "fold", None)
@@ -59,8 +59,8 @@ def folding_is_as_claimed(subject: Subject) -> None:
     assert to_bytes(stack) == before
     assert len(to_bytes(folded)) <= len(before)
     assert to_bytes(subject.read(to_bytes(folded))) == to_bytes(folded)
-    assert to_bytes(fold(0)) == to_bytes(stack.take(np.arange(GROUPS))), "not folding is a copy, as it is shipped"
-    # Folding first or merging first is the same, and either side may be the folded one.
+    assert to_bytes(fold(0)) == to_bytes(stack.take(np.arange(GROUPS))), "fold(0) must be a copy in shipped form"
+    # The order of folding and merging makes no difference, and either side may be folded.
     left, right = subject.parts(values, 2)
     expected = merged(subject, [left, right]).fold(1)  # type: ignore[attr-defined]
     for pair in ([left.fold(1), right], [left, right.fold(1)], [right.fold(1), left.fold(1)]):  # type: ignore[attr-defined]
@@ -77,8 +77,8 @@ def any_truncation_and_any_flipped_bit_is_corrupt(subject: Subject) -> None:
             subject.read(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
 
 
-def damage_under_a_valid_checksum_is_refused_or_harmless(subject: Subject) -> None:
-    """A sender's bug, not a line's: whatever stands in the message, only errors of our tree come out."""
+def damage_under_a_valid_checksum_raises_only_synopsis_errors(subject: Subject) -> None:
+    """A bug of the sender, not of the network: whatever the message contains, only a SynopsisError is raised."""
     rng = np.random.default_rng(SEED)
     message = subject.whole(subject.many()).to_message()
     for _ in range(200):
@@ -100,12 +100,11 @@ def damage_under_a_valid_checksum_is_refused_or_harmless(subject: Subject) -> No
 def a_newer_version_and_an_unknown_kind_are_unsupported(subject: Subject) -> None:
     stack = subject.whole(subject.few())
     message = stack.to_message()
-    # A kind writes the oldest version that holds its state, and reads up to its newest.
-    message.version = getattr(stack, "version", message.version) + 1
+    message.version += 1
     with refused(UnsupportedVersion, message.kind, str(message.version)):
         subject.from_message(message)
     message.kind = "not_a_kind"
-    with refused(UnsupportedVersion, "'not_a_kind' is not known", "hyperloglog", "may be missing"):
+    with refused(UnsupportedVersion, "'not_a_kind' is not known", "hyperloglog", "may not be installed"):
         stack_from_message(message)
 
 
@@ -124,7 +123,7 @@ def missing_arrays_and_parameters_are_corrupt(subject: Subject) -> None:
             subject.from_message(message)
 
 
-def a_question_it_cannot_answer_is_refused_with_those_it_can(subject: Subject) -> None:
+def an_unsupported_question_is_refused_with_the_supported_ones(subject: Subject) -> None:
     class Unheard(Question):
         pass
 
@@ -135,12 +134,12 @@ def a_question_it_cannot_answer_is_refused_with_those_it_can(subject: Subject) -
 
 
 LAWS = (
-    a_linear_state_adds_up_and_what_was_merged_can_be_taken_out,
-    an_empty_stack_answers_merges_and_travels,
-    folding_is_as_claimed,
+    a_linear_state_adds_up_and_merges_can_be_undone,
+    an_empty_stack_answers_merges_and_round_trips,
+    folding_is_as_stated,
     any_truncation_and_any_flipped_bit_is_corrupt,
-    damage_under_a_valid_checksum_is_refused_or_harmless,
+    damage_under_a_valid_checksum_raises_only_synopsis_errors,
     a_newer_version_and_an_unknown_kind_are_unsupported,
     missing_arrays_and_parameters_are_corrupt,
-    a_question_it_cannot_answer_is_refused_with_those_it_can,
+    an_unsupported_question_is_refused_with_the_supported_ones,
 )

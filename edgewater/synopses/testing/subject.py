@@ -1,4 +1,4 @@
-"""What is tested, and what stands for equal."""
+"""`Subject`: a stack to be tested, and what counts as equal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from edgewater.synopses import codec
 from edgewater.synopses.base import IntArray, Question, Stack
+from edgewater.synopses.encoding import codec
 from edgewater.synopses.hashing import hash_values
 from edgewater.synopses.registry import is_kind, stack_from_message
-from edgewater.synopses.sample_rows import SampleStack
+from edgewater.synopses.sampling.sample_stack import SampleStack
 from edgewater.synopses.testing.zoo import ABOUT_ITEMS, ABOUT_TWO, ITEMS, QUESTIONS, SEED, zoo
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -27,15 +27,16 @@ class Subject:
     """A stack to be tested.
 
     Attributes:
-        name: for the report.
-        make: builds an empty stack; each call a new one, all of equal parameters.
-        of: type of the values it is given: "string", "int64", "float64" or "bool".
-        equal: how alike two stacks of the same values are. "bytes": to the bit. "rounding": their answers
-            differ by what float64 sums do. "bounds": order and merges change answers within their bounds,
-            so that the intervals of the same question have to meet; such a stack is not commutative.
-        values: name -> data set, for a stack that does not take all of the type's values; None: the `zoo`.
-        questions: kind of question -> questions, for kinds that the house does not have.
-        folds: whether it can be folded at least once, if it is foldable at all.
+        name: name in the report.
+        make: builds a new empty stack, always with equal parameters.
+        of: type of its values: "string", "int64", "float64" or "bool".
+        equal: how two stacks of the same values compare. "bytes": equal bytes. "rounding": answers differ by the
+        rounding
+            of float64 sums. "bounds": order and merges change answers within their bounds, so the intervals of one
+            question must overlap; such a stack is not commutative.
+        values: name -> data set, for a stack that does not accept all values of the type; None: the `zoo`.
+        questions: question class -> instances, for classes that are not built in.
+        folds: whether it can be folded at least once, if it is foldable.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Subject:
     folds: bool = True
 
     def zoo(self) -> dict[str, Any]:
-        """Data sets by name; the first has one value, the last is larger."""
+        """Returns data sets by name; the first has one value, the last is larger."""
         return dict(self.values) if self.values is not None else zoo(self.of)
 
     def few(self) -> Any:
@@ -62,11 +63,11 @@ class Subject:
         return stack
 
     def whole(self, values: Any) -> Stack:
-        """All values, in one batch, in `GROUPS` groups."""
+        """Returns a stack of all values, added in one batch, in `GROUPS` groups."""
         return filled(self, codes_for(values, GROUPS), values, GROUPS)
 
     def parts(self, values: Any, parts: int) -> list[Stack]:
-        """The same values in several stacks."""
+        """Returns several stacks that have all values together."""
         codes = codes_for(values, GROUPS)
         cut = np.random.default_rng(SEED + 1).integers(0, parts, len(values))
         return [
@@ -77,13 +78,13 @@ class Subject:
         ]
 
     def answers(self, stack: Stack) -> dict[str, npt.NDArray[Any]]:
-        """Every question that it says it answers -> value, lower, upper: shape (3, groups)."""
+        """Returns, per question of `questions`, the value, lower and upper bounds: shape (3, groups)."""
         result = {}
         for kind in stack.questions:
             for question in self._questions_of(kind, stack):
-                given = stack.query(question)
+                answer = stack.query(question)
                 name = kind.__name__ if kind in ABOUT_TWO else repr(question)
-                result[name] = np.stack([given.value, given.lower, given.upper])
+                result[name] = np.stack([answer.value, answer.lower, answer.upper])
         return result
 
     def _questions_of(self, kind: type[Question], stack: Any) -> tuple[Question, ...]:
@@ -93,11 +94,11 @@ class Subject:
             return tuple(ABOUT_ITEMS[kind](item) for item in ITEMS[self.of])
         if kind in ABOUT_TWO:
             return (ABOUT_TWO[kind](stack),)
-        assert kind in QUESTIONS, f"say in Subject(questions=...) how {kind.__name__} is asked"
+        assert kind in QUESTIONS, f"add instances of {kind.__name__} to Subject(questions=...)"
         return QUESTIONS[kind]
 
     def read(self, data: bytes) -> Stack:
-        """Back from bytes: as the registry does it, or the class itself while it is not registered."""
+        """Reads a stack through the registry, or by its own class if it is not registered."""
         return self.from_message(codec.unseal(data))
 
     def from_message(self, message: SynopsisMessage) -> Stack:
@@ -105,24 +106,24 @@ class Subject:
         return own.from_message(message) if not is_kind(own.kind) else stack_from_message(message)
 
     def assert_same(self, left: Stack, right: Stack, values: Any = ()) -> None:
-        """Fails unless the two are as alike as `equal` says; `values`: all that went in."""
+        """Raises AssertionError unless the stacks are equal in the sense of `equal`; `values`: all values of both."""
         assert len(left) == len(right), f"{len(left)} groups and {len(right)}"
         if self.equal == "bytes":
             assert to_bytes(left) == to_bytes(right), (
-                f"other bytes; answers {self.answers(left)}, {self.answers(right)}"
+                f"bytes differ; answers {self.answers(left)}, {self.answers(right)}"
             )
             return
         mine, theirs = self.answers(left), self.answers(right)
         assert mine.keys() == theirs.keys()
         scale = _scale_of(values)
-        for name, given in mine.items():
+        for name, answer in mine.items():
             if self.equal == "bounds":
-                apart = np.maximum(given[1], theirs[name][1]) > np.minimum(given[2], theirs[name][2])
-                assert not apart.any(), f"{name}: intervals {given[1:]} and {theirs[name][1:]} do not meet"
+                apart = np.maximum(answer[1], theirs[name][1]) > np.minimum(answer[2], theirs[name][2])
+                assert not apart.any(), f"{name}: intervals {answer[1:]} and {theirs[name][1:]} do not overlap"
                 continue
-            # Squared deviations cancel from squares of the values; all else from the values.
+            # Cancellation in squared deviations is relative to squares of the values, otherwise to the values.
             slack = 1e-12 * (scale * scale if name.startswith("Variance") else scale)
-            np.testing.assert_allclose(given, theirs[name], rtol=1e-9, atol=slack, err_msg=name)
+            np.testing.assert_allclose(answer, theirs[name], rtol=1e-9, atol=slack, err_msg=name)
 
 
 def codes_for(values: Any, groups: int, seed: int = SEED) -> IntArray:
@@ -136,7 +137,7 @@ def filled(subject: Subject, codes: IntArray, values: Any, groups: int) -> Stack
 
 
 def add(stack: Stack, codes: IntArray, values: Any) -> None:
-    """Updates a stack. Samples are told which record is which, or the order of arrival would decide."""
+    """Updates a stack. Samples get record numbers, since they would otherwise depend on the order of arrival."""
     if isinstance(stack, SampleStack):
         ids = (hash_values(values) >> np.uint64(1)).astype(np.int64)
         stack.update(codes, values, times=ids // 2**40, ids=ids)
@@ -149,7 +150,7 @@ def pick(values: Any, at: IntArray) -> Any:
 
 
 def merged(subject: Subject, parts: list[Stack]) -> Stack:
-    """All parts into an empty stack, one after the other."""
+    """Merges all stacks into an empty one, one after the other."""
     stack = subject.empty()
     for part in parts:
         stack.merge(part, np.arange(len(part)))
@@ -162,7 +163,7 @@ def to_bytes(stack: Stack) -> bytes:
 
 @contextmanager
 def refused(error: type[Exception], *named: str) -> Iterator[None]:
-    """Fails unless this error comes, and its message has these words."""
+    """Raises AssertionError unless the block raises this error with these words in its message."""
     try:
         yield
     except error as exc:
@@ -173,7 +174,7 @@ def refused(error: type[Exception], *named: str) -> Iterator[None]:
 
 
 def _scale_of(values: Any) -> float:
-    """The sum of the absolute values."""
+    """Returns the sum of the absolute values."""
     if isinstance(values, pa.Array) or not len(values):
         return 0.0
     with np.errstate(over="ignore"):

@@ -1,8 +1,9 @@
-"""Data and questions that the battery puts to a stack: what is common, and what breaks things."""
+"""Data sets and questions of the tests: common cases and edge cases."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -69,8 +70,9 @@ ABOUT_TWO: dict[type[Question], Callable[[Any], Question]] = {
 }
 
 
+@cache
 def zoo(type_: str) -> dict[str, Any]:
-    """Data sets of one column type, as stacks receive them: NumPy, or Arrow for strings."""
+    """Returns data sets of one column type in the form that stacks take: NumPy, or Arrow for strings."""
     rng = np.random.default_rng(SEED)
     if type_ == "bool":
         return {"one": np.array([True]), "mixed": rng.random(500) < 0.3, "all false": np.zeros(50, bool)}

@@ -16,16 +16,15 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from center.api.app import create_app
-from center.catalog import Catalog, HeartbeatRecord, RegisteredQuery, StreamRecord
+from center.api import create_app
+from center.catalog import Catalog, ComponentRegistry, HeartbeatRecord, RegisteredQuery, StreamRecord
 from center.config import ApiSection
-from center.ledger import EdgesChanged, FrameFact, Ledger, Registered
-from center.parts import PartRegistry
+from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import SliceClose, Withheld
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import SliceClose, Withheld
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z
@@ -47,14 +46,14 @@ class Desk:
         self.now = T0 + 1000 * HOUR
         url = f"sqlite:///{path}/catalog.db"
         self.catalog = Catalog(url)
-        self.parts = PartRegistry(url)
+        self.components = ComponentRegistry(url)
         self.results = ResultStore(f"sqlite:///{path}/results.db")
         self.ledger = Ledger()
         self._positions: dict[str, int] = {}
 
     def app(self, **config: Any) -> FastAPI:
         section = ApiSection(**config)
-        return create_app(self.catalog, self.results, self.parts, section, now_ms=lambda: self.now)
+        return create_app(self.catalog, self.results, self.components, section, now_ms=lambda: self.now)
 
     def ask(self, method: str, path: str, *, app: FastAPI | None = None, **request: Any) -> httpx.Response:
         async def once() -> httpx.Response:
@@ -70,7 +69,7 @@ class Desk:
     def connect(self, *edges: str) -> None:
         for edge in edges:
             streams = [StreamRecord("flights", COLUMNS, LIVE)]
-            self.catalog.hello(
+            self.catalog.begin_session(
                 EdgeId(edge), f"{edge}-1", labels={"city": edge}, streams=streams, oldest_seq=0, next_seq=0,
                 now_ms=self.now,
             )  # fmt: skip
@@ -78,11 +77,11 @@ class Desk:
     def beat(self, edge: str, watermark_ms: int, **drops: int) -> None:
         marks, records = {"flights": watermark_ms}, {"flights": 7}
         record = HeartbeatRecord(EdgeId(edge), marks, records, drops, 0, 1000.0, 20.0, 0.0, self.now)
-        self.catalog.heartbeats([record])
+        self.catalog.record_heartbeats([record])
 
     def register(self, **changes: object) -> RegisteredQuery:
         query = self.catalog.register(QuerySpec.from_mapping({**SPEC, **changes}), self.now)
-        self.results.tick(self.ledger, [EdgesChanged(tuple(self.catalog.edges())), Registered(query)], self.now)
+        self.results.tick(self.ledger, [EdgesChanged(tuple(self.catalog.edges())), QueryRegistered(query)], self.now)
         return query
 
     def report(
@@ -112,7 +111,7 @@ class Desk:
         delta = MergedDelta(query.ref, start_ms, 0, part.to_bytes())
         through = start_ms + HOUR if closed else start_ms
         close = SliceClose(start_ms, rows, 0, withheld)
-        fact = FrameFact(
+        fact = FrameSummary(
             query.ref, position, EdgeId(edge), through, (close,), (start_ms,), 500, self.now, f"{edge}-1"
         )  # fmt: skip
         self.results.apply(self.ledger, [delta], [fact], {query.key: position}, self.now)
@@ -144,7 +143,7 @@ class Desk:
 def desk(tmp_path: Path) -> Iterator[Desk]:
     desk = Desk(tmp_path)
     yield desk
-    for store in (desk.catalog, desk.parts, desk.results):
+    for store in (desk.catalog, desk.components, desk.results):
         store.close()
 
 

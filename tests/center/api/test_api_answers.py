@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
-from center.answers import render
 from center.api.models import Answer, AnswerList, AnswerPage
+from center.serving import render
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000
@@ -28,7 +28,7 @@ def test_latest_is_the_newest_revision_of_the_last_window_as_it_is_rendered(two_
     assert Answer.model_validate(answer.json()).quality["completeness"]["ratio"] == 1
 
 
-def test_a_query_without_answers_is_told_from_one_that_does_not_exist(desk):
+def test_a_query_without_answers_differs_from_one_that_does_not_exist(desk):
     desk.connect("jfk")
     desk.register()
     assert "has no answer yet" in desk.get("/v1/queries/flights/latest").json()["detail"]
@@ -109,7 +109,7 @@ def test_a_given_revision_may_be_cached_for_good_once_the_version_is_in_the_url(
     assert desk.get(f"{path}?revision=1&version=2").status_code == 404
 
 
-def test_what_a_client_has_already_is_not_sent_again(two_hours):
+def test_a_copy_that_is_current_is_not_sent_again(two_hours):
     desk, query = two_hours
     for path in (f"windows/{T0}?revision=1", f"windows/{T0}", "latest", "windows", f"at?time={T0}"):
         first = desk.get(f"/v1/queries/flights/{path}")
@@ -187,7 +187,7 @@ def test_columns_of_an_answer_give_way_to_a_measure_of_that_name(desk):
         (f"{ARROW}, */*;q=0.1", ARROW),
     ],
 )
-def test_the_form_is_the_one_that_accept_likes_best(two_hours, accept, form):
+def test_the_form_is_the_one_that_accept_prefers(two_hours, accept, form):
     desk, _ = two_hours
     headers = {"Accept": accept} if accept else {}
     assert desk.get("/v1/queries/flights/latest", headers=headers).headers["content-type"].partition(";")[0] == form
@@ -260,7 +260,7 @@ def test_a_wrong_parameter_is_named_with_what_is_accepted(two_hours, asked, fiel
     assert said in problem["detail"]
 
 
-def test_what_no_measure_can_answer_is_refused_and_confidence_holds_at_any_of_exact_ones(two_hours):
+def test_unanswerable_questions_are_refused_and_exact_measures_accept_any_confidence(two_hours):
     desk, _ = two_hours
     refused = desk.get("/v1/queries/flights/latest?quantile=0.5&quantile=0.99")
     assert refused.status_code == 422 and refused.json()["field"] == "quantile"

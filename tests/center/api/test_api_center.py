@@ -10,16 +10,18 @@ from fastapi import FastAPI
 
 from center.api.models import Edge, ProblemDetails, Readiness
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS, install
-from center.parts import Heartbeat
+from center.catalog import ComponentHeartbeat
 from edgewater import errors
 from edgewater.streams import EdgeId
 
 T0 = 1_356_998_400_000
 
 
-def beat(desk, *parts, at=None, problem=""):
-    for part in parts:
-        desk.parts.beat(Heartbeat(part, "host:1", "127.0.0.1:1", 0, desk.now if at is None else at, problem))
+def beat(desk, *components, at=None, problem=""):
+    for component in components:
+        desk.components.record(
+            ComponentHeartbeat(component, "host:1", "127.0.0.1:1", 0, desk.now if at is None else at, problem)
+        )
 
 
 def test_an_edge_is_shown_as_its_hello_and_heartbeat_described_it(desk):
@@ -57,15 +59,15 @@ def test_a_process_that_answers_is_alive_whatever_the_others_do(desk):
     assert desk.get("/livez").json() == {"live": True}
 
 
-def test_the_center_is_ready_when_all_parts_beat(desk):
+def test_the_center_is_ready_when_all_components_send_heartbeats(desk):
     beat(desk, "gateway", "job", "api")
     ready = desk.get("/readyz")
     assert ready.status_code == 200
     assert ready.json()["missing"] == []
-    assert ready.json()["parts"]["gateway"]["address"] == "127.0.0.1:1"
+    assert ready.json()["components"]["gateway"]["address"] == "127.0.0.1:1"
 
 
-def test_a_part_that_is_missing_is_named_with_why(desk):
+def test_a_missing_component_is_named_with_the_reason(desk):
     beat(desk, "api")
     beat(desk, "job", at=desk.now - 12_000)
     beat(desk, "gateway", problem="frames cannot be made durable: the disk is full")
@@ -76,7 +78,7 @@ def test_a_part_that_is_missing_is_named_with_why(desk):
         "gateway: frames cannot be made durable: the disk is full",
         "job: no heartbeat for 12 s",
     ]
-    desk.parts.leave("gateway", "host:1")
+    desk.components.remove("gateway", "host:1")
     assert "gateway: has not started" in desk.get("/readyz").json()["missing"]
 
 
@@ -89,7 +91,7 @@ def test_a_store_out_of_reach_is_missing_too(desk, tmp_path: Path):
     assert any(m.startswith("results: ") for m in missing)
 
 
-def test_metrics_tell_requests_by_route_and_the_centers_state(desk):
+def test_metrics_report_requests_by_route_and_the_centers_state(desk):
     desk.connect("jfk")
     desk.register()
     desk.beat("jfk", desk.now - 2000)
@@ -103,8 +105,8 @@ def test_metrics_tell_requests_by_route_and_the_centers_state(desk):
         'edgewater_api_requests_total{method="GET",route="/v1/queries/{name}",status="200"} 1.0',
         'edgewater_api_requests_total{method="GET",route="/v1/queries/{name}",status="404"} 1.0',
         'edgewater_api_requests_total{method="GET",route="(none)",status="404"} 1.0',
-        'edgewater_part_ready{part="gateway"} 1.0',
-        'edgewater_part_ready{part="job"} 0.0',
+        'edgewater_component_ready{component="gateway"} 1.0',
+        'edgewater_component_ready{component="job"} 0.0',
         'edgewater_edges{state="up"} 1.0',
         'edgewater_edge_watermark_lag_seconds{edge="jfk",stream="flights"} 2.0',
         "edgewater_queries 1.0",
@@ -113,7 +115,7 @@ def test_metrics_tell_requests_by_route_and_the_centers_state(desk):
         assert line in text.splitlines()
 
 
-def test_with_a_token_everything_under_v1_asks_for_it_and_health_does_not(desk):
+def test_with_a_token_everything_under_v1_requires_it_and_health_does_not(desk):
     app = desk.app(token="secret")
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}):
         for path in ("/v1/queries", "/v1/queries/x/latest", "/v1/edges", "/v1/alarms", "/v1/live"):
@@ -155,7 +157,7 @@ def test_the_methods_that_are_possible_are_named(desk):
     assert set(desk.ask("PUT", "/v1/queries").headers["allow"].replace(" ", "").split(",")) >= {"GET"}
 
 
-def test_a_fault_of_ours_is_a_problem_that_gives_nothing_away(desk):
+def test_an_internal_error_is_a_problem_without_details(desk):
     app = FastAPI()
     install(app)
 

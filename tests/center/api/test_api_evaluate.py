@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from center.api.questioning import MAX_LINE_BYTES, Lines, TooLong
-from center.decoded import Decoded
-from center.evaluate import Evaluator
-from center.evaluate_lines import Line
-from center.stored_windows import StoredWindows
-from edgewater.wire.frames import Withheld
+from center.api.evaluate_stream import MAX_LINE_BYTES, LineSplitter, OversizedLine
+from center.serving import Evaluator, StoredWindows, SynopsisCache, WindowQuestion
+from edgewater.wire import Withheld
 
 HOUR, T0 = 3_600_000, 1_356_998_400_000
 PATH = "/v1/queries/flights/evaluate"
@@ -84,7 +81,7 @@ def test_a_time_and_a_start_name_windows(asked):
     assert (at["estimate"], start["estimate"], start["phase"]) == (14, 13, "final")
 
 
-def test_windows_that_overlap_merge_only_what_takes_a_record_twice(desk):
+def test_overlapping_windows_merge_only_idempotent_measures(desk):
     desk.connect("jfk")
     query = desk.register(window={"sliding": "2h", "every": "1h"}, measures=MEASURES)
     for hour in range(3):
@@ -134,7 +131,7 @@ def test_every_kind_of_question_has_an_answer(asked):
     ],
     ids=["stated", "of zeros", "of records", "nothing"],
 )
-def test_what_is_withheld_of_a_sum_bounds_the_sum_and_not_how_many_records_are_missing(desk, measures, withheld, known):
+def test_the_withheld_bound_of_a_sum_does_not_bound_the_number_of_missing_records(desk, measures, withheld, known):
     desk.connect("jfk")
     query = desk.register(measures=measures, budget={"error": {"miles": 10}})
     stated = tuple(Withheld(name, 9.0, 0.0, 9.0, 0.0, 1) for name in withheld)
@@ -148,16 +145,16 @@ def test_what_is_withheld_of_a_sum_bounds_the_sum_and_not_how_many_records_are_m
     assert (count["estimate"], count["lower"], count["upper"]) == (5, bound, bound)
 
 
-def test_what_is_remembered_of_looks_is_bounded_by_the_windows_in_it(asked, monkeypatch):
+def test_the_cache_of_lookups_is_bounded_by_the_windows_in_it(asked, monkeypatch):
     desk = asked.desk
-    monkeypatch.setattr("center.stored_windows._FOUND", 8)
-    windows = StoredWindows(desk.results, desk.catalog.query("flights"), Decoded(1 << 20), desk.catalog.query)
+    monkeypatch.setattr("center.serving.stored_windows._CACHED_WINDOWS", 8)
+    windows = StoredWindows(desk.results, desk.catalog.query("flights"), SynopsisCache(1 << 20), desk.catalog.query)
     for count in (1, 2, 3):
         assert len(windows.latest(count)) == count
         assert len(windows.at(T0 + count)) == 1
-    assert sum(map(len, windows._found.values())) < 8
-    monkeypatch.setattr("center.stored_windows._FOUND", 3)
-    windows = StoredWindows(desk.results, desk.catalog.query("flights"), Decoded(1 << 20), desk.catalog.query)
+    assert sum(map(len, windows._lookups.values())) < 8
+    monkeypatch.setattr("center.serving.stored_windows._CACHED_WINDOWS", 3)
+    windows = StoredWindows(desk.results, desk.catalog.query("flights"), SynopsisCache(1 << 20), desk.catalog.query)
     assert len(windows.latest(3)) == 3, "more than can be remembered is given all the same"
 
 
@@ -165,7 +162,7 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     ("{not json", "", "a line of JSON"),
     (r'{"id": "\ud800", "latest": 1, "measure": "n"}', "", "a line of JSON"),
     (r'{"latest": 1, "measure": "n", "group": {"carrier": "\ud800"}}', "", "a line of JSON"),
-    ('{"id": 1e400, "latest": 1, "measure": "n"}', "", "1e400 is too large a number"),
+    ('{"id": 1e400, "latest": 1, "measure": "n"}', "", "1e400 is out of range"),
     ("[1]", "", "an object"),
     ('{"latest": NaN}', "", "a line of JSON"),
     ({"measure": "n"}, "", "which windows"),
@@ -176,7 +173,7 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     ({"latest": 1, "measure": "delay"}, "measure", "one of n, miles"),
     ({"latest": 1, "measure": "n", "question": "median"}, "question", "unknown question"),
     ({"latest": 1, "measure": "n", "question": "quantile", "q": 0.5}, "question", "one of count"),
-    ({"latest": 1, "measure": "delays", "question": "quantile"}, "q", "needs it"),
+    ({"latest": 1, "measure": "delays", "question": "quantile"}, "q", "requires it"),
     ({"latest": 1, "measure": "delays", "question": "quantile", "q": 2}, "q", "rank from 0 to 1"),
     ({"latest": 1, "measure": "miles", "question": "frequency", "item": "far"}, "item", "type int64"),
     ({"latest": 1, "measure": "miles", "question": "frequency", "item": [1]}, "item", "type int64"),
@@ -192,7 +189,7 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     ({"latest": 1, "measure": "n", "colour": "red"}, "colour", "unknown field"),
     ({"latest": 1, "measure": "join", "question": "join_size"}, "with", "about two"),
     ({"latest": 1, "measure": "join", "question": "join_size", "with": {"query": "flights", "measure": "miles"}},
-     "with", "made alike"),
+     "with", "a measure with equal parameters"),
 ]  # fmt: skip
 
 
@@ -209,7 +206,7 @@ def test_a_bad_line_is_answered_by_a_problem_and_the_others_go_on(asked):
         assert said in problem["detail"], line
 
 
-def test_what_does_not_exist_is_told_per_line_and_an_unknown_query_at_once(asked):
+def test_missing_windows_are_reported_per_line_and_an_unknown_query_at_once(asked):
     lines = asked(
         {"window": 0, "measure": "n"},
         {"latest": 1, "measure": "n", "group": {"carrier": "ZZ"}},
@@ -225,12 +222,12 @@ def test_a_line_that_is_too_long_is_refused_without_being_kept(asked):
     long = json.dumps({"id": "x" * MAX_LINE_BYTES})
     bad, good = asked(long, {"id": 2, "latest": 1, "measure": "n", "global": True})
     assert f"at most {MAX_LINE_BYTES} bytes" in bad["error"]["detail"] and good["id"] == 2
-    lines = Lines()
+    lines = LineSplitter()
     for _ in range(100):
         assert lines.feed(b"y" * 10_000) == []
         assert len(lines._rest) <= MAX_LINE_BYTES + 1
     (found,) = lines.feed(b"\n")
-    assert isinstance(found, TooLong)
+    assert isinstance(found, OversizedLine)
     assert lines.feed(b'{"id":\r\n\n 1}\n') == [b'{"id":\r\n', b" 1}\n"]
 
 
@@ -313,16 +310,16 @@ def _scope() -> dict[str, Any]:
     ],
     ids=["item", "x", "q", "k"],
 )
-def test_a_number_that_cannot_be_meant_is_refused_by_its_field_and_the_next_line_is_answered(asked, question, field):
+def test_a_number_out_of_range_is_refused_by_its_field_and_the_next_line_is_answered(asked, question, field):
     refused, answered = asked({"latest": 1, "global": True, **question}, {"latest": 1, "measure": "n", "global": True})
     assert (refused["error"]["status"], refused["error"]["field"]) == (422, field)
     assert answered["estimate"] == 15
 
 
-def test_a_fault_of_ours_costs_its_own_line_and_no_other(asked, monkeypatch, caplog):
+def test_an_internal_error_fails_its_own_line_only(asked, monkeypatch, caplog):
     answer = Evaluator.answer
 
-    def faulty(self: Evaluator, line: Line) -> Iterator[dict[str, Any]]:
+    def faulty(self: Evaluator, line: WindowQuestion) -> Iterator[dict[str, Any]]:
         assert line.id != "bad", "a fault"
         return answer(self, line)
 

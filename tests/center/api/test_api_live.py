@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from center.answers import render
-from center.api.live import Changes, Stream, newest_revisions
-from center.api.progress import Progress
+from center.api.edge_progress import EdgeProgress
+from center.api.live_feed import AnswerPoller, LiveStream, newest_revisions
+from center.serving import render
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000
@@ -73,7 +73,7 @@ def test_questions_are_asked_of_live_answers_too(two_hours):
         ]
 
 
-def test_progress_comes_also_without_data_and_tells_how_far_each_edge_is(desk):
+def test_progress_is_sent_without_data_too_and_reports_each_edge(desk):
     desk.connect("jfk", "lga")
     desk.register()
     desk.beat("jfk", T0 + HOUR)
@@ -86,7 +86,7 @@ def test_progress_comes_also_without_data_and_tells_how_far_each_edge_is(desk):
         assert (edges["lga"]["watermark"], edges["lga"]["state"]) == (None, "up")
 
 
-def test_a_client_that_comes_back_goes_on_behind_the_last_answer_it_has(two_hours):
+def test_a_client_that_reconnects_continues_after_its_last_answer(two_hours):
     desk, _ = two_hours
     first = desk.results.answers_after(0, 1)[0]
     headers = {"Last-Event-ID": str(first.answer_id)}
@@ -95,7 +95,7 @@ def test_a_client_that_comes_back_goes_on_behind_the_last_answer_it_has(two_hour
         assert ids == [r.answer_id for r in newest_revisions(desk.results.answers_after(first.answer_id, 99))]
 
 
-def test_a_client_whose_answers_are_of_another_store_is_told_of_the_gap(two_hours):
+def test_a_client_with_answers_of_another_store_gets_a_gap(two_hours):
     desk, _ = two_hours
     headers = {"Last-Event-ID": "999999"}
     with desk.served() as url, streaming(f"{url}/v1/queries/flights/live", headers=headers) as events:
@@ -106,7 +106,7 @@ def test_a_client_whose_answers_are_of_another_store_is_told_of_the_gap(two_hour
 
 def test_a_client_that_was_slow_gets_the_newest_revision_of_each_window_and_no_queue(two_hours):
     desk, query = two_hours
-    stream = Stream(desk.app().state.services.feed, query)
+    stream = LiveStream(desk.app().state.services.feed, query)
     stream._begin()
     for flights in range(1, 6):  # five revisions while nobody reads
         desk.report(query, "lga", T0 + HOUR, {"UA": flights}, closed=False)
@@ -115,11 +115,11 @@ def test_a_client_that_was_slow_gets_the_newest_revision_of_each_window_and_no_q
     assert stream._newer() == []
 
 
-def test_a_client_that_is_too_far_behind_is_told_of_the_gap_and_gets_the_newest(two_hours, monkeypatch):
+def test_a_client_that_is_too_far_behind_gets_a_gap_and_the_newest(two_hours, monkeypatch):
     desk, query = two_hours
-    monkeypatch.setattr("center.api.live.PAGE", 2)
-    monkeypatch.setattr("center.api.live.MAX_PAGES", 1)
-    stream = Stream(desk.app().state.services.feed, query, after=0)
+    monkeypatch.setattr("center.api.live_feed.PAGE", 2)
+    monkeypatch.setattr("center.api.live_feed.MAX_PAGES", 1)
+    stream = LiveStream(desk.app().state.services.feed, query, after=0)
     assert stream._begin() == []
     for _ in range(4):
         desk.report(query, "lga", T0 + HOUR, {"UA": 1}, closed=False)
@@ -133,7 +133,7 @@ def test_a_client_that_is_too_far_behind_is_told_of_the_gap_and_gets_the_newest(
 
 def test_a_client_far_behind_reads_page_after_page_and_misses_no_window(two_hours, monkeypatch):
     desk, query = two_hours
-    monkeypatch.setattr("center.api.live.PAGE", 2)
+    monkeypatch.setattr("center.api.live_feed.PAGE", 2)
     for hour in range(2, 6):
         desk.report(query, "jfk", T0 + hour * HOUR, {"UA": 1})
         desk.report(query, "lga", T0 + hour * HOUR, {"UA": 1})
@@ -148,7 +148,7 @@ def test_a_client_far_behind_reads_page_after_page_and_misses_no_window(two_hour
     assert list(last.values()) == [r.revision for r in newest]
 
 
-def test_one_stream_tells_of_all_queries_but_not_of_deleted_ones(two_hours):
+def test_one_stream_covers_all_queries_but_deleted_ones(two_hours):
     desk, _ = two_hours
     other = desk.register(name="others")
     desk.report(other, "jfk", T0, {"UA": 1})
@@ -164,11 +164,11 @@ def test_one_stream_tells_of_all_queries_but_not_of_deleted_ones(two_hours):
         assert events.seen == ["answer", "answer", "progress"]
 
 
-def test_the_stream_of_all_queries_tells_of_one_that_is_younger_than_its_view_of_the_catalog(two_hours):
+def test_the_stream_of_all_queries_includes_one_younger_than_its_catalog_view(two_hours):
     desk, _ = two_hours
     feed = desk.app().state.services.feed
-    feed = replace(feed, progress=Progress(desk.catalog, lambda: desk.now, fresh_s=3600.0))
-    stream = Stream(feed)
+    feed = replace(feed, progress=EdgeProgress(desk.catalog, lambda: desk.now, fresh_s=3600.0))
+    stream = LiveStream(feed)
     assert len(stream._begin()) == 1
     young = desk.register(name="young")
     desk.report(young, "jfk", T0, {"UA": 1})
@@ -178,7 +178,7 @@ def test_the_stream_of_all_queries_tells_of_one_that_is_younger_than_its_view_of
     other = desk.register(name="other")
     desk.report(other, "jfk", T0, {"UA": 1})
     desk.report(other, "lga", T0, {"UA": 1})
-    begun = [json.loads(event.data)["query"] for event in Stream(feed)._begin()]
+    begun = [json.loads(event.data)["query"] for event in LiveStream(feed)._begin()]
     assert begun == ["flights", "young", "other"]
 
 
@@ -202,14 +202,14 @@ def test_streams_are_counted_while_they_are_open(two_hours):
 
 
 @pytest.mark.parametrize("last", ["x", "-1", "1" * 30])
-def test_a_last_event_id_that_is_none_is_refused(two_hours, last):
+def test_an_invalid_last_event_id_is_refused(two_hours, last):
     desk, _ = two_hours
     refused = desk.get("/v1/queries/flights/live", headers={"Last-Event-ID": last})
     assert refused.status_code == 422
     assert refused.json()["field"] == "Last-Event-ID"
 
 
-def test_a_waiting_stream_is_woken_by_a_new_answer_and_the_store_is_asked_only_while_one_waits():
+def test_a_new_answer_wakes_waiting_streams_and_the_store_is_polled_only_meanwhile():
     asked: list[int] = []
     newest = [0]
 
@@ -218,7 +218,7 @@ def test_a_waiting_stream_is_woken_by_a_new_answer_and_the_store_is_asked_only_w
         return newest[0]
 
     async def scenario() -> None:
-        changes = Changes(read, poll_s=0.001)
+        changes = AnswerPoller(read, poll_s=0.001)
         polling = asyncio.create_task(changes.run())
         await changes.wait(0, 0.01)  # nothing is new: it ends by its time
         assert changes.newest == 0

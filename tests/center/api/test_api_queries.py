@@ -34,7 +34,7 @@ def test_a_query_may_be_written_in_yaml(desk, media_type):
     assert desk.catalog.query("flights_by_carrier").spec == QuerySpec.from_mapping(EXAMPLE_SPEC)
 
 
-def test_the_same_query_again_is_the_one_that_is_there(desk):
+def test_registering_the_same_query_again_returns_the_existing_one(desk):
     first = post(desk, SPEC)
     again = post(desk, {**SPEC, "window": {"tumbling": "60m"}})
     assert again.status_code == 200
@@ -49,7 +49,7 @@ def test_another_query_under_a_name_that_is_taken_is_a_conflict(desk):
     assert refused.json()["type"] == "https://edgewater.dev/problems/conflict"
 
 
-def test_a_query_that_cannot_work_is_refused_by_field_value_and_what_is_accepted(desk):
+def test_an_invalid_query_is_refused_with_field_value_and_what_is_accepted(desk):
     refused = post(desk, {**SPEC, "window": {"tumbling": "soon"}})
     assert refused.status_code == 422
     assert refused.headers["content-type"] == "application/problem+json"
@@ -93,7 +93,7 @@ def test_a_query_that_does_not_fit_a_known_stream_names_the_column(desk):
         ("", "application/yaml"),
     ],
 )
-def test_a_body_that_is_no_query_is_refused_as_one(desk, body, content_type):
+def test_a_body_that_is_not_a_query_is_an_invalid_query(desk, body, content_type):
     refused = post(desk, body, content_type)
     assert refused.status_code == 422
     assert refused.json()["type"] == "https://edgewater.dev/problems/invalid-query"
@@ -103,25 +103,25 @@ def test_a_body_that_is_no_query_is_refused_as_one(desk, body, content_type):
 @pytest.mark.parametrize(
     ("body", "content_type", "field", "said"),
     [
-        ({**SPEC, "where": "carrier = '\ud800'"}, "application/json", "where", "surrogate pair"),
-        ({**SPEC, "name": "\ud800"}, "application/json", "name", "surrogate pair"),
-        ({**SPEC, "\ud800": 1}, "application/json", "", "surrogate pair"),
-        ('name: "\\ud800"', "application/yaml", "name", "surrogate pair"),
-        ('{"\\ud800": 1, "\\ud800": 1}', "application/json", "", "is there twice"),
-        ('"\\ud800": 1\n"\\ud800": 1', "application/yaml", "", "is there twice"),
-        ('{"name": "n", "name": "m"}', "application/json", "", "the key name is there twice"),
-        ("name: n\nname: m", "application/yaml", "", "the key name is there twice"),
+        ({**SPEC, "where": "carrier = '\ud800'"}, "application/json", "where", "unpaired surrogate"),
+        ({**SPEC, "name": "\ud800"}, "application/json", "name", "unpaired surrogate"),
+        ({**SPEC, "\ud800": 1}, "application/json", "", "unpaired surrogate"),
+        ('name: "\\ud800"', "application/yaml", "name", "unpaired surrogate"),
+        ('{"\\ud800": 1, "\\ud800": 1}', "application/json", "", "duplicate key"),
+        ('"\\ud800": 1\n"\\ud800": 1', "application/yaml", "", "duplicate key"),
+        ('{"name": "n", "name": "m"}', "application/json", "", "duplicate key name"),
+        ("name: n\nname: m", "application/yaml", "", "duplicate key name"),
         ("lateness: 2013-02-30", "application/yaml", "", "day is out of range"),
     ],
 )
-def test_what_could_be_neither_stored_nor_sent_is_refused_by_its_field(desk, body, content_type, field, said):
+def test_values_that_cannot_be_stored_or_sent_are_refused_by_field(desk, body, content_type, field, said):
     refused = post(desk, body, content_type)
     assert (refused.status_code, refused.json()["field"]) == (422, field)
     assert said in refused.json()["detail"]
     assert desk.get("/v1/queries").json() == {"queries": []}
 
 
-def test_yaml_aliases_cannot_blow_a_small_body_up(desk):
+def test_yaml_aliases_cannot_expand_a_small_body(desk):
     bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"{chr(98 + i)}: &{chr(98 + i)} [{','.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(12)
     )
@@ -143,8 +143,8 @@ def test_a_query_shows_what_each_edge_says_of_it(two_hours):
     desk.connect("ewr")
     desk.beat("jfk", 1_357_000_000_000)
     desk.beat("lga", 1 << 62)
-    desk.catalog.query_status(EdgeId("jfk"), query.ref, True, "", "")
-    desk.catalog.query_status(EdgeId("lga"), query.ref, False, "invalid-query", "no column carrier")
+    desk.catalog.record_query_status(EdgeId("jfk"), query.ref, True, "", "")
+    desk.catalog.record_query_status(EdgeId("lga"), query.ref, False, "invalid-query", "no column carrier")
     shown = desk.get("/v1/queries/flights").json()
     QueryDetail.model_validate(shown)
     edges = {e["edge"]: e for e in shown["edges"]}
@@ -166,7 +166,7 @@ def test_an_edge_that_a_query_names_is_expected_before_it_ever_connects(desk):
     assert edges == {"jfk": "up", "lga": "never_connected"}
 
 
-def test_an_edge_that_is_not_heard_of_is_unreachable_and_one_without_events_is_up(desk):
+def test_an_edge_without_heartbeats_is_unreachable_and_one_without_events_is_up(desk):
     desk.connect("jfk")
     desk.register()
     assert desk.get("/v1/queries/flights").json()["edges"][0]["state"] == "up"

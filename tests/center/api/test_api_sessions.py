@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from center.api.models import Answer
-from center.ledger import FrameFact
+from center.ledger import FrameSummary
 from center.results import MergedDelta
 from edgewater.streams import EdgeId
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import SliceClose
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import SliceClose
 
 MINUTE = 60_000
 T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z
@@ -31,7 +31,7 @@ def ship(desk, query, position, *times_s, before=()):
         closes.append(SliceClose(start, len(inside), 0, (), min(inside), max(inside)))
     touched = tuple(c.slice_start_ms for c in closes)
     through = T0 + 30 * MINUTE
-    fact = FrameFact(query.ref, position, EdgeId("jfk"), through, tuple(closes), touched, 10, desk.now, "jfk-1")
+    fact = FrameSummary(query.ref, position, EdgeId("jfk"), through, tuple(closes), touched, 10, desk.now, "jfk-1")
     desk.results.apply(desk.ledger, deltas, [fact], {query.key: position}, desk.now)
 
 
@@ -62,7 +62,7 @@ def test_sessions_are_listed_found_at_a_time_and_the_last_is_the_latest(two_sess
     assert windows([desk.get("/v1/queries/flights/latest").json()]) == [("10:00", "11:00", [1])]
 
 
-def test_a_session_that_is_part_of_another_says_so_and_is_in_no_list(two_sessions):
+def test_a_merged_session_names_its_successor_and_is_in_no_list(two_sessions):
     desk, query = two_sessions
     ship(desk, query, 2, 100, before=[65])
     page = desk.get("/v1/queries/flights/windows").json()
@@ -75,7 +75,7 @@ def test_a_session_that_is_part_of_another_says_so_and_is_in_no_list(two_session
     assert windows([first]) == [("02:15", "03:15", [1])] and "merged_into" not in first["quality"]
 
 
-def test_what_cannot_be_asked_is_refused_when_it_is_registered(desk):
+def test_impossible_session_queries_are_refused_at_registration(desk):
     for window, field in (({"count": 1000}, "window.count"), ({"session": "1m", "max": "30s"}, "window.max")):
         answer = desk.ask("POST", "/v1/queries", json={**SESSIONS, "window": window})
         assert answer.status_code == 422 and answer.json()["field"] == field

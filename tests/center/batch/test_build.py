@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from center.batch import Strategy, build
+from center.slicing import SlidingCount
 from edgewater.errors import InvalidRequest
-from edgewater.slicing import SlidingCount
 from edgewater.synopses import (
     BloomFilter,
     CountMin,
@@ -21,9 +21,9 @@ from edgewater.synopses import (
     Quantile,
     ReservoirSample,
     from_bytes,
+    function_named,
 )
-from edgewater.synopses.registry import function_named
-from edgewater.windows import CountWindow, Session, Sliding, Tumbling
+from edgewater.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
 
 pytestmark = pytest.mark.spark
 
@@ -72,7 +72,7 @@ def test_what_spark_builds_merges_with_what_an_edge_ships(df: Any, records: pd.D
     ids=["slicing", "bucketing", "a merge tree of three levels"],
 )
 def test_sliding_windows_equal_brute_force_per_stratum(df: Any, records: pd.DataFrame, strategy: Any) -> None:
-    window = Sliding("20s", "6s", "1s")
+    window = SlidingWindow("20s", "6s", "1s")
     out = build(df, CountMin(64, 3), of="ip", time="ts", window=window, stratify_by="site", strategy=strategy)
     found = windows(out)
     first, last = records.ts.min(), records.ts.max()
@@ -91,7 +91,7 @@ def test_sessions_end_where_nothing_happens_for_the_gap(spark: Any) -> None:
     )
     data["v"] = np.arange(3000)
     out = build(
-        spark.createDataFrame(data).repartition(5), HyperLogLog(), of="v", time="t", window=Session("300ms"),
+        spark.createDataFrame(data).repartition(5), HyperLogLog(), of="v", time="t", window=SessionWindow("300ms"),
         stratify_by="user",
     )  # fmt: skip
     expected = []
@@ -144,7 +144,7 @@ def test_grouped_aggregates_are_built_as_edges_build_them(df: Any, records: pd.D
         assert known is not None
         made[name] = known.make((), pa.int64())
     prototype = GroupedAggregate({"site": pa.string()}, made)
-    out = build(df, prototype, of={"site": "site", "bytes": "size"}, time="ts", window=Tumbling("50s"))
+    out = build(df, prototype, of={"site": "site", "bytes": "size"}, time="ts", window=TumblingWindow("50s"))
     for row in windows(out).itertuples():
         grouped = from_bytes(bytes(row.synopsis))
         truth = within(records, row).groupby("site")["size"]
@@ -156,16 +156,16 @@ def test_grouped_aggregates_are_built_as_edges_build_them(df: Any, records: pd.D
 def test_nulls_are_counted_and_a_record_without_a_time_is_refused_or_counted(spark: Any) -> None:
     rows = [(1000, 1.0), (1500, None), (None, 2.0), (None, 3.0), (2500, 4.0)]
     given = spark.createDataFrame(rows, "t long, v double").coalesce(1)
-    out = build(given, DDSketch(), of="v", time="t", window=Tumbling("1s"), null_times="count")
+    out = build(given, DDSketch(), of="v", time="t", window=TumblingWindow("1s"), null_times="count")
     counted = [(r.records, r.nulls, r.synopsis is None) for r in out.orderBy("window_start").collect()]
     assert counted == [(2, 0, True), (1, 1, False), (1, 0, False)]
     with pytest.raises(Exception, match="2 records of partition 0 have none"):
-        build(given, DDSketch(), of="v", time="t", window=Tumbling("1s")).collect()
+        build(given, DDSketch(), of="v", time="t", window=TumblingWindow("1s")).collect()
 
 
 def test_a_quantile_of_timestamps_without_a_zone_is_the_same_in_any_session_zone(spark: Any) -> None:
     given = spark.sql("select timestamp_ntz'2022-03-13 02:30:00' as t, 7.5 as d, 7 as v")
-    (row,) = windows(build(given, DDSketch(), of="v", time="t", window=Tumbling("1h"))).itertuples()
+    (row,) = windows(build(given, DDSketch(), of="v", time="t", window=TumblingWindow("1h"))).itertuples()
     assert row.window_start == 1_647_136_800_000
     assert from_bytes(bytes(row.synopsis)).query(Quantile(0.5)).value == pytest.approx(7, rel=0.02)
     with pytest.raises(InvalidRequest, match=r"column d of type decimal\(2,1\).*cast it first"):
@@ -179,16 +179,16 @@ def test_a_quantile_of_timestamps_without_a_zone_is_the_same_in_any_session_zone
         ({"of": "ip", "synopsis": DDSketch()}, "column ip of type string"),
         ({"of": "ip", "stratify_by": 3}, "stratify_by: 3 .* a list of columns"),
         ({"of": "ip", "time": "latency"}, "column latency of type double"),
-        ({"of": "ip", "window": Tumbling("1s")}, "a tumbling window goes by them"),
+        ({"of": "ip", "window": TumblingWindow("1s")}, "a tumbling window needs it"),
         ({"of": "ip", "time": "ts", "window": "5s"}, "window: '5s'"),
         ({"of": "ip", "synopsis": CountMin}, "an empty synopsis"),
-        ({"of": "ip", "strategy": Strategy("round_robin", "slicing", "manager")}, "the parts have to become one"),
+        ({"of": "ip", "strategy": Strategy("round_robin", "slicing", "manager")}, "the parts must be merged"),
         ({"of": "ip", "strategy": Strategy("stratified", "slicing", "merge")}, "there are no strata"),
-        ({"of": "size", "synopsis": FifoSample(5)}, "fifo goes by them"),
+        ({"of": "size", "synopsis": FifoSample(5)}, "fifo needs it"),
         ({"of": "ip", "lateness": "1 minute"}, "a streaming DataFrame"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_before_a_job_runs(df: Any, arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_before_a_job_runs(df: Any, arguments: dict[str, Any], message: str) -> None:
     given = {"synopsis": CountMin(), **arguments}
     with pytest.raises(InvalidRequest, match=message):
         build(df, given.pop("synopsis"), **given)

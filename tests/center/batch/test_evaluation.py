@@ -1,4 +1,4 @@
-"""Questions to windows on Spark, one by one, as a stream, and in SQL."""
+"""MeasureQuestions to windows on Spark, one by one, as a stream, and in SQL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from center.batch import build, evaluate, register_sql
 from edgewater.errors import InvalidRequest
 from edgewater.synopses import CountMin, DDSketch, Distinct, Frequency, HyperLogLog, Quantile, from_bytes
-from edgewater.windows import Sliding, Tumbling
+from edgewater.windows import SlidingWindow, TumblingWindow
 
 pytestmark = pytest.mark.spark
 
@@ -25,7 +25,7 @@ def ms(row: Any) -> int:
 
 @pytest.fixture(scope="module")
 def counted(df: Any) -> Any:
-    window = Sliding("20s", "10s")
+    window = SlidingWindow("20s", "10s")
     return build(df, CountMin(1 << 13, 4), of="ip", time="ts", window=window, stratify_by="site").cache()
 
 
@@ -49,7 +49,7 @@ def test_a_stream_of_questions_is_answered_by_every_window_over_their_times(
     wrong = {row.id: row.error for row in answers.itertuples() if row.error}
     assert wrong.keys() == {20, 21, 22}
     assert "frequency" in wrong[20]
-    assert "there is no window" in wrong[22]
+    assert "no window for this question" in wrong[22]
 
 
 def test_each_stratum_answers_for_itself(spark: Any, counted: Any, records: pd.DataFrame) -> None:
@@ -63,7 +63,7 @@ def test_each_stratum_answers_for_itself(spark: Any, counted: Any, records: pd.D
     for site in ("lga", "ewr"):
         held = records[(records.site == site) & (records.ts >= ms(answers[site]))]
         assert answers[site].estimate == (held.ip == "10.0.0.1").sum()
-    assert "there is no window" in answers["bos"].error
+    assert "no window for this question" in answers["bos"].error
     assert len(evaluate(counted, questions, last=3).collect()) == 7
 
 
@@ -96,7 +96,7 @@ def evaluated_window(counted: Any) -> bytes:
 def test_sql_estimates_and_merges(spark: Any, df: Any, records: pd.DataFrame) -> None:
     register_sql(spark)
     for name, prototype, column in (("latencies", DDSketch(), "latency"), ("ips", HyperLogLog(), "ip")):
-        out = build(df, prototype, of=column, time="ts", window=Tumbling("25s"), stratify_by="site")
+        out = build(df, prototype, of=column, time="ts", window=TumblingWindow("25s"), stratify_by="site")
         out.createOrReplaceTempView(name)
     rows = spark.sql("""
         select site, a.estimate, a.lower, a.upper, a.basis
@@ -133,7 +133,7 @@ def test_sql_estimates_and_merges(spark: Any, df: Any, records: pd.DataFrame) ->
         (None, {"stratified": False, "question": "id"}, "column id of type"),
     ],
 )  # fmt: skip
-def test_a_question_that_cannot_be_put_is_refused_at_once(
+def test_an_invalid_question_is_refused_at_once(
     spark: Any, counted: Any, questions: Any, arguments: dict[str, Any], message: str
 ) -> None:
     given = spark.createDataFrame([("{}", 1)], "question string, id int") if questions is None else questions

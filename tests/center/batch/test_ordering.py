@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from center.batch import Strategy, build, evaluate
-from edgewater.slicing import SlidingCount
+from center.slicing import SlidingCount
 from edgewater.synopses import HaarWavelet, Point, RangeSum, from_bytes
-from edgewater.windows import CountWindow, Sliding, Tumbling
+from edgewater.windows import CountWindow, SlidingWindow, TumblingWindow
 
 pytestmark = pytest.mark.spark
 
@@ -21,9 +21,9 @@ MANAGED = Strategy("order_based", "slicing", "manager", partitions=3)
     ("window", "strategy"),
     [
         (None, "auto"),
-        (Tumbling("10s"), MANAGED),
-        (Sliding("20s", "5s"), MANAGED),
-        (Sliding("20s", "5s"), Strategy("order_based", "bucketing", "manager", partitions=4)),
+        (TumblingWindow("10s"), MANAGED),
+        (SlidingWindow("20s", "5s"), MANAGED),
+        (SlidingWindow("20s", "5s"), Strategy("order_based", "bucketing", "manager", partitions=4)),
         (CountWindow(1500), MANAGED),
         (SlidingCount(1500, 900), MANAGED),
     ],

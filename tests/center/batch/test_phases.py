@@ -11,16 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from center.batch import Strategy, compute, plan
-from center.batch.compute import Compute, Job
-from center.batch.layout import Layout
-from center.batch.merging import Finish, Piece, bounds_of, sessions, sliding
-from center.batch.template import Template
+from center.batch import Strategy, plan
+from center.batch import compute_phase as compute
+from center.batch.compute_phase import BatchJob, Compute
+from center.batch.layout import RecordLayout
+from center.batch.merge_phase import FinishLevel, SlicePartial, bounds_of, session_windows, sliding_windows
+from center.batch.pattern import SynopsisPattern
 from edgewater.errors import InvalidRequest
-from edgewater.synopses import CountMin, GroupedAggregate, HaarWavelet, HyperLogLog, ReservoirSample, from_bytes
-from edgewater.synopses.base import Properties
-from edgewater.synopses.registry import function_named
-from edgewater.windows import CountWindow, Session, Sliding, Tumbling
+from edgewater.synopses import (
+    CountMin,
+    GroupedAggregate,
+    HaarWavelet,
+    HyperLogLog,
+    Properties,
+    ReservoirSample,
+    from_bytes,
+    function_named,
+)
+from edgewater.windows import CountWindow, SessionWindow, SlidingWindow, TumblingWindow
 
 
 class Noted:
@@ -36,9 +44,9 @@ class Noted:
         return Noted(*self.values, *(v for o in others for v in o.values))
 
 
-def piece(start: int, first_ms: int | None = None, last_ms: int | None = None) -> Piece:
+def piece(start: int, first_ms: int | None = None, last_ms: int | None = None) -> SlicePartial:
     first_ms = start if first_ms is None else first_ms
-    return Piece(start, first_ms, first_ms if last_ms is None else last_ms, 1, 0, held=Noted(start))
+    return SlicePartial(start, first_ms, first_ms if last_ms is None else last_ms, 1, 0, held=Noted(start))
 
 
 @settings(max_examples=200)
@@ -46,7 +54,7 @@ def piece(start: int, first_ms: int | None = None, last_ms: int | None = None) -
 def test_sliding_windows_hold_their_slices_in_order_whatever_is_missing(
     numbers: set[int], size: int, every: int, offset: int, data: Any
 ) -> None:
-    window = Sliding(max(size, every), min(size, every), offset)
+    window = SlidingWindow(max(size, every), min(size, every), offset)
     starts = sorted({window.slice_start(n) for n in numbers})
     expected: dict[int, tuple[int, ...]] = {}
     for start in starts:
@@ -54,27 +62,27 @@ def test_sliding_windows_hold_their_slices_in_order_whatever_is_missing(
             expected[w] = (*expected.get(w, ()), start)
     low = offset + window.every_ms * data.draw(st.integers(-10, 5))
     end = low + window.every_ms * data.draw(st.integers(1, 30))
-    found = {w: p.held.values for w, p in sliding((piece(s) for s in starts), window, low, end)}
+    found = {w: p.held.values for w, p in sliding_windows((piece(s) for s in starts), window, low, end)}
     assert found == {w: slices for w, slices in sorted(expected.items()) if low <= w < end}
 
 
 def test_a_sliding_window_costs_three_merges_a_slice_whatever_the_overlap() -> None:
-    window = Sliding(100, 1)
+    window = SlidingWindow(100, 1)
     Noted.merges = 0
-    assert len(list(sliding((piece(s) for s in range(1000)), window, -100, 1000))) == 1099
+    assert len(list(sliding_windows((piece(s) for s in range(1000)), window, -100, 1000))) == 1099
     assert Noted.merges <= 3 * 1000 + 100
 
 
 def test_a_session_is_cut_where_the_gap_is_reached_or_it_would_be_too_long() -> None:
-    window = Session(10, 30)
+    window = SessionWindow(10, 30)
     slices = [piece(0, 3, 9), piece(10, 12), piece(20, 21), piece(30, 30), piece(50, 51, 55), piece(60, 65)]
-    job = Job(Template.of(CountMin()), Layout((), ("int64",), ("v",), "t"), window)
-    found = [(p.held.values, *bounds_of(job, p)) for p in sessions(iter(slices), window)]
+    job = BatchJob(SynopsisPattern.of(CountMin()), RecordLayout((), ("int64",), ("v",), "t"), window)
+    found = [(p.held.values, *bounds_of(job, p)) for p in session_windows(iter(slices), window)]
     assert found == [((0, 10, 20), 3, 30), ((30,), 30, 40), ((50,), 51, 65), ((60,), 65, 75)]
 
 
 @pytest.mark.parametrize("by_windows", [False, True], ids=["slicing", "bucketing"])
-def test_a_task_with_little_memory_gives_on_what_it_has_and_nothing_is_lost(
+def test_a_task_with_little_memory_emits_early_and_loses_nothing(
     monkeypatch: pytest.MonkeyPatch, by_windows: bool
 ) -> None:
     rng = np.random.default_rng(5)
@@ -83,15 +91,15 @@ def test_a_task_with_little_memory_gives_on_what_it_has_and_nothing_is_lost(
     times, values = rng.integers(0, 50_000, n), rng.integers(0, 100, n)
     names = ["_s0", "_v0", "_t"]
     batch = pa.RecordBatch.from_arrays([keys, pa.array(values), pa.array(times)], names=names)
-    layout = Layout((("key", "string"),), ("int64",), ("v",), "t")
-    job = Job(Template.of(CountMin(64, 3)), layout, Sliding("10s", "5s"), by_windows=by_windows)
+    layout = RecordLayout((("key", "string"),), ("int64",), ("v",), "t")
+    job = BatchJob(SynopsisPattern.of(CountMin(64, 3)), layout, SlidingWindow("10s", "5s"), by_windows=by_windows)
 
     def run(memory: int) -> tuple[int, list[dict[str, Any]]]:
         monkeypatch.setattr(compute, "MEMORY_BYTES", memory)
         monkeypatch.setattr(compute, "CHUNK_ROWS", 1000)
         partials = pa.Table.from_batches(Compute(job)(iter([batch.slice(at, 500) for at in range(0, n, 500)])))
         order = [(c, "ascending") for c in ("_s0", "block", "slice_start", "part")]
-        results: Iterator[pa.RecordBatch] = Finish(job)(iter(partials.sort_by(order).to_batches()))
+        results: Iterator[pa.RecordBatch] = FinishLevel(job)(iter(partials.sort_by(order).to_batches()))
         return len(partials), pa.Table.from_batches(results).to_pylist()
 
     many, bounded = run(20_000)
@@ -111,12 +119,12 @@ def test_a_task_with_little_memory_gives_on_what_it_has_and_nothing_is_lost(
     ("synopsis", "window", "strata", "expected"),
     [
         (CountMin(), None, None, ("round_robin", "bucketing", "merge")),
-        (CountMin(), Tumbling("1s"), "k", ("stratified", "bucketing", "merge")),
-        (CountMin(), Sliding("2s", "1s"), None, ("round_robin", "slicing", "merge")),
-        (CountMin(), Session("1s"), None, ("round_robin", "slicing", "merge")),
+        (CountMin(), TumblingWindow("1s"), "k", ("stratified", "bucketing", "merge")),
+        (CountMin(), SlidingWindow("2s", "1s"), None, ("round_robin", "slicing", "merge")),
+        (CountMin(), SessionWindow("1s"), None, ("round_robin", "slicing", "merge")),
         (CountMin(), CountWindow(5), None, ("order_based", "slicing", "merge")),
-        (HaarWavelet(), Sliding("2s", "1s"), None, ("order_based", "slicing", "manager")),
-        (HaarWavelet(), Tumbling("2s"), "k", ("order_based", "bucketing", "manager")),
+        (HaarWavelet(), SlidingWindow("2s", "1s"), None, ("order_based", "slicing", "manager")),
+        (HaarWavelet(), TumblingWindow("2s"), "k", ("order_based", "bucketing", "manager")),
     ],
 )  # fmt: skip
 def test_the_strategy_is_read_off_the_algebra(
@@ -131,12 +139,12 @@ def test_what_does_not_merge_is_built_by_one_task_and_has_no_sessions() -> None:
     from center.batch.strategy import choose
 
     alone = Properties(mergeable=False, commutative=False)
-    chosen = choose(alone, Sliding("2s", "1s"), stratified=False)
+    chosen = choose(alone, SlidingWindow("2s", "1s"), stratified=False)
     assert (chosen.divide, chosen.compute, chosen.merge) == ("centralised", "bucketing", "none")
     with pytest.raises(InvalidRequest, match="cannot be built over session windows"):
-        choose(alone, Session("1s"), stratified=False)
+        choose(alone, SessionWindow("1s"), stratified=False)
     with pytest.raises(InvalidRequest, match="cannot be built over session windows"):
-        plan(HaarWavelet(), window=Session("1s"))
+        plan(HaarWavelet(), window=SessionWindow("1s"))
     with pytest.raises(InvalidRequest, match=r"strategy\.depth: 9"):
         Strategy("round_robin", "slicing", "merge", depth=9)
 
@@ -145,10 +153,10 @@ def test_a_pattern_is_an_empty_synopsis_that_can_be_built_in_parts() -> None:
     full = HyperLogLog()
     full.update([1, 2])
     with pytest.raises(InvalidRequest, match="HyperLogLog of 2 values"):
-        Template.of(full)
-    assert from_bytes(Template.of(ReservoirSample(10, source=7)).data).source == 7
+        SynopsisPattern.of(full)
+    assert from_bytes(SynopsisPattern.of(ReservoirSample(10, source=7)).data).source == 7
     sample = function_named("sample")
     if sample is not None:
         stack = sample.make(sample.read_parameters([], {}, "m"), pa.int64())
         with pytest.raises(InvalidRequest, match="need an identity"):
-            Template.of(GroupedAggregate({}, {"some": stack}))
+            SynopsisPattern.of(GroupedAggregate({}, {"some": stack}))

@@ -1,4 +1,4 @@
-"""Questions as executors read them, without Spark: a bad one is an error of its own, and the job goes on."""
+"""MeasureQuestions as executors read them, without Spark: a bad one is an error of its own, and the job goes on."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import pyarrow as pa
 import pytest
 
-from center.batch.answering import AskQuestions, question_named, question_of
 from center.batch.layout import TIMESTAMP
+from center.batch.questions import EvaluateQuestions, parse_question_json, sql_question
 from edgewater.errors import InvalidRequest
 from edgewater.synopses import CountMin
 
@@ -33,7 +33,7 @@ class Broadcast:
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
-def test_a_question_that_cannot_be_meant_is_an_error_beside_the_answers_of_the_others(bad: str) -> None:
+def test_an_invalid_question_is_an_error_beside_the_other_answers(bad: str) -> None:
     counted = CountMin(1 << 10, 3)
     counted.update(["a", "a", "b"])
     window = {"window_start": [0], "window_end": [1_000_000], "synopsis": [counted.to_bytes()]}
@@ -43,7 +43,7 @@ def test_a_question_that_cannot_be_meant_is_an_error_beside_the_answers_of_the_o
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     asked = pa.record_batch({"question": [bad, json.dumps({"question": "frequency", "item": "a"})]})
-    ask = AskQuestions(Broadcast(sink.getvalue().to_pybytes()), asked.schema, 0, None, [])
+    ask = EvaluateQuestions(Broadcast(sink.getvalue().to_pybytes()), asked.schema, 0, None, [])
     (answers,) = ask(iter([asked]))
     refused, answered = answers.to_pylist()
     assert refused["error"].startswith("invalid-request: ") and refused["estimate"] is None
@@ -51,7 +51,7 @@ def test_a_question_that_cannot_be_meant_is_an_error_beside_the_answers_of_the_o
 
 
 def test_a_confidence_in_sql_is_checked_too() -> None:
-    assert question_named("distinct", [0.5]).confidence == 0.5
+    assert sql_question("distinct", [0.5]).confidence == 0.5
     with pytest.raises(InvalidRequest, match=r"^confidence: 'high' .*between 0 and 1"):
-        question_named("distinct", ["high"])
-    assert question_of('{"question": "distinct", "confidence": 0.5}').confidence == 0.5
+        sql_question("distinct", ["high"])
+    assert parse_question_json('{"question": "distinct", "confidence": 0.5}').confidence == 0.5

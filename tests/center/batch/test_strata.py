@@ -9,19 +9,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.batch.compute import Compute, Job
-from center.batch.layout import Layout
-from center.batch.merging import Combine, Finish
-from center.batch.ordering import _Parts, _Register
-from center.batch.template import Template
+from center.batch.compute_phase import BatchJob, Compute
+from center.batch.layout import RecordLayout
+from center.batch.merge_phase import CombineLevel, FinishLevel
+from center.batch.ordered import _ManagerBuilder, _PartBuilder
+from center.batch.pattern import SynopsisPattern
 from edgewater.synopses import CountMin, HaarWavelet
-from edgewater.windows import Sliding, Tumbling
+from edgewater.windows import SlidingWindow, TumblingWindow
 
-LAYOUT = Layout((("key", "float64"),), ("int64",), ("v",), "t")
+LAYOUT = RecordLayout((("key", "float64"),), ("int64",), ("v",), "t")
 ORDER = [(name, "ascending") for name in ("_s0", "block", "slice_start", "part")]
 
 
-def partials_of(job: Job, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+def partials_of(job: BatchJob, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """What several tasks give, sorted."""
     tables = [pa.Table.from_batches(Compute(job)(iter([batch]))) for batch in batches]
     return pa.concat_tables(tables).sort_by(ORDER).to_batches()
@@ -35,33 +35,33 @@ def counts(rows: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize(
     ("window", "expected"),
     [
-        (Tumbling("10s"), [("1.0", 0, 2), ("nan", 0, 4), ("nan", 10_000, 2)]),
-        (Sliding("20s", "10s"), [("1.0", -10_000, 2), ("1.0", 0, 2), ("nan", -10_000, 4), ("nan", 0, 6),
+        (TumblingWindow("10s"), [("1.0", 0, 2), ("nan", 0, 4), ("nan", 10_000, 2)]),
+        (SlidingWindow("20s", "10s"), [("1.0", -10_000, 2), ("1.0", 0, 2), ("nan", -10_000, 4), ("nan", 0, 6),
                                  ("nan", 10_000, 2)]),
     ],
     ids=["tumbling", "sliding"],
 )  # fmt: skip
-def test_partials_of_a_stratum_that_is_nan_are_of_one_stratum(window: Sliding, expected: Any, levels: int) -> None:
-    job = Job(Template.of(CountMin(64, 3)), LAYOUT, window)
+def test_partials_of_a_nan_stratum_belong_to_one_stratum(window: SlidingWindow, expected: Any, levels: int) -> None:
+    job = BatchJob(SynopsisPattern.of(CountMin(64, 3)), LAYOUT, window)
     keys, times = pa.array([math.nan, 1.0, math.nan, math.nan]), pa.array([1_000, 2_000, 3_000, 11_000])
     batch = pa.RecordBatch.from_arrays([keys, pa.array([5, 6, 7, 8]), times], names=["_s0", "_v0", "_t"])
     partials = partials_of(job, [batch, batch])
     if levels == 2:
-        partials = pa.Table.from_batches(Combine(job)(iter(partials))).sort_by(ORDER).to_batches()
-    rows = pa.Table.from_batches(Finish(job)(iter(partials))).to_pylist()
+        partials = pa.Table.from_batches(CombineLevel(job)(iter(partials))).sort_by(ORDER).to_batches()
+    rows = pa.Table.from_batches(FinishLevel(job)(iter(partials))).to_pylist()
     assert counts(rows) == expected
 
 
 def test_a_manager_of_a_stratum_that_is_nan_has_all_its_parts() -> None:
-    job = Job(Template.of(HaarWavelet()), LAYOUT, Tumbling("10s"), by_windows=True)
+    job = BatchJob(SynopsisPattern.of(HaarWavelet()), LAYOUT, TumblingWindow("10s"), by_windows=True)
     numbers = np.arange(8)
     names = ["_s0", "_slice", "_p", "_n", "_t", "_v0"]
     columns = [pa.array([math.nan] * 8), pa.array([0] * 8), pa.array(numbers % 2), pa.array(numbers)]
     columns += [pa.array(numbers * 1000), pa.array(numbers)]
     placed = pa.Table.from_arrays(columns, names=names).sort_by([("_p", "ascending"), ("_n", "ascending")])
     # A part that lies in two batches, as Spark cuts them, is one part.
-    parts = pa.Table.from_batches(_Parts(job)(iter(placed.to_batches(max_chunksize=3))))
+    parts = pa.Table.from_batches(_PartBuilder(job)(iter(placed.to_batches(max_chunksize=3))))
     assert parts.column("records").to_pylist() == [4, 4]
     registered = parts.sort_by(ORDER).to_batches(max_chunksize=1)
-    (row,) = pa.Table.from_batches(_Register(job, 2)(iter(registered))).to_pylist()
+    (row,) = pa.Table.from_batches(_ManagerBuilder(job, 2)(iter(registered))).to_pylist()
     assert row["records"] == 8

@@ -11,7 +11,7 @@ import pytest
 from center.batch import build, latest_revisions
 from edgewater.errors import InvalidRequest
 from edgewater.synopses import CountMin, HaarWavelet, HyperLogLog, from_bytes
-from edgewater.windows import Session, Sliding, Tumbling
+from edgewater.windows import SessionWindow, SlidingWindow, TumblingWindow
 
 pytestmark = pytest.mark.spark
 
@@ -65,7 +65,7 @@ def newest(files: Files) -> dict[tuple[str | None, int], Any]:
 
 
 def test_a_window_grows_by_revisions_and_a_restarted_stream_goes_on_where_it_was(files: Files) -> None:
-    asked = {"synopsis": CountMin(64, 3), "time": "t", "window": Sliding("20s", "10s"), "stratify_by": "site"}
+    asked = {"synopsis": CountMin(64, 3), "time": "t", "window": SlidingWindow("20s", "10s"), "stratify_by": "site"}
     files.add([(1_000 * i, "jfk", i % 7) for i in range(30)])
     files.run(**asked, lateness="1 minute")
     files.add([(1_000 * i, "lga", i) for i in range(15, 40)])
@@ -76,7 +76,7 @@ def test_a_window_grows_by_revisions_and_a_restarted_stream_goes_on_where_it_was
     found = newest(files)
     expected = {}
     for t, site, v in files.rows:
-        for start in Sliding("20s", "10s").windows_of_slice(t // 10_000 * 10_000):
+        for start in SlidingWindow("20s", "10s").windows_of_slice(t // 10_000 * 10_000):
             expected.setdefault((site, start), []).append(v)
     assert found.keys() == expected.keys()
     for key, values in expected.items():
@@ -84,8 +84,8 @@ def test_a_window_grows_by_revisions_and_a_restarted_stream_goes_on_where_it_was
     assert written.late.sum() == 0
 
 
-def test_what_comes_after_a_window_is_final_is_counted_and_changes_nothing(files: Files) -> None:
-    asked = {"synopsis": HyperLogLog(), "time": "t", "window": Tumbling("10s"), "lateness": "5 seconds"}
+def test_records_after_a_final_window_are_counted_and_change_nothing(files: Files) -> None:
+    asked = {"synopsis": HyperLogLog(), "time": "t", "window": TumblingWindow("10s"), "lateness": "5 seconds"}
     asked["null_times"] = "count"
     files.add([(1_000, "a", 1), (12_000, "a", 2), (14_999, "a", 3)])
     files.add([(2_000, "a", 4), (40_000, "a", 5)])  # the watermark is at 9.999: not late
@@ -105,7 +105,7 @@ def test_what_comes_after_a_window_is_final_is_counted_and_changes_nothing(files
 
 
 def test_a_record_that_joins_two_sessions_withdraws_both_of_them(files: Files) -> None:
-    asked = {"synopsis": HyperLogLog(), "time": "t", "window": Session("5s"), "lateness": "1 minute"}
+    asked = {"synopsis": HyperLogLog(), "time": "t", "window": SessionWindow("5s"), "lateness": "1 minute"}
     files.add([(1_000, "a", 1), (2_000, "a", 2), (9_000, "a", 3), (30_000, "a", 4)])
     files.run(**asked)
     assert sorted(key[1] for key in newest(files)) == [1_000, 9_000, 30_000]
@@ -130,11 +130,11 @@ def test_one_synopsis_over_everything_needs_no_time(files: Files) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"synopsis": HyperLogLog(), "window": Tumbling("1s")}, "lateness: None"),
-        ({"synopsis": HaarWavelet(), "window": Tumbling("1s"), "lateness": "1 second"}, "needs all records"),
+        ({"synopsis": HyperLogLog(), "window": TumblingWindow("1s")}, "lateness: None"),
+        ({"synopsis": HaarWavelet(), "window": TumblingWindow("1s"), "lateness": "1 second"}, "needs all records"),
     ],
 )  # fmt: skip
-def test_what_a_stream_cannot_keep_is_refused(
+def test_strategies_that_a_stream_cannot_run_are_refused(
     spark: Any, tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
     stream = spark.readStream.schema(SCHEMA).parquet(str(tmp_path))

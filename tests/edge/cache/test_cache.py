@@ -8,23 +8,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge import state
-from edge.cache.budgets import Limits, primary
-from edge.cache.entries import SliceEntries
-from edge.cache.eviction import POLICIES, View, first_to_leave
+from edge.cache import ErrorLimits, GroupHistory, SendSlots, SliceEntries, primary_mask
+from edge.cache.eviction import EVICTION_POLICIES, SliceView
 from edge.cache.forecast import Forecast
-from edge.cache.history import MAX_GROUPS, GroupHistory
-from edge.cache.sizing import Slots, linear, nth_largest, prev_window, pure_pess
-from edge.core import EdgeCore
-from edge.events import Acked, BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourcesOpened
-from edge.streams import StreamSpec
+from edge.cache.history import MAX_HISTORY_GROUPS
+from edge.cache.sizing import linear, nth_largest, prev_window, pure_pess
+from edge.core import Acked, BudgetSet, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.synopses.registry import function_named
-from edgewater.wire.frames import QueryRef
+from edgewater.synopses import GroupedAggregate, function_named
+from edgewater.wire import QueryRef
 
 COLUMNS = {"key": pa.int64(), "value": pa.float64()}
 
@@ -34,28 +29,30 @@ def entries_of(records: list[tuple[int, float]], function: str = "sum") -> Slice
     assert made is not None
     stack = made.make((), pa.float64())
     held = SliceEntries(GroupedAggregate({"key": pa.int64()}, {"v": stack}), ("v",))
-    for touch, (key, value) in enumerate(records):
-        held.update([pa.array([key])], {"v": pa.array([value])}, 1, np.zeros(1, np.int64), touch)
+    for batch_number, (key, value) in enumerate(records):
+        held.update([pa.array([key])], {"v": pa.array([value])}, 1, np.zeros(1, np.int64), batch_number)
     return held
 
 
-def view(held: SliceEntries, limits: Limits, elapsed: float = 0.5, history: GroupHistory | None = None) -> View:
-    return View(held, limits, history or GroupHistory(("v",)), elapsed)
+def view(
+    held: SliceEntries, limits: ErrorLimits, elapsed: float = 0.5, history: GroupHistory | None = None
+) -> SliceView:
+    return SliceView(held, limits, history or GroupHistory(("v",)), elapsed)
 
 
-def order(policy: str, seen: View, groups: int) -> list[int]:
-    ranks = POLICIES[policy](seen, np.arange(groups))
+def order(policy: str, seen: SliceView, groups: int) -> list[int]:
+    ranks = EVICTION_POLICIES[policy](seen, np.arange(groups))
     return np.argsort(ranks, kind="stable").tolist()
 
 
-def test_an_absolute_limit_promotes_what_exceeds_it_and_a_relative_one_what_exceeds_its_part_of_the_value() -> None:
+def test_entries_above_an_absolute_or_relative_limit_are_promoted() -> None:
     held = entries_of([(0, 100.0), (1, 10.0), (0, 1.0), (1, 1.0)])
     held.send(np.array([0, 1]))
     held.update([pa.array([0, 1])], {"v": pa.array([2.0, 2.0])}, 2, np.zeros(2, np.int64), 9)
-    assert primary(held, Limits({"v": 1.9})).tolist() == [True, True]
-    assert primary(held, Limits({"v": 2.0})).tolist() == [False, False]
-    assert primary(held, Limits({}, {"v": 0.05})).tolist() == [False, True]
-    assert primary(held, Limits({"v": 0.0})).tolist() == [True, True], "no limit is exact"
+    assert primary_mask(held, ErrorLimits({"v": 1.9})).tolist() == [True, True]
+    assert primary_mask(held, ErrorLimits({"v": 2.0})).tolist() == [False, False]
+    assert primary_mask(held, ErrorLimits({}, {"v": 0.05})).tolist() == [False, True]
+    assert primary_mask(held, ErrorLimits({"v": 0.0})).tolist() == [True, True], "no limit is exact"
 
 
 def test_a_measure_without_an_error_function_counts_the_records_that_were_not_sent() -> None:
@@ -68,26 +65,26 @@ def test_a_measure_without_an_error_function_counts_the_records_that_were_not_se
     assert (stated.largest_above, stated.total_above, stated.groups) == (1.0, 1.0, 1)
 
 
-def test_the_policies_of_the_paper_order_as_the_paper_says() -> None:
+def test_the_papers_policies_rank_as_in_the_paper() -> None:
     held = entries_of([(0, 50.0), (1, 90.0), (2, 20.0), (0, 1.0)])
     history = GroupHistory(("v",))
     history.learn(entries_of([(0, 60.0), (1, 200.0), (2, 20.0)]))
-    seen = view(held, Limits({"v": 10.0}), history=history)
+    seen = view(held, ErrorLimits({"v": 10.0}), history=history)
     assert order("lru", seen, 3) == [1, 2, 0], "touched longest ago first"
     assert order("mae", seen, 3) == [1, 0, 2], "largest pending error first"
     assert order("spe", seen, 3) == [2, 0, 1], "nearest to the value of earlier slices first"
     assert order("rate", seen, 3) == [2, 0, 1], "least still to come first"
 
 
-def test_gain_prefers_a_group_that_is_settled_and_leaves_a_busy_one_for_later() -> None:
+def test_gain_prefers_a_settled_group_and_defers_a_busy_one() -> None:
     busy = [(0, 30.0)] * 40
     held = entries_of([*busy, (1, 30.0), (2, 9.0), (3, 1.0)])
-    seen = view(held, Limits({"v": 10.0}))
-    gains = -POLICIES["gain"](seen, np.arange(4))
+    seen = view(held, ErrorLimits({"v": 10.0}))
+    gains = -EVICTION_POLICIES["gain"](seen, np.arange(4))
     assert gains[1] > gains[0], "sent now, the busy group would only have to be sent again"
     assert gains[2] > gains[3], "what is near its limit is likelier to exceed it"
     assert ((gains >= -1e-9) & (gains <= 1.0)).all()
-    late = -POLICIES["gain"](view(held, Limits({"v": 10.0}), elapsed=1.0), np.arange(4))
+    late = -EVICTION_POLICIES["gain"](view(held, ErrorLimits({"v": 10.0}), elapsed=1.0), np.arange(4))
     assert late.tolist() == [1.0, 1.0, 0.0, 0.0], "at the end it is known what must be sent"
 
 
@@ -102,19 +99,12 @@ def test_the_tail_of_the_forecast_agrees_with_simulation() -> None:
     assert coming.exceeds("v", np.array([0.0]))[0][0] == pytest.approx(1 - np.exp(-3.0))
 
 
-def test_ties_leave_in_group_order_and_never_more_than_asked_for() -> None:
-    groups = np.arange(10, 20)
-    assert first_to_leave(np.zeros(10), groups, 3).tolist() == [10, 11, 12]
-    assert first_to_leave(np.array([5, 1, 5, 1, 0, 5, 5, 5, 5, 5.0]), groups, 4).tolist() == [10, 11, 13, 14]
-    assert first_to_leave(np.arange(10.0), groups, 99).tolist() == groups.tolist()
-
-
-def test_sizes_keep_room_for_what_is_still_to_appear() -> None:
+def test_sizes_reserve_sends_for_groups_that_have_not_appeared() -> None:
     held = entries_of([(k, 1.0) for k in range(10)])
     history = GroupHistory(("v",))
     history.learn(entries_of([(k, 1.0) for k in range(40)]))
     history.learn_curve(np.linspace(0, 0.99, 40).astype(np.float32))
-    slots = Slots(left=100.0, whole=200.0)
+    slots = SendSlots(remaining=100.0, total=200.0)
     assert linear(held, history, 0.25, slots) == 100.0 - 40 * 0.75, "the sign is the corrected one: f falls with time"
     assert linear(held, history, 1.0, slots) == 100.0
     assert prev_window(held, history, 0.5, slots) == pytest.approx(100.0 - 20, abs=1)
@@ -125,15 +115,15 @@ def test_sizes_keep_room_for_what_is_still_to_appear() -> None:
 
 def test_history_is_bounded_and_keeps_the_groups_with_most_records() -> None:
     history = GroupHistory(())
-    keys = np.repeat(np.arange(MAX_GROUPS + 5000), 1)
+    keys = np.repeat(np.arange(MAX_HISTORY_GROUPS + 5000), 1)
     busy = np.repeat(np.arange(100), 5)
     aggregate = GroupedAggregate({"key": pa.int64()}, {})
     held = SliceEntries(aggregate)
     both = pa.array(np.concatenate([keys, busy]))
     held.update([both], {}, len(both), np.zeros(len(both), np.int64), 1)
     history.learn(held)
-    assert history.nbytes < 20 * MAX_GROUPS
-    assert (history.recall(held, np.arange(100)).arrivals == 6.0).all()
+    assert history.nbytes < 20 * MAX_HISTORY_GROUPS
+    assert (history.averages_of(held, np.arange(100)).arrivals == 6.0).all()
 
 
 def query(**changes: Any) -> QuerySpec:
@@ -165,7 +155,7 @@ def step(core: EdgeCore, number: int) -> list[tuple[int, int]]:
     frames = []
     for _ in range(2):
         between = {"s": (now, now + 150)}
-        frames += [e.frame for e in core.handle(Pull(250, between, 3000.0, 5)) if isinstance(e, FrameBuilt)]
+        frames += [e.frame for e in core.handle(PullEvent(250, between, 3000.0, 5)) if isinstance(e, FrameBuilt)]
     core.handle(Acked(core.next_seq - 2))
     return [(f.seq, f.crc32c) for f in frames]
 
@@ -175,7 +165,7 @@ def fresh() -> EdgeCore:
 
 
 @pytest.mark.parametrize("changes", CASES, ids=str)
-def test_a_core_that_is_put_away_in_the_middle_goes_on_with_the_same_frames(changes: dict[str, Any]) -> None:
+def test_a_restored_core_builds_the_same_frames(changes: dict[str, Any]) -> None:
     core = fresh()
     core.handle(SourcesOpened((("s", "file"),)))
     core.handle(Configured(((QueryRef("q", 1), query(**changes)),)))
@@ -183,11 +173,11 @@ def test_a_core_that_is_put_away_in_the_middle_goes_on_with_the_same_frames(chan
     built = [f for number in range(13) for f in step(core, number)]
     assert built
     other = fresh()
-    state.restore(other, state.snapshot(core))
-    assert state.snapshot(other) == state.snapshot(core)
+    other.restore(core.to_state())
+    assert other.to_state() == core.to_state()
     for number in range(13, 25):
         assert step(other, number) == step(core, number)
-    assert state.snapshot(other) == state.snapshot(core)
+    assert other.to_state() == core.to_state()
 
 
 @pytest.mark.parametrize(
@@ -201,20 +191,20 @@ def test_a_core_that_is_put_away_in_the_middle_goes_on_with_the_same_frames(chan
         ("lru", "cache"),
     ],
 )
-def test_a_cache_that_is_not_known_is_refused_with_the_field_named(cache: Any, field: str) -> None:
+def test_an_unknown_cache_option_is_refused_with_its_field(cache: Any, field: str) -> None:
     with pytest.raises(InvalidQuery) as caught:
         query(cache=cache)
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("share", ["1%", "0.07%", "3.3%", "29.3%", "99.9%"])
-def test_caches_and_relative_budgets_are_written_as_they_are_read(share: str) -> None:
+def test_cache_options_and_relative_budgets_round_trip(share: str) -> None:
     spec = query(cache={"eviction": "spe", "sizing": "linear", "eager": 0.25}, budget={"error": {"v": share}})
     assert spec.cache == CacheSpec("spe", "linear", "acc", 0.25)
     assert QuerySpec.from_mapping(spec.to_mapping()) == spec
 
 
-def test_a_relative_budget_of_everything_or_less_than_nothing_is_refused() -> None:
+def test_a_relative_budget_outside_0_to_100_percent_is_refused() -> None:
     for share in ("100%", "-1%"):
         with pytest.raises(InvalidQuery, match="percentage"):
             query(budget={"error": {"v": share}})

@@ -9,15 +9,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import EdgeCore
-from edge.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
-from edge.streams import StreamSpec
+from edge.core import (
+    BudgetSet,
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+)
 from edgewater.caching import EVICTIONS
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.synopses.base import FloatArray
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.synopses import FloatArray, GroupedAggregate
+from edgewater.wire import FrameBody, QueryRef
 
 pytestmark = pytest.mark.slow
 
@@ -52,14 +59,14 @@ def an_edge(number: int, spec: QuerySpec) -> tuple[list[FrameBody], FloatArray]:
         np.add.at(truth, (times // SLICE_MS, keys), values)
         batch = pa.record_batch({"key": keys, "value": values, TIME_COLUMN: times})
         core.handle(Ingested("s", "file", batch, now))
-        bodies += pulled(core, Pull(600, {"s": (now, now + 400)}, 1000.0, 0))
+        bodies += pulled(core, PullEvent(600, {"s": (now, now + 400)}, 1000.0, 0))
     core.handle(SourceEnded("s", "file"))
-    while fresh := pulled(core, Pull(600)):
+    while fresh := pulled(core, PullEvent(600)):
         bodies += fresh
     return bodies, truth
 
 
-def pulled(core: EdgeCore, pull: Pull) -> list[FrameBody]:
+def pulled(core: EdgeCore, pull: PullEvent) -> list[FrameBody]:
     return [e.frame.unpack() for e in core.handle(pull) if isinstance(e, FrameBuilt)]
 
 
@@ -74,7 +81,7 @@ def received(bodies: list[FrameBody]) -> FloatArray:
 
 @pytest.mark.parametrize("eviction", EVICTIONS)
 @pytest.mark.parametrize("budget", [ERROR, "10%"])
-def test_every_window_of_every_group_is_within_the_budget_and_what_is_stated_is_real(
+def test_the_error_of_every_window_and_group_is_within_the_budget_and_reported_truly(
     budget: Any, eviction: str
 ) -> None:
     edges = [an_edge(number, query(budget, eviction)) for number in range(EDGES)]

@@ -11,14 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.core import EdgeCore
-from edge.events import BudgetSet, Configured, FrameBuilt, Ingested, Pull, SourceEnded, SourcesOpened
-from edge.streams import StreamSpec
+from edge.core import (
+    BudgetSet,
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+)
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
-from edgewater.synopses.base import FloatArray, IntArray
-from edgewater.synopses.grouped import GroupedAggregate
-from edgewater.wire.frames import FrameBody, QueryRef
+from edgewater.synopses import FloatArray, GroupedAggregate, IntArray
+from edgewater.wire import FrameBody, QueryRef
 
 REF, GROUPS, EDGES, ERROR = QueryRef("q", 1), 6, 3, 40.0
 SLICES, SLICE_MS = 4, 1000
@@ -55,9 +62,9 @@ def an_edge(number: int, spec: QuerySpec, function: str, records: Records) -> tu
             batch = pa.record_batch({"key": keys[rows], "value": values[rows], TIME_COLUMN: times[rows]})
             now = int(times[rows].max())
             core.handle(Ingested("s", "file", batch, now))
-            merge(sent, core.handle(Pull(200, {"s": (now, now + 200)}, 1000.0, 0)), function)
+            merge(sent, core.handle(PullEvent(200, {"s": (now, now + 200)}, 1000.0, 0)), function)
     core.handle(SourceEnded("s", "file"))
-    while merge(sent, core.handle(Pull(400)), function):
+    while merge(sent, core.handle(PullEvent(400)), function):
         pass
     return sent, true
 
@@ -123,7 +130,7 @@ def test_values_of_one_sign_are_still_withheld(sign: float, function: str, budge
     assert (error <= allowed * (1 + 1e-9)).all()
 
 
-def test_greatest_values_from_zero_up_need_not_be_sent() -> None:
+def test_maxima_that_are_not_negative_may_be_withheld() -> None:
     records = [(t, k, np.minimum(np.abs(v), 30.0)) for t, k, v in of_either_sign(5, 0.0)]
     error, _ = errors("max", ERROR, records)
     assert 0.0 < error.max() <= ERROR

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from edge.sources.decoders import TextFormat
-from edge.sources.stdin import StdinSource
+from edge.codecs import TextFormat
+from edge.sources import StdinSource
 from edgewater.errors import InvalidRecord, StorageError
 
 

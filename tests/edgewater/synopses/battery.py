@@ -1,4 +1,4 @@
-"""The subjects that `test_battery.py` puts through the battery: every registered stack."""
+"""The subjects of `test_battery.py`: every registered stack."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Any
 
 from edgewater.streams import COLUMN_TYPES
 from edgewater.synopses import plugins
-from edgewater.synopses.bernoulli import BernoulliStack
-from edgewater.synopses.biased_reservoir import BiasedReservoirStack
-from edgewater.synopses.bloom import BloomStack
-from edgewater.synopses.count_min import CountMinStack
-from edgewater.synopses.cuckoo import CountingCuckooStack, CuckooStack
-from edgewater.synopses.equi_depth import EquiDepthStack
-from edgewater.synopses.equi_width import EquiWidthStack
-from edgewater.synopses.fast_agms import FastAgmsStack
-from edgewater.synopses.fifo import FifoStack
+from edgewater.synopses.frequency.count_min import CountMinStack
+from edgewater.synopses.frequency.fast_agms import FastAgmsStack
+from edgewater.synopses.frequency.top_k import TopKStack
+from edgewater.synopses.histograms.equi_depth import EquiDepthStack
+from edgewater.synopses.histograms.equi_width import EquiWidthStack
 from edgewater.synopses.items import ITEM_TYPES
-from edgewater.synopses.kll import KllStack
+from edgewater.synopses.membership.bloom import BloomStack
+from edgewater.synopses.membership.cuckoo import CountingCuckooStack, CuckooStack
+from edgewater.synopses.quantiles.kll import KllStack
 from edgewater.synopses.registry import function_named, function_names
-from edgewater.synopses.reservoir import ReservoirStack
-from edgewater.synopses.row_sample import RowSampleStack
-from edgewater.synopses.sample_rows import SampleStack
+from edgewater.synopses.sampling.bernoulli import BernoulliStack
+from edgewater.synopses.sampling.biased_reservoir import BiasedReservoirStack
+from edgewater.synopses.sampling.fifo import FifoStack
+from edgewater.synopses.sampling.reservoir import ReservoirStack
+from edgewater.synopses.sampling.row_sample import RowSampleStack
+from edgewater.synopses.sampling.sample_stack import SampleStack
 from edgewater.synopses.testing import Subject
-from edgewater.synopses.top_k import TopKStack
 
 FLOAT_STATE = {"float_sum", "mean", "variance", "ddsketch", "equi_depth"}
-"""Kinds whose state has float64 sums: equal to rounding only, while all others are equal to the bit."""
+"""Kinds whose state has float64 sums: equal up to rounding; all others have equal bytes."""
 
 BOUNDED_STATE = {"top_k", "kll"}
-"""Kinds that order changes within their certain bounds only: intervals of the same values have to meet."""
+"""Kinds whose answers depend on the order of values within their bounds: intervals of equal values must overlap."""
 
 SMALL = {
     "count_min", "fast_agms", "bloom", "cuckoo", "counting_cuckoo", "top_k", "reservoir", "fifo", "biased", "bernoulli",
     "equi_width", "equi_depth", "kmeans", "exact_quantile",
 }  # fmt: skip
-"""Functions whose stacks are subjects with small parameters, made by hand below: their defaults are for real data."""
+"""Functions whose stacks have small parameters below, since their defaults are too large for the tests."""
 
 
 def subjects() -> list[Subject]:
-    """Every function of the registry, with every type of argument and several parameters."""
+    """Returns every function of the registry, with every argument type and several parameters."""
     found = []
     variants: dict[str, tuple[dict[str, Any], ...]] = {
         "distinct": ({}, {"precision": 4}, {"precision": 11}),
@@ -49,24 +49,24 @@ def subjects() -> list[Subject]:
     for name in sorted(set(function_names()) - SMALL - set(plugins.INSTALLED.origins)):
         function = function_named(name)
         assert function is not None
-        for given in variants.get(name, ({},)):
-            parameters = function.read_parameters([], given, "measures.m")
+        for variant in variants.get(name, ({},)):
+            parameters = function.read_parameters([], variant, "measures.m")
             for type_ in function.types:
-                label = f"{name}({type_}{''.join(f', {k}={v}' for k, v in given.items())})"
+                label = f"{name}({type_}{''.join(f', {k}={v}' for k, v in variant.items())})"
                 make = function.make
                 found.append(Subject(label, lambda m=make, p=parameters, t=type_: m(p, COLUMN_TYPES[t]), type_))
-    return [_as_alike(s) for s in found + stacks_without_a_function() + samples_and_histograms()]
+    return [_with_equality(s) for s in found + stacks_of_items() + samples_and_histograms()]
 
 
-def _as_alike(subject: Subject) -> Subject:
+def _with_equality(subject: Subject) -> Subject:
     stack = subject.make()
     equal: Any = "rounding" if stack.kind in FLOAT_STATE else "bounds" if stack.kind in BOUNDED_STATE else "bytes"
-    # A HyperLogLog of 2^4 registers has the least there can be.
+    # A HyperLogLog of 2^4 registers has the minimum precision and cannot be folded.
     return replace(subject, equal=equal, folds=getattr(stack, "precision", None) != 4)
 
 
-def stacks_without_a_function() -> list[Subject]:
-    """Kinds that no function makes, with small parameters."""
+def stacks_of_items() -> list[Subject]:
+    """Returns sketches of items with small parameters, with every type of items."""
     kinds: tuple[tuple[type[Any], dict[str, int]], ...] = (
         (CountMinStack, {"width": 64, "depth": 3}),
         (CountMinStack, {"width": 32, "depth": 1}),

@@ -1,4 +1,4 @@
-"""Data sets whose means, ranks and items the synopses estimate; `least_hits` says how many intervals must hold."""
+"""Data sets for tests of intervals; `least_hits` is the number of intervals that must contain the true value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["least_hits", "zoo"]
 
 
 def zoo(rng: np.random.Generator, n: int) -> dict[str, np.ndarray]:
-    """Data sets of n values whose means and ranks samples estimate."""
+    """Returns data sets of n values by name."""
     ranks = np.arange(1, 2000)
     zipf = ranks**-1.1 / (ranks**-1.1).sum()
     return {

@@ -1,4 +1,4 @@
-"""Columns of the real data sets in ``../shared/data``, for the tests of the lane `data` alone."""
+"""Columns of the real data sets in ``../shared/data``; only tests of the lane `data` read them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRIPS = "nyc_green_taxi_2022q1/green_tripdata_2022-01.parquet"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a file, read when a test asks for it: nulls left out, numbers as they are stored."""
+    """A column of a file, read on demand, without nulls and with numbers in their stored type."""
 
     file: str
     name: str
@@ -29,13 +29,13 @@ class Column:
     def read(self) -> Any:
         path = FOLDER / self.file
         if not path.exists():
-            pytest.skip(f"{path} is not there")
+            pytest.skip(f"{path} does not exist")
         column = pc.drop_null(_table(path)[self.name]).combine_chunks()
         return column if pa.types.is_string(column.type) else column.to_numpy(zero_copy_only=False)
 
 
 class Floats(Column):
-    """The same as float64."""
+    """A column converted to float64."""
 
     def read(self) -> np.ndarray:
         return np.asarray(super().read(), np.float64)

@@ -1,4 +1,4 @@
-"""The shipped example: Apache DataSketches' HLL and KLL, through the battery and from an edge to a center."""
+"""The shipped example, Apache DataSketches' HLL and KLL: the conformance tests, and from an edge to a center."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from center.merge import merge_partials
-from edge.core import EdgeCore
-from edge.events import Configured, FrameBuilt, Ingested, Pull, QueryAccepted, SourceEnded, SourcesOpened
-from edge.streams import StreamSpec
+from edge.core import (
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    QueryAccepted,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+)
 from edgewater.errors import InvalidQuery
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
@@ -19,7 +26,7 @@ from edgewater.synopses import Count, Distinct, Quantile, from_bytes, plugins
 from edgewater.synopses.grouped import GroupedAggregate
 from edgewater.synopses.registry import function_named
 from edgewater.synopses.testing import Case, Subject, cases
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 pytest.importorskip("datasketches")
 from examples import datasketches_synopses as example
@@ -37,7 +44,7 @@ SUBJECTS = [
 
 @pytest.fixture(autouse=True, scope="module")
 def registered() -> None:
-    """As the entry point does it, also where the package is not installed with it."""
+    """Registers the example as its entry point does, even if it is not installed."""
     if "datasketches_hll" in plugins.INSTALLED.origins:
         return
     point = EntryPoint("datasketches", "examples.datasketches_synopses:SYNOPSES", plugins.GROUP)
@@ -74,16 +81,16 @@ def edge_partials(users: np.ndarray, urls: list[str]) -> list[bytes]:
     batch = pa.record_batch({"user": users, "url": pa.array(urls), TIME_COLUMN: np.arange(len(users)) % 9_000})
     core.handle(Ingested("requests", "file", batch, 1 << 40))
     core.handle(SourceEnded("requests", "file"))
-    frames = [e.frame for e in core.handle(Pull(1 << 22, {})) if isinstance(e, FrameBuilt)]
+    frames = [e.frame for e in core.handle(PullEvent(1 << 22, {})) if isinstance(e, FrameBuilt)]
     return [p.synopsis for f in frames for p in f.unpack().partials]
 
 
-def test_ds_hll_goes_from_two_edges_through_the_center_to_answers() -> None:
+def test_ds_hll_works_from_two_edges_to_an_answer() -> None:
     rng = np.random.default_rng(3)
     users = [rng.integers(0, 3000, 6000) for _ in range(2)]
     urls = ["/a", "/b"] * 3000
     parts = [part for edge in users for part in edge_partials(edge, urls)]
-    merged = GroupedAggregate.from_bytes(merge_partials(parts))
+    merged = GroupedAggregate.from_bytes(GroupedAggregate.merge_bytes(parts))
     assert len(parts) == 2 and sorted(merged.rows()[0].to_pylist()) == ["/a", "/b"]
     for group, url in enumerate(merged.rows()[0].to_pylist()):
         truth = len(np.unique(np.concatenate(users)[np.array(urls * 2) == url]))
@@ -91,8 +98,10 @@ def test_ds_hll_goes_from_two_edges_through_the_center_to_answers() -> None:
         assert answer.lower <= truth <= answer.upper and answer.upper - answer.lower < 0.1 * truth
 
 
-def test_ds_kll_is_refused_to_edges_which_recover_by_replay() -> None:
-    with pytest.raises(InvalidQuery, match=r"measures.answer: 'ds_kll\(latency\)'.*other bytes for the same records"):
+def test_edges_refuse_ds_kll_because_it_is_not_reproducible() -> None:
+    with pytest.raises(
+        InvalidQuery, match=r"measures.answer: 'ds_kll\(latency\)'.*not reproducible.*same bytes for the same records"
+    ):
         spec("ds_kll(latency)")
 
 
@@ -106,17 +115,17 @@ def test_partials_of_ds_kll_merge_at_the_center() -> None:
         part = GroupedAggregate({"url": pa.string()}, {"latency": stack})
         part.update([pa.array(["/a", "/b"] * 1000)], {"latency": pa.array(held)}, 2000)
         parts.append(part.to_bytes())
-    merged = GroupedAggregate.from_bytes(merge_partials(parts)).measures["latency"]
+    merged = GroupedAggregate.from_bytes(GroupedAggregate.merge_bytes(parts)).measures["latency"]
     for group in range(2):
         truth = np.sort(values[:, group::2].ravel())
         assert merged.query(Count())[group].value == len(truth)
         answer = merged.query(Quantile(0.9))[group]
         low, high = (np.searchsorted(truth, x) / len(truth) for x in (answer.lower, answer.upper))
-        # The library's bound fails once in a hundred, and its coins cannot be seeded: twice the bound.
+        # Twice the bound, because the library's bound fails once in a hundred and its coins cannot be seeded.
         assert low - 0.015 <= 0.9 <= high + 0.015 and answer.lower < answer.upper
 
 
-def test_a_sketch_comes_back_as_the_class_that_made_it() -> None:
+def test_from_bytes_returns_the_class_of_the_sketch() -> None:
     one = example.DataSketchesHll()
     one.update(["a", "b", "a", ""])
     again = from_bytes(one.to_bytes())

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
 from edgewater.streams import COLUMN_TYPES
-from edgewater.synopses import Count, Distinct, GroupedAggregate, Quantile, codec, from_bytes
+from edgewater.synopses import Count, Distinct, GroupedAggregate, Quantile, from_bytes
+from edgewater.synopses.encoding import codec
 from edgewater.synopses.key_table import KeyTable
 from edgewater.synopses.registry import function_named
 
@@ -31,7 +32,7 @@ MEASURES = {"n": ("count", None), "total": ("sum", "int64"), "low": ("min", "flo
 
 
 def bits(value: Any) -> Any:
-    """A key as the table tells them apart: nulls are one key, NaNs are one key, and so are zeros."""
+    """Returns the key in the table's sense of equality: all nulls, all NaNs and all zeros are one key each."""
     if isinstance(value, float):
         return "nan" if value != value else struct.pack("<d", value + 0.0)
     return value
@@ -39,7 +40,7 @@ def bits(value: Any) -> Any:
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[tuple[str, ...], list[list[tuple[Any, ...]]]]:
-    """Types of 1 to 4 key columns, and batches of rows; a column may hold nulls."""
+    """Generates types of 1 to 4 key columns, and batches of rows with nulls."""
     types = tuple(draw(st.lists(st.sampled_from(sorted(KEY_VALUES)), min_size=1, max_size=4)))
     row = st.tuples(*(KEY_VALUES[t] | st.none() for t in types))
     return types, draw(st.lists(st.lists(row, max_size=25), max_size=4))
@@ -75,7 +76,7 @@ def bits_of(column: pa.Array) -> pa.Array:
     return pa.array([None if v is None else repr(bits(v)) for v in column.to_pylist()])
 
 
-def test_no_key_columns_is_one_group_from_the_first_row_on() -> None:
+def test_without_key_columns_there_is_one_group() -> None:
     table = KeyTable(())
     assert table.encode([], 0).tolist() == [] and len(table) == 0
     assert table.encode([], 3).tolist() == [0, 0, 0] and len(table) == 1
@@ -147,7 +148,7 @@ def check(aggregate: GroupedAggregate, model: dict[Any, list[Any]]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(records(), st.integers(0, 4))
-def test_groups_hold_what_lists_in_a_dictionary_would(given: Any, cut: int) -> None:
+def test_groups_equal_a_dictionary_of_lists(given: Any, cut: int) -> None:
     types, batches = given
     model: dict[Any, list[Any]] = {}
     whole, left, right = empty(types), empty(types), empty(types)
@@ -176,14 +177,14 @@ def small() -> GroupedAggregate:
     return aggregate
 
 
-def test_a_null_argument_leaves_the_measure_as_it_is_and_counts_the_record() -> None:
+def test_a_null_argument_does_not_change_the_measure_but_counts_the_record() -> None:
     aggregate = small()
     assert aggregate.query("n").value.tolist() == [2, 1, 1]
     np.testing.assert_array_equal(aggregate.query("total").value, [3, np.nan, 5])
     assert aggregate.query("kinds", Distinct(0.9)).confidence == 0.9
 
 
-def test_merging_returns_the_codes_of_the_other_side_and_leaves_it_alone() -> None:
+def test_merging_returns_the_codes_of_the_other_aggregate_and_does_not_change_it() -> None:
     left, right = small(), empty(("string", "int64"))
     update(right, ("string", "int64"), [("new", 7), ("a", 1)], [(1, 1.0, "q"), (1, 1.0, "q")])
     before = right.to_bytes()
@@ -200,7 +201,7 @@ def test_reset_groups_keep_their_codes() -> None:
     assert codes.tolist() == [0] and aggregate.query("total").value[0] == 9
 
 
-def test_properties_are_what_all_measures_allow() -> None:
+def test_properties_are_those_that_all_measures_have() -> None:
     linear = empty((), ("n", "total")).properties
     assert linear.linear and linear.invertible and not linear.idempotent
     assert empty((), ("low", "kinds")).properties.idempotent
@@ -228,7 +229,7 @@ def test_any_truncation_and_any_flipped_bit_is_corrupt() -> None:
             from_bytes(data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
 
 
-def test_bytes_that_contradict_themselves_are_corrupt() -> None:
+def test_inconsistent_bytes_are_corrupt() -> None:
     good = small().to_message()
 
     def broken(change: Any) -> Any:
@@ -240,8 +241,8 @@ def test_bytes_that_contradict_themselves_are_corrupt() -> None:
     twice = codec.encode_keys(pa.array(["a", "b", "a"])), codec.encode_keys(pa.array([1, 2, 1]))
     cases = {
         "lack keys or measures": lambda m: setattr(m, "parameters", '{"keys": [["k", "decimal"]], "measures": []}'),
-        "parts for the measures": lambda m: m.parts.pop(),
-        "a group stands twice": lambda m: [m.arrays[i].CopyFrom(a) for i, a in enumerate(twice)],
+        "states for the measures": lambda m: m.parts.pop(),
+        "two groups have the same key": lambda m: [m.arrays[i].CopyFrom(a) for i, a in enumerate(twice)],
         "unequal length": lambda m: m.arrays[0].CopyFrom(codec.encode_keys(pa.array(["a"]))),
         "columns of unequal length for 7 groups": lambda m: m.arrays[2].CopyFrom(codec.encode(np.array([7]))),
         "where the key k0 is string": lambda m: m.arrays[0].CopyFrom(codec.encode_keys(pa.array([1, 2, 3]))),
@@ -256,14 +257,14 @@ def test_bytes_that_contradict_themselves_are_corrupt() -> None:
         GroupedAggregate.from_message(broken(lambda m: setattr(m.parts[0], "kind", "haar")))
 
 
-def test_from_bytes_gives_the_aggregate_back() -> None:
+def test_an_aggregate_round_trips_as_bytes() -> None:
     again = from_bytes(small().to_bytes())
     assert isinstance(again, GroupedAggregate)
     assert again.key_names == ("k0", "k1") and again.query("n", Count()).value.tolist() == [2, 1, 1]
     assert again.nbytes > 0
 
 
-def test_an_aggregate_of_many_sparse_sketches_travels_in_few_bytes() -> None:
+def test_an_aggregate_of_many_sparse_sketches_takes_few_bytes() -> None:
     aggregate = GroupedAggregate({"k": pa.int64()}, {"d": function_named("distinct").make((), None)})  # type: ignore[union-attr]
     keys, users = pa.array(np.arange(20_000) % 5000), pa.array([f"u{i}" for i in range(20_000)])
     aggregate.update([keys], {"d": users}, 20_000)

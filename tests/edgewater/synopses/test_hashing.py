@@ -17,7 +17,7 @@ def reference_mix(word: int) -> int:
 
 
 def reference_text(data: bytes, seed: int, tag: int) -> int:
-    """The definition, one value at a time, in Python's integers."""
+    """Computes the hash by the definition, one value at a time, with Python integers."""
     golden = 0x9E3779B97F4A7C15
     total = reference_mix((len(data) + golden) & MASK)
     for position in range(-(-len(data) // 8)):
@@ -30,7 +30,7 @@ def one(value: object, seed: int = DEFAULT_SEED) -> int:
     return int(hash_values(pa.array([value]), seed)[0])
 
 
-# Written once; a change breaks every stored sketch.
+# Never change these: every stored sketch depends on them.
 GOLDEN = [
     (0, 0x77D4CBA99E04D2C4),
     (1, 0x5A229EB6904940A2),
@@ -56,7 +56,7 @@ def test_hashes_are_the_same_on_every_platform_and_in_every_release(value: objec
     assert one(value) == expected
 
 
-def test_strings_hash_as_the_definition_says() -> None:
+def test_hashes_of_strings_match_the_definition() -> None:
     texts = [
         "",
         "a",
@@ -78,7 +78,7 @@ def test_strings_hash_as_the_definition_says() -> None:
 
 
 @given(st.lists(st.text(max_size=300), max_size=30), st.integers(0, MASK))
-def test_any_strings_hash_as_the_definition_says(texts: list[str], seed: int) -> None:
+def test_hashes_of_any_strings_match_the_definition(texts: list[str], seed: int) -> None:
     expected = [reference_text(t.encode(), seed, 4) for t in texts]
     assert hash_values(pa.array(texts, pa.string()), seed).tolist() == expected
 
@@ -91,7 +91,7 @@ def test_a_slice_hashes_as_the_same_values_on_their_own() -> None:
     )
 
 
-def test_finding_distinct_strings_first_changes_nothing() -> None:
+def test_hashing_only_distinct_strings_gives_equal_hashes() -> None:
     long = [f"https://example.org/a/rather/long/path/to/some/page-{i % 50}" for i in range(6000)]
     plain = pa.array(long)
     singly = np.concatenate([hash_values(plain.slice(i, 1000)) for i in range(0, 6000, 1000)])
@@ -99,7 +99,7 @@ def test_finding_distinct_strings_first_changes_nothing() -> None:
     np.testing.assert_array_equal(hash_values(plain.dictionary_encode()), singly)
 
 
-def test_a_string_of_a_megabyte_among_short_ones_is_no_trouble() -> None:
+def test_a_string_of_a_megabyte_among_short_ones_is_hashed() -> None:
     texts = ["a", "b" * (1 << 20), "c"]
     hashes = hash_values(pa.array(texts))
     assert len(set(hashes.tolist())) == 3
@@ -115,7 +115,7 @@ def test_one_zero_and_one_nan() -> None:
     assert one(float("inf")) != one(float("-inf"))
 
 
-def test_types_are_told_apart_and_widths_are_not() -> None:
+def test_types_hash_differently_and_widths_do_not() -> None:
     assert len({one(1), one(1.0), one(True), one("1"), one(b"1")}) == 5
     narrow = [np.array([-5], t) for t in (np.int8, np.int16, np.int32, np.int64)]
     assert len({int(hash_values(a)[0]) for a in narrow}) == 1
@@ -124,7 +124,7 @@ def test_types_are_told_apart_and_widths_are_not() -> None:
     assert hash_values(np.array([MASK], np.uint64))[0] == one(-1), "integers count in two's complement"
 
 
-def test_arrow_and_numpy_hash_alike() -> None:
+def test_arrow_and_numpy_give_equal_hashes() -> None:
     for values in ([1, -2, 3], [0.5, -0.0, float("nan")], [True, False]):
         np.testing.assert_array_equal(hash_values(np.array(values)), hash_values(pa.array(values)))
 
@@ -145,7 +145,7 @@ def test_regular_inputs_spread_over_every_bit(values: np.ndarray) -> None:
     assert len(np.unique(hashes)) == len(values), "a bijection per type"
     for bit in range(64):
         share = float((hashes >> np.uint64(bit) & np.uint64(1)).mean())
-        assert abs(share - 0.5) < 6 * 0.5 / 256, f"bit {bit}"  # 6 standard deviations: 1 in 10^8 a bit
+        assert abs(share - 0.5) < 6 * 0.5 / 256, f"bit {bit}"  # 6 standard deviations: 1e-8 per bit
 
 
 def test_each_input_bit_flips_half_of_the_output() -> None:
@@ -164,6 +164,6 @@ def test_nulls_and_other_types_are_refused() -> None:
         hash_values(pa.array([[1]]))
 
 
-def test_nothing_hashes_to_nothing() -> None:
+def test_an_empty_array_has_no_hashes() -> None:
     for kind in (pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.binary()):
         assert hash_values(pa.array([], kind)).shape == (0,)

@@ -1,9 +1,9 @@
-"""Every interval that claims a probability holds the truth at least that often: over a zoo of data and (lane `data`)
-real columns, single, merged from 256 parts, and as a window of slices.
+"""Intervals contain the true value at least as often as their confidence states, for many data sets and, in the lane
+`data`, real columns; for single synopses, for those merged from 256 partials, and for windows of slices.
 
-What varies between trials is the seed of the hash or of the coins, never the data. Questions are counted one by one.
-Of a synopsis whose intervals cover exactly as often as they say, one test in `ALARM` = 100,000 questions would
-fail by chance; there are about 2,000 questions, so the file fails by chance for one choice of seeds in fifty.
+Trials differ in the seed of the hash or of the coins, never in the data. Each question is counted separately. For a
+coverage that equals the stated confidence, one question in `ALARM` = 100,000 fails by chance; with about 2,000
+questions, the file fails by chance for one choice of seeds in fifty.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import real_data
-from interval_coverage import least_hits, zoo
 
 from edgewater.synopses.base import Count, Distinct, Estimates, Mean, Quantile, Question, Rank, Sum
-from edgewater.synopses.bernoulli import BernoulliStack
-from edgewater.synopses.bloom import BloomStack
-from edgewater.synopses.count_min import CountMinStack
-from edgewater.synopses.cuckoo import CuckooStack
-from edgewater.synopses.fast_agms import FastAgmsStack
-from edgewater.synopses.hyperloglog import HyperLogLogStack
-from edgewater.synopses.kll import KllStack
+from edgewater.synopses.distinct.hyperloglog import HyperLogLogStack
+from edgewater.synopses.frequency.count_min import CountMinStack
+from edgewater.synopses.frequency.fast_agms import FastAgmsStack
+from edgewater.synopses.membership.bloom import BloomStack
+from edgewater.synopses.membership.cuckoo import CuckooStack
+from edgewater.synopses.quantiles.kll import KllStack
 from edgewater.synopses.questions import Frequency, Proportion, SelfJoinSize, SubsetCount
-from edgewater.synopses.reservoir import ReservoirStack
-from edgewater.synopses.sample_rows import SampleStack
+from edgewater.synopses.sampling.bernoulli import BernoulliStack
+from edgewater.synopses.sampling.reservoir import ReservoirStack
+from edgewater.synopses.sampling.sample_stack import SampleStack
 from edgewater.synopses.testing.subject import pick, to_bytes
+from tests.edgewater.synopses import real_data
+from tests.edgewater.synopses.interval_coverage import least_hits, zoo
 
 pytestmark = pytest.mark.slow
 
-N, PARTS, SLICES = 12_000, 256, 24
+N, PARTIALS, SLICES = 12_000, 256, 24
 WINDOW = slice(6, 18)
 TRIALS, MERGED_TRIALS = 150, 60
 
@@ -42,7 +42,7 @@ Truths = list[tuple[Question, float]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A synopsis, and questions with their true answers on given data."""
+    """A synopsis, and a function that returns questions with their true answers for a data set."""
 
     name: str
     make: Callable[[int], Any]
@@ -58,22 +58,22 @@ def ranks_and_quantiles(values: np.ndarray) -> Truths:
     return truths + [(Rank(x), float(np.mean(values <= x))) for x in held[[len(held) // 10, len(held) // 2]]]
 
 
-def means_and_parts(values: np.ndarray) -> Truths:
+def means_and_proportions(values: np.ndarray) -> Truths:
     low, high = np.quantile(values, [0.3, 0.6])
     inside = float(np.mean((values >= low) & (values <= high)))
     return [(Mean(), float(values.mean())), (Proportion(low, high), inside)]
 
 
-def of_a_reservoir(values: np.ndarray) -> Truths:
-    truths = ranks_and_quantiles(values) + means_and_parts(values)
+def of_uniform_samples(values: np.ndarray) -> Truths:
+    truths = ranks_and_quantiles(values) + means_and_proportions(values)
     proportion = truths[-1][0]
     assert isinstance(proportion, Proportion)
     inside = SubsetCount(proportion.lo, proportion.hi)
     return [*truths, (Sum(), float(values.sum())), (inside, truths[-1][1] * len(values))]
 
 
-def of_a_thinned_stream(values: np.ndarray) -> Truths:
-    return [*of_a_reservoir(values), (Count(), float(len(values)))]
+def of_bernoulli_samples(values: np.ndarray) -> Truths:
+    return [*of_uniform_samples(values), (Count(), float(len(values)))]
 
 
 def distinct(values: Any) -> Truths:
@@ -95,8 +95,8 @@ def join_sizes(values: Any) -> Truths:
 
 ON_NUMBERS = (
     Kind("kll", lambda seed: KllStack(k=64, seed=seed), ranks_and_quantiles),
-    Kind("reservoir", lambda seed: ReservoirStack(size=400, seed=seed), of_a_reservoir),
-    Kind("bernoulli", lambda seed: BernoulliStack(rate=0.03, seed=seed), of_a_thinned_stream),
+    Kind("reservoir", lambda seed: ReservoirStack(size=400, seed=seed), of_uniform_samples),
+    Kind("bernoulli", lambda seed: BernoulliStack(rate=0.03, seed=seed), of_bernoulli_samples),
 )
 ON_ITEMS = (
     Kind("hyperloglog", lambda seed: HyperLogLogStack(precision=8, seed=seed), distinct),
@@ -110,7 +110,7 @@ ON_ITEMS = (
 def number_sets() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(11)
     made = zoo(rng, N)
-    # As in the lane `data`, for every machine: sizes of a few hundred files, and fares in half dollars with refunds.
+    # Similar to the columns of the lane `data`: sizes of a few hundred files, and fares in half dollars with refunds.
     sizes = np.round(rng.lognormal(12, 2, 400))[rng.zipf(1.4, N) % 400]
     fares = np.round(rng.lognormal(2.5, 0.6, N) * 2) / 2 * np.where(rng.random(N) < 0.02, -1, 1)
     return {**made, "sizes": sizes, "fares": fares}
@@ -119,7 +119,7 @@ def number_sets() -> dict[str, np.ndarray]:
 def item_sets() -> dict[str, Any]:
     rng = np.random.default_rng(12)
     made: dict[str, Any] = {name: (values * 1000).astype(np.int64) for name, values in zoo(rng, N).items()}
-    # The worst case of rows that hash alike: few items that are frequent, and a tail of single ones.
+    # The worst case for collisions: a few frequent items, and a tail of items that occur once.
     made["adversarial duplicates"] = np.concatenate([np.repeat(np.arange(10), N // 20), np.arange(N // 2) + 10**6])
     made["packages"] = pa.array([f"package-{i}" for i in np.minimum(rng.zipf(1.3, N), 5000).tolist()])
     return made
@@ -139,26 +139,26 @@ each_case = pytest.mark.parametrize(("kind", "values"), CASES, indirect=["values
 
 @pytest.fixture
 def values(request: pytest.FixtureRequest) -> Any:
-    given = request.param
-    return pick(given.read(), np.arange(N)) if isinstance(given, real_data.Column) else given
+    data = request.param
+    return pick(data.read(), np.arange(N)) if isinstance(data, real_data.Column) else data
 
 
 def built(kind: Kind, seed: int, codes: np.ndarray, values: Any, groups: int) -> Any:
     stack = kind.make(seed)
     stack.grow(groups)
     if isinstance(stack, SampleStack):
-        # The record's number says which it is, so that parts and whole draw the same sample.
+        # Explicit record numbers, so that partials and the whole sample the same records.
         stack.update(codes, values, ids=np.arange(len(values)))
     else:
         stack.update(codes, values)
     return stack
 
 
-def merged(kind: Kind, seed: int, parts: Any, chosen: range) -> Any:
+def merged(kind: Kind, seed: int, partials: Any, chosen: range) -> Any:
     whole = kind.make(seed)
     whole.grow(1)
-    for part in chosen:
-        whole.merge(parts.take(np.array([part])), np.zeros(1, np.int64))
+    for group in chosen:
+        whole.merge(partials.take(np.array([group])), np.zeros(1, np.int64))
     return whole
 
 
@@ -168,7 +168,7 @@ def assert_covers(kind: Kind, make: Callable[[int], Any], truths: Truths, trials
         stack = make(seed)
         for i, (question, truth) in enumerate(truths):
             answer = stack.query(question)[0]
-            slack = 1e-9 * abs(truth)  # sums in another order
+            slack = 1e-9 * abs(truth)  # rounding of sums in another order
             hits[i] += answer.lower - slack <= truth <= answer.upper + slack
             stated[i] = max(stated[i], answer.confidence)
     short = [
@@ -179,11 +179,11 @@ def assert_covers(kind: Kind, make: Callable[[int], Any], truths: Truths, trials
     assert not short, f"{kind}: " + "; ".join(short)
 
 
-def test_intervals_that_are_too_narrow_are_found() -> None:
+def test_intervals_that_are_too_narrow_are_detected() -> None:
     class Narrow(HyperLogLogStack):
         def query(self, question: Question | None = None) -> Estimates:
-            given = super().query(question)
-            return replace(given, lower=(given.lower + given.value) / 2, upper=(given.upper + given.value) / 2)
+            wide = super().query(question)
+            return replace(wide, lower=(wide.lower + wide.value) / 2, upper=(wide.upper + wide.value) / 2)
 
     kind = Kind("narrow", lambda seed: Narrow(precision=8, seed=seed), distinct)
     values = np.arange(N)
@@ -200,15 +200,15 @@ def test_a_single_synopsis_covers(kind: Kind, values: Any) -> None:
 
 
 @each_case
-def test_a_synopsis_merged_from_256_parts_covers(kind: Kind, values: Any) -> None:
-    codes = np.random.default_rng(13).integers(0, PARTS, len(values))
+def test_a_synopsis_merged_from_256_partials_covers(kind: Kind, values: Any) -> None:
+    codes = np.random.default_rng(13).integers(0, PARTIALS, len(values))
 
     def one(seed: int) -> Any:
-        return merged(kind, seed, built(kind, seed, codes, values, PARTS), range(PARTS))
+        return merged(kind, seed, built(kind, seed, codes, values, PARTIALS), range(PARTIALS))
 
     single = built(kind, 1, np.zeros(len(values), np.int64), values, 1)
     if single.properties.commutative:
-        assert to_bytes(one(1)) == to_bytes(single), "the same state to the bit: it covers as often as a single one"
+        assert to_bytes(one(1)) == to_bytes(single), "equal bytes, so the coverage is that of a single synopsis"
         return
     assert_covers(kind, one, kind.truths(values), MERGED_TRIALS)
 

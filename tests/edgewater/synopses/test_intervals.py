@@ -21,7 +21,7 @@ def test_students_t_is_that_of_the_tables(confidence: float) -> None:
     assert student_t(confidence, np.array([1e9]))[0] == pytest.approx(normal_quantile(confidence))
 
 
-def test_wilsons_interval_is_exact_of_a_whole_population_and_open_of_none() -> None:
+def test_wilsons_interval_is_exact_for_a_whole_population_and_0_to_1_for_none() -> None:
     hits, drawn, share = np.array([3.0, 0.0, 0.0]), np.array([10.0, 0.0, 10.0]), np.array([1.0, 0.5, 1.0])
     lower, upper = wilson(hits, drawn, share, 1.96)
     assert lower.tolist() == [0.3, 0, 0] and upper.tolist() == [0.3, 1, 0]
@@ -38,20 +38,20 @@ def exact_coverage(draws: int, p: float, z: float) -> float:
 @pytest.mark.parametrize("draws", [5, 40, 1000])
 @pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
 def test_wilsons_interval_covers_every_proportion_also_rare_ones(draws: int, confidence: float) -> None:
-    """Computed, not drawn. Without continuity correction 0.95 falls to 0.84 here."""
+    """The coverage is computed, not sampled. Without continuity correction, 0.95 falls to 0.84 here."""
     z = normal_quantile(confidence)
     worst = min(exact_coverage(draws, p, z) for p in (1e-4, 1e-3, 0.01, 0.05, 0.13, 0.2, 0.37, 0.5, 0.9, 0.999))
     assert worst >= confidence - 0.01
 
 
-def test_a_thinned_count_is_never_below_what_was_seen() -> None:
+def test_a_thinned_count_is_at_least_the_sampled_count() -> None:
     hits, share = np.array([0.0, 1.0, 50.0, 7.0]), np.array([0.5, 0.01, 0.999, 1.0])
     lower, upper = thinned_count(hits, share, 2.0)
     assert (lower >= hits).all() and (upper >= hits / share).all()
     assert (lower[3], upper[3]) == (7, 7)
 
 
-def test_an_interval_without_known_width_holds_all_numbers() -> None:
+def test_an_interval_of_unknown_width_is_infinite() -> None:
     lower, upper = around(np.array([1.0, np.inf, np.nan, 2.0]), np.array([np.nan, 1.0, 1.0, 0.5]))
     assert lower.tolist()[:2] == [-np.inf, -np.inf] and upper.tolist()[:2] == [np.inf, np.inf]
     assert np.isnan(lower[2]) and (lower[3], upper[3]) == (1.5, 2.5)

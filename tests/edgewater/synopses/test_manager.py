@@ -20,9 +20,9 @@ from edgewater.synopses import (
     SliceManager,
     Sum,
     Synopsis,
-    codec,
     from_bytes,
 )
+from edgewater.synopses.encoding import codec
 
 SEED = 23
 
@@ -57,7 +57,7 @@ def assert_holds(manager: GeneralManager | SliceManager, signal: np.ndarray) -> 
 
 @settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(1, 5), st.integers(1, 40))
-def test_a_dealt_signal_is_asked_as_if_it_were_whole(n: int, partitions: int, block: int, coefficients: int) -> None:
+def test_a_partitioned_signal_answers_as_a_whole(n: int, partitions: int, block: int, coefficients: int) -> None:
     signal = walk(n)
     manager = dealt(signal, partitions, block, coefficients)
     assert_holds(manager, signal)
@@ -66,7 +66,7 @@ def test_a_dealt_signal_is_asked_as_if_it_were_whole(n: int, partitions: int, bl
     assert exact.query(Sum()).value == pytest.approx(signal.sum())
 
 
-def test_the_example_of_the_paper_is_routed_as_there() -> None:
+def test_the_example_of_the_paper_is_routed_as_in_the_paper() -> None:
     """Condor, figure 6: two partitions, the range 2 to 6."""
     manager = dealt(np.arange(8.0), 2)
     assert list(manager._routed(2, 7)) == [(0, 1, 3), (1, 1, 2)]
@@ -84,10 +84,10 @@ def test_slices_are_one_signal_in_the_order_of_their_keys(lengths: list[int]) ->
     assert halves.to_bytes() == SliceManager(parts).to_bytes()
 
 
-def test_managers_merge_as_sets_of_parts() -> None:
+def test_managers_merge_as_sets_of_partials() -> None:
     signal = walk(100)
     whole = dealt(signal, 4)
-    singles = [GeneralManager(4, 1, [(p, whole.parts[p])]) for p in range(4)]
+    singles = [GeneralManager(4, 1, [(p, whole.partials[p])]) for p in range(4)]
     merged = singles[2].merge_many([singles[0], singles[3], singles[1], singles[0]])
     assert merged.to_bytes() == whole.to_bytes() and singles[2].missing == [0, 1, 3]
     merged.update([1.0])
@@ -98,7 +98,7 @@ def test_managers_merge_as_sets_of_parts() -> None:
         whole.merge_many([dealt(signal, 3)])
 
 
-def test_slice_managers_of_partitions_are_registered_at_a_general_one() -> None:
+def test_a_general_manager_holds_slice_managers() -> None:
     signal = walk(120)
     parts = []
     for p in range(3):
@@ -112,7 +112,7 @@ def test_slice_managers_of_partitions_are_registered_at_a_general_one() -> None:
     assert_holds(again, signal)
 
 
-def test_updates_are_dealt_on_from_where_the_signal_ends() -> None:
+def test_updates_continue_the_round_robin_of_the_signal() -> None:
     signal = walk(200)
     manager = GeneralManager(3, 4, [(p, HaarWavelet(16)) for p in range(3)])
     for part in np.array_split(signal, 23):
@@ -125,7 +125,7 @@ def test_updates_are_dealt_on_from_where_the_signal_ends() -> None:
     assert_holds(slices, signal)
 
 
-def test_bounds_and_doubts_of_parts_add_up() -> None:
+def test_bounds_and_error_probabilities_of_partials_add_up() -> None:
     class Doubtful(HaarWavelet):
         def query(self, question: object = None) -> Estimate:
             return Estimate(1.0, 0.5, 2.0, 0.99)
@@ -137,7 +137,7 @@ def test_bounds_and_doubts_of_parts_add_up() -> None:
     assert answer.confidence == pytest.approx(0.97) and answer.lower < 1.5
 
 
-def test_what_is_not_there_is_not_answered() -> None:
+def test_missing_partials_and_indices_are_refused() -> None:
     signal = walk(40)
     manager = GeneralManager(4, 1, [(p, wavelet_of(signal[p::4])) for p in (0, 1, 3)])
     assert manager.query(Point(4)).lower <= signal[4] <= manager.query(Point(4)).upper
@@ -157,7 +157,7 @@ def test_what_is_not_there_is_not_answered() -> None:
             make()
     with pytest.raises(InvalidRequest, match="order-based"):
         manager.register(2, CountMin())
-    with pytest.raises(InvalidRequest, match="not there yet"):
+    with pytest.raises(InvalidRequest, match="missing"):
         manager.update([1.0])
 
 

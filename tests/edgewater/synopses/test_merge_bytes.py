@@ -1,4 +1,4 @@
-"""Merging serialised synopses gives, to the bit, what reading them, `merge_many` and `to_bytes` give."""
+"""`merge_bytes` gives the same bytes as `from_bytes`, `merge_many` and `to_bytes`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from edgewater.synopses import (
     Kll,
     ReservoirSample,
     TopK,
-    codec,
     from_bytes,
     merge_bytes,
 )
+from edgewater.synopses.encoding import codec
 
 MAKERS: dict[str, Any] = {
     "hll-dense": lambda i: HyperLogLog(6),
@@ -69,7 +69,7 @@ def one_by_one(data: list[bytes]) -> bytes:
 
 @each
 @pytest.mark.parametrize("rotated", [0, 3, 12])
-def test_merged_bytes_are_those_of_merged_synopses(make: Any, rotated: int) -> None:
+def test_merge_bytes_equals_merge_many(make: Any, rotated: int) -> None:
     data = [part.to_bytes() for part in parts_of(make)]
     data = data[rotated:] + data[:rotated]
     merged = merge_bytes(data)
@@ -80,13 +80,13 @@ def test_merged_bytes_are_those_of_merged_synopses(make: Any, rotated: int) -> N
 
 
 @each
-def test_many_parts_of_one_layout_are_merged_to_the_same_bytes(make: Any) -> None:
+def test_many_partials_of_one_layout_merge_to_the_same_bytes(make: Any) -> None:
     data = [part.to_bytes() for part in parts_of(make, (200,) * 40)]
     assert merge_bytes(data) == one_by_one(data)
 
 
 @pytest.mark.parametrize("make", [HyperLogLog, lambda: CountMin(64, 2), lambda: ReservoirSample(20), TopK])
-def test_parts_of_strings_are_merged_to_the_same_bytes(make: Any) -> None:
+def test_partials_of_strings_merge_to_the_same_bytes(make: Any) -> None:
     data = []
     for number in range(12):
         part = make()
@@ -99,13 +99,13 @@ def test_parts_of_strings_are_merged_to_the_same_bytes(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [lambda i: HyperLogLog(8), lambda i: CountMin(256, 2), lambda i: Kll(32, source=i),
                                   lambda i: DDSketch(), lambda i: ReservoirSample(16, source=i)])  # fmt: skip
-def test_folded_parts_merge_with_those_that_were_not(make: Any) -> None:
+def test_folded_and_unfolded_partials_merge(make: Any) -> None:
     parts = parts_of(make, (400,) * 12)
     data = [(part.fold(1) if number % 3 == 1 else part).to_bytes() for number, part in enumerate(parts)]
     assert merge_bytes(data) == one_by_one(data)
 
 
-def test_a_sketch_that_collapses_only_when_merged_comes_out_the_same() -> None:
+def test_a_sketch_that_collapses_during_a_merge_gives_the_same_bytes() -> None:
     data = [
         part.to_bytes() for number in range(12) for part in parts_of(lambda i: DDSketch(0.001), (300,), 10.0**number)
     ]
@@ -115,19 +115,19 @@ def test_a_sketch_that_collapses_only_when_merged_comes_out_the_same() -> None:
 
 @each
 @pytest.mark.parametrize("damaged", [0, 7, 19])
-def test_a_damaged_part_is_refused_and_named(make: Any, damaged: int) -> None:
+def test_a_damaged_partial_is_refused_with_its_number(make: Any, damaged: int) -> None:
     data = [part.to_bytes() for part in parts_of(make, (200,) * 20)]
     for at in (2, 5, len(data[damaged]) // 2, len(data[damaged]) - 1):
         broken = list(data)
         flipped = bytearray(broken[damaged])
         flipped[at] ^= 4
         broken[damaged] = bytes(flipped)
-        with pytest.raises(CorruptSynopsis, match=f"^part {damaged + 1} of 20: "):
+        with pytest.raises(CorruptSynopsis, match=f"^partial {damaged + 1} of 20: "):
             merge_bytes(broken)
 
 
 @each
-def test_a_part_of_other_parameters_is_refused_and_named(make: Any) -> None:
+def test_a_partial_with_other_parameters_is_refused_with_its_number(make: Any) -> None:
     data = [part.to_bytes() for part in parts_of(make, (200,) * 20)]
     strangers = (HyperLogLog(10), CountMin(32, 3), FastAgms(32, 3), Kll(17), DDSketch(0.1), ReservoirSample(7),
                  BloomFilter(256, 3), CuckooFilter(1 << 11), EquiWidthHistogram(0, 1, 2), EquiDepthHistogram(9),
@@ -136,29 +136,29 @@ def test_a_part_of_other_parameters_is_refused_and_named(make: Any) -> None:
     for stranger in strangers:
         stranger.update(np.arange(300.0))
         with pytest.raises(
-            IncompatibleSynopses, match=r"^part 5 of 20: .*" + (mine if stranger.kind == mine else "synopses")
+            IncompatibleSynopses, match=r"^partial 5 of 20: .*" + (mine if stranger.kind == mine else "synopses")
         ):
             merge_bytes([*data[:4], stranger.to_bytes(), *data[5:]])
 
 
 @pytest.mark.parametrize("make", [lambda i: HyperLogLog(6), lambda i: CountMin(16, 3)])
-def test_counters_out_of_range_under_a_valid_checksum_are_refused_and_named(make: Any) -> None:
+def test_counters_out_of_range_under_a_valid_checksum_are_refused(make: Any) -> None:
     data = [part.to_bytes() for part in parts_of(make, (200,) * 20)]
     message = codec.unseal(data[6])
     values = bytearray(message.arrays[-1].data)
     values[3] = 120
     message.arrays[-1].data = bytes(values)
     data[6] = codec.seal(message)
-    with pytest.raises(CorruptSynopsis, match=r"^part 7 of 20: "):
+    with pytest.raises(CorruptSynopsis, match=r"^partial 7 of 20: "):
         merge_bytes(data)
 
 
-def test_a_newer_part_is_refused_and_named_and_nothing_is_no_merge() -> None:
+def test_a_newer_partial_and_an_empty_list_are_refused() -> None:
     data = [part.to_bytes() for part in parts_of(lambda i: HyperLogLog(6), (200,) * 8)]
     message = codec.unseal(data[2])
     message.version = 9
     data[2] = codec.seal(message)
-    with pytest.raises(UnsupportedVersion, match=r"^part 3 of 8: .*version 9"):
+    with pytest.raises(UnsupportedVersion, match=r"^partial 3 of 8: .*version 9"):
         merge_bytes(data)
     with pytest.raises(ValueError, match="at least one"):
         merge_bytes([])

@@ -1,4 +1,4 @@
-"""`docs/how-to/your-own-synopsis.md` does what it says: its files are run as they stand there."""
+"""The code of `docs/how-to/your-own-synopsis.md` works: its files run unchanged."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.core import EdgeCore
-from edge.events import Configured, QueryRefused
-from edge.streams import StreamSpec
+from edge.core import Configured, EdgeCore, QueryRefused, StreamSpec
 from edgewater.query import QuerySpec
 from edgewater.synopses import plugins, registry
 from edgewater.synopses.plugins import Plugins
-from edgewater.wire.frames import QueryRef
+from edgewater.wire import QueryRef
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/how-to/your-own-synopsis.md").read_text()
@@ -33,14 +31,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_page_s_synopsis_passes_the_battery_as_the_page_runs_it(folder: Path) -> None:
+def test_the_synopsis_of_the_page_passes_its_tests(folder: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_growth.py"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert re.search(r"\b\d{3} passed", done.stdout)
 
 
-def test_the_page_s_function_answers_in_a_query_and_an_edge_without_it_refuses(
+def test_the_function_of_the_page_answers_in_a_query_and_an_edge_refuses_other_types(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from importlib.metadata import EntryPoint

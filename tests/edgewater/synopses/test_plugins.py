@@ -1,4 +1,4 @@
-"""Synopses from other distributions, as `importlib.metadata` finds them: real `dist-info` folders on a path."""
+"""Synopses of other distributions, which `importlib.metadata` finds in real `dist-info` folders on a path."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import pytest
 from click.testing import CliRunner
 
 from edgewater.errors import InvalidQuery, UnsupportedVersion
+from edgewater.functions_cli import synopses
 from edgewater.measure import Measure
-from edgewater.synopses import Count, HyperLogLog, codec, from_bytes, plugins, registry
-from edgewater.synopses.plugins import Plugins, Problem, SynopsisPluginWarning
+from edgewater.synopses import Count, HyperLogLog, from_bytes, plugins, registry
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.plugins import PluginProblem, Plugins, SynopsisPluginWarning
 from edgewater.synopses.registry import function_named, function_names, stack_from_message
-from edgewater.synopses_cli import synopses
 
 Install = Callable[[str, dict[str, str], str], None]
 
 TALLY = """
-    from edgewater.synopses.aggregates import CountStack
+    from edgewater.synopses.exact.aggregates import CountStack
     from edgewater.synopses.registry import Function
     from edgewater.synopses.single import SingleSynopsis
 
@@ -47,7 +48,8 @@ TALLY = """
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Puts a distribution on a path of its own; `Plugins` finds only those. The registry is put back afterwards."""
+    """Installs distributions on a separate path, the only one that `Plugins` searches. Restores the registry
+    afterwards."""
     monkeypatch.setattr(registry, "_FUNCTIONS", dict(registry._FUNCTIONS))
     monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -71,7 +73,7 @@ def points(path: Path) -> list[EntryPoint]:
     return [p for d in distributions(path=[str(path)]) for p in d.entry_points.select(group=plugins.GROUP)]
 
 
-def test_a_package_brings_a_kind_a_function_and_what_a_user_holds(install: Install) -> None:
+def test_a_package_provides_a_kind_a_function_and_a_single_synopsis(install: Install) -> None:
     install("tallies", {"tally": "tallies:ALL"}, TALLY.format(name="Tally", kind="tally"))
     assert "tallies" not in sys.modules, "nothing is imported before it is asked for"
     assert function_named("count") is not None and "tallies" not in sys.modules
@@ -88,7 +90,7 @@ def test_a_package_brings_a_kind_a_function_and_what_a_user_holds(install: Insta
     assert str(plugins.INSTALLED.origins["tally"]) == "tallies 1.2 (entry point tally = tallies:ALL)"
 
 
-def test_bytes_alone_are_enough_for_a_kind_to_be_found(install: Install) -> None:
+def test_reading_bytes_loads_the_plugin_of_their_kind(install: Install) -> None:
     install("tallies", {"tally": "tallies:ALL"}, TALLY.format(name="Tally", kind="tally"))
     message = registry.function_named("count").make((), None).to_message()  # type: ignore[union-attr]
     message.kind = "tally"
@@ -96,9 +98,9 @@ def test_bytes_alone_are_enough_for_a_kind_to_be_found(install: Install) -> None
 
 
 NO_IMPORT = "import a_package_that_is_not_there\n"
-TAKEN = TALLY.format(name="Count", kind="count")
+TAKEN_KIND = TALLY.format(name="Count", kind="count")
 TAKEN_FUNCTION = """
-    from edgewater.synopses.aggregates import CountStack
+    from edgewater.synopses.exact.aggregates import CountStack
     from edgewater.synopses.registry import Function
     ALL = Function("distinct", lambda *_: CountStack())
 """
@@ -112,13 +114,13 @@ UNLISTED = TALLY.format(name="Tally", kind="tally") + "    ALL = FUNCTION\n"
 NO_PROPERTIES = TALLY.format(name="Tally", kind="tally") + "    TallyStack.properties = 'commutative'\n"
 CLAIMS_FOLD = """
     from edgewater.synopses.base import Properties
-    from edgewater.synopses.aggregates import CountStack
+    from edgewater.synopses.exact.aggregates import CountStack
     class ALL(CountStack):
         kind = "folding"
         properties = Properties(foldable=True)
 """
 CRASHES = """
-    from edgewater.synopses.aggregates import CountStack
+    from edgewater.synopses.exact.aggregates import CountStack
     from edgewater.synopses.registry import Function
     def make(parameters, type_):
         raise ZeroDivisionError("by design")
@@ -131,17 +133,17 @@ CRASHES = """
     [
         (NO_IMPORT, "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"),
         ("x = 1\n", "AttributeError"),
-        (TAKEN, "the kind 'count' is registered already, by edgewater itself"),
-        (TAKEN_FUNCTION, "the function 'distinct' is registered already, by edgewater itself"),
-        (NO_STACK, "Sketch is no Stack: it lacks __len__, grow, merge"),
+        (TAKEN_KIND, "the kind 'count' is already registered by edgewater itself"),
+        (TAKEN_FUNCTION, "the function 'distinct' is already registered by edgewater itself"),
+        (NO_STACK, "Sketch is not a Stack: it lacks __len__, grow, merge"),
         ("ALL = 7\n", "7 is none of: a Stack class, a Function, a SingleSynopsis class"),
-        (UNLISTED, "makes a stack of kind 'tally', which nobody registers"),
+        (UNLISTED, "makes a stack of kind 'tally', which is not registered"),
         (NO_PROPERTIES, "TallyStack.properties is 'commutative'"),
-        (CLAIMS_FOLD, "foldable=True, and it has no method fold"),
+        (CLAIMS_FOLD, "foldable=True, but it has no method fold"),
         (CRASHES, "ZeroDivisionError: by design"),
     ],
 )
-def test_what_does_not_fit_is_named_and_the_others_go_on(install: Install, source: str, what: str) -> None:
+def test_an_invalid_plugin_is_named_and_the_others_are_loaded(install: Install, source: str, what: str) -> None:
     install("broken", {"theirs": "broken:ALL"}, source)
     install("tallies", {"tally": "tallies:ALL"}, TALLY.format(name="Other", kind="other"))
     kinds = set(registry._KINDS)
@@ -150,32 +152,34 @@ def test_what_does_not_fit_is_named_and_the_others_go_on(install: Install, sourc
     message = str(caught[0].message)
     assert message.startswith("synopses of broken 1.2 (entry point theirs = broken:ALL): ") and what in message
     assert set(registry._KINDS) - kinds == {"other"}, "a plugin that fails leaves nothing behind"
-    with pytest.raises(InvalidQuery, match=r"unknown function nobodys.*may be missing here; not loaded: .*broken 1.2"):
+    with pytest.raises(InvalidQuery, match=r"unknown function nobodys.*may not be installed; not loaded: .*broken 1.2"):
         Measure.parse("n", "nobodys(x)")
 
 
-def test_of_two_packages_that_want_one_name_the_first_by_name_has_it(install: Install) -> None:
+def test_the_first_package_by_name_gets_a_name_that_two_packages_define(install: Install) -> None:
     install("zebra", {"tally": "zebra:ALL"}, TALLY.format(name="Tally", kind="tally"))
     install("aardvark", {"tally": "aardvark:ALL"}, TALLY.format(name="Tally", kind="tally"))
-    with pytest.warns(SynopsisPluginWarning, match=r"zebra 1.2 .*'tally' is registered already, by aardvark 1.2"):
+    with pytest.warns(SynopsisPluginWarning, match=r"zebra 1.2 .*'tally' is already registered by aardvark 1.2"):
         plugins.INSTALLED.load()
-    plugins.INSTALLED.load()  # once is enough: the second warns no more
+    plugins.INSTALLED.load()  # the second call does not warn again
     assert plugins.INSTALLED.origins["tally"].distribution == "aardvark 1.2"
 
 
-def test_a_package_may_ask_for_functions_while_it_is_imported(install: Install) -> None:
+def test_a_package_may_look_up_functions_while_it_is_imported(install: Install) -> None:
     source = TALLY.format(name="Tally", kind="tally")
     install("nosy", {"tally": "nosy:ALL"}, source + "    from edgewater.synopses.registry import function_named\n"
             "    assert function_named('tally') is None and function_named('count') is not None\n")  # fmt: skip
     assert function_named("tally") is not None
 
 
-def test_bytes_of_a_kind_that_nobody_knows_say_that_a_package_may_be_missing(install: Install) -> None:
+def test_the_error_for_an_unknown_kind_says_that_a_package_may_not_be_installed(install: Install) -> None:
     message = HyperLogLog()._stack.to_message()
     message.kind = "moments"
-    with pytest.raises(UnsupportedVersion, match=r"'moments' is not known.*entry point edgewater.synopses\) may be"):
+    with pytest.raises(
+        UnsupportedVersion, match=r"'moments' is not known.*entry point edgewater.synopses\) may not be"
+    ):
         stack_from_message(message)
-    with pytest.raises(UnsupportedVersion, match=r"'moments' is not one of those read here.*may be missing"):
+    with pytest.raises(UnsupportedVersion, match=r"'moments' is not one of those read here.*may not be installed"):
         from_bytes(codec.seal(message))
 
 
@@ -185,7 +189,7 @@ def test_the_command_lists_functions_with_their_origin_and_fails_for_a_broken_pa
     assert listed.exit_code == 0, listed.output
     assert "tally(int64 or float64)\n    answers Count; mergeable, commutative" in listed.output
     assert "from tallies 1.2 (entry point tally = tallies:ALL)" in listed.output
-    plugins.INSTALLED.problems.append(Problem(plugins.INSTALLED.origins["tally"], "it is broken"))
+    plugins.INSTALLED.problems.append(PluginProblem(plugins.INSTALLED.origins["tally"], "it is broken"))
     as_json = CliRunner().invoke(synopses, ["--json"])
     assert as_json.exit_code == 1 and "it is broken" in as_json.stderr
     functions = {f["name"]: f for f in json.loads(as_json.stdout)["functions"]}

@@ -3,11 +3,11 @@ import pytest
 
 from edgewater.errors import InvalidQuery
 from edgewater.synopses import DDSketch, HyperLogLog
-from edgewater.synopses.aggregates import CountStack
+from edgewater.synopses.exact.aggregates import CountStack
 from edgewater.synopses.registry import Function, function_named, function_names, register_function, register_kind
 
 
-def test_the_functions_of_the_house_are_there_under_every_name() -> None:
+def test_built_in_functions_are_registered_under_every_name() -> None:
     assert {"count", "sum", "min", "max", "mean", "var", "distinct", "quantiles"} <= set(function_names())
     for alias, name in (("avg", "mean"), ("average", "mean"), ("minimum", "min"), ("variance", "var")):
         assert function_named(alias) is function_named(name) is not None
@@ -44,7 +44,7 @@ def test_parameters_are_read_by_position_and_by_name_with_defaults() -> None:
         ("count", [], {"x": 1}, "no parameters"),
     ],
 )
-def test_bad_parameters_name_themselves(name: str, positional: list, named: dict, message: str) -> None:
+def test_errors_name_the_bad_parameter(name: str, positional: list, named: dict, message: str) -> None:
     function = function_named(name)
     assert function is not None
     with pytest.raises(InvalidQuery, match=message):

@@ -1,0 +1,145 @@
+"""`AnswerRenderer`: answers as bytes, rendered once per selection of questions.
+
+(query, window, revision) never changes, so rendered bytes stay valid; an LRU cache bounded by bytes holds them. Lists
+and live streams are joined from the same pieces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from io import BytesIO
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+from cachetools import LRUCache
+
+from center.api.negotiation import ARROW, CSV, JSON
+from center.catalog import RegisteredQuery
+from center.results import AnswerRecord
+from center.serving import MeasureQuestions, render, rfc3339, to_table, without_lists
+
+RELEASE = version("edgewater")
+ARROW_METADATA = b"edgewater.answers"
+"""Key in an Arrow schema's metadata: a JSON list of the answers without their data, quality included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of the answers in a range of window starts, as it was applied.
+
+    Attributes:
+        start, end: RFC 3339, inclusive and exclusive; None: open.
+        next_cursor: cursor of the next page; None: this is the last one.
+    """
+
+    start: str | None
+    end: str | None
+    limit: int
+    next_cursor: str | None
+
+
+class AnswerRenderer:
+    """Renders answers. Thread-safe.
+
+    Args:
+        cache_bytes: capacity of the cache.
+        on_lookup: called with each lookup's result: True for a hit.
+    """
+
+    def __init__(self, cache_bytes: int, on_lookup: Callable[[bool], None] = lambda hit: None) -> None:
+        self._cache: LRUCache[Any, bytes] = LRUCache(max(cache_bytes, 1), getsizeof=len)
+        self._lock = threading.Lock()
+        self._on_lookup = on_lookup
+
+    def answer(self, record: AnswerRecord, query: RegisteredQuery, questions: MeasureQuestions) -> bytes:
+        """One answer as JSON without line breaks."""
+        key = (record.query, record.window_start_ms, record.revision, questions)
+        with self._lock:
+            held = self._cache.get(key)
+        self._on_lookup(held is not None)
+        if held is not None:
+            return held
+        # Two threads may render the same answer at once: cheaper than to let all threads wait for the slowest.
+        rendered = to_json(render(record, query.spec, questions))
+        with self._lock:
+            if len(rendered) <= self._cache.maxsize:
+                self._cache[key] = rendered
+        return rendered
+
+    def answers(
+        self,
+        records: Sequence[AnswerRecord],
+        query: RegisteredQuery,
+        questions: MeasureQuestions,
+        page: Page | None,
+        form: str,
+    ) -> bytes:
+        """Several answers of one query in one of `negotiation.ANSWER_FORMS`."""
+        if form == JSON:
+            head: dict[str, Any] = {"query": query.ref.name, "version": query.ref.version}
+            if page is not None:
+                head["range"] = {"start": page.start, "end": page.end, "limit": page.limit}
+                head["next_cursor"] = page.next_cursor
+            answers = b",".join(self.answer(r, query, questions) for r in records)
+            return to_json(head)[:-1] + b',"answers":[' + answers + b"]}"
+        return self.table(records, query, questions, form)
+
+    def table(
+        self, records: Sequence[AnswerRecord], query: RegisteredQuery, questions: MeasureQuestions, form: str
+    ) -> bytes:
+        """Answers as CSV or as an Arrow IPC stream, with window, phase, revision and completeness in every row."""
+        tables = [_with_quality(to_table(r, query.spec, questions), r, form) for r in records]
+        table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+        sink = BytesIO()
+        if form == CSV:
+            pyarrow.csv.write_csv(without_lists(table), sink)
+        else:
+            assert form == ARROW
+            answers = [json.loads(self.answer(r, query, questions)) for r in records]
+            metadata = [{k: v for k, v in a.items() if k != "data"} for a in answers]
+            table = table.replace_schema_metadata({**(table.schema.metadata or {}), ARROW_METADATA: to_json(metadata)})
+            with pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+        return sink.getvalue()
+
+
+def _with_quality(table: pa.Table, record: AnswerRecord, form: str) -> pa.Table:
+    """Prepends the answer's window, phase, revision and completeness, so that no row looks complete if it is not."""
+    metadata = {
+        "window_start": _time(record.window_start_ms, form),
+        "window_end": _time(record.window_end_ms, form),
+        "phase": pa.scalar(record.phase.value, pa.string()),
+        "revision": pa.scalar(record.revision, pa.int64()),
+        "completeness": pa.scalar(record.quality["completeness"]["ratio"], pa.float64()),
+    }
+    taken = set(table.column_names)
+    for at, (name, value) in enumerate(metadata.items()):
+        while name in taken:  # a group column or a measure has that name
+            name = f"answer_{name}"
+        table = table.add_column(at, name, pa.repeat(value, table.num_rows))
+    return table
+
+
+def _time(millis: int, form: str) -> pa.Scalar:
+    return pa.scalar(rfc3339(millis), pa.string()) if form == CSV else pa.scalar(millis, pa.timestamp("ms", "UTC"))
+
+
+def entity_tag(
+    query: RegisteredQuery, records: Sequence[AnswerRecord], questions: MeasureQuestions, page: Page | None, form: str
+) -> str:
+    """A strong entity tag: different bytes have different tags. It includes the version of the renderer."""
+    identity = (
+        RELEASE, query.ref, [(r.answer_id, r.window_start_ms, r.revision) for r in records], questions, page, form
+    )  # fmt: skip
+    return f'"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}"'
+
+
+def to_json(value: object) -> bytes:
+    """JSON without white space, UTF-8. Raises ValueError for NaN and infinity."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -1,0 +1,96 @@
+"""Progress of the edges per query, for `progress` events and query pages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cachetools import TTLCache
+
+from center.catalog import Catalog, EdgeRecord, RegisteredQuery, expected_edges
+from center.serving import rfc3339
+from edgewater.errors import NotFound
+from edgewater.streams import MAX_TIME_MS, EdgeId
+
+FRESH_S = 0.5
+"""Maximum age of the catalog view that all streams share."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogView:
+    """The live queries and all edges, read in one go."""
+
+    queries: tuple[RegisteredQuery, ...]
+    edges: tuple[EdgeRecord, ...]
+
+
+class EdgeProgress:
+    """Progress of queries for any number of streams, from one shared view of the catalog."""
+
+    def __init__(self, catalog: Catalog, now_ms: Callable[[], int], fresh_s: float = FRESH_S) -> None:
+        self._catalog = catalog
+        self._now_ms = now_ms
+        self._cache: TTLCache[None, CatalogView] = TTLCache(1, fresh_s)
+        self._lock = threading.Lock()
+
+    def view(self, *, refresh: bool = False) -> CatalogView:
+        """The shared view, at most `fresh_s` old, or a new one with `refresh`."""
+        with self._lock:
+            view = None if refresh else self._cache.get(None)
+            if view is None:
+                view = CatalogView(tuple(self._catalog.queries()), tuple(self._catalog.edges()))
+                self._cache[None] = view
+            return view
+
+    def event_data(self, query: RegisteredQuery | None) -> dict[str, Any]:
+        """The data of a `progress` event of one query, or of all.
+
+        Raises:
+            NotFound: the query was deleted or replaced.
+        """
+        view, now_ms = self.view(), self._now_ms()
+        queries = view.queries if query is None else (query,)
+        if query is not None and query not in view.queries and self._catalog.query(query.ref.name).ref != query.ref:
+            raise NotFound(f"query {query.ref.name}: version {query.ref.version} has been replaced")
+        return {"time": rfc3339(now_ms), "queries": [query_progress(q, view.edges, now_ms) for q in queries]}
+
+
+def query_progress(query: RegisteredQuery, edges: tuple[EdgeRecord, ...], now_ms: int) -> dict[str, Any]:
+    """A query's expected edges, each with its progress in the stream."""
+    known = {e.edge: e for e in edges}
+    expected = expected_edges(query.spec, edges)
+    return {
+        "query": query.ref.name,
+        "version": query.ref.version,
+        "edges": [edge_progress(e, known.get(e), query.spec.stream, now_ms) for e in expected],
+    }
+
+
+EdgeState = Literal["up", "unreachable", "retired"]
+
+
+def edge_state(record: EdgeRecord, now_ms: int) -> EdgeState:
+    """Connectivity only: an edge without events is up too, which its watermarks show."""
+    if record.retired:
+        return "retired"
+    return "up" if record.reachable(now_ms) else "unreachable"
+
+
+def edge_progress(edge: EdgeId, record: EdgeRecord | None, stream: str, now_ms: int) -> dict[str, Any]:
+    """One edge's progress in a stream."""
+    if record is None:
+        return {"edge": edge, "state": "never_connected", "watermark": None, "ended": False, "last_seen": None}
+    return {
+        "edge": edge,
+        "state": edge_state(record, now_ms),
+        **watermark(record.watermarks.get(stream)),
+        "last_seen": rfc3339(record.last_seen_ms),
+    }
+
+
+def watermark(millis: int | None) -> dict[str, Any]:
+    """A stream's watermark; null before the first one and after the stream's end."""
+    ended = millis is not None and millis >= MAX_TIME_MS
+    return {"watermark": None if millis is None or ended else rfc3339(millis), "ended": ended}

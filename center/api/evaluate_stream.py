@@ -1,0 +1,194 @@
+"""Answers a stream of questions while it is received, in bounded memory.
+
+Lines are answered in their order, a few at a time; the next chunk of the body is received meanwhile. A client that does
+not read its answers suspends the evaluation, and one that disconnects ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+
+from anyio.to_thread import run_sync
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from center.api.answer_cache import to_json
+from center.api.problems import INTERNAL_ERROR, problem_of
+from center.api.time_params import parse_time
+from center.serving import Evaluator, StoredWindows, WindowQuestion, parse_json
+from edgewater.errors import EdgewaterError, InvalidRequest
+
+NDJSON = "application/x-ndjson"
+READ_TYPES = (NDJSON, "application/ndjson", "application/jsonl", "application/json-lines")
+MAX_LINE_BYTES = 64 << 10
+BATCH_BYTES = 64 << 10
+"""Bytes of answers per send; a disconnected client is noticed in between."""
+_WAITING = 2
+"""Chunks of lines that may wait for evaluation."""
+
+log = logging.getLogger(__name__)
+
+
+class OversizedLine:
+    """Replaces a line longer than `MAX_LINE_BYTES`, whose text is discarded."""
+
+
+@dataclass(slots=True)
+class LineSplitter:
+    """Splits the chunks of a body into lines; buffers at most one incomplete line."""
+
+    _rest: bytearray = field(default_factory=bytearray)
+    _dropping: bool = False
+
+    def feed(self, part: bytes, *, ends: bool = False) -> list[bytes | OversizedLine]:
+        """The lines that this chunk completes; with `ends`, the last one needs no line break."""
+        found: list[bytes | OversizedLine] = []
+        for piece in _split(part):
+            self._take(piece, found)
+        if ends:
+            self._finish(found)
+        return found
+
+    def _take(self, piece: bytes, found: list[bytes | OversizedLine]) -> None:
+        if not self._dropping:
+            self._rest += piece
+            if len(self._rest) > MAX_LINE_BYTES + 1:
+                self._dropping = True
+                self._rest.clear()
+        if piece.endswith(b"\n"):
+            self._finish(found)
+
+    def _finish(self, found: list[bytes | OversizedLine]) -> None:
+        if self._dropping:
+            found.append(OversizedLine())
+        elif self._rest.strip():
+            found.append(bytes(self._rest))
+        self._rest.clear()
+        self._dropping = False
+
+
+def _split(part: bytes) -> Iterator[bytes]:
+    """Splits at line feeds only: a carriage return is white space in JSON."""
+    start = 0
+    while start < len(part):
+        end = part.find(b"\n", start)
+        end = len(part) if end < 0 else end + 1
+        yield part[start:end]
+        start = end
+
+
+@dataclass(slots=True)
+class LineEvaluator:
+    """Answers lines about one query.
+
+    Attributes:
+        path: path of the request, for problem details.
+    """
+
+    windows: StoredWindows
+    evaluator: Evaluator
+    path: str
+
+    def answers(self, lines: list[bytes | OversizedLine]) -> Iterator[bytes]:
+        """Yields answers as NDJSON in chunks of about `BATCH_BYTES`, at least one answer per line; blocks."""
+        held = bytearray()
+        try:
+            self.windows.refresh()
+        except EdgewaterError as exc:
+            log.warning("%s: the store is unreachable, cached lookups are used: %s", self.path, exc)
+        for line in lines:
+            for answer in self._answered(line):
+                held += answer
+                if len(held) >= BATCH_BYTES:
+                    yield bytes(held)
+                    held.clear()
+        yield bytes(held)
+
+    def _answered(self, text: bytes | OversizedLine) -> Iterator[bytes]:
+        named: object = None
+        try:
+            if isinstance(text, OversizedLine):
+                raise InvalidRequest("", "a longer line", f"lines of at most {MAX_LINE_BYTES} bytes")
+            given = parse_json(text)
+            named = given.get("id") if isinstance(given, dict) else None
+            yield from map(_line, self.evaluator.answer(WindowQuestion.from_mapping(given, parse_time)))
+        except EdgewaterError as exc:
+            yield _line({"id": named, "error": problem_of(exc, self.path)})
+        except Exception:
+            # Status 200 is sent already: an internal error fails this line only.
+            log.exception("%s: %r", self.path, text)
+            yield _line({"id": named, "error": problem_of(EdgewaterError(INTERNAL_ERROR), self.path)})
+
+
+class DuplexResponse(Response):
+    """Sends the answers to the lines of the body while it receives the body.
+
+    Starlette's streaming response detects disconnects by reading the messages that this class reads as the body, so it
+    cannot be used here.
+    """
+
+    media_type = NDJSON
+
+    def __init__(self, answers: Callable[[list[bytes | OversizedLine]], Iterator[bytes]]) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+        parts: asyncio.Queue[list[bytes | OversizedLine] | None] = asyncio.Queue(_WAITING)
+        disconnected = asyncio.Event()
+        receiving = asyncio.create_task(_receive(receive, parts, disconnected))
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+            async for body in self._bodies(parts, disconnected):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            if not disconnected.is_set():
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except OSError:  # ASGI 2.4: the client disconnected during a send
+            log.debug("the client left")
+        finally:
+            receiving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await receiving
+
+    async def _bodies(
+        self, parts: asyncio.Queue[list[bytes | OversizedLine] | None], disconnected: asyncio.Event
+    ) -> AsyncIterator[bytes]:
+        while (lines := await parts.get()) is not None:
+            answers = self._answers(lines)
+            while not disconnected.is_set() and (body := await run_sync(next, answers, None)) is not None:
+                if body:
+                    yield body
+            if disconnected.is_set():
+                return
+
+
+async def _receive(
+    receive: Receive, parts: asyncio.Queue[list[bytes | OversizedLine] | None], disconnected: asyncio.Event
+) -> None:
+    """Puts the lines of the body into the queue, then None, and waits for the client to disconnect."""
+    lines = LineSplitter()
+    ended = False
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            disconnected.set()
+            if not ended:
+                await parts.put(None)
+            return
+        if ended:
+            continue
+        ended = not message.get("more_body", False)
+        found = lines.feed(message.get("body", b""), ends=ended)
+        if found:
+            await parts.put(found)
+        if ended:
+            await parts.put(None)
+
+
+def _line(value: object) -> bytes:
+    return to_json(value) + b"\n"

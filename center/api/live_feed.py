@@ -1,0 +1,197 @@
+"""Live answers as server-sent events.
+
+The result store is the queue. A stream holds only the id of the last answer it sent; after each event that its client
+takes, it reads the newer answers and sends the newest revision of each window among them. A slow client therefore
+needs no more memory than a fast one, and a client that reconnects with `Last-Event-ID` continues at any API process.
+
+Events: ``answer`` (event id: answer id), ``progress`` (at a fixed pace, also without data, so that silence is
+unambiguous), ``gap`` (answers were skipped; the newest follow).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from anyio.to_thread import run_sync
+from sse_starlette import ServerSentEvent
+
+from center.api.answer_cache import AnswerRenderer, to_json
+from center.api.edge_progress import EdgeProgress
+from center.catalog import RegisteredQuery
+from center.results import AnswerRecord, ResultStore
+from center.serving import NO_QUESTIONS, MeasureQuestions
+from edgewater.errors import NotFound, StorageError
+
+PAGE = 100
+"""Answers that a stream reads at once; bounds its memory."""
+MAX_PAGES = 10
+"""Full pages in a row after which a client is too far behind and gets a `gap` and the newest answers."""
+POLL_S = 0.03
+"""Adds half of itself to every answer's age. A poll is an indexed read of 0.2 ms, and runs only while clients wait."""
+
+log = logging.getLogger(__name__)
+
+
+class AnswerPoller:
+    """Notifies all streams of a process of new answers, with one poll for any number of clients.
+
+    Args:
+        last_answer_id: reads the newest answer's id from the store; blocks.
+    """
+
+    def __init__(self, last_answer_id: Callable[[], int], poll_s: float = POLL_S) -> None:
+        self._read = last_answer_id
+        self._poll_s = poll_s
+        self._changed = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._waiting = 0
+        self.newest = 0
+
+    async def run(self) -> None:
+        """Polls while any stream waits. Cancelled at the end of the process."""
+        while True:
+            await self._wanted.wait()
+            try:
+                newest = await run_sync(self._read)
+            except StorageError as exc:
+                log.warning("cannot poll for new answers: %s", exc)
+                newest = self.newest
+            if newest != self.newest:
+                self.newest = newest
+                self._changed.set()
+                self._changed = asyncio.Event()
+            await asyncio.sleep(self._poll_s)
+
+    async def wait(self, seen: int, timeout_s: float) -> None:
+        """Returns when there is an answer newer than `seen`, or after `timeout_s`."""
+        if self.newest > seen:
+            return
+        self._waiting += 1
+        self._wanted.set()
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self._wanted.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFeed:
+    """The services that all streams of a process share.
+
+    Attributes:
+        pace_s: time between `progress` events.
+        monotonic: monotonic clock in seconds.
+    """
+
+    results: ResultStore
+    progress: EdgeProgress
+    renderer: AnswerRenderer
+    changes: AnswerPoller
+    pace_s: float
+    monotonic: Callable[[], float]
+
+
+@dataclass(slots=True)
+class LiveStream:
+    """One client's stream of one query, or (`query` None) of all.
+
+    Attributes:
+        after: id of the last answer that the client has; None: a new client.
+    """
+
+    feed: LiveFeed
+    query: RegisteredQuery | None = None
+    questions: MeasureQuestions = NO_QUESTIONS
+    after: int | None = None
+    _sent: int = field(default=0, init=False)
+    _full_pages: int = field(default=0, init=False)
+
+    async def events(self) -> AsyncIterator[ServerSentEvent]:
+        """Begins with the latest answers for a new client; ends when the query is deleted."""
+        for event in await run_sync(self._begin):
+            yield event
+        due_s = self.feed.monotonic()
+        while True:
+            if self.feed.monotonic() >= due_s:
+                due_s = self.feed.monotonic() + self.feed.pace_s
+                try:
+                    yield _event("progress", await run_sync(self.feed.progress.event_data, self.query))
+                except NotFound:
+                    return
+            await self.feed.changes.wait(self._sent, due_s - self.feed.monotonic())
+            for event in await run_sync(self._newer):
+                yield event
+
+    def _begin(self) -> list[ServerSentEvent]:
+        newest = self.feed.results.last_answer_id()
+        if self.after is not None and self.after <= newest:
+            self._sent = self.after
+            return []
+        if self.after is None:
+            return self._latest(newest)
+        return [
+            _gap(self.after, newest, "the center's result store was replaced; answers begin again"),
+            *self._latest(newest),
+        ]
+
+    def _newer(self) -> list[ServerSentEvent]:
+        """The next page of newer answers: the newest revision of each window in it."""
+        # Read the id first: later answers have greater ids and belong to the next page.
+        newest = self.feed.results.last_answer_id()
+        ref = self.query.ref if self.query else None
+        records = self.feed.results.answers_after(self._sent, PAGE, ref)
+        is_full = len(records) == PAGE
+        self._full_pages = self._full_pages + 1 if is_full else 0
+        if self._full_pages > MAX_PAGES:
+            self._full_pages = 0
+            return [_gap(self._sent, newest, f"more than {PAGE * MAX_PAGES} answers behind"), *self._latest(newest)]
+        self._sent = records[-1].answer_id if is_full else max([newest, *(r.answer_id for r in records)])
+        return self._events_of(newest_revisions(records))
+
+    def _latest(self, through: int) -> list[ServerSentEvent]:
+        """The latest window of each query; the stream continues after `through`."""
+        self._sent = through
+        # Read the queries after the id: an answer up to it may belong to a query younger than the shared view.
+        queries = [self.query] if self.query else self.feed.progress.view(refresh=True).queries
+        latest = [r for q in queries if (r := self.feed.results.latest(q.ref)) is not None]
+        return self._events_of(sorted(latest, key=lambda r: r.answer_id))
+
+    def _events_of(self, records: Sequence[AnswerRecord]) -> list[ServerSentEvent]:
+        if self.query is not None:
+            queries = {self.query.ref: self.query}
+        else:
+            queries = {q.ref: q for q in self.feed.progress.view().queries}
+            if any(record.query not in queries for record in records):
+                # The query is younger than the view, or deleted: answers of deleted queries are skipped.
+                queries = {q.ref: q for q in self.feed.progress.view(refresh=True).queries}
+        return [
+            ServerSentEvent(
+                self.feed.renderer.answer(record, queries[record.query], self.questions).decode(),
+                event="answer",
+                id=str(record.answer_id),
+            )
+            for record in records
+            if record.query in queries
+        ]
+
+
+def newest_revisions(records: Sequence[AnswerRecord]) -> list[AnswerRecord]:
+    """The newest revision of each window, in the order of their ids."""
+    newest = {(r.query, r.window_start_ms): r for r in records}
+    return sorted(newest.values(), key=lambda r: r.answer_id)
+
+
+def _gap(after: int, through: int, reason: str) -> ServerSentEvent:
+    return _event("gap", {"after": after, "through": through, "reason": reason})
+
+
+def _event(name: str, data: dict[str, Any]) -> ServerSentEvent:
+    return ServerSentEvent(to_json(data).decode(), event=name)

@@ -1,0 +1,136 @@
+"""OpenAPI models of a measure's cell and of the lines of a stream of questions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Rfc3339 = Annotated[str, Field(examples=["2013-01-01T06:00:00Z"])]
+
+
+class WindowRange(BaseModel):
+    start: Rfc3339
+    end: Rfc3339
+
+
+class IntervalCell(BaseModel):
+    """A value that lies in [lower, upper] at the answer's confidence. Null: unknown, or there is no value."""
+
+    estimate: float | int | None
+    lower: float | int | None
+    upper: float | int | None
+
+
+class ItemCell(IntervalCell):
+    """The frequency of an item, or its membership (1 or 0)."""
+
+    item: str | int | float | bool | None
+
+
+class BucketCell(IntervalCell):
+    """The number of values in [from, to); the last bucket includes `to`."""
+
+    from_: float = Field(alias="from")
+    to: float
+
+
+class MeasureCell(BaseModel):
+    """A measure's value in a row; its members depend on the measure's function and on the questions.
+
+    Numbers, `count_min`, `distinct`, `bloom` and `cuckoo` are an interval themselves. Lists are list columns in Arrow
+    and JSON strings in CSV.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    estimate: float | int | None = None
+    lower: float | int | None = None
+    upper: float | int | None = None
+    quantiles: dict[str, IntervalCell] | None = Field(default=None, description="By rank.")
+    ranks: dict[str, IntervalCell] | None = Field(default=None, description="By value: the fraction of values ≤ it.")
+    ranges: dict[str, IntervalCell] | None = Field(default=None, description="By `lo:hi`: the number of values in it.")
+    items: list[ItemCell] | None = Field(default=None, description="Frequencies of the requested items.")
+    contains: list[ItemCell] | None = Field(default=None, description="Membership of the requested items: 1 or 0.")
+    top: list[ItemCell] | None = Field(default=None, description="The most frequent items.")
+    buckets: list[BucketCell] | None = Field(default=None, description="Buckets of an equi-width histogram.")
+    boundaries: list[IntervalCell] | None = Field(
+        default=None, description="Boundaries of an equi-depth histogram: equally many values lie between neighbours."
+    )
+    below: int | None = Field(default=None, description="Values below the first bucket; `above`, `nan` likewise.")
+    above: int | None = None
+    nan: int | None = None
+    mean: IntervalCell | None = Field(default=None, description="Sample estimate; `sum` and `count` likewise.")
+    sum: IntervalCell | None = None
+    count: IntervalCell | None = None
+    size: int | None = Field(default=None, description="Values in the sample.")
+    values: list[Any] | None = Field(default=None, description="The values in the sample.")
+    false_positive_rate: float | None = Field(default=None, description="Of a filter, at its current fill.")
+    fill: float | None = Field(default=None, description="Fraction of a Bloom filter's bits that are set.")
+
+
+class AnswerRow(BaseModel):
+    """A group, and a `MeasureCell` per measure of the query."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, MeasureCell] = Field(init=False)
+
+    group: dict[str, Any]
+
+
+class SecondSynopsisModel(BaseModel):
+    """The second synopsis of a question about two; of the same window."""
+
+    query: str
+    measure: str | None = None
+    group: dict[str, Any] | None = Field(default=None, description="Null: all groups merged.")
+
+
+class QuestionLine(BaseModel):
+    """One question of a stream; exactly one of `latest`, `at` and `window` is set."""
+
+    id: Any = Field(default=None, description="Repeated in the answer.")
+    latest: int | None = Field(default=None, ge=1, le=1000, description="The last n windows.")
+    at: str | int | None = Field(default=None, description="Every window that contains this time.")
+    window: str | int | None = Field(default=None, description="The window that starts at this time.")
+    measure: str | None = Field(default=None, description="Optional if the query has only one.")
+    question: str | None = Field(
+        default=None,
+        description="count, sum, mean, variance, min, max, distinct, quantile (`q`), rank (`x`), frequency (`item`),"
+        " contains (`item`), range and proportion (`lo`, `hi`), top (`k`), self_join_size, false_positive_rate;"
+        " join_size, union_size and intersection_size (`with`). Null: the measure's default.",
+    )
+    item: Any = None
+    q: float | None = None
+    x: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    k: int | None = None
+    group: dict[str, Any] | None = Field(default=None, description="Only groups with these values.")
+    global_: bool = Field(default=False, alias="global", description="All groups merged.")
+    merge: bool = Field(default=False, description="All windows merged.")
+    confidence: float | None = Field(default=None, gt=0, lt=1)
+    with_: SecondSynopsisModel | None = Field(default=None, alias="with")
+
+
+class EvaluatedLine(BaseModel):
+    """The answer to a question over one window, or an `error` in its place."""
+
+    id: Any
+    error: dict[str, Any] | None = Field(default=None, description="Problem details (RFC 9457).")
+    query: str | None = None
+    measure: str | None = None
+    question: str | None = None
+    group: dict[str, Any] | None = None
+    window: WindowRange | None = None
+    windows: list[dict[str, Any]] | None = Field(default=None, description="With `merge`: start and revision of each.")
+    phase: Literal["early", "complete", "final"] | None = None
+    revision: int | None = None
+    completeness: dict[str, Any] | None = None
+    estimate: float | int | None = None
+    lower: float | int | None = None
+    upper: float | int | None = None
+    top: list[ItemCell] | None = None
+    data: list[dict[str, Any]] | None = Field(default=None, description="A row per group: `group`, and an interval.")
+    confidence: float | None = None
+    basis: str | None = Field(default=None, description="Source of the interval.")

@@ -1,0 +1,46 @@
+"""OpenAPI responses that are not JSON models: problems, and answers in three forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from center.api.models import ProblemDetails
+from center.api.negotiation import ARROW, CSV, JSON
+from center.api.problems import HTTP_PROBLEMS, MEDIA_TYPE, PROBLEMS
+
+_TITLES = {p.status: p.title for p in (*PROBLEMS.values(), *HTTP_PROBLEMS.values())} | {
+    404: "Not found",
+    422: "Invalid input; `field`, `value` and `accepted` say why",
+}
+
+
+Responses = dict[int | str, dict[str, Any]]
+"""FastAPI's `responses` argument."""
+
+
+def problems(*statuses: int) -> Responses:
+    """The `responses` of an endpoint that can fail with these statuses."""
+    schema = {"$ref": f"#/components/schemas/{ProblemDetails.__name__}"}
+    return {s: {"description": _TITLES[s], "content": {MEDIA_TYPE: {"schema": schema}}} for s in statuses}
+
+
+def answers(model: type[Any], *statuses: int) -> Responses:
+    """The `responses` of an endpoint that returns answers, by ``Accept``."""
+    ok = {
+        "model": model,
+        "description": "By `Accept`: JSON, CSV (a row per group), or an Arrow IPC stream whose schema metadata"
+        " `edgewater.answers` has the quality of each answer.",
+        "content": {
+            JSON: {},
+            CSV: {"schema": {"type": "string"}, "example": _EXAMPLE_CSV},
+            ARROW: {"schema": {"type": "string", "format": "binary"}},
+        },
+        "headers": {"ETag": {"description": "Strong; send it as If-None-Match.", "schema": {"type": "string"}}},
+    }
+    return {200: ok, 304: {"description": "The client's copy is current."}, **problems(404, 406, *statuses)}
+
+
+_EXAMPLE_CSV = (
+    "window_start,window_end,phase,revision,completeness,carrier,flights,flights_lower,flights_upper\n"
+    "2013-01-01 00:00:00.000Z,2013-01-02 00:00:00.000Z,early,1,0.667,UA,165,165,165\n"
+)

@@ -1,0 +1,153 @@
+"""Query-string parameters that select and question answers: groups, measures, quantiles, confidence, and so on.
+
+They are checked against the query's spec (`QuestionParams.questions`), and hashable for the cache of answers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from center.serving import MAX_ASKED, MeasureQuestions, require_possible
+from edgewater.errors import InvalidRequest
+from edgewater.query import QuerySpec
+from edgewater.synopses.named_questions import read_confidence
+
+MAX_VALUES = MAX_ASKED
+
+
+class QuestionParams(BaseModel):
+    """The question parameters of every endpoint that gives answers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    group: Annotated[
+        list[str],
+        Field(
+            max_length=MAX_VALUES,
+            description="`column:value`, such as `carrier:UA`. Only groups with this value; repeated for one column:"
+            " any of the values; for several columns: all must hold. `null` stands for a missing value.",
+            examples=[["carrier:UA"]],
+        ),
+    ] = []
+    measure: Annotated[
+        list[str],
+        Field(max_length=MAX_VALUES, description="Only these measures.", examples=[["flights"]]),
+    ] = []
+    quantile: Annotated[
+        list[float],
+        Field(
+            max_length=MAX_VALUES,
+            description="Ranks in [0, 1], for measures that answer quantiles; default of quantile measures: 0.5, 0.9,"
+            " 0.95 and 0.99.",
+            examples=[[0.5, 0.99]],
+        ),
+    ] = []
+    item: Annotated[
+        list[str],
+        Field(
+            max_length=MAX_VALUES,
+            description="Frequency of this item (`count_min`, `top_k`, `fast_agms`, `counting_cuckoo`), or its"
+            " membership (`bloom`, `cuckoo`). Parsed as the type of the measure's argument.",
+            examples=[["10.0.0.1"]],
+        ),
+    ] = []
+    contains: Annotated[
+        list[str],
+        Field(max_length=MAX_VALUES, description="Membership of this item, for filters.", examples=[["10.0.0.1"]]),
+    ] = []
+    rank: Annotated[
+        list[float],
+        Field(max_length=MAX_VALUES, description="Fraction of values that are at most this one.", examples=[[250.0]]),
+    ] = []
+    x: Annotated[list[float], Field(max_length=MAX_VALUES, description="The same as `rank`.")] = []
+    range: Annotated[
+        list[str],
+        Field(
+            max_length=MAX_VALUES,
+            description="`lo:hi`: number of values from lo to hi, both inclusive, for histograms and samples. Either"
+            " end is optional.",
+            examples=[["0:100"]],
+        ),
+    ] = []
+    top: Annotated[
+        int | None,
+        Field(ge=1, description="Number of items of a `top_k`.", examples=[10]),
+    ] = None
+    values: Annotated[bool, Field(description="The values in a sample instead of its estimates.", examples=[True])] = (
+        False
+    )
+    confidence: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            lt=1,
+            description="Of the intervals. Refused for a synopsis with a fixed, lower confidence; exact measures accept"
+            " any.",
+            examples=[0.95],
+        ),
+    ] = None
+
+    def questions(self, spec: QuerySpec) -> MeasureQuestions:
+        """The parameters checked against a query, without duplicates. Raises InvalidRequest."""
+        questions = MeasureQuestions(
+            groups=_groups(self.group, spec),
+            measures=_measures(self.measure, spec),
+            quantiles=tuple(dict.fromkeys(_ranks(self.quantile))) or None,
+            ranks=tuple(dict.fromkeys(_numbers("rank", [*self.rank, *self.x]))),
+            ranges=tuple(dict.fromkeys(map(_range, self.range))),
+            items=tuple(dict.fromkeys(self.item)),
+            contains=tuple(dict.fromkeys(self.contains)),
+            top=self.top,
+            values=self.values,
+            confidence=read_confidence(self.confidence),
+        )
+        named = [m for m in spec.measures if not questions.measures or m.name in questions.measures]
+        require_possible(questions, {m.name: m.function.make(m.parameters, None) for m in named})
+        return questions
+
+
+def _groups(texts: list[str], spec: QuerySpec) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    wanted: dict[str, list[str]] = {}
+    for text in texts:
+        column, colon, value = text.partition(":")
+        if not colon or column not in spec.group_by:
+            columns = ", ".join(spec.group_by) or f"(none: {spec.name} is not grouped)"
+            raise InvalidRequest("group", text, f"column:value with one of the columns {columns}")
+        wanted.setdefault(column, []).append(value)
+    return tuple((column, tuple(dict.fromkeys(values))) for column, values in sorted(wanted.items()))
+
+
+def _measures(texts: list[str], spec: QuerySpec) -> tuple[str, ...]:
+    names = [m.name for m in spec.measures]
+    for name in texts:
+        if name not in names:
+            raise InvalidRequest("measure", name, f"one of {', '.join(names)}")
+    return tuple(name for name in names if name in texts)
+
+
+def _ranks(texts: list[float]) -> list[float]:
+    for q in texts:
+        if math.isnan(q) or not 0 <= q <= 1:
+            raise InvalidRequest("quantile", q, "a rank from 0 to 1, such as 0.99")
+    return texts
+
+
+def _numbers(field: str, texts: list[float]) -> list[float]:
+    for x in texts:
+        if math.isnan(x):
+            raise InvalidRequest(field, x, "a number")
+    return texts
+
+
+def _range(text: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    try:
+        ends = float(low or -math.inf), float(high or math.inf)
+    except ValueError:
+        ends = math.nan, math.nan
+    if not colon or math.isnan(ends[0]) or math.isnan(ends[1]):
+        raise InvalidRequest("range", text, "lo:hi, such as 0:100; either end is optional")
+    return ends

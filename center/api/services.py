@@ -1,0 +1,45 @@
+"""`Services`: what every endpoint uses, created once per process by `create_app`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from center.api.answer_cache import AnswerRenderer
+from center.api.edge_progress import EdgeProgress
+from center.api.live_feed import LiveFeed
+from center.api.metrics import ApiMetrics
+from center.catalog import Catalog, ComponentRegistry
+from center.results import ResultStore
+from center.serving import SynopsisCache
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The stores and the process's caches. The stores block, so endpoints that use them are plain functions.
+
+    Attributes:
+        now_ms: wall clock.
+    """
+
+    catalog: Catalog
+    results: ResultStore
+    components: ComponentRegistry
+    now_ms: Callable[[], int]
+    renderer: AnswerRenderer
+    progress: EdgeProgress
+    feed: LiveFeed
+    metrics: ApiMetrics
+    synopses: SynopsisCache
+
+
+def _services(request: Request) -> Services:
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+Center = Annotated[Services, Depends(_services)]

@@ -1,0 +1,193 @@
+"""`build`: synopses over any Spark DataFrame."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import Window as Over
+from pyspark.sql import functions as F
+
+from center.batch.compute_phase import BatchJob, Compute
+from center.batch.inputs import BatchInput, ColumnLike, read_input
+from center.batch.merge_phase import CombineLevel, FinishLevel
+from center.batch.pattern import SynopsisPattern
+from center.batch.strategy import Strategy, check, choose
+from center.batch.streaming import keep_state
+from center.batch.windows import Family, family_of
+from edgewater.errors import InvalidRequest
+from edgewater.windows import Window
+
+
+def build(
+    df: DataFrame,
+    synopsis: Any,
+    *,
+    of: Any,
+    time: ColumnLike | None = None,
+    window: Window | None = None,
+    stratify_by: Any = None,
+    strategy: Strategy | Literal["auto"] = "auto",
+    lateness: str | None = None,
+    null_times: Literal["refuse", "count"] = "refuse",
+) -> DataFrame:
+    """Builds synopses of a DataFrame's values, one per window and stratum.
+
+    Nothing is read before an action runs on the result (or `writeStream`); what the schema shows is checked at once.
+
+    Args:
+        df: batch or streaming.
+        synopsis: an empty one, as the pattern: kind, parameters and seed. Also a `GroupedAggregate`.
+        of: the column of values, by name or as a `Column`; for a grouped aggregate a mapping from the names of its keys
+            and measures to columns. Null values are counted (`nulls`) and skipped.
+        time: event time, as a timestamp or as ms in a bigint. Not needed for one synopsis over everything.
+        window: from `edgewater.windows`, or `center.slicing.SlidingCount`; None: one synopsis over everything. Count
+            windows begin at each `every`-th record, and the last ones may not be full.
+        stratify_by: columns; there is one synopsis per combination of their values. Null is a stratum of its own.
+        strategy: "auto" derives it from the synopsis' algebra and the window; `plan` returns it.
+        lateness: of a streaming DataFrame, such as "10 minutes": event time after the end of a window during which
+            records may still change it. Later ones are counted.
+        null_times: how to treat records without a time. "refuse": the job fails and reports their number. "count": they
+            are counted in a row without a window.
+
+    Returns:
+        Columns: those of `stratify_by`; `window_start`, `window_end` (timestamps; end exclusive); `synopsis` (bytes
+        that `edgewater.synopses.from_bytes` reads, and that merge with what edges ship); `records` (values in it),
+        `nulls`; `revision` and `late`, which vary for a streaming DataFrame only. There, a row with a revision
+        replaces the window's earlier rows (without a synopsis: the window does not exist any more), and a row with
+        `late` counts records that arrived too late for any window.
+
+    Raises:
+        InvalidRequest: names the argument, its value and what is accepted.
+    """
+    if not isinstance(df, DataFrame):
+        raise InvalidRequest("df", type(df).__name__, "a Spark DataFrame")
+    pattern = SynopsisPattern.of(synopsis)
+    family = family_of(window)
+    job_input = read_input(df, pattern, of, time, stratify_by)
+    chosen = _strategy(pattern, window, job_input, strategy)
+    _check_time(pattern, family, time)
+    if null_times not in ("refuse", "count"):
+        raise InvalidRequest("null_times", null_times, '"refuse" or "count"')
+    job = BatchJob(
+        job_input.pattern,
+        job_input.layout,
+        window,
+        by_windows=chosen.compute == "bucketing",
+        streaming=bool(df.isStreaming),
+        count_null_times=null_times == "count",
+        whole=not pattern.properties.mergeable,
+        source=int(getattr(pattern.fresh(), "source", 0)),
+    )
+    if df.isStreaming:
+        _check_stream(chosen, family, window, lateness)
+    elif lateness is not None:
+        raise InvalidRequest("lateness", lateness, "a streaming DataFrame", "a batch has all its records")
+    if chosen.merge == "manager":
+        from center.batch.ordered import build_ordered
+
+        result = build_ordered(job_input, job, chosen)
+    elif df.isStreaming:
+        result = keep_state(_compute(_divide(job_input, job, chosen), job), job, lateness)
+    else:
+        result = _merge(_compute(_divide(job_input, job, chosen), job), job, chosen)
+    return _named(result, job)
+
+
+def plan(synopsis: Any, *, window: Window | None = None, stratify_by: Any = None) -> Strategy:
+    """The strategy that "auto" chooses; `.explain()` gives the reason. Raises InvalidRequest if there is none."""
+    return choose(SynopsisPattern.of(synopsis).properties, window, stratified=bool(stratify_by))
+
+
+def _strategy(
+    pattern: SynopsisPattern, window: Window | None, job_input: BatchInput, strategy: Strategy | str
+) -> Strategy:
+    stratified = bool(job_input.layout.strata)
+    if strategy == "auto":
+        return choose(pattern.properties, window, stratified=stratified)
+    if not isinstance(strategy, Strategy):
+        raise InvalidRequest("strategy", strategy, '"auto" or a Strategy(divide, compute, merge)')
+    check(strategy, pattern.properties, window, stratified=stratified)
+    return strategy
+
+
+def _check_time(pattern: SynopsisPattern, family: Family, time: ColumnLike | None) -> None:
+    if time is not None:
+        return
+    if family is not Family.GLOBAL:
+        raise InvalidRequest("time", None, "the column of event times", f"a {family.value} window needs it")
+    if pattern.properties.ordered:
+        raise InvalidRequest("time", None, "the column of event times", f"{pattern.kind} needs it")
+
+
+def _check_stream(chosen: Strategy, family: Family, window: Any, lateness: str | None) -> None:
+    if chosen.divide == "order_based" or chosen.merge != "merge":
+        raise InvalidRequest(
+            "df",
+            "a streaming DataFrame",
+            "a batch DataFrame (such as each micro-batch of foreachBatch)",
+            f"{chosen.divide} division needs all records of a window at once",
+        )
+    if family is not Family.GLOBAL and lateness is None:
+        raise InvalidRequest(
+            "lateness", None, 'an interval such as "10 minutes"', f"it bounds how long a {family.value} window is kept"
+        )
+    if family is Family.GLOBAL and lateness is not None:
+        raise InvalidRequest("lateness", lateness, "none without a window", "one synopsis over everything never ends")
+
+
+def _divide(job_input: BatchInput, job: BatchJob, chosen: Strategy) -> tuple[DataFrame, BatchJob]:
+    records, layout = job_input.records, job_input.layout
+    keys = [F.col(k) for k in layout.keys]
+    if chosen.divide == "stratified":
+        return (records.repartition(chosen.partitions, *keys) if chosen.partitions else records.repartition(*keys)), job
+    if chosen.divide == "centralised":
+        return records.repartition(1), job
+    if chosen.divide == "order_based":
+        numbered = records.withColumn("_n", number_in_order(job_input, keys))
+        spread = numbered.repartition(chosen.partitions or _default_partitions(numbered))
+        return spread, replace(job, layout=replace(layout, numbered=True))
+    return (records.repartition(chosen.partitions) if chosen.partitions else records), job
+
+
+def number_in_order(job_input: BatchInput, within: list[Column]) -> Column:
+    """The number of each record, from 0, in event time. Ties are ordered by value, so that only indistinguishable
+    records can change places."""
+    values = [F.col(f"_v{i}") for i in range(len(job_input.layout.values))]
+    over = Over.partitionBy(*within).orderBy(F.col("_t").asc_nulls_last(), *values)
+    return (F.row_number().over(over) - 1).cast("bigint")
+
+
+def _default_partitions(df: DataFrame) -> int:
+    return int(df.sparkSession.conf.get("spark.sql.shuffle.partitions"))
+
+
+def _compute(divided: tuple[DataFrame, BatchJob], job: BatchJob) -> DataFrame:
+    records, job = divided
+    return records.mapInArrow(Compute(job), job.layout.partial_ddl)
+
+
+def _merge(partials: DataFrame, job: BatchJob, chosen: Strategy) -> DataFrame:
+    layout = job.layout
+    tasks = chosen.partitions or _default_partitions(partials)
+    keys = [F.col(k) for k in layout.keys]
+    order = [*keys, F.col("block"), F.col("slice_start"), F.col("part")]
+    for level in range(1, chosen.depth):
+        # Each level reduces the number of parts to the next root, the last one to 1.
+        parts = 1 << (8 * (chosen.depth - level) // chosen.depth)
+        among = F.pmod(F.col("part"), F.lit(parts))
+        placed = partials.repartition(tasks, *keys, "block", "slice_start", among)
+        partials = (
+            placed.withColumn("part", among)
+            .sortWithinPartitions(*order)
+            .mapInArrow(CombineLevel(job), layout.partial_ddl)
+        )
+    placed = partials.repartition(tasks, *keys, "block").sortWithinPartitions(*order)
+    return placed.mapInArrow(FinishLevel(job), layout.result_ddl)
+
+
+def _named(result: DataFrame, job: BatchJob) -> DataFrame:
+    for key, (name, _) in zip(job.layout.keys, job.layout.strata, strict=True):
+        result = result.withColumnRenamed(key, name)
+    return result

@@ -1,0 +1,265 @@
+"""The compute phase: reads a task's records and returns partial synopses per slice (or window) and stratum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from center.batch.layout import RecordLayout, timestamp
+from center.batch.pattern import SynopsisPattern
+from center.batch.slice_states import RowBuffer, SliceStates, numbers, pick
+from center.batch.windows import Family, family_of, grid_of
+from center.slicing import SlidingCount
+from center.spark.workers import settle
+from edgewater.errors import InvalidRecord
+from edgewater.streams import COLUMN_TYPES
+from edgewater.synopses import BoolArray, IntArray, KeyTable, finalised
+from edgewater.windows import SlidingWindow, Window
+
+CHUNK_ROWS = 1 << 17
+"""Records per update. Spark's batches of 10,000 are concatenated: an update costs tens of µs per slice."""
+
+MEMORY_BYTES = 256 << 20
+"""Size of a task's states at which they are emitted, to be merged with the later ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """The parameters of a job, which every task needs.
+
+    Attributes:
+        by_windows: bucketing, one state per window; else slicing.
+        count_null_times: records without a time are counted; else they are refused.
+        whole: a task must emit each slice once, since the synopsis does not merge.
+        source: sample source of the pattern, from which each task derives its own.
+    """
+
+    pattern: SynopsisPattern
+    layout: RecordLayout
+    window: Window | None
+    by_windows: bool = False
+    streaming: bool = False
+    count_null_times: bool = False
+    whole: bool = False
+    source: int = 0
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.window)
+
+    @property
+    def slides(self) -> bool:
+        """Whether windows are merged from several slices."""
+        return not self.by_windows and (self.family is Family.SLIDING or isinstance(self.window, SlidingCount))
+
+    @property
+    def grid(self) -> SlidingWindow:
+        """The grid of sliding windows: in event time, or in numbers of records."""
+        grid = grid_of(self.window)
+        assert isinstance(grid, SlidingWindow)
+        return grid
+
+    @property
+    def block_ms(self) -> int:
+        """Width of a block. One task merges all windows that start within a block; its slices overlap the next block's
+        by one window, so a block is several windows wide."""
+        grid = self.grid
+        return grid.every_ms * max(64, 8 * -(-grid.size_ms // grid.every_ms))
+
+    def blocks_of(self, start: int) -> Iterable[int]:
+        """The blocks (for streams: the windows) that a slice belongs to."""
+        if self.family is Family.SESSION:
+            return (0,)
+        if not self.slides:
+            return (start,)
+        window_starts = self.grid.windows_of_slice(start)
+        if self.streaming:
+            return window_starts
+        first, last = ((w - self.grid.offset_ms) // self.block_ms for w in (window_starts[0], window_starts[-1]))
+        return range(first, last + 1)
+
+
+class Compute:
+    """The compute phase as a function for `DataFrame.mapInArrow`."""
+
+    def __init__(self, job: BatchJob) -> None:
+        self._job = job
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
+        context = TaskContext.get()
+        partition = context.partitionId() if context else 0
+        batch_id = int((context and context.getLocalProperty("streaming.sql.batchId")) or 0)
+        return _Task(self._job, partition, batch_id).run(batches)
+
+
+class _Task:
+    """One task."""
+
+    def __init__(self, job: BatchJob, partition: int, batch_id: int) -> None:
+        self._job = job
+        self._partition = partition
+        self._grid = grid_of(job.window)
+        types = job.layout.stratum_types
+        source = int(finalised(np.array([job.source], np.uint64), (batch_id << 24) + partition + 1)[0])
+        self._states = SliceStates(job.pattern, types, source=source)
+        self._rows = RowBuffer(job.layout.partial_schema, len(types))
+        stack = None if job.pattern.is_grouped else job.pattern.stack()
+        if stack is not None:
+            stack.grow(1)
+        self._state_bytes = 4096 if stack is None else max(stack.nbytes, 64)
+        self._null_times = 0
+        self._latest: int | None = None
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for chunk in _chunks(batches):
+            yield from self._add(chunk)
+        yield from self._drain()
+        yield from self._last()
+
+    def _add(self, chunk: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        layout = self._job.layout
+        columns = list(chunk.columns)
+        numbered = numbers(columns.pop()) if layout.numbered else None
+        times = np.zeros(len(chunk), np.int64)
+        if layout.time is not None:
+            given = columns.pop()
+            if given.null_count:
+                present = np.asarray(given.is_valid())
+                self._null_times += int((~present).sum())
+                columns, given = pick(columns, present), given.drop_null()
+                numbered = None if numbered is None else numbered[present]
+            times = millis_of(given)
+            if len(times):
+                latest = int(times.max())
+                self._latest = latest if self._latest is None else max(self._latest, latest)
+        strata = [_canonical(c, t) for c, (_, t) in zip(columns[: len(layout.strata)], layout.strata, strict=True)]
+        values = [_canonical(c, t) for c, t in zip(columns[len(layout.strata) :], layout.values, strict=True)]
+        ids = self._states.number(len(times))
+        for starts, chosen in self._assign(times if numbered is None else numbered):
+            if chosen is None:
+                yield from self._update(starts, strata, values, times, ids)
+            else:
+                part = pick(strata, chosen), pick(values, chosen)
+                yield from self._update(starts[chosen], *part, times[chosen], ids[chosen])
+
+    def _assign(self, places: IntArray) -> Iterator[tuple[IntArray, BoolArray | None]]:
+        """Start of each record's slice (by time or by number); for bucketing, once per window that a record may belong
+        to, with a mask of the records that do. None: all records."""
+        job, window = self._job, self._job.window
+        if self._grid is None:
+            yield np.zeros(len(places), np.int64), None
+        elif job.family is not Family.SLIDING or not job.by_windows:
+            yield self._grid.slice_starts(places), None
+        else:
+            assert isinstance(window, SlidingWindow)
+            last = (places - window.offset_ms) // window.every_ms * window.every_ms + window.offset_ms
+            for back in range(0, window.size_ms, window.every_ms):
+                inside = last - back + window.size_ms > places
+                yield last - back, None if inside.all() else inside
+
+    def _update(
+        self, starts: IntArray, strata: list[pa.Array], values: list[pa.Array], times: IntArray, ids: IntArray
+    ) -> Iterator[pa.RecordBatch]:
+        for part in self._pieces(starts, strata):
+            if part is None:
+                self._states.update(starts, strata, values, times, ids)
+            else:
+                index = pa.array(part)
+                taken = [c.take(index) for c in strata], [c.take(index) for c in values]
+                self._states.update(starts[part], *taken, times[part], ids[part])
+            if self._states.nbytes > MEMORY_BYTES and not self._job.whole:
+                yield from self._drain()
+
+    def _pieces(self, starts: IntArray, strata: list[pa.Array]) -> Iterator[IntArray | None]:
+        """The records in chunks whose states fit into memory; None: all at once."""
+        most = max(MEMORY_BYTES // self._state_bytes, 1)
+        one = not strata and len(starts) > 0 and bool((starts == starts[0]).all())
+        if one or len(starts) <= most or self._job.whole:
+            yield None
+            return
+        codes = KeyTable((*(c.type for c in strata), pa.int64())).encode([*strata, pa.array(starts)], len(starts))
+        if codes.max() < most:
+            yield None
+            return
+        order = np.argsort(codes, kind="stable")
+        yield from np.split(order, np.searchsorted(codes[order], np.arange(most, codes.max() + 1, most)))
+
+    def _drain(self) -> Iterator[pa.RecordBatch]:
+        yield from self._states.drain(_Placed(self._rows, self._job, self._partition))
+        if len(self._rows):
+            yield self._rows.take()
+
+    def _last(self) -> Iterator[pa.RecordBatch]:
+        """The number of records without a time, as a row without a slice; for streams also the latest event time."""
+        job = self._job
+        if self._null_times and not job.count_null_times:
+            raise InvalidRecord(
+                str(job.layout.time),
+                None,
+                "an event time in every record, or null_times='count'",
+                f"{self._null_times} records of partition {self._partition} have none",
+            )
+        if self._null_times or (job.streaming and self._latest is not None):
+            row = {"records": self._null_times, "nulls": 0, "part": self._partition}
+            if job.streaming:
+                row["event_time"] = timestamp(self._latest)  # type: ignore[assignment]
+            self._rows.add([None] * len(job.layout.strata), row)
+            yield self._rows.take()
+
+
+class _Placed:
+    """Rows with the blocks they belong to."""
+
+    def __init__(self, rows: RowBuffer, job: BatchJob, partition: int) -> None:
+        self._rows, self._job, self._partition = rows, job, partition
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes
+
+    def take(self) -> pa.RecordBatch:
+        return self._rows.take()
+
+    def add(self, key: list[Any], row: dict[str, Any]) -> None:
+        row["part"] = self._partition
+        job = self._job
+        for block in job.blocks_of(row["slice_start"]):
+            # In a stream, a slice's block is the window that it is for.
+            start = block if job.streaming and job.slides else row["slice_start"]
+            self._rows.add(key, {**row, "block": block, "slice_start": start})
+
+
+def _chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        held.append(batch)
+        rows += len(batch)
+        if rows >= CHUNK_ROWS:
+            yield _joined(held)
+            held, rows = [], 0
+    if rows:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def millis_of(times: pa.Array) -> IntArray:
+    """Converts timestamps of any unit (without a zone: UTC), or integers, to ms."""
+    if pa.types.is_timestamp(times.type):
+        micros: IntArray = np.asarray(times.cast(pa.timestamp("us")).cast(pa.int64()), np.int64)
+        return micros // 1000
+    return numbers(times)
+
+
+def _canonical(column: pa.Array, name: str) -> pa.Array:
+    wanted = COLUMN_TYPES[name]
+    return column if column.type == wanted else column.cast(wanted)

@@ -1,0 +1,303 @@
+"""The merge phase: merges partials into one synopsis per window and stratum.
+
+Partials arrive sorted by stratum, block of windows, slice and part. Those of one slice are merged; sliding windows are
+then merged from slices with two stacks, at three merges per window whatever the overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from center.batch.compute_phase import BatchJob
+from center.batch.layout import timestamp
+from center.batch.pattern import merged
+from center.batch.slice_states import ROWS_BYTES, RowBuffer
+from center.spark.workers import settle
+from edgewater.synopses import from_bytes
+from edgewater.windows import SessionWindow, SlidingWindow, sessions_of
+
+KeyedPartial = tuple[tuple[Any, ...], dict[str, Any], "SlicePartial"]
+"""A row of the compute phase: stratum, columns, and its partial."""
+
+_NAN = float("nan")
+_NUMBERS = ("slice_start", "first_ms", "last_ms", "records", "nulls")
+
+FAN_IN = 64
+"""Partials that are decoded at a time: a merge needs all its inputs in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePartial:
+    """A synopsis of some records, with their extent and counts.
+
+    Attributes:
+        start: start of the first slice.
+        data: bytes of the synopsis; None: only `held` is set.
+        held: decoded synopsis; None: only `data` is set.
+        cut: a session that was cut at its maximum length.
+    """
+
+    start: int
+    first_ms: int
+    last_ms: int
+    records: int
+    nulls: int
+    data: bytes | None = None
+    held: Any = None
+    cut: bool = False
+
+    def synopsis(self) -> Any:
+        return from_bytes(self.data) if self.held is None and self.data is not None else self.held
+
+    def decoded(self) -> SlicePartial:
+        """The same partial, decoded once for several merges."""
+        return replace(self, held=self.synopsis())
+
+    def to_bytes(self) -> bytes:
+        if self.data is None:
+            return bytes(self.held.to_bytes())
+        from_bytes(self.data)  # raises for corrupt bytes, which a merge would have noticed
+        return self.data
+
+
+_NOTHING = SlicePartial(0, 0, 0, 0, 0)
+
+
+def union(pieces: Iterable[SlicePartial]) -> SlicePartial:
+    """Merges partials, at least one."""
+    first, *others = pieces
+    while others:
+        parts, others = others[:FAN_IN], others[FAN_IN:]
+        first = SlicePartial(
+            first.start,
+            min(p.first_ms for p in (first, *parts)),
+            max(p.last_ms for p in (first, *parts)),
+            sum(p.records for p in (first, *parts)),
+            sum(p.nulls for p in (first, *parts)),
+            held=merged(first.synopsis(), [p.synopsis() for p in parts]),
+        )
+    return first
+
+
+class TwoStacks:
+    """A queue of slices whose union costs O(1) merges, amortised, per slice added or removed.
+
+    The front holds the union of each slice with all slices after it in the front; a new slice is merged into the
+    union of the back; when the front is empty, the back becomes the front (Tangwongsan et al., "Low-Latency
+    Sliding-Window Aggregation in Worst-Case Constant Time", DEBS 2017, describe it as folklore).
+    """
+
+    def __init__(self) -> None:
+        self._front: list[SlicePartial] = []
+        self._back: list[SlicePartial] = []
+        self._added: SlicePartial | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._front or self._back)
+
+    def push(self, piece: SlicePartial) -> None:
+        self._back.append(piece)
+        self._added = piece if self._added is None else union([self._added, piece])
+
+    def drop_before(self, start: int) -> None:
+        while self:
+            if not self._front:
+                self._flip()
+            if self._front[-1].start >= start:
+                return
+            self._front.pop()
+
+    def _flip(self) -> None:
+        suffix: SlicePartial | None = None
+        for piece in reversed(self._back):
+            suffix = piece if suffix is None else union([piece, suffix])
+            self._front.append(suffix)
+        self._back, self._added = [], None
+
+    def union(self) -> SlicePartial:
+        parts = [p for p in (self._front[-1] if self._front else None, self._added) if p is not None]
+        return union(parts)
+
+
+def sliding_windows(
+    slices: Iterable[SlicePartial], window: SlidingWindow, first: int, end: int
+) -> Iterator[tuple[int, SlicePartial]]:
+    """The windows that start in [first, end) and contain a slice, ascending, with their unions.
+
+    Args:
+        slices: ascending by start, one per slice.
+    """
+    queue = TwoStacks()
+    at: int | None = None
+    for piece in slices:
+        while at is not None and queue and at + window.size_ms <= piece.start and at < end:
+            queue.drop_before(at)
+            if queue:
+                yield at, queue.union()
+                at += window.every_ms
+        if at is None or not queue:
+            at = max(window.windows_of_slice(piece.start)[0], first)
+        queue.push(piece.decoded())
+    while at is not None and at < end:
+        queue.drop_before(at)
+        if not queue:
+            return
+        yield at, queue.union()
+        at += window.every_ms
+
+
+def session_windows(slices: Iterable[SlicePartial], window: SessionWindow) -> Iterator[SlicePartial]:
+    """The sessions of one stratum, ascending.
+
+    Args:
+        slices: ascending, one per slice of the window's grid.
+    """
+    for session, cut in sessions_of(slices, window, lambda piece: (piece.first_ms, piece.last_ms)):
+        yield replace(union(session), cut=cut)
+
+
+class UntimedRecords:
+    """Separates the rows that count records without a time, which bypass the merge."""
+
+    def __init__(self) -> None:
+        self.records = 0
+
+    def without(self, rows: Iterator[KeyedPartial]) -> Iterator[KeyedPartial]:
+        for row in rows:
+            if row[1]["slice_start"] is None:
+                self.records += row[1]["records"]
+            else:
+                yield row
+
+    def row(self) -> dict[str, Any]:
+        """A partial or result row without a window."""
+        return {"records": self.records, "nulls": 0, "part": 0, "revision": 1, "late": 0}
+
+
+class MergeLevel:
+    """A level of the merge tree for `DataFrame.mapInArrow`: sorted partials in, merged rows out."""
+
+    def __init__(self, job: BatchJob) -> None:
+        self._job = job
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
+        strata = len(self._job.layout.strata)
+        rows = RowBuffer(self._schema, strata)
+        untimed = UntimedRecords()
+        for key, row in self._merged(untimed.without(_rows(batches, strata))):
+            rows.add(list(key), row)
+            if rows.nbytes > ROWS_BYTES:
+                yield rows.take()
+        if untimed.records:
+            rows.add([None] * strata, untimed.row())
+        if len(rows):
+            yield rows.take()
+
+    @property
+    def _schema(self) -> pa.Schema:
+        """Schema of the output."""
+        raise NotImplementedError
+
+    def _merged(self, parts: Iterator[KeyedPartial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """(stratum, columns) of the output rows."""
+        raise NotImplementedError
+
+
+class CombineLevel(MergeLevel):
+    """Merges the parts of each slice for the next level."""
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return self._job.layout.partial_schema
+
+    def _merged(self, parts: Iterator[KeyedPartial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        for (key, block, start), same in groupby(parts, lambda r: (r[0], r[1]["block"], r[2].start)):
+            listed = list(same)
+            piece = union(piece for _, _, piece in listed)
+            row = {"slice_start": start, "block": block, "part": listed[0][1]["part"], "first_ms": piece.first_ms}
+            row |= {"last_ms": piece.last_ms, "records": piece.records, "nulls": piece.nulls}
+            yield key, row | {"synopsis": piece.to_bytes()}
+
+
+class FinishLevel(MergeLevel):
+    """The last level: windows, as in `build`'s result."""
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return self._job.layout.result_schema
+
+    def _merged(self, parts: Iterator[KeyedPartial]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        for (key, block), same in groupby(parts, lambda r: (r[0], r[1]["block"])):
+            pieces = (piece for _, _, piece in same)
+            slices = (union(alike) for _, alike in groupby(pieces, lambda p: p.start))
+            for start, end, piece in self._windows(block, slices):
+                yield key, result_row(start, end, piece)
+
+    def _windows(
+        self, block: int, slices: Iterator[SlicePartial]
+    ) -> Iterator[tuple[int | None, int | None, SlicePartial]]:
+        job, window = self._job, self._job.window
+        if isinstance(window, SessionWindow):
+            for piece in session_windows(slices, window):
+                yield *bounds_of(job, piece), piece
+        elif job.slides:
+            first = job.grid.offset_ms + block * job.block_ms
+            for start, piece in sliding_windows(slices, job.grid, first, first + job.block_ms):
+                if isinstance(window, SlidingWindow):
+                    yield start, start + window.size_ms, piece
+                elif start >= 0:  # count windows begin at the first record
+                    yield *bounds_of(job, piece), piece
+        else:
+            for piece in slices:
+                yield *bounds_of(job, piece), piece
+
+
+def bounds_of(job: BatchJob, piece: SlicePartial) -> tuple[int | None, int | None]:
+    """[start, end) of a window, in ms; of a global one, the extent of its records."""
+    match job.window:
+        case SlidingWindow(size_ms=size):
+            return piece.start, piece.start + size
+        case SessionWindow() as session:
+            # A cut session ends where the next one begins, as at the center (`center.ledger.sessionize`).
+            border = session.slice_start(piece.last_ms) + session.gap_ms
+            return piece.first_ms, border if piece.cut else piece.last_ms + session.gap_ms
+    return (None, None) if job.layout.time is None else (piece.first_ms, piece.last_ms + 1)
+
+
+def result_row(start: int | None, end: int | None, piece: SlicePartial) -> dict[str, Any]:
+    return {
+        "window_start": timestamp(start),
+        "window_end": timestamp(end),
+        "synopsis": piece.to_bytes(),
+        "records": piece.records,
+        "nulls": piece.nulls,
+        "revision": 1,
+        "late": 0,
+    }
+
+
+def _rows(batches: Iterator[pa.RecordBatch], strata: int) -> Iterator[KeyedPartial]:
+    for batch in batches:
+        columns = [c.to_pylist() for c in batch.columns]
+        names = batch.schema.names[strata:]
+        for row in zip(*columns, strict=True):
+            held = dict(zip(names, row[strata:], strict=True))
+            # A row without a slice counts records without a time.
+            piece = piece_of(held) if held["slice_start"] is not None else _NOTHING
+            yield stratum_of(row[:strata]), held, piece
+
+
+def stratum_of(values: Iterable[Any]) -> tuple[Any, ...]:
+    """A stratum as a key that equals itself even with NaN, which Spark treats as one group."""
+    return tuple(_NAN if value != value else value for value in values)
+
+
+def piece_of(row: dict[str, Any]) -> SlicePartial:
+    start, first_ms, last_ms, records, nulls = (int(row[n]) for n in _NUMBERS)
+    return SlicePartial(start, first_ms, last_ms, records, nulls, row["synopsis"])

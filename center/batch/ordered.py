@@ -1,0 +1,234 @@
+"""Order-based synopses: values are numbered in event time and distributed round-robin; their parts are registered with
+a manager that forwards questions by index (Condor, sections 5.1 and 6.2).
+
+Numbering is serial: Spark sorts a window's records in one task (all records of a stratum if windows overlap), as Condor
+buffers them in one. The rest is parallel: value n goes to part n mod P.
+
+A window that begins with value g has its value i in part (g + i) mod P, so that part is registered as
+((g + i) - g) mod P = i mod P, which is the manager's rule. The slices of one part are consecutive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import Window as Over
+from pyspark.sql import functions as F
+
+from center.batch.compute_phase import BatchJob, millis_of
+from center.batch.inputs import BatchInput
+from center.batch.layout import timestamp
+from center.batch.merge_phase import stratum_of
+from center.batch.slice_states import ROWS_BYTES, RowBuffer, numbers
+from center.batch.strategy import Strategy
+from center.batch.windows import Family, grid_of
+from center.spark.workers import settle
+from edgewater.errors import InvalidRecord
+from edgewater.synopses import GeneralManager, SliceManager, from_bytes
+from edgewater.windows import SlidingWindow
+
+
+def build_ordered(job_input: BatchInput, job: BatchJob, chosen: Strategy) -> DataFrame:
+    """Builds a manager per window and stratum."""
+    layout = job_input.layout
+    tasks = int(job_input.records.sparkSession.conf.get("spark.sql.shuffle.partitions"))
+    parts = chosen.partitions or tasks
+    keys = [F.col(k) for k in layout.keys]
+    sliced = _sliced(job_input, job, keys)
+    # Overlapping windows share slices, so the numbering must continue from slice to slice.
+    within = keys if job.slides else [*keys, F.col("_slice")]
+    over = Over.partitionBy(*within).orderBy(F.col("_t").asc_nulls_last(), F.col("_v0"))
+    numbered = sliced.withColumn("_n", (F.row_number().over(over) - 1).cast("bigint"))
+    dealt = numbered.withColumn("_p", F.pmod(F.col("_n"), F.lit(parts)))
+    place = [*keys, F.col("_slice"), F.col("_p")]
+    placed = dealt.repartition(tasks, *place).sortWithinPartitions(*place, F.col("_n"))
+    columns = placed.select(*keys, "_slice", "_p", "_n", "_t", "_v0")
+    partials = columns.mapInArrow(_PartBuilder(job), layout.partial_ddl)
+    order = [*keys, F.col("block"), F.col("slice_start"), F.col("part")]
+    gathered = partials.repartition(tasks, *keys, "block").sortWithinPartitions(*order)
+    return gathered.mapInArrow(_ManagerBuilder(job, parts), layout.result_ddl)
+
+
+def _sliced(job_input: BatchInput, job: BatchJob, keys: list[Column]) -> DataFrame:
+    """The records with the start of their slice; for bucketing, once per window."""
+    records, window = job_input.records, job.window
+    grid = grid_of(window)
+    if grid is None:
+        return records.withColumn("_slice", F.lit(0).cast("bigint"))
+    if job.family is Family.COUNT:
+        order = Over.partitionBy(*keys).orderBy(F.col("_t").asc_nulls_last(), F.col("_v0"))
+        number = (F.row_number().over(order) - 1).cast("bigint")
+        return records.withColumn("_slice", number - F.pmod(number, F.lit(grid.slice_ms)))
+    millis = _millis(records)
+    if not job.by_windows or not isinstance(window, SlidingWindow) or window.is_tumbling:
+        start = millis - F.pmod(millis - F.lit(grid.origin_ms), F.lit(grid.slice_ms))
+        return records.withColumn("_slice", start.cast("bigint"))
+    last = millis - F.pmod(millis - F.lit(window.offset_ms), F.lit(window.every_ms))
+    spread = [last - F.lit(back) for back in range(0, window.size_ms, window.every_ms)]
+    exploded = records.withColumn("_slice", F.explode(F.array(*spread)))
+    return exploded.where(F.col("_slice").isNull() | (F.col("_slice") + F.lit(window.size_ms) > millis))
+
+
+def _millis(records: DataFrame) -> Column:
+    job_input = dict(records.dtypes)["_t"]
+    if job_input == "bigint":
+        return F.col("_t")
+    if job_input == "timestamp":
+        return F.unix_millis(F.col("_t"))
+    return F.expr("timestampdiff(MILLISECOND, timestamp_ntz'1970-01-01 00:00:00', _t)")
+
+
+class _PartBuilder:
+    """Builds the synopsis of each slice and part. Rows arrive sorted by stratum, slice, part and number."""
+
+    def __init__(self, job: BatchJob) -> None:
+        self._job = job
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
+        strata, untimed = len(self._job.layout.strata), 0
+        rows = RowBuffer(self._job.layout.partial_schema, strata)
+        at: tuple[Any, ...] | None = None
+        open_part: _OpenPart | None = None
+        for batch in batches:
+            *keys, slices, parts, numbered, times, values = batch.columns
+            if times.null_count:
+                untimed += times.null_count
+                present = times.is_valid()
+                *keys, slices, parts, numbered, times, values = (c.filter(present) for c in batch.columns)
+            for begin, end in _runs([*keys, slices, parts]):
+                place = stratum_of(c[begin].as_py() for c in (*keys, slices, parts))
+                if place != at:
+                    if open_part is not None:
+                        self._close(rows, at, open_part)
+                    at, open_part = place, _OpenPart(self._job.pattern.fresh(), numbered[begin].as_py())
+                assert open_part is not None
+                open_part.add(values[begin:end], millis_of(times[begin:end]))
+            if rows.nbytes > ROWS_BYTES:
+                yield rows.take()
+        if open_part is not None:
+            self._close(rows, at, open_part)
+        if untimed:
+            self._untimed(rows, untimed)
+        if len(rows):
+            yield rows.take()
+
+    def _close(self, rows: RowBuffer, at: tuple[Any, ...] | None, part: _OpenPart) -> None:
+        assert at is not None
+        *key, start, _ = at
+        for block in self._job.blocks_of(start):
+            rows.add(key, part.row() | {"slice_start": start, "block": block})
+
+    def _untimed(self, rows: RowBuffer, count: int) -> None:
+        if not self._job.count_null_times:
+            accepted = "an event time in every record, or null_times='count'"
+            raise InvalidRecord(str(self._job.layout.time), None, accepted, f"{count} records of a partition have none")
+        rows.add([None] * len(self._job.layout.strata), {"records": count, "nulls": 0})
+
+
+class _OpenPart:
+    def __init__(self, synopsis: Any, first_number: int) -> None:
+        self._synopsis, self._first_number = synopsis, first_number
+        self._first_ms = self._last_ms = self._records = 0
+
+    def add(self, values: pa.Array, times: Any) -> None:
+        self._synopsis.update(values, times=times)
+        self._first_ms = int(times[0]) if not self._records else self._first_ms
+        self._last_ms = int(times[-1])
+        self._records += len(times)
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "part": self._first_number,
+            "first_ms": self._first_ms,
+            "last_ms": self._last_ms,
+            "records": self._records,
+            "nulls": 0,
+            "synopsis": self._synopsis.to_bytes(),
+        }
+
+
+def _runs(columns: list[pa.Array]) -> Iterator[tuple[int, int]]:
+    """[begin, end) of each run of rows that are equal in all columns."""
+    rows = len(columns[0])
+    changes = np.ones(rows + 1, bool)
+    changes[1:rows] = False
+    for column in columns:
+        codes = numbers(column.dictionary_encode(null_encoding="encode").indices)
+        changes[1:rows] |= codes[1:] != codes[:-1]
+    borders = np.flatnonzero(changes).tolist() if rows else []
+    yield from pairwise(borders)
+
+
+class _ManagerBuilder:
+    """Builds the managers of windows. Parts arrive sorted by stratum, block, slice and first number."""
+
+    def __init__(self, job: BatchJob, parts: int) -> None:
+        self._job, self._parts = job, parts
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle()
+        strata = len(self._job.layout.strata)
+        rows = RowBuffer(self._job.layout.result_schema, strata)
+        listed = (row for batch in batches for row in batch.to_pylist())
+        keys = (*self._job.layout.keys, "block")
+        for (*key, block), held in groupby(listed, lambda r: stratum_of(r[k] for k in keys)):
+            for result in self._windows(block, list(held)):
+                rows.add(key, {"nulls": 0, "revision": 1, "late": 0} | result)
+                if rows.nbytes > ROWS_BYTES:
+                    yield rows.take()
+        if len(rows):
+            yield rows.take()
+
+    def _windows(self, block: int | None, held: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        untimed = sum(r["records"] for r in held if r["slice_start"] is None)
+        if untimed:
+            yield {"records": untimed}
+        held = [r for r in held if r["slice_start"] is not None]
+        decoded = [from_bytes(r["synopsis"]) for r in held]
+        if not held:
+            return
+        if not self._job.slides:
+            for _, same in groupby(zip(held, decoded, strict=True), lambda p: p[0]["slice_start"]):
+                listed = list(same)
+                start, end = self._bounds([r for r, _ in listed])
+                yield self._result(start, end, listed)
+            return
+        assert block is not None
+        grid, counted = self._job.grid, self._job.family is Family.COUNT
+        first = grid.offset_ms + block * self._job.block_ms
+        starts = {w for r in held for w in grid.windows_of_slice(r["slice_start"])}
+        for start in sorted(w for w in starts if first <= w < first + self._job.block_ms):
+            end = start + grid.size_ms
+            inside = [p for p in zip(held, decoded, strict=True) if start <= p[0]["slice_start"] < end]
+            if not counted:
+                yield self._result(start, end, inside)
+            elif start >= 0:  # count windows begin at the first record
+                yield self._result(*self._bounds([r for r, _ in inside]), inside)
+
+    def _bounds(self, rows: list[dict[str, Any]]) -> tuple[int, int]:
+        start = rows[0]["slice_start"]
+        if isinstance(self._job.window, SlidingWindow):
+            return start, start + self._job.window.size_ms
+        return min(r["first_ms"] for r in rows), max(r["last_ms"] for r in rows) + 1
+
+    def _result(self, start: int, end: int, parts: Iterable[tuple[dict[str, Any], Any]]) -> dict[str, Any]:
+        listed = list(parts)
+        first = min(row["part"] for row, _ in listed)
+        manager = GeneralManager(self._parts)
+        of_part: dict[int, list[tuple[int, Any]]] = {}
+        for row, synopsis in listed:
+            of_part.setdefault((row["part"] - first) % self._parts, []).append((row["slice_start"], synopsis))
+        for number, slices in of_part.items():
+            manager.register(number, SliceManager(slices) if self._job.slides else slices[0][1])
+        return {
+            "window_start": timestamp(start),
+            "window_end": timestamp(end),
+            "synopsis": manager.to_bytes(),
+            "records": sum(row["records"] for row, _ in listed),
+        }

@@ -1,0 +1,47 @@
+"""Kinds of windows, and the grids of their slices."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from center.slicing import SlidingCount
+from edgewater.errors import InvalidRequest
+from edgewater.windows import CountWindow, SessionWindow, SlicedWindow, SlidingWindow, TumblingWindow
+
+ACCEPTED = (
+    'None, TumblingWindow("60s"), SlidingWindow("20s", "5s"), SessionWindow("30s"), CountWindow(1000) or '
+    "SlidingCount(1000, 100)"
+)
+
+
+class Family(StrEnum):
+    """Kinds of windows, by what determines their borders."""
+
+    GLOBAL = "global"
+    TUMBLING = "tumbling"
+    SLIDING = "sliding"
+    SESSION = "session"
+    COUNT = "count"
+
+
+def family_of(window: object) -> Family:
+    """Raises InvalidRequest for anything that is not a window."""
+    match window:
+        case None:
+            return Family.GLOBAL
+        case SlidingWindow():
+            return Family.TUMBLING if window.is_tumbling else Family.SLIDING
+        case SessionWindow():
+            return Family.SESSION
+        case CountWindow() | SlidingCount():
+            return Family.COUNT
+    raise InvalidRequest("window", window, ACCEPTED)
+
+
+def grid_of(window: object) -> SlicedWindow | None:
+    """The grid of a window's slices: in event time, or for count windows in numbers of records."""
+    if isinstance(window, CountWindow):
+        return TumblingWindow(window.count)
+    if isinstance(window, SlidingCount):
+        return SlidingWindow(window.count, window.every)
+    return window if isinstance(window, SlicedWindow) else None

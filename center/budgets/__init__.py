@@ -1,0 +1,26 @@
+"""Error budgets: which share of a query's error budget each edge may use, from which slice on.
+
+Called by `center.ingest`, which stores the state in the catalog and sends the grants. Pure: no I/O, no clock.
+"""
+
+from center.budgets.allocation import (
+    AllocationPolicy,
+    BudgetAllocator,
+    BudgetReport,
+    MembersChanged,
+    RebalanceEvent,
+    ShareReported,
+    ShareViolation,
+)
+from center.budgets.holdings import Grant
+
+__all__ = [
+    "AllocationPolicy",
+    "BudgetAllocator",
+    "BudgetReport",
+    "Grant",
+    "MembersChanged",
+    "RebalanceEvent",
+    "ShareReported",
+    "ShareViolation",
+]

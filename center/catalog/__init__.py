@@ -1,0 +1,49 @@
+"""The catalog database: queries, edges, the index of the frame log, budgets, alarms and the liveness of components.
+
+Gateways, the job and the API share it as their only common state. It decides nothing about answers and reads no frames.
+"""
+
+from center.catalog.budget_rows import BudgetStateChange
+from center.catalog.edges import (
+    AlarmRecord,
+    EdgeRecord,
+    HeartbeatRecord,
+    QueryStatusRecord,
+    StreamRecord,
+    expected_edges,
+)
+from center.catalog.frame_index import IndexOutcome, SegmentDropped, UnindexedFrame, query_from_key, query_key
+from center.catalog.liveness import (
+    COMPONENTS,
+    Component,
+    ComponentHeartbeat,
+    ComponentRegistry,
+    ComponentStatus,
+    HeartbeatThread,
+    component_status,
+)
+from center.catalog.store import Catalog, RegisteredQuery
+
+__all__ = [
+    "COMPONENTS",
+    "AlarmRecord",
+    "BudgetStateChange",
+    "Catalog",
+    "Component",
+    "ComponentHeartbeat",
+    "ComponentRegistry",
+    "ComponentStatus",
+    "EdgeRecord",
+    "HeartbeatRecord",
+    "HeartbeatThread",
+    "IndexOutcome",
+    "QueryStatusRecord",
+    "RegisteredQuery",
+    "SegmentDropped",
+    "StreamRecord",
+    "UnindexedFrame",
+    "component_status",
+    "expected_edges",
+    "query_from_key",
+    "query_key",
+]

@@ -1,0 +1,92 @@
+"""Rows of edges and incarnations; each function runs inside a transaction of the catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Table, func, insert, select, update
+
+from center.catalog import schema as t
+from center.catalog.edges import NO_PROGRESS, EdgeRecord, StreamRecord, edge_from_row, streams_to_json
+from edgewater.errors import Conflict
+from edgewater.streams import EdgeId
+
+MAX_EDGES = 100_000
+
+
+def lock_catalog(connection: Connection) -> None:
+    """Serialises changes of queries and edges: the counter's row on PostgreSQL, on SQLite the transaction."""
+    connection.execute(select(t.counters.c.value).where(t.counters.c.name == "catalog").with_for_update()).all()
+
+
+def increment_version(connection: Connection) -> None:
+    connection.execute(update(t.counters).where(t.counters.c.name == "catalog").values(value=t.counters.c.value + 1))
+
+
+def count_rows(connection: Connection, table: Table) -> int:
+    return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+def select_edges(connection: Connection, edge: str | None = None) -> list[EdgeRecord]:
+    """All edges by id, or only `edge`."""
+    counts = select(t.incarnations.c.edge, func.count()).group_by(t.incarnations.c.edge)
+    rows = select(t.edges).order_by(t.edges.c.edge)
+    if edge is not None:
+        counts = counts.where(t.incarnations.c.edge == edge)
+        rows = rows.where(t.edges.c.edge == edge)
+    incarnations: dict[str, int] = dict(connection.execute(counts).all())
+    return [edge_from_row(r, incarnations.get(r.edge, 0)) for r in connection.execute(rows)]
+
+
+def select_incarnation(
+    connection: Connection, edge: EdgeId, incarnation: str, *, locked: bool = False
+) -> tuple[int, int] | None:
+    """(first seq, next expected seq) of an incarnation. While it is locked, none of its frames is indexed."""
+    c = t.incarnations.c
+    progress = select(c.first_seq, c.awaited_seq).where(c.edge == edge, c.incarnation == incarnation)
+    row = connection.execute(progress.with_for_update() if locked else progress).first()
+    return None if row is None else (int(row[0]), int(row[1]))
+
+
+def upsert_incarnation(connection: Connection, edge: EdgeId, incarnation: str, first: int, awaited: int) -> None:
+    c = t.incarnations.c
+    row = (c.edge == edge) & (c.incarnation == incarnation)
+    if connection.execute(update(t.incarnations).where(row).values(awaited_seq=awaited)).rowcount == 0:
+        values = {"edge": edge, "incarnation": incarnation, "first_seq": first, "awaited_seq": awaited}
+        connection.execute(insert(t.incarnations).values(**values))
+
+
+def upsert_edge(
+    connection: Connection,
+    edge: EdgeId,
+    incarnation: str,
+    labels: Mapping[str, str],
+    streams: Sequence[StreamRecord],
+    now_ms: int,
+    session: str,
+) -> None:
+    """Writes an edge's row from its Hello. A new incarnation resets what heartbeats report."""
+    values: dict[str, Any] = {
+        "incarnation": incarnation,
+        "labels": dict(labels),
+        "streams": streams_to_json(streams),
+        "last_seen_ms": now_ms,
+        "connected": True,
+        "session": session,
+        "retired": False,
+    }
+    reset = {"progress": NO_PROGRESS, "backlog_bytes": 0}
+    this = t.edges.c.edge == edge
+    known = connection.execute(select(t.edges).where(this)).first()
+    if known is None:
+        if count_rows(connection, t.edges) >= MAX_EDGES:
+            raise Conflict(f"edge {edge}: {MAX_EDGES} edges are known, which is the limit")
+        link = {"bandwidth_bytes_s": 0.0, "rtt_ms": 0.0, "clock_offset_ms": 0.0}
+        connection.execute(insert(t.edges).values(edge=edge, first_seen_ms=now_ms, **values, **reset, **link))
+    else:
+        if known.incarnation != incarnation:
+            values |= reset
+        connection.execute(update(t.edges).where(this).values(**values))
+    if known is None or known.retired or known.streams != values["streams"]:
+        increment_version(connection)

@@ -1,0 +1,187 @@
+"""The catalog's records of edges: identity, streams, progress, query statuses, alarms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import Row
+
+from edgewater.errors import ProtocolError
+from edgewater.query import QuerySpec
+from edgewater.streams import COLUMN_TYPES, EdgeId, StreamClock, type_name
+from edgewater.wire import QueryRef
+
+NO_PROGRESS: dict[str, dict[str, int]] = {"watermarks": {}, "records": {}, "drops": {}}
+"""Progress of an incarnation that has not sent a heartbeat yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """A stream as one edge serves it."""
+
+    name: str
+    columns: dict[str, pa.DataType]
+    clock: StreamClock
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeRecord:
+    """An edge, as its last Hello and heartbeat described it.
+
+    Attributes:
+        connected: a gateway holds a session with it. It stays set when that gateway dies: use `reachable`.
+        watermarks: event time per stream before which the edge expects no more records; `MAX_TIME_MS` for
+            a stream that has ended.
+        records: records accepted per stream since the incarnation began.
+        drops: records not counted, by reason, since the incarnation began.
+        clock_offset_ms: the edge's wall clock less the center's.
+        retired: declared gone for good; answers no longer wait for it.
+        incarnations: number of incarnations seen.
+    """
+
+    edge: EdgeId
+    incarnation: str
+    labels: dict[str, str]
+    streams: tuple[StreamRecord, ...]
+    first_seen_ms: int
+    last_seen_ms: int
+    connected: bool
+    watermarks: dict[str, int]
+    records: dict[str, int]
+    drops: dict[str, int]
+    backlog_bytes: int
+    bandwidth_bytes_s: float
+    rtt_ms: float
+    clock_offset_ms: float
+    retired: bool
+    incarnations: int
+
+    def reachable(self, now_ms: int, within_ms: int = 5_000) -> bool:
+        """Whether a session has received a message from it within `within_ms`."""
+        return self.connected and now_ms - self.last_seen_ms <= within_ms
+
+    def stream(self, name: str) -> StreamRecord | None:
+        return next((s for s in self.streams if s.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatRecord:
+    """The contents of one heartbeat; fields as in `EdgeRecord`."""
+
+    edge: EdgeId
+    watermarks: Mapping[str, int]
+    records: Mapping[str, int]
+    drops: Mapping[str, int]
+    backlog_bytes: int
+    bandwidth_bytes_s: float
+    rtt_ms: float
+    clock_offset_ms: float
+    seen_at_ms: int
+
+    def to_row(self) -> dict[str, Any]:
+        progress = {"watermarks": dict(self.watermarks), "records": dict(self.records), "drops": dict(self.drops)}
+        return {
+            "progress": progress,
+            "backlog_bytes": self.backlog_bytes,
+            "bandwidth_bytes_s": self.bandwidth_bytes_s,
+            "rtt_ms": self.rtt_ms,
+            "clock_offset_ms": self.clock_offset_ms,
+            "last_seen_ms": self.seen_at_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStatusRecord:
+    """Whether an edge runs a query, and if not, the error's code and message."""
+
+    query: QueryRef
+    edge: EdgeId
+    accepted: bool
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmRecord:
+    """An event that must not happen. A repetition raises `times`, not the number of alarms.
+
+    `times` may include older messages of the same kind and edge: see `Catalog.add_alarm`.
+    """
+
+    kind: str
+    edge: EdgeId
+    message: str
+    first_at_ms: int
+    last_at_ms: int
+    times: int
+
+
+def expected_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> list[EdgeId]:
+    """The edges that a query waits for, sorted: those that it names, or all that serve its stream and are not retired.
+
+    A query that names an edge waits for it even if it is retired.
+    """
+    if spec.edges is not None:
+        return sorted(EdgeId(e) for e in spec.edges)
+    return sorted(e.edge for e in edges if not e.retired and e.stream(spec.stream) is not None)
+
+
+def streams_to_json(streams: Iterable[StreamRecord]) -> list[dict[str, Any]]:
+    return [
+        {"name": s.name, "columns": [[n, type_name(t)] for n, t in s.columns.items()], "clock": asdict(s.clock)}
+        for s in streams
+    ]
+
+
+def streams_from_json(streams: Iterable[Mapping[str, Any]]) -> tuple[StreamRecord, ...]:
+    return tuple(
+        StreamRecord(s["name"], {n: COLUMN_TYPES[t] for n, t in s["columns"]}, StreamClock(**s["clock"]))
+        for s in streams
+    )
+
+
+def edge_from_row(row: Row[Any], incarnations: int) -> EdgeRecord:
+    """An `edges` row as a record."""
+    return EdgeRecord(
+        edge=EdgeId(row.edge),
+        incarnation=row.incarnation,
+        labels=row.labels,
+        streams=streams_from_json(row.streams),
+        first_seen_ms=row.first_seen_ms,
+        last_seen_ms=row.last_seen_ms,
+        connected=row.connected,
+        watermarks=row.progress["watermarks"],
+        records=row.progress["records"],
+        drops=row.progress["drops"],
+        backlog_bytes=row.backlog_bytes,
+        bandwidth_bytes_s=row.bandwidth_bytes_s,
+        rtt_ms=row.rtt_ms,
+        clock_offset_ms=row.clock_offset_ms,
+        retired=row.retired,
+        incarnations=incarnations,
+    )
+
+
+def require_consistent_schema(edge: EdgeId, streams: Iterable[StreamRecord], edges: Iterable[EdgeRecord]) -> None:
+    """Checks that a stream's columns have one type at all edges. A column may be missing at some edges.
+
+    Raises:
+        ProtocolError: names the column, both types and both edges.
+    """
+    others = [other for other in edges if other.edge != edge and not other.retired]
+    for stream in streams:
+        for other in others:
+            known = other.stream(stream.name)
+            if known is None:
+                continue
+            for column, kind in stream.columns.items():
+                known_kind = known.columns.get(column, kind)
+                if known_kind != kind:
+                    raise ProtocolError(
+                        f"Hello: column {stream.name}.{column} is {type_name(kind)} at edge {edge} and"
+                        f" {type_name(known_kind)} at edge {other.edge}; give it one type everywhere,"
+                        f" or retire {other.edge}"
+                    )

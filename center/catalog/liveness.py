@@ -1,0 +1,203 @@
+"""Liveness of a center's components: a row per process with its last heartbeat, for `/readyz` and the supervisor.
+
+Components may run in one process tree or on several machines, so liveness goes through what all of them reach: the
+catalog's database.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from sqlalchemy import BigInteger, Column, MetaData, Table, delete, event, insert, select, update
+
+from center.storage.database import (
+    FreeText,
+    Identifier,
+    open_engine,
+    read_transaction,
+    schema_transaction,
+    write_transaction,
+)
+from edgewater.errors import EdgewaterError
+
+Component = Literal["gateway", "job", "api"]
+COMPONENTS: tuple[Component, ...] = ("gateway", "job", "api")
+
+HEARTBEAT_INTERVAL_S = 1.0
+STALE_AFTER_MS = 5_000
+"""A component without a heartbeat for this long is not ready."""
+EXPIRE_AFTER_MS = 3_600_000
+"""Rows of processes that died without deregistering are deleted after this long."""
+
+log = logging.getLogger(__name__)
+
+_metadata = MetaData()
+_heartbeats = Table(
+    "component_heartbeats",
+    _metadata,
+    Column("component", Identifier(16), primary_key=True),
+    Column("instance", Identifier(255), primary_key=True),
+    Column("address", Identifier(255), nullable=False),
+    Column("started_at_ms", BigInteger, nullable=False),
+    Column("beat_at_ms", BigInteger, nullable=False),
+    Column("problem", FreeText, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentHeartbeat:
+    """The last heartbeat of a process.
+
+    Attributes:
+        instance: ``host:pid``.
+        address: that it listens on; empty: none.
+        problem: why it cannot do its work although it runs, such as a full disk; empty: none.
+    """
+
+    component: Component
+    instance: str
+    address: str
+    started_at_ms: int
+    beat_at_ms: int
+    problem: str = ""
+
+
+class ComponentRegistry:
+    """The heartbeats of all components.
+
+    Args:
+        url: the catalog's.
+
+    Raises:
+        StorageError: the database cannot be used. So does every method.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine = open_engine(url)
+        if self._engine.dialect.name == "sqlite":
+
+            @event.listens_for(self._engine, "connect")
+            def on_connect(connection: Any, _record: object) -> None:
+                # Losing a heartbeat in a power cut does no harm, and saves an fsync per second and component.
+                connection.execute("PRAGMA synchronous=NORMAL")
+
+        with schema_transaction(self._engine, _metadata):
+            pass  # creates the table
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def record(self, heartbeat: ComponentHeartbeat) -> None:
+        """Stores a heartbeat. The first one of a process also deletes rows that have expired."""
+        c = _heartbeats.c
+        row = (c.component == heartbeat.component) & (c.instance == heartbeat.instance)
+        values = {
+            "address": heartbeat.address,
+            "started_at_ms": heartbeat.started_at_ms,
+            "beat_at_ms": heartbeat.beat_at_ms,
+            "problem": heartbeat.problem[:2_000],
+        }
+        with write_transaction(self._engine) as connection:
+            if connection.execute(update(_heartbeats).where(row).values(**values)).rowcount == 0:
+                connection.execute(delete(_heartbeats).where(c.beat_at_ms < heartbeat.beat_at_ms - EXPIRE_AFTER_MS))
+                identity = {"component": heartbeat.component, "instance": heartbeat.instance}
+                connection.execute(insert(_heartbeats).values(**identity, **values))
+
+    def remove(self, component: Component, instance: str) -> None:
+        """Deregisters a process that ends normally."""
+        c = _heartbeats.c
+        with write_transaction(self._engine) as connection:
+            connection.execute(delete(_heartbeats).where(c.component == component, c.instance == instance))
+
+    def heartbeats(self) -> list[ComponentHeartbeat]:
+        """All heartbeats, the latest first."""
+        rows = select(_heartbeats).order_by(_heartbeats.c.beat_at_ms.desc())
+        with read_transaction(self._engine) as connection:
+            return [ComponentHeartbeat(**row._mapping) for row in connection.execute(rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentStatus:
+    """Whether a component is ready, and if not, why."""
+
+    component: Component
+    ready: bool
+    reason: str
+    address: str
+    instances: int
+
+
+def component_status(component: Component, heartbeats: Iterable[ComponentHeartbeat], now_ms: int) -> ComponentStatus:
+    """A component is ready if any of its processes has a recent heartbeat without a problem."""
+    own = sorted((h for h in heartbeats if h.component == component), key=lambda h: h.beat_at_ms, reverse=True)
+    fresh = [h for h in own if now_ms - h.beat_at_ms <= STALE_AFTER_MS]
+    healthy = [h for h in fresh if not h.problem]
+    if healthy:
+        return ComponentStatus(component, True, "", healthy[0].address, len(fresh))
+    if fresh:
+        return ComponentStatus(component, False, fresh[0].problem, fresh[0].address, len(fresh))
+    if own:
+        silence_s = (now_ms - own[0].beat_at_ms) / 1000
+        return ComponentStatus(component, False, f"no heartbeat for {silence_s:.0f} s", own[0].address, 0)
+    return ComponentStatus(component, False, "has not started", "", 0)
+
+
+class HeartbeatThread:
+    """A thread that sends heartbeats for this process while the context is entered, and deregisters it at the end.
+
+    Args:
+        problem: called before every heartbeat; why the component cannot do its work, or "".
+    """
+
+    def __init__(
+        self,
+        registry: ComponentRegistry,
+        component: Component,
+        instance: str,
+        *,
+        now_ms: Callable[[], int],
+        address: str = "",
+        problem: Callable[[], str] = lambda: "",
+        interval_s: float = HEARTBEAT_INTERVAL_S,
+    ) -> None:
+        self._registry = registry
+        self._component: Component = component
+        self._instance = instance
+        self._address = address
+        self._problem = problem
+        self._now_ms = now_ms
+        self._interval_s = interval_s
+        self._started_at_ms = now_ms()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"heartbeat-{component}", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10)
+        try:
+            self._registry.remove(self._component, self._instance)
+        except EdgewaterError as exc:
+            log.warning("%s: could not deregister: %s", self._component, exc)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                now = self._now_ms()
+                self._registry.record(
+                    ComponentHeartbeat(
+                        self._component, self._instance, self._address, self._started_at_ms, now, self._problem()
+                    )
+                )
+            except EdgewaterError as exc:
+                # The others notice the missing heartbeat; this process tries again.
+                log.warning("%s: no heartbeat: %s", self._component, exc)
+            if self._stop.wait(self._interval_s):
+                return

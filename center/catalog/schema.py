@@ -1,0 +1,144 @@
+"""The catalog's tables."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, Table, UniqueConstraint
+from sqlalchemy.types import JSON
+
+from center.storage.database import FreeText, Identifier
+
+metadata = MetaData()
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", Identifier(64), primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+"""``schema``: version of these tables. ``catalog``, ``budgets``: incremented by every change that assignments depend
+on; the row ``catalog`` is also the lock under which queries and edges change."""
+
+queries = Table(
+    "queries",
+    metadata,
+    Column("name", Identifier(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("spec", JSON, nullable=False),
+    Column("registered_at_ms", BigInteger, nullable=False),
+    Column("deleted_at_ms", BigInteger),
+    Column("last_position", BigInteger, nullable=False),
+)
+Index(
+    "one_live_query_per_name",
+    queries.c.name,
+    unique=True,
+    sqlite_where=queries.c.deleted_at_ms.is_(None),
+    postgresql_where=queries.c.deleted_at_ms.is_(None),
+)
+
+edges = Table(
+    "edges",
+    metadata,
+    Column("edge", Identifier(128), primary_key=True),
+    Column("incarnation", Identifier(128), nullable=False),
+    Column("labels", JSON, nullable=False),
+    Column("streams", JSON, nullable=False),
+    Column("first_seen_ms", BigInteger, nullable=False),
+    Column("last_seen_ms", BigInteger, nullable=False),
+    Column("connected", Boolean, nullable=False),
+    Column("session", Identifier(64), nullable=False),
+    Column("progress", JSON, nullable=False),
+    Column("backlog_bytes", BigInteger, nullable=False),
+    Column("bandwidth_bytes_s", Float, nullable=False),
+    Column("rtt_ms", Float, nullable=False),
+    Column("clock_offset_ms", Float, nullable=False),
+    Column("retired", Boolean, nullable=False),
+)
+"""One row per edge that ever sent a Hello. ``progress``: watermarks, records and drops."""
+
+incarnations = Table(
+    "incarnations",
+    metadata,
+    Column("edge", Identifier(128), primary_key=True),
+    Column("incarnation", Identifier(128), primary_key=True),
+    Column("first_seq", BigInteger, nullable=False),
+    Column("awaited_seq", BigInteger, nullable=False),
+)
+"""``first_seq … awaited_seq - 1`` are durable. The row is the lock under which its frames are indexed."""
+
+statuses = Table(
+    "query_statuses",
+    metadata,
+    Column("name", Identifier(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("edge", Identifier(128), primary_key=True),
+    Column("accepted", Boolean, nullable=False),
+    Column("code", Identifier(64), nullable=False),
+    Column("message", FreeText, nullable=False),
+)
+
+frames = Table(
+    "frames",
+    metadata,
+    Column("name", Identifier(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("position", BigInteger, primary_key=True),
+    Column("edge", Identifier(128), nullable=False),
+    Column("incarnation", Identifier(128), nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("crc32c", BigInteger, nullable=False),
+    Column("segment", Identifier(255), nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("length", BigInteger, nullable=False),
+    Column("wire_bytes", BigInteger, nullable=False),
+    Column("received_at_ms", BigInteger, nullable=False),
+    UniqueConstraint("edge", "incarnation", "seq", name="frame_identity"),
+)
+Index("frames_by_segment", frames.c.segment)
+
+dropped_segments = Table("dropped_segments", metadata, Column("segment", Identifier(255), primary_key=True))
+"""Segments that retention removes. No frame is indexed in one any more, even if a gateway still has it open."""
+
+budget_states = Table(
+    "budget_states",
+    metadata,
+    Column("name", Identifier(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("state", JSON, nullable=False),
+    Column("grants_version", BigInteger, nullable=False),
+    Column("written_at_ms", BigInteger, nullable=False),
+)
+"""One row per query with an error budget: the state of its `BudgetAllocator`. ``grants_version``: the counter
+``budgets`` when its grants changed last."""
+
+processing_delays = Table(
+    "processing_delays",
+    metadata,
+    Column("name", Identifier(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("delay_ms", BigInteger, nullable=False),
+    Column("measured_at_ms", BigInteger, nullable=False),
+)
+"""Per query, the processing delay at the center."""
+
+sampling_rates = Table(
+    "sampling_rates",
+    metadata,
+    Column("name", Identifier(63), primary_key=True),
+    Column("version", BigInteger, primary_key=True),
+    Column("rates", JSON, nullable=False),
+)
+"""``rates``: by edge, the fraction of records that the query's accuracy needs processed. The gateway decides whether an
+edge samples at all."""
+
+alarms = Table(
+    "alarms",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("kind", Identifier(64), nullable=False),
+    Column("edge", Identifier(128), nullable=False),
+    Column("message", FreeText, nullable=False),
+    Column("first_at_ms", BigInteger, nullable=False),
+    Column("last_at_ms", BigInteger, nullable=False),
+    Column("times", BigInteger, nullable=False),
+)

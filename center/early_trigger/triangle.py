@@ -1,0 +1,213 @@
+"""Run-off triangle: arrivals by event slot and lag, reduced to the sums that the delay distribution needs.
+
+An event of age τ has been observed only if its delay is at most τ: delays are *right-truncated*. Their plain histogram
+is biased towards short delays, most of all just after delays have grown. The product-limit estimator for truncated data
+(Lynden-Bell 1971; Woodroofe 1985) is unbiased. For each lag l it estimates the probability that an event with a lag of
+at most l has a lag of exactly l, and multiplies the complements:
+
+    r(l) = #{lag = l} / #{lag ≤ l ≤ age},      F(l) = Π_{s > l} (1 - r(s)).
+
+F replaces the mean delay of Eq. 7 of the Aion paper, which ignores the shape of the distribution and becomes negative
+when the mean delay exceeds the sub-stream. In slots of time this is the chain ladder of actuaries, whose development
+factors are 1/(1 - r).
+
+The full table (event slot × lag) is never stored. Per source and lag l there are the arrived events of the slot that is
+now l slots old (`seen`), and exponentially decayed sums of arrivals at lag l and of events at risk there, whose ratio
+is r(l). Two memories run side by side: a long one for precision and a short one that follows drift. Where they
+disagree, delays have changed, and `stragglers.py` widens the interval by the disagreement instead of trusting either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from edgewater.arrivals import SlotGrid
+from edgewater.errors import CorruptSynopsis, InvalidInput
+from edgewater.synopses import BoolArray, FloatArray, IntArray
+from edgewater.synopses.encoding.named_arrays import Arrays, ArrayState
+
+LONG, SHORT = 0, 1
+LONG_SUBSTREAMS = 50
+SHORT_SUBSTREAMS = 2
+"""Sub-streams after which the weight of an arrival has decayed by a factor of e, per memory."""
+
+
+class ArrivalTriangle(ArrayState):
+    """Arrival counts of `sources` sources. `advance` moves all reporting sources on by one slot.
+
+    A source that does not report keeps its state; `silent_slots` is how old that state is.
+
+    Attributes:
+        seen: arrived events of the slot that is now l slots old, float64 [source, lag].
+        sums: decayed sums of arrivals and of events at risk, float32 [arrivals or at risk, memory, source, lag].
+            Single precision halves the state; its rounding is 1,000 times below the noise of r.
+        age: slots since each source's first report, int64 [source]; nothing arrived before.
+        silent_slots: slots since each source's last report, int64 [source].
+        expired: events of slots older than the largest lag, since the beginning, float64 [source].
+    """
+
+    STATE = ("seen", "sums", "age", "silent_slots", "expired")
+
+    def __init__(self, sources: int, grid: SlotGrid) -> None:
+        if sources < 1:
+            raise InvalidInput("sources", sources, "at least one source")
+        self.grid = grid
+        shape = (sources, grid.lags)
+        self.seen: FloatArray = np.zeros(shape)
+        self.sums = np.zeros((2, 2, *shape), np.float32)
+        memory = grid.substream_slots * np.array([LONG_SUBSTREAMS, SHORT_SUBSTREAMS], float)
+        self._decay = np.exp(-1 / memory).astype(np.float32)[:, None, None]
+        self._cached: tuple[FloatArray, FloatArray] | None = None
+        self.age: IntArray = np.zeros(sources, np.int64)
+        self.silent_slots: IntArray = np.zeros(sources, np.int64)
+        self.expired: FloatArray = np.zeros(sources)
+        self._members: list[ArrivalTriangle] = []
+        self._joined: ArrivalTriangle | None = None
+
+    @classmethod
+    def join(cls, triangles: Sequence[ArrivalTriangle]) -> ArrivalTriangle:
+        """Returns one triangle of all their sources, in order, that shares its memory with them.
+
+        One `advance` of it advances all, at little more than the cost of advancing one. A change of a single triangle
+        is visible in it. It is valid until one of the triangles is joined into another.
+        """
+        result = cls(sum(t.sources for t in triangles), triangles[0].grid)
+        axes = {name: 2 if name == "sums" else 0 for name in cls.STATE}
+        for name, axis in axes.items():
+            setattr(result, name, np.concatenate([getattr(t, name) for t in triangles], axis=axis))
+        at = 0
+        for triangle in triangles:
+            rows = slice(at, at + triangle.sources)
+            at = rows.stop
+            for name, axis in axes.items():
+                whole = getattr(result, name)
+                setattr(triangle, name, whole[:, :, rows] if axis else whole[rows])
+            triangle._joined = result
+        result._members = list(triangles)
+        return result
+
+    @property
+    def sources(self) -> int:
+        return len(self.seen)
+
+    def advance(self, arrived: FloatArray, reporting: BoolArray | None = None) -> None:
+        """Advances the reporting sources by one slot.
+
+        Args:
+            arrived: events that arrived in the slot, [source, lag].
+            reporting: mask of the sources that have reported; default all.
+        """
+        if reporting is not None and not reporting.all():
+            subset = self._select(reporting)
+            subset.advance(arrived[reporting])
+            self._write_back(subset, reporting)
+            self.silent_slots[~reporting] += 1
+            return
+        seen, oldest = self.seen, self.seen[:, -1].copy()
+        seen[:, 1:] = seen[:, :-1]
+        seen[:, 0] = 0
+        # The last lag stands for all longer ones: those slots are added up and are never at risk again.
+        self.expired += oldest + arrived[:, -1]
+        seen += arrived
+        self.sums *= self._decay
+        self.sums[0] += arrived.astype(np.float32)
+        self.sums[1] += seen.astype(np.float32)
+        seen[:, -1] -= arrived[:, -1]
+        self.age += 1
+        self._invalidate()
+
+    def catch_up(self, sources: IntArray, arrived: Iterable[FloatArray]) -> None:
+        """Adds the arrivals of sources that have been silent equally long.
+
+        Args:
+            arrived: per slot of the silence, the events that arrived in it, [source, lag].
+
+        Raises:
+            InvalidInput: the number of slots is not that of the silence; nothing is changed.
+        """
+        selected = np.zeros(self.sources, bool)
+        selected[sources] = True
+        subset, slots = self._select(selected), 0
+        for rows in arrived:
+            subset.advance(rows)
+            slots += 1
+        if (self.silent_slots[sources] != slots).any():
+            raise InvalidInput("arrived", slots, f"one row for each of {self.silent_slots[sources].max()} slots")
+        self._write_back(subset, selected)
+        self.silent_slots[sources] = 0
+
+    def reset_long_memory(self) -> None:
+        """Restarts the long memory from the short one, after a lasting change of delays."""
+        self.sums[:, LONG] = self.sums[:, SHORT]
+        self._invalidate()
+
+    def hazards(self) -> FloatArray:
+        """Returns r by [memory, source, lag]; 0 where no event was ever at risk."""
+        arrivals, at_risk = self.sums
+        return np.asarray(arrivals / np.maximum(at_risk, np.float32(1e-12)), np.float64)
+
+    def remembered_events(self) -> FloatArray:
+        """Returns the decayed number of events per source in the long memory."""
+        return np.asarray(self.sums[0, LONG].sum(axis=1), np.float64)
+
+    def distributions(self) -> FloatArray:
+        """Returns F by [memory, source, lag], the probability of arrival by the end of that lag. Read-only."""
+        return self._estimates()[0]
+
+    def log_variances(self) -> FloatArray:
+        """Returns Var(log F) by [memory, source, lag], Greenwood's formula for reverse hazards. Read-only."""
+        return self._estimates()[1]
+
+    def total(self, first_lag: int) -> FloatArray:
+        """Returns the events per source, since the beginning, of slots that are at least `first_lag` slots old."""
+        return np.asarray(self.expired + self.seen[:, first_lag:].sum(axis=1))
+
+    @classmethod
+    def from_state(cls, arrays: Arrays, grid: SlotGrid) -> ArrivalTriangle:
+        """Returns the triangle whose `to_state` this is; raises CorruptSynopsis."""
+        seen = arrays.get("seen")
+        if seen is None or seen.ndim != 2 or not len(seen):
+            raise CorruptSynopsis("ArrivalTriangle state: no arrivals by source and lag")
+        result = cls(len(seen), grid)
+        result.restore(arrays)
+        return result
+
+    def _select(self, selected: BoolArray) -> ArrivalTriangle:
+        subset = ArrivalTriangle.__new__(ArrivalTriangle)
+        subset.grid, subset._decay = self.grid, self._decay
+        subset.seen, subset.age, subset.expired = self.seen[selected], self.age[selected], self.expired[selected]
+        subset.sums, subset._cached = self.sums[:, :, selected], None
+        subset._members, subset._joined = [], None
+        return subset
+
+    def _write_back(self, subset: ArrivalTriangle, selected: BoolArray) -> None:
+        self.seen[selected], self.age[selected], self.expired[selected] = subset.seen, subset.age, subset.expired
+        self.sums[:, :, selected] = subset.sums
+        self._invalidate()
+
+    def _invalidate(self) -> None:
+        self._cached = None
+        for member in self._members:
+            member._cached = None
+        if self._joined is not None:
+            self._joined._cached = None
+
+    def _estimates(self) -> tuple[FloatArray, FloatArray]:
+        """F and Var(log F), computed once per slot."""
+        if self._cached is None:
+            hazards = self.hazards()
+            bounded = np.minimum(hazards, 0.999)
+            term = bounded / ((1 - bounded) * np.maximum(self.sums[1], np.float32(1.0)))
+            variance = np.zeros_like(term)
+            np.cumsum(term[..., :0:-1], axis=-1, out=variance[..., -2::-1])
+            self._cached = _distribution(hazards), variance
+        return self._cached
+
+
+def _distribution(hazards: FloatArray) -> FloatArray:
+    """F_l = Π_{s > l} (1 - r_s) along the last axis; the last is 1."""
+    keep = np.ones_like(hazards)
+    keep[..., :-1] = 1 - np.minimum(hazards[..., 1:], 1.0)
+    return np.asarray(np.cumprod(keep[..., ::-1], axis=-1)[..., ::-1])

@@ -1,0 +1,255 @@
+"""Vectorised update and evaluation of many group estimators.
+
+The groups of a query have a trigger each (`group.py`), with a few sources times some hundred lags. One by one, hundreds
+of them would take longer than their windows last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from center.early_trigger import (
+    MIN_EVENTS,
+    AnswerNow,
+    StragglersByTrigger,
+    TriggerBatch,
+    Wait,
+    WindowModel,
+    WindowSample,
+)
+from center.estimation.arrival_counts import window_sample, window_sums
+from center.estimation.group import GroupEstimator
+from center.estimation.prediction import TOO_WIDE, GroupPrediction
+from edgewater.accuracy import Accuracy
+from edgewater.synopses import BoolArray, FloatArray, IntArray
+
+BATCH_SIZE = 64
+"""Groups per batch: enough that the cost of calling NumPy is negligible, and few enough that a window that waits for
+one group is not modelled for all."""
+
+ZERO_MEAN_MIN_ARRIVED = 0.5
+"""Part of a window's records that must have arrived before its mean is judged to be possibly zero. Among the first few
+records of a skewed distribution a single large one decides, and waiting brings more."""
+
+TOO_FEW = "too few records for an error bound"
+
+
+class GroupBatch:
+    """Groups over the same edges. Valid until the sources of one of them change or it joins another batch."""
+
+    def __init__(self, groups: Sequence[GroupEstimator], accuracy: Accuracy) -> None:
+        self.groups, self.accuracy = list(groups), accuracy
+        self.triggers = TriggerBatch([g.trigger for g in groups])
+
+    def advance(self, slot: int, target: int, rows: IntArray, reporting: BoolArray) -> None:
+        """Advances time from `slot` to `target`.
+
+        Args:
+            rows: arrivals as (slot, source, lag, count, index of the group in the batch), ascending by slot.
+            reporting: mask of the sources that have reported up to `target`.
+        """
+        cuts = np.searchsorted(rows[:, 0], np.arange(slot, target + 1)).tolist()
+        shape, reporting_rows = self.triggers.triangle.seen.shape, np.tile(reporting, len(self.groups))
+        cells, count = (rows[:, 4] * len(reporting) + rows[:, 1]) * shape[1] + rows[:, 2], rows[:, 3]
+        for begin, end in pairwise(cuts):
+            self.triggers.advance(_summed(cells[begin:end], count[begin:end], shape), reporting_rows)
+
+    def catch_up(self, source: int, rows: IntArray) -> None:
+        """Adds the arrivals of a source that was silent.
+
+        Args:
+            rows: (slot, lag, count, index of the group in the batch).
+        """
+        triangle, sources = self.triggers.triangle, self.triggers.triggers[0].triangle.sources
+        silent = triangle.silent_slots[source::sources]
+        for slots in np.unique(silent[silent > 0]).tolist():  # a group may be younger than the silence
+            indices = np.flatnonzero(silent == slots)
+            position = np.full(len(silent), -1)
+            position[indices] = np.arange(len(indices))
+            found = rows[position[rows[:, 3]] >= 0]
+            at = np.maximum(found[:, 0] - (self.groups[0].slot - slots), 0)
+            found, at = found[np.argsort(at, kind="stable")], np.sort(at)
+            cuts = np.searchsorted(at, np.arange(slots + 1)).tolist()
+            cells = position[found[:, 3]] * triangle.grid.lags + found[:, 1]
+            shape = (len(indices), triangle.grid.lags)
+            arrived = (_summed(cells[begin:end], found[begin:end, 2], shape) for begin, end in pairwise(cuts))
+            triangle.catch_up(indices * sources + source, arrived)
+
+    def learn(self, start_ms: int, edges: Sequence[str], predictions: Mapping[str, GroupPrediction]) -> None:
+        """Learns from an answered window."""
+        indices = [i for i, g in enumerate(self.groups) if g.key in predictions and g.has_observed(start_ms)]
+        if not indices:
+            return
+        arrived = window_sample([self.groups[i].counts for i in indices], start_ms, edges).arrived.sum(axis=0)
+        indices = [i for i, events in zip(indices, arrived.tolist(), strict=True) if events > 0]
+        if not indices:
+            return
+        counts = [self.groups[i].counts for i in indices]
+        _, sums = window_sums(counts, start_ms, edges)
+        count, total, squares = sums.transpose(2, 0, 1, 3).reshape(3, -1, sums.shape[3])
+        # A group without an interval learns its values; its stragglers are taken to be of any size.
+        known = [predictions[self.groups[i].key] for i in indices]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            straggler = np.array([p.straggler if p.eligible else 1.0 for p in known])
+            shares = straggler / np.abs(np.array([p.estimate if p.eligible else 1.0 for p in known]))
+        self.triggers.on_answered(indices, window_sample(counts, start_ms, edges), (count, total, squares), shares)
+
+    def evaluate(
+        self, start_ms: int, edges: Sequence[str], *, complete: bool = False, widening: float = 1.0
+    ) -> BatchEvaluation:
+        """Evaluates a window now.
+
+        Args:
+            complete: no more events of the window will arrive.
+            widening: factor of the half-widths of groups of which all arrived events were processed.
+        """
+        sample = window_sample([g.counts for g in self.groups], start_ms, edges)
+        stragglers, model = self.triggers.window_models(self.groups[0].offset(start_ms), sample)
+        if complete:
+            arrived = sample.arrived
+            model = replace(model, population=arrived, events=arrived, straggler_width=np.zeros(len(self.groups)))
+        sampling = model.sampling_width(sample.count, np.array([g.trigger.quantile for g in self.groups]))
+        if widening > 1 and not complete:
+            factor = np.where((sample.count >= sample.arrived).all(axis=0), widening, 1.0)
+            sampling, model = sampling * factor, replace(model, straggler_width=model.straggler_width * factor)
+        eligible = np.ones(len(self.groups), bool)
+        if complete:
+            stragglers = replace(stragglers, known=eligible)
+            eligible = sample.count.sum(axis=0) > 1
+        elif self.accuracy.scope is not None:
+            observed = np.array([g.has_observed(start_ms) for g in self.groups])
+            eligible = observed & self._eligible(stragglers, model)
+        silent = self.triggers.triangle.silent_slots.reshape(len(self.groups), -1).T > 0
+        return BatchEvaluation(self, start_ms, sample, stragglers, model, sampling, eligible, np.asarray(silent))
+
+    def _eligible(self, stragglers: StragglersByTrigger, model: WindowModel) -> BoolArray:
+        """The groups with enough records for an interval (see the module `group`)."""
+        error, size, events = self.accuracy.error, model.size, model.events
+        remembered = self.triggers.triangle.remembered_events().reshape(len(self.groups), -1).T
+        ratio = np.where(remembered > 0, events / np.maximum(remembered, 1e-9), 0.0).sum(axis=0)
+        unseen = -math.log(1 - self.accuracy.confidence) * ratio
+        is_large = size >= max(MIN_EVENTS, 1 / error)
+        has_history = ~((remembered <= 0) & (events > 0.5)).any(axis=0)
+        return np.asarray(stragglers.known & is_large & has_history & (unseen <= error * size))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEvaluation:
+    """What is known of a window for a batch of groups. Arrays are by group, or [source, group].
+
+    Attributes:
+        sampling: half-width due to sampling.
+        eligible: the groups with enough records for an interval.
+        silent: sources that do not report.
+    """
+
+    batch: GroupBatch
+    start_ms: int
+    sample: WindowSample
+    stragglers: StragglersByTrigger
+    model: WindowModel
+    sampling: FloatArray
+    eligible: BoolArray
+    silent: BoolArray
+
+    @property
+    def met(self) -> BoolArray:
+        """Whether the interval is within the error."""
+        width = np.hypot(self.sampling, self.model.straggler_width)
+        return np.asarray(self.stragglers.known & (width <= self.batch.accuracy.error * np.abs(self.model.estimate)))
+
+    def decide(self) -> tuple[dict[str, str], int | None]:
+        """Decides whether the groups with an interval can be answered.
+
+        Returns:
+            By key, why the group is answered although the accuracy is not met, empty if it is; and the slot until which
+            a group waits, None if none does. One waiting group makes the whole window wait, and all groups wait until
+            the same slot, so the groups after it are not evaluated.
+        """
+        reasons: dict[str, str] = {}
+        for i, met in zip(np.flatnonzero(self.eligible).tolist(), self.met[self.eligible].tolist(), strict=True):
+            group = self.batch.groups[i]
+            if met:
+                reasons[group.key] = ""
+                continue
+            sample = self.sample.of(i)
+            decision = group.decide(self.start_ms, sample, (self.stragglers.of(i), self.model.of(i)))
+            if isinstance(decision, AnswerNow) and decision.met:
+                # The model's interval is within the error, the widened one is not: it may be after the next report.
+                return reasons, group.slot + 1
+            if not isinstance(decision, Wait):
+                reasons[group.key] = decision.reason
+            # No wait makes an interval small relative to zero.
+            elif self._has_mostly_arrived(i) and (
+                zero_mean := group.counts.zero_mean_reason(sample, self.batch.accuracy.measure)
+            ):
+                reasons[group.key] = zero_mean
+            else:
+                return reasons, group.first_slot + decision.until
+        return reasons, None
+
+    def _has_mostly_arrived(self, group: int) -> bool:
+        return float(self.sample.arrived[:, group].sum()) >= ZERO_MEAN_MIN_ARRIVED * float(self.model.size[group])
+
+    def predictions(self, reasons: Mapping[str, str]) -> list[GroupPrediction]:
+        """Returns the predictions of groups with arrived or expected records; without groups, the one of all records.
+
+        Args:
+            reasons: by key, why the group is answered although the accuracy may not be met.
+        """
+        numbers, met, nan, result = self._numbers(), self.met.tolist(), math.nan, []
+        for i, (arrived, size) in enumerate(zip(self.sample.arrived.sum(axis=0), self.model.size, strict=True)):
+            if self.batch.accuracy.scope is not None and arrived <= 0 and size <= 0.5:
+                continue
+            key, eligible, values = self.batch.groups[i].key, bool(self.eligible[i]), numbers[i]
+            if eligible:
+                reason = "" if met[i] else reasons.get(key) or TOO_WIDE
+            else:
+                reason, values = TOO_FEW, [self._scaled_up(i), *(nan,) * 5, *values[6:]]
+            estimate, lower, upper, sampling, straggler, missing, come, expected, sampled = values
+            result.append(
+                GroupPrediction(key, eligible, eligible and met[i], estimate, lower, upper, sampling, straggler,
+                                missing, come, expected, sampled, reason)
+            )  # fmt: skip
+        return result
+
+    def _numbers(self) -> list[list[float]]:
+        """The fields of a `GroupPrediction` from `estimate` to `sampled`, by group."""
+        model, size = self.model, self.model.size
+        variance = self.stragglers.deviation.reshape(len(size), -1).T ** 2
+        total = variance.sum(axis=0)
+        of_silent = np.where(self.silent, variance, 0.0).sum(axis=0)
+        silent_share = np.where(total > 0, of_silent / np.where(total > 0, total, 1.0), 0.0)
+        width = np.hypot(self.sampling, model.straggler_width)
+        arrived = self.sample.arrived.sum(axis=0)
+        lower = model.estimate - width
+        if self.batch.accuracy.kind == "count":
+            lower = np.maximum(lower, arrived)
+        straggler, missing = (model.straggler_width * np.sqrt(share) for share in (1 - silent_share, silent_share))
+        columns = (
+            model.estimate, lower, model.estimate + width, self.sampling, straggler, missing, arrived, size,
+            self.sample.count.sum(axis=0),
+        )  # fmt: skip
+        table: list[list[float]] = np.stack(columns, axis=1).tolist()
+        return table
+
+    def _scaled_up(self, group: int) -> float:
+        """The measure of the arrived events, scaled up from the processed ones; NaN if all were processed."""
+        arrived, count, total = (x[:, group] for x in (self.sample.arrived, self.sample.count, self.sample.total))
+        rows = count > 0
+        if not (count < arrived).any() or not rows.any():
+            return math.nan
+        scaled = float((total[rows] / count[rows] * arrived[rows]).sum())
+        return scaled / float(arrived[rows].sum()) if self.batch.accuracy.kind == "mean" else scaled
+
+
+def _summed(cells: IntArray, counts: IntArray, shape: tuple[int, ...]) -> FloatArray:
+    """Sums of counts by cell."""
+    result = np.zeros(shape)
+    np.add.at(result.reshape(-1), cells, counts.astype(np.float64))
+    return result

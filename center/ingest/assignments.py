@@ -1,0 +1,140 @@
+"""Assignments: the queries that each edge answers, its share of error budgets and its sampling rates. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from center.budgets import Grant, MembersChanged
+from center.catalog import EdgeRecord, RegisteredQuery, expected_edges
+from center.sampling import SamplingRequirement, is_expensive
+from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
+from edgewater.wire import QueryRef
+from edgewater.wire import uplink_pb2 as pb
+
+MAX_CLOCK_LEAD_MS = 10_000
+"""Wall time by which an edge's clock may be ahead of the center's."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeAssignment:
+    """The control messages that assign work to one edge."""
+
+    queries: pb.Queries
+    budgets: tuple[pb.Budget, ...]
+    sampling: tuple[SamplingRequirement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QueryAssignment:
+    """A live query, the edges expected to answer it, the retired edges, and its stream's clock."""
+
+    query: RegisteredQuery
+    expected: tuple[EdgeId, ...]
+    retired: tuple[EdgeRecord, ...] = ()
+    clock: StreamClock = LIVE
+
+    @classmethod
+    def of(cls, query: RegisteredQuery, edges: Sequence[EdgeRecord]) -> QueryAssignment:
+        retired = tuple(e for e in edges if e.retired)
+        retired_ids = {e.edge for e in retired}
+        serving = [s for e in edges if (s := e.stream(query.spec.stream)) is not None and not e.retired]
+        expected = tuple(e for e in expected_edges(query.spec, edges) if e not in retired_ids)
+        return cls(query, expected, retired, serving[0].clock if serving else LIVE)
+
+    def members(self, now_ms: int) -> MembersChanged:
+        """The edges that share the query's error budget.
+
+        A retired edge can have closed the slices that its clock has passed or, in a stream that runs ahead of its
+        clock, the slices up to the watermark of its last heartbeat.
+        """
+        window, stream = self.query.spec.window, self.query.spec.stream
+        horizon_ms = self.horizon_ms(now_ms)
+        retired = {}
+        for edge in self.retired:
+            watermark_ms = edge.watermarks.get(stream, horizon_ms)
+            ahead = horizon_ms < watermark_ms < MAX_TIME_MS
+            retired[edge.edge] = window.slice_start(watermark_ms) + window.slice_ms if ahead else horizon_ms
+        return MembersChanged(frozenset(self.expected), retired)
+
+    def horizon_ms(self, now_ms: int) -> int:
+        """The first slice that is ahead of every edge's clock."""
+        window = self.query.spec.window
+        return window.slice_start(self.clock.to_event_ms(now_ms + MAX_CLOCK_LEAD_MS)) + window.slice_ms
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentPlan:
+    """The live queries as of one version of the catalog."""
+
+    version: int
+    queries: tuple[QueryAssignment, ...]
+
+    @classmethod
+    def of(cls, version: int, queries: Sequence[RegisteredQuery], edges: Sequence[EdgeRecord]) -> AssignmentPlan:
+        return cls(version, tuple(QueryAssignment.of(q, edges) for q in queries))
+
+    def assignment(self, edge: EdgeId, budgets: BudgetSnapshot) -> EdgeAssignment:
+        """The assignment of `edge`: the queries that expect it, its budgets and its sampling rates."""
+        queries = [q.query for q in self.queries if edge in q.expected]
+        message = pb.Queries(
+            version=self.version,
+            queries=[
+                pb.Query(name=q.ref.name, version=q.ref.version, spec=json.dumps(q.spec.to_mapping())) for q in queries
+            ],
+        )
+        sampling = tuple(
+            SamplingRequirement(q.ref, budgets.sampling_rates.get(q.ref, {}).get(edge, 1.0), is_expensive(q.spec))
+            for q in queries
+            if q.spec.accuracy is not None
+        )
+        return EdgeAssignment(
+            message, tuple(b for q in queries if (b := budgets.message(q, edge)) is not None), sampling
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSnapshot:
+    """What the catalog holds about budgets.
+
+    Attributes:
+        grants: by query and edge, the last grant.
+        processing_delay_ms: by query, the center's processing delay.
+        sampling_rates: by query and edge, the fraction of records that the accuracy needs processed.
+    """
+
+    grants: Mapping[QueryRef, Mapping[EdgeId, Grant]] = field(default_factory=dict)
+    processing_delay_ms: Mapping[QueryRef, int] = field(default_factory=dict)
+    sampling_rates: Mapping[QueryRef, Mapping[EdgeId, float]] = field(default_factory=dict)
+
+    def message(self, query: RegisteredQuery, edge: EdgeId) -> pb.Budget | None:
+        """The budget message of one query to one edge; None if there is none yet."""
+        ref = query.ref
+        if isinstance(query.spec.budget, StalenessBudget):
+            delay_ms = self.processing_delay_ms.get(ref)
+            return pb.Budget(query=ref.name, query_version=ref.version, center_ms=delay_ms) if delay_ms else None
+        grant = self.grants.get(ref, {}).get(edge)
+        if grant is None:
+            return None
+        return pb.Budget(
+            query=ref.name,
+            query_version=ref.version,
+            shares=grant.shares,
+            version=grant.version,
+            from_ms=grant.from_ms,
+        )
+
+
+def error_limits(spec: QuerySpec) -> tuple[dict[str, float], dict[str, float]]:
+    """A query's error budget E per measure: the limits that edges divide, and those that every edge may use in full.
+
+    Errors of sums add up over edges. The error of an extremum is the largest of any edge's. Relative errors do not add
+    up either: Σ e·|vᵢ| ≤ e·|Σ vᵢ| as long as the vᵢ have one sign.
+    """
+    if not isinstance(spec.budget, ErrorBudget):
+        return {}, {}
+    kind = {m.name: m.function.error for m in spec.measures}
+    divided = {name: limit for name, limit in spec.budget.limits if kind[name] != "extremum"}
+    return divided, {name: limit for name, limit in spec.budget.limits if name not in divided}

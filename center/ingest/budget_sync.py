@@ -1,0 +1,137 @@
+"""Runs the budget allocators over the catalog: reports of edges in, grants out.
+
+A grant is stored before it is sent, and a confirmation before it takes effect. So a gateway may die at any moment, and
+any number of gateways work on the same state: each change is one transaction that reads the allocator's state, applies
+the events and writes the state back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from center.budgets import (
+    AllocationPolicy,
+    BudgetAllocator,
+    BudgetReport,
+    Grant,
+    RebalanceEvent,
+    ShareReported,
+    ShareViolation,
+)
+from center.catalog import BudgetStateChange, Catalog
+from center.ingest.assignments import AssignmentPlan, BudgetSnapshot, QueryAssignment, error_limits
+from center.ingest.status_writer import StatusWriter
+from edgewater.query import ErrorBudget
+from edgewater.streams import EdgeId
+from edgewater.wire import QueryRef
+
+RATES_WRITE_INTERVAL_MS = 5_000
+"""The least time between two writes of a state in which only rates have changed; reports stay here until then."""
+ALARM = "share-not-granted"
+logger = logging.getLogger(__name__)
+
+
+class BudgetSync:
+    """The budgets as one gateway sees them.
+
+    Args:
+        now_ms: wall clock.
+
+    Attributes:
+        snapshot: the catalog's budgets as of the last `sync`.
+    """
+
+    def __init__(
+        self, catalog: Catalog, status: StatusWriter, now_ms: Callable[[], int], policy: AllocationPolicy
+    ) -> None:
+        self._catalog = catalog
+        self._status = status
+        self._now_ms = now_ms
+        self._policy = policy
+        self._reports: dict[QueryRef, dict[EdgeId, BudgetReport]] = {}
+        self._budgets_version = -1
+        self._plan_version = -1
+        self.snapshot = BudgetSnapshot()
+
+    def on_report(self, edge: EdgeId, ref: QueryRef, report: BudgetReport) -> None:
+        """Buffers the shares that an edge applies for the next `sync`."""
+        self._reports.setdefault(ref, {})[edge] = report
+
+    async def sync(self, plan: AssignmentPlan) -> bool:
+        """Applies the reports and reads what other gateways have stored; returns whether `snapshot` has changed.
+
+        Raises:
+            StorageError: the catalog refuses; the reports stay buffered for the next call.
+        """
+        before = self.snapshot
+        plan_changed = plan.version != self._plan_version
+        for assigned in plan.queries:
+            ref = assigned.query.ref
+            if isinstance(assigned.query.spec.budget, ErrorBudget) and (plan_changed or ref in self._reports):
+                await self._sync_query(assigned)
+        self._plan_version = plan.version
+        live = {q.query.ref for q in plan.queries}
+        self._reports = {ref: reports for ref, reports in self._reports.items() if ref in live}
+        await self._read(live)
+        return self.snapshot is not before
+
+    async def _sync_query(self, assigned: QueryAssignment) -> None:
+        ref, reports = assigned.query.ref, self._reports.get(assigned.query.ref, {})
+        applied = dict(reports)
+        compute = partial(_update, assigned, applied, self._now_ms(), self._policy)
+        violations, written = await asyncio.to_thread(self._catalog.update_budget, ref, compute, self._now_ms())
+        for violation in violations:
+            self._status.alarm(ALARM, f"query {ref.name}: {violation.message}", violation.edge, self._now_ms())
+        if written:
+            # Reports that came meanwhile stay; if nothing was written, because only rates have changed, all stay.
+            for edge, report in applied.items():
+                if reports.get(edge) is report:
+                    del reports[edge]
+            if not reports and self._reports.get(ref) is reports:
+                del self._reports[ref]
+
+    async def _read(self, live: set[QueryRef]) -> None:
+        """Reads what this gateway or another has stored."""
+        version = await asyncio.to_thread(self._catalog.budgets_version)
+        if version == self._budgets_version:
+            return
+        states = await asyncio.to_thread(self._catalog.budget_states, self._budgets_version)
+        delays = await asyncio.to_thread(self._catalog.processing_delays)
+        rates = await asyncio.to_thread(self._catalog.sampling_rates)
+        grants = {ref: grants for ref, grants in self.snapshot.grants.items() if ref in live}
+        grants.update({ref: grants_of(state) for ref, state in states.items()})
+        self.snapshot, self._budgets_version = BudgetSnapshot(grants, delays, rates), version
+
+
+def _update(
+    assigned: QueryAssignment,
+    reports: Mapping[EdgeId, BudgetReport],
+    now_ms: int,
+    policy: AllocationPolicy,
+    state: Any,
+    written_at_ms: int,
+) -> BudgetStateChange:
+    """Applies reports and the present members to one query's stored state, inside the catalog's transaction."""
+    allocator = BudgetAllocator(*error_limits(assigned.query.spec), policy)
+    if state is not None:
+        allocator.restore(state)
+    before = allocator.durable_state()
+    violations: list[ShareViolation] = allocator.handle(assigned.members(now_ms))
+    for edge, report in reports.items():
+        violations += allocator.handle(ShareReported(edge, report, now_ms))
+    violations += allocator.handle(RebalanceEvent(now_ms, assigned.horizon_ms(now_ms)))
+    changed = allocator.durable_state() != before
+    if not changed and now_ms - written_at_ms < RATES_WRITE_INTERVAL_MS:
+        return BudgetStateChange(None, False, violations)
+    return BudgetStateChange(allocator.to_json(), changed, violations)
+
+
+def grants_of(state: Any) -> dict[EdgeId, Grant]:
+    """The last grant to each edge, from an allocator's state as JSON."""
+    allocator = BudgetAllocator({}, {})
+    allocator.restore(state)
+    return allocator.grants()

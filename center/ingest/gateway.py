@@ -1,0 +1,379 @@
+"""The gateway: the gRPC service that edges connect to (`edgewater.v1.Uplink`).
+
+It authenticates edges, validates their frames, and acknowledges a frame once it is durable in the frame log and
+indexed in the catalog, never before. Any number of gateways may run over one catalog: the catalog decides whether a
+frame is new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from center.budgets import AllocationPolicy
+from center.catalog import Catalog
+from center.config import TlsSection, is_loopback
+from center.ingest.assignments import AssignmentPlan
+from center.ingest.authentication import Credentials, require_own_id
+from center.ingest.budget_sync import BudgetSync
+from center.ingest.group_commit import GroupCommit
+from center.ingest.metrics import GatewayMetrics
+from center.ingest.session import GatewaySession
+from center.ingest.status_writer import StatusWriter
+from center.ingest.validation import PROTOCOL, Hello, read_hello
+from center.storage.frame_log import FrameLog
+from edgewater.errors import Conflict, EdgewaterError, InvalidConfig, ProtocolError, StorageError
+from edgewater.streams import EdgeId
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire import uplink_pb2_grpc
+
+STATUS_OF_CODE = {
+    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
+    "corrupt-frame": grpc.StatusCode.DATA_LOSS,
+    "conflict": grpc.StatusCode.DATA_LOSS,
+    "protocol": grpc.StatusCode.FAILED_PRECONDITION,
+    "storage": grpc.StatusCode.UNAVAILABLE,
+}
+"""The gRPC status of an error of `edgewater.errors`; its code is sent as trailing metadata."""
+
+CODE_METADATA = "edgewater-code"
+STOP_GRACE_S = 2.0
+_ENVELOPE_BYTES = 64 << 10
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Limits and credentials of a gateway.
+
+    Attributes:
+        tokens: bearer token by edge id. Without tokens and without client certificates any edge may connect, which is
+            allowed on loopback only.
+        max_frame_bytes: the largest accepted frame, by the size of its message.
+        credit_bytes: bytes of frames that an edge may have in flight.
+        max_pending_bytes: bytes of frames not yet committed, over all sessions.
+        max_sessions: edges connected at once; as many calls may be waiting for their Hello.
+        poll_ms: interval of polling the catalog; a new query reaches its edges within that.
+        heartbeat_ms: least time between two writes of heartbeats to the catalog.
+        retry_ms, retry_max_ms: delay before a failed commit is tried again: first, and at most.
+        hello_timeout_ms: a session without a Hello by then is ended.
+        allocation: when error budgets are reallocated.
+    """
+
+    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tls: TlsSection | None = None
+    max_frame_bytes: int = 4 << 20
+    credit_bytes: int = 4 << 20
+    max_pending_bytes: int = 256 << 20
+    max_sessions: int = 20_000
+    poll_ms: int = 200
+    heartbeat_ms: int = 1_000
+    retry_ms: int = 100
+    retry_max_ms: int = 5_000
+    hello_timeout_ms: int = 10_000
+    allocation: AllocationPolicy = field(default_factory=AllocationPolicy)
+
+
+class Gateway:
+    """Serves edges from `start` to `stop`.
+
+    Args:
+        catalog, log: the destination of frames. Only the gateway appends to this `log` object.
+        now_ms: wall clock, ms since the epoch.
+    """
+
+    def __init__(self, catalog: Catalog, log: FrameLog, config: GatewayConfig, now_ms: Callable[[], int]) -> None:
+        self._catalog = catalog
+        self._log = log
+        self._config = config
+        self._now_ms = now_ms
+        self._credentials = Credentials(config.tokens)
+        self._sessions: dict[EdgeId, GatewaySession] = {}
+        self._server: Any = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._opening: set[EdgeId] = set()
+        self._awaiting_hello = 0
+        self._plan = AssignmentPlan(-1, ())
+        self._unsent = False
+        self._refreshing = asyncio.Lock()
+        self._catalog_problem: str | None = None
+        self.metrics = GatewayMetrics()
+        self._status = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000)
+        self._budget_sync = BudgetSync(catalog, self._status, now_ms, config.allocation)
+        self._group_commit = GroupCommit(
+            catalog,
+            log,
+            self.metrics,
+            max_pending_bytes=config.max_pending_bytes,
+            on_stall=self._on_stall,
+            retry_ms=config.retry_ms,
+            retry_max_ms=config.retry_max_ms,
+        )
+
+    async def start(self, address: str) -> int:
+        """Starts to serve at ``host:port``; returns the port, which is a free one for port 0.
+
+        Raises:
+            InvalidConfig: the address is not available, or other machines could connect without credentials.
+            StorageError: the catalog cannot be read.
+        """
+        authenticates = self._config.tokens or (self._config.tls is not None and self._config.tls.client_ca is not None)
+        if not authenticates and not is_loopback(address):
+            raise InvalidConfig(
+                "gateway.listen",
+                address,
+                "a loopback address, or tokens or a client CA",
+                "other machines could connect without credentials",
+            )
+        await self._refresh()
+        await asyncio.to_thread(self._sweep)
+        self._server = grpc.aio.server(options=_server_options(self._config))
+        add_servicer: Any = uplink_pb2_grpc.add_UplinkServicer_to_server  # generated, untyped
+        add_servicer(_Servicer(self), self._server)
+        try:
+            port = self._listen(address)
+        except RuntimeError as exc:
+            raise InvalidConfig("gateway.listen", address, "a host:port that is free", str(exc)) from exc
+        self._tasks = [
+            asyncio.create_task(self._group_commit.run(), name="group-commit"),
+            asyncio.create_task(self._status.run(), name="status-writer"),
+            asyncio.create_task(self._poll(), name="poll"),
+        ]
+        await self._server.start()
+        return port
+
+    def _listen(self, address: str) -> int:
+        tls = self._config.tls
+        if tls is None:
+            return int(self._server.add_insecure_port(address))
+        ca = tls.client_ca.read_bytes() if tls.client_ca is not None else None
+        pair = (tls.key.read_bytes(), tls.cert.read_bytes())
+        return int(
+            self._server.add_secure_port(
+                address, grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+            )
+        )
+
+    async def stop(self) -> None:
+        """Ends the sessions, commits the pending frames and acknowledges them.
+
+        Does not wait for a disk that fails: its frames were never acknowledged, and are sent again.
+        """
+        for session in list(self._sessions.values()):
+            session.finish()
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
+        await self._group_commit.close()
+        if self._tasks and self._group_commit.stalled is None:
+            await asyncio.wait(self._tasks[:1], timeout=STOP_GRACE_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._status.flush()
+        self._log.roll()
+
+    def readiness(self) -> list[str]:
+        """The reasons why frames cannot be acknowledged; empty: they can. May be called from any thread."""
+        missing = []
+        if self._server is None:
+            missing.append("the gateway has not started")
+        if self._group_commit.stalled is not None:
+            missing.append(f"frames cannot be made durable: {self._group_commit.stalled}")
+        if self._catalog_problem is not None:
+            missing.append(f"the catalog cannot be read: {self._catalog_problem}")
+        return missing
+
+    async def serve(self, requests: AsyncIterator[pb.FromEdge], context: Any) -> None:
+        """Serves one call, from its first message to its end."""
+        code = "done"
+        try:
+            await self._session(requests, context)
+        except EdgewaterError as exc:
+            code = exc.code
+            logger.warning("session refused or ended: %s", exc)
+            status = STATUS_OF_CODE.get(exc.code, grpc.StatusCode.INTERNAL)
+            await context.abort(status, exc.message, ((CODE_METADATA, exc.code),))
+        except asyncio.CancelledError:
+            code = "cut"
+            raise
+        except Exception:
+            code = "internal"
+            raise
+        finally:
+            self.metrics.ended.labels(code).inc()
+
+    async def _session(self, requests: AsyncIterator[pb.FromEdge], context: Any) -> None:
+        credential = self._credentials.identify(context.invocation_metadata() or (), context.auth_context() or {})
+        if self._awaiting_hello >= self._config.max_sessions:
+            raise StorageError(f"{self._awaiting_hello} calls have not sent a Hello yet, which is this gateway's limit")
+        self._awaiting_hello += 1
+        try:
+            hello = await self._receive_hello(requests)
+        finally:
+            self._awaiting_hello -= 1
+        require_own_id(credential, hello.edge)
+        with self._admitted(hello.edge):
+            session = await self._open(hello)
+            self._replace(session)
+        self.metrics.sessions.inc()
+        try:
+            await context.write(self._welcome(session))
+            await self._refresh()
+            session.assign(self._plan.assignment(session.edge, self._budget_sync.snapshot))
+            if self._group_commit.stalled is not None:
+                session.outgoing.put(self._throttle())
+            await session.run(requests, context.write)
+        finally:
+            self.metrics.sessions.dec()
+            if self._sessions.get(session.edge) is session:
+                del self._sessions[session.edge]
+            self._status.session_ended(session.edge, session.name, self._now_ms())
+
+    @contextlib.contextmanager
+    def _admitted(self, edge: EdgeId) -> Iterator[None]:
+        """Reserves a session for an edge while it is being opened. A connected edge replaces its own session."""
+        if edge in self._sessions or edge in self._opening:
+            yield
+            return
+        count = len(self._sessions) + len(self._opening)
+        if count >= self._config.max_sessions:
+            raise StorageError(f"{count} edges are connected, which is this gateway's limit")
+        self._opening.add(edge)
+        try:
+            yield
+        finally:
+            self._opening.discard(edge)
+
+    async def _receive_hello(self, requests: AsyncIterator[pb.FromEdge]) -> Hello:
+        try:
+            first = await asyncio.wait_for(anext(requests, None), self._config.hello_timeout_ms / 1000)
+        except TimeoutError as exc:
+            raise ProtocolError(f"no Hello within {self._config.hello_timeout_ms} ms") from exc
+        if first is None or first.WhichOneof("message") != "hello":
+            received = first.WhichOneof("message") if first is not None else "the end of the stream"
+            raise ProtocolError(f"the first message was {received}, expected hello")
+        return read_hello(first.hello)
+
+    async def _open(self, hello: Hello) -> GatewaySession:
+        name = uuid.uuid4().hex
+        acked_through = await asyncio.to_thread(
+            self._catalog.begin_session,
+            hello.edge,
+            hello.incarnation,
+            labels=hello.labels,
+            streams=hello.streams,
+            oldest_seq=hello.oldest_seq,
+            next_seq=hello.next_seq,
+            now_ms=self._now_ms(),
+            session=name,
+        )
+        return GatewaySession(
+            name,
+            hello,
+            acked_through,
+            group_commit=self._group_commit,
+            status=self._status,
+            budget_sync=self._budget_sync,
+            now_ms=self._now_ms,
+            max_frame_bytes=self._config.max_frame_bytes,
+            credit_bytes=self._config.credit_bytes,
+        )
+
+    def _replace(self, session: GatewaySession) -> None:
+        """Replaces an older session of the edge, which a broken link has left behind."""
+        older = self._sessions.get(session.edge)
+        self._sessions[session.edge] = session
+        if older is not None:
+            older.fail(Conflict(f"edge {session.edge}: a newer session has taken this one's place"))
+
+    def _welcome(self, session: GatewaySession) -> pb.ToEdge:
+        acked = session.acked_through
+        return pb.ToEdge(
+            welcome=pb.Welcome(
+                protocol=PROTOCOL,
+                any_acked=acked is not None,
+                acked_through=acked or 0,
+                max_frame_bytes=self._config.max_frame_bytes,
+                credit_bytes=self._config.credit_bytes,
+                received_at_ms=self._now_ms(),
+            )
+        )
+
+    async def _poll(self) -> None:
+        """Polls the catalog for changes, until cancelled."""
+        while True:
+            await asyncio.sleep(self._config.poll_ms / 1000)
+            try:
+                await self._refresh()
+                self._catalog_problem = None
+            except StorageError as exc:
+                if self._catalog_problem is None:
+                    logger.error("the catalog cannot be read: %s", exc)
+                self._catalog_problem = str(exc)
+
+    async def _refresh(self) -> None:
+        """Reads the catalog if its version has changed, runs the budget allocators, and assigns anew if needed."""
+        async with self._refreshing:
+            plan = await asyncio.to_thread(self._read_plan, self._plan)
+            if plan.version > self._plan.version:
+                # Kept until it is sent: the sync below may fail, and the next poll finds no newer version.
+                self._plan, self._unsent = plan, True
+                self._group_commit.live = frozenset(p.query.ref for p in plan.queries)
+            if await self._budget_sync.sync(self._plan) or self._unsent:
+                for session in self._sessions.values():
+                    session.assign(self._plan.assignment(session.edge, self._budget_sync.snapshot))
+                self._unsent = False
+
+    def _read_plan(self, current: AssignmentPlan) -> AssignmentPlan:
+        # The version first: a change during the following reads increments it again, and is seen by the next poll.
+        version = self._catalog.version()
+        if version == current.version:
+            return current
+        return AssignmentPlan.of(version, self._catalog.queries(), self._catalog.edges())
+
+    def _sweep(self) -> None:
+        """Removes segments that retention misses: left by a crash, or of deleted queries and never indexed."""
+        try:
+            for segment in self._catalog.removable_segments(self._log.segments()):
+                self._log.remove(segment)
+        except StorageError as exc:  # it takes space until the next start, while edges wait for this one
+            logger.warning("segments without frames are not removed: %s", exc)
+
+    def _on_stall(self) -> None:
+        for session in self._sessions.values():
+            session.outgoing.put(self._throttle())
+
+    def _throttle(self) -> pb.ToEdge:
+        """The message that makes edges pause while no frame can be made durable; 0 ms ends the pause."""
+        wait_ms = self._config.retry_max_ms if self._group_commit.stalled is not None else 0
+        return pb.ToEdge(throttle=pb.Throttle(retry_after_ms=wait_ms))
+
+
+class _Servicer:
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def Session(self, request_iterator: AsyncIterator[pb.FromEdge], context: Any) -> None:  # noqa: N802  (gRPC's name)
+        await self._gateway.serve(request_iterator, context)
+
+
+def _server_options(config: GatewayConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", config.max_frame_bytes + _ENVELOPE_BYTES),
+        # With SO_REUSEPORT two gateways could share one port unnoticed, each with some of the edges.
+        ("grpc.so_reuseport", 0),
+        # Both sides ping at this interval and detect a dead link within five seconds.
+        ("grpc.keepalive_time_ms", 3_000),
+        ("grpc.keepalive_timeout_ms", 2_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]

@@ -1,0 +1,225 @@
+"""Group commit: all pending frames, of any edges, become durable by one fsync and one catalog transaction.
+
+While one batch is written, the next one collects. So the batch grows with the load, and the cost of an fsync is
+shared. A batch that the disk or the catalog refuses is tried again until it succeeds; until then no frame is
+acknowledged, and the gateway stops reading at its bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from weakref import WeakSet
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+
+from center.catalog import Catalog, IndexOutcome, SegmentDropped, UnindexedFrame
+from center.ingest.metrics import GatewayMetrics
+from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
+from edgewater.errors import StorageError
+from edgewater.wire import QueryRef
+
+MAX_BATCH_BYTES = 32 << 20
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedFrame:
+    """A frame submitted by a session.
+
+    Attributes:
+        redelivered: the center has acknowledged this seq before, so it need not be written again.
+        session: its session. Once a frame of a session is not acknowledged, later ones are refused.
+    """
+
+    stored: StoredFrame
+    received_at_ms: int
+    redelivered: bool
+    session: object
+
+    @property
+    def wire_bytes(self) -> int:
+        return self.stored.frame.wire_bytes
+
+
+class GroupCommit:
+    """Makes frames durable, in the order in which they were submitted.
+
+    Args:
+        max_pending_bytes: bound of pending frames over all sessions; `submit` blocks beyond it.
+        on_stall: called after each failed attempt and after recovery; `stalled` tells which.
+        retry_ms, retry_max_ms: delay after the first failure, and its maximum.
+
+    Attributes:
+        live: the queries whose frames are written; the gateway sets it when the catalog changes.
+        stalled: why no frame can be made durable at present; None: they can.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        log: FrameLog,
+        metrics: GatewayMetrics,
+        *,
+        max_pending_bytes: int,
+        on_stall: Callable[[], None],
+        retry_ms: int,
+        retry_max_ms: int,
+    ) -> None:
+        self._catalog = catalog
+        self._log = log
+        self._metrics = metrics
+        self._max_pending_bytes = max_pending_bytes
+        self._on_stall = on_stall
+        self._wait = wait_exponential(multiplier=retry_ms / 1000, max=retry_max_ms / 1000)
+        self._pending: deque[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]] = deque()
+        self._pending_bytes = 0
+        self._stopped: WeakSet[object] = WeakSet()
+        self._changed = asyncio.Condition()
+        self._closing = False
+        self.live: frozenset[QueryRef] = frozenset()
+        self.stalled: str | None = None
+
+    async def submit(self, received: ReceivedFrame) -> asyncio.Future[IndexOutcome]:
+        """Queues a frame, blocking while the queue is full. The future holds its outcome."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._pending_bytes < self._max_pending_bytes)
+            outcome: asyncio.Future[IndexOutcome] = asyncio.get_running_loop().create_future()
+            self._pending.append((received, outcome))
+            self._metrics.bytes.inc(received.wire_bytes)
+            self._count(received.wire_bytes)
+            self._changed.notify_all()
+        return outcome
+
+    async def run(self) -> None:
+        """Commits until `close` was called and the queue is empty."""
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._pending or self._closing)
+                if not self._pending:
+                    return
+                batch = self._take()
+            if not batch:
+                continue
+            outcomes: Sequence[IndexOutcome] | Exception
+            try:
+                outcomes = await self._commit([received for received, _ in batch])
+            except Exception as exc:  # A bug must end these sessions, not stop the acknowledgements of all others.
+                logger.exception("a group commit of %d frames failed", len(batch))
+                outcomes = exc
+            self._resolve(batch, outcomes)
+            async with self._changed:
+                self._count(-sum(received.wire_bytes for received, _ in batch))
+                self._changed.notify_all()
+
+    def _resolve(
+        self,
+        batch: Sequence[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]],
+        outcomes: Sequence[IndexOutcome] | Exception,
+    ) -> None:
+        for i, (received, future) in enumerate(batch):
+            if isinstance(outcomes, Exception) or not outcomes[i].acknowledged:
+                self._stopped.add(received.session)
+            if future.done():
+                continue
+            if isinstance(outcomes, Exception):
+                future.set_exception(outcomes)
+            else:
+                future.set_result(outcomes[i])
+
+    async def close(self) -> None:
+        """Makes `run` return once all pending frames are committed."""
+        async with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def _count(self, size: int) -> None:
+        self._pending_bytes += size
+        self._metrics.pending.set(self._pending_bytes)
+
+    def _take(self) -> list[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]]:
+        """Takes the next batch; frames of stopped sessions are refused at once."""
+        batch, size = [], 0
+        while self._pending and size < MAX_BATCH_BYTES:
+            received, future = self._pending.popleft()
+            if received.session in self._stopped:
+                self._count(-received.wire_bytes)
+                if not future.done():
+                    future.set_result(IndexOutcome.REFUSED)
+                continue
+            batch.append((received, future))
+            size += received.wire_bytes
+        self._changed.notify_all()
+        return batch
+
+    async def _commit(self, batch: Sequence[ReceivedFrame]) -> list[IndexOutcome]:
+        began = time.perf_counter()
+        located: list[FrameLocation | None] | None = None
+        outcomes: list[IndexOutcome] = []
+        retryable = retry_if_exception_type((OSError, StorageError))
+        async for attempt in AsyncRetrying(wait=self._wait, retry=retryable, before_sleep=self._stall):
+            with attempt:
+                while not outcomes:
+                    # Kept over attempts: while the database refuses, the disk must not fill with copies.
+                    if located is None:
+                        located = await asyncio.to_thread(self._write, batch)
+                    try:
+                        outcomes = await asyncio.to_thread(self._index, batch, located)
+                    except SegmentDropped:
+                        self._log.roll()
+                        located = None
+        if self.stalled is not None:
+            self.stalled = None
+            self._metrics.stalled.set(0)
+            self._on_stall()
+        self._metrics.commits.inc()
+        self._metrics.commit_seconds.observe(time.perf_counter() - began)
+        for outcome in outcomes:
+            self._metrics.frames.labels(outcome.value).inc()
+        return outcomes
+
+    def _write(self, batch: Sequence[ReceivedFrame]) -> list[FrameLocation | None]:
+        """Writes the frames that must be kept, durably; returns each one's location, or None."""
+        fresh = [i for i, received in enumerate(batch) if not received.redelivered]
+        live = self.live  # one value, whatever the event loop sets meanwhile
+        if any(batch[i].stored.frame.query not in live for i in fresh):
+            # The edge that built a frame knows its query, so the catalog read now has every live query.
+            live = self.live = frozenset(q.ref for q in self._catalog.queries())
+        kept = [i for i in fresh if batch[i].stored.frame.query in live]
+        located: list[FrameLocation | None] = [None] * len(batch)
+        if kept:
+            locations = self._log.append([batch[i].stored for i in kept])
+            self._log.sync()
+            for i, location in zip(kept, locations, strict=True):
+                located[i] = location
+        return located
+
+    def _index(self, batch: Sequence[ReceivedFrame], located: Sequence[FrameLocation | None]) -> list[IndexOutcome]:
+        return self._catalog.index(
+            [
+                UnindexedFrame(
+                    query=a.stored.frame.query,
+                    edge=a.stored.edge,
+                    incarnation=a.stored.incarnation,
+                    seq=a.stored.frame.seq,
+                    crc32c=a.stored.frame.crc32c,
+                    wire_bytes=a.wire_bytes,
+                    received_at_ms=a.received_at_ms,
+                    location=location,
+                )
+                for a, location in zip(batch, located, strict=True)
+            ]
+        )
+
+    def _stall(self, state: RetryCallState) -> None:
+        exc = state.outcome.exception() if state.outcome else None
+        self._metrics.commit_failures.inc()
+        self._metrics.stalled.set(1)
+        if self.stalled is None:
+            logger.error("frames cannot be made durable and are not acknowledged until they can: %s", exc)
+        self.stalled = str(exc)
+        self._on_stall()

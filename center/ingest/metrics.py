@@ -1,0 +1,29 @@
+"""The metrics of a gateway."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class GatewayMetrics:
+    """The metrics of one gateway process, in their own registry."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        name = "edgewater_gateway"
+        self.sessions = Gauge(f"{name}_sessions", "Connected edges.", registry=self.registry)
+        self.ended = Counter(
+            f"{name}_sessions_ended", "Ended sessions, by error code or 'done'.", ["code"], registry=self.registry
+        )
+        self.frames = Counter(f"{name}_frames", "Frames, by outcome.", ["outcome"], registry=self.registry)
+        self.bytes = Counter(f"{name}_wire_bytes", "Bytes of frames received.", registry=self.registry)
+        self.pending = Gauge(f"{name}_pending_bytes", "Bytes of frames not yet committed.", registry=self.registry)
+        self.commits = Counter(f"{name}_commits", "Group commits.", registry=self.registry)
+        self.commit_seconds = Histogram(
+            f"{name}_commit_seconds", "Log write, fsync and index transaction.", registry=self.registry
+        )
+        self.commit_failures = Counter(
+            f"{name}_commit_failures", "Commit attempts that the disk or the catalog refused.", registry=self.registry
+        )
+        self.stalled = Gauge(f"{name}_stalled", "1 while no frame can be made durable.", registry=self.registry)
+        self.alarms = Counter(f"{name}_alarms", "Alarms, by kind.", ["kind"], registry=self.registry)

@@ -1,0 +1,263 @@
+"""One edge's session at the gateway: frames in, acknowledgements and control messages out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from center.catalog import IndexOutcome, QueryStatusRecord
+from center.ingest.assignments import EdgeAssignment
+from center.ingest.budget_sync import BudgetSync
+from center.ingest.group_commit import GroupCommit, ReceivedFrame
+from center.ingest.status_writer import StatusWriter
+from center.ingest.validation import MAX_SEQ, Hello, bounded_text, read_budget_report, read_heartbeat, read_utilization
+from center.sampling import EdgeSamplingController
+from center.storage.frame_log import StoredFrame
+from edgewater.errors import Conflict, EdgewaterError, ProtocolError
+from edgewater.measure import NAME
+from edgewater.wire import Frame, QueryRef
+from edgewater.wire import uplink_pb2 as pb
+
+
+class ConflatingQueue:
+    """Messages to an edge, conflated: a newer message replaces a pending one of its kind.
+
+    So a slow edge receives the newest acknowledgement and the newest assignment, and the queue is bounded.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[str, ...], pb.ToEdge] = {}
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def put(self, message: pb.ToEdge, *subject: str) -> None:
+        """Adds a message. It replaces the pending one of the same kind and `subject`, such as a query."""
+        kind = (message.WhichOneof("message") or "", *subject)
+        self._pending.pop(kind, None)
+        self._pending[kind] = message
+        self._changed.set()
+
+    def close(self) -> None:
+        """Ends the iteration once all pending messages have been taken."""
+        self._closed = True
+        self._changed.set()
+
+    async def __aiter__(self) -> AsyncIterator[pb.ToEdge]:
+        while True:
+            while self._pending:
+                yield self._pending.pop(next(iter(self._pending)))
+            if self._closed:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class GatewaySession:
+    """A session after its Hello.
+
+    Args:
+        acked_through: the highest durable seq, from the catalog at Hello; None: no frame is durable.
+        credit_bytes: bytes that may be in flight; at twice that, the session stops reading.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        hello: Hello,
+        acked_through: int | None,
+        *,
+        group_commit: GroupCommit,
+        status: StatusWriter,
+        budget_sync: BudgetSync,
+        now_ms: Callable[[], int],
+        max_frame_bytes: int,
+        credit_bytes: int,
+    ) -> None:
+        self.name = name
+        self.hello = hello
+        self.edge = hello.edge
+        self.outgoing = ConflatingQueue()
+        self._group_commit = group_commit
+        self._status = status
+        self._budget_sync = budget_sync
+        self._now_ms = now_ms
+        self._max_frame_bytes = max_frame_bytes
+        self._credit_bytes = credit_bytes
+        self._acked = acked_through
+        self._durable = -1 if acked_through is None else acked_through
+        self._expected = hello.oldest_seq if acked_through is None else acked_through + 1
+        self._in_flight_bytes = 0
+        self._in_flight = 0
+        self._indexed = asyncio.Event()
+        self._finishing = asyncio.Event()
+        self._drain = asyncio.Event()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._assignment: EdgeAssignment | None = None
+        self._queries: frozenset[QueryRef] = frozenset()
+        self._sampling = EdgeSamplingController()
+
+    @property
+    def acked_through(self) -> int | None:
+        """The highest seq that is durable at the center, as far as this session knows."""
+        return self._acked
+
+    def assign(self, assignment: EdgeAssignment) -> None:
+        """Sends the messages of an assignment that differ from the ones sent last."""
+        sent, self._assignment = self._assignment, assignment
+        self._queries = frozenset(QueryRef(q.name, q.version) for q in assignment.queries.queries)
+        if sent is None or list(sent.queries.queries) != list(assignment.queries.queries):
+            self.outgoing.put(pb.ToEdge(queries=assignment.queries))
+        for budget in assignment.budgets:
+            if sent is None or budget not in sent.budgets:
+                self.outgoing.put(pb.ToEdge(budget=budget), budget.query, str(budget.query_version))
+
+    def fail(self, exc: Exception) -> None:
+        """Ends the session with an error; further errors are ignored."""
+        if not self._failed.done():
+            self._failed.set_exception(exc)
+
+    def finish(self) -> None:
+        """Stops reading and ends the session once all that was read is acknowledged."""
+        self._finishing.set()
+
+    async def run(self, requests: AsyncIterator[pb.FromEdge], write: Callable[[pb.ToEdge], Awaitable[None]]) -> None:
+        """Reads until the edge ends the session or `finish` is called, then acknowledges all that was read.
+
+        Raises:
+            EdgewaterError: the edge breaks the protocol, or `fail` was called.
+        """
+        reader = asyncio.ensure_future(self._read(requests))
+        writer = asyncio.ensure_future(self._write(write))
+        finishing = asyncio.ensure_future(self._finishing.wait())
+        settled = asyncio.ensure_future(self._settled())
+        tasks: tuple[asyncio.Future[Any], ...] = (reader, writer, finishing, settled)
+        try:
+            await self._first(reader, writer, finishing)
+            self._drain.set()
+            await self._first(settled)
+            self.outgoing.close()
+            await self._first(writer)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if not self._failed.cancel():
+                self._failed.exception()
+
+    async def _first(self, *tasks: asyncio.Future[Any]) -> None:
+        """Waits until one of the tasks ends or `fail` is called, and raises the error of either."""
+        done, _ = await asyncio.wait((self._failed, *tasks), return_when=asyncio.FIRST_COMPLETED)
+        for task in (self._failed, *tasks):
+            if task in done:
+                task.result()
+
+    async def _settled(self) -> None:
+        """Waits until the last frame has been read and no frame is in flight."""
+        await self._drain.wait()
+        while self._in_flight:
+            self._indexed.clear()
+            await self._indexed.wait()
+
+    async def _write(self, write: Callable[[pb.ToEdge], Awaitable[None]]) -> None:
+        async for message in self.outgoing:
+            if message.HasField("time_echo"):
+                message.time_echo.center_replied_at_ms = self._now_ms()
+            await write(message)
+
+    async def _read(self, requests: AsyncIterator[pb.FromEdge]) -> None:
+        async for message in requests:
+            kind = message.WhichOneof("message")
+            if kind == "frame":
+                await self._on_frame(message.frame)
+            elif kind == "heartbeat":
+                self._on_heartbeat(message.heartbeat)
+            elif kind == "query_status":
+                self._on_status(message.query_status)
+            elif kind == "budget_report":
+                self._on_budget_report(message.budget_report)
+            elif kind == "goodbye":
+                return
+            elif kind == "hello":
+                raise ProtocolError(f"edge {self.edge}: a second Hello in one session")
+            # Any other kind belongs to a newer protocol. Its version range includes this one, so it may be ignored.
+
+    async def _on_frame(self, message: pb.Frame) -> None:
+        who = f"edge {self.edge}, incarnation {self.hello.incarnation}"
+        if message.ByteSize() > self._max_frame_bytes:
+            raise ProtocolError(
+                f"{who}: frame {message.seq} has {message.ByteSize()} bytes, at most {self._max_frame_bytes}"
+            )
+        if message.seq > self._expected or message.seq >= MAX_SEQ:
+            raise ProtocolError(f"{who}: frame {message.seq} came where {self._expected} is expected")
+        if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
+            raise ProtocolError(f"{who}: frame {message.seq} is of {message.query!r:.100}, which is not a query's name")
+        frame = Frame.from_wire(message)
+        try:
+            frame.plain_body()  # what is acknowledged can be read
+        except EdgewaterError as exc:
+            raise type(exc)(f"{who}: {exc}") from exc
+        self._expected = max(self._expected, frame.seq + 1)
+        while self._in_flight_bytes >= 2 * self._credit_bytes:
+            self._indexed.clear()
+            await self._indexed.wait()
+        stored = StoredFrame(self.edge, self.hello.incarnation, frame)
+        self._in_flight += 1
+        self._in_flight_bytes += frame.wire_bytes
+        received = ReceivedFrame(stored, self._now_ms(), frame.seq <= self._durable, self)
+        outcome = await self._group_commit.submit(received)
+        outcome.add_done_callback(lambda done: self._on_indexed(frame, done))
+
+    def _on_indexed(self, frame: Frame, done: asyncio.Future[IndexOutcome]) -> None:
+        self._in_flight -= 1
+        self._in_flight_bytes -= frame.wire_bytes
+        self._indexed.set()
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is not None:
+            self.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
+            return
+        outcome = done.result()
+        who = f"edge {self.edge}, incarnation {self.hello.incarnation}, frame {frame.seq}"
+        if outcome is IndexOutcome.CONFLICT:
+            message = f"{who}: the log holds it with a checksum other than {frame.crc32c:#010x}"
+            self._status.alarm("frame-conflict", message, self.edge, self._now_ms())
+            self.fail(Conflict(message))
+        elif outcome is IndexOutcome.REFUSED:
+            self.fail(ProtocolError(f"{who}: does not follow the last durable frame; send a Hello again"))
+        else:
+            self._acked = frame.seq if self._acked is None else max(self._acked, frame.seq)
+            self.outgoing.put(pb.ToEdge(ack=pb.Ack(through=self._acked)))
+
+    def _on_heartbeat(self, message: pb.Heartbeat) -> None:
+        now_ms = self._now_ms()
+        beat = read_heartbeat(self.edge, message, now_ms)
+        self._status.heartbeat(beat)
+        requirements = self._assignment.sampling if self._assignment is not None else ()
+        for sampling in self._sampling.on_heartbeat(
+            beat.backlog_bytes, beat.bandwidth_bytes_s, beat.clock_offset_ms, requirements, read_utilization(message)
+        ):
+            self.outgoing.put(pb.ToEdge(sampling=sampling), sampling.query, str(sampling.query_version))
+        echo = pb.TimeEcho(edge_sent_at_ms=message.sent_at_ms, center_received_at_ms=now_ms)
+        self.outgoing.put(pb.ToEdge(time_echo=echo))
+
+    def _on_budget_report(self, message: pb.BudgetReport) -> None:
+        ref, report = read_budget_report(self.edge, message)
+        self._budget_sync.on_report(self.edge, ref, report)
+        for budget in self._assignment.budgets if self._assignment is not None else ():
+            if (budget.query, budget.query_version) == (ref.name, ref.version) and budget.version > report.version:
+                # The budget was sent before the edge knew the query: send it again.
+                self.outgoing.put(pb.ToEdge(budget=budget), budget.query, str(budget.query_version))
+
+    def _on_status(self, message: pb.QueryStatus) -> None:
+        if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
+            raise ProtocolError(f"edge {self.edge}: a status of {message.query!r:.100}, which is not a query's name")
+        ref = QueryRef(message.query, message.query_version)
+        if ref not in self._queries:
+            return  # Deleted meanwhile, or never assigned: storing those would be unbounded.
+        self._status.status(
+            QueryStatusRecord(
+                ref, self.edge, message.accepted, bounded_text(message.code), bounded_text(message.message, 4_000)
+            )
+        )

@@ -1,0 +1,153 @@
+"""Validation of edges' messages: limits are enforced before anything reaches the catalog."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from center.budgets import BudgetReport
+from center.catalog import HeartbeatRecord, StreamRecord
+from edgewater.errors import ProtocolError
+from edgewater.measure import NAME
+from edgewater.query import MAX_MEASURES
+from edgewater.streams import COLUMN_TYPES, LIVE, MAX_TIME_MS, EdgeId, StreamClock
+from edgewater.wire import QueryRef
+from edgewater.wire import uplink_pb2 as pb
+
+PROTOCOL = 1
+
+MAX_SEQ = 1 << 62
+MIN_SPEED, MAX_SPEED = 1e-3, 1e9
+MAX_ORIGIN_MS = 1 << 53
+"""Bounds of a replay's clock: within them, deadlines and staleness fit into 64 bits."""
+
+MAX_LABELS = 64
+MAX_STREAMS = 256
+MAX_COLUMNS = 1_024
+MAX_TEXT = 256
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
+_ID_ACCEPTED = "letters, digits, '.', '_' and '-', at most 127, the first a letter or a digit"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A validated Hello; fields as in the message `pb.Hello`."""
+
+    edge: EdgeId
+    incarnation: str
+    labels: dict[str, str]
+    streams: tuple[StreamRecord, ...]
+    oldest_seq: int
+    next_seq: int
+    sent_at_ms: int
+
+
+def read_hello(message: pb.Hello) -> Hello:
+    """Validates a Hello. Raises ProtocolError, naming the field, its value and what is accepted."""
+    if not message.protocol_min <= PROTOCOL <= message.protocol_max:
+        raise ProtocolError(
+            f"Hello: the edge speaks protocol {message.protocol_min} to {message.protocol_max}, this center {PROTOCOL}"
+        )
+    for field in ("edge", "incarnation"):
+        if not _ID.fullmatch(getattr(message, field)):
+            raise ProtocolError(f"Hello: {field} {getattr(message, field)!r:.200}; expected {_ID_ACCEPTED}")
+    if not message.oldest_seq <= message.next_seq <= MAX_SEQ:
+        raise ProtocolError(f"Hello: frames {message.oldest_seq} … {message.next_seq} - 1 are not a range of frames")
+    _limit("labels", len(message.labels), MAX_LABELS)
+    _limit("streams", len(message.streams), MAX_STREAMS)
+    streams = tuple(_stream(s) for s in message.streams)
+    if len({s.name for s in streams}) != len(streams):
+        raise ProtocolError("Hello: two streams have the same name")
+    return Hello(
+        EdgeId(message.edge),
+        message.incarnation,
+        {bounded_text(k): bounded_text(v) for k, v in message.labels.items()},
+        streams,
+        message.oldest_seq,
+        message.next_seq,
+        message.sent_at_ms,
+    )
+
+
+def _stream(message: pb.Stream) -> StreamRecord:
+    if not NAME.fullmatch(message.name):
+        raise ProtocolError(f"Hello: {message.name!r:.200} is not a stream's name")
+    _limit(f"columns of {message.name}", len(message.columns), MAX_COLUMNS)
+    for column in message.columns:
+        if column.type not in COLUMN_TYPES:
+            known = ", ".join(COLUMN_TYPES)
+            raise ProtocolError(
+                f"Hello: column {message.name}.{column.name:.200}: type {column.type!r:.200}; expected one of {known}"
+            )
+    clock = LIVE
+    if message.HasField("clock"):
+        clock = StreamClock(message.clock.event_origin_ms, message.clock.wall_origin_ms, message.clock.speed)
+        if not MIN_SPEED <= clock.speed <= MAX_SPEED:
+            raise ProtocolError(
+                f"Hello: stream {message.name} runs at speed {clock.speed}; expected {MIN_SPEED:g} to {MAX_SPEED:g}"
+            )
+        for field, origin in (("event", clock.event_origin_ms), ("wall", clock.wall_origin_ms)):
+            if abs(origin) > MAX_ORIGIN_MS:
+                raise ProtocolError(
+                    f"Hello: stream {message.name}: {field}_origin_ms {origin}; expected at most {MAX_ORIGIN_MS}"
+                )
+    columns = {bounded_text(c.name): COLUMN_TYPES[c.type] for c in message.columns}
+    return StreamRecord(message.name, columns, clock)
+
+
+def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> HeartbeatRecord:
+    """Converts a heartbeat for the catalog; numbers that a database cannot store are replaced by ones that it can."""
+    streams = [s for s in message.streams if NAME.fullmatch(s.stream)][:MAX_STREAMS]
+    rtt_ms = _finite(message.rtt_ms)
+    return HeartbeatRecord(
+        edge=edge,
+        watermarks={s.stream: MAX_TIME_MS if s.ended else s.watermark_ms for s in streams},
+        records={s.stream: s.records for s in streams},
+        drops=_drops(message.drops),
+        backlog_bytes=min(message.backlog_bytes, MAX_SEQ),
+        bandwidth_bytes_s=_finite(message.bandwidth_bytes_s),
+        rtt_ms=rtt_ms,
+        clock_offset_ms=message.sent_at_ms + rtt_ms / 2 - now_ms,
+        seen_at_ms=now_ms,
+    )
+
+
+def read_utilization(message: pb.Heartbeat) -> float:
+    """The edge's utilization, 0 to 1; 0 if the edge does not measure it."""
+    return min(max(_finite(message.busy_share), 0.0), 1.0)
+
+
+def read_budget_report(edge: EdgeId, message: pb.BudgetReport) -> tuple[QueryRef, BudgetReport]:
+    """Validates a budget report. Raises ProtocolError; a share that was not granted is detected by the allocator."""
+    who = f"edge {edge}: a budget report"
+    if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
+        raise ProtocolError(f"{who} of {message.query!r:.100}, which is not a query's name")
+    if message.version >= MAX_SEQ or abs(message.from_ms) > MAX_TIME_MS:
+        raise ProtocolError(f"{who}: version {message.version} from {message.from_ms} on; expected less than {MAX_SEQ}")
+    for field in ("shares", "drift_per_s"):
+        if len(getattr(message, field)) > MAX_MEASURES:
+            raise ProtocolError(f"{who}: {len(getattr(message, field))} {field}, at most {MAX_MEASURES}")
+    report = BudgetReport(
+        message.version, dict(message.shares), message.from_ms, message.update_bytes, dict(message.drift_per_s)
+    )
+    return QueryRef(message.query, message.query_version), report
+
+
+def _drops(counts: Mapping[str, int]) -> dict[str, int]:
+    return {bounded_text(reason): count for reason, count in sorted(counts.items())[:MAX_LABELS]}
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
+
+
+def _limit(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise ProtocolError(f"Hello: {count} {what}, at most {most}")
+
+
+def bounded_text(text: str, limit: int = MAX_TEXT) -> str:
+    """Text that every database can store: without NUL, at most `limit` characters."""
+    return text.replace("\0", "�")[:limit]

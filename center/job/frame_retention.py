@@ -1,0 +1,61 @@
+"""Retention of frames: drops frames that the result store has applied, first from the index, then from disk."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from center.storage.frame_log import FrameLog
+
+if TYPE_CHECKING:  # executors load this module and must not load SQLAlchemy
+    from center.catalog import Catalog
+    from center.results import ResultStore
+
+
+class FrameRetention:
+    """Drops frames that were applied and are older than `keep_ms`.
+
+    Only the result store decides what was applied, not Spark's offsets. A crash between index and disk leaves segments
+    without index rows; a starting gateway removes them.
+
+    Args:
+        keep_ms: how long frames stay after their arrival even if they were applied.
+        every_ms: least time between two runs.
+    """
+
+    def __init__(
+        self, catalog: Catalog, store: ResultStore, log: FrameLog, *, keep_ms: int = 0, every_ms: int = 10_000
+    ) -> None:
+        self._catalog = catalog
+        self._store = store
+        self._log = log
+        self._keep_ms = keep_ms
+        self._every_ms = every_ms
+        self._ran_at_ms: int | None = None
+        self._dropped: dict[str, int] = {}
+
+    def run(self, now_ms: int) -> list[str]:
+        """Returns the segments that were removed. Raises StorageError; it may be called again."""
+        if self._ran_at_ms is not None and now_ms - self._ran_at_ms < self._every_ms:
+            return []
+        self._ran_at_ms = now_ms
+        through = {key: self._expired(key, position, now_ms) for key, position in self._store.consumed().items()}
+        through = {key: position for key, position in through.items() if position > self._dropped.get(key, 0)}
+        if not through:
+            return []
+        removed = self._catalog.drop_frames(through)
+        for segment in removed:
+            self._log.remove(segment)
+        self._dropped |= through
+        return removed
+
+    def _expired(self, key: str, consumed: int, now_ms: int) -> int:
+        """The last consumed position whose frame is older than `keep_ms`."""
+        if self._keep_ms == 0:
+            return consumed
+        positions = range(1, consumed + 1)
+        return bisect_right(positions, now_ms - self._keep_ms, key=lambda position: self._arrival_ms(key, position))
+
+    def _arrival_ms(self, key: str, position: int) -> int:
+        entries = self._catalog.frames(key, position - 1, position)
+        return entries[0].received_at_ms if entries else 0

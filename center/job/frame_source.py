@@ -1,0 +1,300 @@
+"""The frame log as a Spark stream: `spark.readStream.format("edgewater_frames")`.
+
+An offset is, per query key, the last position of the catalog's index that was read. A stream begins at the result
+store's consumed positions. So Spark's checkpoint decides nothing, and consumed frames are not read again, whatever
+Spark requests.
+
+One reader runs in a Python process beside the driver and plans (`initialOffset`, `latestOffset`, `partitions`,
+`commit`) from the catalog and the result store. Pickled copies of another read on the executors, which need only the
+frame log: there this module must not import SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxFiles,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from center.job.admission import Admission, BatchLimits, RoundRobin
+from center.job.coalescing import MANY_FRAMES, BatchCoalescer
+from center.job.frame_retention import FrameRetention
+from center.job.merge import merge_rows
+from center.job.rows import ROW_DDL, FrameRow, row_of_damage, rows_of_frame, to_batch
+from center.spark.workers import settle
+from center.storage.frame_log import FrameEntry, FrameLog
+from edgewater.errors import CorruptFrame, StorageError
+
+if TYPE_CHECKING:
+    from center.catalog import Catalog
+    from center.results import ResultStore
+
+FORMAT = "edgewater_frames"
+MIN_PARTITION_BYTES = 1 << 20
+"""A smaller partition costs more as a task than it saves."""
+COALESCING_POLL_S = 0.005
+"""Interval of polling the catalog while a batch is delayed."""
+
+Offset = dict[str, int]
+
+logger = logging.getLogger(__name__)
+
+
+def now_ms() -> int:
+    """The wall clock. The reader runs in its own process, so a clock cannot be passed to it."""
+    return int(time.time() * 1000)  # noqa: TID251
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The reader's configuration; passed as Spark options, which are text.
+
+    Attributes:
+        parallelism: number of tasks of a large micro-batch.
+        keep_frames_ms: how long applied frames stay in index and log.
+        retention_every_ms: how often older ones are dropped.
+    """
+
+    catalog_url: str
+    results_url: str
+    log_dir: str
+    limits: BatchLimits = field(default_factory=BatchLimits)
+    parallelism: int = 2
+    keep_frames_ms: int = 0
+    retention_every_ms: int = 10_000
+
+    def to_options(self) -> dict[str, str]:
+        # Spark redacts options whose name contains "url" in printed plans: these may contain a password.
+        return {
+            "catalog_url": self.catalog_url,
+            "results_url": self.results_url,
+            "log_dir": self.log_dir,
+            "parallelism": str(self.parallelism),
+            "keep_frames_ms": str(self.keep_frames_ms),
+            "retention_every_ms": str(self.retention_every_ms),
+            "frames_per_query": str(self.limits.frames_per_query),
+            "bytes_per_query": str(self.limits.bytes_per_query),
+            "frames": str(self.limits.frames),
+            "bytes": str(self.limits.bytes),
+        }
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> SourceOptions:
+        limits = BatchLimits(
+            int(options["frames_per_query"]),
+            int(options["bytes_per_query"]),
+            int(options["frames"]),
+            int(options["bytes"]),
+        )
+        return cls(
+            options["catalog_url"],
+            options["results_url"],
+            options["log_dir"],
+            limits,
+            int(options["parallelism"]),
+            int(options["keep_frames_ms"]),
+            int(options["retention_every_ms"]),
+        )
+
+
+class FramePartition(InputPartition):  # type: ignore[misc]
+    """The frames that one task reads, each with its query's key."""
+
+    def __init__(self, frames: tuple[tuple[str, FrameEntry], ...]) -> None:
+        super().__init__(None)
+        self.frames = frames
+
+
+class FrameSource(DataSource):  # type: ignore[misc]
+    """The data source named `FORMAT`; rows have the schema `center.job.rows.ROW_SCHEMA`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return ROW_DDL
+
+    def streamReader(self, schema: Any) -> FrameReader:  # noqa: N802
+        return FrameReader(SourceOptions.from_options(self.options))
+
+
+class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """Plans micro-batches and reads them. A copy for an executor has the options and no connections."""
+
+    def __init__(self, options: SourceOptions, admission: Admission | None = None) -> None:
+        self._options = options
+        self._admission = admission or RoundRobin()
+        self._coalescer = BatchCoalescer()
+        self._target: Offset | None = None
+        self._failures = 0
+
+    def __reduce__(self) -> tuple[type[FrameReader], tuple[SourceOptions, Admission]]:
+        return type(self), (self._options, self._admission)
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        from center.catalog import Catalog
+
+        return Catalog(self._options.catalog_url)
+
+    @cached_property
+    def _store(self) -> ResultStore:
+        from center.results import ResultStore
+
+        return ResultStore(self._options.results_url)
+
+    @cached_property
+    def _retention(self) -> FrameRetention:
+        log = FrameLog(self._options.log_dir)
+        keep_ms, every_ms = self._options.keep_frames_ms, self._options.retention_every_ms
+        return FrameRetention(self._catalog, self._store, log, keep_ms=keep_ms, every_ms=every_ms)
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        return _sorted(self._store.consumed())
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxBytes(self._options.limits.bytes)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._catalog.last_positions()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """The end of the next micro-batch. Never raises: that would end the stream, and the catalog may recover."""
+        try:
+            last = self._catalog.last_positions() if self._target is None else self._target
+            if isinstance(limit, ReadAllAvailable):
+                ends = last
+            else:
+                last = self._gathered(start, last)
+                ends = self._admission.admit(start, last, self._sizes, _narrowed(self._options.limits, limit))
+        except Exception as exc:
+            self._failed("latestOffset", exc)
+            return start
+        self._failures = 0
+        # Keys are sorted: Spark takes the same offset in another order for a new one and runs empty batches for ever.
+        # Positions never decrease, or it would read again.
+        return _sorted({**start, **{key: max(end, start.get(key, 0)) for key, end in ends.items()}})
+
+    def _gathered(self, start: Offset, last: Offset) -> Offset:
+        """The last positions, after waiting for edges that send at the same moment (`BatchCoalescer`)."""
+        if self._target is not None:
+            return last
+        self._coalescer.keep(last)
+        while True:
+            pending = {key: end for key, end in last.items() if end > start.get(key, 0)}
+            if sum(end - start.get(key, 0) for key, end in pending.items()) > MANY_FRAMES:
+                return last
+            edges = {
+                key: {str(entry.edge) for entry in self._catalog.frames(key, start.get(key, 0), end)}
+                for key, end in pending.items()
+            }
+            if not self._coalescer.should_wait(edges, time.monotonic()):
+                return last
+            time.sleep(COALESCING_POLL_S)
+            last = self._catalog.last_positions()
+
+    def _sizes(self, key: str, after: int, through: int) -> Sequence[tuple[int, int]]:
+        return [(entry.position, entry.wire_bytes) for entry in self._catalog.frames(key, after, through)]
+
+    def partitions(self, start: Offset, end: Offset) -> list[FramePartition]:
+        # A checkpoint may be older than the store. Merged with new frames, applied ones could not be distinguished.
+        consumed = self._store.consumed()
+        after = {key: max(start.get(key, 0), consumed.get(key, 0)) for key in end}
+        frames = [
+            (key, entry)
+            for key, through in end.items()
+            if through > after[key]
+            for entry in self._catalog.frames(key, after[key], through)
+        ]
+        return [FramePartition(part) for part in divide(frames, self._options.parallelism)]
+
+    def read(self, partition: FramePartition) -> Iterator[pa.RecordBatch]:
+        """Yields one batch: the rows of the frames, with merged partials (`merge_rows`)."""
+        settle()
+        log, log_dir = FrameLog(self._options.log_dir), Path(self._options.log_dir)
+        merged = merge_rows(row for key, entry in partition.frames for row in read_frame(log, log_dir, key, entry))
+        if merged:
+            yield to_batch(merged)
+
+    def commit(self, end: Offset) -> None:
+        """Runs retention, by the result store's consumed positions instead of `end`. Never raises."""
+        try:
+            self._retention.run(now_ms())
+        except Exception as exc:
+            self._failed("retention", exc)
+
+    def _failed(self, what: str, exc: Exception) -> None:
+        self._failures += 1
+        # Called fifty times a second while the catalog is down: logged each time the count doubles.
+        if self._failures & (self._failures - 1) == 0:
+            logger.warning("%s failed, %d times in a row: %s", what, self._failures, exc)
+
+
+def divide(frames: Sequence[tuple[str, FrameEntry]], parallelism: int) -> list[tuple[tuple[str, FrameEntry], ...]]:
+    """Divides frames, ordered by query, into at most `parallelism` runs of about equal bytes.
+
+    A run is contiguous, so few queries are in two of them, and most keys are merged where they are read.
+    """
+    total_bytes = sum(entry.length for _, entry in frames)
+    count = max(1, min(parallelism, total_bytes // MIN_PARTITION_BYTES))
+    runs: list[list[tuple[str, FrameEntry]]] = [[] for _ in range(count)]
+    before_bytes = 0
+    for key, entry in frames:
+        runs[min(before_bytes * count // max(total_bytes, 1), count - 1)].append((key, entry))
+        before_bytes += entry.length
+    return [tuple(run) for run in runs if run]
+
+
+def read_frame(log: FrameLog, log_dir: Path, key: str, entry: FrameEntry) -> list[FrameRow]:
+    """The rows of one frame; a damaged frame has one DAMAGED row.
+
+    Raises:
+        StorageError: the storage failed, not the frame: retry, because skipping the frame would lose it.
+    """
+    try:
+        stored = log.read(entry.segment, entry.offset, entry.length)
+        identity = (stored.edge, stored.incarnation, stored.frame.seq, stored.frame.crc32c)
+        if identity != (entry.edge, entry.incarnation, entry.seq, entry.crc32c):
+            raise StorageError(f"the log holds frame {identity}, the index says {entry}")
+        return rows_of_frame(key, entry, stored.frame.unpack())
+    except CorruptFrame as exc:
+        return [row_of_damage(key, entry, str(exc))]
+    except StorageError as exc:
+        if isinstance(exc.__cause__, OSError) and not _is_lost(exc.__cause__, log_dir):
+            raise
+        return [row_of_damage(key, entry, str(exc))]
+
+
+def _is_lost(error: OSError, log_dir: Path) -> bool:
+    """Whether a missing file is lost: the log has other files. In an empty log, a volume is probably not mounted."""
+    return isinstance(error, FileNotFoundError) and log_dir.is_dir() and any(log_dir.iterdir())
+
+
+def _narrowed(limits: BatchLimits, limit: ReadLimit) -> BatchLimits:
+    """The limits with Spark's limit applied. A minimum is ignored: waiting for it would delay answers."""
+    if isinstance(limit, ReadMaxBytes):
+        return replace(limits, bytes=limit.max_bytes)
+    if isinstance(limit, ReadMaxRows):
+        return replace(limits, frames=max(1, limit.max_rows))
+    if isinstance(limit, ReadMaxFiles):
+        return replace(limits, frames=max(1, limit.max_files))
+    return limits
+
+
+def _sorted(offset: Mapping[str, int]) -> Offset:
+    return dict(sorted(offset.items()))

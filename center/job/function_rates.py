@@ -1,0 +1,138 @@
+"""Sampling rates for queries whose accuracy is about a function of a sample, learnt from their answers.
+
+Runs beside the batches: a function and its resamples take time, and no answer waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from center.catalog import Catalog, query_key
+from center.early_trigger import plan_rate
+from center.job.ledger_writer import LedgerWriter
+from center.job.metrics import JobMetrics
+from center.results import AnswerRecord, ResultStore
+from center.sampling import RATE_MARGIN, rates_differ
+from center.serving import SEED, function_confidence
+from edgewater.errors import EdgewaterError, StorageError
+from edgewater.query import QuerySpec
+from edgewater.streams import EdgeId
+from edgewater.synopses import GroupedAggregate, RowSampleStack
+from edgewater.wire import QueryRef
+
+logger = logging.getLogger(__name__)
+
+RECENT_WINDOWS = 5
+"""The rate is the highest that one of so many windows needed: they differ, and unprocessed rows cannot be recovered."""
+UPDATE_INTERVAL_S = 2.0
+
+
+class FunctionRates:
+    """The rate of one query: 1 until the first answer. Pure."""
+
+    def __init__(self) -> None:
+        self._needed: deque[tuple[int, float]] = deque(maxlen=RECENT_WINDOWS)
+        self._seen: tuple[int, int] | None = None
+
+    @property
+    def rate(self) -> float:
+        """The rate for the next windows, in (0, 1]."""
+        return min(1.0, RATE_MARGIN * max(rate for _, rate in self._needed)) if self._needed else 1.0
+
+    def has_seen(self, record: AnswerRecord) -> bool:
+        return self._seen == (record.window_start_ms, record.revision)
+
+    def add(self, record: AnswerRecord, spec: QuerySpec) -> None:
+        """Adds the rate that an answer's window needed. Raises SynopsisError for damaged bytes."""
+        self._seen = record.window_start_ms, record.revision
+        if record.synopsis is None:
+            return
+        needed = list(needed_rates(GroupedAggregate.from_bytes(record.synopsis), spec))
+        if needed:
+            if self._needed and self._needed[-1][0] == record.window_start_ms:
+                self._needed.pop()
+            self._needed.append((record.window_start_ms, max(needed)))
+
+
+def needed_rates(aggregate: GroupedAggregate, spec: QuerySpec) -> Iterable[float]:
+    """Yields the rate that each group of a window needs for the query's accuracy."""
+    accuracy = spec.accuracy
+    assert accuracy is not None
+    measure = next(m for m in spec.measures if m.name == accuracy.measure)
+    function, stack = measure.function.sample, aggregate.measures[measure.name]
+    assert function is not None and isinstance(stack, RowSampleStack)
+    parameters, rng = dict(measure.parameters), np.random.default_rng(SEED)
+    confidence = function_confidence(spec, measure, len(stack))
+    for rows, rate in zip(stack.rows_by_group(), stack.rates(), strict=True):
+        yield plan_rate(function, parameters, rows, float(rate), accuracy.error, rng, confidence=confidence)
+
+
+class FunctionRatePlanner:
+    """The rates of all such queries, stored in the catalog for the gateways.
+
+    After a restart each query keeps its stored rate until a new window needs another.
+    """
+
+    def __init__(self, writer: LedgerWriter, store: ResultStore, catalog: Catalog, metrics: JobMetrics) -> None:
+        self._writer, self._store, self._catalog, self._metrics = writer, store, catalog, metrics
+        self._rates: dict[QueryRef, FunctionRates] = {}
+        self._stored: dict[QueryRef, dict[EdgeId, float]] = {}
+        self._checked: dict[QueryRef, int] = {}  # last answer id of the store when the query was checked
+
+    def update(self) -> None:
+        """Reads each query's newest answer and stores the rates that have changed. Raises StorageError."""
+        queries = self._writer.sampled_functions()
+        for ref in [r for r in self._rates if r not in queries]:
+            for state in (self._rates, self._stored, self._checked):
+                state.pop(ref, None)
+        if not queries:
+            return
+        newest = self._store.last_answer_id()
+        for ref, (spec, edges) in queries.items():
+            # With several measures a sample would distort the others. Reading an answer loads all its rows, so an
+            # unchanged store is not read.
+            if len(spec.measures) > 1 or self._checked.get(ref) == newest:
+                continue
+            try:
+                self._update_query(ref, spec, edges)
+                self._checked[ref] = newest
+            except StorageError:
+                raise
+            except Exception:  # a user's function, or damaged bytes: the other queries must get their rates
+                logger.exception("query %s: the sampling rate of its function is not updated", query_key(ref))
+
+    def _update_query(self, ref: QueryRef, spec: QuerySpec, edges: tuple[EdgeId, ...]) -> None:
+        plan = self._rates.setdefault(ref, FunctionRates())
+        record = self._store.latest(ref)
+        if record is None or plan.has_seen(record):
+            return
+        plan.add(record, spec)
+        rates = dict.fromkeys(edges, plan.rate)
+        for edge, rate in rates.items():
+            self._metrics.needed_rate.labels(ref.name, edge).set(rate)
+        if rates_differ(self._stored.get(ref, {}), rates):
+            self._catalog.record_sampling_rates(ref, rates)
+            self._stored[ref] = rates
+
+
+class FunctionRateThread(threading.Thread):
+    """Updates the rates at intervals, until stopped."""
+
+    def __init__(self, planner: FunctionRatePlanner, stop: threading.Event) -> None:
+        super().__init__(name="function-rates", daemon=True)
+        self._planner, self._stopping = planner, stop
+
+    def run(self) -> None:
+        while not self._stopping.wait(UPDATE_INTERVAL_S):
+            try:
+                self._planner.update()
+            except EdgewaterError as exc:  # edges keep their rates
+                logger.warning("sampling rates of functions are not updated: %s", exc)
+            except Exception:
+                if not self._stopping.is_set():
+                    logger.exception("sampling rates of functions are not updated; trying again")

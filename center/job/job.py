@@ -1,0 +1,239 @@
+"""The job: reads frames from the log and writes answers to the result store, until stopped.
+
+The result store holds the stream's position, written in the same transaction as the applied frames. Spark's checkpoint
+would be a second source of truth that can be lost, truncated by a power cut, or unreadable to the next Spark version.
+So every start of the stream uses a new, empty checkpoint and begins at the store's positions. The stream keeps no
+other state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_event, wait_random_exponential
+
+from center.catalog import Catalog
+from center.job.admission import BatchLimits
+from center.job.frame_source import FORMAT, FrameSource, SourceOptions
+from center.job.function_rates import FunctionRatePlanner, FunctionRateThread
+from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
+from center.job.metrics import JobMetrics
+from center.job.microbatch import BatchProcessor
+from center.job.warm_up import warm_up
+from center.ledger import Ledger
+from center.results import ResultStore
+from center.spark.session import SessionConfig, require_java, start_session
+from edgewater.health import health_server
+
+logger = logging.getLogger(__name__)
+
+STOP_POLL_S = 0.2
+MAX_RESTART_DELAY_S = 10.0
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)  # noqa: TID251
+
+
+@dataclass(frozen=True, slots=True)
+class JobConfig:
+    """Configuration of the job.
+
+    Attributes:
+        catalog_url, results_url: SQLAlchemy URLs.
+        log_dir: the frame log that the gateways write.
+        work_dir: directory of Spark's checkpoint; may be deleted while the job does not run.
+        trigger_ms: least time between the starts of two micro-batches; 0: one after the other.
+        metrics: ``host:port`` of ``/livez``, ``/readyz`` and ``/metrics``; None: not served.
+        margin_ms: how long before a staleness budget runs out the early answer is given.
+    """
+
+    catalog_url: str
+    results_url: str
+    log_dir: Path
+    work_dir: Path
+    session: SessionConfig = field(default_factory=SessionConfig)
+    limits: BatchLimits = field(default_factory=BatchLimits)
+    trigger_ms: int = 0
+    keep_frames_ms: int = 0
+    retention_every_ms: int = 10_000
+    metrics: str | None = None
+    margin_ms: int = 200
+    clock: Callable[[], int] = field(default=now_ms)
+
+
+def run_job(config: JobConfig, stop: threading.Event) -> None:
+    """Runs until `stop` is set.
+
+    Raises:
+        InvalidConfig: Java is missing or too old.
+        StorageError: catalog or store cannot be opened.
+        PySparkException, Py4JError: the Spark context is lost; only a new process can start another.
+    """
+    Job(config).run(stop)
+
+
+class Job:
+    """One run of the job; `problem` and `metrics` may be read from other threads."""
+
+    def __init__(self, config: JobConfig) -> None:
+        require_java(os.environ)
+        self._config = config
+        self.metrics = JobMetrics()
+        self._catalog = Catalog(config.catalog_url)
+        self._store = ResultStore(config.results_url)
+        ledger = Ledger(margin_ms=config.margin_ms)
+        self._store.load_ledger(ledger)
+        self._writer = LedgerWriter(
+            ledger, self._store, CatalogEvents(self._catalog), self.metrics, now_ms=config.clock
+        )
+        self.processor = BatchProcessor(
+            self._writer,
+            self._catalog,
+            self.metrics,
+            now_ms=config.clock,
+            monotonic=time.monotonic,
+            margin_ms=config.margin_ms,
+        )
+        self._stopping = threading.Event()
+        self._deadlines = DeadlineThread(self._writer, self.metrics, self._stopping)
+        planner = FunctionRatePlanner(self._writer, self._store, self._catalog, self.metrics)
+        self._functions = FunctionRateThread(planner, self._stopping)
+        self._stream_problem = "Spark is starting"
+
+    def problem(self) -> str:
+        """Why the job cannot do its work; empty: it can."""
+        return self._stream_problem or self._deadlines.problem
+
+    def _missing(self) -> list[str]:
+        problem = self.problem()
+        return [problem] if problem else []
+
+    def run(self, stop: threading.Event) -> None:
+        """As `run_job`. Deadlines are kept from the first moment, also while Spark starts."""
+        began_s = time.monotonic()
+        with contextlib.ExitStack() as stack:
+            if self._config.metrics is not None:
+                address = stack.enter_context(
+                    health_server(self.metrics.registry, self._missing, self._config.metrics, "spark.metrics")
+                )
+                logger.info("metrics are served at http://%s/metrics", address)
+            stack.callback(self._close)
+            self._deadlines.start()
+            self._functions.start()
+            spark = start_session(self._config.session)
+            stack.callback(_stop_quietly, spark.stop)
+            spark.dataSource.register(FrameSource)
+            logger.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)
+            warm_up(spark, self._config.session.cores)
+            logger.info("Spark's workers are warm after %.1f s", time.monotonic() - began_s)
+            self._keep_streaming(spark, stop, began_s)
+
+    def _keep_streaming(self, spark: Any, stop: threading.Event, began_s: float) -> None:
+        """Restarts the stream whenever it fails, until `stop` is set or the Spark context is lost."""
+        attempts = Retrying(
+            retry=retry_if_exception(lambda exc: not stop.is_set() and _is_stream_failure(exc, spark)),
+            wait=wait_random_exponential(multiplier=0.2, max=MAX_RESTART_DELAY_S),
+            sleep=sleep_using_event(stop),
+            before_sleep=self._failed,
+            reraise=True,
+        )
+        try:
+            attempts(self._stream, spark, stop, began_s)
+        except Exception as exc:
+            if stop.is_set():
+                return
+            logger.critical("the Spark context is lost: %s", _reason(exc))
+            raise
+
+    def _stream(self, spark: Any, stop: threading.Event, began_s: float) -> None:
+        if stop.is_set():
+            return
+        query = start_stream(spark, self._config, self.processor)
+        try:
+            self._stream_problem = ""
+            self.metrics.start_seconds.set(time.monotonic() - began_s)
+            while not stop.is_set():
+                if query.awaitTermination(STOP_POLL_S) and not stop.is_set():
+                    raise StreamStopped("the stream stopped without a request")
+        finally:
+            _stop_quietly(query.stop)
+
+    def _failed(self, attempt: RetryCallState) -> None:
+        exc = attempt.outcome.exception() if attempt.outcome else None
+        reason = _reason(self.processor.failure or exc)
+        self.processor.failure = None
+        self._stream_problem = f"the stream failed and is restarted: {reason}"
+        self.metrics.failures.labels("stream").inc()
+        logger.error("%s", self._stream_problem)
+
+    def _close(self) -> None:
+        self._stopping.set()
+        self._writer.close()
+        for thread in (self._deadlines, self._functions):
+            if thread.is_alive():
+                thread.join()
+        self._store.close()
+        self._catalog.close()
+
+
+class StreamStopped(Exception):
+    """The stream ended without a request of this process."""
+
+
+def start_stream(spark: Any, config: JobConfig, process: Callable[[Any, int], None]) -> Any:
+    """Starts the streaming query at the result store's positions; `FrameSource` must be registered."""
+    options = SourceOptions(
+        catalog_url=config.catalog_url,
+        results_url=config.results_url,
+        log_dir=str(config.log_dir),
+        limits=config.limits,
+        parallelism=config.session.cores,
+        keep_frames_ms=config.keep_frames_ms,
+        retention_every_ms=config.retention_every_ms,
+    )
+    stream = spark.readStream.format(FORMAT).options(**options.to_options()).load()
+    writer = stream.writeStream.queryName("edgewater").foreachBatch(process)
+    writer = writer.option("checkpointLocation", str(new_checkpoint(config.work_dir)))
+    return writer.trigger(processingTime=f"{config.trigger_ms} milliseconds").start()
+
+
+def new_checkpoint(work_dir: Path) -> Path:
+    """An empty directory under `work_dir`; those of earlier starts are deleted."""
+    parent = work_dir / "checkpoints"
+    if parent.exists():
+        shutil.rmtree(parent, ignore_errors=True)
+    parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(dir=parent))
+
+
+def _is_stream_failure(exc: BaseException, spark: Any) -> bool:
+    """Whether a new stream on the same JVM may succeed."""
+    try:
+        return isinstance(exc, PySparkException | StreamStopped) and not spark.sparkContext._jsc.sc().isStopped()
+    except (Py4JError, OSError):
+        return False
+
+
+def _reason(exc: BaseException | None) -> str:
+    lines = str(exc).strip().splitlines()
+    return f"{type(exc).__name__}: {lines[0] if lines else ''}"
+
+
+def _stop_quietly(stop: Callable[[], None]) -> None:
+    try:
+        stop()
+    except (PySparkException, Py4JError, OSError) as exc:
+        logger.warning("while stopping: %s", _reason(exc))

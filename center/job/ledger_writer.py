@@ -1,0 +1,199 @@
+"""Serialises all changes of the ledger and the result store: micro-batches, changes in the catalog, deadlines."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from center.catalog import Catalog
+from center.job.metrics import JobMetrics
+from center.ledger import (
+    STALENESS,
+    EdgesChanged,
+    Emission,
+    FrameSummary,
+    Ledger,
+    LedgerEvent,
+    QueryDeleted,
+    QueryRegistered,
+)
+from center.results import MergedDelta, ResultStore
+from edgewater.errors import StorageError
+from edgewater.query import QuerySpec
+from edgewater.streams import MIN_TIME_MS, EdgeId
+from edgewater.wire import QueryRef
+
+logger = logging.getLogger(__name__)
+
+CATALOG_POLL_S = 0.2
+"""Interval of polling the catalog's version while nothing else happens."""
+
+
+class CatalogEvents:
+    """Detects registrations, deletions and changes of edges by the catalog's version."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._acknowledged: int | None = None
+
+    def pending(self) -> tuple[int, list[LedgerEvent]]:
+        """The catalog's version and the events that bring the ledger to it; the same again until `acknowledge`.
+
+        Raises StorageError.
+        """
+        # The version first: a change during the following reads makes another version, which the next call reports.
+        version = self._catalog.version()
+        if version == self._acknowledged:
+            return version, []
+        queries = self._catalog.queries(deleted=True)
+        # A deletion ends all versions up to its own, so it precedes the registration of a later version.
+        events: list[LedgerEvent] = [EdgesChanged(tuple(self._catalog.edges()))]
+        events += [QueryDeleted(query.ref) for query in queries if query.deleted_at_ms is not None]
+        events += [QueryRegistered(query) for query in queries if query.deleted_at_ms is None]
+        return version, events
+
+    def acknowledge(self, version: int) -> None:
+        """The ledger has applied the events of this version."""
+        self._acknowledged = version
+
+
+class LedgerWriter:
+    """The only writer of the ledger; its methods may be called by any thread.
+
+    Args:
+        now_ms: wall clock, ms; the time of answers.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: ResultStore,
+        catalog_events: CatalogEvents,
+        metrics: JobMetrics,
+        *,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._catalog_events = catalog_events
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._closed = False
+
+    def consumed(self) -> dict[str, int]:
+        """As `ResultStore.consumed`. Only `apply` changes it."""
+        return self._store.consumed()
+
+    def apply(
+        self, deltas: Sequence[MergedDelta], summaries: Sequence[FrameSummary], through: Mapping[str, int]
+    ) -> list[Emission]:
+        """As `ResultStore.apply`, after the ledger has applied the catalog's changes."""
+        with self._lock:
+            self._require_open()
+            # A query may have been registered, and its first frame have arrived, since the last poll.
+            self._apply_catalog_events(self._now_ms())
+            emissions = self._store.apply(self._ledger, deltas, summaries, through, self._now_ms())
+            self._observe_report_delay(summaries)
+        self._count(emissions, "report")
+        self._changed.set()
+        return emissions
+
+    def _observe_report_delay(self, summaries: Sequence[FrameSummary]) -> None:
+        for summary in summaries:
+            if (
+                summary.arrivals is None
+                or summary.arrivals.through_ms <= MIN_TIME_MS
+                or self._ledger.is_deleted(summary.query)
+            ):
+                continue
+            reported_at_ms = self._ledger.wall_ms(summary.query, summary.arrivals.through_ms)
+            self._metrics.report_delay.observe(max(0, summary.received_at_ms - reported_at_ms) / 1000)
+
+    def advance(self) -> list[Emission]:
+        """Applies changes in the catalog and emits the answers that are due."""
+        with self._lock:
+            self._require_open()
+            now_ms = self._now_ms()
+            emissions = self._apply_catalog_events(now_ms)
+            due_ms = self._ledger.next_deadline()
+            if due_ms is not None and due_ms <= now_ms:
+                emissions = [*emissions, *self._tick([], now_ms)]
+        return emissions
+
+    def _apply_catalog_events(self, now_ms: int) -> list[Emission]:
+        version, events = self._catalog_events.pending()
+        if not events:
+            return []
+        emissions = self._tick(events, now_ms)
+        self._catalog_events.acknowledge(version)
+        return emissions
+
+    def _tick(self, events: Sequence[LedgerEvent], now_ms: int) -> list[Emission]:
+        emissions = self._store.tick(self._ledger, events, now_ms)
+        self._count(emissions, "deadline")
+        return emissions
+
+    def _count(self, emissions: Sequence[Emission], cause: str) -> None:
+        self._metrics.answers.labels(cause).inc(len(emissions))
+        for emission in emissions:
+            self._metrics.observe_accuracy(emission)
+            # Only for a window's first answer: later ones repeat the violation.
+            if emission.revision == 1 and any(v.code == STALENESS for v in emission.quality.violations):
+                self._metrics.missed.labels(emission.query.name).inc()
+
+    def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
+        """As `Ledger.needed_rates`."""
+        with self._lock:
+            return self._ledger.needed_rates()
+
+    def sampled_functions(self) -> dict[QueryRef, tuple[QuerySpec, tuple[EdgeId, ...]]]:
+        """As `Ledger.sampled_functions`."""
+        with self._lock:
+            return self._ledger.sampled_functions()
+
+    def wait(self, max_s: float = CATALOG_POLL_S) -> None:
+        """Waits until the next deadline, at most `max_s`; returns early if `apply` may have changed the deadline."""
+        with self._lock:
+            due_ms = self._ledger.next_deadline()
+            pause_s = max_s if due_ms is None else min(max_s, max(0.0, (due_ms - self._now_ms()) / 1000))
+        self._changed.wait(pause_s)
+        self._changed.clear()
+
+    def close(self) -> None:
+        """Waits for the running write; later calls that write raise StorageError."""
+        with self._lock:
+            self._closed = True
+        self._changed.set()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StorageError("the job is stopping")
+
+
+class DeadlineThread(threading.Thread):
+    """Advances the writer until stopped: answers become due without data, and without Spark."""
+
+    def __init__(self, writer: LedgerWriter, metrics: JobMetrics, stop: threading.Event) -> None:
+        super().__init__(name="deadlines", daemon=True)
+        self._writer = writer
+        self._metrics = metrics
+        self._stopping = stop
+        self.problem = ""
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._writer.advance()
+                self.problem = ""
+                self._writer.wait()
+            except Exception as exc:
+                if self._stopping.is_set():
+                    return
+                if not self.problem:
+                    logger.exception("deadlines are not met; trying again")
+                self.problem = f"deadlines are not met: {exc}"
+                self._metrics.failures.labels("deadlines").inc()
+                self._stopping.wait(CATALOG_POLL_S)

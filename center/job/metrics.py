@@ -1,0 +1,145 @@
+"""The metrics of the job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from center.ledger import Emission, FrameSummary, Phase
+from edgewater.wire import QueryRef
+
+logger = logging.getLogger(__name__)
+
+WAIT_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
+STAGE_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0, 60.0)
+DELAY_BUCKETS_S = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
+
+
+class JobMetrics:
+    """The metrics of one job, in their own registry."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        name = "edgewater_job"
+        self.batches = Counter(f"{name}_batches", "Micro-batches applied.", registry=self.registry)
+        self.rows = Counter(f"{name}_rows", "Rows after merging.", registry=self.registry)
+        self.frames = Counter(f"{name}_frames", "Frames applied.", registry=self.registry)
+        self.answers = Counter(f"{name}_answers", "Answers.", ["cause"], registry=self.registry)
+        self.missed = Counter(
+            f"{name}_missed_deadlines",
+            "Windows whose first answer was later than the staleness budget.",
+            ["query"],
+            registry=self.registry,
+        )
+        self.batch_seconds = Histogram(f"{name}_batch_seconds", "Merging and applying a batch.", registry=self.registry)
+        self.frame_delay = Histogram(
+            f"{name}_frame_delay_seconds",
+            "From the arrival of a frame at the gateway until it is applied.",
+            buckets=DELAY_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.report_delay = Histogram(
+            f"{name}_report_delay_seconds",
+            "From the time that an edge's arrival report is about until its frame is at the gateway.",
+            buckets=STAGE_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.first_answer = Histogram(
+            f"{name}_first_answer_seconds",
+            "From a window's end until its first answer is in the store, by stage: until its last frame was at the "
+            "gateway (arrive), until its batch began (wait), merging (merge), transaction (apply).",
+            ["query", "stage"],
+            buckets=STAGE_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.last_batch = Gauge(
+            f"{name}_last_batch_timestamp_seconds", "When the last batch was applied.", registry=self.registry
+        )
+        self.start_seconds = Gauge(
+            f"{name}_start_seconds", "From the job's start until its stream runs.", registry=self.registry
+        )
+        self.skipped = Counter(
+            f"{name}_skipped", "Frames and partials that cannot be applied.", ["kind"], registry=self.registry
+        )
+        self.stuck = Gauge(f"{name}_stuck_queries", "Queries whose frames cannot be applied.", registry=self.registry)
+        self.coverage = Gauge(
+            f"{name}_interval_coverage_ratio",
+            "Fraction of the query's last early-answered windows whose first interval contained the final value.",
+            ["query"],
+            registry=self.registry,
+        )
+        self.verified = Counter(
+            f"{name}_verified_intervals",
+            "Early answers compared with the final one, by whether their interval contained it.",
+            ["query", "held"],
+            registry=self.registry,
+        )
+        self.chosen_wait = Histogram(
+            f"{name}_chosen_wait_seconds",
+            "Event time from a window's end until its first early answer.",
+            ["query"],
+            buckets=WAIT_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.straggler_share = Gauge(
+            f"{name}_straggler_share",
+            "Fraction of the last early answer's records that had not arrived.",
+            ["query"],
+            registry=self.registry,
+        )
+        self.needed_rate = Gauge(
+            f"{name}_needed_sampling_rate",
+            "Fraction of an edge's records that the accuracy needs processed.",
+            ["query", "edge"],
+            registry=self.registry,
+        )
+        self.failures = Counter(f"{name}_failures", "Failures that are retried.", ["where"], registry=self.registry)
+
+    def observe_accuracy(self, emission: Emission) -> None:
+        """Observes an answer's wait, stragglers and interval coverage, if its query has an accuracy."""
+        accuracy, query = emission.quality.accuracy, emission.query.name
+        if accuracy is None:
+            return
+        if accuracy.coverage is not None:
+            self.coverage.labels(query).set(accuracy.coverage)
+        if accuracy.covered is not None:
+            self.verified.labels(query, "yes" if accuracy.covered else "no").inc()
+        if accuracy.prediction is not None and emission.phase is Phase.EARLY:
+            self.straggler_share.labels(query).set(accuracy.prediction.straggler_share)
+            if emission.revision == 1 and accuracy.waited_ms is not None:
+                self.chosen_wait.labels(query).observe(accuracy.waited_ms / 1000)
+
+    def observe_batch(
+        self,
+        summaries: Sequence[FrameSummary],
+        emissions: Iterable[Emission],
+        began_ms: int,
+        merged_ms: int,
+        applied_ms: int,
+    ) -> None:
+        """Observes the delays of a batch's frames, and of the first answers in it by stage.
+
+        The stages use wall clocks of three machines; a clock offset moves time from one stage to the next.
+        """
+        arrived_ms: dict[QueryRef, int] = {}
+        for summary in summaries:
+            self.frame_delay.observe(max(0, applied_ms - summary.received_at_ms) / 1000)
+            arrived_ms[summary.query] = max(summary.received_at_ms, arrived_ms.get(summary.query, 0))
+        for emission in emissions:
+            last_ms = arrived_ms.get(emission.query)
+            if emission.revision != 1 or last_ms is None:
+                continue
+            stages = {
+                "arrive": last_ms - (emission.answered_at_ms - emission.quality.staleness_ms),
+                "wait": began_ms - last_ms,
+                "merge": merged_ms - began_ms,
+                "apply": applied_ms - merged_ms,
+            }
+            for stage, ms in stages.items():
+                self.first_answer.labels(emission.query.name, stage).observe(max(0, ms) / 1000)
+            logger.debug(
+                "%s: window to %d %s, ms after its end by stage: %s",
+                emission.query.name, emission.window_end_ms, emission.phase, stages,
+            )  # fmt: skip

@@ -1,0 +1,75 @@
+"""Processing delay of each query at the center: from a frame's arrival until answers contain its values. Pure.
+
+The edges' deadlines under a staleness budget are earlier by it. So it is a high quantile, not a mean: it follows a slow
+batch at once, and decreases only when the slow batches have left the window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+
+from edgewater.wire import QueryRef
+
+QUANTILE = 0.95
+WINDOW_MS = 60_000
+MAX_SAMPLES = 1_024
+REPORT_INTERVAL_MS = 5_000
+MIN_RELATIVE_CHANGE = 0.2
+"""A smaller relative change is not reported."""
+MIN_CHANGE_MS = 20
+
+
+class ProcessingDelays:
+    """Delays of the last minute, at most `MAX_SAMPLES` per query.
+
+    Args:
+        margin_ms: added to the measured delay: an early answer is given so long before it is due.
+    """
+
+    def __init__(self, margin_ms: int = 0) -> None:
+        self._margin_ms = margin_ms
+        self._samples: dict[QueryRef, deque[tuple[int, int]]] = {}
+        self._reported: dict[QueryRef, tuple[int, int]] = {}
+
+    def add(self, ref: QueryRef, delays_ms: Iterable[int], now_ms: int) -> None:
+        """Adds the delays of frames of a query that were applied now."""
+        samples = self._samples.setdefault(ref, deque(maxlen=MAX_SAMPLES))
+        samples.extend((now_ms, max(0, delay_ms)) for delay_ms in delays_ms)
+        _drop_before(now_ms - WINDOW_MS, samples)
+
+    def delay_ms(self, ref: QueryRef) -> int | None:
+        """The 95th percentile plus the margin; None without samples."""
+        delays = sorted(delay_ms for _, delay_ms in self._samples.get(ref, ()))
+        return delays[math.ceil(QUANTILE * len(delays)) - 1] + self._margin_ms if delays else None
+
+    def take_changes(self, now_ms: int) -> dict[QueryRef, int]:
+        """Returns the delays that differ enough from those returned last; they count as reported.
+
+        A query without frames for a minute may be deleted, so its state is dropped and its next delay is reported.
+        """
+        for ref, samples in list(self._samples.items()):
+            _drop_before(now_ms - WINDOW_MS, samples)
+            if not samples:
+                del self._samples[ref]
+                self.mark_unreported(ref)
+        changes = {}
+        for ref in self._samples:
+            delay_ms = self.delay_ms(ref)
+            reported_ms, reported_at_ms = self._reported.get(ref, (0, now_ms - REPORT_INTERVAL_MS))
+            if delay_ms is None or now_ms - reported_at_ms < REPORT_INTERVAL_MS:
+                continue
+            if abs(delay_ms - reported_ms) > max(MIN_CHANGE_MS, MIN_RELATIVE_CHANGE * reported_ms):
+                changes[ref] = delay_ms
+                self._reported[ref] = (delay_ms, now_ms)
+        return changes
+
+    def mark_unreported(self, ref: QueryRef) -> None:
+        """The last report was not stored: the delay is reported again."""
+        self._reported.pop(ref, None)
+
+
+def _drop_before(time_ms: int, samples: deque[tuple[int, int]]) -> None:
+    while samples and samples[0][0] < time_ms:
+        samples.popleft()

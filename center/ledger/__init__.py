@@ -1,0 +1,39 @@
+"""Decides when each window of a query is answered, from edges' reports and from time, and states the answer's quality.
+
+A pure state machine: no I/O and no clock. `center.job` feeds it through `center.results`, which stores its state.
+"""
+
+from center.ledger.events import (
+    EdgesChanged,
+    Emission,
+    FramesMerged,
+    FrameSummary,
+    LedgerEvent,
+    QueryDeleted,
+    QueryRegistered,
+    TimeAdvanced,
+)
+from center.ledger.ledger import AT_ONCE_MS, Ledger, LedgerTransaction, QueryChanges
+from center.ledger.quality import ACCURACY, ALL_RECORDS_NEEDED, STALENESS, Phase, Quality
+from center.ledger.state import pack_state
+
+__all__ = [
+    "ACCURACY",
+    "ALL_RECORDS_NEEDED",
+    "AT_ONCE_MS",
+    "STALENESS",
+    "EdgesChanged",
+    "Emission",
+    "FrameSummary",
+    "FramesMerged",
+    "Ledger",
+    "LedgerEvent",
+    "LedgerTransaction",
+    "Phase",
+    "Quality",
+    "QueryChanges",
+    "QueryDeleted",
+    "QueryRegistered",
+    "TimeAdvanced",
+    "pack_state",
+]

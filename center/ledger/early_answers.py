@@ -1,0 +1,204 @@
+"""`EarlyAnswerLedger`: windows of a query with an accuracy are answered as soon as their estimate meets it.
+
+The rules of `TimeWindowLedger` apply: the phases ``complete`` and ``final`` and the deadline of a staleness budget are
+as without an accuracy. Early answers are added. At each report and each deadline the ledger advances the query's
+`EarlyAnswerEstimator` and asks it for a decision about each ended window without an answer. An early answer is revised
+when its estimate changes by a quarter of its interval.
+
+The estimator is stored as a log: the changes of a transaction are one entry of the ledger's state, and from time to
+time a snapshot replaces all entries. So a transaction writes only its own changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from center.estimation import EarlyAnswerEstimator, Prediction
+from center.ledger.events import Emission, FrameSummary
+from center.ledger.quality import Phase, Quality, with_accuracy
+from center.ledger.state import EntryKind, EstimatorLogEntry, QueryState, StateEntry, StateTable
+from center.ledger.time_windows import TimeWindowLedger
+from center.sampling import needed_rate
+from edgewater.accuracy import report_schedule
+from edgewater.streams import EdgeId
+from edgewater.wire import SamplingReason
+
+SNAPSHOT = -1
+"""The number of the log entry that is a snapshot."""
+MAX_AHEAD_MS = 60_000
+"""Wall time by which an edge's clock may be ahead of the center's."""
+COMPACT_BYTES = 1 << 18
+"""Size of the log at which a snapshot replaces it, if that is also four times the size of the last snapshot."""
+
+
+class EarlyAnswerLedger(TimeWindowLedger):
+    """The rules for a query with an accuracy."""
+
+    def __init__(self, state: QueryState, entries: Iterable[tuple[EntryKind, int, StateEntry]], margin_ms: int) -> None:
+        self._log: StateTable[EstimatorLogEntry] = StateTable()
+        others: list[tuple[EntryKind, int, StateEntry]] = []
+        for kind, number, entry in entries:
+            if isinstance(entry, EstimatorLogEntry):
+                self._log.put(number, entry)
+            else:
+                others.append((kind, number, entry))
+        super().__init__(state, others, margin_ms)
+        self._estimator = self._restore_estimator()
+
+    def _restore_estimator(self) -> EarlyAnswerEstimator:
+        accuracy = self._spec.accuracy
+        schedule = report_schedule(self._spec.window, accuracy, self._spec.lateness_ms)
+        assert accuracy is not None and schedule is not None
+        max_wait_slots = None if self._due_after_ms is None else self._due_after_ms // schedule.grid.slot_ms
+        estimator = EarlyAnswerEstimator(accuracy, schedule, max_wait_slots, self._state.running_clock.speed)
+        self._log_bytes = 0
+        for number, entry in sorted(self._log.items()):
+            if number == SNAPSHOT:
+                estimator.restore(json.loads(entry.text))
+                continue
+            self._log_bytes += len(entry.text)
+            for change in json.loads(entry.text):
+                estimator.apply(change)
+        estimator.log = []
+        return estimator
+
+    @property
+    def estimator(self) -> EarlyAnswerEstimator:
+        return self._estimator
+
+    def needed_rates(self) -> dict[EdgeId, float]:
+        """Returns, per edge, the sampling rate that the accuracy needs."""
+        return {EdgeId(e): needed_rate(self._spec, rate) for e, rate in self._estimator.rates().items()}
+
+    # Transactions
+
+    def _tables(self) -> list[tuple[EntryKind, StateTable[Any]]]:
+        return [*super()._tables(), ("estimator", self._log)]
+
+    def _write_log(self) -> None:
+        """Adds the estimator's changes to the log as an entry, or replaces all entries by a snapshot if that is due."""
+        if not self._estimator.log:
+            return
+        text = json.dumps(self._estimator.log, separators=(",", ":"))
+        self._estimator.log = []
+        self._log_bytes += len(text)
+        snapshot = self._log.get(SNAPSHOT)
+        if self._log_bytes > max(COMPACT_BYTES, 4 * len(snapshot.text) if snapshot else 0):
+            for number in list(self._log):
+                self._log.drop(number)
+            text = json.dumps(self._estimator.to_state(), separators=(",", ":"))
+            self._log.put(SNAPSHOT, EstimatorLogEntry(text))
+            self._log_bytes = 0
+            return
+        self._log.put(max((n for n in self._log), default=SNAPSHOT) + 1, EstimatorLogEntry(text))
+
+    # Frames
+
+    def _apply_frames(self, frames: Iterable[FrameSummary], unlisted: Iterable[EdgeId]) -> list[int]:
+        frames = sorted(frames, key=lambda f: f.position)
+        changed = super()._apply_frames(frames, unlisted)
+        self._estimator.expect(self._state.expected)
+        for frame in frames:
+            if frame.arrivals is not None:
+                # An edge's clock that is far ahead must not advance the query's time.
+                latest_ms = self._state.running_clock.to_event_ms(frame.received_at_ms + MAX_AHEAD_MS)
+                report, through_ms = frame.arrivals, min(frame.arrivals.through_ms, latest_ms)
+                self._estimator.add_report(frame.edge, through_ms, report.substreams, report.sampled, report.unread)
+        return changed
+
+    def deadline(self) -> int | None:
+        """Returns the deadline without an accuracy, or the earlier time at which an edge becomes silent.
+
+        The latter matters only while an ended window has no answer.
+        """
+        due_ms = super().deadline()
+        ends = [self._end(start) for start, state in self._windows.items() if self._is_open(start, state.is_answered)]
+        if not ends:
+            return due_ms
+        estimator = self._estimator
+        silent_at_ms = min(ends) + estimator.silence_timeout_ms
+        if silent_at_ms <= estimator.now_ms:
+            silent_at_ms = estimator.now_ms + estimator.silence_timeout_ms
+        wall_ms = self._state.running_clock.to_wall_ms(silent_at_ms) + 1
+        return wall_ms if due_ms is None else min(due_ms, wall_ms)
+
+    def _is_open(self, start_ms: int, answered: bool) -> bool:
+        return not answered and self._estimator.has_observed(start_ms)
+
+    # Answers
+
+    def _emit_due(self, dirty: set[int], now_ms: int) -> list[Emission]:
+        estimator = self._estimator
+        estimator.expect(self._state.expected)
+        estimator.advance(self._state.running_clock.to_event_ms(now_ms))
+        ended = {
+            start
+            for start, state in self._windows.items()
+            if self._is_open(start, state.is_answered) and estimator.has_ended(start)
+        }
+        emissions = super()._emit_due(dirty | ended, now_ms)
+        estimator.forget_before(self.sealed_before())
+        self._write_log()
+        return emissions
+
+    def _answer_window(self, start_ms: int, dirty: bool, due: bool, now_ms: int) -> Emission | None:
+        state, estimator = self._windows.get(start_ms), self._estimator
+        if state is None and not due:
+            return None
+        reached = self._phase(start_ms)
+        phase = reached if state is None else max(reached, state.phase, key=lambda p: p.rank)
+        if due:
+            estimator.advance(self._state.running_clock.to_event_ms(now_ms), force=True)
+        if phase is Phase.EARLY:
+            is_answered = state is not None and state.is_answered
+            return self._answer_early(start_ms, is_answered, dirty, due, now_ms)
+        prediction, reasons = estimator.predict_complete(start_ms)
+        observed = estimator.has_observed(start_ms) and estimator.has_ended(start_ms)
+        if observed and estimator.last_answer(start_ms) is None:  # the estimator learns from every window
+            estimator.on_answered(start_ms, prediction or estimator.predict(start_ms), early=False)
+        emission = super()._answer_window(start_ms, dirty, due, now_ms)
+        return emission and self._with_prediction(emission, prediction, reasons)
+
+    def _answer_early(self, start_ms: int, is_answered: bool, dirty: bool, due: bool, now_ms: int) -> Emission | None:
+        """The early answer to a window, or its revision; None if it gets none now."""
+        estimator = self._estimator
+        observed = estimator.has_observed(start_ms) and estimator.has_ended(start_ms)
+        prediction: Prediction | None
+        if is_answered:
+            if not dirty or not observed or not estimator.is_revision_due(start_ms):
+                return None
+            revision, last = estimator.predict(start_ms), estimator.last_answer(start_ms)
+            if last is not None and not revision.differs_from(last):
+                return None
+            prediction = revision
+        elif due:
+            prediction = estimator.predict(start_ms) if observed else None
+        else:
+            prediction = estimator.decide(start_ms)
+            if prediction is None:
+                return None
+        emission = super()._answer_window(start_ms, dirty, True, now_ms)
+        if emission is None:
+            return None
+        reasons = estimator.sampling_reasons(start_ms) if prediction is not None else {}
+        if prediction is not None:
+            estimator.on_answered(start_ms, prediction, early=True)
+        return self._with_prediction(emission, prediction, reasons)
+
+    def _with_prediction(
+        self, emission: Emission, prediction: Prediction | None, reasons: Mapping[str, frozenset[SamplingReason]]
+    ) -> Emission:
+        """Adds the prediction and the measured coverage to the quality of an answer."""
+        start_ms, estimator = emission.window_start_ms, self._estimator
+        is_final = emission.phase is Phase.FINAL
+        may_be_incomplete = self._phase(start_ms) is Phase.EARLY or estimator.has_unknown_sample(start_ms)
+        quality: Quality = with_accuracy(
+            emission.quality, self._spec, prediction, early=may_be_incomplete,
+            covered=estimator.finalize(start_ms) if is_final else None, coverage=estimator.coverage,
+            slot_ms=estimator.schedule.grid.slot_ms, too_many_groups=estimator.has_too_many_groups,
+            sampled_because=reasons,
+        )  # fmt: skip
+        return replace(emission, quality=quality)

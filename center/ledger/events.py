@@ -1,0 +1,97 @@
+"""The ledger's events and its decisions.
+
+Windows, slices and `through_ms` are event time; `now_ms`, `answered_at_ms` and `received_at_ms` are wall time. All
+times are int64 ms since the epoch, UTC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from center.catalog import EdgeRecord, RegisteredQuery
+from center.ledger.quality import Phase, Quality
+from edgewater.streams import EdgeId
+from edgewater.wire import Arrivals, QueryRef, SliceClose
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSummary:
+    """A frame without its synopses.
+
+    Attributes:
+        touched: start times of the slices that the frame has partials of.
+        incarnation: incarnation of the edge; the counters of closes are totals per incarnation.
+        since_ms: event time from which the edge has all records of the query; None: it has all.
+        arrivals: arrival statistics, of a query with an accuracy; None: the frame has none.
+    """
+
+    query: QueryRef
+    position: int
+    edge: EdgeId
+    through_ms: int
+    closes: tuple[SliceClose, ...]
+    touched: tuple[int, ...]
+    wire_bytes: int
+    received_at_ms: int
+    incarnation: str = ""
+    since_ms: int | None = None
+    arrivals: Arrivals | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRegistered:
+    """A query was registered. Idempotent."""
+
+    query: RegisteredQuery
+
+
+@dataclass(frozen=True, slots=True)
+class QueryDeleted:
+    """A query was deleted: its state is dropped and its remaining frames are ignored."""
+
+    ref: QueryRef
+
+
+@dataclass(frozen=True, slots=True)
+class EdgesChanged:
+    """The catalog's full list of edges, retired ones included. Windows that it completes are answered by the next
+    `TimeAdvanced`."""
+
+    edges: tuple[EdgeRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FramesMerged:
+    """The partials of these frames were merged: one micro-batch, of any number of queries."""
+
+    frames: tuple[FrameSummary, ...]
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeAdvanced:
+    """The wall clock reached `now_ms`."""
+
+    now_ms: int
+
+
+LedgerEvent = QueryRegistered | QueryDeleted | EdgesChanged | FramesMerged | TimeAdvanced
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """The decision to answer a window now: an `AnswerRecord` without its data.
+
+    Attributes:
+        slices_from_ms, slices_to_ms: the data are the merge of the slices that start in [from, to).
+    """
+
+    query: QueryRef
+    window_start_ms: int
+    window_end_ms: int
+    revision: int
+    phase: Phase
+    answered_at_ms: int
+    quality: Quality
+    slices_from_ms: int
+    slices_to_ms: int

@@ -1,0 +1,287 @@
+"""`Ledger`: a deterministic state machine, without I/O, that decides which windows are answered and when.
+
+Events carry the time. `ResultStore` drives the ledger inside `Ledger.transaction` and writes what changed in the
+database transaction of the answers. If either fails, the ledger is loaded again from the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from center.catalog import EdgeRecord, RegisteredQuery, query_key
+from center.ledger.early_answers import EarlyAnswerLedger
+from center.ledger.events import (
+    EdgesChanged,
+    Emission,
+    FramesMerged,
+    FrameSummary,
+    LedgerEvent,
+    QueryDeleted,
+    QueryRegistered,
+    TimeAdvanced,
+)
+from center.ledger.query import QueryLedger
+from center.ledger.session_windows import SessionWindowLedger
+from center.ledger.state import EntryKind, QueryState, StateEntry, pack_state, unpack_state
+from center.ledger.time_windows import TimeWindowLedger
+from edgewater.errors import NotFound, StorageError
+from edgewater.query import QuerySpec
+from edgewater.streams import MIN_TIME_MS, EdgeId
+from edgewater.windows import SessionWindow
+from edgewater.wire import QueryRef
+
+AT_ONCE_MS = 0
+"""A deadline that has passed on any clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryChanges:
+    """The changes of one query's state in a transaction, for the store to write.
+
+    Attributes:
+        state: `QueryState` as JSON; None: the query is deleted, with all its entries.
+        entries: (kind, start, JSON, or None for a removed entry).
+    """
+
+    ref: QueryRef
+    state: str | None
+    entries: tuple[tuple[EntryKind, int, str | None], ...] = ()
+
+
+class Ledger:
+    """The windows of all queries.
+
+    Args:
+        margin_ms: time that writing an answer takes: an early answer is emitted this long before the staleness budget
+            ends, but never earlier than half of the budget.
+    """
+
+    def __init__(self, *, margin_ms: int = 200) -> None:
+        self._margin_ms = margin_ms
+        self._queries: dict[QueryRef, QueryLedger] = {}
+        self._deleted: dict[str, int] = {}
+        self._edges: tuple[EdgeRecord, ...] | None = None
+        self._listed: frozenset[EdgeId] = frozenset()
+        # Queries whose windows may be due although no frame will arrive: the next TimeAdvanced examines them.
+        self._pending: set[QueryRef] = set()
+        self._transaction: LedgerTransaction | None = None
+        self._is_stale = False
+
+    def handle(self, event: LedgerEvent) -> list[Emission]:
+        """Applies an event and returns the answers to write now, ordered by query and window.
+
+        Raises:
+            NotFound: a frame's query was never registered. Nothing is applied, since the frame would be lost. Frames
+                of a deleted query are ignored.
+        """
+        assert not self._is_stale, "a transaction has failed: load the ledger first"
+        match event:
+            case QueryRegistered(query):
+                self._register(query)
+            case QueryDeleted(ref):
+                self._delete(ref)
+            case EdgesChanged(edges):
+                self._change_edges(edges)
+            case FramesMerged(frames, now_ms):
+                return self._apply_frames(frames, now_ms)
+            case TimeAdvanced(now_ms):
+                return self._advance_time(now_ms)
+        return []
+
+    def next_deadline(self) -> int | None:
+        """Wall time, ms, of the next `TimeAdvanced` that is needed (`AT_ONCE_MS`: now), or None."""
+        if self._pending or self._is_stale:
+            return AT_ONCE_MS
+        return min((due for q in self._queries.values() if (due := q.deadline()) is not None), default=None)
+
+    def queries(self) -> list[QueryRef]:
+        return list(self._queries)
+
+    def is_deleted(self, ref: QueryRef) -> bool:
+        return ref.version <= self._deleted.get(ref.name, 0)
+
+    def wall_ms(self, ref: QueryRef, event_ms: int) -> int:
+        """Converts an event time of the query's stream to wall time. Raises NotFound."""
+        return self._query(ref).state.running_clock.to_wall_ms(event_ms)
+
+    def sealed_before(self, ref: QueryRef) -> int:
+        """Event time, ms: slices that start before it belong to final windows only and accept no more data."""
+        ledger = self._queries.get(ref)
+        return ledger.sealed_before() if ledger else MIN_TIME_MS
+
+    def after_final(self, ref: QueryRef) -> int:
+        """Number of records so far that arrived for a final window of the query."""
+        return self._query(ref).state.after_final
+
+    def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
+        """Per query with an accuracy and per edge, the sampling rate that the contract needs."""
+        return {ref: q.needed_rates() for ref, q in self._queries.items() if isinstance(q, EarlyAnswerLedger)}
+
+    def sampled_functions(self) -> dict[QueryRef, tuple[QuerySpec, tuple[EdgeId, ...]]]:
+        """The queries whose accuracy is about a function of a sample, with the edges that each expects."""
+        states = {ref: q.state for ref, q in self._queries.items()}
+        return {
+            ref: (state.query.spec, tuple(state.expected))
+            for ref, state in states.items()
+            if state.query.spec.accuracy is not None and state.query.spec.accuracy.kind is None
+        }
+
+    def snapshot(self, ref: QueryRef) -> bytes:
+        """The whole state of a query. Raises NotFound."""
+        ledger = self._query(ref)
+        return pack_state(ledger.state.to_json(), ((k, start, v.to_json()) for k, start, v in ledger.all_entries()))
+
+    def restore(self, ref: QueryRef, snapshot: bytes) -> None:
+        """Sets a query, known or not, to the state of a snapshot.
+
+        Raises:
+            StorageError: not a snapshot, or one of another query.
+            UnsupportedVersion: the snapshot has a newer format.
+        """
+        assert self._transaction is None, "restore is not part of a transaction"
+        state, entries = unpack_state(snapshot)
+        if state.query.ref != ref:
+            raise StorageError(f"the state of {query_key(state.query.ref)} was found for query {query_key(ref)}")
+        ledger = _ledger_of(state, entries, self._margin_ms)
+        if self._edges is not None:
+            ledger.edges_changed(self._edges)
+        self._queries[ref] = ledger
+        self._pending.add(ref)
+
+    def load(self, snapshots: Mapping[QueryRef, bytes | None]) -> None:
+        """Replaces the state of all queries, as after a failed transaction; the list of edges is kept.
+
+        Args:
+            snapshots: by query; None: the query is deleted.
+
+        Raises:
+            StorageError, UnsupportedVersion: as `restore`.
+        """
+        self._is_stale = True
+        self._queries, self._deleted, self._pending = {}, {}, set()
+        for ref, snapshot in snapshots.items():
+            if snapshot is None:
+                self._delete(ref)
+            else:
+                self.restore(ref, snapshot)
+        self._is_stale = False
+
+    @contextmanager
+    def transaction(self) -> Iterator[LedgerTransaction]:
+        """Records what events change. After an exception the ledger takes no event until it is loaded again."""
+        assert self._transaction is None, "transactions do not nest"
+        edges = self._edges, self._listed
+        self._transaction = transaction = LedgerTransaction(self._queries, self._deleted)
+        try:
+            yield transaction
+        except BaseException:
+            self._edges, self._listed = edges
+            self._is_stale = True
+            raise
+        finally:
+            self._transaction = None
+
+    def _query(self, ref: QueryRef) -> QueryLedger:
+        if ref not in self._queries:
+            raise NotFound(f"query {query_key(ref)} is not in the ledger")
+        return self._queries[ref]
+
+    def _touch(self, ref: QueryRef) -> QueryLedger:
+        """The query's ledger, about to change."""
+        ledger = self._query(ref)
+        if self._transaction is not None and ref not in self._transaction.touched:
+            self._transaction.touched[ref] = ledger
+            ledger.begin()
+        return ledger
+
+    def _register(self, query: RegisteredQuery) -> None:
+        if query.ref in self._queries or self.is_deleted(query.ref):
+            return
+        state = QueryState(query, (), (), None, {}, {}, MIN_TIME_MS, None, 0)
+        self._queries[query.ref] = _ledger_of(state, (), self._margin_ms)
+        self._touch(query.ref).edges_changed(self._edges or ())
+
+    def _delete(self, ref: QueryRef) -> None:
+        if self.is_deleted(ref):
+            return
+        for older in [q for q in self._queries if q.name == ref.name and q.version <= ref.version]:
+            self._touch(older)
+            del self._queries[older]
+            self._pending.discard(older)
+        self._deleted[ref.name] = ref.version
+
+    def _change_edges(self, edges: tuple[EdgeRecord, ...]) -> None:
+        previous, self._edges = self._edges, edges
+        self._listed = frozenset(e.edge for e in edges)
+        # Every heartbeat changes a record; membership and streams, which matter here, change rarely.
+        if previous is not None and _membership(previous) == _membership(edges):
+            return
+        for ref in self._queries:
+            self._touch(ref).edges_changed(edges)
+            self._pending.add(ref)
+
+    def _apply_frames(self, frames: tuple[FrameSummary, ...], now_ms: int) -> list[Emission]:
+        by_query: dict[QueryRef, list[FrameSummary]] = {}
+        for frame in frames:
+            if not self.is_deleted(frame.query):
+                by_query.setdefault(frame.query, []).append(frame)
+        for ref in by_query:
+            if ref not in self._queries:
+                raise NotFound(f"a frame arrived for query {query_key(ref)}, which is not registered")
+        emissions = []
+        for ref, reported in by_query.items():
+            ledger = self._touch(ref)
+            listed = self._listed if self._edges is not None else {*ledger.state.expected, *ledger.state.retired}
+            emissions += ledger.report(reported, {f.edge for f in reported} - listed, now_ms)
+            self._pending.discard(ref)
+        return emissions
+
+    def _advance_time(self, now_ms: int) -> list[Emission]:
+        emissions = []
+        for ref, ledger in self._queries.items():
+            due_ms = ledger.deadline()
+            if ref in self._pending or (due_ms is not None and due_ms <= now_ms):
+                emissions += self._touch(ref).emit_due(now_ms)
+        self._pending.clear()
+        return emissions
+
+
+class LedgerTransaction:
+    """The changes since `Ledger.transaction` was entered."""
+
+    def __init__(self, queries: dict[QueryRef, QueryLedger], deleted: dict[str, int]) -> None:
+        self._queries = queries
+        self._deleted = deleted
+        self._deleted_before = dict(deleted)
+        self.touched: dict[QueryRef, QueryLedger] = {}
+
+    def changes(self) -> list[QueryChanges]:
+        """The changes of each changed query, for the store to write."""
+        changes = [
+            QueryChanges(QueryRef(name, version), None)
+            for name, version in self._deleted.items()
+            if self._deleted_before.get(name) != version
+        ]
+        for ref, ledger in self.touched.items():
+            if self._queries.get(ref) is not ledger:
+                changes.append(QueryChanges(ref, None))
+                continue
+            entries = [(k, start, v.to_json() if v else None) for k, start, v in ledger.changed_entries()]
+            if entries or ledger.state_changed():
+                changes.append(QueryChanges(ref, ledger.state.to_json(), tuple(entries)))
+        return list({c.ref: c for c in changes}.values())
+
+
+def _ledger_of(state: QueryState, entries: Iterable[tuple[EntryKind, int, StateEntry]], margin_ms: int) -> QueryLedger:
+    spec = state.query.spec
+    if isinstance(spec.window, SessionWindow):
+        return SessionWindowLedger(state, entries, margin_ms)
+    if spec.accuracy is not None and spec.accuracy.kind is not None:
+        return EarlyAnswerLedger(state, entries, margin_ms)
+    return TimeWindowLedger(state, entries, margin_ms)
+
+
+def _membership(edges: tuple[EdgeRecord, ...]) -> list[tuple[object, ...]]:
+    return [(e.edge, e.retired, e.streams, e.first_seen_ms) for e in edges]

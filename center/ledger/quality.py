@@ -1,0 +1,389 @@
+"""`Quality`: an answer's phase, completeness, error by cause, and contract."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from center.estimation import GroupPrediction, Prediction
+from center.sampling import describe_reasons, is_expensive
+from edgewater.accuracy import MAX_GROUPS
+from edgewater.caching import format_fraction
+from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.wire import SamplingReason, SliceClose
+
+
+class Phase(StrEnum):
+    """Progress of a window's answers. A window's phase never moves back."""
+
+    EARLY = "early"
+    COMPLETE = "complete"
+    FINAL = "final"
+
+    @property
+    def rank(self) -> int:
+        return _RANKS[self]
+
+
+_RANKS = {Phase.EARLY: 0, Phase.COMPLETE: 1, Phase.FINAL: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class WithheldBound:
+    """How far, at most, any group's true value lies above and below its estimate; both are ≥ 0."""
+
+    above: float
+    below: float
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Union of all edges' closes of a slice, or of all slices of a window."""
+
+    observed: int = 0
+    late: int = 0
+    withheld: Mapping[str, WithheldBound] | None = None
+
+    @classmethod
+    def of_closes(cls, closes: Iterable[SliceClose], spec: QuerySpec) -> Totals:
+        """Totals of one slice; `closes` holds one close per edge and incarnation."""
+        return cls.union(
+            (
+                cls(
+                    c.observed, c.late, {w.measure: WithheldBound(w.largest_above, w.largest_below) for w in c.withheld}
+                )
+                for c in closes
+            ),
+            spec,
+        )
+
+    @classmethod
+    def union(cls, parts: Iterable[Totals], spec: QuerySpec) -> Totals:
+        """Adds counters and the bounds of sums and counts: the worst group may be the same at every edge and in every
+        slice. The error of an extremum is at most the largest single bound, since max(aᵢ + wᵢ) ≤ max(aᵢ) + max(wᵢ)."""
+        extrema = {m.name for m in spec.measures if m.function.error == "extremum"}
+        observed = late = 0
+        bounds: dict[str, WithheldBound] = {}
+        for part in parts:
+            observed += part.observed
+            late += part.late
+            for measure, bound in (part.withheld or {}).items():
+                held = bounds.get(measure, _NOTHING)
+                join = max if measure in extrema else _add
+                bounds[measure] = WithheldBound(join(held.above, bound.above), join(held.below, bound.below))
+        return cls(observed, late, bounds)
+
+
+def _add(left: float, right: float) -> float:
+    return left + right
+
+
+_NOTHING = WithheldBound(0.0, 0.0)
+_NONE: Mapping[str, frozenset[SamplingReason]] = {}
+_ROUNDING = 1e-9
+"""Relative tolerance: n shares of E/n need not add up to E in floating point."""
+
+
+STALENESS = "staleness-budget"
+"""Violation code: the answer came later than its staleness budget."""
+
+ACCURACY = "accuracy"
+"""Violation code: the answer's interval is wider than the requested error."""
+
+TOO_FEW_ARRIVALS = "too few arrivals are known for an error bound"
+TOO_MANY_GROUPS = f"there are, or recently were, more than {MAX_GROUPS} groups: windows are answered when complete"
+NOT_SAMPLED = "not sampled: the measure is cheap, and edges and links keep up"
+ALL_RECORDS_NEEDED = (
+    "not sampled: the measure is expensive, but every record is needed, or the needed rate is not known yet"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A part of the contract that the answer does not keep. `code` is stable."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionQuality:
+    """Session details of an answer.
+
+    Attributes:
+        cut: the session reached its maximum length and continues in the next one.
+        cuts: number of final sessions of the query so far that were cut.
+        merged_into_ms: start of the session that it was merged into; it has no data any more.
+    """
+
+    cut: bool
+    cuts: int
+    merged_into_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AccuracyQuality:
+    """Accuracy details of an answer to a query with an accuracy.
+
+    Attributes:
+        measure: the measure that the accuracy is about.
+        confidence: probability that the measure's interval contains the true value.
+        prediction: predicted value of the window; None: the data alone determine it.
+        sampling: whether records were sampled, and the reason.
+        waited_ms: event time from the window's end until the arrivals met the error target.
+        coverage: fraction of the recent final windows with an early answer whose first interval contained the true
+            value; None: there are none yet.
+        covered: of a final answer, whether that holds for this window (for all its groups).
+        too_many_groups: the query has too many groups for early answers.
+    """
+
+    measure: str
+    confidence: float
+    prediction: Prediction | None
+    sampling: str
+    waited_ms: int | None
+    coverage: float | None
+    covered: bool | None
+    too_many_groups: bool = False
+
+    def to_mapping(self) -> dict[str, Any]:
+        p = self.prediction
+        result: dict[str, Any] = {"measure": self.measure, "sampling": self.sampling, "waited_ms": self.waited_ms,
+                                  "coverage": self.coverage, "covered": self.covered}  # fmt: skip
+        if p is not None:
+            result |= {"straggler_share": _finite(p.straggler_share), "silent": list(p.silent)}
+        if self.too_many_groups:
+            result["groups"] = {"limit": MAX_GROUPS, "reason": TOO_MANY_GROUPS}
+        elif p is not None and p.groups is not None:
+            eligible = [g for g in p.groups if g.eligible]
+            result["groups"] = {
+                "eligible": len(eligible),
+                "met": sum(g.met for g in eligible),
+                "waiting": len(p.groups) - len(eligible),
+            }
+        return result
+
+    def to_prediction(self) -> dict[str, Any]:
+        """Per measure, the interval that replaces the one of the data."""
+        p = self.prediction
+        assert p is not None
+        if p.groups is None:
+            return {self.measure: {**_interval(p), "confidence": self.confidence}}
+        groups = {g.key: list(_interval(g).values()) for g in p.groups}
+        return {self.measure: {"groups": groups, "confidence": self.confidence}}
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """The quality of one answer at the time it was emitted.
+
+    Attributes:
+        expected: number of expected edges.
+        missing: those, sorted, that have not closed the window, or closed it without all its records because they
+            joined too late.
+        observed, late: records in the answer, and those of them that arrived after their slice's close.
+        after_final: number of records of the query so far that arrived for a final window and are in no answer.
+        withheld: per measure, where an edge withholds anything.
+        requested: the budget as requested; ``{"exact": true}`` without one.
+        session: set for session windows.
+        accuracy: set for a query with an accuracy.
+    """
+
+    expected: int
+    missing: tuple[str, ...]
+    observed: int
+    late: int
+    after_final: int
+    staleness_ms: int
+    withheld: Mapping[str, WithheldBound]
+    requested: Mapping[str, Any]
+    violations: tuple[Violation, ...] = ()
+    session: SessionQuality | None = None
+    accuracy: AccuracyQuality | None = None
+
+    @property
+    def reported(self) -> int:
+        return self.expected - len(self.missing)
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.missing and self.expected > 0
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The members of an answer's JSON: completeness, records, staleness_ms, error, contract."""
+        result: dict[str, Any] = {
+            "completeness": {
+                "ratio": self.reported / self.expected if self.expected else 0.0,
+                "expected": self.expected,
+                "reported": self.reported,
+                "missing": list(self.missing),
+            },
+            "records": {
+                "observed": self.observed,
+                "expected": self.observed if self.is_complete else None,
+                "sampled": self.observed,
+                "late": self.late,
+                "after_final": self.after_final,
+            },
+            "staleness_ms": self.staleness_ms,
+            "error": {
+                "sketch": 0,
+                "sampling": 0,
+                "withheld": {
+                    name: {"above": _finite(b.above), "below": _finite(b.below)} for name, b in self.withheld.items()
+                },
+                "missing": 0 if self.is_complete else None,
+            },
+            "contract": {
+                "requested": dict(self.requested),
+                "met": not self.violations,
+                "violations": [{"code": v.code, "message": v.message} for v in self.violations],
+            },
+        }
+        if self.accuracy is not None:
+            result["accuracy"] = self.accuracy.to_mapping()
+            predicted = self.accuracy.prediction
+            if predicted is not None:
+                result["prediction"] = self.accuracy.to_prediction()
+                result["records"] |= {"expected": round(predicted.expected), "sampled": round(predicted.sampled)}
+                parts = {"sampling": predicted.sampling, "straggler": predicted.straggler, "missing": predicted.missing}
+                result["error"] |= {name: _finite(width) for name, width in parts.items()}
+        if self.session is not None:
+            result["session"] = {"cut": self.session.cut, "cuts": self.session.cuts}
+            if self.session.merged_into_ms is not None:
+                result["merged_into_ms"] = self.session.merged_into_ms
+        return result
+
+
+def _interval(interval: Prediction | GroupPrediction) -> dict[str, float | None]:
+    return {name: _finite(getattr(interval, name)) for name in ("estimate", "lower", "upper")}
+
+
+def _finite(value: float) -> float | None:
+    """None (JSON null, "unknown") for an infinite value: JSON has no infinity."""
+    return value if math.isfinite(value) else None
+
+
+def assess(
+    spec: QuerySpec,
+    totals: Totals,
+    *,
+    expected: int,
+    missing: tuple[str, ...],
+    after_final: int,
+    staleness_ms: int,
+    first_staleness_ms: int,
+) -> Quality:
+    """Computes the quality of an answer.
+
+    Args:
+        first_staleness_ms: staleness of the window's first answer. A staleness budget applies to that one only.
+    """
+    withheld = dict(sorted((totals.withheld or {}).items()))
+    if isinstance(spec.budget, StalenessBudget):
+        requested: dict[str, Any] = {"staleness_ms": spec.budget.staleness_ms}
+        violations = _too_stale(first_staleness_ms, spec.budget.staleness_ms) + _incomplete(expected, missing)
+    else:
+        budget = spec.budget or ErrorBudget(())
+        limits = {**dict(budget.limits), **{name: format_fraction(share) for name, share in budget.relative}}
+        requested = {"error": limits} if spec.budget else {"exact": True}
+        violations = _incomplete(expected, missing) + _over_budget(withheld, budget)
+    if spec.accuracy is not None and spec.accuracy.kind is None:
+        # The error of a function's value is checked where the value is computed (`center.serving.function_values`).
+        promised = {"staleness_ms": requested["staleness_ms"]} if "staleness_ms" in requested else {}
+        requested = {**spec.accuracy.to_contract(), **promised}
+    return Quality(
+        expected=expected,
+        missing=missing,
+        observed=totals.observed,
+        late=totals.late,
+        after_final=after_final,
+        staleness_ms=staleness_ms,
+        withheld=withheld,
+        requested=requested,
+        violations=tuple(violations),
+    )
+
+
+def with_accuracy(
+    quality: Quality,
+    spec: QuerySpec,
+    prediction: Prediction | None,
+    *,
+    early: bool,
+    covered: bool | None,
+    coverage: float | None,
+    slot_ms: int,
+    too_many_groups: bool = False,
+    sampled_because: Mapping[str, frozenset[SamplingReason]] = _NONE,
+) -> Quality:
+    """Extends the quality of an answer by what its accuracy requires.
+
+    Args:
+        sampled_because: reasons per edge that did not process all of the window's records.
+    """
+    accuracy = spec.accuracy
+    assert accuracy is not None
+    violations = [v for v in quality.violations if v.code == STALENESS]
+    if prediction is None and early:
+        violations.append(Violation(ACCURACY, TOO_MANY_GROUPS if too_many_groups else TOO_FEW_ARRIVALS))
+    elif prediction is not None and not prediction.met:
+        violations.append(Violation(ACCURACY, prediction.reason))
+    requested = dict(accuracy.to_contract())
+    if isinstance(spec.budget, StalenessBudget):
+        requested["staleness_ms"] = spec.budget.staleness_ms
+    sampled = prediction is not None and prediction.sampled < prediction.arrived
+    waited = prediction.waited_slots * slot_ms if prediction is not None else None
+    result = AccuracyQuality(
+        accuracy.measure, accuracy.confidence, prediction,
+        describe_reasons(sampled_because) if sampled else ALL_RECORDS_NEEDED if is_expensive(spec) else NOT_SAMPLED,
+        waited, coverage, covered, too_many_groups,
+    )  # fmt: skip
+    # An open slice's counters arrive with its close; until then the arrival counts say how many records there are.
+    observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
+    return replace(quality, observed=observed, requested=requested, violations=tuple(violations), accuracy=result)
+
+
+def _too_stale(first_staleness_ms: int, budget_ms: int) -> list[Violation]:
+    if first_staleness_ms <= budget_ms:
+        return []
+    message = f"the first answer came {first_staleness_ms} ms after the window's end; the budget is {budget_ms} ms"
+    return [Violation(STALENESS, message)]
+
+
+def _incomplete(expected: int, missing: tuple[str, ...]) -> list[Violation]:
+    if expected > 0 and not missing:
+        return []
+    reported = expected - len(missing)
+    return [
+        Violation(
+            "missing-edges", f"{reported} of {expected} expected edges have closed the window with all their records"
+        )
+    ]
+
+
+def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> list[Violation]:
+    """Measures whose withheld bound exceeds their limit. Without any limit, all measures must be exact; a measure that
+    the budget does not name has no limit.
+
+    A relative limit applies to each group's own value. The bound is that of the worst group, whose value is not known
+    here, so it is not compared with a relative limit: the edges enforce that one.
+    """
+    limits, relative = dict(budget.limits), dict(budget.relative)
+    violations = []
+    for measure, bound in withheld.items():
+        if measure in relative:
+            continue
+        worst, limit = max(bound.above, bound.below), limits.get(measure)
+        if limit is None and worst > 0 and not (limits or relative):
+            violations.append(Violation("withheld", f"{measure}: edges withhold up to {worst:g} per group"))
+        elif limit is not None and worst > limit * (1 + _ROUNDING):
+            violations.append(
+                Violation(
+                    "error-budget", f"{measure}: edges withhold up to {worst:g} per group; the budget is {limit:g}"
+                )
+            )
+    return violations

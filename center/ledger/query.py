@@ -1,0 +1,390 @@
+"""`QueryLedger`: what edges have reported of one query's windows, and when each window is answered.
+
+Three frontiers in event time decide. *Closed*: every expected edge has closed the slices before it, so windows that end
+there are ``complete``; it moves back when an edge joins. *Final*: the closed frontier less the lateness; it never moves
+back. *Due*: the stream's clock less the staleness budget; windows that it passes before they are closed are answered
+``early`` with the data at hand.
+
+Windows are kept in heaps by start, and a frontier that advances pops those it has passed. A batch therefore costs what
+it touches and closes, however many windows are open. Heap entries are hints: the tables (`StateTable`) are
+authoritative and the heaps can be rebuilt from them.
+
+Subclasses define which windows exist: `TimeWindowLedger` and `SessionWindowLedger`. The rules here assume only that
+windows ordered by start are ordered by end.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from center.catalog import EdgeRecord, expected_edges
+from center.ledger.events import Emission, FrameSummary
+from center.ledger.quality import Phase, Quality, Totals, assess
+from center.ledger.state import (
+    EdgeIncarnation,
+    EntryKind,
+    QueryState,
+    SealedSlice,
+    SliceState,
+    StateEntry,
+    StateTable,
+    WindowState,
+)
+from edgewater.query import StalenessBudget
+from edgewater.streams import MIN_TIME_MS, EdgeId, StreamClock
+from edgewater.wire import SliceClose
+
+MAX_SEALED_STATEMENTS = 4096
+"""Counts (slice, edge) that are kept of final windows, to detect records that arrive after them."""
+
+
+class QueryLedger(ABC):
+    """The rules for one query. `Ledger` drives it and provides its transactions."""
+
+    def __init__(self, state: QueryState, entries: Iterable[tuple[EntryKind, int, StateEntry]], margin_ms: int) -> None:
+        self._spec = state.query.spec
+        budget = self._spec.budget
+        # How long after its end a window is due; None: it is due when all edges have closed it.
+        self._due_after_ms: int | None = None
+        if isinstance(budget, StalenessBudget):
+            self._due_after_ms = budget.staleness_ms - min(margin_ms, budget.staleness_ms // 2)
+        self._slices: StateTable[SliceState] = StateTable()
+        self._windows: StateTable[WindowState] = StateTable()
+        self._sealed: StateTable[SealedSlice] = StateTable()
+        for _, start, entry in entries:
+            if isinstance(entry, SliceState):
+                self._slices.put(start, entry)
+            elif isinstance(entry, WindowState):
+                self._windows.put(start, entry)
+            elif isinstance(entry, SealedSlice):
+                self._sealed.put(start, entry)
+        self._state_before: QueryState | None = None
+        self._set_state(state)
+        self._rebuild_heaps()
+
+    @property
+    def state(self) -> QueryState:
+        return self._state
+
+    # Events
+
+    def edges_changed(self, edges: Sequence[EdgeRecord]) -> None:
+        """Updates the expected edges and the stream's clock. Emits nothing: `emit_due` does."""
+        state = self._state
+        retired = {e.edge for e in edges if e.retired}
+        expected = {e for e in expected_edges(self._spec, edges) if e not in retired}
+        if self._spec.edges is None:
+            # An edge that has reported but is younger than the list is expected too.
+            listed = {e.edge for e in edges}
+            expected.update(EdgeId(e) for e in state.through_ms if e not in listed)
+        serving = [e for e in sorted(edges, key=lambda e: e.edge) if not e.retired and e.stream(self._spec.stream)]
+        clock = self._choose_clock(serving)
+        due_from_ms = state.due_from_ms
+        if serving and clock != state.clock:
+            due_from_ms = self._first_due_window(clock, min(e.first_seen_ms for e in serving))
+        of_stream = tuple(sorted(e.edge for e in edges if e.retired and e.stream(self._spec.stream)))
+        changed = replace(
+            state, expected=tuple(sorted(expected)), retired=of_stream, clock=clock, due_from_ms=due_from_ms
+        )
+        if changed != state:
+            self._set_state(changed)
+
+    def report(self, frames: Iterable[FrameSummary], unlisted: Iterable[EdgeId], now_ms: int) -> list[Emission]:
+        """Applies merged frames of this query.
+
+        Args:
+            unlisted: edges among them that `edges_changed` has not listed yet.
+        """
+        return self._emit_due(self._affected_windows(self._apply_frames(frames, unlisted)), now_ms)
+
+    def emit_due(self, now_ms: int) -> list[Emission]:
+        """Emits the windows that became due by time or by `edges_changed`."""
+        return self._emit_due(set(), now_ms)
+
+    def deadline(self) -> int | None:
+        """Wall time, ms, at which the next window is due; None: no window becomes due by time alone."""
+        if self._due_after_ms is None:
+            return None
+        while self._awaiting_due and not self._is_unanswered(self._awaiting_due[0]):
+            heappop(self._awaiting_due)
+        starts = [*self._awaiting_due[:1], *self._next_without_data()]
+        return self._due_at(min(starts)) if starts else None
+
+    @abstractmethod
+    def sealed_before(self) -> int:
+        """Event time, ms: slices that start before it belong to final windows only and accept no more data."""
+
+    # Transactions
+
+    def begin(self) -> None:
+        self._state_before = self._state
+        for _, table in self._tables():
+            table.begin()
+
+    def state_changed(self) -> bool:
+        return self._state_before is not self._state
+
+    def changed_entries(self) -> list[tuple[EntryKind, int, StateEntry | None]]:
+        """The entries changed since `begin`; None: removed."""
+        return [(kind, start, value) for kind, table in self._tables() for start, value in table.changes().items()]
+
+    def all_entries(self) -> list[tuple[EntryKind, int, StateEntry]]:
+        return [(kind, start, value) for kind, table in self._tables() for start, value in sorted(table.items())]
+
+    def _tables(self) -> list[tuple[EntryKind, StateTable[Any]]]:
+        return [("slice", self._slices), ("window", self._windows), ("sealed", self._sealed)]
+
+    # Which windows exist
+
+    @abstractmethod
+    def _affected_windows(self, changed: Sequence[int]) -> set[int]:
+        """The windows, not final, that need a new answer because these slices changed."""
+
+    @abstractmethod
+    def _end(self, start_ms: int) -> int: ...
+
+    @abstractmethod
+    def _required_span(self, start_ms: int) -> tuple[int, int]:
+        """The event time [from, to) that an edge must have closed for the window to have all its records."""
+
+    @abstractmethod
+    def _slices_of(self, start_ms: int) -> range:
+        """Start times of the window's slices."""
+
+    @abstractmethod
+    def _has_final_window(self, slice_start_ms: int) -> bool: ...
+
+    def _next_without_data(self) -> list[int]:
+        """The next window that becomes due without data, if there is one."""
+        return []
+
+    def _pop_overdue(self, now_ms: int) -> Sequence[int]:
+        """Windows without data that are due."""
+        return ()
+
+    def _first_due_window(self, clock: StreamClock | None, first_seen_ms: int) -> int | None:
+        """The first window that becomes due with or without data."""
+        return None
+
+    # Frames
+
+    def _apply_frames(self, frames: Iterable[FrameSummary], unlisted: Iterable[EdgeId]) -> list[int]:
+        """Applies frames and returns the slices, not final, that they changed."""
+        through, gaps = dict(self._state.through_ms), dict(self._state.gaps)
+        touched: set[int] = set()
+        closes_by_slice: dict[int, dict[EdgeIncarnation, SliceClose]] = {}
+        for frame in sorted(frames, key=lambda f: f.position):
+            closed = through.get(frame.edge, MIN_TIME_MS)
+            if frame.since_ms is not None and frame.since_ms != gaps.get(frame.edge, (0, None))[1]:
+                # The edge joined or lost its state: it does not have the records between its last close and then.
+                gaps[frame.edge] = (closed, frame.since_ms)
+            through[frame.edge] = max(closed, frame.through_ms)
+            touched.update(frame.touched)
+            for close in frame.closes:
+                closes_by_slice.setdefault(close.slice_start_ms, {})[frame.edge, frame.incarnation] = close
+        changed = []
+        after_final = self._state.after_final
+        for start in sorted(touched | closes_by_slice.keys()):
+            closes = closes_by_slice.get(start, {})
+            after_final += self._count_after_final(start, closes)
+            if start < self.sealed_before():
+                self._update_sealed(start, {o: c.observed for o, c in closes.items()})
+            elif self._update_slice(start, closes, start in touched):
+                changed.append(start)
+        expected = self._state.expected
+        if self._spec.edges is None:
+            expected = tuple(sorted({*expected, *unlisted}))
+        self._set_state(replace(self._state, through_ms=through, gaps=gaps, expected=expected, after_final=after_final))
+        return changed
+
+    def _count_after_final(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose]) -> int:
+        """Number of records that these closes add to a slice that belongs to a final window."""
+        if not self._has_final_window(start_ms):
+            return 0
+        state, sealed = self._slices.get(start_ms), self._sealed.get(start_ms)
+        known = {o: c.observed for o, c in state.closes.items()} if state else dict(sealed.observed) if sealed else {}
+        return sum(max(0, c.observed - known.get(o, 0)) for o, c in closes.items())
+
+    def _update_slice(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose], touched: bool) -> bool:
+        held = self._slices.get(start_ms)
+        known = held.closes if held else {}
+        # A close with no records and nothing withheld carries no news: it needs no new answer.
+        nothing = SliceClose(start_ms, 0, 0)
+        news = {o: c for o, c in closes.items() if c != known.get(o, nothing)}
+        if not news and not touched:
+            return False
+        if held is None:
+            heappush(self._open_slices, start_ms)
+        if news or held is None or not held.has_data:
+            had_data = touched or (held is not None and held.has_data)
+            self._slices.put(start_ms, SliceState.of({**known, **news}, had_data, self._spec))
+        return True
+
+    def _track_window(self, start_ms: int) -> None:
+        heappush(self._awaiting_close, start_ms)
+        heappush(self._awaiting_final, start_ms)
+        if self._due_after_ms is not None:
+            heappush(self._awaiting_due, start_ms)
+
+    # Answers
+
+    def _emit_due(self, dirty: set[int], now_ms: int) -> list[Emission]:
+        final = max(self._state.final_through_ms, self._closed_ms - self._spec.lateness_ms)
+        if final > self._state.final_through_ms:
+            self._set_state(replace(self._state, final_through_ms=final))
+        due = self._pop_due(now_ms)
+        emissions = []
+        for start in sorted(dirty | due | self._pop_closed()):
+            emission = self._answer_window(start, start in dirty, start in due, now_ms)
+            if emission is not None:
+                emissions.append(emission)
+        self._seal_slices()
+        return emissions
+
+    def _answer_window(self, start_ms: int, dirty: bool, due: bool, now_ms: int) -> Emission | None:
+        """The answer to a window, or None if it gets none now."""
+        state = self._windows.get(start_ms)
+        if state is None:
+            if not due:
+                return None  # no data and no answer
+            state = WindowState(has_data=False)
+            self._track_window(start_ms)
+        reached = self._phase(start_ms)
+        phase = max(reached, state.phase, key=lambda p: p.rank)
+        # A complete window can lack an edge again: one that joined, or that a session has grown beyond.
+        lacks_edges = phase is Phase.COMPLETE and reached is Phase.EARLY
+        if state.is_answered:
+            if not dirty and phase is state.phase and (lacks_edges or not state.lacks_edges):
+                return None
+        elif phase is Phase.EARLY and not due:
+            return None
+        end, slices = self._end(start_ms), self._slices_of(start_ms)
+        staleness = max(0, now_ms - self._state.running_clock.to_wall_ms(end))
+        first = staleness if state.first_staleness_ms is None else state.first_staleness_ms
+        quality = self._quality(start_ms, slices, staleness, first)
+        if phase is Phase.FINAL:
+            self._close_window(start_ms)
+        else:
+            revision = state.revision + 1
+            answered = replace(state, revision=revision, phase=phase, first_staleness_ms=first, lacks_edges=lacks_edges)
+            self._windows.put(start_ms, answered)
+            if lacks_edges and not state.lacks_edges:
+                heappush(self._awaiting_close, start_ms)
+        ref, revision = self._state.query.ref, state.revision + 1
+        return Emission(ref, start_ms, end, revision, phase, now_ms, quality, slices.start, slices.stop)
+
+    def _quality(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Quality:
+        states = (self._slices.get(s) for s in slices)
+        return assess(
+            self._spec,
+            Totals.union((s.totals for s in states if s is not None), self._spec),
+            expected=len(self._state.expected),
+            missing=tuple(e for e in self._state.expected if self._is_missing(e, start_ms)),
+            after_final=self._state.after_final,
+            staleness_ms=staleness_ms,
+            first_staleness_ms=first_staleness_ms,
+        )
+
+    def _is_missing(self, edge: EdgeId, start_ms: int) -> bool:
+        """Whether the window lacks records of the edge: the edge has not closed it, or has a gap in it."""
+        begin, end = self._required_span(start_ms)
+        gap_from, gap_to = self._state.gaps.get(edge, (MIN_TIME_MS, MIN_TIME_MS))
+        return self._state.through_ms.get(edge, MIN_TIME_MS) < end or max(begin, gap_from) < min(end, gap_to)
+
+    def _close_window(self, start_ms: int) -> None:
+        """Removes a window that has its final answer."""
+        self._windows.drop(start_ms)
+
+    def _pop_closed(self) -> set[int]:
+        """Windows with data or an answer that the closed or the final frontier has passed."""
+        passed = set()
+        while self._awaiting_close and self._required_span(self._awaiting_close[0])[1] <= self._closed_ms:
+            passed.add(heappop(self._awaiting_close))
+        while self._awaiting_final and self._is_final(self._required_span(self._awaiting_final[0])[1]):
+            passed.add(heappop(self._awaiting_final))
+        return {start for start in passed if start in self._windows}
+
+    def _pop_due(self, now_ms: int) -> set[int]:
+        """Windows without an answer that are due, with data or without."""
+        if self._due_after_ms is None:
+            return set()
+        due = set()
+        while self._awaiting_due and self._due_at(self._awaiting_due[0]) <= now_ms:
+            start = heappop(self._awaiting_due)
+            if self._is_unanswered(start):
+                due.add(start)
+        return due.union(self._pop_overdue(now_ms))
+
+    # After the final answer
+
+    def _seal_slices(self) -> None:
+        before = self.sealed_before()
+        while self._open_slices and self._open_slices[0] < before:
+            start = heappop(self._open_slices)
+            state = self._slices.drop(start)
+            if state is not None:
+                self._update_sealed(start, {o: c.observed for o, c in state.closes.items()})
+
+    def _update_sealed(self, start_ms: int, observed: Mapping[EdgeIncarnation, int]) -> None:
+        held = self._sealed.get(start_ms)
+        known = held.observed if held else {}
+        news = {o: n for o, n in observed.items() if n > known.get(o, 0)}
+        if not news:
+            return
+        if held is None:
+            heappush(self._sealed_starts, start_ms)
+        self._sealed.put(start_ms, SealedSlice({**known, **news}))
+        self._sealed_statements += len(news.keys() - known.keys())
+        while self._sealed_statements > MAX_SEALED_STATEMENTS and len(self._sealed) > 1:
+            oldest = self._sealed.drop(heappop(self._sealed_starts))
+            self._sealed_statements -= len(oldest.observed) if oldest else 0
+
+    # Frontiers
+
+    def _set_state(self, state: QueryState) -> None:
+        self._state = state
+        if state.expected:
+            self._closed_ms = min(state.through_ms.get(e, MIN_TIME_MS) for e in state.expected)
+        else:
+            # No edge is expected. If none is known, nothing is closed; if all that reported are retired, the
+            # furthest close among them counts.
+            self._closed_ms = max((state.through_ms.get(e, MIN_TIME_MS) for e in state.retired), default=MIN_TIME_MS)
+
+    def _phase(self, start_ms: int) -> Phase:
+        closed_at_ms = self._required_span(start_ms)[1]
+        if self._is_final(closed_at_ms):
+            return Phase.FINAL
+        return Phase.COMPLETE if closed_at_ms <= self._closed_ms else Phase.EARLY
+
+    def _is_final(self, end_ms: int) -> bool:
+        return end_ms <= self._state.final_through_ms
+
+    def _is_unanswered(self, start_ms: int) -> bool:
+        state = self._windows.get(start_ms)
+        return state is not None and not state.is_answered
+
+    def _due_at(self, start_ms: int) -> int:
+        return self._state.running_clock.to_wall_ms(self._end(start_ms)) + (self._due_after_ms or 0)
+
+    def _choose_clock(self, serving: Sequence[EdgeRecord]) -> StreamClock | None:
+        """Keeps the clock in use as long as any edge has it, so that a new edge does not move deadlines."""
+        clocks = [s.clock for e in serving if (s := e.stream(self._spec.stream)) is not None]
+        if not clocks or self._state.clock in clocks:
+            return self._state.clock
+        return clocks[0]
+
+    def _rebuild_heaps(self) -> None:
+        windows = list(self._windows.items())
+        self._awaiting_close = [start for start, w in windows if w.phase is Phase.EARLY or w.lacks_edges]
+        self._awaiting_final = [start for start, _ in windows]
+        self._awaiting_due = [start for start, w in windows if not w.is_answered and self._due_after_ms is not None]
+        self._open_slices = list(self._slices)
+        self._sealed_starts = list(self._sealed)
+        self._sealed_statements = sum(len(s.observed) for _, s in self._sealed.items())
+        heaps = (self._awaiting_close, self._awaiting_final, self._awaiting_due, self._open_slices, self._sealed_starts)
+        for heap in heaps:
+            heapify(heap)

@@ -1,0 +1,205 @@
+"""Session windows: which exist follows from what all edges report of their slices.
+
+Closes report the extent of each slice's records, from which `center/ledger/sessionize.py` computes the sessions. A
+session is identified by its first record. If an earlier record arrives, or the session before it is joined to it, it
+becomes part of another session. If it had been answered, its identity gets one more revision without data that names
+the session that has its records now. Should a session begin there again, the revision numbers continue.
+
+*Closed* needs up to one gap more than for other windows: a record less than a gap after the last one may lie in the
+next slice, which an edge reports when it closes that slice. A session is sealed, with all slices before it, once it is
+final. A record between two sessions of which the first is final and the second is not belongs to the second.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from center.ledger.events import Emission
+from center.ledger.quality import Quality, SessionQuality, Totals, assess
+from center.ledger.query import QueryLedger
+from center.ledger.sessionize import ObservedSession, connected_slices, session_windows
+from center.ledger.state import EdgeIncarnation, WindowState
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.windows import Extent, SessionWindow
+from edgewater.wire import SliceClose
+
+
+class SessionWindowLedger(QueryLedger):
+    """The rules for a query of session windows."""
+
+    @property
+    def _window(self) -> SessionWindow:
+        assert isinstance(self._spec.window, SessionWindow)
+        return self._spec.window
+
+    def sealed_before(self) -> int:
+        return self._state.sealed_before_ms
+
+    # Which sessions exist
+
+    def _affected_windows(self, changed: Sequence[int]) -> set[int]:
+        gap = self._window.gap_ms
+        with_records = {start for start in changed if start in self._extents}
+        dirty: set[int] = set()
+        examined: set[int] = set()
+        for start in sorted({near for s in with_records for near in (s - gap, s, s + gap) if near in self._extents}):
+            if start not in examined:
+                connected = connected_slices(start, self._extents, self._window)
+                examined.update(connected)
+                dirty |= self._update_sessions(connected, with_records)
+        return dirty
+
+    def _update_sessions(self, connected: range, changed: set[int]) -> set[int]:
+        """Stores the sessions of connected slices; returns the windows that need a new answer."""
+        current = {s.start_ms: s for s in session_windows(connected, self._extents, self._window)}
+        removed = [start for s in connected for start in self._sessions_by_slice.get(s, ()) if start not in current]
+        dirty: set[int] = set()
+        inherited_ms: dict[int, int] = {}
+        for start in removed:
+            state = self._windows.get(start)
+            assert state is not None
+            if state.session is None:
+                continue
+            if not state.is_answered:
+                self._drop_window(start)
+                continue
+            target = next(
+                s for s in current.values() if s.from_ms <= self._window.slice_start(start) < s.to_ms
+            ).start_ms
+            self._windows.put(start, replace(state, session=None, merged_into=target))
+            inherited_ms[target] = min(state.first_staleness_ms or 0, inherited_ms.get(target, MAX_TIME_MS))
+            dirty.add(start)
+        for start, session in current.items():
+            state = self._windows.get(start)
+            if state is None or state.session != session or not changed.isdisjoint(session.slices(self._window)):
+                self._put_session(start, session, inherited_ms.get(start))
+                dirty.add(start)
+        return dirty
+
+    def _put_session(self, start_ms: int, session: ObservedSession, inherited_staleness_ms: int | None) -> None:
+        held = self._windows.get(start_ms)
+        state = replace(held or WindowState(has_data=True), session=session, merged_into=None)
+        if state.first_staleness_ms is None and inherited_staleness_ms is not None:
+            # Its records were answered in time, under the start of another session.
+            state = replace(state, first_staleness_ms=inherited_staleness_ms)
+        self._windows.put(start_ms, state)
+        if held is None:
+            self._sessions_by_slice[self._window.slice_start(start_ms)].append(start_ms)
+        if held is None or held.session is None:
+            self._track_window(start_ms)
+
+    def _session(self, start_ms: int) -> ObservedSession | None:
+        state = self._windows.get(start_ms)
+        return state.session if state else None
+
+    def _end(self, start_ms: int) -> int:
+        session = self._session(start_ms)
+        return session.end_ms if session else MIN_TIME_MS
+
+    def _required_span(self, start_ms: int) -> tuple[int, int]:
+        session = self._session(start_ms)
+        if session is None:
+            return MIN_TIME_MS, MIN_TIME_MS
+        # A record less than a gap before the first would belong to the session too.
+        return start_ms - self._window.gap_ms + 1, self._window.closes_at(session.end_ms)
+
+    def _slices_of(self, start_ms: int) -> range:
+        session = self._session(start_ms)
+        assert session is not None, "only a session has slices"
+        return session.slices(self._window)
+
+    def _has_final_window(self, slice_start_ms: int) -> bool:
+        return slice_start_ms < self.sealed_before()
+
+    def _update_slice(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose], touched: bool) -> bool:
+        changed = super()._update_slice(start_ms, closes, touched)
+        self._update_extent(start_ms)
+        return changed
+
+    def _update_extent(self, start_ms: int) -> None:
+        state = self._slices.get(start_ms)
+        if state is not None and state.has_data:
+            # Edges report extents with each frame. Without one, records may lie anywhere in the slice.
+            self._extents[start_ms] = state.extent or (start_ms, start_ms + self._window.gap_ms - 1)
+
+    # Answers
+
+    def _answer_window(self, start_ms: int, dirty: bool, due: bool, now_ms: int) -> Emission | None:
+        state = self._windows.get(start_ms)
+        if state is None:
+            return None
+        if state.session is None:
+            return self._redirect(start_ms, state, now_ms) if dirty else None
+        # Readers of a session that was merged into this one are referred here, so this one needs an answer.
+        has_inherited = not state.is_answered and state.first_staleness_ms is not None
+        return super()._answer_window(start_ms, dirty, due or has_inherited, now_ms)
+
+    def _redirect(self, start_ms: int, state: WindowState, now_ms: int) -> Emission:
+        """The last answer of a session that was merged into another: an empty window without data."""
+        quality = assess(
+            self._spec,
+            Totals(),
+            expected=len(self._state.expected),
+            missing=(),
+            after_final=self._state.after_final,
+            staleness_ms=0,
+            first_staleness_ms=state.first_staleness_ms or 0,
+        )
+        session = SessionQuality(False, self._state.sessions_cut, state.merged_into)
+        revision = state.revision + 1
+        self._windows.put(start_ms, replace(state, revision=revision))
+        ref, quality = self._state.query.ref, replace(quality, session=session)
+        return Emission(ref, start_ms, start_ms, revision, state.phase, now_ms, quality, start_ms, start_ms)
+
+    def _quality(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Quality:
+        quality = super()._quality(start_ms, slices, staleness_ms, first_staleness_ms)
+        session = self._session(start_ms)
+        return replace(quality, session=SessionQuality(session is not None and session.cut, self._state.sessions_cut))
+
+    # After the final answer
+
+    def _close_window(self, start_ms: int) -> None:
+        session = self._session(start_ms)
+        assert session is not None
+        sealed, cuts = max(self._state.sealed_before_ms, session.to_ms), self._state.sessions_cut + session.cut
+        self._set_state(replace(self._state, sealed_before_ms=sealed, sessions_cut=cuts))
+        self._drop_window(start_ms)
+
+    def _drop_window(self, start_ms: int) -> None:
+        self._windows.drop(start_ms)
+        at = self._window.slice_start(start_ms)
+        self._sessions_by_slice[at].remove(start_ms)
+        if not self._sessions_by_slice[at]:
+            del self._sessions_by_slice[at]
+
+    def _seal_slices(self) -> None:
+        """Seals the slices that cannot belong to an open session any more."""
+        gap, final = self._window.gap_ms, self._state.final_through_ms
+        if final > MIN_TIME_MS:
+            # A lone record at the end of a slice ends its session a gap later, which the slice after that closes.
+            open_from = self._window.slice_start(final) - gap
+            first_open = min(
+                (w.session.from_ms for _, w in self._windows.items() if w.session), default=open_from + gap
+            )
+            sealed = max(self._state.sealed_before_ms, min(open_from, first_open - gap))
+            if sealed > self._state.sealed_before_ms:
+                self._set_state(replace(self._state, sealed_before_ms=sealed))
+        for at in [at for at in self._sessions_by_slice if at < self.sealed_before()]:
+            for start in list(self._sessions_by_slice[at]):
+                self._drop_window(start)
+        before = self.sealed_before()
+        for start in [s for s in self._extents if s < before]:
+            del self._extents[start]
+        super()._seal_slices()
+
+    def _rebuild_heaps(self) -> None:
+        super()._rebuild_heaps()
+        self._extents: dict[int, Extent] = {}
+        for start in self._slices:
+            self._update_extent(start)
+        # Starts of sessions, merged ones included, by the slice that contains them.
+        self._sessions_by_slice: defaultdict[int, list[int]] = defaultdict(list)
+        for start in self._windows:
+            self._sessions_by_slice[self._window.slice_start(start)].append(start)

@@ -1,0 +1,283 @@
+"""The ledger's state of a query, as immutable values with their JSON.
+
+The state is one `QueryState` and many small entries, one per slice or window. A change replaces a value and never
+mutates one, so a transaction can list what it changed, and only that is written to the store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, astuple, dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from center.catalog import RegisteredQuery
+from center.ledger.quality import Phase, Totals
+from center.ledger.sessionize import ObservedSession
+from edgewater.errors import StorageError, UnsupportedVersion
+from edgewater.query import QuerySpec
+from edgewater.streams import LIVE, MIN_TIME_MS, EdgeId, StreamClock
+from edgewater.windows import Extent
+from edgewater.wire import QueryRef, SliceClose, Withheld
+
+STATE_VERSION = 1
+
+EdgeIncarnation = tuple[str, str]
+"""(edge, incarnation): counters of a close are totals per incarnation."""
+
+EntryKind = Literal["slice", "window", "sealed", "estimator"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryState:
+    """The part of a query's state that is not per slice or window.
+
+    Attributes:
+        expected: edges whose closes the windows need, sorted.
+        retired: retired edges of the stream.
+        clock: the stream's clock; None: no known edge serves the stream.
+        through_ms: per edge, event time before which all its slices are closed.
+        gaps: per edge, the latest range [from, to) of event time for which the edge does not have all records.
+        final_through_ms: windows that end at or before it are final. Never decreases.
+        due_from_ms: start of the next window that may become due without data; None: there is none.
+        after_final: number of records so far that arrived for a final window.
+        sealed_before_ms: session windows: slices that start before it belong to final sessions only. Never decreases.
+        sessions_cut: number of final sessions so far that were cut at their maximum length.
+    """
+
+    query: RegisteredQuery
+    expected: tuple[EdgeId, ...]
+    retired: tuple[EdgeId, ...]
+    clock: StreamClock | None
+    through_ms: Mapping[str, int]
+    gaps: Mapping[str, tuple[int, int]]
+    final_through_ms: int
+    due_from_ms: int | None
+    after_final: int
+    sealed_before_ms: int = MIN_TIME_MS
+    sessions_cut: int = 0
+
+    def to_json(self) -> str:
+        query = self.query
+        return _dump(
+            {
+                "version": STATE_VERSION,
+                "name": query.ref.name,
+                "query_version": query.ref.version,
+                "spec": query.spec.to_mapping(),
+                "registered_at_ms": query.registered_at_ms,
+                "deleted_at_ms": query.deleted_at_ms,
+                "expected": self.expected,
+                "retired": self.retired,
+                "clock": None if self.clock is None else asdict(self.clock),
+                "through_ms": dict(self.through_ms),
+                "gaps": dict(self.gaps),
+                "final_through_ms": self.final_through_ms,
+                "due_from_ms": self.due_from_ms,
+                "after_final": self.after_final,
+                "sealed_before_ms": self.sealed_before_ms,
+                "sessions_cut": self.sessions_cut,
+            }
+        )
+
+    @classmethod
+    def from_mapping(cls, value: Mapping[str, Any]) -> QueryState:
+        if value["version"] != STATE_VERSION:
+            raise UnsupportedVersion(f"ledger state has version {value['version']}, not {STATE_VERSION}")
+        ref = QueryRef(value["name"], value["query_version"])
+        spec = QuerySpec.from_mapping(value["spec"])
+        return cls(
+            RegisteredQuery(ref, spec, value["registered_at_ms"], value["deleted_at_ms"]),
+            tuple(map(EdgeId, value["expected"])),
+            tuple(map(EdgeId, value["retired"])),
+            None if value["clock"] is None else StreamClock(**value["clock"]),
+            value["through_ms"],
+            {edge: (begin, end) for edge, (begin, end) in value["gaps"].items()},
+            value["final_through_ms"],
+            value["due_from_ms"],
+            value["after_final"],
+            value["sealed_before_ms"],
+            value["sessions_cut"],
+        )
+
+    @property
+    def running_clock(self) -> StreamClock:
+        return self.clock or LIVE
+
+
+@dataclass(frozen=True, slots=True)
+class SliceState:
+    """The edges' closes of a slice that belongs to a window that is not final.
+
+    Attributes:
+        has_data: a close or a partial has reported records.
+        totals: union of all closes, cached because every window over the slice needs it.
+    """
+
+    closes: Mapping[EdgeIncarnation, SliceClose]
+    has_data: bool
+    totals: Totals
+
+    @property
+    def extent(self) -> Extent | None:
+        """Event times of the first and the last record over all edges; None: no edge has reported them."""
+        firsts = [c.first_ms for c in self.closes.values() if c.first_ms is not None]
+        lasts = [c.last_ms for c in self.closes.values() if c.last_ms is not None]
+        return (min(firsts), max(lasts)) if firsts and lasts else None
+
+    @classmethod
+    def of(cls, closes: Mapping[EdgeIncarnation, SliceClose], has_data: bool, spec: QuerySpec) -> SliceState:
+        totals = Totals.of_closes(closes.values(), spec)
+        return cls(closes, has_data or totals.observed > 0, totals)
+
+    def to_json(self) -> str:
+        closes = [
+            [*origin, c.observed, c.late, [list(astuple(w)) for w in c.withheld], c.first_ms, c.last_ms]
+            for origin, c in self.closes.items()
+        ]
+        return _dump([self.has_data, closes])
+
+    @classmethod
+    def from_value(cls, start_ms: int, value: Any, spec: QuerySpec) -> SliceState:
+        has_data, closes = value
+        read = {
+            (edge, incarnation): SliceClose(start_ms, observed, late, tuple(Withheld(*w) for w in withheld), *extent)
+            for edge, incarnation, observed, late, withheld, *extent in closes
+        }
+        return cls.of(read, has_data, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowState:
+    """A window that has data or an answer and is not final.
+
+    Attributes:
+        revision: revision of the newest answer; 0: there is none.
+        phase: phase of the newest answer.
+        first_staleness_ms: staleness of the first answer. A session without an answer inherits the smallest one of the
+            answered sessions that were merged into it.
+        session: extent of a session window; None: it was merged into another session.
+        merged_into: start of that other session.
+        lacks_edges: the newest answer keeps the phase ``complete`` of an earlier one, although some edge has not
+            closed the window as it is now. It is answered again when all edges have.
+    """
+
+    has_data: bool
+    revision: int = 0
+    phase: Phase = Phase.EARLY
+    first_staleness_ms: int | None = None
+    session: ObservedSession | None = None
+    merged_into: int | None = None
+    lacks_edges: bool = False
+
+    @property
+    def is_answered(self) -> bool:
+        return self.revision > 0
+
+    def to_json(self) -> str:
+        values = [self.has_data, self.revision, self.phase, self.first_staleness_ms]
+        return _dump([*values, self.session and astuple(self.session), self.merged_into, self.lacks_edges])
+
+    @classmethod
+    def from_value(cls, value: Any) -> WindowState:
+        has_data, revision, phase, first_staleness_ms, session, merged_into, lacks_edges = value
+        restored = session and ObservedSession(*session)
+        return cls(has_data, revision, Phase(phase), first_staleness_ms, restored, merged_into, lacks_edges)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSlice:
+    """Per edge incarnation, the records of a slice whose windows are all final; records beyond that are too late."""
+
+    observed: Mapping[EdgeIncarnation, int]
+
+    def to_json(self) -> str:
+        return _dump([[*origin, n] for origin, n in self.observed.items()])
+
+    @classmethod
+    def from_value(cls, value: Any) -> SealedSlice:
+        return cls({(edge, incarnation): n for edge, incarnation, n in value})
+
+
+@dataclass(frozen=True, slots=True)
+class EstimatorLogEntry:
+    """The estimator's log of one transaction, or a snapshot of the estimator, as JSON."""
+
+    text: str
+
+    def to_json(self) -> str:
+        return self.text
+
+
+StateEntry = SliceState | WindowState | SealedSlice | EstimatorLogEntry
+
+
+class StateTable(Generic[T]):
+    """Immutable values by start time, with the set of starts changed since `begin`."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, T] = {}
+        self._changed: set[int] = set()
+
+    def __contains__(self, start_ms: int) -> bool:
+        return start_ms in self._values
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, start_ms: int) -> T | None:
+        return self._values.get(start_ms)
+
+    def put(self, start_ms: int, value: T) -> None:
+        self._changed.add(start_ms)
+        self._values[start_ms] = value
+
+    def drop(self, start_ms: int) -> T | None:
+        self._changed.add(start_ms)
+        return self._values.pop(start_ms, None)
+
+    def items(self) -> Iterable[tuple[int, T]]:
+        return self._values.items()
+
+    def begin(self) -> None:
+        self._changed.clear()
+
+    def changes(self) -> dict[int, T | None]:
+        """The values changed since `begin`, by start; None: removed."""
+        return {start: self._values.get(start) for start in self._changed}
+
+
+def pack_state(state: str, entries: Iterable[tuple[str, int, str]]) -> bytes:
+    """A query's snapshot from the JSON of its `QueryState` and of its entries (kind, start, JSON)."""
+    listed = ",".join(f"[{json.dumps(kind)},{start},{text}]" for kind, start, text in entries)
+    return f'{{"state":{state},"entries":[{listed}]}}'.encode()
+
+
+def unpack_state(snapshot: bytes) -> tuple[QueryState, list[tuple[EntryKind, int, StateEntry]]]:
+    """Raises StorageError for anything that `pack_state` did not make, UnsupportedVersion for another format."""
+    try:
+        value = json.loads(snapshot)
+        state = QueryState.from_mapping(value["state"])
+        return state, [(kind, start, _entry(kind, start, value, state)) for kind, start, value in value["entries"]]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise StorageError(f"ledger state cannot be read: {type(exc).__name__}: {exc}") from exc
+
+
+def _entry(kind: str, start_ms: int, value: Any, state: QueryState) -> StateEntry:
+    if kind == "slice":
+        return SliceState.from_value(start_ms, value, state.query.spec)
+    if kind == "window":
+        return WindowState.from_value(value)
+    if kind == "sealed":
+        return SealedSlice.from_value(value)
+    if kind == "estimator":
+        return EstimatorLogEntry(_dump(value))
+    raise ValueError(f"unknown kind of entry: {kind!r}")
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

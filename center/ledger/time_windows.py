@@ -1,0 +1,100 @@
+"""Tumbling and sliding windows: their borders are known before any record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from center.ledger.query import QueryLedger
+from center.ledger.state import WindowState
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
+from edgewater.windows import SlidingWindow
+
+MAX_OVERDUE_PER_TICK = 1000
+"""Overdue windows without data that one `TimeAdvanced` answers; the deadline stays in the past, so another follows."""
+
+
+class TimeWindowLedger(QueryLedger):
+    """The rules for a query of tumbling or sliding windows."""
+
+    @property
+    def _window(self) -> SlidingWindow:
+        assert isinstance(self._spec.window, SlidingWindow)
+        return self._spec.window
+
+    def sealed_before(self) -> int:
+        final = self._state.final_through_ms
+        return MIN_TIME_MS if final == MIN_TIME_MS else self._first_ending_after(final)
+
+    def _affected_windows(self, changed: Sequence[int]) -> set[int]:
+        dirty: set[int] = set()
+        for start in changed:
+            dirty.update(w for w in self._window.windows_of_slice(start) if not self._is_final(self._end(w)))
+            if (state := self._slices.get(start)) and state.has_data:
+                self._open_windows(start)
+        return dirty
+
+    def _open_windows(self, slice_start_ms: int) -> None:
+        for start in self._window.windows_of_slice(slice_start_ms):
+            state = self._windows.get(start)
+            if state is not None and not state.has_data:
+                self._windows.put(start, replace(state, has_data=True))
+            elif state is None and not self._is_final(self._end(start)):
+                self._windows.put(start, WindowState(has_data=True))
+                self._track_window(start)
+
+    def _end(self, start_ms: int) -> int:
+        return self._window.end(start_ms)
+
+    def _required_span(self, start_ms: int) -> tuple[int, int]:
+        return start_ms, self._end(start_ms)
+
+    def _slices_of(self, start_ms: int) -> range:
+        return self._window.slices_of_window(start_ms)
+
+    def _has_final_window(self, slice_start_ms: int) -> bool:
+        return self._is_final(self._end(self._window.windows_of_slice(slice_start_ms)[0]))
+
+    # Windows without data
+
+    def _next_without_data(self) -> list[int]:
+        closed = max(self._closed_ms, self._state.final_through_ms)
+        if self._state.due_from_ms is None or closed >= MAX_TIME_MS:
+            return []
+        return [max(self._state.due_from_ms, self._first_ending_after(closed))]
+
+    def _pop_overdue(self, now_ms: int) -> list[int]:
+        """Windows without data that are overdue because some edge has not closed them.
+
+        A window that all edges have closed without a record is known to be empty and gets no answer.
+        """
+        if self._state.due_from_ms is None:
+            return []
+        closed = max(self._closed_ms, self._state.final_through_ms)
+        # An ended stream is closed for ever, yet an edge may join it: never step past the current time.
+        today = self._state.running_clock.to_event_ms(now_ms - (self._due_after_ms or 0))
+        first = start = max(self._state.due_from_ms, self._first_ending_after(min(closed, today)))
+        overdue: list[int] = []
+        while len(overdue) < MAX_OVERDUE_PER_TICK and self._due_at(start) <= now_ms:
+            if start not in self._windows and self._end(start) > closed:
+                overdue.append(start)
+            start += self._window.every_ms
+        if start > first:
+            self._set_state(replace(self._state, due_from_ms=start))
+        return overdue
+
+    def _first_ending_after(self, time_ms: int) -> int:
+        """Start of the first window that ends after `time_ms`."""
+        window = self._window
+        steps = (time_ms - window.size_ms - window.offset_ms) // window.every_ms + 1
+        return window.offset_ms + steps * window.every_ms
+
+    def _first_due_window(self, clock: StreamClock | None, first_seen_ms: int) -> int | None:
+        """The first window that becomes due with or without data. Earlier ones began before the query was registered,
+        before an edge served the stream, or before a replay began."""
+        if self._due_after_ms is None or clock is None:
+            return None
+        begins = clock.to_event_ms(max(self._state.query.registered_at_ms, first_seen_ms))
+        if not clock.is_live:
+            begins = max(begins, clock.event_origin_ms)
+        return self._window.windows_of_slice(self._window.slice_start(begins))[0]

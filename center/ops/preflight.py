@@ -1,0 +1,92 @@
+"""`edgewater center check`: checks that this machine meets a configuration's needs, before anything is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from center.config import CenterConfig
+from center.ops.processes import gateway_config
+from edgewater.errors import EdgewaterError, StorageError
+from edgewater.health import bound_address, listen
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What was checked, and the finding; if not `ok`, the message says what to do."""
+
+    name: str
+    ok: bool
+    message: str
+
+
+def check(config: CenterConfig, environment: Mapping[str, str]) -> list[CheckResult]:
+    """Checks Java, addresses, directories, secrets and databases. Changes nothing that a start would not change."""
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("java", lambda: _java(environment)),
+        ("gateway.listen", lambda: _free(config.gateway.listen, "gateway.listen")),
+        ("api.listen", lambda: _free(config.api.listen, "api.listen")),
+        ("data_dir", lambda: _writable(config.data_dir)),
+        ("log_dir", lambda: _writable(config.frames_dir)),
+        ("tokens", lambda: _tokens(config)),
+        ("catalog_url", lambda: _catalog(config.catalog)),
+        ("results_url", lambda: _results(config.results)),
+    ]
+    return [_result(name, run) for name, run in checks]
+
+
+def _result(name: str, run: Callable[[], str]) -> CheckResult:
+    try:
+        return CheckResult(name, True, run())
+    except EdgewaterError as exc:
+        return CheckResult(name, False, exc.message)
+
+
+def _java(environment: Mapping[str, str]) -> str:
+    from center.spark.session import java_version, require_java
+
+    require_java(environment)
+    return f"Java {java_version(environment)}"
+
+
+def _free(address: str, field: str) -> str:
+    with listen(address, field) as listener:
+        return f"{bound_address(listener)} is free"
+
+
+def _writable(directory: Path) -> str:
+    probe = directory / f".probe-{os.getpid()}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as exc:
+        raise StorageError(f"{directory.resolve()} cannot be written: {exc.strerror}") from exc
+    return f"{directory.resolve()} can be written"
+
+
+def _tokens(config: CenterConfig) -> str:
+    tokens = gateway_config(config).tokens
+    return f"{len(tokens)} edges have one" if tokens else "none: any edge on this machine may connect"
+
+
+def _catalog(url: str) -> str:
+    from center.catalog import Catalog
+
+    catalog = Catalog(url)
+    try:
+        return f"{len(catalog.queries())} queries, {len(catalog.edges())} edges"
+    finally:
+        catalog.close()
+
+
+def _results(url: str) -> str:
+    from center.results import ResultStore
+
+    results = ResultStore(url)
+    try:
+        return f"{results.last_answer_id()} answers"
+    finally:
+        results.close()

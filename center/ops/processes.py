@@ -1,0 +1,171 @@
+"""The components of a center as processes: each opens the stores, sends heartbeats and works until told to stop.
+
+The only module of the center's components that uses the real clock and signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from center.config import CenterConfig
+from edgewater.health import bound_address, health_server, listen
+
+if TYPE_CHECKING:  # imported when a component runs: the API must not load Spark, nor the gateway
+    from center.catalog import Component, HeartbeatThread
+    from center.ingest import GatewayConfig
+    from center.job.job import JobConfig
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5
+"""How long open requests may take once the API is told to stop."""
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)  # noqa: TID251
+
+
+def instance_name() -> str:
+    """This process' name in the component registry: ``host:pid``."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+@contextlib.contextmanager
+def _heartbeat(config: CenterConfig, component: Component, **kwargs: Any) -> Iterator[HeartbeatThread]:
+    from center.catalog import ComponentRegistry, HeartbeatThread
+
+    registry = ComponentRegistry(config.catalog)
+    try:
+        with HeartbeatThread(registry, component, instance_name(), now_ms=now_ms, **kwargs) as thread:
+            yield thread
+    finally:
+        registry.close()
+
+
+def run_api(config: CenterConfig) -> None:
+    """Serves the REST API until SIGTERM or SIGINT."""
+    import uvicorn
+
+    from center.api import create_app
+    from center.catalog import Catalog, ComponentRegistry
+    from center.results import ResultStore
+
+    # uvicorn stops at a signal and then raises it once more, for handlers installed before it: these.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    listener = listen(config.api.listen, "api.listen")
+    app = create_app(
+        Catalog(config.catalog),
+        ResultStore(config.results),
+        ComponentRegistry(config.catalog),
+        config.api,
+        now_ms=now_ms,
+    )
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=GRACE_S,
+        )
+    )
+    with _heartbeat(config, "api", address=bound_address(listener)):
+        log.info("the API is served at http://%s", bound_address(listener))
+        server.run(sockets=[listener])
+
+
+def run_gateway(config: CenterConfig) -> None:
+    """Serves edges until SIGTERM or SIGINT."""
+    asyncio.run(_gateway(config))
+
+
+async def _gateway(config: CenterConfig) -> None:
+    from center.catalog import Catalog
+    from center.ingest import Gateway
+    from center.storage.frame_log import FrameLog
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    gateway = Gateway(Catalog(config.catalog), FrameLog(config.frames_dir), gateway_config(config), now_ms)
+    port = await gateway.start(config.gateway.listen)
+    host = config.gateway.listen.rpartition(":")[0]
+    log.info("edges connect to %s:%d", host, port)
+    try:
+        with contextlib.ExitStack() as stack:
+            if config.gateway.metrics is not None:
+                address = stack.enter_context(
+                    health_server(
+                        gateway.metrics.registry, gateway.readiness, config.gateway.metrics, "gateway.metrics"
+                    )
+                )
+                log.info("metrics are served at http://%s/metrics", address)
+            stack.enter_context(
+                _heartbeat(config, "gateway", address=f"{host}:{port}", problem=lambda: "; ".join(gateway.readiness()))
+            )
+            await stop.wait()
+    finally:
+        await gateway.stop()
+
+
+def run_job(config: CenterConfig) -> None:
+    """Merges frames and answers queries until SIGTERM or SIGINT."""
+    from center.job.job import Job
+    from center.results import ResultStore, trimming
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    job = Job(job_config(config))
+    with contextlib.ExitStack() as stack:
+        if config.retention.answers is not None:
+            store = ResultStore(config.results)
+            stack.callback(store.close)
+            stack.enter_context(trimming(store, config.retention.answers, now_ms))
+        stack.enter_context(_heartbeat(config, "job", problem=job.problem))
+        job.run(stop)
+
+
+def gateway_config(config: CenterConfig) -> GatewayConfig:
+    """The gateway's configuration. Raises InvalidConfig for an unreadable tokens file."""
+    from center.ingest import GatewayConfig
+
+    return GatewayConfig(
+        tokens=config.edge_tokens(),
+        tls=config.tls,
+        max_frame_bytes=config.gateway.max_frame,
+        credit_bytes=config.gateway.credit,
+    )
+
+
+def job_config(config: CenterConfig) -> JobConfig:
+    """The job's configuration."""
+    from center.job.job import JobConfig
+    from center.spark.session import SessionConfig
+
+    return JobConfig(
+        catalog_url=config.catalog,
+        results_url=config.results,
+        log_dir=config.frames_dir,
+        work_dir=config.spark_dir,
+        session=SessionConfig(
+            master=config.spark.master, driver_memory=config.spark.driver_memory, settings=config.spark.conf
+        ),
+        trigger_ms=config.spark.trigger,
+        keep_frames_ms=config.retention.frames,
+        metrics=config.spark.metrics,
+        clock=now_ms,
+    )

@@ -1,0 +1,107 @@
+"""`edgewater center run` around the supervisor: the commands that start components, and the report of readiness."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from center.catalog import COMPONENTS, Component, ComponentHeartbeat, ComponentRegistry, component_status
+from center.config import CenterConfig
+from center.ops.processes import now_ms
+from center.ops.supervisor import ComponentCommand, Supervisor
+from edgewater.configuration import split_address
+from edgewater.errors import StorageError
+
+POLL_S = 0.2
+MISSING_LOG_INTERVAL_S = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class Startup:
+    """Starts the components of a center and reports when all are ready.
+
+    Args:
+        flags: the configuration's flags as `run` received them, passed on to the components. Not the configuration
+            itself: secrets of the environment would end up on a command line or on disk.
+        as_json: whether readiness is printed as a line of JSON.
+    """
+
+    def __init__(self, config: CenterConfig, flags: Sequence[str], *, as_json: bool) -> None:
+        self._config = config
+        self._flags = tuple(flags)
+        self._as_json = as_json
+        self._addresses: dict[str, str] = {}
+
+    def commands(self) -> list[ComponentCommand]:
+        return [ComponentCommand(component, functools.partial(self._argv, component)) for component in COMPONENTS]
+
+    def _argv(self, component: Component) -> list[str]:
+        argv = [sys.executable, "-m", "edgewater", "center", component, "--supervised", *self._flags]
+        configured = {"gateway": self._config.gateway.listen, "api": self._config.api.listen}.get(component)
+        if configured is not None and split_address(configured)[1] == 0 and component in self._addresses:
+            # The first start takes any free port; a restart must take the same one, or clients would not find it.
+            argv += ["--set", f"{component}.listen={self._addresses[component]}"]
+        return argv
+
+    async def run(self, supervisor: Supervisor) -> None:
+        """Runs the components until SIGTERM or SIGINT."""
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        registry = ComponentRegistry(self._config.catalog)
+        reporting = asyncio.create_task(self._report_when_ready(registry, supervisor))
+        try:
+            await supervisor.run(stop)
+        finally:
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+            registry.close()
+
+    async def _report_when_ready(self, registry: ComponentRegistry, supervisor: Supervisor) -> None:
+        began_s = logged_s = time.monotonic()
+        while missing := await self._missing(registry, supervisor):
+            if time.monotonic() - logged_s >= MISSING_LOG_INTERVAL_S:
+                logged_s = time.monotonic()
+                log.warning("not ready after %.0f s: %s", logged_s - began_s, "; ".join(missing))
+            await asyncio.sleep(POLL_S)
+        self._print_ready(supervisor, time.monotonic() - began_s)
+
+    async def _missing(self, registry: ComponentRegistry, supervisor: Supervisor) -> list[str]:
+        try:
+            heartbeats = await asyncio.to_thread(registry.heartbeats)
+        except StorageError as exc:
+            return [exc.message]
+        # Heartbeats of an earlier run do not count.
+        current = [h for h in heartbeats if _pid(h) == supervisor.pids.get(h.component)]
+        self._addresses.update({h.component: h.address for h in current if h.address})
+        statuses = [component_status(component, current, now_ms()) for component in COMPONENTS]
+        return [f"{s.component}: {s.reason}" for s in statuses if not s.ready]
+
+    def _print_ready(self, supervisor: Supervisor, took_s: float) -> None:
+        gateway, api = self._addresses["gateway"], f"http://{self._addresses['api']}"
+        if self._as_json:
+            ready: dict[str, Any] = {"ready": True, "gateway": gateway, "api": api, "pids": dict(supervisor.pids)}
+            click.echo(json.dumps(ready))
+        else:
+            click.echo(
+                f"The center is ready ({took_s:.1f} s).\n"
+                f"  edges connect to   {gateway}\n"
+                f"  queries            {api}/v1/queries\n"
+                f"  API documentation  {api}/docs\n"
+                f"  state is in        {self._config.data_dir.resolve()}"
+            )
+        sys.stdout.flush()
+
+
+def _pid(heartbeat: ComponentHeartbeat) -> int:
+    return int(heartbeat.instance.rpartition(":")[2])

@@ -1,0 +1,200 @@
+"""Supervisor of `edgewater center run`: the components of a center as child processes, restarted when they die.
+
+A component may be killed at any moment without losing acknowledged data: the frame log, the catalog and the result
+store guarantee that. Three details matter here:
+
+- A child leads its own process group. Ctrl-C reaches only the supervisor, which then stops the children. Processes that
+  a dead child leaves behind (the JVM of the job) are killed before it is restarted.
+- A child's standard input is a pipe that only the supervisor holds. If the supervisor is killed, the pipe ends and the
+  children stop (`stop_with_supervisor`), so none is orphaned.
+- A child whose first start ends with code 2 cannot use its configuration. A restart cannot help: the supervisor stops
+  the others and fails. A component that has run once is always restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgewater.errors import InvalidConfig, StorageError
+
+log = logging.getLogger(__name__)
+
+EXIT_BAD_INPUT = 2
+GRACE_S = 25.0
+"""How long components may take to stop before they are killed. Spark ends its batch within a few seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentCommand:
+    """A component and how to start it; `argv` is called before every start."""
+
+    name: str
+    argv: Callable[[], Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Delay before a component is restarted: it doubles until the component has run for `settled_s`."""
+
+    first_s: float = 0.2
+    most_s: float = 10.0
+    settled_s: float = 30.0
+
+    def delay_s(self, failures: int) -> float:
+        """The delay after so many consecutive failures, each before `settled_s`."""
+        return float(min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 30)))
+
+
+def describe_exit(code: int) -> str:
+    """Describes a child's return code as a phrase."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+class Supervisor:
+    """Starts components, restarts those that die, and stops all together.
+
+    Args:
+        pids_dir: directory of a ``<name>.pid`` file per running component.
+        monotonic: a clock in seconds.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[ComponentCommand],
+        pids_dir: Path,
+        *,
+        monotonic: Callable[[], float],
+        backoff: Backoff = Backoff(),
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._commands = tuple(commands)
+        self._pids_dir = pids_dir
+        self._monotonic = monotonic
+        self._backoff = backoff
+        self._grace_s = grace_s
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._restarts = {c.name: 0 for c in self._commands}
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """Process ids of the running components."""
+        return {name: process.pid for name, process in self._running.items()}
+
+    @property
+    def restarts(self) -> Mapping[str, int]:
+        """Number of restarts per component."""
+        return dict(self._restarts)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Runs until `stop` is set; returns when the last child has ended.
+
+        Raises:
+            InvalidConfig: a component cannot use its configuration; all have been stopped.
+        """
+        self._pids_dir.mkdir(parents=True, exist_ok=True)
+        stopping = asyncio.create_task(stop.wait())
+        keepers = [asyncio.create_task(self._supervise(c, stop)) for c in self._commands]
+        try:
+            await asyncio.wait([stopping, *keepers], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.set()
+            self._signal_all(signal.SIGTERM)
+            _, late = await asyncio.wait(keepers, timeout=self._grace_s)
+            if late:
+                log.warning("not stopped within %g s, killed: %s", self._grace_s, ", ".join(self._running))
+                self._signal_all(signal.SIGKILL)
+            ended = await asyncio.gather(*keepers, return_exceptions=True)
+            stopping.cancel()
+        for outcome in ended:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _supervise(self, command: ComponentCommand, stop: asyncio.Event) -> None:
+        failures = 0
+        while not stop.is_set():
+            began_s = self._monotonic()
+            code = await self._run_once(command, stop)
+            if stop.is_set():
+                return
+            if code == EXIT_BAD_INPUT and self._restarts[command.name] == 0:
+                raise InvalidConfig(
+                    command.name, f"exit code {code}", "a configuration it can work with", "see its messages above"
+                )
+            failures = 1 if self._monotonic() - began_s >= self._backoff.settled_s else failures + 1
+            delay_s = self._backoff.delay_s(failures)
+            self._restarts[command.name] += 1
+            log.warning("%s %s; starting it again in %.1f s", command.name, describe_exit(code), delay_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), delay_s)
+
+    async def _run_once(self, command: ComponentCommand, stop: asyncio.Event) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *command.argv(), stdin=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        self._running[command.name] = process
+        pid_file = self._pids_dir / f"{command.name}.pid"
+        _write_whole(pid_file, f"{process.pid}\n")
+        log.info("%s runs as process %d", command.name, process.pid)
+        if stop.is_set():  # set while the child was being created, so it has not been signalled
+            process.terminate()
+        try:
+            return await process.wait()
+        finally:
+            del self._running[command.name]
+            pid_file.unlink(missing_ok=True)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                if number == signal.SIGKILL:
+                    os.killpg(process.pid, number)
+                else:
+                    process.send_signal(number)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Writes a file atomically."""
+    partial = path.with_suffix(".new")
+    partial.write_text(text, encoding="ascii")
+    partial.replace(path)
+
+
+@contextlib.contextmanager
+def exclusive_lock(data_dir: Path) -> Iterator[None]:
+    """Holds the directory's lock, so that two supervisors never share it. Raises StorageError if it is taken."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with (data_dir / "supervisor.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise StorageError(f"{data_dir}: another `edgewater center run` uses this directory") from exc
+        yield
+
+
+def stop_with_supervisor() -> None:
+    """Called in a child: sends this process SIGTERM when the supervisor ends, for whatever reason."""
+
+    def wait_for_end() -> None:
+        # Not sys.stdin: its lock, held by a waiting thread, is fatal when the interpreter exits.
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait_for_end, name="supervisor-gone", daemon=True).start()

@@ -1,0 +1,9 @@
+"""Stores merged slices, the ledger's state and the answers, in SQLite or PostgreSQL.
+
+`center.job` writes; `center.serving` and `center.api` read. What is answered, and when, is decided by `center.ledger`.
+"""
+
+from center.results.retention import trimming
+from center.results.store import AnswerRecord, MergedDelta, ResultStore
+
+__all__ = ["AnswerRecord", "MergedDelta", "ResultStore", "trimming"]

@@ -1,0 +1,96 @@
+"""The result store's tables. They may share the catalog's database."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, Table, UniqueConstraint
+
+from center.storage.database import FreeText, Identifier
+
+metadata = MetaData()
+
+# SQLite assigns ids only to a column of type INTEGER.
+_Id = BigInteger().with_variant(Integer, "sqlite")
+_Query = Identifier(96)
+"""A query key, ``name@version``."""
+
+counters = Table(
+    "result_counters",
+    metadata,
+    Column("name", Identifier(64), primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+"""``schema``: version of these tables. ``answer``: last answer id, incremented in the order in which answers become
+visible. ``step``: incremented by each transaction of the job; its row is the writers' lock."""
+
+consumed = Table(
+    "consumed",
+    metadata,
+    Column("query", _Query, primary_key=True),
+    Column("position", BigInteger, nullable=False),
+)
+
+ledger_queries = Table(
+    "ledger_queries",
+    metadata,
+    Column("query", _Query, primary_key=True),
+    Column("state", FreeText),
+)
+"""`QueryState` as JSON; null: the query is deleted, and its remaining frames are ignored."""
+
+ledger_entries = Table(
+    "ledger_entries",
+    metadata,
+    Column("query", _Query, primary_key=True),
+    Column("kind", Identifier(16), primary_key=True),
+    Column("start_ms", BigInteger, primary_key=True),
+    Column("state", FreeText, nullable=False),
+)
+
+deltas = Table(
+    "deltas",
+    metadata,
+    Column("id", _Id, primary_key=True, autoincrement=True),
+    Column("query", _Query, nullable=False),
+    Column("slice_start_ms", BigInteger, nullable=False),
+    Column("shard", Integer, nullable=False),
+    Column("synopsis", LargeBinary, nullable=False),
+)
+"""Merged partials per batch: a slice is the merge of its rows."""
+Index("deltas_by_slice", deltas.c.query, deltas.c.slice_start_ms, deltas.c.shard)
+
+shapes = Table(
+    "shapes",
+    metadata,
+    Column("query", _Query, primary_key=True),
+    Column("shape", FreeText, nullable=False),
+)
+"""Shape (kind, parameters and seeds) of the query's first delta: deltas of another shape do not merge with it."""
+
+answers = Table(
+    "answers",
+    metadata,
+    Column("answer_id", _Id, primary_key=True, autoincrement=False),
+    Column("query", _Query, nullable=False),
+    Column("window_start_ms", BigInteger, nullable=False),
+    Column("window_end_ms", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("phase", Identifier(16), nullable=False),
+    Column("answered_at_ms", BigInteger, nullable=False),
+    Column("staleness_ms", BigInteger, nullable=False),
+    Column("quality", FreeText, nullable=False),
+    Column("synopsis", LargeBinary),
+    UniqueConstraint("query", "window_start_ms", "revision", name="answer_identity"),
+)
+"""Rows are written once; the constraint guarantees that (query, window, revision) never changes."""
+Index("answers_of_query", answers.c.query, answers.c.answer_id)
+Index("answers_by_phase", answers.c.phase, answers.c.answered_at_ms)
+"""For trimming."""
+
+shipped = Table(
+    "shipped",
+    metadata,
+    Column("query", _Query, primary_key=True),
+    Column("edge", Identifier(128), primary_key=True),
+    Column("frames", BigInteger, nullable=False),
+    Column("wire_bytes", BigInteger, nullable=False),
+)

@@ -1,0 +1,218 @@
+"""The job's writes into the result store. Each function is a step within the caller's transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, delete, exists, func, insert, or_, select, update
+
+from center.catalog import query_key
+from center.ledger import Emission, FrameSummary, Ledger, Phase, QueryChanges
+from center.results import schema as t
+from edgewater.errors import IncompatibleSynopses
+from edgewater.synopses import GroupedAggregate
+from edgewater.synopses.encoding import codec
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+MAX_SIDE_BY_SIDE = 8
+"""Deltas of one (query, slice, shard) that are kept before they are merged into one."""
+MAX_TRIMMED_WINDOWS = 200
+"""Final windows, or answers of one deleted query, that one transaction drops; the job waits meanwhile."""
+_CHUNK = 500
+"""Values in one IN list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    query: str
+    slice_start_ms: int
+    shard: int
+    synopsis: bytes = field(repr=False)
+
+
+def add_deltas(connection: Connection, deltas: Sequence[Delta]) -> None:
+    """Adds deltas, and merges those of slices that have too many.
+
+    Raises:
+        IncompatibleSynopses: a delta does not merge with the query's other deltas. It is detected here, where the query
+            can be set aside; when the window is due, the deadlines of all queries would fail with it.
+    """
+    if not deltas:
+        return
+    _check_shapes(connection, deltas)
+    connection.execute(insert(t.deltas), [asdict(d) for d in deltas])
+    touched: dict[str, set[int]] = {}
+    for delta in deltas:
+        touched.setdefault(delta.query, set()).add(delta.slice_start_ms)
+    for key, slices in touched.items():
+        starts = sorted(slices)
+        for at in range(0, len(starts), _CHUNK):
+            _fold(connection, key, starts[at : at + _CHUNK])
+
+
+def _check_shapes(connection: Connection, deltas: Sequence[Delta]) -> None:
+    shapes: dict[str, str] = dict(connection.execute(select(t.shapes.c.query, t.shapes.c.shape)).all())
+    for delta in deltas:
+        shape = _shape_of(delta.synopsis)
+        if delta.query not in shapes:
+            shapes[delta.query] = shape
+            connection.execute(insert(t.shapes).values(query=delta.query, shape=shape))
+        elif shapes[delta.query] != shape:
+            raise IncompatibleSynopses(
+                f"query {delta.query}: a partial of slice {delta.slice_start_ms} has shape {shape}, earlier ones have"
+                f" {shapes[delta.query]}: do all edges declare the same column types?"
+            )
+
+
+def _shape_of(partial: bytes) -> str:
+    """Kinds, parameters and seeds of a partial as JSON: partials merge only if they are equal.
+
+    Raises CorruptSynopsis for bytes that are not a synopsis.
+    """
+
+    def shape(message: SynopsisMessage) -> list[Any]:
+        return [message.kind, message.parameters, message.seed, [shape(part) for part in message.parts]]
+
+    return json.dumps(shape(codec.unseal(partial)), separators=(",", ":"))
+
+
+def _fold(connection: Connection, key: str, slices: Sequence[int]) -> None:
+    place = (t.deltas.c.slice_start_ms, t.deltas.c.shard)
+    mine = t.deltas.c.query == key
+    crowded = select(*place).where(mine, t.deltas.c.slice_start_ms.in_(slices)).group_by(*place)
+    for start, shard in connection.execute(crowded.having(func.count() > MAX_SIDE_BY_SIDE)).all():
+        here = mine & (place[0] == start) & (place[1] == shard)
+        parts = connection.execute(select(t.deltas.c.synopsis).where(here).order_by(t.deltas.c.id)).scalars().all()
+        folded = GroupedAggregate.merge_bytes(parts)
+        connection.execute(delete(t.deltas).where(here))
+        connection.execute(insert(t.deltas).values(query=key, slice_start_ms=start, shard=shard, synopsis=folded))
+
+
+def write_ledger(connection: Connection, changes: Iterable[QueryChanges]) -> None:
+    """Writes the changes of the ledger's state in a transaction."""
+    for change in changes:
+        key = query_key(change.ref)
+        connection.execute(delete(t.ledger_queries).where(t.ledger_queries.c.query == key))
+        connection.execute(insert(t.ledger_queries).values(query=key, state=change.state))
+        if change.state is None:
+            for table in (t.ledger_entries, t.deltas, t.shapes):
+                connection.execute(delete(table).where(table.c.query == key))
+            continue
+        by_kind: dict[str, dict[int, str | None]] = {}
+        for part_kind, start, state in change.entries:
+            by_kind.setdefault(part_kind, {})[start] = state
+        for kind, states in by_kind.items():
+            _replace_parts(connection, key, kind, states)
+
+
+def _replace_parts(connection: Connection, key: str, kind: str, states: Mapping[int, str | None]) -> None:
+    starts = list(states)
+    for at in range(0, len(starts), _CHUNK):
+        chunk = t.ledger_entries.c.start_ms.in_(starts[at : at + _CHUNK])
+        connection.execute(
+            delete(t.ledger_entries).where(t.ledger_entries.c.query == key, t.ledger_entries.c.kind == kind, chunk)
+        )
+    rows = [{"query": key, "kind": kind, "start_ms": s, "state": state} for s, state in states.items() if state]
+    if rows:
+        connection.execute(insert(t.ledger_entries), rows)
+
+
+def write_answers(connection: Connection, ledger: Ledger, emissions: Sequence[Emission]) -> None:
+    """Writes the answers, and drops the slices that no open window needs."""
+    if not emissions:
+        return
+    counter = t.counters.c.name == "answer"
+    connection.execute(update(t.counters).where(counter).values(value=t.counters.c.value + len(emissions)))
+    last = int(connection.execute(select(t.counters.c.value).where(counter)).scalar_one())
+    first = last - len(emissions) + 1
+    connection.execute(
+        insert(t.answers),
+        [
+            {
+                "answer_id": first + i,
+                "query": query_key(e.query),
+                "window_start_ms": e.window_start_ms,
+                "window_end_ms": e.window_end_ms,
+                "revision": e.revision,
+                "phase": e.phase.value,
+                "answered_at_ms": e.answered_at_ms,
+                "staleness_ms": e.quality.staleness_ms,
+                "quality": json.dumps(e.quality.to_mapping(), separators=(",", ":"), allow_nan=False),
+                "synopsis": _window(connection, e),
+            }
+            for i, e in enumerate(emissions)
+        ],
+    )
+    for ref in {e.query for e in emissions if e.phase is Phase.FINAL}:
+        spent = t.deltas.c.slice_start_ms < ledger.sealed_before(ref)
+        connection.execute(delete(t.deltas).where(t.deltas.c.query == query_key(ref), spent))
+
+
+def _window(connection: Connection, emission: Emission) -> bytes | None:
+    """The merge of a window's slices; None: there are none."""
+    start = t.deltas.c.slice_start_ms
+    rows = select(t.deltas.c.synopsis).where(
+        t.deltas.c.query == query_key(emission.query),
+        start >= emission.slices_from_ms,
+        start < emission.slices_to_ms,
+    )
+    parts = connection.execute(rows.order_by(start, t.deltas.c.shard, t.deltas.c.id)).scalars().all()
+    return GroupedAggregate.merge_bytes(parts) if parts else None
+
+
+def add_shipped(connection: Connection, frames: Iterable[FrameSummary]) -> None:
+    """Adds frames and bytes to the totals per edge."""
+    totals: dict[tuple[str, str], tuple[int, int]] = {}
+    for summary in frames:
+        at = (query_key(summary.query), str(summary.edge))
+        count, size = totals.get(at, (0, 0))
+        totals[at] = (count + 1, size + summary.wire_bytes)
+    for (key, edge), (count, size) in totals.items():
+        row = update(t.shipped).where(t.shipped.c.query == key, t.shipped.c.edge == edge)
+        more = {"frames": t.shipped.c.frames + count, "wire_bytes": t.shipped.c.wire_bytes + size}
+        if connection.execute(row.values(**more)).rowcount == 0:
+            connection.execute(insert(t.shipped).values(query=key, edge=edge, frames=count, wire_bytes=size))
+
+
+def set_consumed(connection: Connection, through: Mapping[str, int]) -> None:
+    for key, position in through.items():
+        connection.execute(delete(t.consumed).where(t.consumed.c.query == key))
+        connection.execute(insert(t.consumed).values(query=key, position=position))
+
+
+def drop_answers(connection: Connection, before_ms: int) -> int:
+    """Drops old answers; see `ResultStore.trim`.
+
+    Windows become final in the order of their starts. Where one is final, no answer follows for an earlier start:
+    neither for a window, nor for a session that was merged into another and never gets a final answer. An old final
+    answer therefore takes with it all answers of its query whose windows start no later.
+    """
+    a = t.answers.c
+    old = select(a.query, a.window_start_ms).where(a.phase == Phase.FINAL.value, a.answered_at_ms < before_ms)
+    last: dict[str, int] = {}
+    for key, start in connection.execute(old.order_by(a.answered_at_ms).limit(MAX_TRIMMED_WINDOWS)):
+        last[key] = max(start, last.get(key, start))
+    dropped = 0
+    for key, start in last.items():
+        dropped += connection.execute(delete(t.answers).where(a.query == key, a.window_start_ms <= start)).rowcount
+    return dropped + _drop_deleted(connection, before_ms)
+
+
+def _drop_deleted(connection: Connection, before_ms: int) -> int:
+    """Windows of a deleted query never become final; they are dropped once its newest answer is old enough."""
+    a, queries = t.answers.c, t.ledger_queries.c
+    left = or_(exists().where(a.query == queries.query), exists().where(t.shipped.c.query == queries.query))
+    dropped = 0
+    for key in connection.execute(select(queries.query).where(queries.state.is_(None), left)).scalars().all():
+        mine = select(a.answer_id).where(a.query == key)
+        newest = select(a.answered_at_ms).where(a.query == key).order_by(a.answer_id.desc()).limit(1)
+        answered_at_ms = connection.execute(newest).scalar_one_or_none()
+        if answered_at_ms is None:
+            connection.execute(delete(t.shipped).where(t.shipped.c.query == key))
+        elif answered_at_ms < before_ms:
+            first = mine.order_by(a.answer_id).limit(MAX_TRIMMED_WINDOWS)
+            dropped += connection.execute(delete(t.answers).where(a.answer_id.in_(first))).rowcount
+    return dropped

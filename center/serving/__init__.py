@@ -1,0 +1,34 @@
+"""Turns stored answers into what a reader sees: JSON, tables, and answers to questions about windows.
+
+`center.api` and `center.job` call it. Pure but for `StoredWindows`, which reads the result store; it knows no HTTP.
+"""
+
+from center.serving.cells import without_lists
+from center.serving.evaluator import AnsweredWindows, Evaluator, WindowAnswer
+from center.serving.function_values import SEED, function_confidence
+from center.serving.measures import MAX_ASKED, NO_QUESTIONS, MeasureQuestions, require_possible
+from center.serving.question_lines import WindowQuestion, parse_json
+from center.serving.render import render, rfc3339, to_csv, to_table
+from center.serving.stored_windows import StoredWindows
+from center.serving.synopsis_cache import SynopsisCache
+
+__all__ = [
+    "MAX_ASKED",
+    "NO_QUESTIONS",
+    "SEED",
+    "AnsweredWindows",
+    "Evaluator",
+    "MeasureQuestions",
+    "StoredWindows",
+    "SynopsisCache",
+    "WindowAnswer",
+    "WindowQuestion",
+    "function_confidence",
+    "parse_json",
+    "render",
+    "require_possible",
+    "rfc3339",
+    "to_csv",
+    "to_table",
+    "without_lists",
+]

@@ -1,0 +1,225 @@
+"""A measure's values of all groups as columns, rendered as JSON cells or as table columns. Pure.
+
+A cell consists of parts. Each part is columnar and renders its member of the cell for every row, or its columns of a
+table.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from edgewater.synopses import Estimates, FloatArray, IntArray
+
+Cell = dict[str, Any]
+
+
+class CellPart(Protocol):
+    """One member of a measure's cell."""
+
+    @property
+    def confidence(self) -> float: ...
+
+    def cells(self, rows: int) -> list[Cell]:
+        """Per row, the members that the part adds to the cell."""
+
+    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
+        """The part's columns of a table, each of `rows` rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalPart:
+    """An estimate with its bounds: the cell itself (`name` empty), or one of its members.
+
+    Attributes:
+        whole: integral numbers are written as integers.
+    """
+
+    name: str
+    estimates: Estimates
+    whole: bool = False
+
+    @property
+    def confidence(self) -> float:
+        return self.estimates.confidence
+
+    def cells(self, rows: int) -> list[Cell]:
+        each = intervals(self.estimates, self.whole)
+        return [{self.name: cell} for cell in each] if self.name else each
+
+    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
+        return interval_columns(f"{measure}.{self.name}" if self.name else measure, self.estimates)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberPart:
+    """A property of the synopsis without an interval, such as the size of a sample."""
+
+    name: str
+    values: FloatArray
+    whole: bool = False
+
+    @property
+    def confidence(self) -> float:
+        return 1.0
+
+    def cells(self, rows: int) -> list[Cell]:
+        return [{self.name: value} for value in numbers(self.values, self.whole)]
+
+    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
+        return {f"{measure}.{self.name}": nullable(self.values)}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedPart:
+    """One question evaluated at several points, keyed by the point as text: quantiles, ranks, ranges.
+
+    Attributes:
+        prefix: column names are measure name + prefix + key.
+    """
+
+    name: str
+    prefix: str
+    answers: Mapping[str, Estimates]
+    whole: bool = False
+
+    @property
+    def confidence(self) -> float:
+        return min((e.confidence for e in self.answers.values()), default=1.0)
+
+    def cells(self, rows: int) -> list[Cell]:
+        each = {key: intervals(e, self.whole) for key, e in self.answers.items()}
+        return [{self.name: {key: cells[row] for key, cells in each.items()}} for row in range(rows)]
+
+    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
+        result: dict[str, pa.Array] = {}
+        for key, estimates in self.answers.items():
+            result.update(interval_columns(f"{measure}{self.prefix}{key}", estimates))
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class ItemsPart:
+    """Answers about requested items: a list of ``{"item": …, "estimate": …, …}``."""
+
+    name: str
+    answers: Sequence[tuple[Any, Estimates]]
+    whole: bool = True
+
+    @property
+    def confidence(self) -> float:
+        return min((e.confidence for _, e in self.answers), default=1.0)
+
+    def cells(self, rows: int) -> list[Cell]:
+        each = [(plain(item), intervals(e, self.whole)) for item, e in self.answers]
+        return [{self.name: [{"item": item, **cells[row]} for item, cells in each]} for row in range(rows)]
+
+    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
+        result: dict[str, pa.Array] = {}
+        for item, estimates in self.answers:
+            shown = str(item).lower() if isinstance(item, bool) else str(item)
+            result.update(interval_columns(f"{measure}.{self.name}:{shown}", estimates))
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class ListPart:
+    """A list per row, of any length: ranked items, buckets, boundaries, sampled values.
+
+    Attributes:
+        groups: int64 row number per entry, ascending.
+        keys: members of an entry besides its interval; empty: an entry is the interval.
+        estimates: per entry; None: an entry is the value of the only key.
+    """
+
+    name: str
+    groups: IntArray
+    keys: Mapping[str, pa.Array]
+    estimates: Estimates | None
+    whole: bool = False
+
+    @property
+    def confidence(self) -> float:
+        return 1.0 if self.estimates is None or not len(self.estimates) else self.estimates.confidence
+
+    def _entries(self) -> list[Any]:
+        columns = {name: [plain(v) for v in column.to_pylist()] for name, column in self.keys.items()}
+        if self.estimates is None:
+            (values,) = columns.values()
+            return values
+        each = intervals(self.estimates, self.whole)
+        if not columns:
+            return list(each)
+        keys = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return [{**key, **cell} for key, cell in zip(keys, each, strict=True)]
+
+    def _offsets(self, rows: int) -> IntArray:
+        return np.searchsorted(self.groups, np.arange(rows + 1))
+
+    def cells(self, rows: int) -> list[Cell]:
+        entries, offsets = self._entries(), self._offsets(rows).tolist()
+        return [{self.name: entries[start:end]} for start, end in pairwise(offsets)]
+
+    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
+        """One list column, of structs or of plain values."""
+        offsets = pa.array(self._offsets(rows), pa.int32())
+        if self.estimates is None:
+            (values,) = self.keys.values()
+            return {f"{measure}.{self.name}": pa.ListArray.from_arrays(offsets, values)}
+        columns = dict(self.keys)
+        for name, bound in (("estimate", "value"), ("lower", "lower"), ("upper", "upper")):
+            columns[name] = nullable(getattr(self.estimates, bound))
+        entries = pa.StructArray.from_arrays(list(columns.values()), list(columns))
+        return {f"{measure}.{self.name}": pa.ListArray.from_arrays(offsets, entries)}
+
+
+def without_lists(table: pa.Table) -> pa.Table:
+    """The table with list columns converted to JSON strings, since CSV has no lists."""
+    for at, field in enumerate(table.schema):
+        if pa.types.is_list(field.type):
+            texts = [None if v is None else _text(v) for v in table.column(at).to_pylist()]
+            table = table.set_column(at, field.name, pa.array(texts, pa.string()))
+    return table
+
+
+def _text(value: list[Any]) -> str:
+    shown = [{k: plain(v) for k, v in e.items()} if isinstance(e, dict) else plain(e) for e in value]
+    return json.dumps(shown, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def interval_columns(name: str, estimates: Estimates) -> dict[str, pa.Array]:
+    """An estimate and its bounds as float64 columns; unknown values are null."""
+    return {
+        name: nullable(estimates.value),
+        f"{name}_lower": nullable(estimates.lower),
+        f"{name}_upper": nullable(estimates.upper),
+    }
+
+
+def intervals(estimates: Estimates, whole: bool) -> list[Cell]:
+    """One interval per row, as JSON."""
+    columns = [numbers(c, whole) for c in (estimates.value, estimates.lower, estimates.upper)]
+    return [{"estimate": e, "lower": low, "upper": high} for e, low, high in zip(*columns, strict=True)]
+
+
+def numbers(values: FloatArray, whole: bool) -> list[float | int | None]:
+    """JSON numbers; with `whole`, integral values are written as integers."""
+    return [
+        None if not math.isfinite(v) else int(v) if whole and v.is_integer() else v for v in map(float, values.tolist())
+    ]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON: NaN and infinity become null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def nullable(values: FloatArray) -> pa.Array:
+    return pa.array(np.asarray(values, np.float64), pa.float64(), mask=~np.isfinite(values))

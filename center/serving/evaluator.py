@@ -1,0 +1,418 @@
+"""Evaluates questions on answered windows: the latest, those at a time, or one by its start (Condor, section 6).
+
+Pure: takes a question and a source of windows (`AnsweredWindows`), returns JSON lines. A global question merges the
+groups' synopses, a stratified one selects a group; otherwise there is an answer per group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from center.serving.cells import intervals, plain
+from center.serving.function_values import FunctionPart, function_confidence
+from center.serving.measures import is_incomplete, widen_by_missing, widen_by_withheld
+from center.serving.question_lines import SecondSynopsis, WindowQuestion
+from center.serving.render import rfc3339, sorted_groups, with_prediction
+from center.serving.synopsis_cache import SynopsisCache
+from edgewater.errors import IncompatibleSynopses, InvalidRequest, NotFound
+from edgewater.measure import Measure
+from edgewater.query import QuerySpec
+from edgewater.synopses import Estimates, GroupedAggregate, ItemRanking, RowSampleStack, Stack
+from edgewater.synopses.named_questions import (
+    BINARY_QUESTIONS,
+    INTEGER_QUESTIONS,
+    default_question,
+    evaluate_question,
+    merge_groups,
+    parse_question,
+    require_confidence,
+    top_items_question,
+)
+
+_PHASES = ("early", "complete", "final")
+_WHOLE = ("count", "integer_sum")
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAnswer:
+    """The newest answer to a window.
+
+    Attributes:
+        key: cache key of the immutable synopsis bytes.
+        phase: "early", "complete" or "final".
+        completeness: as in the answer's quality.
+        withheld: bounds per measure of what edges withhold, as in the answer's quality.
+        prediction: predicted interval per measure, of a query with an accuracy; None: the data determine the values.
+    """
+
+    key: tuple[Any, ...]
+    start_ms: int
+    end_ms: int
+    phase: str
+    revision: int
+    completeness: Mapping[str, Any]
+    withheld: Mapping[str, Any]
+    prediction: Mapping[str, Any] | None = None
+
+
+class AnsweredWindows(Protocol):
+    """The answered windows of one query."""
+
+    @property
+    def spec(self) -> QuerySpec: ...
+
+    def latest(self, count: int) -> Sequence[WindowAnswer]:
+        """The last `count` windows with an answer (or fewer), ascending."""
+
+    def at(self, time_ms: int) -> Sequence[WindowAnswer]:
+        """Every window that contains the time, ascending."""
+
+    def starting(self, start_ms: int) -> WindowAnswer | None:
+        """The window with this start."""
+
+    def aggregate(self, window: WindowAnswer) -> GroupedAggregate | None:
+        """The window's synopses; None: no edge had data."""
+
+    def for_query(self, query: str) -> AnsweredWindows:
+        """The windows of another query. Raises NotFound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluator:
+    """Answers questions about one query's windows.
+
+    Attributes:
+        synopses: cache of decoded and merged synopses, shared by all questions on a window.
+    """
+
+    windows: AnsweredWindows
+    synopses: SynopsisCache
+
+    def answer(self, question: WindowQuestion) -> Iterator[dict[str, Any]]:
+        """Yields one line per window, or a single line with `merge`. Lazy: a reader that leaves stops the work.
+
+        Raises:
+            InvalidRequest: a measure, group or question that does not fit; a merge of overlapping windows.
+            NotFound: no such window has an answer, or it has no such group.
+            SynopsisError: stored bytes cannot be read.
+        """
+        spec = self.windows.spec
+        measure = _measure(question, spec)
+        _check_group(question, spec)
+        found = self._find(question)
+        if not found:
+            raise NotFound(f"query {spec.name}: no window {question.selector.description} has an answer")
+        if question.merge:
+            yield self._answer_line(question, measure, found)
+        else:
+            for window in found:
+                yield self._answer_line(question, measure, [window])
+
+    def _find(self, question: WindowQuestion) -> Sequence[WindowAnswer]:
+        if question.selector.latest is not None:
+            return self.windows.latest(question.selector.latest)
+        if question.selector.at_ms is not None:
+            return self.windows.at(question.selector.at_ms)
+        assert question.selector.start_ms is not None
+        window = self.windows.starting(question.selector.start_ms)
+        return [] if window is None else [window]
+
+    def _answer_line(self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
+        spec = self.windows.spec
+        stack, groups = self._stack(measure, found, question.group, question.is_global)
+        head = _head(question, spec, measure, found)
+        windows, arguments = list(found), question.arguments
+        if question.name in BINARY_QUESTIONS:
+            other, theirs = self._other(question, measure, found)
+            arguments = {**arguments, "other": other}
+            windows += theirs
+        of_all_groups = bool(spec.group_by) and question.is_global
+        # A function of a sample takes long and does not change its stack, so it needs no lock.
+        computed = question.name is None and measure.function.sample is not None
+        with nullcontext() if computed else self.synopses.exclusively():
+            answer = _StackAnswer(
+                measure, question, stack, spec.group_by, groups, windows, of_all_groups,
+                _reports_withheld_records(spec), function_confidence(spec, measure, len(stack), question.confidence),
+            )  # fmt: skip
+            return {**head, **answer.to_json(arguments)}
+
+    def _stack(
+        self, measure: Measure, found: Sequence[WindowAnswer], group: Mapping[str, Any] | None, is_global: bool
+    ) -> tuple[Stack, list[dict[str, Any]] | None]:
+        """The stack to evaluate and its groups; None: it is one synopsis, of all groups or of the selected one."""
+        spec = self.windows.spec
+        key = (tuple(w.key for w in found), measure.name)
+        if len(found) > 1:
+            _require_disjoint(found, measure)
+        aggregate = self._aggregate(found, key)
+        if aggregate is None:
+            empty = measure.function.make(measure.parameters, None)
+            if spec.group_by and not is_global:
+                if group is not None and len(group) == len(spec.group_by):
+                    raise _no_group(group, found)
+                return empty, []
+            empty.grow(1)
+            return empty, None
+        stack = aggregate.measures[measure.name]
+        if is_global or not spec.group_by:
+            if len(stack) == 1:
+                return stack, None
+            return self.synopses.get((key, "all"), lambda: merge_groups(stack)), None
+        if group is not None and len(group) == len(spec.group_by):
+            # Cached per window and group: finding a group scans all keys.
+            named = repr(sorted(group.items()))
+            return self.synopses.get((key, named), lambda: _only(stack, aggregate, group, found)), None
+        codes = sorted_groups(aggregate) if group is None else _chosen(aggregate, group)
+        rows = zip(*(c.to_pylist() for c in aggregate.rows(codes)), strict=True)
+        groups = [dict(zip(aggregate.key_names, row, strict=True)) for row in rows]
+        return stack.take(codes), groups
+
+    def _aggregate(self, found: Sequence[WindowAnswer], key: tuple[Any, ...]) -> GroupedAggregate | None:
+        if len(found) == 1:
+            return self.windows.aggregate(found[0])
+        parts = [a for a in map(self.windows.aggregate, found) if a is not None]
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return self.synopses.get((key, "windows"), lambda: parts[0].merge_many(parts[1:]))
+
+    def _other(
+        self, question: WindowQuestion, measure: Measure, found: Sequence[WindowAnswer]
+    ) -> tuple[Stack, Sequence[WindowAnswer]]:
+        """The second synopsis of a question about two, and its windows, which have the same bounds."""
+        if question.second is None:
+            raise InvalidRequest("with", None, '{"query": …, "measure": …}', f"{question.name} is about two synopses")
+        there = self.windows.for_query(question.second.query)
+        theirs = [_same_window(there, w, question.second) for w in found]
+        other_question = question.of_second()
+        other = _measure(other_question, there.spec, "with.measure")
+        _check_group(other_question, there.spec, "with.group")
+        stack, _ = Evaluator(there, self.synopses)._stack(
+            other, theirs, other_question.group, other_question.group is None
+        )
+        if other_question.group is not None and len(other_question.group) != len(there.spec.group_by):
+            accepted = f"all of {', '.join(there.spec.group_by)}, or no group to merge all groups"
+            raise InvalidRequest("with.group", other_question.group, accepted)
+        return stack, theirs
+
+
+@dataclass(frozen=True, slots=True)
+class _StackAnswer:
+    """Evaluates one question on a stack.
+
+    Attributes:
+        groups: groups of the stack; None: it is one synopsis, of all groups or of the selected one.
+        windows: the answers that the stack was merged from.
+        reports_withheld_records: the bounds are never empty while an edge withholds records.
+        confidence: of the interval of a function of a sample.
+    """
+
+    measure: Measure
+    question: WindowQuestion
+    stack: Stack
+    group_by: Sequence[str]
+    groups: list[dict[str, Any]] | None
+    windows: Sequence[WindowAnswer]
+    of_all_groups: bool
+    reports_withheld_records: bool
+    confidence: float
+
+    def to_json(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        question, stack, name = self.question, self.stack, self.measure.name
+        if question.name == "top":
+            return self._ranked(arguments)
+        if question.name is None and isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
+            part = FunctionPart.of(self.measure, stack, self.confidence, self._widened)
+            return self._rows(part.cells(len(stack)), self.confidence, stack.kind)
+        try:
+            if question.name is None:
+                kind = default_question(stack, question.confidence)
+            else:
+                kind = parse_question(question.name, arguments, stack, question.confidence, measure=name)
+            estimates = self._widened(evaluate_question(stack, kind, question.confidence, measure=name))
+        except IncompatibleSynopses as exc:
+            # The cause is the user's choice of measures, not the stored bytes.
+            raise InvalidRequest(
+                "with", question.second and question.second.description, "a measure with equal parameters", str(exc)
+            ) from exc
+        whole = isinstance(kind, INTEGER_QUESTIONS) or (kind is None and stack.kind in _WHOLE)
+        return self._rows(intervals(estimates, whole), estimates.confidence, estimates.basis)
+
+    def _rows(self, cells: Sequence[Mapping[str, Any]], confidence: float, basis: str) -> dict[str, Any]:
+        stated = {"confidence": confidence, "basis": basis}
+        if self.groups is None:
+            return {**cells[0], **stated}
+        return {
+            "data": [{"group": _json_group(g), **cell} for g, cell in zip(self.groups, cells, strict=True)],
+            **stated,
+        }
+
+    def _ranked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        name, groups = self.measure.name, self.groups
+        if not isinstance(self.stack, ItemRanking):
+            parse_question("top", arguments, self.stack, measure=name)  # raises, and names the possible questions
+            raise AssertionError
+        ranked = self.stack.top(top_items_question(self.stack, arguments.get("k"), name))
+        require_confidence(ranked.frequencies, self.question.confidence, name)
+        estimates = self._widened(ranked.frequencies)
+        entries = [
+            {"item": plain(item), **cell}
+            for item, cell in zip(ranked.items.to_pylist(), intervals(estimates, True), strict=True)
+        ]
+        stated = {"confidence": estimates.confidence, "basis": estimates.basis}
+        if groups is None:
+            return {"top": entries, **stated}
+        ends = np.searchsorted(ranked.groups, np.arange(len(groups) + 1)).tolist()
+        data = [{"group": _json_group(g), "top": entries[ends[i] : ends[i + 1]]} for i, g in enumerate(groups)]
+        return {"data": data, **stated}
+
+    def _predicted(self, estimates: Estimates, own: bool) -> Estimates:
+        """The answer's prediction in place of the data's estimate; without one, the bounds are unknown."""
+        if len(self.windows) > 1 or not own or self.of_all_groups:
+            return with_prediction(estimates, self.measure, {}, {})
+        rows = [self.question.group or {}] if self.groups is None else self.groups
+        keys = {name: pa.array([row[name] for row in rows]) for name in self.group_by}
+        return with_prediction(estimates, self.measure, self.windows[0].prediction or {}, keys)
+
+    def _widened(self, estimates: Estimates) -> Estimates:
+        """Widens intervals by what edges withhold, and removes bounds that missing edges may exceed."""
+        # The bound of a sum does not bound the number of missing records, which other questions depend on.
+        own = self.question.name in (None, self.measure.function.name)
+        if any(w.prediction is not None for w in self.windows):
+            return self._predicted(estimates, own)
+        widened = self._widened_by_withheld(estimates, own)
+        if not any(is_incomplete(w.completeness) for w in self.windows):
+            return widened
+        return widen_by_missing(widened, self.measure) if own else _without_bounds(widened)
+
+    def _widened_by_withheld(self, estimates: Estimates, own: bool) -> Estimates:
+        """Over several windows the bounds of sums add up; of extrema the largest holds."""
+        held = [w.withheld for w in self.windows if w.withheld]
+        if not held and (own or self.reports_withheld_records):
+            return estimates
+        bounds = [b for w in held if (b := w.get(self.measure.name)) is not None]
+        if not own or self.measure.function.error is None or (self.of_all_groups and bounds):
+            # A bound applies to each group, and the number of affected groups is unknown.
+            return _without_bounds(estimates)
+        if not bounds:
+            return estimates
+        fold = sum if self.measure.function.error == "sum" else max
+        total = {
+            side: None if any(b[side] is None for b in bounds) else fold([b[side] for b in bounds])
+            for side in ("above", "below")
+        }
+        return widen_by_withheld(estimates, self.measure, {self.measure.name: total})
+
+
+def _without_bounds(estimates: Estimates) -> Estimates:
+    unknown = np.full(len(estimates), np.nan)
+    return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
+
+
+def _reports_withheld_records(spec: QuerySpec) -> bool:
+    """Whether edges always report a bound when they withhold records; withheld zeros leave a sum's bound empty."""
+    if spec.budget is None or spec.accuracy is not None:
+        return True
+    return any(m.function.error is None or (m.function.name == "count" and m.argument is None) for m in spec.measures)
+
+
+def _measure(question: WindowQuestion, spec: QuerySpec, field: str = "measure") -> Measure:
+    names = [m.name for m in spec.measures]
+    if question.measure is None and len(names) == 1:
+        return spec.measures[0]
+    if question.measure not in names:
+        raise InvalidRequest(field, question.measure, f"one of {', '.join(names)}")
+    return spec.measures[names.index(question.measure)]
+
+
+def _check_group(question: WindowQuestion, spec: QuerySpec, field: str = "group") -> None:
+    for column in question.group or ():
+        if column not in spec.group_by:
+            columns = ", ".join(spec.group_by) or f"(none: {spec.name} is not grouped)"
+            raise InvalidRequest(f"{field}.{column}", (question.group or {})[column], f"one of the columns {columns}")
+    if question.group is not None and question.is_global:
+        raise InvalidRequest(field, question.group, "a group, or global: true, not both")
+
+
+def _chosen(aggregate: GroupedAggregate, group: Mapping[str, Any]) -> Any:
+    """Codes of the groups with these values. Raises InvalidRequest for a value of another type."""
+    keep = np.ones(len(aggregate), bool)
+    for name, column in zip(aggregate.key_names, aggregate.rows(), strict=True):
+        if name not in group:
+            continue
+        value = group[name]
+        if value is None:
+            keep &= column.is_null().to_numpy(zero_copy_only=False)
+            continue
+        try:
+            if isinstance(value, bool) != pa.types.is_boolean(column.type):
+                raise pa.ArrowTypeError("a boolean does not equal another type")
+            wanted = pa.scalar(value, column.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError):
+            raise InvalidRequest(f"group.{name}", value, f"a value of type {column.type}, or null") from None
+        keep &= pc.fill_null(pc.equal(column, wanted), False).to_numpy(zero_copy_only=False)
+    codes = np.flatnonzero(keep)
+    return codes if len(codes) < 2 else sorted_groups(aggregate)[keep[sorted_groups(aggregate)]]
+
+
+def _only(stack: Stack, aggregate: GroupedAggregate, group: Mapping[str, Any], found: Sequence[WindowAnswer]) -> Stack:
+    """The stack of the one group with these values. Raises NotFound, InvalidRequest."""
+    codes = _chosen(aggregate, group)
+    if not len(codes):
+        raise _no_group(group, found)
+    return stack.take(codes[:1])
+
+
+def _no_group(group: Mapping[str, Any], found: Sequence[WindowAnswer]) -> NotFound:
+    return NotFound(f"no record of the group {dict(group)} in the window at {rfc3339(found[0].start_ms)}")
+
+
+def _require_disjoint(found: Sequence[WindowAnswer], measure: Measure) -> None:
+    overlap = any(b.start_ms < a.end_ms for a, b in pairwise(found))
+    if overlap and not measure.function.make(measure.parameters, None).properties.idempotent:
+        raise InvalidRequest(
+            "merge",
+            True,
+            "false, or windows that do not overlap, or an idempotent measure",
+            f"the windows overlap, and {measure.name} would count their common records twice",
+        )
+
+
+def _same_window(there: AnsweredWindows, window: WindowAnswer, second: SecondSynopsis) -> WindowAnswer:
+    theirs = there.starting(window.start_ms)
+    if theirs is None:
+        raise NotFound(f"query {second.query}: no window that starts at {rfc3339(window.start_ms)} has an answer")
+    if theirs.end_ms != window.end_ms:
+        reason = f"its window ends at {rfc3339(theirs.end_ms)}, not at {rfc3339(window.end_ms)}"
+        raise InvalidRequest("with.query", second.query, "a query with the same windows", reason)
+    return theirs
+
+
+def _json_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: plain(value) for name, value in group.items()}
+
+
+def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:
+    """The members of a line besides its values. Merged windows have the least advanced phase and all revisions."""
+    first = found[0]
+    head: dict[str, Any] = {"id": question.id, "query": spec.name, "measure": measure.name}
+    if question.name is not None:
+        head["question"] = question.name
+    if question.group is not None:
+        head["group"] = dict(question.group)
+    head["window"] = {"start": rfc3339(first.start_ms), "end": rfc3339(max(w.end_ms for w in found))}
+    head["phase"] = min((w.phase for w in found), key=_PHASES.index)
+    if not question.merge:
+        return {**head, "revision": first.revision, "completeness": first.completeness}
+    missing = sorted({edge for w in found for edge in w.completeness.get("missing", ())})
+    ratios = [w.completeness.get("ratio") for w in found]
+    ratio = None if any(r is None for r in ratios) else min(r for r in ratios if r is not None)
+    head["windows"] = [{"start": rfc3339(w.start_ms), "revision": w.revision} for w in found]
+    return {**head, "completeness": {"ratio": ratio, "missing": missing}}

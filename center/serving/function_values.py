@@ -1,0 +1,166 @@
+"""Values of functions of a sample in an answer: numbers, their interval, and whether they keep the contract.
+
+They are computed on request from the rows that the answer holds, at no cost for the job. The result is deterministic:
+rows have a fixed order and resampling is seeded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from cachetools import LRUCache
+
+from center.early_trigger import FunctionEstimate, estimate_function
+from center.ledger import ACCURACY, ALL_RECORDS_NEEDED
+from center.serving.cells import Cell, interval_columns, intervals, nullable, plain
+from edgewater.accuracy import AccuracyTarget
+from edgewater.measure import Measure
+from edgewater.query import QuerySpec
+from edgewater.synopses import Estimates, FloatArray, RowSampleStack
+
+DEFAULT_CONFIDENCE = 0.95
+SEED = 20
+CACHE_BYTES = 8 << 20
+"""Capacity of the cache of values."""
+SAMPLED = "sampled: the measure is expensive"
+OTHER_MEASURES = "not sampled: the query has other measures, which sampling would distort"
+
+
+def function_confidence(spec: QuerySpec, measure: Measure, groups: int, requested: float | None = None) -> float:
+    """Confidence of each group's interval: the reader's, else the contract's, else 95 %."""
+    if requested is not None:
+        return requested
+    accuracy = spec.accuracy
+    if accuracy is None or accuracy.measure != measure.name:
+        return DEFAULT_CONFIDENCE
+    return AccuracyTarget(
+        accuracy.error, accuracy.confidence, max(groups, 1), accuracy.scope or "each"
+    ).group_confidence
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionPart:
+    """The cell of a function: one interval or a list of named ones, with the number of rows.
+
+    Attributes:
+        names: names of the function's numbers; a single empty name: it returns one number.
+        values: one per group.
+    """
+
+    names: Sequence[str]
+    values: Sequence[FunctionEstimate]
+    confidence: float
+
+    @classmethod
+    def of(
+        cls, measure: Measure, stack: RowSampleStack, confidence: float, widen: Callable[[Estimates], Estimates]
+    ) -> FunctionPart:
+        """Args: widen: widens intervals by what the answer lacks. Nothing bounds the effect of missing records on a
+        function, so it either leaves the intervals or makes them unknown."""
+        assert measure.function.sample is not None
+        function, parameters = measure.function.sample, dict(measure.parameters)
+        values = [
+            _estimated(measure, rows, float(rate), confidence)
+            for rows, rate in zip(stack.rows_by_group(), stack.rates(), strict=True)
+        ]
+        if np.isnan(widen(Estimates.exact(np.zeros(len(values)))).lower).any():
+            values = [v.without_bounds() for v in values]
+        return cls(tuple(function.names(parameters, stack.columns)), values, confidence)
+
+    def _estimates(self, at: int) -> Estimates:
+        value, lower, upper = (
+            np.array([getattr(v, bound)[at] for v in self.values], float) for bound in ("value", "lower", "upper")
+        )
+        return Estimates(value, lower, upper, self.confidence, "sample")
+
+    def cells(self, rows: int) -> list[Cell]:
+        each = [intervals(self._estimates(at), False) for at in range(len(self.names))]
+        result = []
+        for row, value in enumerate(self.values):
+            cell: Cell = {"values": [{"name": n, **e[row]} for n, e in zip(self.names, each, strict=True)]}
+            if self.names == ("",):
+                cell = each[0][row]
+            problem: Cell = {"problem": value.problem} if value.problem else {}
+            result.append({**cell, "error": plain(value.error), "size": value.size, "rate": value.rate, **problem})
+        return result
+
+    def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
+        result: dict[str, pa.Array] = {}
+        for at, name in enumerate(self.names):
+            result.update(interval_columns(f"{measure}.{name}" if name else measure, self._estimates(at)))
+        for name in ("error", "size", "rate"):
+            result[f"{measure}.{name}"] = nullable(np.array([getattr(v, name) for v in self.values], float))
+        return result
+
+
+def _estimated(measure: Measure, rows: FloatArray, rate: float, confidence: float) -> FunctionEstimate:
+    """One group's value. It is expensive and depends on the rows only, so it is cached for other selections of groups,
+    formats and revisions."""
+    function = measure.function.sample
+    assert function is not None
+    of_rows = hashlib.blake2b(rows.tobytes(), digest_size=16).digest()
+    key = (measure.function.name, measure.parameters, rows.shape, of_rows, rate, confidence)
+    with _LOCK:
+        cached = _CACHE.get(key)
+    if cached is not None:
+        return cached
+    # A generator per group: its interval does not depend on which other groups are rendered.
+    rng = np.random.default_rng(SEED)
+    made = estimate_function(function, dict(measure.parameters), rows, rate, rng, confidence=confidence)
+    with _LOCK:
+        _CACHE[key] = made
+    return made
+
+
+_CACHE: LRUCache[Any, FunctionEstimate] = LRUCache(CACHE_BYTES, getsizeof=lambda e: 3 * e.value.nbytes + 512)
+_LOCK = threading.Lock()
+
+
+def with_function_accuracy(
+    quality: dict[str, Any], contract: Mapping[str, Any], spec: QuerySpec, part: FunctionPart
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The quality and the contract of an answer to a query whose accuracy is about a function of a sample."""
+    accuracy = spec.accuracy
+    assert accuracy is not None
+    worst = max((v.error for v in part.values), default=0.0)
+    off = [v for v in part.values if v.error > accuracy.error]
+    is_sampled = any(v.rate < 1 for v in part.values)
+    why_not = OTHER_MEASURES if len(spec.measures) > 1 else ALL_RECORDS_NEEDED
+    accuracy_quality = {
+        "measure": accuracy.measure,
+        "sampling": SAMPLED if is_sampled else why_not,
+        "error": plain(worst),
+        "rate": min((v.rate for v in part.values), default=1.0),
+    }
+    records = {**quality["records"], "sampled": sum(v.size for v in part.values)}
+    width = None if is_sampled else 0
+    if is_sampled and part.names == ("",) and len(part.values) == 1:
+        width = plain(float((part.values[0].upper - part.values[0].lower)[0]) / 2)
+    errors = {**quality["error"], "sampling": width}
+    violations = list(contract["violations"])
+    failed = next((v.problem for v in part.values if v.problem), "")
+    if failed:
+        violations.append({"code": ACCURACY, "message": f"{accuracy.measure}: the function failed: {failed}"})
+    elif off:
+        size = min(v.size for v in off)
+        requested = _percent(accuracy.error)
+        message = (
+            f"{accuracy.measure}: a sample of {size} rows may be off by {_percent(worst)}; the target is {requested}"
+        )
+        if len(part.values) > 1:
+            message = f"{len(off)} of {len(part.values)} groups; {message}"
+        violations.append({"code": ACCURACY, "message": message})
+    return (
+        {**quality, "accuracy": accuracy_quality, "records": records, "error": errors},
+        {**contract, "met": not violations, "violations": violations},
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %" if np.isfinite(share) else "any amount"

@@ -1,0 +1,308 @@
+"""`MeasureEvaluator`: a measure's cell in an answer, as parts. Pure.
+
+Without questions, each kind of synopsis shows its main result: a top-k its list, a histogram its buckets, a sample its
+estimates. With questions, the cell has the answers that the synopsis can give.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from center.serving.cells import CellPart, IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart
+from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionPart
+from edgewater.errors import InvalidRequest
+from edgewater.measure import Measure
+from edgewater.synopses import (
+    BloomStack,
+    Count,
+    CountMinStack,
+    CuckooStack,
+    EquiDepthStack,
+    EquiWidthStack,
+    Estimates,
+    FalsePositiveRate,
+    FloatArray,
+    IntArray,
+    ItemRanking,
+    Quantile,
+    Question,
+    Range,
+    RowSampleStack,
+    SampleStack,
+    Stack,
+)
+from edgewater.synopses.named_questions import (
+    answerable_questions,
+    default_question,
+    evaluate_question,
+    parse_question,
+    question_kind,
+    require_confidence,
+    top_items_question,
+)
+
+DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
+MAX_ASKED = 100
+_WHOLE = ("count", "integer_sum")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureQuestions:
+    """The questions that a reader asks of an answer; None and (): not asked.
+
+    Attributes:
+        quantiles: ranks in [0, 1]; None: `DEFAULT_QUANTILES`, of measures whose main result they are.
+        ranks: values x, to ask for the fraction of values ≤ x.
+        ranges: (lo, hi), both inclusive.
+        items: items as text, to ask for their frequency or, of filters, their membership.
+        contains: items as text, to ask for their membership.
+        top: number of most frequent items.
+        values: include the values in samples.
+        confidence: of the intervals.
+        measures: the measures to include; (): all.
+        groups: (column, accepted values as text, see `matches_text`); groups must match every column named, and
+            others are not rendered.
+    """
+
+    quantiles: tuple[float, ...] | None = None
+    groups: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    ranks: tuple[float, ...] = ()
+    ranges: tuple[tuple[float, float], ...] = ()
+    items: tuple[str, ...] = ()
+    contains: tuple[str, ...] = ()
+    top: int | None = None
+    values: bool = False
+    confidence: float | None = None
+    measures: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.quantiles is not None:
+            accepted = f"1 to {MAX_ASKED} numbers from 0 to 1"
+            if not 1 <= len(self.quantiles) <= MAX_ASKED or not all(0.0 <= q <= 1.0 for q in self.quantiles):
+                raise InvalidRequest("quantile", self.quantiles, accepted)
+        for name in ("ranks", "ranges", "items", "contains"):
+            given = getattr(self, name)
+            if len(given) > MAX_ASKED:
+                raise InvalidRequest(name.rstrip("s"), given, f"at most {MAX_ASKED} of them")
+
+    @property
+    def by_parameter(self) -> dict[str, Any]:
+        """The questions that are asked, by parameter name."""
+        each = {
+            "quantile": self.quantiles, "rank": self.ranks, "range": self.ranges, "item": self.items,
+            "contains": self.contains, "top": self.top, "values": self.values,
+        }  # fmt: skip
+        return {name: value for name, value in each.items() if value}
+
+
+NO_QUESTIONS = MeasureQuestions()
+
+_QUESTION_NAMES = {
+    "quantile": ("quantile",), "rank": ("rank",), "range": ("range",), "item": ("frequency", "contains"),
+    "contains": ("contains",), "top": ("top",),
+}  # fmt: skip
+"""Question names per parameter; the first that the measure answers is used."""
+
+
+def _question_name(parameter: str, stack: Stack) -> str | None:
+    if parameter == "values":
+        return "values" if isinstance(stack, SampleStack) else None
+    return next((name for name in _QUESTION_NAMES[parameter] if question_kind(name, stack) is not None), None)
+
+
+def require_possible(questions: MeasureQuestions, stacks: Mapping[str, Stack]) -> None:
+    """Raises InvalidRequest for a question that no measure can answer, and names the possible ones."""
+    for parameter, value in questions.by_parameter.items():
+        if not any(_question_name(parameter, stack) for stack in stacks.values()):
+            able = "; ".join(f"{name}: {', '.join(answerable_questions(s))}" for name, s in stacks.items())
+            raise InvalidRequest(parameter, value, f"what the measures can answer: {able}", "no measure can answer it")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureEvaluator:
+    """Evaluates questions on one measure's stack.
+
+    Attributes:
+        widen: widens intervals by what the answer lacks.
+        confidence: of the interval of a function of a sample.
+    """
+
+    measure: Measure
+    stack: Stack
+    questions: MeasureQuestions
+    widen: Callable[[Estimates], Estimates]
+    confidence: float = DEFAULT_CONFIDENCE
+
+    def parts(self) -> list[CellPart]:
+        """The measure's cell. Raises InvalidRequest."""
+        selected = [
+            (p, name) for p in self.questions.by_parameter if (name := _question_name(p, self.stack)) is not None
+        ]
+        return [self._part(parameter, name) for parameter, name in selected] if selected else self._default_parts()
+
+    def _evaluate(self, kind: Question | None) -> Estimates:
+        return self.widen(evaluate_question(self.stack, kind, self.questions.confidence, measure=self.measure.name))
+
+    def _evaluate_named(self, name: str, **given: Any) -> tuple[Question, Estimates]:
+        kind = parse_question(name, given, self.stack, self.questions.confidence, measure=self.measure.name)
+        return kind, self._evaluate(kind)
+
+    def _part(self, parameter: str, name: str) -> CellPart:
+        questions = self.questions
+        match parameter:
+            case "quantile":
+                return self._quantiles(questions.quantiles or ())
+            case "rank":
+                return KeyedPart(
+                    "ranks", ".rank:", {_key(x): self._evaluate_named(name, x=x)[1] for x in questions.ranks}
+                )
+            case "range":
+                whole = Range in self.stack.questions
+                each = {
+                    f"{_key(lo)}:{_key(hi)}": self._evaluate_named(name, lo=lo, hi=hi)[1] for lo, hi in questions.ranges
+                }
+                return KeyedPart("ranges", ".range:", each, whole)
+            case "top":
+                return self._top(questions.top)
+            case "values":
+                return self._values()
+        texts = questions.items if parameter == "item" else questions.contains
+        answers = [self._item(parameter, name, text) for text in texts]
+        return ItemsPart("items" if name == "frequency" else "contains", answers)
+
+    def _item(self, parameter: str, name: str, text: str) -> tuple[Any, Estimates]:
+        try:
+            kind, estimates = self._evaluate_named(name, item=text)
+        except InvalidRequest as exc:
+            if exc.field != "item":
+                raise
+            reason = f"the question is evaluated on {self.measure.name}: measure=… selects other measures"
+            raise InvalidRequest(parameter, text, exc.accepted, reason) from exc
+        return getattr(kind, "item", text), estimates
+
+    def _default_parts(self) -> list[CellPart]:
+        stack = self.stack
+        if isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
+            return [FunctionPart.of(self.measure, stack, self.confidence, self.widen)]
+        if isinstance(stack, SampleStack):
+            return self._sample(stack)
+        if isinstance(stack, ItemRanking):
+            return [self._top(None)]
+        if isinstance(stack, EquiWidthStack):
+            return self._buckets(stack)
+        if isinstance(stack, EquiDepthStack):
+            return [IntervalPart("count", self._evaluate(Count()), True), self._boundaries(stack)]
+        if Quantile in stack.questions:
+            return [self._quantiles(DEFAULT_QUANTILES)]
+        if isinstance(stack, CountMinStack):
+            return [IntervalPart("", self._evaluate(Count()), True)]
+        parts: list[CellPart] = [
+            IntervalPart("", self._evaluate(default_question(stack, self.questions.confidence)), stack.kind in _WHOLE)
+        ]
+        if isinstance(stack, CuckooStack) and Count in stack.questions:
+            parts.append(IntervalPart("count", self._evaluate(Count()), True))
+        if FalsePositiveRate in stack.questions:
+            parts.append(NumberPart("false_positive_rate", stack.query(FalsePositiveRate()).value))
+        if isinstance(stack, BloomStack):
+            parts.append(NumberPart("fill", stack.fill()))
+        return parts
+
+    def _quantiles(self, ranks: tuple[float, ...]) -> KeyedPart:
+        return KeyedPart("quantiles", "_", {_key(q): self._evaluate_named("quantile", q=q)[1] for q in ranks})
+
+    def _top(self, k: int | None) -> ListPart:
+        assert isinstance(self.stack, ItemRanking)
+        try:
+            ranked = self.stack.top(top_items_question(self.stack, k, self.measure.name))
+        except InvalidRequest as exc:
+            raise InvalidRequest("top", k, exc.accepted, exc.reason) from exc
+        require_confidence(ranked.frequencies, self.questions.confidence, self.measure.name)
+        return ListPart("top", ranked.groups, {"item": ranked.items}, self.widen(ranked.frequencies), True)
+
+    def _sample(self, stack: SampleStack) -> list[CellPart]:
+        parts: list[CellPart] = []
+        for name in ("mean", "sum", "count"):
+            if question_kind(name, stack) is not None:
+                parts.append(IntervalPart(name, self._evaluate_named(name)[1]))
+        groups, _ = stack.sampled()
+        return [*parts, NumberPart("size", _per_row(groups, len(stack)), True)]
+
+    def _values(self) -> ListPart:
+        assert isinstance(self.stack, SampleStack)
+        groups, values = self.stack.sampled()
+        return ListPart("values", groups, {"value": values}, None)
+
+    def _buckets(self, stack: EquiWidthStack) -> list[CellPart]:
+        rows, bins = len(stack), stack.columns
+        counts = stack.counts
+        groups = np.repeat(np.arange(rows), bins)
+        ends = {"from": np.tile(stack.edges[:-1], rows), "to": np.tile(stack.edges[1:], rows)}
+        inside = Estimates.exact(counts[:, 1:-2].reshape(-1))
+        keys = {name: pa.array(values) for name, values in ends.items()}
+        outside = [
+            NumberPart(name, counts[:, at].astype(np.float64), True)
+            for name, at in (("below", 0), ("above", -2), ("nan", -1))
+        ]
+        count = IntervalPart("count", self._evaluate(Count()), True)
+        return [count, ListPart("buckets", groups, keys, self.widen(inside), True), *outside]
+
+    def _boundaries(self, stack: EquiDepthStack) -> ListPart:
+        """The boundaries per row, from the least value to the greatest."""
+        each = [self.widen(e) for e in stack.boundaries()]
+        value, lower, upper = (
+            np.stack([getattr(e, name) for e in each], axis=1).reshape(-1) for name in ("value", "lower", "upper")
+        )
+        groups = np.repeat(np.arange(len(stack)), len(each))
+        return ListPart("boundaries", groups, {}, Estimates(value, lower, upper, each[0].confidence, each[0].basis))
+
+
+def _key(x: float) -> str:
+    """A number as a unique key of its answer."""
+    return str(int(x)) if x.is_integer() and abs(x) < 1e16 else repr(x)
+
+
+def _per_row(groups: IntArray, rows: int) -> FloatArray:
+    return np.bincount(groups, minlength=rows).astype(np.float64)
+
+
+def widen_by_withheld(estimates: Estimates, measure: Measure, withheld: Mapping[str, Any]) -> Estimates:
+    """Widens intervals by what edges withhold; `Totals.union` explains why the bounds add up."""
+    if not withheld:
+        return estimates
+    bound = withheld.get(measure.name)
+    if measure.function.error is not None:
+        if bound is None:
+            return estimates
+        above = math.inf if bound["above"] is None else bound["above"]
+        below = math.inf if bound["below"] is None else bound["below"]
+        lower, upper = estimates.lower - below, estimates.upper + above
+        if measure.function.name == "max":
+            # A maximum that was never sent is bounded from 0 up, regardless of what other edges have sent.
+            upper = np.maximum(upper, above) if above else upper
+    else:
+        # Records are missing, and no bound says how far they would move the value.
+        lower = upper = np.full(len(estimates), np.nan)
+    return Estimates(estimates.value, lower, upper, estimates.confidence, estimates.basis)
+
+
+def is_incomplete(completeness: Mapping[str, Any]) -> bool:
+    """Whether an answer lacks an expected edge, from the completeness in its quality."""
+    return bool(completeness.get("missing")) or completeness.get("expected") == 0
+
+
+def widen_by_missing(estimates: Estimates, measure: Measure) -> Estimates:
+    """Removes the bounds that records of missing edges may exceed.
+
+    Further records can only raise a count or a maximum, and lower a minimum. Everything else may move either way, by an
+    unknown amount.
+    """
+    unknown = np.full(len(estimates), np.nan)
+    lower = estimates.lower if measure.function.name in ("count", "max") else unknown
+    upper = estimates.upper if measure.function.name == "min" else unknown
+    return Estimates(estimates.value, lower, upper, estimates.confidence, estimates.basis)

@@ -1,0 +1,260 @@
+"""Renders an answer as JSON, an Arrow table, or CSV. Pure.
+
+Intervals are the synopsis' own, widened by what edges withhold. Where no bound is known, as for a mean of which records
+are withheld, the bounds are null.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from center.results import AnswerRecord
+from center.serving.cells import Cell, CellPart, plain, without_lists
+from center.serving.function_values import FunctionPart, function_confidence, with_function_accuracy
+from center.serving.measures import (
+    DEFAULT_QUANTILES,
+    NO_QUESTIONS,
+    MeasureEvaluator,
+    MeasureQuestions,
+    is_incomplete,
+    widen_by_missing,
+    widen_by_withheld,
+)
+from edgewater.accuracy import Accuracy, group_key, group_values
+from edgewater.measure import Measure
+from edgewater.query import QuerySpec
+from edgewater.synopses import Estimates, GroupedAggregate, IntArray
+
+_UNSTATED = (None, None, None)
+
+__all__ = [
+    "DEFAULT_QUANTILES",
+    "NO_QUESTIONS",
+    "MeasureQuestions",
+    "matches_text",
+    "render",
+    "rfc3339",
+    "to_csv",
+    "to_table",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureValues:
+    """A measure's values of all groups, in row order."""
+
+    name: str
+    parts: tuple[CellPart, ...]
+
+    @property
+    def confidence(self) -> float:
+        return min((part.confidence for part in self.parts), default=1.0)
+
+    def cells(self, rows: int) -> list[Cell]:
+        """The measure's cell per row: the members of all its parts."""
+        each = [part.cells(rows) for part in self.parts]
+        return [{k: v for part in parts for k, v in part.items()} for parts in zip(*each, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRows:
+    """An answer's rows as columns, sorted by group."""
+
+    groups: dict[str, pa.Array]
+    values: tuple[MeasureValues, ...]
+    length: int
+
+    def function_of(self, accuracy: Accuracy) -> FunctionPart | None:
+        """The accuracy's function of a sample, if there is one and no question replaces it."""
+        parts = (part for values in self.values if values.name == accuracy.measure for part in values.parts)
+        return next((part for part in parts if isinstance(part, FunctionPart)), None)
+
+
+def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> dict[str, Any]:
+    """Renders the JSON documented in `docs/reference/query.md`; NaN and infinity become null.
+
+    Raises:
+        InvalidRequest: a question that a measure's synopsis cannot answer.
+        SynopsisError: the stored bytes cannot be read.
+    """
+    rows = _rows(record, spec, questions)
+    quality = dict(record.quality)
+    contract = quality.pop("contract")
+    if any("groups" in p for p in quality.get("prediction", {}).values()):
+        del quality["prediction"]  # it is in the rows
+    if spec.accuracy is not None and spec.accuracy.kind is None:
+        # The contract covers the whole answer, whatever part of it is requested.
+        whole = (
+            rows
+            if questions == NO_QUESTIONS
+            else _rows(record, spec, MeasureQuestions(measures=(spec.accuracy.measure,)))
+        )
+        function = whole.function_of(spec.accuracy)
+        assert function is not None
+        quality, contract = with_function_accuracy(quality, contract, spec, function)
+    if "merged_into_ms" in quality:
+        quality["merged_into"] = rfc3339(quality.pop("merged_into_ms"))
+    names = list(rows.groups)
+    keys = [column.to_pylist() for column in rows.groups.values()]
+    groups = [{n: plain(v) for n, v in zip(names, key, strict=True)} for key in zip(*keys, strict=True)] if keys else []
+    columns = [(values.name, values.cells(rows.length)) for values in rows.values]
+    data = [
+        {"group": groups[i] if keys else {}, **{name: cells[i] for name, cells in columns}} for i in range(rows.length)
+    ]
+    return {
+        "query": record.query.name,
+        "window": {"start": rfc3339(record.window_start_ms), "end": rfc3339(record.window_end_ms)},
+        "phase": record.phase.value,
+        "revision": record.revision,
+        "data": data,
+        "confidence": min((values.confidence for values in rows.values), default=1.0),
+        "quality": quality,
+        "contract": contract,
+    }
+
+
+def to_table(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> pa.Table:
+    """Renders a table: group columns, then per measure m the float64 columns ``m``, ``m_lower`` and ``m_upper``, or
+    ``m_0.5``, ``m_0.5_lower``, … for quantiles; other members of a cell are ``m.member`` (and its bounds), lists are
+    list columns. Unknown values are null.
+
+    An answer without data has no rows and group columns of type null, since no edge has reported their types.
+    """
+    rows = _rows(record, spec, questions)
+    columns: dict[str, pa.Array] = dict(rows.groups)
+    for values in rows.values:
+        for part in values.parts:
+            for name, column in part.columns(values.name, rows.length).items():
+                while name in columns:  # a group column has that name
+                    name = f"answer_{name}"
+                columns[name] = column
+    return pa.table(columns)
+
+
+def to_csv(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = NO_QUESTIONS) -> bytes:
+    """`to_table` as CSV with a header line, UTF-8; lists are JSON strings."""
+    sink = pa.BufferOutputStream()
+    pyarrow.csv.write_csv(without_lists(to_table(record, spec, questions)), sink)
+    text: bytes = sink.getvalue().to_pybytes()
+    return text
+
+
+def rfc3339(time_ms: int) -> str:
+    """RFC 3339 in UTC, with milliseconds only if they are not 0."""
+    unit: Literal["ms", "s"] = "ms" if time_ms % 1000 else "s"
+    return str(np.datetime_as_string(np.array(time_ms, "datetime64[ms]"), unit=unit, timezone="UTC"))
+
+
+def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) -> AnswerRows:
+    withheld = record.quality["error"]["withheld"]
+    predictions = record.quality.get("prediction")
+    incomplete = is_incomplete(record.quality["completeness"])
+    if record.synopsis is None:
+        groups = {name: pa.nulls(0) for name in spec.group_by}
+        stacks = {m.name: m.function.make(m.parameters, None) for m in spec.measures}
+        order: IntArray = np.zeros(0, np.int64)
+        groups_in_all = 0
+    else:
+        aggregate = GroupedAggregate.from_bytes(record.synopsis)
+        _add_expected(aggregate, predictions or {})
+        order = _select_groups(aggregate, sorted_groups(aggregate), questions)
+        groups_in_all = len(aggregate)
+        groups = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True))
+        stacks = dict(aggregate.measures)
+        if not np.array_equal(order, np.arange(len(aggregate))):
+            stacks = {name: stack.take(order) for name, stack in stacks.items()}
+
+    def widen(estimates: Estimates, measure: Measure) -> Estimates:
+        if predictions is not None:
+            return with_prediction(estimates, measure, predictions, groups)
+        widened = widen_by_withheld(estimates, measure, withheld)
+        return widen_by_missing(widened, measure) if incomplete else widened
+
+    def evaluator(measure: Measure) -> MeasureEvaluator:
+        confidence = function_confidence(spec, measure, groups_in_all, questions.confidence)
+        return MeasureEvaluator(measure, stacks[measure.name], questions, partial(widen, measure=measure), confidence)
+
+    values = tuple(
+        MeasureValues(m.name, tuple(evaluator(m).parts()))
+        for m in spec.measures
+        if not questions.measures or m.name in questions.measures
+    )
+    return AnswerRows(groups, values, len(order))
+
+
+def with_prediction(
+    estimates: Estimates, measure: Measure, predictions: Mapping[str, Any], groups: Mapping[str, pa.Array]
+) -> Estimates:
+    """Replaces the data's estimate by the prediction. For measures without one, and groups with too few records, only
+    the bounds are replaced: they are unknown.
+
+    Args:
+        groups: the rows' key columns.
+    """
+    p = predictions.get(measure.name)
+    unknown = np.full(len(estimates), np.nan)
+    if p is None:
+        return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
+    if "groups" not in p:
+        rows = [[p[name] for name in ("estimate", "lower", "upper")]] * len(estimates)
+    else:
+        keys = (group_key(values) for values in zip(*(c.to_pylist() for c in groups.values()), strict=True))
+        rows = [p["groups"].get(key, _UNSTATED) for key in keys]
+    columns = np.array([[math.nan if x is None else x for x in row] for row in rows], float).reshape(-1, 3).T
+    value = columns[0]
+    if "groups" in p:
+        value = np.where(np.isnan(value), estimates.value, value)
+    return Estimates(value, columns[1], columns[2], p["confidence"], estimates.basis)
+
+
+def _add_expected(aggregate: GroupedAggregate, predictions: Mapping[str, Any]) -> None:
+    """Adds rows for groups that have a prediction but no records yet, such as those of an unreachable edge."""
+    for p in predictions.values():
+        keys = [group_values(key) for key, (_, lower, _) in p.get("groups", {}).items() if lower is not None]
+        if keys:
+            types = [column.type for column in aggregate.rows()]
+            columns = [pa.array(list(c), t) for c, t in zip(zip(*keys, strict=True), types, strict=True)]
+            aggregate.encode(columns, len(keys))
+
+
+def sorted_groups(aggregate: GroupedAggregate) -> IntArray:
+    """Codes sorted by the key columns, so that equal data render equally whatever the merge order was."""
+    if not aggregate.key_names:
+        return np.arange(len(aggregate))
+    keys = pa.table(dict(zip(aggregate.key_names, aggregate.rows(), strict=True)))
+    by = [(name, "ascending") for name in aggregate.key_names]
+    order: IntArray = pc.sort_indices(keys, sort_keys=by).to_numpy().astype(np.int64)
+    return order
+
+
+def _select_groups(aggregate: GroupedAggregate, order: IntArray, questions: MeasureQuestions) -> IntArray:
+    columns = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True)) if questions.groups else {}
+    keep = np.ones(len(order), bool)
+    for name, texts in questions.groups:
+        codes = columns[name].dictionary_encode(null_encoding="encode")
+        meant = np.array([any(matches_text(v, text) for text in texts) for v in codes.dictionary.to_pylist()], bool)
+        keep &= meant[np.asarray(codes.indices)] if len(meant) else keep
+    return order[keep]
+
+
+def matches_text(value: object, text: str) -> bool:
+    """Whether a group's value equals the value that a URL's text denotes."""
+    if isinstance(value, str):
+        return value == text
+    if value is None:
+        return text == "null"
+    if isinstance(value, bool):
+        return text == ("true" if value else "false")
+    try:
+        return float(text) == value if isinstance(value, float) else int(text) == value
+    except ValueError:
+        return False

@@ -1,0 +1,124 @@
+"""`StoredWindows`: `AnsweredWindows` over the result store.
+
+Lookups are cached until any query has a newer answer, which `refresh` checks with one small read. Synopses are read and
+decoded once, and kept in a `SynopsisCache`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from cachetools import LRUCache
+
+from center.catalog import RegisteredQuery
+from center.results import AnswerRecord, ResultStore
+from center.serving.evaluator import WindowAnswer
+from center.serving.synopsis_cache import SynopsisCache
+from edgewater.query import QuerySpec
+from edgewater.synopses import GroupedAggregate
+
+PAGE = 25
+"""Answers that are read at once, with their synopses."""
+_CACHED_WINDOWS = 4096
+"""Windows in the cache of lookups; an empty lookup counts as one."""
+
+
+class StoredWindows:
+    """The answers of one query. Not thread-safe.
+
+    Args:
+        find_query: finds a query by name; raises NotFound.
+    """
+
+    def __init__(
+        self,
+        results: ResultStore,
+        query: RegisteredQuery,
+        synopses: SynopsisCache,
+        find_query: Callable[[str], RegisteredQuery],
+    ) -> None:
+        self._results = results
+        self._query = query
+        self._synopses = synopses
+        self._find_query = find_query
+        self._lookups: LRUCache[Hashable, tuple[WindowAnswer, ...]] = LRUCache(
+            _CACHED_WINDOWS, lambda found: len(found) + 1
+        )
+        self._other_queries: dict[str, StoredWindows] = {}
+        self._newest_id = -1
+
+    @property
+    def spec(self) -> QuerySpec:
+        return self._query.spec
+
+    def refresh(self) -> None:
+        """Drops cached lookups if the store has newer answers."""
+        newest = self._results.last_answer_id()
+        if newest != self._newest_id:
+            self._lookups.clear()
+            self._other_queries.clear()
+            self._newest_id = newest
+
+    def for_query(self, query: str) -> StoredWindows:
+        if query not in self._other_queries:
+            found = self if query == self._query.ref.name else None
+            self._other_queries[query] = found or StoredWindows(
+                self._results, self._find_query(query), self._synopses, self._find_query
+            )
+        return self._other_queries[query]
+
+    def at(self, time_ms: int) -> Sequence[WindowAnswer]:
+        return self._lookup(("at", time_ms), lambda: map(self._take, self._results.at(self._query.ref, time_ms)))
+
+    def starting(self, start_ms: int) -> WindowAnswer | None:
+        def read() -> Iterable[WindowAnswer]:
+            return map(self._take, self._results.windows(self._query.ref, start_ms, start_ms + 1, 1)[0])
+
+        found = self._lookup(("start", start_ms), read)
+        return found[0] if found else None
+
+    def latest(self, count: int) -> Sequence[WindowAnswer]:
+        return self._lookup(("latest", count), lambda: self._last(count))
+
+    def _last(self, count: int) -> list[WindowAnswer]:
+        start = self._results.last(self._query.ref, count)
+        found: list[WindowAnswer] = []
+        cursor: str | None = None
+        while start is not None:
+            page, cursor = self._results.windows(self._query.ref, start, None, PAGE, cursor)
+            found += map(self._take, page)
+            if cursor is None:
+                break
+        return found[-count:]  # another window may have been answered meanwhile
+
+    def _lookup(self, key: Hashable, read: Callable[[], Iterable[WindowAnswer]]) -> tuple[WindowAnswer, ...]:
+        held = self._lookups.get(key)
+        if held is None:
+            held = tuple(read())
+            if len(held) < _CACHED_WINDOWS:
+                self._lookups[key] = held
+        return held
+
+    def _take(self, record: AnswerRecord) -> WindowAnswer:
+        """The record without its synopsis, which goes into the cache."""
+        window = WindowAnswer(
+            (record.query.name, record.query.version, record.window_start_ms, record.revision),
+            record.window_start_ms,
+            record.window_end_ms,
+            record.phase.value,
+            record.revision,
+            record.quality["completeness"],
+            record.quality["error"]["withheld"],
+            record.quality.get("prediction"),
+        )
+        synopsis = record.synopsis
+        if synopsis is not None:
+            self._synopses.get(window.key, lambda: GroupedAggregate.from_bytes(synopsis))
+        return window
+
+    def aggregate(self, window: WindowAnswer) -> GroupedAggregate | None:
+        return self._synopses.get(window.key, lambda: self._read(window))
+
+    def _read(self, window: WindowAnswer) -> GroupedAggregate | None:
+        record = self._results.answer(self._query.ref, window.start_ms, window.revision)
+        return None if record.synopsis is None else GroupedAggregate.from_bytes(record.synopsis)

@@ -1,0 +1,220 @@
+"""Opens databases: SQLite by default, PostgreSQL by its URL. No other module depends on which one it is.
+
+What the stores rely on:
+
+- A read transaction sees one state of the database (`read_transaction`). On SQLite that is a WAL snapshot, on
+  PostgreSQL REPEATABLE READ, because under its default each statement sees another state.
+- A write transaction reads what was committed before it took its locks (`write_transaction`). On SQLite the transaction
+  is the lock, from its start. On PostgreSQL the locks are rows (``FOR UPDATE``), and under READ COMMITTED the following
+  statements see what the former owner of the lock committed; under REPEATABLE READ they would fail.
+- A commit that returned survives a power cut, because acknowledgements depend on it.
+- An unreachable server, or a lock that is never released, raises `StorageError` within half a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Dialect, Engine, MetaData, String, Text, create_engine, event, func, select
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.types import TypeDecorator, TypeEngine
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
+
+from edgewater.errors import InvalidConfig, StorageError
+
+BUSY_TIMEOUT_MS = 30_000
+"""How long a transaction waits for a lock."""
+_ACCEPTED = "sqlite:////path/to/file.db or postgresql+psycopg://user:password@host/database"
+_DDL_LOCK = 0x45574341
+"""PostgreSQL's advisory lock under which tables are created."""
+
+_CONNECT_ARGS: dict[str, str | int] = {
+    "application_name": "edgewater",
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": BUSY_TIMEOUT_MS,
+}
+"""libpq's parameters, unless the URL sets them. With libpq's defaults a client waits two hours for a lost machine."""
+
+_SESSION_SETTINGS = f"""
+    SELECT set_config(name, required, false)
+    FROM (VALUES
+        ('synchronous_commit', 'off', 'on'),
+        ('lock_timeout', '0', '{BUSY_TIMEOUT_MS}ms'),
+        ('idle_in_transaction_session_timeout', '0', '60s')
+    ) AS settings (name, unsafe, required)
+    WHERE current_setting(name) = unsafe
+"""
+"""Replaces session settings under which the guarantees above do not hold; any other value of the operator stays.
+The last one releases the row locks of a client whose machine was lost in mid-transaction."""
+
+
+class Identifier(TypeDecorator[str]):
+    """Column type of an identifier, at most `length` characters.
+
+    Compared and ordered by code point, as in Python and SQLite. PostgreSQL's default is its database's collation, under
+    which an index also breaks when the operating system's collation rules change.
+    """
+
+    impl = String
+    cache_ok = True
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.length = length
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        collation = "C" if dialect.name == "postgresql" else None
+        return dialect.type_descriptor(String(self.length, collation=collation))
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return _without_nul(value)
+
+
+class FreeText(TypeDecorator[str]):
+    """Column type of text of any length that is not used as a key."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return _without_nul(value)
+
+
+def _without_nul(value: str | None) -> str | None:
+    # PostgreSQL's text holds no NUL. A query by a name with a NUL must find nothing, not fail.
+    return None if value is None else value.replace("\0", "\ufffd")
+
+
+def open_engine(url: str) -> Engine:
+    """Creates an engine for `read_transaction` and `write_transaction`. Does not connect yet.
+
+    Raises:
+        InvalidConfig: not a URL of a supported database.
+        StorageError: the directory of SQLite's file cannot be created, or PostgreSQL's driver is missing.
+    """
+    try:
+        parsed = make_url(url)
+        backend = parsed.get_backend_name()
+    except ArgumentError:
+        backend = ""
+    if backend == "sqlite":
+        return _sqlite(parsed)
+    if backend == "postgresql":
+        return _postgresql(parsed)
+    # The rest of the URL may contain a password.
+    raise InvalidConfig("database URL", f"{url.partition(':')[0][:32]}:…", _ACCEPTED)
+
+
+def _sqlite(url: URL) -> Engine:
+    """Opens SQLite with WAL, ``synchronous=FULL`` and BEGIN IMMEDIATE.
+
+    WAL: readers never wait. FULL: acknowledgements depend on commits, and NORMAL may lose the last ones in a power cut.
+    BEGIN IMMEDIATE for every transaction that may write: one that begins as a reader and then writes fails at once if
+    another has written in between, whatever the busy timeout.
+    """
+    engine = create_engine(url)
+    if url.database:
+        try:
+            Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StorageError(f"database {url.render_as_string()}: {exc.strerror}") from exc
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: object) -> None:
+        connection.isolation_level = None  # BEGIN is emitted below, not by the driver.
+        connection.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+        # Enabling WAL ignores the busy timeout when several processes open a new file at once.
+        locked = retry_if_exception_type(connection.OperationalError)
+        for attempt in Retrying(retry=locked, wait=wait_random(0, 0.05), stop=stop_after_delay(10), reraise=True):
+            with attempt:
+                connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        reads = connection.get_execution_options().get("reads", False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgresql(url: URL) -> Engine:
+    """Opens PostgreSQL with READ COMMITTED, whatever the server's default is (see the module).
+
+    A connection is tested before it is used (`pool_pre_ping`), so that a restarted server does not count as
+    unreachable.
+    """
+    connect_args = {name: value for name, value in _CONNECT_ARGS.items() if name not in url.query}
+    try:
+        engine = create_engine(
+            url.set(drivername="postgresql+psycopg"),
+            isolation_level="READ COMMITTED",
+            pool_pre_ping=True,
+            connect_args=connect_args,
+        )
+    except ImportError as exc:
+        raise StorageError(f"PostgreSQL's driver is missing ({exc}): pip install 'edgewater[postgres]'") from exc
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(_SESSION_SETTINGS)
+        connection.commit()  # A rollback would undo the settings.
+
+    return engine
+
+
+_READ_OPTIONS: dict[str, dict[str, Any]] = {
+    "sqlite": {"reads": True},
+    "postgresql": {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True},
+}
+
+
+@contextmanager
+def write_transaction(engine: Engine) -> Iterator[Connection]:
+    """Begins a transaction that may write. Raises StorageError for any error of the database."""
+    with _as_storage_error(engine), engine.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def read_transaction(engine: Engine) -> Iterator[Connection]:
+    """Begins a transaction that only reads, from one state of the database. Raises StorageError."""
+    options = _READ_OPTIONS[engine.dialect.name]
+    with _as_storage_error(engine), engine.connect() as connection, connection.execution_options(**options).begin():
+        yield connection
+
+
+@contextmanager
+def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]:
+    """Begins a store's first transaction and creates its missing tables, under a lock.
+
+    If it fails, the engine's connections are closed.
+    """
+    try:
+        with write_transaction(engine) as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(select(func.pg_advisory_xact_lock(_DDL_LOCK)))
+            tables.create_all(connection)
+            yield connection
+    except BaseException:
+        engine.dispose()
+        raise
+
+
+@contextmanager
+def _as_storage_error(engine: Engine) -> Iterator[None]:
+    # SQLAlchemy does not wrap the driver's errors everywhere.
+    try:
+        yield
+    except (SQLAlchemyError, engine.dialect.loaded_dbapi.Error) as exc:
+        # Without the statement and its parameters, which must not reach logs and clients.
+        reason = " ".join(str(getattr(exc, "orig", None) or exc).split())
+        raise StorageError(f"database {engine.url.render_as_string()}: {reason}") from exc

@@ -1,0 +1,397 @@
+"""Collects the arrival statistics of a query without groups: delay D, gap G and value V, per sub-stream.
+
+D (in slots) and the counts cover all events; G covers the head of the first batch since the statistics were last taken.
+V covers the sampled events, because the value of the others may not have been evaluated. All statistics can be merged,
+over the batches of an edge and over edges.
+
+Times are those of the edge's clock, corrected by the estimated clock offset. Clock errors remain: an event from the
+future (event time after arrival time) by at most `max_skew_ms` has delay 0. An event further ahead is counted only in
+`from_future`, so that a device with a wrong clock can neither close windows nor cause negative delays. A clock that
+is set back only causes a gap of 0.
+
+The events that arrive in one slot are counted together, so that small batches cost little more than large ones: per
+event a maximum, a minimum, a subtraction and one `bincount` by milliseconds, and one more each for Σv and Σv². Slots,
+lags and sub-streams are computed from the few thousand sums. Nothing is sub-sampled: if an edge processes every record,
+the center computes its answers from exactly these sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+
+from edgewater.arrivals import DEFAULT_MAX_SKEW_MS, Moments, SlotGrid, SubstreamStatistics, lag_groups
+from edgewater.errors import InvalidConfig, InvalidRecord
+from edgewater.synopses import FloatArray, IntArray
+from edgewater.synopses.encoding.state import State
+
+_GAPS = 512
+_MAX_EVENTS, _MAX_VALUES, _MAX_CHUNKS, _MAX_SLOTS = 1 << 16, 1 << 13, 1 << 10, 1 << 6
+"""Events, values, chunks of sums, and counts of whole slots that are buffered before they are aggregated."""
+_VALUES_BY_MS = 1 << 11
+"""From this number of values of one slot on, summing by the millisecond is cheaper."""
+_DENSE = 1 << 17
+"""Ranges of keys up to this length are counted with one counter per key; larger ranges are sorted."""
+
+_BufferedValues = tuple[IntArray, IntArray | int, FloatArray]
+"""Event times, slots of arrival (one number if it is the same for all), values."""
+
+
+class SubstreamMonitor:
+    """Collects the statistics of one edge; `take` returns and resets them.
+
+    Args:
+        max_skew_ms: how far in the future an event may be and still be counted.
+    """
+
+    def __init__(self, grid: SlotGrid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> None:
+        if max_skew_ms < 0:
+            raise InvalidConfig("max_skew", max_skew_ms, "0 ms or more")
+        self.grid, self.max_skew_ms = grid, max_skew_ms
+        self._groups = lag_groups(grid.lags)
+        self._lag_groups = int(self._groups[-1]) + 1
+        self._last_born_ms: int | None = None
+        self._centre: float | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._cells: list[tuple[IntArray, IntArray]] = []  # slot·lags + lag since epoch; events
+        self._slots: list[
+            tuple[int, int, IntArray]
+        ] = []  # slot of arrival, first slot of birth; events by slot of birth
+        self._values: list[tuple[IntArray, FloatArray]] = []  # part·groups + group; count, Σ(v - c), Σ(v - c)²
+        self._future: dict[int, list[int]] = {}  # part: skewed, from the future
+        self._gaps: dict[int, Moments] = {}
+        self._arrival_slot = 0
+        self._born: list[IntArray] = []  # of this slot's arrivals
+        self._event_count = 0
+        self._buffered: list[_BufferedValues] = []
+        self._value_count, self._value_slot = 0, 0
+
+    def observe(
+        self,
+        born_ms: IntArray,
+        arrival_ms: IntArray | int,
+        values: FloatArray | None = None,
+        kept: IntArray | None = None,
+    ) -> None:
+        """Adds a batch in order of arrival. Its arrays are buffered and must not be changed.
+
+        Args:
+            born_ms: int64, event times.
+            arrival_ms: int64 per event, or one time for a batch that was read at once.
+            values: float64, of the sampled events; NaN and infinity are left out.
+            kept: positions of the sampled events, ascending; None: all.
+
+        Raises:
+            InvalidRecord: the lengths of the arrays do not match.
+        """
+        if np.ndim(arrival_ms) == 0:
+            arrival_ms = int(arrival_ms)
+        elif born_ms.shape != np.shape(arrival_ms):
+            raise InvalidRecord("arrival_ms", np.shape(arrival_ms), f"as many as events, {born_ms.shape}")
+        if not len(born_ms):
+            return
+        if int(born_ms.max()) > (arrival_ms if isinstance(arrival_ms, int) else int(arrival_ms.min())):
+            born_ms, arrival_ms, values, kept = self._remove_future(born_ms, arrival_ms, values, kept)
+            if not len(born_ms):
+                return
+        if not self._gaps:
+            self._add_gaps(born_ms)
+        self._last_born_ms = int(born_ms[-1])
+        slot = arrival_ms // self.grid.slot_ms
+        if isinstance(slot, int):
+            if slot != self._arrival_slot or self._event_count > _MAX_EVENTS:
+                self._count_events()
+                self._arrival_slot = slot
+            self._born.append(born_ms)
+            self._event_count += len(born_ms)
+        else:
+            self._add_by_lag(born_ms, slot)
+        if values is not None:
+            self._buffer_values(born_ms, slot, values, kept)
+
+    def take(self) -> list[SubstreamStatistics]:
+        """Returns the statistics since the last call, by sub-stream."""
+        self._sum_values()
+        self._fold()
+        found: dict[int, SubstreamStatistics] = {}
+
+        def of(index: int) -> SubstreamStatistics:
+            return found.setdefault(index, SubstreamStatistics(self.grid, index))
+
+        for keys, counts in self._cells:
+            self._fill_counts(of, keys, counts)
+        for keys, sums in self._values:
+            for index, rows in _runs(keys // self._lag_groups):
+                self._fill_values(of(index), keys[rows] - index * self._lag_groups, sums[:, rows])
+        for index, gap in self._gaps.items():
+            of(index).gap = gap
+        for index, (skewed, future) in self._future.items():
+            of(index).skewed, of(index).from_future = skewed, future
+        self._reset()
+        return [found[i] for i in sorted(found)]
+
+    def to_state(self) -> State:
+        """Returns the state. Calling it does not change what `take` returns later."""
+        self._fold()
+        buffered = self._buffered or [(np.zeros(0, np.int64), 0, np.zeros(0))]
+        born, values = _joined([b[0] for b in buffered]), _joined([b[2] for b in buffered])
+        empty = np.zeros(0, np.int64)
+        keys, counts = self._cells[0] if self._cells else (empty, empty)
+        codes, sums = self._values[0] if self._values else (empty, np.zeros((3, 0)))
+        gaps = [[index, m.count, m.mean, m.deviations] for index, m in sorted(self._gaps.items())]
+        arrays = {
+            "keys": keys, "counts": counts, "codes": codes, "sums": sums,
+            "born": born, "arrived": np.full(len(born), _joined_slots(buffered)), "values": values,
+        }  # fmt: skip
+        return State([self._last_born_ms, self._centre, gaps, sorted(self._future.items())], arrays)
+
+    @classmethod
+    def from_state(cls, state: State, grid: SlotGrid, *, max_skew_ms: int = DEFAULT_MAX_SKEW_MS) -> Self:
+        result, arrays = cls(grid, max_skew_ms=max_skew_ms), state.arrays
+        if len(arrays["born"]):
+            result._buffer_values(arrays["born"], _one_if_all(arrays["arrived"]), arrays["values"], None)
+        result._last_born_ms, result._centre, gaps, future = state.numbers
+        result._cells = [(arrays["keys"], arrays["counts"])] if len(arrays["keys"]) else []
+        result._values = [(arrays["codes"], arrays["sums"])] if len(arrays["codes"]) else []
+        result._gaps = {index: Moments(*moments) for index, *moments in gaps}
+        result._future = {index: list(counts) for index, counts in future}
+        return result
+
+    def _remove_future(
+        self, born_ms: IntArray, arrival_ms: IntArray | int, values: FloatArray | None, kept: IntArray | None
+    ) -> tuple[IntArray, IntArray | int, FloatArray | None, IntArray | None]:
+        """Counts the events from the future, and removes those further ahead than the skew."""
+        ahead = born_ms - arrival_ms
+        future = ahead > self.max_skew_ms
+        for index, count in _counts(born_ms[(ahead > 0) & ~future] // self.grid.substream_ms):
+            self._future.setdefault(index, [0, 0])[0] += count
+        if not future.any():
+            return born_ms, arrival_ms, values, kept
+        # Counted in the earliest of their sub-streams.
+        index = int((born_ms[future] // self.grid.substream_ms).min())
+        self._future.setdefault(index, [0, 0])[1] += int(future.sum())
+        stay = ~future
+        if kept is not None and values is not None:
+            good = stay[kept]
+            kept, values = (np.cumsum(stay) - 1)[kept[good]], values[good]
+        return born_ms[stay], arrival_ms if isinstance(arrival_ms, int) else arrival_ms[stay], values, kept
+
+    def _count_events(self) -> None:
+        """Counts the events that arrived in the current slot, by slot of event time."""
+        if not self._event_count:
+            return
+        born = self._born[0] if len(self._born) == 1 else np.concatenate(self._born)
+        self._born, self._event_count = [], 0
+        width = self.grid.slot_ms
+        low = int(born.min()) // width
+        if int(born.max()) - low * width >= _DENSE:
+            slot, number = np.unique(born // width, return_counts=True)
+            self._add_cells(self._key(slot, self._arrival_slot), number)
+            return
+        by_ms = np.bincount(born - low * width)
+        number = np.add.reduceat(by_ms, np.arange(0, len(by_ms), width))
+        self._slots.append((self._arrival_slot, low, number))
+        if len(self._slots) > _MAX_SLOTS:
+            self._fold()
+
+    def _add_by_lag(self, born_ms: IntArray, arrived: IntArray) -> None:
+        """As `_count_events`, for events with individual arrival slots."""
+        key = self._key(born_ms // self.grid.slot_ms, arrived)
+        first = int(key.min())
+        if int(key.max()) - first >= _DENSE:
+            self._add_cells(*np.unique(key, return_counts=True))
+            return
+        number = np.bincount(key - first)
+        used = np.flatnonzero(number)
+        self._add_cells(first + used, number[used])
+
+    def _key(self, slot: IntArray, arrived: IntArray | int) -> IntArray:
+        """Returns the slot of event time and the lag in one number."""
+        return np.asarray(slot * self.grid.lags + self._lag(slot, arrived))
+
+    def _lag(self, slot: IntArray, arrived: IntArray | int) -> IntArray:
+        return np.minimum(np.maximum(arrived - slot, 0), self.grid.lags - 1)
+
+    def _add_cells(self, keys: IntArray, counts: IntArray) -> None:
+        self._cells.append((keys, counts))
+        if len(self._cells) > _MAX_CHUNKS:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Counts the buffered events, and merges all chunks into one, sorted by key.
+
+        It may be called at any time without changing the sums in their last bit, which a replay of the journal
+        requires: counts are integers, and chunks of values are added in their order.
+        """
+        self._count_events()
+        if self._slots or len(self._cells) > 1:
+            self._spread_slots()
+            keys = np.concatenate([k for k, _ in self._cells])
+            order = np.argsort(keys, kind="stable")
+            keys, counts = keys[order], np.concatenate([c for _, c in self._cells])[order]
+            first = _run_starts(keys)
+            self._cells = [(keys[first], np.add.reduceat(counts, first))]
+        if len(self._values) > 1:
+            codes = np.concatenate([k for k, _ in self._values])
+            self._values = [_sum_by_key(codes, np.concatenate([s for _, s in self._values], axis=1))]
+
+    def _spread_slots(self) -> None:
+        """Converts the counts of whole slots to cells."""
+        if not self._slots:
+            return
+        arrived, low, number = zip(*self._slots, strict=True)
+        self._slots = []
+        lengths = [len(n) for n in number]
+        starts = np.cumsum([0, *lengths[:-1]])
+        counts = np.concatenate(number)
+        slot = np.arange(len(counts)) + np.repeat(np.array(low) - starts, lengths)
+        used = np.flatnonzero(counts)
+        self._cells.append((self._key(slot[used], np.repeat(np.array(arrived), lengths)[used]), counts[used]))
+
+    def _add_gaps(self, born_ms: IntArray) -> None:
+        """Adds the gaps between consecutive events in the head of a batch, enough for a mean and a variance."""
+        head = born_ms[:_GAPS]
+        previous = head[0] if self._last_born_ms is None else self._last_born_ms
+        gap = np.maximum(np.diff(head, prepend=previous), 0)
+        self._gaps[int(head[0]) // self.grid.substream_ms] = Moments.of(gap.astype(np.float64))
+
+    def _buffer_values(
+        self, born_ms: IntArray, slot: IntArray | int, values: FloatArray, kept: IntArray | None
+    ) -> None:
+        if kept is not None and len(kept) != len(born_ms):
+            born_ms, slot = born_ms[kept], slot if isinstance(slot, int) else slot[kept]
+        if len(values) != len(born_ms):
+            raise InvalidRecord("values", len(values), f"as many as sampled events, {len(born_ms)}")
+        if not len(values):
+            return
+        slot = _one_if_all(slot)
+        last = slot if isinstance(slot, int) else int(slot[-1])
+        if last != self._value_slot and self._value_count >= _VALUES_BY_MS:
+            self._sum_values()
+        self._buffered.append((born_ms, slot, np.asarray(values, np.float64)))
+        self._value_count, self._value_slot = self._value_count + len(values), last
+        if self._value_count > _MAX_VALUES:
+            self._sum_values()
+
+    def _sum_values(self) -> None:
+        if not self._value_count:
+            return
+        buffered, self._buffered, self._value_count = self._buffered, [], 0
+        born, arrived, values = (
+            _joined([h[0] for h in buffered]),
+            _joined_slots(buffered),
+            _joined([h[2] for h in buffered]),
+        )
+        if not np.isfinite(values.sum()):
+            finite = np.isfinite(values)
+            born, values = born[finite], values[finite]
+            arrived = arrived if isinstance(arrived, int) else arrived[finite]
+        if not len(values):
+            return
+        if self._centre is None:
+            self._centre = float(values.mean())
+        # Relative to a centre: far from zero, Σv² − n·mean² would lose all digits.
+        gap = values - self._centre
+        if isinstance(arrived, int) and len(gap) >= _VALUES_BY_MS and int(born.max()) - int(born.min()) < _DENSE:
+            self._values.append(self._summed_by_ms(born, arrived, gap))
+        else:
+            code = self._code(born // self.grid.slot_ms, arrived)
+            self._values.append(_sum_by_key(code, np.stack([np.ones(len(gap)), gap, gap * gap])))
+        if len(self._values) > _MAX_CHUNKS:
+            self._fold()
+
+    def _code(self, slot: IntArray, arrived: IntArray | int) -> IntArray:
+        """Returns the sub-stream of event time and the lag group in one number."""
+        return slot // self.grid.substream_slots * self._lag_groups + self._groups[self._lag(slot, arrived)]
+
+    def _summed_by_ms(self, born: IntArray, arrived: int, gap: FloatArray) -> tuple[IntArray, FloatArray]:
+        """As `_sum_by_key`, for values that arrived in one slot: events of one code have adjacent event times."""
+        width = self.grid.slot_ms
+        low = int(born.min()) // width
+        at = born - low * width
+        count = np.bincount(at)
+        code = self._code(np.arange(low, low + -(-len(count) // width)), arrived)
+        first = _run_starts(code)
+        by_ms = count, np.bincount(at, gap), np.bincount(at, gap * gap)
+        sums = np.array([np.add.reduceat(each, first * width) for each in by_ms], np.float64)
+        used = np.flatnonzero(sums[0])
+        return code[first[used]], sums[:, used]
+
+    def _fill_counts(self, of: Callable[[int], SubstreamStatistics], keys: IntArray, counts: IntArray) -> None:
+        width, lag = self.grid.substream_slots * self.grid.lags, keys % self.grid.lags
+        parts = _runs(keys // width)
+        weighted = np.stack([counts, counts * lag, counts * lag * lag])
+        sums = np.add.reduceat(weighted, [rows.start for _, rows in parts], axis=1).T.tolist()
+        for (index, rows), (events, lags, squares) in zip(parts, sums, strict=True):
+            statistics, slot = of(index), self.grid.slot_ms
+            statistics.cells, statistics.counts = keys[rows] - index * width, counts[rows]
+            # Integers up to the quotient.
+            statistics.delay = Moments(
+                events, lags * slot / events, (squares * events - lags * lags) * slot * slot / events
+            )
+
+    def _fill_values(self, into: SubstreamStatistics, group: IntArray, sums: FloatArray) -> None:
+        centre = self._centre or 0.0
+        count, total, squares = (float(x) for x in sums.sum(axis=1))
+        into.value = Moments(count, centre + total / count, max(0.0, squares - total * total / count))
+        into.value_sums = np.zeros((3, self._lag_groups))
+        into.value_sums[0, group] = sums[0]
+        into.value_sums[1, group] = sums[1] + centre * sums[0]
+        into.value_sums[2, group] = sums[2] + 2 * centre * sums[1] + centre * centre * sums[0]
+
+
+def _joined(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _one_if_all(slots: IntArray | int) -> IntArray | int:
+    """Returns one number if all are equal."""
+    if isinstance(slots, int) or not len(slots) or (slots != slots[0]).any():
+        return slots
+    return int(slots[0])
+
+
+def _joined_slots(buffered: list[_BufferedValues]) -> IntArray | int:
+    """Returns the slots of arrival of all buffered values; one number if they are equal."""
+    slots = [slot for _, slot, _ in buffered]
+    first = slots[0]
+    if isinstance(first, int) and all(isinstance(s, int) and s == first for s in slots):
+        return first
+    return np.concatenate([np.full(len(born), slot) if isinstance(slot, int) else slot for born, slot, _ in buffered])
+
+
+def _sum_by_key(keys: IntArray, rows: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Sums each row by key; returns the keys, ascending, whose sum in the first row is not 0, and [row, key].
+
+    Values are added in their order, so that sums of sums are the same to the last bit wherever the input was split.
+    """
+    first = int(keys.min())
+    if int(keys.max()) - first < _DENSE:
+        distinct, keys = np.arange(first, int(keys.max()) + 1), keys - first
+    else:
+        distinct, keys = np.unique(keys, return_inverse=True)
+    sums = np.array([np.bincount(keys, row) for row in rows], np.float64)
+    used = np.flatnonzero(sums[0])
+    return distinct[used], sums[:, used]
+
+
+def _run_starts(ascending: IntArray) -> IntArray:
+    """Returns the position of the first of each run of equal values."""
+    return np.concatenate([[0], 1 + np.flatnonzero(ascending[1:] != ascending[:-1])])
+
+
+def _runs(ascending: IntArray) -> list[tuple[int, slice]]:
+    """Returns the distinct values, and the slice of each."""
+    first = _run_starts(ascending).tolist()
+    ends = [*first[1:], len(ascending)]
+    return [(int(ascending[a]), slice(a, b)) for a, b in zip(first, ends, strict=True)]
+
+
+def _counts(values: IntArray) -> list[tuple[int, int]]:
+    """Returns the distinct values, and the number of each."""
+    distinct, counts = np.unique(values, return_counts=True)
+    return list(zip(distinct.tolist(), counts.tolist(), strict=True))

@@ -1,0 +1,92 @@
+"""Bernoulli sampling by marks: event i is in the sample of rate θ if its mark u_i < θ.
+
+The mark is a hash of (seed, source, number of the event at its source). So a replay draws the same sample, batch
+boundaries do not matter, and the sample of a lower rate is a subset of that of a higher rate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from edgewater.errors import InvalidInput
+from edgewater.synopses import DEFAULT_SEED, FloatArray, IntArray, finalised_word
+
+_BITS = 32
+_MASK = (1 << _BITS) - 1
+_FACTORS = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B))
+"""Factors of the 32-bit finaliser with the least bias found by a search (Wellons 2018)."""
+
+WordArray = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True)
+class BernoulliSampler:
+    """Samples the events of one source.
+
+    Attributes:
+        source: unique number of the (edge, source); samples with equal numbers would be correlated.
+    """
+
+    source: int
+    seed: int = DEFAULT_SEED
+
+    def marks(self, first: int, count: int) -> FloatArray:
+        """Returns the marks u of the events `first` to `first + count`: float64, multiples of 2⁻³² in [0, 1)."""
+        _check_numbers(first, count)
+        return np.asarray(self._words(first, count) * 2.0**-_BITS, np.float64)
+
+    def keep(self, first: int, count: int, rate: float) -> IntArray:
+        """Returns the positions (int64, ascending, 0 for `first`) of the events in the sample of `rate`."""
+        _check_numbers(first, count)
+        least = math.ceil(check_rate(rate) * 2.0**_BITS)
+        if least > _MASK:
+            return np.arange(count)
+        return np.flatnonzero(self._words(first, count) < np.uint32(least)) if least else np.zeros(0, np.int64)
+
+    def _words(self, first: int, count: int) -> WordArray:
+        """Returns the marks as 32-bit integers, which take half the memory of 64 bits and whose products vectorise."""
+        block, start = first >> _BITS, first & _MASK
+        here = min(count, _MASK + 1 - start)
+        words = _mixed(start, here, *_keys(self.source, self.seed, block))
+        if here == count:
+            return words
+        return np.concatenate([words, self._words(first + here, count - here)])
+
+
+def _check_numbers(first: int, count: int) -> None:
+    if first < 0 or count < 0:
+        raise InvalidInput("first", (first, count), "numbers of events, not negative")
+
+
+@lru_cache(maxsize=4096)
+def _keys(source: int, seed: int, block: int) -> tuple[int, int]:
+    """Returns two words per source and block of 2³² events, so that no two of these share a sequence."""
+    mask = (1 << 64) - 1
+    word = finalised_word(finalised_word(source & mask, seed & mask) ^ (block & mask), 1)
+    return word & _MASK, word >> _BITS
+
+
+def _mixed(start: int, count: int, before: int, between: int) -> WordArray:
+    words = np.arange(start, start + count, dtype=np.uint32)
+    words ^= np.uint32(before)
+    scratch = words >> np.uint32(16)
+    words ^= scratch
+    words *= _FACTORS[0]
+    words += np.uint32(between)
+    np.right_shift(words, np.uint32(15), out=scratch)
+    words ^= scratch
+    # The last step of the finaliser is omitted: it changes only the lower half of the bits, and the upper half decides
+    # all but one of 65,536 comparisons.
+    words *= _FACTORS[1]
+    return words
+
+
+def check_rate(rate: float) -> float:
+    if not 0 <= rate <= 1:
+        raise InvalidInput("rate", rate, "a probability from 0 to 1")
+    return float(rate)

@@ -1,0 +1,74 @@
+"""Partitioning: which entries are in the primary cache, from which entries are sent.
+
+Error-bound (TR 16-003, section 5.2): an entry is promoted when error(F, F ⊕ V) exceeds the error that this edge may
+withhold, so nothing is sent unnecessarily. An exact query has the limit 0, but its entries are promoted when anything
+is pending, because a record may change a value by 0 and still has to be counted.
+
+A relative limit ε allows |F ⊕ V − F| ≤ ε·|F ⊕ V|. If all values of a group have one sign, the limit then also holds
+for the sum over edges and slices, so a relative limit is not divided among them. If an edge has groups of both signs
+in a slice, it withholds nothing of the measure, because values of one group may cancel. At a true value of 0 nothing
+is withheld. (At the center, relative error is |V̂ − V| / max(|V|, 1): below one unit of the measure the error counts
+as absolute.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from edge.cache.entries import SliceEntries
+from edgewater.synopses import BoolArray, FloatArray, IntArray
+
+
+class ErrorLimits:
+    """The largest error of each measure that a slice may withhold, per group.
+
+    Args:
+        absolute: this edge's share of the error budget of this slice, per measure.
+        relative: per measure, a fraction of the group's own value.
+    """
+
+    def __init__(self, absolute: Mapping[str, float], relative: Mapping[str, float] | None = None) -> None:
+        self.absolute = dict(absolute)
+        self.relative = dict(relative or {})
+
+    @property
+    def measures(self) -> list[str]:
+        return [*self.absolute, *self.relative]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing may be withheld: there is no limit, or that of any measure is 0."""
+        return not self.measures or min([*self.absolute.values(), *self.relative.values()]) <= 0.0
+
+    def for_values(self, measure: str, values: FloatArray) -> FloatArray:
+        """Returns the largest |error| per group, for the groups' values."""
+        if measure in self.absolute:
+            return np.full(len(values), self.absolute[measure])
+        return np.asarray(self.relative[measure] * np.abs(values), np.float64)
+
+
+def primary_mask(
+    entries: SliceEntries, limits: ErrorLimits, margin: float = 1.0, groups: IntArray | None = None
+) -> BoolArray:
+    """Returns a mask over the groups (None: all): which are in the primary cache.
+
+    Args:
+        margin: the fraction of its limit from which on a group counts; 0.5 includes groups that have used up half.
+    """
+    pending = entries.has_pending if groups is None else entries.has_pending[groups]
+    if limits.is_exact:
+        return pending
+    over = np.zeros(len(pending), bool)
+    for measure in limits.measures:
+        error = np.abs(entries.accumulated_error(measure, groups))
+        # An absolute limit is the same for all groups, so their values are not needed.
+        limit = limits.absolute.get(measure)
+        if limit is not None:
+            over |= error > margin * limit
+        elif entries.has_both_signs(measure):
+            over |= error > 0.0  # values that cancel have a sum below the one that their limits allow for
+        else:
+            over |= error > margin * limits.for_values(measure, entries.total(measure, groups))
+    return over & pending

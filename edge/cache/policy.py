@@ -1,0 +1,109 @@
+"""The cache policy: which entries of a slice may be sent, and in which order. Combines partitioning and eviction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge.cache.entries import SliceEntries
+from edge.cache.error_target import nth_largest
+from edge.cache.eviction import EVICTION_POLICIES, SliceView
+from edge.cache.history import GroupHistory
+from edge.cache.partition import ErrorLimits, primary_mask
+from edge.cache.send_queue import SendQueue
+from edge.cache.sizing import SIZINGS, SendSlots, accumulated_errors, error_scales, explicit_errors, target_level
+from edgewater.caching import CacheSpec
+from edgewater.synopses import IntArray
+
+MIN_GAIN_WITHOUT_PRESSURE = 0.05
+"""Without pressure an entry of an open slice is sent only if its gain is at least this."""
+STALENESS_EAGER_FACTOR = 0.2
+"""Under a staleness budget `CacheSpec.eager` is multiplied by this: spare capacity of the link costs nothing."""
+RANKED_FROM = 0.05
+"""Entries that have used up less than this fraction of their limit are not ranked before their slice closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankingContext:
+    """The time at which an open slice is ranked.
+
+    Attributes:
+        now_ms: event time.
+        elapsed: the elapsed fraction of the slice, 0 to 1.
+        pressure: the fraction of the remaining time that sending all that must be sent would take, 0 to 1 (1: all of
+            it, or more).
+    """
+
+    now_ms: int
+    elapsed: float
+    pressure: float
+
+
+def rank_open(
+    entries: SliceEntries, limits: ErrorLimits, spec: CacheSpec, history: GroupHistory, context: RankingContext
+) -> SendQueue:
+    """Ranks an open slice of an exact or error-bound query."""
+    margin = RANKED_FROM if spec.eviction == "gain" else 1.0
+    groups = np.flatnonzero(primary_mask(entries, limits, margin))
+    min_gain = max(spec.eager, MIN_GAIN_WITHOUT_PRESSURE * (1.0 - context.pressure))
+    return _ranked(SliceView(entries, limits, history, context.elapsed, min_gain), groups, spec, context)
+
+
+def _ranked(view: SliceView, groups: IntArray, spec: CacheSpec, context: RankingContext) -> SendQueue:
+    """Ranks by the eviction policy; with `gain` only the groups whose gain is at least `view.min_gain`."""
+    ranks = EVICTION_POLICIES[spec.eviction](view, groups)
+    if spec.eviction == "gain":
+        enough = (ranks <= -view.min_gain) & (ranks < 0.0)
+        ranks, groups = ranks[enough], groups[enough]
+    return SendQueue.for_open_slice(ranks, groups, view.entries.newest_batch, context.now_ms)
+
+
+def rank_closed(entries: SliceEntries, limits: ErrorLimits) -> SendQueue:
+    """Queues the primary cache of a closed slice of an exact or error-bound query. All of it is sent, in any order."""
+    return SendQueue.for_closed_slice(np.flatnonzero(primary_mask(entries, limits)), entries.newest_batch)
+
+
+def rank_open_by_deadline(
+    entries: SliceEntries, spec: CacheSpec, history: GroupHistory, context: RankingContext, slots: SendSlots
+) -> SendQueue:
+    """Ranks an open slice of a staleness-bound query."""
+    elapsed = context.elapsed
+    groups = np.flatnonzero(entries.has_pending)
+    errors = accumulated_errors(entries, history, groups)
+    if spec.sizing == "target":
+        threshold = target_level(entries, history, elapsed, slots, errors)
+        if spec.eviction != "gain":
+            groups = groups[errors > threshold]
+    else:
+        size = SIZINGS[spec.sizing](entries, history, elapsed, slots)
+        ranked = errors if spec.estimate == "acc" else explicit_errors(entries, history, groups, elapsed)
+        threshold = nth_largest(ranked, size)
+        groups = groups[ranked > threshold]
+    limits = ErrorLimits({m: threshold * scale for m, scale in error_scales(entries, history).items()})
+    view = SliceView(entries, limits, history, elapsed, STALENESS_EAGER_FACTOR * spec.eager)
+    return _ranked(view, groups, spec, context)
+
+
+def rank_closed_by_deadline(entries: SliceEntries, history: GroupHistory) -> SendQueue:
+    """Ranks a closed slice of a staleness-bound query: the largest accumulated errors are sent first."""
+    groups = np.flatnonzero(entries.has_pending)
+    order = np.argsort(-accumulated_errors(entries, history, groups), kind="stable")
+    return SendQueue.for_closed_slice(groups[order], entries.newest_batch)
+
+
+def learn(entries: SliceEntries, history: GroupHistory, slots: SendSlots | None) -> None:
+    """Updates the history with a slice that has just closed, before any of it is sent.
+
+    Args:
+        slots: under a staleness budget, the sends until the deadline.
+    """
+    if slots is not None:
+        errors = accumulated_errors(entries, history, np.flatnonzero(entries.has_pending))
+        totals = np.zeros(len(entries))
+        for measure, scale in error_scales(entries, history).items():
+            totals = np.maximum(totals, np.abs(entries.total(measure)) / scale)
+        important = totals > nth_largest(totals, slots.total)
+        history.learn_curve(entries.first_seen[important])
+        history.error_target.learn(errors, slots.remaining)
+    history.learn(entries)

@@ -1,0 +1,48 @@
+"""Decodes the input of sources: framing of lines, NDJSON, CSV, Arrow columns, decompression, event time.
+
+Called by `edge.sources` and `edge.preflight`. Pure apart from `decompression`, which reads files; knows no source, no
+clock and no configuration.
+"""
+
+from edge.codecs.columnar import check_schema, concat, convert, is_text, needed_columns
+from edge.codecs.csv_codec import CsvDialect, read_header
+from edge.codecs.decompression import CODECS, HEAD_BYTES, Input, codec_of
+from edge.codecs.event_time import cast_or_null, parse_iso8601
+from edge.codecs.formats import EXTENSIONS, Format, TextFormat
+from edge.codecs.framing import Block, BlockReader, ByteStream
+from edge.codecs.line_decoder import LineDecoder
+from edge.codecs.line_stream import BOM, LineStream, split_header, too_long
+from edge.codecs.schema import DAY_MS, YEAR_2000_MS, YEAR_2200_MS, EventTime, RecordSchema, TimeUnit
+
+__all__ = [
+    "BOM",
+    "CODECS",
+    "DAY_MS",
+    "EXTENSIONS",
+    "HEAD_BYTES",
+    "YEAR_2000_MS",
+    "YEAR_2200_MS",
+    "Block",
+    "BlockReader",
+    "ByteStream",
+    "CsvDialect",
+    "EventTime",
+    "Format",
+    "Input",
+    "LineDecoder",
+    "LineStream",
+    "RecordSchema",
+    "TextFormat",
+    "TimeUnit",
+    "cast_or_null",
+    "check_schema",
+    "codec_of",
+    "concat",
+    "convert",
+    "is_text",
+    "needed_columns",
+    "parse_iso8601",
+    "read_header",
+    "split_header",
+    "too_long",
+]

@@ -1,0 +1,131 @@
+"""Converts typed columns (Parquet, Arrow IPC) to the types that the stream declares.
+
+A column whose type cannot be widened to the declared one is an error of the whole file, as is a missing
+column. Single values out of range (a uint64 above the greatest int64) reject their records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from edge.codecs.csv_codec import check_columns
+from edge.codecs.event_time import cast_or_null, extract_event_times
+from edge.codecs.schema import RecordSchema
+from edge.records import Decoded, RejectionReason, Rejections
+from edgewater.errors import InvalidRecord
+from edgewater.streams import type_name
+from edgewater.synopses import BoolArray
+
+
+def needed_columns(schema: RecordSchema) -> list[str]:
+    """Returns the names of the columns to read, including the time column."""
+    return list(dict.fromkeys([*schema.columns, schema.time.column]))
+
+
+def check_schema(input_schema: pa.Schema, schema: RecordSchema, where: str) -> None:
+    """Raises InvalidRecord: a declared column is missing, present twice, or of a type that cannot be widened."""
+    check_columns(needed_columns(schema), list(input_schema.names), where)
+    for name, declared in schema.columns.items():
+        actual = _decoded_type(input_schema.field(name).type)
+        if not _widens(actual, declared):
+            raise InvalidRecord(f"{where}: column {name}", type_name(actual), f"{type_name(declared)}, as declared")
+    time = schema.time
+    actual = _decoded_type(input_schema.field(time.column).type)
+    numeric = pa.types.is_integer(actual) or pa.types.is_floating(actual)
+    if pa.types.is_timestamp(actual) or pa.types.is_date(actual):
+        return
+    if not (is_text(actual) if time.unit == "iso8601" else numeric):
+        accepted = "text or timestamps" if time.unit == "iso8601" else "numbers or timestamps"
+        raise InvalidRecord(f"{where}: column {time.column}", str(actual), f"{accepted} for time.unit {time.unit}")
+
+
+def convert(batch: pa.RecordBatch, schema: RecordSchema, arrival_ms: int) -> Decoded:
+    """Converts a batch whose schema has passed `check_schema`; event times are validated against `arrival_ms`."""
+    rejections = Rejections()
+    keep = np.ones(batch.num_rows, dtype=np.bool_)
+    columns: dict[str, pa.Array] = {}
+    for name in needed_columns(schema):
+        column = batch.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if is_text(column.type) and not _is_valid(column):
+            bad = _invalid_text(column) & keep
+            keep &= ~bad
+            rejections.add(RejectionReason.WRONG_TYPE, name, f"{name}: text that is not UTF-8", int(bad.sum()))
+            column = pc.if_else(pa.array(bad), pa.scalar(None, column.type), column)
+        declared = schema.columns.get(name, pa.string() if is_text(column.type) else column.type)
+        columns[name] = _widen(column, declared)
+        lost = columns[name].null_count - column.null_count
+        if lost:
+            bad = pc.and_(columns[name].is_null(), column.is_valid()).to_numpy(zero_copy_only=False) & keep
+            keep &= ~bad
+            if bad.any():
+                example = column[int(np.argmax(bad))]
+                message = f"{name}: out of range for {type_name(declared)}"
+                rejections.add(RejectionReason.WRONG_TYPE, f"{name} = {example}", message, int(bad.sum()))
+    table = pa.table(columns)
+    if not keep.all():
+        table = table.filter(pa.array(keep))
+    return extract_event_times(table, schema, arrival_ms, rejections)
+
+
+def _is_valid(column: pa.Array) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _invalid_text(column: pa.Array) -> BoolArray:
+    """Returns a mask of the values that are not UTF-8. It tests each value in Python: such files are rare."""
+
+    def invalid(value: bytes | None) -> bool:
+        try:
+            return value is not None and value.decode() is None
+        except UnicodeDecodeError:
+            return True
+
+    wide = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+    return np.array([invalid(value) for value in column.cast(wide).to_pylist()], np.bool_)
+
+
+def _decoded_type(dtype: pa.DataType) -> pa.DataType:
+    return dtype.value_type if pa.types.is_dictionary(dtype) else dtype
+
+
+def is_text(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or dtype == pa.string_view())
+
+
+def _widens(actual: pa.DataType, declared: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_string(declared):
+        return is_text(actual)
+    if types.is_boolean(declared):
+        return bool(types.is_boolean(actual))
+    if types.is_integer(declared):
+        return bool(types.is_integer(actual))
+    return bool(types.is_integer(actual) or types.is_floating(actual) or types.is_decimal(actual))
+
+
+def _widen(column: pa.Array, declared: pa.DataType) -> pa.Array:
+    if column.type == declared:
+        return column
+    if pa.types.is_floating(declared):
+        return column.cast(declared, safe=False)  # an integer above 2^53 is rounded, as everywhere
+    return cast_or_null(column, declared)
+
+
+def concat(batches: Sequence[Decoded], schema: RecordSchema) -> Decoded:
+    """Concatenates decoded blocks."""
+    rejections = Rejections(r for decoded in batches for r in decoded.rejected)
+    if len(batches) == 1:
+        return Decoded(batches[0].batch, rejections.as_tuple())
+    table = pa.Table.from_batches([decoded.batch for decoded in batches], schema=schema.output).combine_chunks()
+    whole = table.to_batches()[0] if table.num_rows else schema.empty()
+    return Decoded(whole, rejections.as_tuple())

@@ -1,0 +1,134 @@
+"""Reads a file from any decompressed offset, and recovers the readable part of a damaged one."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+
+from edge.records import BLOCK_BYTES, RejectionReason
+
+CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+HEAD_BYTES = 256
+
+
+def codec_of(path: str, compression: str) -> str | None:
+    """Returns Arrow's name of the codec; `compression` is auto (by the file's extension), none, gzip, zstd or bz2."""
+    if compression == "auto":
+        return CODECS.get(Path(path).suffix)
+    return None if compression == "none" else compression
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Where and why decompression failed."""
+
+    reason: RejectionReason
+    compressed_offset: int
+    message: str
+
+
+class _Handle:
+    """The file object that Arrow requires. It never closes the descriptor, which belongs to `Input`."""
+
+    closed = False
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read(self, size: int) -> bytes:
+        return os.read(self._fd, size)
+
+    def close(self) -> None:
+        pass
+
+
+class Input:
+    """An open file, which stays readable when it is renamed or deleted.
+
+    Not thread-safe. Raises OSError as files do. Closed by `close`, or with the last reference to it.
+
+    Attributes:
+        offset: decompressed offset of the next byte that `read` returns.
+        damage: set once reading has reached a place after which nothing can be decompressed.
+    """
+
+    def __init__(self, path: str, codec: str | None) -> None:
+        self.path = path
+        self.codec = codec
+        self.offset = 0
+        self.damage: Damage | None = None
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.close = weakref.finalize(self, os.close, self._fd)
+        self._stream: Any = self._open_stream()
+
+    def _open_stream(self) -> Any:
+        if self.codec is None:
+            return _Handle(self._fd)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        return pa.CompressedInputStream(pa.PythonFile(_Handle(self._fd), "r"), self.codec)
+
+    @property
+    def inode(self) -> int:
+        return os.fstat(self._fd).st_ino
+
+    @property
+    def size(self) -> int:
+        """Size on disk in bytes, compressed."""
+        return os.fstat(self._fd).st_size
+
+    def head(self, length: int = HEAD_BYTES) -> tuple[int, int]:
+        """Returns (n, CRC32C of the first n bytes on disk), n at most `length`."""
+        start = os.pread(self._fd, length, 0)
+        return len(start), google_crc32c.value(start)
+
+    def seek(self, offset: int) -> None:
+        """Moves to a decompressed offset. Backwards in a compressed file it decompresses from the beginning."""
+        if self.codec is None:
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            self.offset = offset
+            return
+        if offset < self.offset:
+            self._stream, self.offset, self.damage = self._open_stream(), 0, None
+        while self.offset < offset and self.read(min(BLOCK_BYTES, offset - self.offset)):
+            pass
+
+    def read(self, size: int) -> bytes:
+        """Returns at most `size` bytes; none at the end, or where the file is damaged (see `damage`)."""
+        if self.damage is not None:
+            return b""
+        try:
+            data: bytes = self._stream.read(size)
+        except OSError as exc:
+            if self.codec is None:
+                raise
+            return self._recover(size, str(exc))
+        self.offset += len(data)
+        return data
+
+    def _recover(self, size: int, error: str) -> bytes:
+        """Returns the bytes before the damage: Arrow returns nothing from a read that fails midway."""
+        good = b""
+        for step in (4096, 1):
+            self._stream = self._open_stream()
+            at = 0
+            while at < self.offset + len(good):
+                at += len(self._stream.read(min(BLOCK_BYTES, self.offset + len(good) - at)))
+            try:
+                while len(good) < size and (piece := self._stream.read(min(step, size - len(good)))):
+                    good += piece
+            except OSError:
+                continue
+        truncated = "truncated" in error.lower()
+        self.damage = Damage(
+            RejectionReason.TRUNCATED if truncated else RejectionReason.CORRUPT,
+            os.lseek(self._fd, 0, os.SEEK_CUR),
+            error,
+        )
+        self.offset += len(good)
+        return good

@@ -1,0 +1,174 @@
+"""Converts event times of any supported type to int64 ms and validates them.
+
+A wrong unit is the most common mistake in a first configuration, and a silent one: every record falls
+into 1970 or into the far future, watermarks jump, windows never close. So a record with an implausible
+time is rejected, with a message that names the unit that would make the time plausible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from edge.codecs.schema import EventTime, RecordSchema
+from edge.records import Decoded, RejectionReason, Rejections
+from edgewater.quantities import format_duration
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds"}
+_MS_PER_UNIT = {"s": 1000.0, "ms": 1.0, "us": 0.001}
+_ISO_SHAPE = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}(:?\d{2})?)?)?$"
+_ISO_ZONE = r"\d{2}:\d{2}.*(Z|[+-]\d{2}(:?\d{2})?)$"
+_FAR_MS = float(1 << 62)
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Parsed times; `millis` is valid where neither `missing` nor `unparseable` is set."""
+
+    millis: IntArray
+    missing: BoolArray
+    unparseable: BoolArray
+
+
+def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, rejections: Rejections) -> Decoded:
+    """Adds the event time column and drops the records whose time is missing, unparseable or implausible.
+
+    Args:
+        table: the declared columns in their types, and the raw time column.
+        arrival_ms: the time against which event times are validated (`EventTime.latest_ms`).
+        rejections: earlier rejections of the same records; those found here are added.
+    """
+    raw = _one_array(table.column(schema.time.column))
+    times = _read_times(raw, schema.time.unit)
+    implausible = _implausible(times, schema.time, arrival_ms)
+    keep = ~(times.missing | times.unparseable | implausible)
+    arrays = [_one_array(table.column(name)) for name in schema.columns]
+    arrays.append(pa.array(times.millis))
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema.output)
+    if not keep.all():
+        _explain(raw, times, implausible, schema.time, arrival_ms, rejections)
+        batch = batch.filter(pa.array(keep))
+    return Decoded(batch, rejections.as_tuple())
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
+
+
+def _read_times(raw: pa.Array, unit: str) -> _Times:
+    if pa.types.is_date(raw.type):
+        raw = raw.cast(pa.timestamp("us"))
+    if pa.types.is_string(raw.type):
+        return _from_timestamps(raw, parse_iso8601(raw))
+    if pa.types.is_timestamp(raw.type):
+        return _from_timestamps(raw, raw.cast(pa.timestamp("us"), safe=False))
+    return _from_numbers(raw, unit)
+
+
+def _from_timestamps(raw: pa.Array, micros: pa.Array) -> _Times:
+    missing = _mask(raw.is_null())
+    millis = pc.fill_null(micros.cast(pa.int64()), 0).to_numpy() // 1000
+    return _Times(millis, missing, _mask(micros.is_null()) & ~missing)
+
+
+def _from_numbers(raw: pa.Array, unit: str) -> _Times:
+    missing = _mask(raw.is_null())
+    numbers = pc.fill_null(raw.cast(pa.float64(), safe=False), 0.0).to_numpy()
+    finite = np.isfinite(numbers)
+    # Floor, as for every unit. 0.5 µs are added because a double such as 1.001 s has no finer resolution.
+    exact = np.where(finite, numbers, 0.0) * 1000 + 0.0005 if unit == "s" else np.where(finite, numbers, 0.0)
+    if unit == "us":
+        exact = exact / 1000
+    millis = np.floor(np.clip(exact, -_FAR_MS, _FAR_MS)).astype(np.int64)
+    return _Times(millis, missing, ~finite)
+
+
+def _mask(array: pa.Array) -> BoolArray:
+    mask: BoolArray = array.to_numpy(zero_copy_only=False)
+    return mask
+
+
+def parse_iso8601(texts: pa.Array) -> pa.Array:
+    """Parses ISO 8601 strings to UTC timestamps in µs; null where that fails. Without a zone: UTC."""
+    for target in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
+        try:
+            return texts.cast(target).cast(pa.timestamp("us"))
+        except pa.ArrowInvalid:
+            continue
+    # Zones differ between records, fractions are finer than µs, or some strings are not times.
+    shaped = pc.if_else(pc.match_substring_regex(texts, _ISO_SHAPE), texts, None)
+    shaped = pc.replace_substring_regex(shaped, r"(\.\d{6})\d+", r"\1")
+    zoned = pc.match_substring_regex(shaped, _ISO_ZONE)
+    with_zone = cast_or_null(pc.if_else(zoned, shaped, None), pa.timestamp("us", "UTC"))
+    without = cast_or_null(pc.if_else(zoned, None, shaped), pa.timestamp("us"))
+    return pc.coalesce(with_zone.cast(pa.timestamp("us")), without)
+
+
+def cast_or_null(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Casts an array, with null for each value that cannot be cast. O(n + k log n) for k such values."""
+    try:
+        return array.cast(target)
+    except pa.ArrowInvalid:
+        if len(array) == 1:
+            return pa.nulls(1, target)
+        middle = len(array) // 2
+        return pa.concat_arrays([cast_or_null(array[:middle], target), cast_or_null(array[middle:], target)])
+
+
+def _implausible(times: _Times, time: EventTime, arrival_ms: int) -> BoolArray:
+    outside = (times.millis < time.min_ms) | (times.millis > time.latest_ms(arrival_ms))
+    implausible: BoolArray = outside & ~times.missing & ~times.unparseable
+    return implausible
+
+
+def _explain(
+    raw: pa.Array, times: _Times, implausible: BoolArray, time: EventTime, arrival_ms: int, rejections: Rejections
+) -> None:
+    def add(reason: RejectionReason, mask: BoolArray, message: str) -> None:
+        if mask.any():
+            first = raw[int(np.argmax(mask))].as_py()
+            rejections.add(reason, f"{time.column} = {first}", message, int(mask.sum()))
+
+    add(RejectionReason.TIME_MISSING, times.missing, f"{time.column}: no value; every record needs its event time")
+    add(
+        RejectionReason.TIME_UNPARSEABLE,
+        times.unparseable,
+        f"{time.column}: not a time; expected {time_accepted(time.unit)}",
+    )
+    if implausible.any():
+        first = int(np.argmax(implausible))
+        message = _why_implausible(raw[first].as_py(), int(times.millis[first]), time, arrival_ms)
+        add(RejectionReason.TIME_OUT_OF_RANGE, implausible, f"{time.column}: {message}")
+
+
+def time_accepted(unit: str) -> str:
+    """Describes a time in this unit, for messages."""
+    if unit == "iso8601":
+        return "ISO 8601 text such as 2013-01-01T05:15:00Z"
+    example = {"s": "1357017300", "ms": "1357017300000", "us": "1357017300000000"}[unit]
+    return f"a number of {UNIT_NAMES[unit]} since 1970 such as {example}"
+
+
+def _why_implausible(value: object, millis: int, time: EventTime, arrival_ms: int) -> str:
+    latest = time.latest_ms(arrival_ms)
+    if isinstance(value, int | float):
+        for unit, scale in _MS_PER_UNIT.items():
+            if unit != time.unit and time.min_ms <= value * scale <= latest:
+                return f"looks like {UNIT_NAMES[unit]}; set time.unit: {unit}"
+    if millis < time.min_ms:
+        return f"before {_iso(time.min_ms)}; if that is correct, set time.min_time to an earlier time"
+    if time.max_skew_ms is None:
+        return "after the year 2200; check time.unit"
+    skew = format_duration(time.max_skew_ms)
+    return f"more than {skew} later than its arrival; correct the source's clock, or increase time.max_skew"
+
+
+def _iso(millis: int) -> str:
+    return f"{np.datetime64(millis, 'ms')}Z"

@@ -1,0 +1,64 @@
+"""Decodes lines from a byte stream that is read once: a pipe, or the body of a request."""
+
+from __future__ import annotations
+
+from edge.codecs.csv_codec import read_header
+from edge.codecs.formats import TextFormat
+from edge.codecs.framing import Block, BlockReader, ByteStream
+from edge.codecs.line_decoder import LineDecoder
+from edge.codecs.schema import RecordSchema
+from edge.records import BLOCK_BYTES, Decoded, Rejection, RejectionReason, truncate_example
+
+BOM = b"\xef\xbb\xbf"
+
+
+def too_long(block: Block, schema: RecordSchema) -> Decoded:
+    """Returns the rejection of a line that is longer than a block."""
+    message = f"a line of {block.length} bytes; expected at most {BLOCK_BYTES}"
+    return Decoded(schema.empty(), (Rejection(RejectionReason.TOO_LONG, 1, truncate_example(block.data), message),))
+
+
+def split_header(block: Block, text: TextFormat) -> tuple[tuple[str, ...], Block]:
+    """Returns the column names in the first line of a block, and the lines below it."""
+    line, newline, rest = block.data.partition(b"\n")
+    below = Block(rest, block.length - len(line) - len(newline))
+    return read_header(line, text.dialect), below
+
+
+class LineStream:
+    """Decodes the lines of a byte stream from its beginning.
+
+    Args:
+        where: name of the input, for messages.
+    """
+
+    def __init__(self, source: ByteStream, text: TextFormat, where: str) -> None:
+        self._text = text
+        self._where = where
+        self._blocks = BlockReader(source)
+        self._at_start = True
+        self._decoder: LineDecoder | None = None if text.needs_header else text.decoder(text.header, where)
+
+    def next(self, final: bool, arrival_ms: int) -> tuple[Decoded, int] | None:
+        """Returns the records of the next block and its size in bytes; None if there is none at the moment.
+
+        Args:
+            final: the stream has ended, so that the last line is complete without its newline.
+            arrival_ms: the time against which event times are validated.
+
+        Raises:
+            InvalidRecord: the header lacks a declared column.
+        """
+        block = self._blocks.next(final)
+        if block is None:
+            return None
+        nbytes = block.length
+        if self._at_start:
+            self._at_start = False
+            block = Block(block.data.removeprefix(BOM), block.length, block.too_long)
+        if self._decoder is None:
+            header, block = split_header(block, self._text)
+            self._decoder = self._text.decoder(header, self._where)
+        if block.too_long:
+            return too_long(block, self._text.schema), nbytes
+        return self._decoder.decode(block.data, arrival_ms), nbytes

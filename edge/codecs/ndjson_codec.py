@@ -1,0 +1,145 @@
+"""NDJSON: one JSON object per line, decoded by Arrow.
+
+The codec guards against two properties of Arrow's reader (26.0). A first value `null` crashes the
+process (apache/arrow#47409), so an empty object is prepended to every block and its row is removed.
+And the reader accepts two objects on one line as two rows, so rows are compared with lines.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+
+from edge.codecs.event_time import time_accepted
+from edge.codecs.line_decoder import Undecodable, count_lines
+from edge.codecs.schema import RecordSchema
+from edge.records import RejectionReason, Rejections
+from edgewater.streams import type_name
+
+_LEAD = b"{}\n"
+_EXAMPLES = {"string": '"JFK"', "int64": "42", "float64": "4.2", "bool": "true"}
+
+
+@functools.cache
+def _pyarrow_json() -> ModuleType:
+    import pyarrow.json  # lazy: an edge that reads other formats does not keep it in memory
+
+    return pyarrow.json  # type: ignore[no-any-return,unused-ignore]
+
+
+class NdjsonCodec:
+    """A `LineCodec`. An absent key is null; undeclared keys are ignored."""
+
+    def __init__(self, schema: RecordSchema) -> None:
+        self.schema = schema
+        self._textual = schema.textual
+        self._arrow = pa.schema(list(self._textual.items()))
+
+    def parse(self, data: bytes, rejections: Rejections) -> pa.Table:
+        if not data.isascii():
+            _check_utf8(data)
+        pj = _pyarrow_json()
+        led = _LEAD + data
+        try:
+            table = pj.read_json(
+                pa.BufferReader(led),
+                read_options=pj.ReadOptions(use_threads=False, block_size=len(led) + 1),
+                parse_options=pj.ParseOptions(explicit_schema=self._arrow, unexpected_field_behavior="ignore"),
+            )
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+            raise Undecodable(f"not a JSON object as declared: {_without_row(str(exc))}") from exc
+        if table.num_rows - 1 != count_lines(data, table.num_rows - 1):
+            raise Undecodable("expected exactly one JSON object per line")
+        return table.slice(1)
+
+    def reject_invalid(self, lines: list[bytes], rejections: Rejections) -> list[bytes]:
+        good = []
+        for line in lines:
+            fault = self._fault(line)
+            if fault is None:
+                good.append(line)
+            else:
+                rejections.add(fault[0], line, fault[1])
+        return good
+
+    def _fault(self, line: bytes) -> tuple[RejectionReason, str] | None:
+        keys: list[str] = []
+        try:
+            value = json.loads(line.decode("utf-8"), object_pairs_hook=functools.partial(_keep_keys, keys))
+        except RecursionError:
+            return None  # nested deeper than Python's limit; Arrow decides
+        except UnicodeDecodeError as exc:
+            return RejectionReason.MALFORMED, f"not UTF-8 at byte {exc.start}; expected JSON in UTF-8"
+        except json.JSONDecodeError as exc:
+            return (
+                RejectionReason.MALFORMED,
+                f"not JSON: {exc.msg} at character {exc.pos}; expected one JSON object per line",
+            )
+        except ValueError as exc:
+            return RejectionReason.MALFORMED, f"not JSON: {exc}"
+        if not isinstance(value, dict):
+            return RejectionReason.MALFORMED, f"{_json_type(value)} instead of a JSON object such as {{…}}"
+        if len(value) < len(keys):
+            duplicates = [name for name in self._textual if keys.count(name) > 1]
+            if duplicates:
+                return RejectionReason.MALFORMED, f"{duplicates[0]}: duplicate key; expected once"
+        for name, declared in self._textual.items():
+            if not _fits(value.get(name), declared):
+                return self._wrong(name, declared, value[name])
+        return None
+
+    def _wrong(self, name: str, declared: pa.DataType, value: object) -> tuple[RejectionReason, str]:
+        got = f"got {_json_type(value)}"
+        if name == self.schema.time.column:
+            return RejectionReason.TIME_UNPARSEABLE, f"{name}: {got}; expected {time_accepted(self.schema.time.unit)}"
+        kind = type_name(declared)
+        return RejectionReason.WRONG_TYPE, f"{name}: {got}; expected {kind} such as {_EXAMPLES.get(kind, 'null')}"
+
+
+def _check_utf8(data: bytes) -> None:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise Undecodable(f"not UTF-8 at byte {exc.start}") from exc
+
+
+def _without_row(message: str) -> str:
+    """Removes the row number from Arrow's message: it is relative to the block and means nothing to a reader."""
+    return message.rsplit(" in row ", 1)[0]
+
+
+def _keep_keys(keys: list[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Builds an object and stores its keys in `keys`; the last call is for the outermost object."""
+    keys[:] = [key for key, _ in pairs]
+    return dict(pairs)
+
+
+def _fits(value: Any, declared: pa.DataType) -> bool:
+    """Returns False only if Arrow would certainly reject the value."""
+    if value is None:
+        return True
+    if pa.types.is_boolean(declared):
+        return isinstance(value, bool)
+    if pa.types.is_string(declared):
+        return isinstance(value, str)
+    if isinstance(value, bool):
+        return False
+    if pa.types.is_integer(declared):
+        return isinstance(value, int) and -(1 << 63) <= value < 1 << 63
+    return isinstance(value, int | float)
+
+
+def _json_type(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, str):
+        return "a string"
+    if isinstance(value, dict):
+        return "an object"
+    return "an array" if isinstance(value, list) else "null"

@@ -1,0 +1,67 @@
+"""The schema of a stream's records: its columns and its event time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from edgewater.streams import TIME_COLUMN
+
+TimeUnit = Literal["ms", "s", "us", "iso8601"]
+
+DAY_MS = 86_400_000
+YEAR_2000_MS = 946_684_800_000
+YEAR_2200_MS = 7_258_118_400_000
+"""The latest accepted event time, whatever the clock. It separates the units (a time in another unit is off by at least
+a factor of 1000) and keeps arithmetic far from overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventTime:
+    """The event time of a record, and its plausible range.
+
+    Attributes:
+        column: name of the column in the input; it need not be among the stream's columns.
+        unit: unit of numbers; or iso8601: strings such as 2013-01-01T05:15:00Z (without a zone: UTC).
+        min_ms: earlier event times are rejected.
+        max_skew_ms: how far event time may be ahead of the arrival time; None: unchecked (replays).
+    """
+
+    column: str
+    unit: TimeUnit = "ms"
+    min_ms: int = YEAR_2000_MS
+    max_skew_ms: int | None = DAY_MS
+
+    def latest_ms(self, arrival_ms: int) -> int:
+        """Returns the latest plausible event time of a record that arrives at `arrival_ms`."""
+        if self.max_skew_ms is None:
+            return YEAR_2200_MS
+        return min(YEAR_2200_MS, arrival_ms + self.max_skew_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSchema:
+    """The output of a decoder: declared columns and event time."""
+
+    columns: Mapping[str, pa.DataType]
+    time: EventTime
+
+    @property
+    def output(self) -> pa.Schema:
+        """The schema of every decoded batch."""
+        return pa.schema([*self.columns.items(), (TIME_COLUMN, pa.int64())])
+
+    @property
+    def textual(self) -> dict[str, pa.DataType]:
+        """Column -> type that a text decoder reads: the declared columns and the time."""
+        if self.time.column in self.columns:
+            return dict(self.columns)
+        # float64 represents every ms and us until the year 2200 exactly, and fractions of seconds.
+        return {**self.columns, self.time.column: pa.string() if self.time.unit == "iso8601" else pa.float64()}
+
+    def empty(self) -> pa.RecordBatch:
+        schema = self.output
+        return pa.RecordBatch.from_arrays([pa.nulls(0, t) for t in schema.types], schema=schema)

@@ -1,0 +1,59 @@
+"""The deterministic state machine of an edge: events in, effects out.
+
+`EdgeCore` aggregates ingested batches per query and slice, and builds frames when the uplink pulls. Run by
+`edge.durability`, which journals its events, and by the simulator. It has no clock, no I/O and no randomness: times and
+the measured link are in the events.
+"""
+
+from edge.core.budget_schedule import ShareSchedule
+from edge.core.core import MAX_FRAME_BYTES, EdgeCore
+from edge.core.drift import DriftRates
+from edge.core.events import (
+    Acked,
+    BudgetSet,
+    Configured,
+    Dropped,
+    Effect,
+    Event,
+    FrameBuilt,
+    FrameDiverged,
+    FunctionFailed,
+    Ingested,
+    PullEvent,
+    PullReplayed,
+    QueryAccepted,
+    QueryRefused,
+    SamplingSet,
+    SourceEnded,
+    SourcesOpened,
+    TickEvent,
+)
+from edge.core.query import QueryPipeline
+from edge.core.streams import StreamSpec
+
+__all__ = [
+    "MAX_FRAME_BYTES",
+    "Acked",
+    "BudgetSet",
+    "Configured",
+    "DriftRates",
+    "Dropped",
+    "EdgeCore",
+    "Effect",
+    "Event",
+    "FrameBuilt",
+    "FrameDiverged",
+    "FunctionFailed",
+    "Ingested",
+    "PullEvent",
+    "PullReplayed",
+    "QueryAccepted",
+    "QueryPipeline",
+    "QueryRefused",
+    "SamplingSet",
+    "ShareSchedule",
+    "SourceEnded",
+    "SourcesOpened",
+    "StreamSpec",
+    "TickEvent",
+]

@@ -1,0 +1,283 @@
+"""Arrival reports: statistics of every record of a query with an accuracy, sent to the center on a schedule.
+
+Statistics are reported by report slots (`edgewater.arrivals.ReportSchedule`), by the stream's clock and not by its
+watermark. A window's end is a report slot, so that all arrivals until then are reported at once; stragglers follow in
+later slots. A slot without arrivals is reported, too, because silence does not say that nothing arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from edge.arrivals import BernoulliSampler, GroupMonitor, SubstreamMonitor
+from edge.core.slices import Slice
+from edgewater.accuracy import MAX_GROUPS
+from edgewater.arrivals import GroupedSubstream, ReportSchedule, SubstreamStatistics
+from edgewater.query import QuerySpec
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.synopses import BoolArray, FloatArray, IntArray
+from edgewater.synopses.encoding.state import State
+from edgewater.windows import SlidingWindow
+from edgewater.wire import Arrivals, SamplingReason
+
+Statistics = SubstreamStatistics | GroupedSubstream
+
+READY_BYTES = 600
+"""The minimum memory of the statistics of a sub-stream until they are sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """The sampling of a query, as set by the center.
+
+    Attributes:
+        rate: probability with which a record is processed.
+        clock_offset_ms: wall time, this edge's clock less the center's.
+        reason: why the rate is below 1.
+    """
+
+    rate: float = 1.0
+    clock_offset_ms: int = 0
+    reason: SamplingReason = SamplingReason.NONE
+
+
+class ArrivalMonitor:
+    """The arrival statistics of one query at one edge.
+
+    Times are event time by the stream's clock, less the clock offset.
+
+    Args:
+        source: this edge's number, so that edges draw independent samples.
+        key_types: types of the columns of `group_by`; statistics are kept per group.
+
+    Attributes:
+        last_arrival_ms: arrival time of the last batch; never decreases.
+    """
+
+    def __init__(self, schedule: ReportSchedule, source: int, key_types: Sequence[pa.DataType] = ()) -> None:
+        self.schedule, self.key_types = schedule, tuple(key_types)
+        self.sampling = SamplingSettings()
+        self._monitor: SubstreamMonitor | GroupMonitor = (
+            GroupMonitor(schedule.grid, self.key_types, MAX_GROUPS) if key_types else SubstreamMonitor(schedule.grid)
+        )
+        self._sampler = BernoulliSampler(source)
+        self._ready: dict[int, Statistics] = {}
+        self._complete = MIN_TIME_MS  # report slot up to which `_ready` is complete
+        self._reported = MIN_TIME_MS  # report slot up to which the center has all statistics
+        self.last_arrival_ms = MIN_TIME_MS
+        self._unreported_reason = SamplingReason.NONE  # why records were sampled out since the last report
+
+    @property
+    def nbytes(self) -> int:
+        collected = self._monitor.nbytes if isinstance(self._monitor, GroupMonitor) else 0
+        return collected + sum(
+            READY_BYTES + (s.nbytes if isinstance(s, GroupedSubstream) else 16 * len(s.cells))
+            for s in self._ready.values()
+        )
+
+    def observe(
+        self,
+        times_ms: IntArray,
+        arrival_ms: int,
+        values: FloatArray | None,
+        kept: BoolArray | None,
+        keys: Sequence[pa.Array] = (),
+        population: BoolArray | None = None,
+    ) -> None:
+        """Adds a batch of records that count in the query.
+
+        Args:
+            times_ms: int64, event times.
+            arrival_ms: event time at which the batch arrived.
+            values: float64 per record, NaN where there is none; None for a count.
+            kept: mask of the processed records; None: all.
+            keys: an Arrow array per column of `group_by`.
+            population: mask of the records that count, whatever their value; None: the records that have a value.
+        """
+        arrival_ms = self._monotonic_ms(arrival_ms)
+        self._complete_through(self._report_slot(arrival_ms))
+        origin = self.schedule.origin_ms
+        born = times_ms - origin
+        if values is None:
+            self._add(born, arrival_ms - origin, keys)
+            return
+        # A record without a value does not contribute to a sum or a mean. It is not counted, because it would be
+        # treated as a record that was sampled out.
+        counts = np.isfinite(values) if population is None else population
+        if not counts.all():
+            born, values, kept = born[counts], values[counts], None if kept is None else kept[counts]
+            keys = [k.filter(pa.array(counts)) for k in keys]
+        positions = np.arange(len(born)) if kept is None else np.flatnonzero(kept)
+        if population is not None:
+            positions = positions[np.isfinite(values[positions])]
+        self._add(born, arrival_ms - origin, keys, values[positions], positions)
+
+    def _add(
+        self,
+        born: IntArray,
+        arrival: int,
+        keys: Sequence[pa.Array],
+        values: FloatArray | None = None,
+        positions: IntArray | None = None,
+    ) -> None:
+        if isinstance(self._monitor, GroupMonitor):
+            self._monitor.observe(born, arrival, keys, values, positions)
+        else:
+            self._monitor.observe(born, arrival, values, positions)
+
+    def sample(self, ids: IntArray) -> BoolArray | None:
+        """Returns a mask of the records to process; None: all.
+
+        Args:
+            ids: int64, numbers of the records in their stream, ascending.
+        """
+        if self.sampling.rate >= 1.0 or not len(ids):
+            return None
+        self._unreported_reason = self.sampling.reason
+        first = int(ids[0])
+        chosen = np.zeros(int(ids[-1]) - first + 1, bool)
+        chosen[self._sampler.keep(first, len(chosen), self.sampling.rate)] = True
+        return np.asarray(chosen[ids - first])
+
+    @property
+    def reported_before_ms(self) -> int:
+        """Arrival time before which all arrivals are reported, by this monitor's clock."""
+        return self.schedule.starts_at(self._reported) if self._reported != MIN_TIME_MS else MIN_TIME_MS
+
+    def due(self, now_ms: int) -> bool:
+        """Returns whether the clock has passed a report slot that has not been reported."""
+        return self._report_slot(now_ms) > self._reported
+
+    def next_due_ms(self, now_ms: int) -> int:
+        """Returns the event time of the next report: now, or in the future."""
+        if self.due(now_ms):
+            return now_ms
+        return self.schedule.starts_at(self.schedule.next_report_slot(self.schedule.slot_at(now_ms)))
+
+    def take(
+        self, now_ms: int, capacity_bytes: int, *, unread: bool = False, count: int | None = None
+    ) -> Arrivals | None:
+        """Takes the report of the last report slot that the clock has passed; None: nothing is due.
+
+        Statistics that exceed the capacity are left for the next frame; the slot is reported with the last of them.
+
+        Args:
+            unread: whether there may be unread input; a report without arrivals then does not mean that none came.
+            count: in a replay, the number of sub-streams to report, whatever the capacity.
+        """
+        slot = max(self._report_slot(self._monotonic_ms(now_ms)), self._complete)
+        self._complete_through(slot)
+        if slot <= self._reported:
+            return None
+        substreams: list[bytes] = []
+        room = capacity_bytes
+        for index in sorted(self._ready):
+            if (substreams and room <= 0) if count is None else len(substreams) == count:
+                break
+            substreams.append(self._ready.pop(index).to_state())
+            room -= len(substreams[-1])
+        reason = self._unreported_reason
+        if not self._ready:
+            self._reported, self._unreported_reason = slot, SamplingReason.NONE
+        # Until the first slot is reported completely, `reported_before_ms` is the minimum time.
+        return Arrivals(self.reported_before_ms, tuple(substreams), reason, unread)
+
+    def _report_slot(self, time_ms: int) -> int:
+        return self.schedule.last_report_slot(self.schedule.slot_at(time_ms))
+
+    def _monotonic_ms(self, time_ms: int) -> int:
+        """Returns the time, or the last one if the clock was set back: a report is never revoked."""
+        at_least = self.last_arrival_ms
+        if self._complete != MIN_TIME_MS:
+            at_least = max(at_least, self.schedule.starts_at(self._complete))
+        self.last_arrival_ms = max(time_ms, at_least)
+        return self.last_arrival_ms
+
+    def restart_reports(self) -> None:
+        """Restarts the reports after the center has measured that this edge's clock was ahead.
+
+        Otherwise the edge would report nothing for as long as its clock was ahead.
+        """
+        self._complete = self._reported = self.last_arrival_ms = MIN_TIME_MS
+
+    def _complete_through(self, slot: int) -> None:
+        if slot <= self._complete:
+            return
+        for statistics in self._monitor.take():
+            ready = self._ready.get(statistics.index)
+            if ready is None:
+                self._ready[statistics.index] = statistics
+            elif isinstance(ready, GroupedSubstream):
+                assert isinstance(statistics, GroupedSubstream)
+                ready.merge(statistics)
+            else:
+                assert isinstance(statistics, SubstreamStatistics)
+                ready.merge(statistics)
+        self._complete = slot
+
+    def to_state(self) -> State:
+        sampling = self.sampling
+        settings = [sampling.rate, sampling.clock_offset_ms, int(sampling.reason)]
+        times = [self._complete, self._reported, self.last_arrival_ms]
+        ready = {str(index): statistics.to_state() for index, statistics in sorted(self._ready.items())}
+        numbers = [settings, times, int(self._unreported_reason)]
+        return State(numbers, ready, {"monitor": self._monitor.to_state()})
+
+    @classmethod
+    def from_state(
+        cls, state: State, schedule: ReportSchedule, source: int, key_types: Sequence[pa.DataType]
+    ) -> ArrivalMonitor:
+        result, grid, monitor = cls(schedule, source, key_types), schedule.grid, state.components["monitor"]
+        (rate, clock_offset_ms, reason), times, unreported_reason = state.numbers
+        result.sampling = SamplingSettings(rate, clock_offset_ms, SamplingReason(reason))
+        result._complete, result._reported, result.last_arrival_ms = times
+        result._unreported_reason = SamplingReason(unreported_reason)
+        kind: type[Statistics] = SubstreamStatistics
+        if key_types:
+            result._monitor, kind = GroupMonitor.from_state(monitor, grid, key_types, MAX_GROUPS), GroupedSubstream
+        else:
+            result._monitor = SubstreamMonitor.from_state(monitor, grid)
+        result._ready = {int(index): kind.from_state(data, grid) for index, data in state.arrays.items()}
+        return result
+
+
+def is_unreported(slice_: Slice, reported_before_ms: int) -> bool:
+    """Returns whether records of the slice were sampled out whose arrivals have not been reported."""
+    return slice_.unreported_until_ms > MIN_TIME_MS and slice_.unreported_until_ms >= reported_before_ms
+
+
+def close_barrier_ms(
+    slices: Mapping[int, Slice], spec: QuerySpec, reported_before_ms: int, watermark_ms: int, through_ms: int
+) -> int:
+    """Returns the close barrier for sampled queries: the event time up to which slices may be closed.
+
+    It is the watermark, or less if arrivals in a slice are unreported. A slice that was closed before, and for which
+    late records have arrived, only holds back the slices with which one of its windows would become final.
+
+    Args:
+        slices: by their start.
+        reported_before_ms: as in `ArrivalMonitor.reported_before_ms`.
+        through_ms: event time up to which slices are closed already.
+    """
+    result = watermark_ms
+    for start, slice_ in slices.items():
+        end = start + spec.window.slice_ms
+        if end <= watermark_ms and is_unreported(slice_, reported_before_ms):
+            result = min(result, (end if end > through_ms else _next_final(spec, start, through_ms)) - 1)
+    return result
+
+
+def _next_final(spec: QuerySpec, start: int, after_ms: int) -> int:
+    """Returns when the next window over a slice becomes final after `after_ms`; the maximum time if none does."""
+    window = spec.window
+    assert isinstance(window, SlidingWindow)  # true for all queries with a monitor
+    every, last_end = window.every_ms, window.last_window_end(start)
+    first_end = last_end - (last_end - start - window.slice_ms) // every * every
+    last = last_end + spec.lateness_ms
+    if last <= after_ms:
+        return MAX_TIME_MS
+    return max(first_end + spec.lateness_ms, last - (last - after_ms - 1) // every * every)

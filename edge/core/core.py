@@ -1,0 +1,400 @@
+"""`EdgeCore`: all decisions of an edge, as a deterministic state machine.
+
+    core.handle(event) -> list[Effect]
+
+It has no clock, no I/O and no randomness, so that recovery, the simulator and tests run the same program as
+production.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import singledispatchmethod
+
+import google_crc32c
+
+from edge.core.arrival_reports import SamplingSettings
+from edge.core.events import (
+    Acked,
+    BudgetSet,
+    Configured,
+    Dropped,
+    Effect,
+    Event,
+    FrameBuilt,
+    FrameDiverged,
+    FunctionFailed,
+    Ingested,
+    PullEvent,
+    PullReplayed,
+    QueryAccepted,
+    QueryRefused,
+    SamplingSet,
+    SourceEnded,
+    SourcesOpened,
+    TickEvent,
+)
+from edge.core.query import NO_DRAIN_WINDOW, QueryPipeline
+from edge.core.selection import PullResult, RecordedPull
+from edge.core.slices import LinkEstimate
+from edge.core.streams import StreamSpec, StreamState
+from edgewater.errors import InvalidQuery, StorageError
+from edgewater.query import QuerySpec
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.synopses import GroupedAggregate
+from edgewater.synopses.encoding.state import State
+from edgewater.wire import Frame, QueryRef, encode_body
+from edgewater.wire import uplink_pb2 as pb
+
+MAX_FRAME_BYTES = 256 << 10
+"""The approximate maximum size of the partials of one frame, before compression."""
+
+DRAIN_SAFETY = 2.0
+EMPTY_PULL_WAIT_FRACTION = 0.02
+"""After a pull that sent nothing, the next pull waits for this fraction of the slice's remaining time."""
+EMPTY_PULL_WAIT_MIN_MS = 20
+MIN_DRAIN_MS = 20
+"""Pending values that can be sent in less time are sent when their slice closes: earlier, many would be sent twice."""
+_KIND = "edge-core"
+
+
+class EdgeCore:
+    """The state of one edge.
+
+    Args:
+        streams: the streams of this edge, by name.
+        source: a number of this edge (`sample_rows.source_of` its id and incarnation). With the number of a
+            record in its stream it identifies the record, so that edges draw independent samples.
+        encode: serialises a partial. The simulator replaces it where bytes are not measured.
+
+    Attributes:
+        queries: the running queries.
+        refused: the queries that do not match this edge's streams.
+        configured: whether a set of queries has been received.
+        next_seq: the number of the next frame.
+        unacked: frames that the center has not acknowledged, ascending.
+    """
+
+    def __init__(
+        self,
+        streams: Mapping[str, StreamSpec],
+        source: int = 0,
+        encode: Callable[[GroupedAggregate], bytes] = GroupedAggregate.to_bytes,
+    ) -> None:
+        self.source = source
+        self._encode = encode
+        self.streams = {name: StreamState(spec) for name, spec in streams.items()}
+        self.queries: dict[QueryRef, QueryPipeline] = {}
+        self.refused: dict[QueryRef, QueryRefused] = {}
+        self.configured = False
+        self.next_seq = 1
+        self.unacked: deque[Frame] = deque()
+        self._batch_number = 0
+        # Event time per stream. Not part of the state: it only determines when the next pull is made.
+        self._no_pull_before_ms: dict[str, int] = {}
+        self._now_ms = 0
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Applies an event. Events are applied in the order of the journal, each exactly once."""
+        return self._handle(event)
+
+    @singledispatchmethod
+    def _handle(self, event: Event) -> list[Effect]:
+        raise TypeError(f"{type(event).__name__} is not an event of the edge")
+
+    @_handle.register
+    def _(self, event: Configured) -> list[Effect]:
+        self.configured = True
+        wanted = dict(event.queries)
+        for ref in [r for r in (*self.queries, *self.refused) if r not in wanted]:
+            self.queries.pop(ref, None)
+            self.refused.pop(ref, None)
+        added = [(ref, spec) for ref, spec in wanted.items() if ref not in self.queries and ref not in self.refused]
+        return [self._add(ref, spec) for ref, spec in added]
+
+    def _add(self, ref: QueryRef, spec: QuerySpec) -> Effect:
+        stream = self.streams.get(spec.stream)
+        if stream is None:
+            return self._refuse(ref, InvalidQuery("from", spec.stream, f"one of {', '.join(self.streams)}",
+                                                  "this edge has no such stream"))  # fmt: skip
+        if spec.accuracy is not None and spec.accuracy.kind is not None and stream.spec.clock is None:
+            return self._refuse(ref, InvalidQuery("accuracy", spec.accuracy.to_mapping(), "a stream with a clock",
+                                                  f"{spec.stream} is read as fast as it comes"))  # fmt: skip
+        try:
+            bound = spec.bind(stream.spec.columns)
+        except InvalidQuery as exc:
+            return self._refuse(ref, exc)
+        # Earlier records are gone: the query starts with the first complete slice.
+        since = (
+            MIN_TIME_MS
+            if stream.newest_ms == MIN_TIME_MS
+            else spec.window.slice_start(stream.newest_ms) + spec.window.slice_ms
+        )
+        self.queries[ref] = QueryPipeline(ref, bound, since, source=self.source, encode=self._encode)
+        return QueryAccepted(ref)
+
+    def _refuse(self, ref: QueryRef, error: InvalidQuery) -> Effect:
+        self.refused[ref] = QueryRefused(ref, error.code, error.message)
+        return self.refused[ref]
+
+    @_handle.register
+    def _(self, event: SourcesOpened) -> list[Effect]:
+        for stream, source in event.sources:
+            self._stream(stream, source)
+        for name, state in self.streams.items():
+            state.set_sources(source for stream, source in event.sources if stream == name)
+        # The previous configuration may have been the reason of a refusal.
+        self.refused.clear()
+        return []
+
+    def _stream(self, name: str, source: str) -> StreamState:
+        if name not in self.streams:
+            raise StorageError(
+                f"the journal has records of source {source} of stream {name}, which is not in the configuration; "
+                "put it back until the edge has run once more"
+            )
+        return self.streams[name]
+
+    @_handle.register
+    def _(self, event: Ingested) -> list[Effect]:
+        self._now_ms = max(self._now_ms, event.arrival_ms)
+        stream = self._stream(event.stream, event.source)
+        watermark = stream.watermark_ms
+        self._batch_number += 1
+        clock = stream.spec.clock
+        arrival_ms = clock.to_event_ms(event.arrival_ms) if clock is not None else MIN_TIME_MS
+        effects: list[Effect] = []
+        for pipeline in self._queries_of(event.stream):
+            dropped = pipeline.ingest(event.batch, watermark, self._batch_number, stream.records, arrival_ms)
+            effects += [Dropped(pipeline.ref, reason, count) for reason, count in dropped.items()]
+            failed = pipeline.bound.failures.take()
+            effects += [FunctionFailed(pipeline.ref, f.function, f.reason, f.detail, f.calls) for f in failed]
+        stream.advance(event.source, event.batch, event.arrival_ms)
+        return effects
+
+    @_handle.register
+    def _(self, event: SourceEnded) -> list[Effect]:
+        self._stream(event.stream, event.source).end(event.source)
+        return []
+
+    @_handle.register
+    def _(self, event: TickEvent) -> list[Effect]:
+        self._now_ms = max(self._now_ms, event.now_ms)
+        for stream in self.streams.values():
+            stream.tick(self._now_ms, event.unread)
+        return []
+
+    @_handle.register
+    def _(self, event: PullEvent) -> list[Effect]:
+        for pipeline in self._oldest_first():
+            left = self._pull(pipeline, event)
+            if left is not None:
+                built = FrameBuilt(Frame.pack(self.next_seq, pipeline.ref, left.body), left.closed)
+                self._append_unacked(built.frame)
+                return [built]
+        self._defer_next_pull(event)
+        return []
+
+    @_handle.register
+    def _(self, event: PullReplayed) -> list[Effect]:
+        if event.built is None:
+            for pipeline in self._oldest_first():
+                self._pull(pipeline, event.pull, RecordedPull(None))
+            self._defer_next_pull(event.pull)
+            return []
+        frame, closed = event.built.frame, event.built.closed
+        self._append_unacked(frame)
+        for pipeline in self._oldest_first():
+            if pipeline.ref != frame.query:
+                self._pull(pipeline, event.pull, RecordedPull(None))
+                continue
+            again = self._pull(pipeline, event.pull, RecordedPull(PullResult(frame.unpack(), closed)))
+            assert again is not None, "a recorded frame is always built again"
+            if again.closed == closed and google_crc32c.value(encode_body(again.body)) == frame.crc32c:
+                return [event.built]
+            break
+        return [event.built, FrameDiverged(frame.seq)]
+
+    def _pull(
+        self, pipeline: QueryPipeline, event: PullEvent, recorded: RecordedPull | None = None
+    ) -> PullResult | None:
+        stream = pipeline.spec.stream
+        return pipeline.pull(
+            min(event.capacity_bytes, MAX_FRAME_BYTES),
+            self.streams[stream].watermark_ms,
+            event.drain_windows.get(stream, NO_DRAIN_WINDOW),
+            self._link_estimate(stream, event),
+            stream in event.unread,
+            recorded,
+        )
+
+    def _append_unacked(self, frame: Frame) -> None:
+        self.next_seq = frame.seq + 1
+        self.unacked.append(frame)
+
+    def _defer_next_pull(self, event: PullEvent) -> None:
+        """Sets when the next pull may be made, after one that sent nothing."""
+        for stream, (after_ms, _) in event.drain_windows.items():
+            ends = [p.spec.window.slice_start(after_ms) + p.spec.window.slice_ms for p in self._queries_of(stream)]
+            left_ms = max(min(ends, default=after_ms) - after_ms, 0)
+            self._no_pull_before_ms[stream] = after_ms + max(
+                int(EMPTY_PULL_WAIT_FRACTION * left_ms), EMPTY_PULL_WAIT_MIN_MS
+            )
+
+    def _link_estimate(self, stream: str, event: PullEvent) -> LinkEstimate:
+        """Returns the link in the stream's event time, in which budgets and deadlines are given."""
+        clock = self.streams[stream].spec.clock
+        speed = clock.speed if clock is not None else 1.0
+        return LinkEstimate(event.bandwidth_bytes_s / 1000.0 / speed, event.path_delay_ms * speed)
+
+    def _oldest_first(self) -> list[QueryPipeline]:
+        """Returns the queries with the oldest progress first, so that a busy query starves no other."""
+        return sorted(self.queries.values(), key=lambda p: (p.progress.through_ms, p.ref.name))
+
+    @_handle.register
+    def _(self, event: Acked) -> list[Effect]:
+        while self.unacked and self.unacked[0].seq <= event.through:
+            self.unacked.popleft()
+        return []
+
+    @_handle.register
+    def _(self, event: BudgetSet) -> list[Effect]:
+        pipeline = self.queries.get(event.query)
+        if pipeline is not None:
+            pipeline.set_shares(event.version, event.shares, event.from_ms)
+        return []
+
+    @_handle.register
+    def _(self, event: SamplingSet) -> list[Effect]:
+        pipeline = self.queries.get(event.query)
+        if pipeline is not None and pipeline.monitor is not None:
+            clock = self.streams[pipeline.spec.stream].spec.clock
+            speed = clock.speed if clock is not None else 1.0
+            pipeline.apply_sampling(SamplingSettings(event.rate, round(event.clock_offset_ms * speed), event.reason))
+        elif pipeline is not None and pipeline.ships_rows and event.rate > 0:
+            pipeline.sampling_rate = event.rate
+        return []
+
+    def _queries_of(self, stream: str) -> list[QueryPipeline]:
+        return [p for p in self.queries.values() if p.spec.stream == stream]
+
+    def next_deadline(self) -> int | None:
+        """Returns the wall time (ms) at which the next `TickEvent` is due, or None."""
+        return min((d for s in self.streams.values() if (d := s.next_deadline()) is not None), default=None)
+
+    def next_pull_ms(self, bandwidth_bytes_s: float, now_ms: int) -> int | None:
+        """Returns the wall time at which the next `PullEvent` is due; None: nothing to send.
+
+        Closed slices are sent at once. Entries of open slices are sent if their gain is large enough
+        (`edge/cache/eviction.py`), once sending all pending values would take noticeable time. After a pull that
+        sent nothing the next one is delayed.
+        """
+        earliest: int | None = None
+        for name, stream in self.streams.items():
+            watermark = stream.watermark_ms
+            if any(p.has_unreported_closes(watermark) or p.closed_bytes(watermark) for p in self._queries_of(name)):
+                return now_ms
+            report_ms = self._next_report_ms(name, now_ms)
+            if report_ms is not None:
+                earliest = report_ms if earliest is None else min(earliest, report_ms)
+            drain_ms, first_end = self._drain(name, bandwidth_bytes_s, now_ms)
+            if first_end is not None and stream.spec.clock is not None:
+                end = stream.spec.clock.to_wall_ms(first_end)
+                rest = stream.spec.clock.to_wall_ms(self._no_pull_before_ms.get(name, MIN_TIME_MS))
+                due = min(max(now_ms, rest), end) if drain_ms else end
+                earliest = due if earliest is None else min(earliest, due)
+        return earliest
+
+    def _next_report_ms(self, stream: str, now_ms: int) -> int | None:
+        """Returns the wall time of the next arrival report of a query with an accuracy; None: there is none."""
+        clock, earliest = self.streams[stream].spec.clock, None
+        for monitor in (p.monitor for p in self._queries_of(stream)):
+            if monitor is None or clock is None:
+                continue
+            offset = monitor.sampling.clock_offset_ms
+            due_ms = monitor.next_due_ms(clock.to_event_ms(now_ms) - offset) + offset
+            wall_ms = max(clock.to_wall_ms(due_ms), now_ms)
+            wall_ms += clock.to_event_ms(wall_ms) < due_ms  # a fast clock's rounding
+            earliest = wall_ms if earliest is None else min(earliest, wall_ms)
+        return earliest
+
+    def drain_windows(self, bandwidth_bytes_s: float, now_ms: int) -> dict[str, tuple[int, int]]:
+        """Returns `PullEvent.drain_windows` for a pull at `now_ms`.
+
+        A drain window lasts twice as long as sending all pending values of the stream's open slices would take. Its
+        share of a slice's remaining time is the pressure under which the slice's entries are selected.
+        """
+        result = {}
+        for name, stream in self.streams.items():
+            if stream.spec.clock is not None:
+                drain_ms, _ = self._drain(name, bandwidth_bytes_s, now_ms)
+                clock = stream.spec.clock
+                result[name] = (clock.to_event_ms(now_ms), clock.to_event_ms(now_ms + drain_ms))
+        return result
+
+    def _drain(self, stream: str, bandwidth_bytes_s: float, now_ms: int) -> tuple[int, int | None]:
+        """Returns twice the time in ms that sending the open slices of a stream would take (because values change
+        meanwhile), and the first end of these slices."""
+        state = self.streams[stream]
+        if state.spec.clock is None:
+            return 0, None
+        after = state.spec.clock.to_event_ms(now_ms)
+        open_slices = [p.open_bytes(state.watermark_ms, after) for p in self._queries_of(stream)]
+        size = sum(size for size, _ in open_slices)
+        first_end = min((end for _, end in open_slices if end is not None), default=None)
+        drain_ms = int(DRAIN_SAFETY * 1000 * size / max(bandwidth_bytes_s, 1.0))
+        return (drain_ms if drain_ms >= MIN_DRAIN_MS else 0), first_end
+
+    @property
+    def pending_bytes(self) -> int:
+        """Memory of queries and unacknowledged frames, which is limited by backpressure on the sources."""
+        return sum(p.nbytes for p in self.queries.values()) + self.unacked_bytes
+
+    @property
+    def unacked_bytes(self) -> int:
+        return sum(len(f.body) for f in self.unacked)
+
+    def stream_ended(self, name: str) -> bool:
+        return self.streams[name].watermark_ms >= MAX_TIME_MS
+
+    def to_state(self) -> bytes:
+        """Serialises the whole state. Equal states give equal bytes."""
+        numbers = {
+            "configured": self.configured,
+            "next_seq": self.next_seq,
+            "source": self.source,
+            "batch_number": self._batch_number,
+            "now_ms": self._now_ms,
+            "streams": {name: stream.to_state() for name, stream in self.streams.items()},
+            "refused": [[r.query.name, r.query.version, r.code, r.message] for r in self.refused.values()],
+        }
+        frames = {str(f.seq): f.to_wire().SerializeToString(deterministic=True) for f in self.unacked}
+        queries = {str(n): pipeline.to_state() for n, pipeline in enumerate(self.queries.values())}
+        return State(numbers, frames, queries).pack(_KIND)
+
+    def restore(self, data: bytes) -> None:
+        """Puts a new core into the state that `to_state` returned.
+
+        The core is built from the configuration first: streams that it no longer has are dropped, with their queries.
+
+        Raises:
+            CorruptSynopsis, UnsupportedVersion: the bytes are damaged, or of a newer release.
+            StorageError: a query needs a column that the configuration no longer has.
+        """
+        state = State.unpack(data, _KIND)
+        numbers = state.numbers
+        self.configured, self.next_seq = numbers["configured"], numbers["next_seq"]
+        self.source = numbers["source"]  # records keep their identities, even if the edge is renamed
+        self._batch_number, self._now_ms = numbers["batch_number"], numbers["now_ms"]
+        for name, stream in numbers["streams"].items():
+            if name in self.streams:
+                self.streams[name] = StreamState.from_state(stream, self.streams[name].spec)
+        for name, version, code, message in numbers["refused"]:
+            ref = QueryRef(name, version)
+            self.refused[ref] = QueryRefused(ref, code, message)
+        self.unacked.extend(Frame.from_wire(pb.Frame.FromString(frame)) for frame in state.arrays.values())
+        for query in state.components.values():
+            pipeline = QueryPipeline.from_state(query, self.streams, self.source, self._encode)
+            if pipeline is not None:
+                self.queries[pipeline.ref] = pipeline

@@ -1,0 +1,215 @@
+"""The inputs of `EdgeCore` (events) and its outputs (effects).
+
+Every event carries its time; the core never reads a clock. The journal records events, so a new event needs a new kind
+of journal record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from edgewater.query import QuerySpec
+from edgewater.streams import MAX_TIME_MS
+from edgewater.wire import Frame, QueryRef, SamplingReason
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The complete set of queries has been received; queries that are not in it are removed."""
+
+    queries: tuple[tuple[QueryRef, QuerySpec], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourcesOpened:
+    """The sources have been opened. A stream's watermark is the minimum over its sources.
+
+    Attributes:
+        sources: all (stream, source) pairs.
+    """
+
+    sources: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """A batch has been decoded: the stream's columns and `event_time_ms` (int64, no nulls)."""
+
+    stream: str
+    source: str
+    batch: pa.RecordBatch
+    arrival_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEnded:
+    """A source has ended: it delivers no more records."""
+
+    stream: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class TickEvent:
+    """Time has passed. Due at `EdgeCore.next_deadline`; harmless at any other time.
+
+    Attributes:
+        unread: names of the sources that could not be read until now; their silence does not mean that they are idle.
+    """
+
+    now_ms: int
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PullEvent:
+    """The link has room for about `capacity_bytes`: the core builds the most urgent frame.
+
+    Attributes:
+        drain_windows: per stream, in event time: now, and the time at which sending all pending values of open
+            slices would be finished (`EdgeCore.drain_windows`). Slices that end after now may be sent from, so that
+            early sends are spread over the window instead of queueing at its end.
+        bandwidth_bytes_s: the measured bandwidth; 0: unknown. Staleness budgets compute the remaining sends from it.
+        path_delay_ms: wall time from sending a frame to its values being in an answer at the center. The edge's own
+            deadline is the staleness budget less this.
+        unread: the streams that may have unread input.
+    """
+
+    capacity_bytes: int
+    drain_windows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    bandwidth_bytes_s: float = 0.0
+    path_delay_ms: int = 0
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PullReplayed:
+    """A `PullEvent` has been read from the journal, with its outcome, which the core applies again.
+
+    The core does not select groups anew: the selection may depend on the last bit of an exponential, which may differ
+    between libraries and processors.
+
+    Attributes:
+        built: the frame that was built; None: there was none.
+    """
+
+    pull: PullEvent
+    built: FrameBuilt | None
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """The center has acknowledged all frames up to and including `through`."""
+
+    through: int
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSet:
+    """This edge's shares of a query's error budget have been set.
+
+    Attributes:
+        shares: per measure, in its unit.
+        version: an update that is not newer than the last one is ignored; 0: unversioned, applies to all slices.
+        from_ms: event time of the first slice to which the shares apply.
+    """
+
+    query: QueryRef
+    shares: Mapping[str, float]
+    version: int = 0
+    from_ms: int = -MAX_TIME_MS
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSet:
+    """The sampling rate of a query with an accuracy has been set.
+
+    Attributes:
+        rate: probability with which a record is processed.
+        clock_offset_ms: wall time, this edge's clock less the center's.
+        reason: why the rate is below 1.
+    """
+
+    query: QueryRef
+    rate: float
+    clock_offset_ms: float = 0.0
+    reason: SamplingReason = SamplingReason.NONE
+
+
+Event = (
+    Configured
+    | SourcesOpened
+    | Ingested
+    | SourceEnded
+    | TickEvent
+    | PullEvent
+    | PullReplayed
+    | Acked
+    | BudgetSet
+    | SamplingSet
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameBuilt:
+    """A frame has been built; it has to be made durable, then sent.
+
+    Attributes:
+        closed: the starts of the slices that the frame closes.
+    """
+
+    frame: Frame
+    closed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FrameDiverged:
+    """In a replay, the state gives a frame another body than the recorded one."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Records were deliberately not counted in a query."""
+
+    query: QueryRef
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionFailed:
+    """Calls of a user-defined function in a query's expressions failed; their value is null.
+
+    Attributes:
+        reason: a stable label of the kind of failure.
+        detail: the message of the first failed call.
+        calls: number of failed calls.
+    """
+
+    query: QueryRef
+    function: str
+    reason: str
+    detail: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueryAccepted:
+    query: QueryRef
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRefused:
+    """A query does not match this edge's streams; the other queries are not affected."""
+
+    query: QueryRef
+    code: str
+    message: str
+
+
+Effect = FrameBuilt | FrameDiverged | Dropped | FunctionFailed | QueryAccepted | QueryRefused

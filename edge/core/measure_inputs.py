@@ -1,0 +1,114 @@
+"""The values of a query's measures over a batch. Each expression is evaluated once, and expensive ones only for sampled
+records.
+
+A user-defined function may cost a thousand times as much as reading the record. So if a query's accuracy is about such
+a function, the population from which records are sampled is defined without it: the records that count in the query
+and have no null in a column that the function needs. If the function returns null for a sampled record, a sum counts it
+as 0, which makes the sample unbiased, and a mean leaves it out. For a sum the same holds while all records are
+processed, so that the population does not change when the rate changes within a window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from edgewater.arithmetic import to_float
+from edgewater.query import BoundMeasure, BoundQuery
+from edgewater.synopses import BoolArray, FloatArray
+from edgewater.syntax import null_rejecting_columns, parse_sql
+
+
+@dataclass(slots=True)
+class MeasureArguments:
+    """The arguments of all measures over some records, each evaluated on first use."""
+
+    bound: BoundQuery
+    records: pa.RecordBatch
+    _evaluated: dict[tuple[str, pa.DataType], pa.Array] = field(default_factory=dict)
+
+    def argument(self, measure: BoundMeasure) -> pa.Array | None:
+        """Returns the argument of a measure; None if it has none."""
+        text = measure.measure.argument
+        if text is None or measure.argument is None:
+            return None
+        key = text, measure.argument.type  # a function of rows reads "x" as rows of one number
+        if key not in self._evaluated:
+            self._evaluated[key] = measure.argument.array(self.records)
+        return self._evaluated[key]
+
+    def by_measure(self) -> dict[str, pa.Array | None]:
+        return {m.measure.name: self.argument(m) for m in self.bound.measures}
+
+    def filter(self, kept: BoolArray) -> MeasureArguments:
+        """Returns the arguments over a subset of the records; evaluated arguments are filtered."""
+        mask = pa.array(kept)
+        evaluated = {key: array.filter(mask) for key, array in self._evaluated.items()}
+        return MeasureArguments(self.bound, self.records.filter(mask), evaluated)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedRecords:
+    """The input of the arrival monitor for a batch.
+
+    Attributes:
+        values: float64 per record, NaN where there is none or it is unknown; None: every record counts.
+        population: mask of the records from which the sample is drawn; None: the records that have a value.
+        processed: the arguments of the processed records.
+    """
+
+    values: FloatArray | None
+    population: BoolArray | None
+    processed: MeasureArguments
+
+
+class AccuracyMeasure:
+    """The measure of a query's accuracy."""
+
+    def __init__(self, bound: BoundQuery) -> None:
+        accuracy = bound.spec.accuracy
+        assert accuracy is not None
+        (self.measure,) = (m for m in bound.measures if m.measure.name == accuracy.measure)
+        self.kind = accuracy.kind
+        # A count counts the records that have a value, so it needs the values of all records.
+        self.only_sampled = self.measure.measure.is_expensive and self.kind in ("sum", "mean")
+        text = self.measure.measure.argument
+        self._needed = null_rejecting_columns(parse_sql(text, "")) if self.only_sampled and text is not None else []
+
+    def observed(self, arguments: MeasureArguments, kept: BoolArray | None) -> ObservedRecords:
+        """Returns the monitor's input for records of which the `kept` ones are processed (None: all)."""
+        if self.only_sampled and (kept is not None or self.kind == "sum"):
+            return self._sampled_only(arguments, kept)
+        column = arguments.argument(self.measure)
+        processed = arguments if kept is None else arguments.filter(kept)
+        if column is None:
+            return ObservedRecords(None, None, processed)
+        if self.kind == "count":
+            valid = column.is_valid().to_numpy(zero_copy_only=False)
+            return ObservedRecords(np.where(valid, 1.0, np.nan), None, processed)
+        return ObservedRecords(_floats(column), None, processed)
+
+    def _sampled_only(self, arguments: MeasureArguments, kept: BoolArray | None) -> ObservedRecords:
+        processed = arguments if kept is None else arguments.filter(kept)
+        column = processed.argument(self.measure)
+        assert column is not None
+        sampled = _floats(column)
+        if self.kind == "sum":
+            sampled = np.where(np.isfinite(sampled), sampled, 0.0)
+        count = arguments.records.num_rows
+        values = np.full(count, np.nan)
+        values[slice(None) if kept is None else kept] = sampled
+        population = np.ones(count, bool)
+        for name in self._needed:
+            needed = arguments.records.column(name)
+            if needed.null_count:
+                population &= needed.is_valid().to_numpy(zero_copy_only=False)
+        return ObservedRecords(values, population, processed)
+
+
+def _floats(column: pa.Array) -> FloatArray:
+    """Converts to float64, with NaN for null."""
+    values: FloatArray = to_float(column).to_numpy(zero_copy_only=False)
+    return values

@@ -1,0 +1,542 @@
+"""One query at one edge: filters records, assigns slices, updates entries, and selects the entries to send.
+
+A slice is open until the stream's watermark passes its end. Then it is closed: its primary entries are
+drained, and a `SliceClose` reports the observed records and the withheld error. It is kept for late
+records until the last window over it is final, and then dropped. Of a slice that was sent completely
+only the counters are kept.
+
+The center merges session windows from the first and last event times of the slices of all edges. So for a
+query with session windows each frame with records of a slice has a `SliceClose` of it, even if it is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from edge.cache import (
+    EMPTY_SELECTION,
+    ErrorLimits,
+    GroupHistory,
+    Selection,
+    SendQueue,
+    SliceEntries,
+    max_entries_per_frame,
+)
+from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings, close_barrier_ms, is_unreported
+from edge.core.budget_schedule import ShareSchedule
+from edge.core.drift import estimate_drift
+from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
+from edge.core.selection import PullContext, PullResult, RecordedPull, limit_to_capacity, remaining_slots, select_groups
+from edge.core.slices import UNKNOWN_LINK, LinkEstimate, Progress, Slice
+from edge.core.streams import StreamState
+from edgewater.accuracy import report_schedule
+from edgewater.algebra import LateRecordPolicy, late_record_policy_of
+from edgewater.errors import InvalidQuery, StorageError
+from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
+from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, is_sampled
+from edgewater.synopses.encoding.state import State
+from edgewater.windows import SessionWindow
+from edgewater.wire import Arrivals, FrameBody, Partial, QueryRef, SliceClose
+
+NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
+EAGER_MARGIN = 0.5
+"""With the eviction `gain`, entries that have used up this fraction of their limit count as pending."""
+
+
+@dataclass(slots=True)
+class QueryPipeline:
+    """The state of one query.
+
+    Attributes:
+        since_ms: event time since which this edge has all records; earlier slices are skipped.
+        schedule: this edge's shares of the error budget, per slice.
+        slices: by the event time of their start.
+        finished_counters: the counters of slices that were sent completely.
+        source: number of this edge; with a record's number in its stream it identifies the record.
+        drift: per measure, the sum of `estimate_drift` since this process began.
+        accuracy_measure: the measure of the query's accuracy, if it has one.
+        history: the history of groups over closed slices.
+        monitor: the arrival statistics of a query with early answers.
+        encode: serialises a partial. The simulator replaces it where bytes are not measured.
+        sampling_rate: for a function of a sample: the probability with which a record is processed.
+    """
+
+    ref: QueryRef
+    bound: BoundQuery
+    since_ms: int = MIN_TIME_MS
+    schedule: ShareSchedule = field(default_factory=ShareSchedule)
+    slices: dict[int, Slice] = field(default_factory=dict)
+    finished_counters: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
+    source: int = 0
+    drift: dict[str, float] = field(default_factory=dict)
+    late_record_policy: LateRecordPolicy = field(init=False)
+    accuracy_measure: AccuracyMeasure | None = field(init=False)
+    history: GroupHistory = field(default_factory=GroupHistory)
+    monitor: ArrivalMonitor | None = None
+    encode: Callable[[GroupedAggregate], bytes] = GroupedAggregate.to_bytes
+    sampling_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.bounded_measures and not self.history.measures:
+            self.history = GroupHistory(self.bounded_measures)
+        self.late_record_policy = late_record_policy_of(self.bound.spec)
+        clock = report_schedule(self.spec.window, self.spec.accuracy, self.spec.lateness_ms)
+        if clock is not None and self.monitor is None:
+            self.monitor = ArrivalMonitor(clock, self.source, self.bound.group_types)
+        self.accuracy_measure = AccuracyMeasure(self.bound) if self.spec.accuracy is not None else None
+
+    @property
+    def spec(self) -> QuerySpec:
+        return self.bound.spec
+
+    @property
+    def nbytes(self) -> int:
+        monitored = self.monitor.nbytes if self.monitor is not None else 0
+        return sum(s.entries.nbytes for s in self.slices.values()) + self.history.nbytes + monitored
+
+    @property
+    def ships_rows(self) -> bool:
+        """Whether the accuracy is about a function of a sample, so that sampled rows are sent."""
+        return self.spec.accuracy is not None and self.spec.accuracy.kind is None
+
+    @property
+    def bounded_measures(self) -> tuple[str, ...]:
+        """All measures of a query with a budget: the withheld error of each is reported."""
+        may_withhold = self.spec.budget is not None and self.spec.accuracy is None
+        return tuple(m.name for m in self.spec.measures) if may_withhold else ()
+
+    def ingest(
+        self, batch: pa.RecordBatch, watermark_ms: int, batch_number: int, first: int = 0, arrival_ms: int = MIN_TIME_MS
+    ) -> dict[str, int]:
+        """Updates the slices with a batch; returns the numbers of records that were not counted, by reason.
+
+        Args:
+            batch_number: ascending over the batches of all streams.
+            first: number in the stream of the batch's first record.
+            arrival_ms: event time by the stream's clock at which the batch arrived.
+        """
+        ids = np.arange(first, first + batch.num_rows)
+        if self.bound.where is not None:
+            mask = self.bound.where.array(batch)
+            batch, ids = batch.filter(mask), pa.array(ids).filter(mask).to_numpy()
+        if batch.num_rows == 0:
+            return {}
+        dropped: dict[str, int] = {}
+        times = batch.column(TIME_COLUMN).to_numpy()
+        starts = self.spec.window.slice_starts(times)
+        # Nearly every batch lies in one slice, which is cheaper to detect than by sorting.
+        distinct = starts[:1] if (starts == starts[0]).all() else np.unique(starts)
+        for start in distinct.tolist():
+            rows = None if len(distinct) == 1 else np.flatnonzero(starts == start)
+            records = batch if rows is None else batch.take(pa.array(rows))
+            reason = self._drop_reason(start, watermark_ms)
+            if reason:
+                dropped[reason] = dropped.get(reason, 0) + records.num_rows
+                continue
+            when, numbers = (times, ids) if rows is None else (times[rows], ids[rows])
+            keys = [records.column(name) for name in self.spec.group_by]
+            arguments, kept = MeasureArguments(self.bound, records), None
+            if self.monitor is not None and self.accuracy_measure is not None:
+                kept = self.monitor.sample(numbers)
+                corrected_ms = arrival_ms - self.monitor.sampling.clock_offset_ms
+                observed = self.accuracy_measure.observed(arguments, kept)
+                self.monitor.observe(when, corrected_ms, observed.values, kept, keys, observed.population)
+                arguments = observed.processed
+            elif self.sampling_rate < 1.0 and self._end(start) > watermark_ms:
+                # Late records are not sampled: they would lower the rate of the sample that has been sent already.
+                kept = is_sampled(self.source, numbers, self.sampling_rate)
+                arguments = arguments.filter(kept)
+            if kept is not None:
+                sampled_out = records.num_rows - int(kept.sum())
+                dropped["sampled-out"] = dropped.get("sampled-out", 0) + sampled_out
+            self._update(start, keys, arguments, when, numbers, watermark_ms, batch_number, kept)
+            if kept is not None and self.monitor is not None:
+                self.slices[start].unreported_until_ms = self.monitor.last_arrival_ms
+        return dropped
+
+    def apply_sampling(self, settings: SamplingSettings) -> None:
+        """Applies the sampling settings from the center."""
+        assert self.monitor is not None
+        step_ms = settings.clock_offset_ms - self.monitor.sampling.clock_offset_ms
+        self.monitor.sampling = settings
+        if step_ms > self.monitor.schedule.grid.substream_ms:
+            self.monitor.restart_reports()
+            for slice_ in self.slices.values():
+                slice_.unreported_until_ms = max(slice_.unreported_until_ms - step_ms, MIN_TIME_MS)
+
+    def _drop_reason(self, start: int, watermark_ms: int) -> str:
+        if start < self.since_ms:
+            return "before-query"
+        if self.late_record_policy is LateRecordPolicy.DROPPED and self._end(start) <= watermark_ms:
+            return "out-of-order"
+        return "too-late" if self._final(start, watermark_ms) else ""
+
+    def _update(
+        self,
+        start: int,
+        keys: list[pa.Array],
+        arguments: MeasureArguments,
+        times: IntArray,
+        ids: IntArray,
+        watermark_ms: int,
+        batch_number: int,
+        kept: BoolArray | None,
+    ) -> None:
+        """Counts the records, and updates the entries with the `kept` ones (None: all).
+
+        Args:
+            arguments: of the kept records; all other arguments are of all records.
+        """
+        slice_ = self.slices.get(start)
+        if slice_ is None:
+            slice_ = self.slices[start] = Slice(
+                SliceEntries.for_query(self.bound, self.source, self.bounded_measures),
+                *self.finished_counters.pop(start, ()),
+            )
+        slice_.observed += len(times)
+        slice_.first_ms, slice_.last_ms = min(slice_.first_ms, int(times.min())), max(slice_.last_ms, int(times.max()))
+        if self._end(start) <= watermark_ms:
+            slice_.late += len(times)
+        slice_.close_reported = False
+        if self.ships_rows and kept is not None:
+            slice_.sampling_rate = min(slice_.sampling_rate, self.sampling_rate)
+        if slice_.sampling_rate < 1.0:
+            slice_.entries.set_sampling_rate(slice_.sampling_rate)
+        if self.ships_rows and kept is not None:
+            # The center must also know the groups of which no row was sampled.
+            slice_.entries.add_groups(keys, len(times), batch_number, self._elapsed(start, int(times.max())))
+        if kept is not None:
+            times, ids = times[kept], ids[kept]
+            if not len(times):
+                return
+            keys = [arguments.records.column(name) for name in self.spec.group_by]
+        elapsed = self._elapsed(start, int(times.max()))
+        slice_.entries.update(keys, arguments.by_measure(), len(times), times, batch_number, ids, elapsed)
+
+    def _end(self, start: int) -> int:
+        return start + self.spec.window.slice_ms
+
+    def _final(self, start: int, watermark_ms: int) -> bool:
+        return self.spec.window.last_window_end(start) + self.spec.lateness_ms <= watermark_ms
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The shares of future slices, per measure and window."""
+        return self.schedule.last.shares
+
+    def set_shares(self, version: int, shares: Mapping[str, float], from_ms: int) -> None:
+        """Applies new shares from the center. Closed slices keep the shares under which they were closed."""
+        if version == 0:  # unversioned shares apply to all slices, including closed ones
+            if dict(shares) != dict(self.shares):
+                self.schedule = ShareSchedule.uniform(shares)
+                for slice_ in self.slices.values():
+                    slice_.close_reported, slice_.send_queue = False, SendQueue()
+            return
+        through = self.progress.through_ms
+        not_closed = MIN_TIME_MS if through == MIN_TIME_MS else self.spec.window.slice_start(through)
+        self.schedule = self.schedule.updated(version, shares, from_ms, not_closed)
+
+    def slice_shares(self, start: int) -> dict[str, float]:
+        """Returns the shares of a slice: of k slices of a window each may withhold E/k, or E for extrema."""
+        if not isinstance(self.spec.budget, ErrorBudget):
+            return {}
+        functions = {m.name: m.function for m in self.spec.measures}
+        k, shares = self.spec.window.slices_per_window, self.schedule.at(start)
+        return {
+            name: shares.get(name, 0.0) / (k if functions[name].error == "sum" else 1)
+            for name, _ in self.spec.budget.limits
+        }
+
+    def closed_bytes(self, watermark_ms: int) -> int:
+        """Returns the estimated bytes of closed slices that are still to be sent."""
+        through = self._close_barrier_ms(watermark_ms)
+        return sum(size for end, size in self._pending_bytes() if end <= through)
+
+    def open_bytes(self, watermark_ms: int, after_ms: int) -> tuple[int, int | None]:
+        """Returns the estimated bytes of open slices that may be sent early, and the first end of these slices.
+
+        Args:
+            after_ms: event time by the stream's clock. A slice that should have closed by then waits for its
+                records; sending its values now would send most groups twice.
+        """
+        if self.monitor is not None:
+            return 0, None  # it sends at its report times
+        after = watermark_ms if self.is_staleness_bound else max(watermark_ms, after_ms)
+        sizes = [(end, size) for end, size in self._pending_bytes() if end > after and size]
+        return sum(size for _, size in sizes), min((end for end, _ in sizes), default=None)
+
+    def _limits(self, start: int) -> ErrorLimits:
+        relative = dict(self.spec.budget.relative) if isinstance(self.spec.budget, ErrorBudget) else {}
+        return ErrorLimits(self.slice_shares(start), relative)
+
+    def _elapsed(self, start: int, now_ms: int) -> float:
+        """Returns the elapsed fraction of a slice, 0 to 1."""
+        return min(max((now_ms - start) / self.spec.window.slice_ms, 0.0), 1.0)
+
+    def _pending_bytes(self) -> Iterator[tuple[int, int]]:
+        """Yields the end of each slice and the estimated bytes that it has to send."""
+        margin = EAGER_MARGIN if self.spec.cache.eviction == "gain" else 1.0
+        for start, slice_ in self.slices.items():
+            if self._is_unreported(slice_) or (slice_.in_time and slice_.close_reported):
+                continue  # entries omitted under a staleness budget are not sent
+            pending = slice_.count_pending(self._limits(start), 1.0 if slice_.learned else margin)
+            yield self._end(start), int(pending * self.progress.entry_bytes)
+
+    def has_unreported_closes(self, watermark_ms: int) -> bool:
+        """Returns whether the watermark has closed slices that have not been reported."""
+        through = self._close_barrier_ms(watermark_ms)
+        return self._passed_slice_end(through) or any(
+            not slice_.close_reported and self._end(start) <= through and not self._is_unreported(slice_)
+            for start, slice_ in self.slices.items()
+        )
+
+    def _is_unreported(self, slice_: Slice) -> bool:
+        return self.monitor is not None and is_unreported(slice_, self.monitor.reported_before_ms)
+
+    def _close_barrier_ms(self, watermark_ms: int) -> int:
+        """Returns the event time up to which slices may be closed."""
+        if self.monitor is None:
+            return watermark_ms
+        reported_before_ms, through_ms = self.monitor.reported_before_ms, self.progress.through_ms
+        return close_barrier_ms(self.slices, self.spec, reported_before_ms, watermark_ms, through_ms)
+
+    def _passed_slice_end(self, through_ms: int) -> bool:
+        """Returns whether a slice has ended since the last reported progress."""
+        slice_start = self.spec.window.slice_start
+        return through_ms > MIN_TIME_MS and slice_start(through_ms) > slice_start(self.progress.through_ms)
+
+    def pull(
+        self,
+        capacity_bytes: int,
+        watermark_ms: int,
+        drain_window_ms: tuple[int, int] = NO_DRAIN_WINDOW,
+        link: LinkEstimate = UNKNOWN_LINK,
+        unread: bool = False,
+        recorded: RecordedPull | None = None,
+    ) -> PullResult | None:
+        """Builds the body of the most urgent frame: closed slices first, oldest first; None: nothing to send.
+
+        Args:
+            capacity_bytes: approximate size of the body before compression. At least one entry is sent, so that a
+                small capacity delays but never blocks.
+            drain_window_ms: as in `PullEvent.drain_windows`. Slices that end after now may be sent from early;
+                under a staleness budget also slices that should have closed.
+            link: the measured link, for staleness budgets.
+            unread: whether the stream may have unread input.
+            recorded: in a replay, the recorded outcome: the same groups are sent again, with the values of this state.
+        """
+        arrivals, partials = self._take_due_arrivals(drain_window_ms[0], watermark_ms, capacity_bytes, unread, recorded)
+        closes: list[SliceClose] = []
+        closed: list[int] = []
+        through, room, closing = self._close_barrier_ms(watermark_ms), capacity_bytes, False
+        for start in sorted(self.slices):
+            slice_ = self.slices[start]
+            end = self._end(start)
+            if end > watermark_ms and (closing or not self._may_send_early(end, drain_window_ms)):
+                continue  # a frame that closes a slice is sent at once, not filled with early sends
+            if end <= watermark_ms and (end > through or self._is_unreported(slice_)):
+                continue
+            made: list[Partial] = []
+            selection = self._select(start, slice_, room, end <= watermark_ms, drain_window_ms, link)
+            selection = limit_to_capacity(slice_, selection, capacity_bytes, self.progress.entry_bytes)
+            if recorded is not None:
+                selection = recorded.replace_selection(start, slice_, selection)
+            if len(selection.groups):
+                made = [self._partial(start, slice_, selection.groups, recorded)]
+                partials += made
+                room -= sum(len(p.synopsis) for p in made)
+            if made and self._has_session_windows and (end > watermark_ms or not selection.drained):
+                closes.append(self._slice_close(start, slice_))
+            if end > watermark_ms:
+                continue
+            if not selection.drained:
+                through = min(through, end - 1)
+                break
+            if not slice_.close_reported:
+                closes.append(self._close(start, slice_))
+                closed.append(start)
+                closing = True
+        if recorded is not None:
+            if recorded.result is None:
+                return None
+            self._replay_rest(recorded, partials, closes, closed)
+            through = recorded.result.body.through_ms
+        through = max(through, self.progress.through_ms)
+        if (
+            recorded is None
+            and not partials
+            and not closes
+            and arrivals is None
+            and not self._passed_slice_end(through)
+        ):
+            return None
+        self.progress.through_ms = through
+        self._drop_final(watermark_ms)
+        since = None if self.since_ms == MIN_TIME_MS else self.since_ms
+        return PullResult(FrameBody(through, tuple(partials), tuple(closes), since, arrivals), tuple(closed))
+
+    def _close(self, start: int, slice_: Slice) -> SliceClose:
+        """Closes a slice that has been sent completely; returns its report."""
+        report = self._slice_close(start, slice_)
+        self._record_drift(start, slice_.entries)
+        slice_.close_reported = True
+        if not self.bounded_measures:
+            self.finished_counters[start] = self.slices.pop(start).counters
+        return report
+
+    def _replay_rest(
+        self, recorded: RecordedPull, partials: list[Partial], closes: list[SliceClose], closed: Sequence[int]
+    ) -> None:
+        """Applies the recorded sends and closes that the replay did not reach because its values differ."""
+        for start in [s for s in recorded.partials if s in self.slices]:
+            slice_ = self.slices[start]
+            groups = recorded.replace_selection(start, slice_, EMPTY_SELECTION).groups
+            partials.append(self._partial(start, slice_, groups, recorded))
+        for start in recorded.closed:
+            if start not in closed and start in self.slices:
+                closes.append(self._close(start, self.slices[start]))
+
+    def _take_due_arrivals(
+        self, now_ms: int, watermark_ms: int, capacity_bytes: int, unread: bool, recorded: RecordedPull | None
+    ) -> tuple[Arrivals | None, list[Partial]]:
+        """Takes, for a query with early answers, the due arrival report and all pending values of ended slices."""
+        if self.monitor is None or now_ms == MIN_TIME_MS:
+            return None, []
+        now_ms -= self.monitor.sampling.clock_offset_ms
+        count = None if recorded is None else recorded.substreams
+        arrivals = self.monitor.take(now_ms, capacity_bytes, unread=unread, count=count)
+        if arrivals is None:
+            return None, []
+        partials = []
+        for start in sorted(s for s in self.slices if watermark_ms < self._end(s) <= now_ms):
+            slice_ = self.slices[start]
+            groups = np.flatnonzero(slice_.entries.has_pending)
+            if recorded is not None:
+                groups = recorded.replace_selection(start, slice_, Selection(groups, True)).groups
+            if len(groups):
+                partials.append(self._partial(start, slice_, groups, recorded))
+        return arrivals, partials
+
+    def _select(
+        self, start: int, slice_: Slice, room: int, closed: bool, drain_window_ms: tuple[int, int], link: LinkEstimate
+    ) -> Selection:
+        """Selects the groups of a slice to send now, of about `room` bytes; at least one if there is any room."""
+        entry_bytes, end = self.progress.entry_bytes, self._end(start)
+        count = max(1, int(room / entry_bytes)) if room > 0 else 0
+        # Omitted values have to be reported as withheld, which is possible only for bounded measures.
+        slots = (
+            remaining_slots(self.spec, end, drain_window_ms[0], link, entry_bytes) if self.bounded_measures else None
+        )
+        if not closed and self.spec.cache.eviction == "gain":
+            count = min(count, max_entries_per_frame(end - drain_window_ms[0], link.bytes_per_ms / entry_bytes))
+        context = PullContext(start, end, closed, drain_window_ms, count)
+        return select_groups(slice_, self.spec, self.history, self._limits(start), context, slots)
+
+    @property
+    def _has_session_windows(self) -> bool:
+        return isinstance(self.spec.window, SessionWindow)
+
+    def _slice_close(self, start: int, slice_: Slice) -> SliceClose:
+        extent = (slice_.first_ms, slice_.last_ms) if self._has_session_windows else (None, None)
+        return SliceClose(start, slice_.observed, slice_.late, slice_.entries.withheld(), *extent)
+
+    def _may_send_early(self, end: int, drain_window_ms: tuple[int, int]) -> bool:
+        if self.monitor is not None:
+            return False
+        after, through = drain_window_ms
+        return through > after if end > after else self.is_staleness_bound
+
+    @property
+    def is_staleness_bound(self) -> bool:
+        """Whether the query has a staleness budget: its answers are due at a fixed time, complete or not."""
+        return isinstance(self.spec.budget, StalenessBudget)
+
+    def _partial(self, start: int, slice_: Slice, groups: IntArray, recorded: RecordedPull | None) -> Partial:
+        self._record_drift(start, slice_.entries, groups)
+        slice_.discount_pending(self._limits(start), groups)
+        sent = recorded.partials.pop(start) if recorded is not None else None
+        data = self.encode(slice_.entries.send(groups, sent))
+        # The estimate follows the actual size of entries, so that frames are about as large as the capacity.
+        self.progress.entry_bytes += 0.3 * (len(data) / len(groups) - self.progress.entry_bytes)
+        return Partial(start, 0, data)
+
+    def _record_drift(self, start: int, entries: SliceEntries, groups: IntArray | None = None) -> None:
+        """Adds the drift of groups that are sent, or (None) of all groups that a closed slice withholds."""
+        for measure, share in self.slice_shares(start).items():
+            error = entries.accumulated_error(measure, groups)
+            amount = estimate_drift(error if groups is not None else error[entries.has_pending], share)
+            self.drift[measure] = self.drift.get(measure, 0.0) + amount
+
+    def _drop_final(self, watermark_ms: int) -> None:
+        done = [
+            s
+            for s, slice_ in self.slices.items()
+            if slice_.close_reported and s < watermark_ms and self._final(s, watermark_ms)
+        ]
+        for start in done:
+            del self.slices[start]
+        for start in [s for s in self.finished_counters if self._final(s, watermark_ms)]:
+            del self.finished_counters[start]
+        if done and self.slices:
+            self.schedule = self.schedule.without_before(min(self.slices))
+
+    def to_state(self) -> State:
+        """Returns the state. The spec is bound again on reading, as a new release may evaluate it otherwise."""
+        numbers = {
+            "query": [self.ref.name, self.ref.version],
+            "spec": self.spec.to_mapping(),
+            "since_ms": self.since_ms,
+            "schedule": self.schedule.to_state(),
+            "progress": [self.progress.through_ms, self.progress.entry_bytes],
+            "sampling_rate": self.sampling_rate,
+            "finished_counters": sorted(self.finished_counters.items()),
+        }
+        slices = {str(start): slice_.to_state() for start, slice_ in sorted(self.slices.items())}
+        components = {"history": self.history.to_state(), "slices": State(components=slices)}
+        if self.monitor is not None:
+            components["monitor"] = self.monitor.to_state()
+        return State(numbers, {}, components)
+
+    @classmethod
+    def from_state(
+        cls,
+        state: State,
+        streams: Mapping[str, StreamState],
+        source: int,
+        encode: Callable[[GroupedAggregate], bytes],
+    ) -> QueryPipeline | None:
+        """Builds the pipeline from its state; returns None if the configuration no longer has the query's stream.
+
+        Raises:
+            StorageError: the stream no longer has a column that the query needs.
+        """
+        numbers, components = state.numbers, state.components
+        ref, spec = QueryRef(*numbers["query"]), QuerySpec.from_mapping(numbers["spec"])
+        stream = streams.get(spec.stream)
+        if stream is None:
+            return None
+        try:
+            bound = spec.bind(stream.spec.columns)
+        except InvalidQuery as exc:
+            # Without the query, the values that it has not sent yet would be lost.
+            raise StorageError(
+                f"the columns of stream {spec.stream} do not match query {ref.name}, which this edge runs: {exc}. "
+                "Restore the columns, delete the query at the center, and change them then"
+            ) from exc
+        schedule = ShareSchedule.from_state(numbers["schedule"])
+        result = cls(ref, bound, numbers["since_ms"], schedule, source=source, encode=encode)
+        result.progress, result.sampling_rate = Progress(*numbers["progress"]), numbers["sampling_rate"]
+        result.finished_counters = {start: tuple(counters) for start, counters in numbers["finished_counters"]}
+        result.history = GroupHistory.from_state(components["history"])
+        if result.monitor is not None:
+            reports, key_types = result.monitor.schedule, result.monitor.key_types
+            result.monitor = ArrivalMonitor.from_state(components["monitor"], reports, source, key_types)
+        for start, slice_ in components["slices"].components.items():
+            result.slices[int(start)] = Slice.from_state(slice_, result.bounded_measures)
+        return result

@@ -1,0 +1,186 @@
+"""Selects the groups of a slice to send at a pull: applies the cache policies to the budget, the time and the link.
+
+Policies rank by exponentials, logarithms and sums, whose last bit may depend on the library or processor, and so may
+the selected groups. A replay therefore runs the policies only for the state that they change, and takes the selected
+groups from the recorded frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edge.cache import (
+    EMPTY_SELECTION,
+    ErrorLimits,
+    GroupHistory,
+    RankingContext,
+    Selection,
+    SendQueue,
+    SendSlots,
+    learn,
+    rank_closed,
+    rank_closed_by_deadline,
+    rank_open,
+    rank_open_by_deadline,
+)
+from edge.core.slices import INITIAL_ENTRY_BYTES, LinkEstimate, Slice
+from edgewater.query import QuerySpec, StalenessBudget
+from edgewater.streams import MIN_TIME_MS
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import FrameBody
+
+MAX_OVERSHOOT = 2
+"""The entries of a frame may take this many times its capacity, if there is more than one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullContext:
+    """The conditions under which a slice is pulled from.
+
+    Attributes:
+        start_ms, end_ms: the slice, in event time.
+        closed: whether the watermark has passed its end.
+        drain_window_ms: as in `PullEvent.drain_windows`.
+        max_groups: how many groups may be sent.
+    """
+
+    start_ms: int
+    end_ms: int
+    closed: bool
+    drain_window_ms: tuple[int, int]
+    max_groups: int
+
+    @property
+    def now_ms(self) -> int:
+        return self.drain_window_ms[0]
+
+    @property
+    def ranking_context(self) -> RankingContext:
+        now_ms, drained_ms = self.drain_window_ms
+        elapsed = (now_ms - self.start_ms) / (self.end_ms - self.start_ms)
+        # The fraction of the slice's remaining time that draining would take; at most all of it.
+        pressure = min((drained_ms - now_ms) / max(self.end_ms - now_ms, 1), 1.0)
+        return RankingContext(now_ms, min(max(elapsed, 0.0), 1.0), pressure)
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """The outcome of a pull from a query.
+
+    Attributes:
+        body: of the frame to send.
+        closed: the starts of the slices that are sent completely. (A slice of session windows has a `SliceClose`
+            earlier, too.)
+    """
+
+    body: FrameBody
+    closed: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class RecordedPull:
+    """The recorded outcome of a pull that is replayed.
+
+    Attributes:
+        result: None: nothing was sent.
+        partials: by slice, the sent values that have not been removed from the state yet.
+    """
+
+    result: PullResult | None
+    partials: dict[int, GroupedAggregate] = field(init=False)
+
+    def __post_init__(self) -> None:
+        partials = self.result.body.partials if self.result is not None else ()
+        self.partials = {p.slice_start_ms: GroupedAggregate.from_bytes(p.synopsis) for p in partials}
+
+    @property
+    def closed(self) -> tuple[int, ...]:
+        return self.result.closed if self.result is not None else ()
+
+    @property
+    def substreams(self) -> int:
+        """The number of sub-streams whose statistics were sent."""
+        arrivals = self.result.body.arrivals if self.result is not None else None
+        return len(arrivals.substreams) if arrivals is not None else 0
+
+    def replace_selection(self, start: int, slice_: Slice, selection: Selection) -> Selection:
+        """Returns the recorded selection of the slice, instead of the one that the policies make now."""
+        groups, closed = EMPTY_SELECTION.groups, slice_.close_reported or start in self.closed
+        if start in self.partials:
+            # By key: if a source's records have changed, the groups are numbered differently.
+            groups = slice_.entries.codes(self.partials[start].rows(), len(self.partials[start]))
+        if not np.array_equal(groups, selection.groups):
+            slice_.send_queue = SendQueue()  # the drawn groups that were not sent have to be ranked again
+        return Selection(groups, closed)
+
+
+def select_groups(
+    slice_: Slice,
+    spec: QuerySpec,
+    history: GroupHistory,
+    limits: ErrorLimits,
+    context: PullContext,
+    slots: SendSlots | None,
+) -> Selection:
+    """Selects the groups to send.
+
+    Args:
+        slots: under a staleness budget, the result of `remaining_slots`.
+    """
+    if not context.closed:
+        if slice_.send_queue.expired_open(context.now_ms, context.end_ms):
+            ranking = context.ranking_context
+            slice_.send_queue = (
+                rank_open(slice_.entries, limits, spec.cache, history, ranking)
+                if slots is None
+                else rank_open_by_deadline(slice_.entries, spec.cache, history, ranking, slots)
+            )
+        return slice_.send_queue.draw(slice_.entries, context.max_groups)
+    if not slice_.learned:
+        learn(slice_.entries, history, slots)
+        slice_.learned = True
+    count = context.max_groups
+    if slots is not None:
+        if slice_.in_time and slots.remaining < 1.0:
+            return EMPTY_SELECTION  # the other groups are omitted, and reported as withheld
+        slice_.in_time |= slots.remaining >= 1.0
+        count = min(count, int(slots.remaining)) if slice_.in_time and slots.remaining < count else count
+    if slice_.send_queue.expired_closed(slice_.entries):
+        slice_.send_queue = (
+            rank_closed(slice_.entries, limits) if slots is None else rank_closed_by_deadline(slice_.entries, history)
+        )
+    return slice_.send_queue.draw(slice_.entries, count)
+
+
+def remaining_slots(
+    spec: QuerySpec, end_ms: int, now_ms: int, link: LinkEstimate, entry_bytes: float
+) -> SendSlots | None:
+    """Returns, under a staleness budget, how many entries can still be sent in time; None without one.
+
+    A slice that is first found closed after its deadline (a backfill, or after an outage of the link) could not be in
+    time; it is sent completely.
+    """
+    if not isinstance(spec.budget, StalenessBudget):
+        return None
+    if link.bytes_per_ms <= 0.0 or now_ms == MIN_TIME_MS:
+        return SendSlots(np.inf, np.inf)
+    rate = link.bytes_per_ms / entry_bytes
+    allowed = spec.budget.staleness_ms - link.path_delay_ms
+    remaining = rate * (end_ms + allowed - now_ms)
+    return SendSlots(max(remaining, 0.0), max(rate * (spec.window.slice_ms + allowed), 0.0))
+
+
+def limit_to_capacity(slice_: Slice, selection: Selection, capacity_bytes: int, entry_bytes: float) -> Selection:
+    """Reduces a selection, to one group at least, so that it is not much larger than a frame may be.
+
+    The center would refuse a frame above its limit forever. The check is needed until the first entries have been sent,
+    because their size is unknown before, and always for samples, whose sizes differ.
+    """
+    pending, groups = slice_.entries.pending, selection.groups
+    if not pending.samples and entry_bytes != INITIAL_ENTRY_BYTES:
+        return selection
+    while len(groups) > 1 and pending.take(groups).nbytes > MAX_OVERSHOOT * capacity_bytes:
+        groups, slice_.send_queue = groups[: len(groups) // 2], SendQueue()  # the other groups are ranked again
+    return Selection(groups, selection.drained and len(groups) == len(selection.groups))

@@ -1,0 +1,105 @@
+"""The state of one slice of a query, and the estimates with which its entries are selected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edge.cache import ErrorLimits, SendQueue, SliceEntries, primary_mask
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.synopses import IntArray
+from edgewater.synopses.encoding.state import State
+
+INITIAL_ENTRY_BYTES = 48.0
+
+
+@dataclass(slots=True)
+class Slice:
+    """The entries and counters of a slice.
+
+    Attributes:
+        observed: number of records.
+        late: number of records that arrived after the slice was closed.
+        first_ms, last_ms: event times of the first and the last record.
+        close_reported: whether a `SliceClose` with the current counters has been sent.
+        learned: whether the history was updated with the slice, which happens when it is first found closed.
+        in_time: whether the slice was found closed before the deadline of its staleness budget.
+        unreported_until_ms: for a query with early answers: arrival time (by the monitor's clock) of the last batch
+            from which records were sampled out. The slice may be closed once the arrivals up to then are reported.
+        sampling_rate: for a function of a sample: the lowest rate at which its records were sampled.
+        send_queue: the order in which its entries are sent.
+        pending_count: the cache of `count_pending`: its key, and the number.
+    """
+
+    entries: SliceEntries
+    observed: int = 0
+    late: int = 0
+    first_ms: int = MAX_TIME_MS
+    last_ms: int = MIN_TIME_MS
+    close_reported: bool = False
+    learned: bool = False
+    in_time: bool = False
+    unreported_until_ms: int = MIN_TIME_MS
+    sampling_rate: float = 1.0
+    send_queue: SendQueue = field(default_factory=SendQueue)
+    pending_count: tuple[tuple[Any, ...], int] = ((), 0)
+
+    @property
+    def counters(self) -> tuple[int, int, int, int]:
+        return self.observed, self.late, self.first_ms, self.last_ms
+
+    def count_pending(self, limits: ErrorLimits, margin: float) -> int:
+        """Returns the number of groups that have used up the fraction `margin` of their limit; cached."""
+        key = (self.entries.newest_batch, *limits.absolute.items(), margin)
+        if self.pending_count[0] != key:
+            self.pending_count = key, int(np.count_nonzero(primary_mask(self.entries, limits, margin)))
+        return self.pending_count[1]
+
+    def discount_pending(self, limits: ErrorLimits, groups: IntArray) -> None:
+        """Updates the cached number before these groups are sent, without a full count."""
+        key, count = self.pending_count
+        if key:
+            sent = primary_mask(self.entries, limits, float(key[-1]), groups)
+            self.pending_count = key, count - int(np.count_nonzero(sent))
+
+    def to_state(self) -> State:
+        flags = self.close_reported, self.learned, self.in_time
+        numbers = [*self.counters, *flags, self.unreported_until_ms, self.sampling_rate]
+        return State(numbers, {}, {"entries": self.entries.to_state(), "send_queue": self.send_queue.to_state()})
+
+    @classmethod
+    def from_state(cls, state: State, bounded: tuple[str, ...]) -> Slice:
+        result = cls(SliceEntries.from_state(state.components["entries"], bounded), *state.numbers)
+        result.send_queue = SendQueue.from_state(state.components["send_queue"])
+        return result
+
+
+@dataclass(slots=True)
+class Progress:
+    """The progress of a query, as reported to the center.
+
+    Attributes:
+        through_ms: event time up to which slices are closed.
+        entry_bytes: the estimated size of one entry in a frame.
+    """
+
+    through_ms: int = MIN_TIME_MS
+    entry_bytes: float = INITIAL_ENTRY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEstimate:
+    """The measured link, in the event time of a stream.
+
+    Attributes:
+        bytes_per_ms: bytes per ms of event time; 0: unknown, treated as unlimited.
+        path_delay_ms: event time from sending a frame to its values being in an answer.
+    """
+
+    bytes_per_ms: float = 0.0
+    path_delay_ms: float = 0.0
+
+
+UNKNOWN_LINK = LinkEstimate()

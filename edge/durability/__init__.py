@@ -1,0 +1,12 @@
+"""Durability of the edge: journal, checkpoints, recovery, group commit, and the file of the daily quota.
+
+`edge.agent` runs `DurableCore` and `JournalGroupCommit`; `edge.uplink` waits for commits; `edge.cli` inspects
+journals. It decides nothing about records or frames: it stores the core's events and state, and replays them.
+"""
+
+from edge.durability import journal
+from edge.durability.durable_core import KIND_NAMES, DurableCore, load_identity, lock_state_dir
+from edge.durability.group_commit import JournalGroupCommit
+from edge.durability.quota_file import QuotaFile
+
+__all__ = ["KIND_NAMES", "DurableCore", "JournalGroupCommit", "QuotaFile", "journal", "load_identity", "lock_state_dir"]

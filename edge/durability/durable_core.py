@@ -1,0 +1,442 @@
+"""`DurableCore`: an `EdgeCore` whose state survives a crash at any moment.
+
+Every event is journaled before the core handles it, except a pull, which is journaled afterwards with the frame that it
+built. A frame may be sent, and a push may be acknowledged, only after `sync`. Recovery restores the newest checkpoint
+and replays the journal after it in order. Frames are taken from the journal as they were built, and the values that
+they carry are removed from the state by the keys of their groups. Neither the selection of groups nor the compression
+of a body is computed again, so a recovered edge sends the same frames with any version of a library and on any
+processor.
+
+The state itself is computed again from the records, and compared with the recorded frames. If a frame would have
+another body now, a source's file was changed, or a user-defined function is not deterministic, and recovery fails. On
+another platform (`platform_id`) the cause may also be the last bit of a logarithm; the edge then logs and counts the
+frames, and continues.
+
+Files in the state directory: ``identity.json``; ``checkpoint-N.ckpt``, the state before ``journal-N.log``;
+``journal-N.log``; ``quota.json`` (`edge.durability.quota_file`); ``edge.lock``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import platform
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+from numpy.lib.introspect import opt_func_info
+
+from edge.core import (
+    Acked,
+    BudgetSet,
+    Configured,
+    Dropped,
+    EdgeCore,
+    Effect,
+    Event,
+    FrameBuilt,
+    FrameDiverged,
+    FunctionFailed,
+    Ingested,
+    PullEvent,
+    PullReplayed,
+    SamplingSet,
+    SourceEnded,
+    SourcesOpened,
+    TickEvent,
+)
+from edge.durability import journal
+from edge.durability.journal import Record, Segment
+from edge.records import Position
+from edgewater.errors import CorruptSynopsis, StorageError
+from edgewater.query import QuerySpec
+from edgewater.synopses.encoding.state import State
+from edgewater.wire import Frame, QueryRef, SamplingReason
+from edgewater.wire import uplink_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
+"""(source, start, end) -> the batch that was read between two positions."""
+
+_CHECKPOINT = "edge-checkpoint"
+# Kinds of journal records. Numbers are never reused.
+CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING = range(1, 11)
+KIND_NAMES = {
+    CONFIGURED: "configured", SOURCES_OPENED: "sources-opened", RANGE: "range", PAYLOAD: "payload",
+    SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", ACKED: "acked", BUDGET: "budget", SAMPLING: "sampling",
+}  # fmt: skip
+
+
+@cache
+def platform_id() -> int:
+    """Returns a hash of everything on which the last bit of a value may depend: releases, the C library, and the
+    processor features that NumPy and Arrow use."""
+    releases = version("edgewater"), np.__version__, pa.__version__, platform.python_version()
+    machine = platform.machine(), platform.libc_ver(), pa.runtime_info().simd_level, opt_func_info()
+    return int(google_crc32c.value(repr((releases, machine)).encode()))
+
+
+def load_identity(directory: Path, fresh: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Loads the identity of a state directory, which never changes; `fresh` creates that of a new directory.
+
+    Raises:
+        StorageError: the directory cannot be used, or the identity is damaged.
+    """
+    path = directory / "identity.json"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            journal.write_durably(path, json.dumps(fresh()).encode())
+        identity = json.loads(path.read_text())
+        if not isinstance(identity.get("incarnation"), str):
+            raise ValueError("it has no incarnation")
+    except OSError as exc:
+        raise StorageError(f"state_dir {directory} cannot be used: {exc.strerror or exc}") from exc
+    except (ValueError, AttributeError) as exc:
+        raise StorageError(
+            f"{path} is damaged ({exc}). Restore it from a copy, or remove {directory} to start over: records that "
+            "its sources have delivered are then counted again"
+        ) from exc
+    return dict(identity)
+
+
+@contextlib.contextmanager
+def lock_state_dir(directory: Path) -> Iterator[None]:
+    """Locks the state directory, so that two edges never share a journal. Raises StorageError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / "edge.lock").open("a")
+    except OSError as exc:
+        raise StorageError(f"state_dir {directory} cannot be used: {exc.strerror or exc}") from exc
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise StorageError(
+                f"state_dir {directory} is in use by another `edgewater edge run`; give each edge its own"
+            ) from exc
+        yield
+
+
+class DurableCore:
+    """The core, its journal and its checkpoints. Synchronous; one caller at a time, except `sync`.
+
+    Args:
+        directory: the state directory; created if missing.
+        make_core: builds an empty core.
+        reread: reads a range of a replayable source again.
+        incarnation: identity of a new state; an existing state keeps its own.
+
+    Attributes:
+        positions: by source, the position after the last ingested record.
+        drops: numbers of records that were not counted in a query, by reason.
+        function_failures: numbers of failed calls of user-defined functions, by function.
+        damaged_records: number of journal records and checkpoints that recovery skipped.
+        diverged: numbers of the frames that recovery would build with other bodies; they are sent as recorded.
+    """
+
+    def __init__(self, directory: Path, make_core: Callable[[], EdgeCore], reread: Reread, incarnation: str) -> None:
+        self.directory = directory
+        self.positions: dict[str, Position] = {}
+        self.drops: dict[str, int] = {}
+        self.function_failures: dict[str, int] = {}
+        self._logged: set[tuple[str, str]] = set()
+        self.damaged_records = 0
+        self.diverged: list[int] = []
+        self._make_core = make_core
+        self._reread = reread
+        self.incarnation = str(load_identity(directory, lambda: {"incarnation": incarnation})["incarnation"])
+        self.core = make_core()
+        self._number = 0
+        self._segment = self._recover()
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Journals an event and applies it. For batches use `ingest_range` or `ingest_payload`."""
+        if not isinstance(event, PullEvent):
+            self._segment.append(_encode(event))
+            return self._apply(event)
+        effects = self._apply(event)
+        built = next((e for e in effects if isinstance(e, FrameBuilt)), None)
+        self._segment.append(_pull_record(event, built))
+        return effects
+
+    def ingest_range(self, event: Ingested, start: Position | None, end: Position) -> list[Effect]:
+        """Ingests a batch of a replayable source; the journal stores only its positions."""
+        self._segment.append(_range_record(event, start, end))
+        self.positions[event.source] = end
+        return self._apply(event)
+
+    def ingest_payload(self, event: Ingested) -> list[Effect]:
+        """Ingests a batch of a source that is not replayable; the journal stores its records."""
+        self._segment.append(_payload_record(event))
+        return self._apply(event)
+
+    def _apply(self, event: Event) -> list[Effect]:
+        effects = self.core.handle(event)
+        for effect in effects:
+            if isinstance(effect, Dropped):
+                self.drops[effect.reason] = self.drops.get(effect.reason, 0) + effect.count
+            elif isinstance(effect, FunctionFailed):
+                self._count_failures(effect)
+        return effects
+
+    def _count_failures(self, effect: FunctionFailed) -> None:
+        """Counts failed calls. Each reason of a function is logged once, because it may fail in every batch."""
+        name, failed = effect.function, self.function_failures
+        failed[name] = failed.get(name, 0) + effect.calls
+        if (name, effect.reason) not in self._logged:
+            self._logged.add((name, effect.reason))
+            log.error("function %s failed in query %s, its values are null: %s", name, effect.query.name, effect.detail)
+
+    def sync(self) -> None:
+        """Makes everything handled before the call durable. Raises StorageError; may be repeated."""
+        self._segment.sync()
+
+    @property
+    def unsynced_bytes(self) -> int:
+        return self._segment.unsynced_bytes
+
+    @property
+    def journal_bytes(self) -> int:
+        return self._segment.nbytes
+
+    def checkpoint(self) -> None:
+        """Writes a checkpoint and begins a new journal; removes older ones.
+
+        Raises:
+            StorageError: writing failed; the old checkpoint and journal stay in use.
+        """
+        self._segment.sync()
+        counters = {"positions": self.positions, "drops": self.drops, "function_failures": self.function_failures}
+        number = self._number + 1
+        path = self.directory / f"checkpoint-{number}.ckpt"
+        try:
+            journal.write_durably(path, State(counters, {"core": self.core.to_state()}).pack(_CHECKPOINT))
+            segment = self._open(number)
+        except StorageError:
+            # The file may exist all the same. Recovery would restore it and miss later records of the current journal.
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+                journal.sync_directory(self.directory)
+            raise
+        self._segment.close()
+        self._segment, self._number = segment, number
+        for path, old in self._files():
+            if old < number - 1:  # one generation is kept, in case the new checkpoint gets damaged on disk
+                path.unlink(missing_ok=True)
+        journal.sync_directory(self.directory)
+
+    def _open(self, number: int) -> Segment:
+        return Segment(self.directory / f"journal-{number}.log")
+
+    def _files(self) -> list[tuple[Path, int]]:
+        found = []
+        for path in self.directory.iterdir():
+            match = re.fullmatch(r"(?:checkpoint|journal)-(\d+)\.(?:ckpt|log)", path.name)
+            if match:
+                found.append((path, int(match[1])))
+        return sorted(found, key=lambda f: f[1])
+
+    def close(self) -> None:
+        self._segment.close()
+
+    def _recover(self) -> Segment:
+        files = self._files()
+        start = self._restore_checkpoint([n for p, n in files if p.suffix == ".ckpt"])
+        self._number = max([n for _, n in files], default=0)
+        for number in range(start, self._number + 1):
+            self._replay(self._read(self.directory / f"journal-{number}.log"))
+        if self.diverged:
+            log.error(
+                "the journal in %s was written by another release, library or processor, and %d frames, the first of "
+                "them %d, would have other bodies here. They are sent as recorded. Values that have not been sent are "
+                "computed here; if a source's file was also changed, its records may be wrong",
+                self.directory,
+                len(self.diverged),
+                self.diverged[0],
+            )
+        return self._open(self._number)
+
+    def _read(self, path: Path) -> list[Record]:
+        if not path.exists():
+            return []
+        found = journal.scan(path.read_bytes())
+        if found.torn_bytes:
+            log.warning("journal %s: a torn tail of %d bytes is truncated", path, found.torn_bytes)
+            segment = Segment(path)
+            segment.truncate(found.good_bytes)
+            segment.close()
+        if found.damaged:
+            self.damaged_records += len(found.damaged)
+            log.error("journal %s: damaged records at %s are skipped", path, found.damaged)
+        return found.records
+
+    def _restore_checkpoint(self, numbers: list[int]) -> int:
+        """Restores the newest valid checkpoint and returns its number; 0 if there has been none.
+
+        Raises:
+            StorageError: all checkpoints are damaged, and the first journal is gone. Starting over would count the
+                sources' records a second time, so the operator has to decide.
+        """
+        for number in reversed(numbers):
+            data = (self.directory / f"checkpoint-{number}.ckpt").read_bytes()
+            try:
+                checkpoint = State.unpack(data, _CHECKPOINT)
+            except CorruptSynopsis as exc:
+                log.error("checkpoint %d is damaged and skipped: %s", number, exc)
+                self.damaged_records += 1
+                continue
+            counters = checkpoint.numbers
+            self.positions, self.drops = counters["positions"], counters["drops"]
+            self.function_failures = counters["function_failures"]
+            self.core.restore(checkpoint.arrays["core"])
+            return number
+        if numbers and not (self.directory / "journal-0.log").exists():
+            raise StorageError(
+                f"{self.directory}: all checkpoints {numbers} are damaged. Restore the directory from a copy, or "
+                "remove it to start over: records that its sources have delivered are then counted again"
+            )
+        return 0
+
+    def _replay(self, records: list[Record]) -> None:
+        for record in records:
+            if record.kind == PULL:
+                self._replay_pull(*_read_pull(record))
+                continue
+            event = self._decode(record)
+            if event is not None:
+                self._apply(event)
+
+    def _replay_pull(self, event: PullReplayed, written_on: int) -> None:
+        if event.built is not None and event.built.frame.seq != self.core.next_seq:
+            raise StorageError(
+                f"{self.directory}: the journal has frame {event.built.frame.seq} where {self.core.next_seq} is "
+                "expected: a damaged record was skipped. Restore the directory from a copy, or remove it to start "
+                "over: records that its sources have delivered are then counted again"
+            )
+        for effect in self._apply(event):
+            if isinstance(effect, FrameDiverged):
+                if written_on == platform_id():
+                    raise StorageError(
+                        f"{self.directory}: replaying the journal gave another frame than the recorded one "
+                        f"({effect.seq}); a source's file or a user-defined function was changed"
+                    )
+                self.diverged.append(effect.seq)
+
+    def _decode(self, record: Record) -> Event | None:
+        if record.kind == RANGE:
+            head = json.loads(record.payload)
+            batch = self._reread(head["source"], head["start"], head["end"])
+            self.positions[head["source"]] = head["end"]
+            return Ingested(head["stream"], head["source"], batch, head["arrival_ms"])
+        if record.kind == PAYLOAD:
+            return _payload_event(record.payload)
+        try:
+            return _decode_plain(record.kind, json.loads(record.payload))
+        except KeyError:
+            log.error("journal record of kind %d is unknown to this release", record.kind)
+            self.damaged_records += 1
+            return None
+
+
+def _json(kind: int, document: Mapping[str, Any]) -> Record:
+    return Record(kind, json.dumps(document, separators=(",", ":")).encode())
+
+
+def _encode(event: Event) -> Record:
+    match event:
+        case Configured(queries):
+            return _json(CONFIGURED, {"queries": [[r.name, r.version, s.to_mapping()] for r, s in queries]})
+        case SourcesOpened(sources):
+            return _json(SOURCES_OPENED, {"sources": sources})
+        case SourceEnded(stream, source):
+            return _json(SOURCE_ENDED, {"stream": stream, "source": source})
+        case TickEvent(now_ms, unread):
+            return _json(TICK, {"now_ms": now_ms, "unread": unread})
+        case Acked(through):
+            return _json(ACKED, {"through": through})
+        case BudgetSet(ref, shares, version, from_ms):
+            budget = {"shares": dict(shares), "version": version, "from_ms": from_ms}
+            return _json(BUDGET, {"query": [ref.name, ref.version], **budget})
+        case SamplingSet(ref, rate, offset, reason):
+            sampling = {"rate": rate, "clock_offset_ms": offset, "reason": int(reason)}
+            return _json(SAMPLING, {"query": [ref.name, ref.version], **sampling})
+        case PullEvent() | PullReplayed():
+            raise TypeError("a pull is journaled with the frame that it built")
+        case Ingested():
+            raise TypeError("a batch is journaled by ingest_range or ingest_payload")
+
+
+def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
+    readers: dict[int, Callable[[], Event]] = {
+        CONFIGURED: lambda: Configured(
+            tuple((QueryRef(n, v), QuerySpec.from_mapping(spec)) for n, v, spec in fields["queries"])
+        ),
+        SOURCES_OPENED: lambda: SourcesOpened(tuple((s, n) for s, n in fields["sources"])),
+        SOURCE_ENDED: lambda: SourceEnded(fields["stream"], fields["source"]),
+        TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"])),
+        ACKED: lambda: Acked(fields["through"]),
+        BUDGET: lambda: BudgetSet(QueryRef(*fields["query"]), fields["shares"], fields["version"], fields["from_ms"]),
+        SAMPLING: lambda: SamplingSet(
+            QueryRef(*fields["query"]),
+            fields["rate"],
+            fields["clock_offset_ms"],
+            SamplingReason.from_number(fields["reason"]),
+        ),
+    }
+    return readers[kind]()
+
+
+def _range_record(event: Ingested, start: Position | None, end: Position) -> Record:
+    head = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
+    return _json(RANGE, {**head, "start": start, "end": end})
+
+
+def _payload_record(event: Ingested) -> Record:
+    head = json.dumps({"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}).encode()
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, event.batch.schema, options=options) as writer:
+        writer.write_batch(event.batch)
+    return Record(PAYLOAD, len(head).to_bytes(4, "little") + head + sink.getvalue().to_pybytes())
+
+
+def _payload_event(payload: bytes) -> Ingested:
+    length = int.from_bytes(payload[:4], "little")
+    head = json.loads(payload[4 : 4 + length])
+    with pa.ipc.open_stream(pa.py_buffer(payload[4 + length :])) as reader:
+        batch = reader.read_next_batch()
+    return Ingested(head["stream"], head["source"], batch, head["arrival_ms"])
+
+
+def _pull_record(pull: PullEvent, built: FrameBuilt | None) -> Record:
+    """Encodes a pull: a line of JSON, followed by the frame in its wire format if one was built."""
+    link = {"bandwidth_bytes_s": pull.bandwidth_bytes_s, "path_delay_ms": pull.path_delay_ms, "unread": pull.unread}
+    head = {"capacity": pull.capacity_bytes, "drain_windows": dict(pull.drain_windows), **link}
+    if built is None:
+        return _json(PULL, head)
+    record = _json(PULL, {**head, "closed": built.closed, "platform": platform_id()})
+    return Record(PULL, record.payload + b"\n" + built.frame.to_wire().SerializeToString())
+
+
+def _read_pull(record: Record) -> tuple[PullReplayed, int]:
+    """Returns the pull, and the `platform_id` with which its frame was built."""
+    text, _, frame = record.payload.partition(b"\n")
+    fields = json.loads(text)
+    drain_windows = {s: (now_ms, drained_ms) for s, (now_ms, drained_ms) in fields["drain_windows"].items()}
+    link = fields["bandwidth_bytes_s"], fields["path_delay_ms"], tuple(fields["unread"])
+    pull = PullEvent(fields["capacity"], drain_windows, *link)
+    if not frame:
+        return PullReplayed(pull, None), 0
+    built = FrameBuilt(Frame.from_wire(pb.Frame.FromString(frame)), tuple(fields["closed"]))
+    return PullReplayed(pull, built), fields["platform"]

@@ -1,0 +1,71 @@
+"""The agent's operational endpoints: `/metrics`, `/livez`, `/readyz`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from edge.durability import DurableCore
+
+
+class EdgeCollector:
+    """Prometheus collector that reads the core's own counters at each scrape.
+
+    Args:
+        gauges: returns additional gauges, name -> (help text, value), read at each scrape.
+        rejected: records rejected by the decoders, by (stream, reason).
+    """
+
+    def __init__(
+        self,
+        durable: DurableCore,
+        gauges: Callable[[], dict[str, tuple[str, float]]],
+        rejected: dict[tuple[str, str], int],
+    ) -> None:
+        self._durable, self._gauges, self._rejected = durable, gauges, rejected
+
+    def collect(self) -> Iterable[Metric]:
+        core = self._durable.core
+        records = CounterMetricFamily("edgewater_edge_records", "Records read, by stream.", labels=["stream"])
+        watermark = GaugeMetricFamily(
+            "edgewater_edge_watermark_seconds", "Watermark of the stream, event time.", labels=["stream"]
+        )
+        for name, stream in core.streams.items():
+            records.add_metric([name], stream.records)
+            watermark.add_metric([name], stream.watermark_ms / 1000)
+        yield records
+        yield watermark
+        dropped = CounterMetricFamily(
+            "edgewater_edge_dropped_records", "Records not counted in a query, by reason.", labels=["reason"]
+        )
+        for reason, count in self._durable.drops.items():
+            dropped.add_metric([reason], count)
+        yield dropped
+        failed = CounterMetricFamily(
+            "edgewater_edge_function_failures",
+            "Failed calls of user-defined functions in queries; their value is null.",
+            labels=["function"],
+        )
+        for name, calls in self._durable.function_failures.items():
+            failed.add_metric([name], calls)
+        yield failed
+        rejected = CounterMetricFamily(
+            "edgewater_edge_rejected_records", "Records that could not be decoded.", labels=["stream", "reason"]
+        )
+        for (stream_name, reason), count in self._rejected.items():
+            rejected.add_metric([stream_name, reason], count)
+        yield rejected
+        yield CounterMetricFamily("edgewater_edge_frames", "Frames built.", core.next_seq - 1)
+        yield CounterMetricFamily(
+            "edgewater_edge_journal_damaged_records",
+            "Damaged journal records that were skipped.",
+            self._durable.damaged_records,
+        )
+        yield CounterMetricFamily(
+            "edgewater_edge_replay_diverged_frames",
+            "Frames that recovery, on another platform, would have built with other bodies.",
+            len(self._durable.diverged),
+        )
+        for name, (text, value) in self._gauges().items():
+            yield GaugeMetricFamily(f"edgewater_edge_{name}", text, value)

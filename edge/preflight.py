@@ -1,0 +1,240 @@
+"""The logic of ``edgewater edge check``: validates a configuration against existing data.
+
+It reads the beginning of each source's files with the agent's own decoders and reports which records
+were accepted, which were rejected and why, and likely mistakes in the configuration: a column that is
+always empty, a disorder bound that is too small. It changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from edge.config import EdgeConfig, FileConfig, SourceConfig, StreamConfig
+from edge.records import Rejection, Rejections
+from edge.sources import file_opener
+from edge.sources.files import Piece, matching_files
+from edgewater.errors import InvalidInput
+from edgewater.quantities import format_duration
+from edgewater.streams import TIME_COLUMN
+
+MAX_FILES = 3
+MAX_RECORDS_PER_FILE = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """The findings in the beginning of one source.
+
+    Attributes:
+        files: number of matching files; at most `MAX_FILES` of them are read.
+        records: number of valid records read.
+        nbytes: bytes of input read, decompressed.
+        first_ms, last_ms: least and greatest event time; None if there was no valid record.
+        disorder_ms: the largest lag of a record behind the newest one before it.
+        rejected: rejected records, by reason.
+        problems: faults that stop the source or lose records.
+        advice: likely mistakes that do not stop the source.
+    """
+
+    source: str
+    files: int = 0
+    records: int = 0
+    nbytes: int = 0
+    first_ms: int | None = None
+    last_ms: int | None = None
+    disorder_ms: int = 0
+    rejected: tuple[Rejection, ...] = ()
+    problems: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "source": self.source,
+            "files": self.files,
+            "records": self.records,
+            "bytes": self.nbytes,
+            "first_event_time": _iso(self.first_ms),
+            "last_event_time": _iso(self.last_ms),
+            "disorder_ms": self.disorder_ms,
+            "rejected": [rejection.to_json() for rejection in self.rejected],
+            "problems": list(self.problems),
+            "advice": list(self.advice),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    stream: str
+    sources: tuple[SourceReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The outcome of a check.
+
+    Attributes:
+        problems: faults that concern the whole edge.
+    """
+
+    edge: str
+    streams: tuple[StreamReport, ...]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no problem. Single invalid records are no problem: they are rejected and counted."""
+        return not self.problems and not any(s.problems for stream in self.streams for s in stream.sources)
+
+    def to_json(self) -> dict[str, object]:
+        streams = {s.stream: [source.to_json() for source in s.sources] for s in self.streams}
+        return {"edge": self.edge, "ok": self.ok, "problems": list(self.problems), "streams": streams}
+
+    def to_text(self) -> str:
+        """Returns the report as text, one finding per line."""
+        lines = [f"edge {self.edge}", *(f"  problem: {problem}" for problem in self.problems)]
+        for stream in self.streams:
+            lines.append(f"stream {stream.stream}")
+            for source in stream.sources:
+                lines += _source_lines(source)
+        lines.append("ok" if self.ok else "not ok: see the problems above")
+        return "\n".join(lines)
+
+
+def _source_lines(source: SourceReport) -> Iterator[str]:
+    yield f"  {source.source}"
+    if source.files:
+        span = f", event time {_iso(source.first_ms)} to {_iso(source.last_ms)}" if source.records else ""
+        yield f"    {source.files} file(s); read {source.records} valid records in {source.nbytes} bytes{span}"
+        if source.disorder_ms:
+            yield f"    records arrive up to {format_duration(source.disorder_ms)} behind the newest"
+    for rejection in source.rejected:
+        yield f"    rejected, {rejection.reason}: {rejection.count} record(s); {rejection.message}"
+        yield f"      example: {rejection.example}"
+    yield from (f"    problem: {problem}" for problem in source.problems)
+    yield from (f"    advice: {advice}" for advice in source.advice)
+
+
+def check(config: EdgeConfig, now_ms: Callable[[], int]) -> CheckReport:
+    """Checks a configuration against the files that it names. Reads files; writes nothing, opens no connection."""
+    streams = []
+    for name, stream in config.streams.items():
+        reports = tuple(_check_source(stream, source, now_ms()) for source in stream.sources)
+        streams.append(StreamReport(name, reports))
+    return CheckReport(config.edge, tuple(streams), tuple(_edge_problems(config)))
+
+
+def _edge_problems(config: EdgeConfig) -> Iterator[str]:
+    state = Path(config.state_dir)
+    existing = next(path for path in (state, *state.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        yield f"state_dir: {config.state_dir}: {existing} is not a writable directory"
+    tls = config.center.tls
+    for key in ("ca", "cert", "key") if tls is not None else ():
+        path = getattr(tls, key)
+        if path is not None and not os.access(path, os.R_OK):
+            yield f"center.tls.{key}: {path} is not a readable file"
+
+
+def _check_source(stream: StreamConfig, source: SourceConfig, now_ms: int) -> SourceReport:
+    if source.file is not None:
+        return _check_files(stream, source.file, now_ms)
+    return SourceReport("stdin" if source.stdin is not None else "http")
+
+
+@dataclass(slots=True)
+class _Findings:
+    records: int = 0
+    nbytes: int = 0
+    first_ms: int | None = None
+    last_ms: int | None = None
+    newest_ms: int | None = None
+    disorder_ms: int = 0
+    rejections: Rejections = field(default_factory=Rejections)
+    problems: list[str] = field(default_factory=list)
+    empty_columns: set[str] = field(default_factory=set)
+
+    def add(self, piece: Piece) -> None:
+        batch = piece.decoded.batch
+        self.nbytes += piece.nbytes
+        self.rejections.extend(piece.decoded.rejected)
+        if not batch.num_rows:
+            return
+        if self.records == 0:
+            self.empty_columns = set(batch.schema.names)
+        self.records += batch.num_rows
+        self.empty_columns -= {n for n in batch.schema.names if batch.column(n).null_count < batch.num_rows}
+        self._add_times(batch)
+
+    def _add_times(self, batch: pa.RecordBatch) -> None:
+        times = batch.column(TIME_COLUMN).to_numpy()
+        least, greatest = int(times.min()), int(times.max())
+        self.first_ms = least if self.first_ms is None else min(self.first_ms, least)
+        self.last_ms = greatest if self.last_ms is None else max(self.last_ms, greatest)
+        newest = np.maximum.accumulate(np.maximum(times, least if self.newest_ms is None else self.newest_ms))
+        self.disorder_ms = max(self.disorder_ms, int((newest - times).max()))
+        self.newest_ms = int(newest[-1])
+
+
+def _check_files(stream: StreamConfig, file: FileConfig, now_ms: int) -> SourceReport:
+    name = f"file {file.path} ({file.format})"
+    paths = matching_files(file.path)
+    if not paths and not file.follow:
+        return SourceReport(name, problems=("no file matches the path; expected one, or follow: true",))
+    findings = _Findings()
+    for path in paths[:MAX_FILES]:
+        try:
+            _read_beginning(path, file, stream, findings, now_ms)
+        except (InvalidInput, OSError) as exc:
+            findings.problems.append(str(exc))
+    if findings.records == 0 and findings.rejections.count and not findings.problems:
+        findings.problems.append("every record that was read is rejected")
+    return SourceReport(
+        name,
+        files=len(paths),
+        records=findings.records,
+        nbytes=findings.nbytes,
+        first_ms=findings.first_ms,
+        last_ms=findings.last_ms,
+        disorder_ms=findings.disorder_ms,
+        rejected=findings.rejections.as_tuple(),
+        problems=tuple(findings.problems),
+        advice=tuple(_advice(stream, findings)),
+    )
+
+
+def _read_beginning(path: str, file: FileConfig, stream: StreamConfig, findings: _Findings, now_ms: int) -> None:
+    reader = file_opener(file, stream.record_schema)(path, None)
+    findings.newest_ms = None  # disorder is measured within a file: files are read in name order
+    read = 0
+    try:
+        while read < MAX_RECORDS_PER_FILE and (piece := reader.next(True, now_ms)) is not None:
+            findings.add(piece)
+            read += piece.decoded.batch.num_rows + 1
+    finally:
+        reader.close()
+
+
+def _advice(stream: StreamConfig, findings: _Findings) -> Iterator[str]:
+    if findings.disorder_ms > stream.disorder_ms:
+        seen, allowed = format_duration(findings.disorder_ms), format_duration(stream.disorder_ms)
+        yield f"disorder is {allowed} but records arrive up to {seen} behind the newest; those may count as late"
+    for column in sorted(findings.empty_columns):
+        yield f"column {column} is null in every record that was read; check its name"
+    replay = stream.replay
+    if replay is not None and replay.start is not None and findings.first_ms is not None:
+        if findings.first_ms < replay.start:
+            yield f"records begin at {_iso(findings.first_ms)}, before replay.start: those are released immediately"
+        elif findings.last_ms is not None and findings.first_ms > replay.start and replay.speed != "max":
+            wait_ms = round((findings.first_ms - replay.start) / float(replay.speed))
+            if wait_ms > 60_000:
+                yield f"the first record is released {format_duration(wait_ms)} after the replay's start"
+
+
+def _iso(millis: int | None) -> str | None:
+    return None if millis is None else f"{np.datetime64(millis, 'ms')}Z"

@@ -1,0 +1,198 @@
+"""The interface between sources and the agent: chunks of decoded records with their positions.
+
+A replayable source gives each chunk a start and an end position. The journal stores only the
+positions; `Source.reread` returns the identical batch. So a position contains everything that the
+content of a batch depends on, including the arrival time, against which event times are validated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+Position = dict[str, Any]
+"""A place in a source: serialisable as JSON, opaque to everything but the source that made it."""
+
+MAX_EXAMPLE_CHARACTERS = 200
+MAX_CHUNK_ROWS = 65_536
+BLOCK_BYTES = 1 << 22
+SHORT_READ_BYTES = 1 << 16
+"""A read shorter than this has reached the end of input that is still being written: the capacity of a pipe."""
+COALESCE_S = 0.02
+"""How long a source waits between consecutive short reads, so that their input is decoded together. Without the wait
+every line would become a batch, and a source that keeps up easily would never be idle."""
+
+
+class RejectionReason(StrEnum):
+    """Why records were rejected."""
+
+    MALFORMED = "malformed"
+    WRONG_TYPE = "wrong-type"
+    TIME_MISSING = "time-missing"
+    TIME_UNPARSEABLE = "time-unparseable"
+    TIME_OUT_OF_RANGE = "time-out-of-range"
+    TOO_LONG = "too-long"
+    # The rest are about whole files: the number of lost records is unknown, so each counts as 1.
+    TRUNCATED = "truncated"
+    CORRUPT = "corrupt"
+    FILE_TRUNCATED = "file-truncated"
+    FILE_GONE = "file-gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Records rejected for one reason.
+
+    Attributes:
+        reason: a `RejectionReason`; the stable label under which metrics count.
+        count: number of records.
+        example: the first of them, or the invalid value, cut to `MAX_EXAMPLE_CHARACTERS`.
+        message: what was wrong with the first one, and what is accepted.
+    """
+
+    reason: str
+    count: int
+    example: str
+    message: str
+
+    def to_json(self) -> dict[str, object]:
+        return {"reason": self.reason, "count": self.count, "example": self.example, "message": self.message}
+
+
+class Rejections:
+    """Accumulates rejections: one entry per reason, with the first example."""
+
+    def __init__(self, initial: Iterable[Rejection] = ()) -> None:
+        self._by_reason: dict[str, Rejection] = {}
+        self.extend(initial)
+
+    def add(self, reason: RejectionReason, example: str | bytes, message: str, count: int = 1) -> None:
+        if count:
+            self.extend([Rejection(str(reason), count, truncate_example(example), message)])
+
+    def extend(self, rejections: Iterable[Rejection]) -> None:
+        for new in rejections:
+            known = self._by_reason.get(new.reason)
+            self._by_reason[new.reason] = new if known is None else replace(known, count=known.count + new.count)
+
+    def as_tuple(self) -> tuple[Rejection, ...]:
+        return tuple(self._by_reason.values())
+
+    @property
+    def count(self) -> int:
+        return sum(r.count for r in self._by_reason.values())
+
+
+def truncate_example(example: str | bytes) -> str:
+    """Returns the example as one line of at most `MAX_EXAMPLE_CHARACTERS` characters, safe to log."""
+    head = example[: 4 * MAX_EXAMPLE_CHARACTERS]
+    text = head.decode("utf-8", "backslashreplace") if isinstance(head, bytes) else head
+    text = text.rstrip("\r\n")
+    return text if len(text) <= MAX_EXAMPLE_CHARACTERS else text[: MAX_EXAMPLE_CHARACTERS - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The decoded records of one block.
+
+    Attributes:
+        batch: the stream's columns in their declared types, then int64 `event_time_ms` without nulls.
+        rejected: the records that could not be decoded, by reason.
+    """
+
+    batch: pa.RecordBatch
+    rejected: tuple[Rejection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A batch of records that a source passes to the core.
+
+    Attributes:
+        source: name of the source.
+        batch: as `Decoded.batch`; has no rows if there are only rejections.
+        start: position before the first record; None for a source that is not replayable.
+        end: position after the last record, from which reading resumes after a restart; None as for `start`.
+        rejected: the records of this input that were rejected, by reason.
+        nbytes: bytes of input, decompressed.
+    """
+
+    source: str
+    batch: pa.RecordBatch
+    start: Position | None
+    end: Position | None
+    rejected: tuple[Rejection, ...]
+    nbytes: int
+
+    def split(self, rows: int) -> tuple[Chunk, Chunk]:
+        """Returns the first `rows` records and the rest as two chunks, each with its own positions.
+
+        Args:
+            rows: greater than 0 and less than the number of rows.
+        """
+        total = self.batch.num_rows
+        assert 0 < rows < total, f"{rows} of {total} rows"
+        middle = None
+        if self.start is not None and self.end is not None:
+            middle = position_inside(self.start, self.end, rows)
+        nbytes = self.nbytes * rows // total
+        head = replace(self, batch=self.batch.slice(0, rows), end=middle, nbytes=nbytes)
+        tail = replace(
+            self, batch=self.batch.slice(rows), start=middle, rejected=(), nbytes=self.nbytes - nbytes
+        )  # fmt: skip
+        return head, tail
+
+
+def position_inside(start: Position, end: Position, rows: int) -> Position:
+    """Returns the position `rows` records after `start`, inside the block that contains `start` and `end`.
+
+    A position inside a block means: the first `row` valid records of the `block` units at `offset` have been read.
+    """
+    if end.get("row"):
+        return {**end, "row": start.get("row", 0) + rows}
+    block = end["offset"] - start["offset"]
+    return {**end, "offset": start["offset"], "block": block, "row": start.get("row", 0) + rows}
+
+
+def split_rows(chunk: Chunk, rows: int = MAX_CHUNK_ROWS) -> list[Chunk]:
+    """Splits a chunk into chunks of at most `rows` records."""
+    pieces = []
+    while chunk.batch.num_rows > rows:
+        head, chunk = chunk.split(rows)
+        pieces.append(head)
+    return [*pieces, chunk]
+
+
+class Source(Protocol):
+    """An input of a stream."""
+
+    @property
+    def name(self) -> str:
+        """Unique in the agent and stable across restarts: positions are stored under it."""
+
+    @property
+    def stream(self) -> str: ...
+
+    @property
+    def replayable(self) -> bool:
+        """Whether chunks have positions and `reread` is supported."""
+
+    def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
+        """Yields all records from the position on (None: from the beginning), in order.
+
+        Ends when the source ends; a followed source never ends.
+
+        Raises:
+            InvalidRecord: a whole file does not match the stream, for example because a column is missing.
+        """
+
+    def reread(self, start: Position | None, end: Position) -> Chunk:
+        """Returns the identical chunk that was read between two positions. Blocking.
+
+        Raises:
+            StorageError: the data no longer exists, or the source is not replayable.
+        """

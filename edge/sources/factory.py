@@ -1,0 +1,98 @@
+"""Builds the sources of a configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from edge.codecs import RecordSchema, TextFormat, codec_of
+from edge.config import CsvConfig, EdgeConfig, FileConfig, SourceConfig
+from edge.records import Source
+from edge.sources.files import FileSource, OpenReader, parquet_opener, text_opener
+from edge.sources.http import HttpSource, http_source_name
+from edge.sources.pacing import PacedSource
+from edge.sources.stdin import StdinSource
+from edge.utilization import ActivityMarker, no_marker
+from edgewater.streams import StreamClock
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+def build_sources(
+    config: EdgeConfig,
+    clocks: Mapping[str, StreamClock | None],
+    *,
+    now_ms: Callable[[], int],
+    sleep: Sleep = asyncio.sleep,
+    idle: ActivityMarker = no_marker,
+) -> list[Source]:
+    """Builds all sources of all streams; reads nothing yet.
+
+    Args:
+        clocks: per stream, the result of `replay_clock` at the stream's first start; used only for replays.
+        now_ms: the wall clock.
+        sleep: waits for the replay clock, and between polls of followed files.
+        idle: marks when a source waits for input.
+    """
+    sources: list[Source] = []
+    for name, stream in config.streams.items():
+        clock = clocks.get(name) if stream.replay is not None else None
+        for config_source in stream.sources:
+            source = build_source(name, config_source, stream.record_schema, now_ms=now_ms, sleep=sleep, idle=idle)
+            if clock is None or isinstance(source, HttpSource):
+                sources.append(source)
+            else:
+                paced_sleep = _idle_sleep(sleep, source.name, idle)
+                sources.append(PacedSource(source, clock, now_ms=now_ms, sleep=paced_sleep))
+    return sources
+
+
+def build_source(
+    stream: str,
+    config: SourceConfig,
+    schema: RecordSchema,
+    *,
+    now_ms: Callable[[], int],
+    sleep: Sleep,
+    idle: ActivityMarker = no_marker,
+) -> FileSource | StdinSource | HttpSource:
+    """Builds one source, without pacing.
+
+    Its name consists of its stream, kind and path, so that it stays the same when sources are reordered.
+    """
+    if config.file is not None:
+        file = config.file
+        name = f"{stream}:file:{file.path}"
+        opener = file_opener(file, schema)
+        return FileSource(
+            name, stream, file.path, schema, opener, now_ms=now_ms, follow=file.follow,
+            sleep=_idle_sleep(sleep, name, idle),
+            requires_complete=lambda path: file.format == "parquet" or codec_of(path, file.compression) is not None,
+        )  # fmt: skip
+    if config.stdin is not None:
+        text = text_format(config.stdin.format, config.stdin.csv, schema)
+        return StdinSource(f"{stream}:stdin", stream, text, now_ms=now_ms, sleep=sleep, idle=idle)
+    return HttpSource(http_source_name(stream), stream, schema, idle)
+
+
+def _idle_sleep(sleep: Sleep, source: str, idle: ActivityMarker) -> Sleep:
+    """Returns `sleep` with the source marked as idle meanwhile."""
+
+    async def idle_sleep(seconds: float) -> None:
+        with idle(source):
+            await sleep(seconds)
+
+    return idle_sleep
+
+
+def file_opener(file: FileConfig, schema: RecordSchema) -> OpenReader:
+    """Returns the function that opens the files of a source."""
+    if file.format == "parquet":
+        return parquet_opener(schema)
+    return text_opener(text_format(file.format, file.csv, schema), file.compression)
+
+
+def text_format(name: str, csv: CsvConfig, schema: RecordSchema) -> TextFormat:
+    """Builds the text format from its configuration."""
+    header = tuple(csv.header) if csv.header is not None else None
+    return TextFormat("csv" if name == "csv" else "ndjson", schema, csv.dialect, header if name == "csv" else None)

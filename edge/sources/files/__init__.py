@@ -1,0 +1,21 @@
+"""Reads files, once or by following them through rotation, with positions from which every batch can be reread.
+
+Called by `edge.sources.factory` and `edge.preflight`. Knows no configuration and keeps no state on disk: the positions
+in its chunks are the whole state.
+"""
+
+from edge.sources.files.fingerprint import matching_files
+from edge.sources.files.position import FilePosition
+from edge.sources.files.reader import FileReader, OpenReader, Piece
+from edge.sources.files.source import FileSource, parquet_opener, text_opener
+
+__all__ = [
+    "FilePosition",
+    "FileReader",
+    "FileSource",
+    "OpenReader",
+    "Piece",
+    "matching_files",
+    "parquet_opener",
+    "text_opener",
+]

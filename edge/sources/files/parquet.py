@@ -1,0 +1,129 @@
+"""Parquet files: row groups in order, read in batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+
+from edge.codecs import HEAD_BYTES, RecordSchema, check_schema, convert, needed_columns
+from edge.records import MAX_CHUNK_ROWS, Decoded, Rejection, RejectionReason
+from edge.sources.files.position import FilePosition
+from edge.sources.files.reader import Piece, note_piece
+from edgewater.errors import StorageError
+
+
+class ParquetReader:
+    """A `FileReader` for Parquet. Positions count rows, valid and invalid, from the beginning of the file."""
+
+    def __init__(self, path: str, schema: RecordSchema, position: FilePosition | None) -> None:
+        self._schema = schema
+        self._file: Any = pa.OSFile(path)
+        if position is None:
+            head = os.pread(self._file.fileno(), HEAD_BYTES, 0)
+            inode = os.fstat(self._file.fileno()).st_ino
+            position = FilePosition(path, inode, (len(head), google_crc32c.value(head)))
+        self.position = replace(position, file=path, note=None, others=())
+        self._parquet: Any = None
+        self._rows: Iterator[pa.RecordBatch] = iter(())
+        self._rows_at = -1
+        self._last_reread: tuple[tuple[int, int, int], Decoded] | None = None
+
+    def _open(self) -> Any:
+        """Returns the open file. Raises pa.ArrowInvalid: it is incomplete; InvalidRecord: its schema does not match."""
+        if self._parquet is None:
+            import pyarrow.parquet  # large; imported only by edges that read Parquet
+
+            parquet = pyarrow.parquet.ParquetFile(self._file)
+            check_schema(parquet.schema_arrow, self._schema, self.position.file)
+            self._parquet = parquet
+        return self._parquet
+
+    def next(self, final: bool, arrival_ms: int) -> Piece | None:
+        start = self.position
+        if start.ended:
+            return None
+        try:
+            batch = self._batch_at(start.offset)
+        except (pa.ArrowInvalid, OSError) as exc:
+            return self._report_damage(str(exc))
+        if batch is None:
+            return None
+        if start.row:
+            arrival_ms = start.arrival_ms
+        decoded = convert(batch, self._schema, arrival_ms)
+        if start.row:
+            decoded = Decoded(decoded.batch.slice(start.row))
+        self.position = start.after_block(batch.num_rows, arrival_ms)
+        return Piece(start, self.position, decoded, batch.nbytes)
+
+    def _batch_at(self, row: int) -> pa.RecordBatch | None:
+        """Returns the rows from `row` to the next boundary: the end of the row group, or `MAX_CHUNK_ROWS` within it."""
+        metadata = self._open().metadata
+        if row >= metadata.num_rows:
+            return None
+        if row != self._rows_at:
+            self._rows, self._rows_at = self._from_row_group(row)
+        while True:
+            batch = next(self._rows)
+            self._rows_at += batch.num_rows
+            if self._rows_at > row:
+                return batch.slice(row - (self._rows_at - batch.num_rows))
+
+    def _from_row_group(self, row: int) -> tuple[Iterator[pa.RecordBatch], int]:
+        metadata = self._parquet.metadata
+        begin, group = 0, 0
+        while begin + metadata.row_group(group).num_rows <= row:
+            begin += metadata.row_group(group).num_rows
+            group += 1
+        return self._iterate(group), begin
+
+    def _iterate(self, first_group: int) -> Iterator[pa.RecordBatch]:
+        for group in range(first_group, self._parquet.metadata.num_row_groups):
+            yield from self._parquet.iter_batches(
+                MAX_CHUNK_ROWS, row_groups=[group], columns=needed_columns(self._schema), use_threads=False
+            )
+
+    def reread(self, start: FilePosition | None, end: FilePosition) -> Piece:
+        begin = start or replace(end, offset=0, row=0, block=0, note=None, ended=False)
+        if end.note is not None:
+            return Piece(begin, end, Decoded(self._schema.empty(), (end.note,)), 0)
+        offset = end.offset if end.row else begin.offset
+        length = end.block if end.row else end.offset - begin.offset
+        decoded = self._reread_block(offset, length, end)
+        batch = decoded.batch[begin.row : end.row or None]
+        return Piece(begin, end, Decoded(batch, () if begin.row else decoded.rejected), batch.nbytes)
+
+    def _reread_block(self, offset: int, length: int, context: FilePosition) -> Decoded:
+        """Returns the rows at `offset`. The last block is cached: a paced replay leaves many positions inside it."""
+        key = (offset, length, context.arrival_ms)
+        if self._last_reread is None or self._last_reread[0] != key:
+            try:
+                batch = self._batch_at(offset)
+            except (pa.ArrowInvalid, OSError) as exc:
+                raise StorageError(f"{context.file}: rows from {offset} on cannot be read again: {exc}") from exc
+            if batch is None or batch.num_rows < length:
+                raise StorageError(f"{context.file}: rows {offset} to {offset + length}, read before, are gone")
+            self._last_reread = key, convert(batch.slice(0, length), self._schema, context.arrival_ms)
+        return self._last_reread[1]
+
+    def _report_damage(self, error: str) -> Piece:
+        note = Rejection(
+            RejectionReason.CORRUPT,
+            1,
+            f"{self.position.file}: row {self.position.offset}",
+            f"not a complete Parquet file ({error}); the rows before are counted, the others cannot be read",
+        )
+        piece = note_piece(self.position, note, self._schema, ended=True)
+        self.position = piece.end
+        return piece
+
+    def has_shrunk(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._file.close()

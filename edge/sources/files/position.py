@@ -1,0 +1,90 @@
+"""A position in a file, as the journal stores it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edge.records import Position, Rejection
+from edgewater.errors import StorageError
+
+
+@dataclass(frozen=True, slots=True)
+class FilePosition:
+    """The position after the first `row` valid records of the `block` units at `offset` of a file.
+
+    Units are bytes of decompressed text, or rows of a Parquet file. Between blocks `row` and
+    `block` are 0.
+
+    Attributes:
+        inode: identifies the file, also after it has been renamed.
+        head: (n, CRC32C of the file's first n bytes): distinguishes files after an inode was reused.
+        arrival_ms: when the block at or before this position was read; its event times are validated
+            against it.
+        header: column names, for CSV.
+        ended: nothing more will be read from the file, whatever it contains (such as a damaged file).
+        note: a rejection of the file as a whole that was reported between the previous position and this one.
+        others: the positions of the other files that are followed at the same time.
+    """
+
+    file: str
+    inode: int
+    head: tuple[int, int] = (0, 0)
+    offset: int = 0
+    block: int = 0
+    row: int = 0
+    arrival_ms: int = 0
+    header: tuple[str, ...] | None = None
+    ended: bool = False
+    note: Rejection | None = None
+    others: tuple[FilePosition, ...] = ()
+
+    def after_block(self, length: int, arrival_ms: int) -> FilePosition:
+        """Returns the position after the block of `length` units at `offset`."""
+        return replace(self, offset=self.offset + length, block=0, row=0, arrival_ms=arrival_ms, note=None)
+
+    def to_json(self) -> Position:
+        """Returns the position as JSON, without default values: it is written with every chunk."""
+        result: Position = {
+            "file": self.file,
+            "inode": self.inode,
+            "head": list(self.head),
+            "offset": self.offset,
+            "arrival": self.arrival_ms,
+        }
+        if self.row:
+            result |= {"row": self.row, "block": self.block}
+        if self.header is not None:
+            result["header"] = list(self.header)
+        if self.ended:
+            result["ended"] = True
+        if self.note is not None:
+            result["note"] = self.note.to_json()
+        if self.others:
+            result["others"] = [other.to_json() for other in self.others]
+        return result
+
+    @classmethod
+    def from_json(cls, document: Position) -> FilePosition:
+        """Reads the result of `to_json`. Raises StorageError for anything else."""
+        try:
+            return cls._read(document)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise StorageError(f"not a position in a file: {document!r}") from exc
+
+    @classmethod
+    def _read(cls, document: dict[str, Any]) -> FilePosition:
+        head, header, note = document["head"], document.get("header"), document.get("note")
+        return cls(
+            file=str(document["file"]),
+            inode=int(document["inode"]),
+            head=(int(head[0]), int(head[1])),
+            offset=int(document["offset"]),
+            block=int(document.get("block", 0)),
+            row=int(document.get("row", 0)),
+            arrival_ms=int(document["arrival"]),
+            header=tuple(header) if header is not None else None,
+            ended=bool(document.get("ended", False)),
+            note=Rejection(**note) if note is not None else None,
+            others=tuple(cls._read(other) for other in document.get("others", ())),
+        )

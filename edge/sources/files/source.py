@@ -1,0 +1,169 @@
+"""The file source: files that match a pattern, read once in name order, or followed forever.
+
+Reading and decoding run in a thread, one piece at a time. The next piece is read when the consumer
+requests it, so a slow consumer slows the source and at most one piece is in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from edge.codecs import RecordSchema, TextFormat, codec_of
+from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, Position, split_rows
+from edge.sources.files.fingerprint import locate, matching_files
+from edge.sources.files.follower import FollowedFiles, requires_complete_by_name
+from edge.sources.files.parquet import ParquetReader
+from edge.sources.files.position import FilePosition
+from edge.sources.files.reader import FileReader, OpenReader, Piece, file_gone_piece, note_piece
+from edge.sources.files.text import TextReader
+from edgewater.errors import InvalidConfig, StorageError
+
+POLL_S = 0.25
+
+
+def text_opener(text: TextFormat, compression: str = "auto") -> OpenReader:
+    """Returns a function that opens files of lines."""
+    return lambda path, position: TextReader(path, codec_of(path, compression), text, position)
+
+
+def parquet_opener(schema: RecordSchema) -> OpenReader:
+    """Returns a function that opens Parquet files."""
+    return lambda path, position: ParquetReader(path, schema, position)
+
+
+class FileSource:
+    """A `Source` of files.
+
+    Args:
+        pattern: a path, or a pattern with ``*``, ``?`` and ``**``.
+        open_reader: opens a matching file.
+        follow: keep reading lines that are appended and files that appear.
+        requires_complete: returns whether the file at a path can only be read once it is complete.
+        now_ms: the wall clock, for arrival times.
+        sleep: waits between polls of followed files.
+    """
+
+    replayable = True
+
+    def __init__(
+        self,
+        name: str,
+        stream: str,
+        pattern: str,
+        schema: RecordSchema,
+        open_reader: OpenReader,
+        *,
+        now_ms: Callable[[], int],
+        follow: bool = False,
+        requires_complete: Callable[[str], bool] = requires_complete_by_name,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self.name = name
+        self.stream = stream
+        self._pattern = pattern
+        self._schema = schema
+        self._open = open_reader
+        self._follow = follow
+        self._requires_complete = requires_complete
+        self._now_ms = now_ms
+        self._sleep = sleep
+        self._poll_s = poll_s
+        self._reread: FileReader | None = None
+
+    def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
+        self.close()  # recovery is over
+        at = FilePosition.from_json(position) if position is not None else None
+        return self._follow_files(at) if self._follow else self._read_once(at)
+
+    async def _read_once(self, at: FilePosition | None) -> AsyncIterator[Chunk]:
+        paths = matching_files(self._pattern)
+        if at is None and not paths:
+            accepted = "a path that matches at least one file, or follow: true to wait for files"
+            raise InvalidConfig(f"{self.name}: path", self._pattern, accepted, "no file matches")
+        if at is not None:
+            found = None if at.ended else await asyncio.to_thread(locate, at, by_content=True)
+            paths = [path for path in paths if path > at.file and path != found]
+            if found is None and not at.ended:
+                yield self._chunks(file_gone_piece(at, self._schema))[0]
+            elif found is not None:
+                async for chunk in self._read_file(found, at):
+                    yield chunk
+        for path in paths:
+            async for chunk in self._read_file(path, None):
+                yield chunk
+
+    async def _read_file(self, path: str, at: FilePosition | None) -> AsyncIterator[Chunk]:
+        reader = await asyncio.to_thread(self._open, path, at)
+        try:
+            while (piece := await asyncio.to_thread(reader.next, True, self._now_ms())) is not None:
+                for chunk in self._chunks(piece):
+                    yield chunk
+        finally:
+            reader.close()
+
+    async def _follow_files(self, at: FilePosition | None) -> AsyncIterator[Chunk]:
+        followed = FollowedFiles(self._pattern, self._open, self._schema, self._requires_complete)
+        try:
+            for change in await asyncio.to_thread(followed.resume, at):
+                for chunk in self._chunks(change):
+                    yield chunk
+            drained = False
+            while True:
+                progress, was_drained, drained = False, drained, True
+                for change in await asyncio.to_thread(followed.refresh):
+                    for chunk in self._chunks(change):
+                        yield chunk
+                for file in followed.readable():
+                    at_end = True
+                    while (piece := await asyncio.to_thread(followed.next, file, self._now_ms())) is not None:
+                        progress = True
+                        for chunk in self._chunks(piece):
+                            yield chunk
+                        short = 0 < piece.nbytes < SHORT_READ_BYTES
+                        at_end = short and not self._requires_complete(file.position.file)
+                        if at_end:
+                            break  # later appends are read together in the next round
+                    drained &= at_end
+                if not progress:
+                    await self._sleep(self._poll_s)
+                elif was_drained and drained:
+                    await self._sleep(COALESCE_S)
+        finally:
+            followed.close()
+
+    def _chunks(self, piece: Piece) -> list[Chunk]:
+        decoded = piece.decoded
+        start, end = piece.start.to_json(), piece.end.to_json()
+        return split_rows(Chunk(self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes))
+
+    def reread(self, start: Position | None, end: Position) -> Chunk:
+        last = FilePosition.from_json(end)
+        first = FilePosition.from_json(start) if start is not None else None
+        if first is not None and first.inode != last.inode:
+            first = None
+        if last.note is not None:
+            piece = note_piece(first or last, last.note, self._schema, ended=last.ended)
+        else:
+            piece = self._reader_for(last).reread(first, last)
+        decoded = piece.decoded
+        return Chunk(self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes)
+
+    def _reader_for(self, position: FilePosition) -> FileReader:
+        """Returns a reader of the position's file. It stays open: recovery reads piece after piece, and a compressed
+        file cannot be seeked."""
+        reader = self._reread
+        if reader is None or reader.position.inode != position.inode or reader.position.head != position.head:
+            path = locate(position, by_content=not self._follow)
+            if path is None:
+                raise StorageError(f"{position.file}: the file is gone; recovery needs to read it again")
+            self.close()
+            reader = self._reread = self._open(path, FilePosition(path, position.inode, position.head, ended=True))
+        return reader
+
+    def close(self) -> None:
+        """Closes the file that `reread` holds open."""
+        if self._reread is not None:
+            self._reread.close()
+            self._reread = None

@@ -1,0 +1,155 @@
+"""Files of lines: NDJSON and CSV, plain or compressed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge.codecs import (
+    BOM,
+    HEAD_BYTES,
+    Block,
+    BlockReader,
+    ByteStream,
+    Input,
+    LineDecoder,
+    TextFormat,
+    split_header,
+    too_long,
+)
+from edge.records import Decoded, Rejection, RejectionReason
+from edge.sources.files.position import FilePosition
+from edge.sources.files.reader import Piece, note_piece
+from edgewater.errors import StorageError
+
+
+class _Limited:
+    """The next `size` bytes of a byte stream."""
+
+    def __init__(self, source: ByteStream, size: int) -> None:
+        self._source = source
+        self._left = size
+
+    def read(self, size: int) -> bytes:
+        data = self._source.read(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
+class TextReader:
+    """A `FileReader` for lines."""
+
+    def __init__(self, path: str, codec: str | None, text: TextFormat, position: FilePosition | None) -> None:
+        self._input = Input(path, codec)
+        self._text = text
+        self._decoders: dict[tuple[str, ...] | None, LineDecoder] = {}
+        if position is None:
+            position = FilePosition(path, self._input.inode, self._input.head(), header=text.header)
+        self.position = replace(position, file=path, note=None, others=())
+        if not position.ended:
+            self._input.seek(position.offset)
+        self._blocks = BlockReader(self._input)
+        self._last_reread: tuple[tuple[int, int, int], Decoded] | None = None
+
+    def next(self, final: bool, arrival_ms: int) -> Piece | None:
+        if self.position.ended:
+            return None
+        if self.position.row:
+            return self._finish_block()
+        while True:
+            # First with final=False: in a damaged file the last readable byte does not end a line.
+            block = self._blocks.next(final=False)
+            if block is None and self._input.damage is not None:
+                return self._report_damage()
+            if block is None and final:
+                block = self._blocks.next(final=True)
+            if block is None:
+                return None
+            block = self._without_header(block)
+            if block.length:
+                return self._piece(block, arrival_ms)
+
+    def _piece(self, block: Block, arrival_ms: int) -> Piece:
+        start = self.position
+        if start.head[0] < HEAD_BYTES:  # the file was shorter when it was opened
+            start = replace(start, head=self._input.head())
+        self.position = start.after_block(block.length, arrival_ms)
+        return Piece(start, self.position, self._decode(block, start, arrival_ms), block.length)
+
+    def _without_header(self, block: Block) -> Block:
+        """Removes the header from the first block of a CSV file, and moves the position after it."""
+        if self.position.header is not None or not self._text.needs_header:
+            return block
+        header, rest = split_header(block, self._text)
+        offset = self.position.offset + block.length - rest.length
+        self.position = replace(self.position, offset=offset, header=header)
+        self._decoder(header)
+        return rest
+
+    def _finish_block(self) -> Piece:
+        """Returns the rest of a partly read block: the same bytes, with the same arrival time."""
+        start = self.position
+        rest = self._reread_block(start.offset, start.block, start)
+        self._last_reread = None
+        self.position = start.after_block(start.block, start.arrival_ms)
+        self._input.seek(self.position.offset)
+        self._blocks = BlockReader(self._input)
+        return Piece(start, self.position, Decoded(rest.batch.slice(start.row)), start.block)
+
+    def reread(self, start: FilePosition | None, end: FilePosition) -> Piece:
+        begin = start or replace(end, offset=0, row=0, block=0, header=self._text.header, note=None, ended=False)
+        if end.note is not None:
+            return Piece(begin, end, Decoded(self._text.schema.empty(), (end.note,)), 0)
+        offset = end.offset if end.row else begin.offset
+        length = end.block if end.row else end.offset - begin.offset
+        decoded = self._reread_block(offset, length, end)
+        rows = slice(begin.row, end.row or None)
+        rejected = () if begin.row else decoded.rejected
+        return Piece(begin, end, Decoded(decoded.batch[rows], rejected), length)
+
+    def _reread_block(self, offset: int, length: int, context: FilePosition) -> Decoded:
+        """Returns the block at `offset`, decoded with the header and the arrival time of `context`.
+
+        The last block is cached: a paced replay leaves many positions inside one block.
+        """
+        key = (offset, length, context.arrival_ms)
+        if self._last_reread is None or self._last_reread[0] != key:
+            self._input.seek(offset)
+            block = BlockReader(_Limited(self._input, length)).next(final=True)
+            if block is None or block.length != length:
+                raise StorageError(f"{context.file}: bytes {offset} to {offset + length}, read before, are gone")
+            if offset == 0 and self._text.needs_header:
+                block = split_header(block, self._text)[1]
+            self._last_reread = key, self._decode(block, replace(context, offset=offset), context.arrival_ms)
+        return self._last_reread[1]
+
+    def _decode(self, block: Block, position: FilePosition, arrival_ms: int) -> Decoded:
+        if block.too_long:
+            return too_long(block, self._text.schema)
+        data = block.data.removeprefix(BOM) if position.offset == 0 else block.data
+        return self._decoder(position.header).decode(data, arrival_ms)
+
+    def _decoder(self, header: tuple[str, ...] | None) -> LineDecoder:
+        if header not in self._decoders:
+            self._decoders[header] = self._text.decoder(header, self.position.file)
+        return self._decoders[header]
+
+    def _report_damage(self) -> Piece:
+        damage = self._input.damage
+        assert damage is not None
+        what = "ends before its data is complete" if damage.reason == RejectionReason.TRUNCATED else "is damaged"
+        note = Rejection(
+            damage.reason,
+            1,
+            f"{self.position.file}: byte {damage.compressed_offset}",
+            f"the compressed file {what} ({damage.message}); the records before that byte are counted, "
+            "the records after it cannot be read; expected a complete file",
+        )
+        piece = note_piece(self.position, note, self._text.schema, ended=True)
+        self.position = piece.end
+        return piece
+
+    def has_shrunk(self) -> bool:
+        return self._input.codec is None and self._input.size < self._input.offset
+
+    def close(self) -> None:
+        self._input.close()

@@ -1,0 +1,103 @@
+"""Replays recorded data under a replay clock: each record is released when the clock reaches its event time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import numpy as np
+
+from edge.config import ReplayConfig
+from edge.records import Chunk, Position, Source
+from edgewater.streams import LIVE, TIME_COLUMN, StreamClock
+
+RELEASE_INTERVAL_MS = 20
+"""Records that become due within this many ms of wall time are released together."""
+LONGEST_SLEEP_MS = 1000
+"""The wall clock is read again at least this often, because it may be set during a sleep."""
+
+
+def replay_clock(replay: ReplayConfig | None, now_ms: int) -> StreamClock | None:
+    """Returns the clock of a stream that starts now; None for speed max (as fast as records can be read).
+
+    A replay without `at` begins at its first start. The caller stores the clock, so that a restart resumes the replay.
+    """
+    if replay is None:
+        return LIVE
+    if replay.speed == "max":
+        return None
+    assert replay.start is not None, "the configuration guarantees it"
+    return StreamClock(replay.start, now_ms if replay.at is None else replay.at, replay.speed)
+
+
+class PacedSource:
+    """A `Source` that releases the records of another source by a replay clock."""
+
+    def __init__(
+        self,
+        source: Source,
+        clock: StreamClock,
+        *,
+        now_ms: Callable[[], int],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.name = source.name
+        self.stream = source.stream
+        self.replayable = source.replayable
+        self._source = source
+        self._clock = clock
+        self._now_ms = now_ms
+        self._sleep = sleep
+
+    def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
+        return paced(self._source.chunks(position), self._clock, now_ms=self._now_ms, sleep=self._sleep)
+
+    def reread(self, start: Position | None, end: Position) -> Chunk:
+        return self._source.reread(start, end)
+
+
+async def paced(
+    chunks: AsyncIterator[Chunk],
+    clock: StreamClock,
+    *,
+    now_ms: Callable[[], int],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    interval_ms: int = RELEASE_INTERVAL_MS,
+) -> AsyncIterator[Chunk]:
+    """Yields the same records in the same order, each not before `clock` has reached its event time.
+
+    The input order is kept: a record waits for every record before it. A chunk is split at the clock's current time;
+    each part has its own positions, so that a restart can resume inside a block.
+
+    Parts of a chunk are released at least `interval_ms` apart, unless the consumer takes longer. So a source that
+    keeps up is idle between them at any record rate, and parts are not smaller than necessary.
+
+    Args:
+        sleep: sleeps for a number of seconds; called whenever nothing is due, and between two parts.
+    """
+    released_ms = now_ms() - interval_ms
+    async for chunk in chunks:
+        rest: Chunk | None = chunk
+        while rest is not None:
+            now = now_ms()
+            due = due_rows(rest, clock.to_event_ms(now))
+            if due == rest.batch.num_rows:
+                yield rest
+                rest = None
+            elif due and not 0 <= now - released_ms < interval_ms:  # also true after the wall clock was set back
+                head, rest = rest.split(due)
+                released_ms = now
+                yield head
+            elif due:
+                await sleep((released_ms + interval_ms - now) / 1000)
+            else:
+                # An empty chunk is due immediately, so there is a first record.
+                next_ms = int(rest.batch.column(TIME_COLUMN)[0].as_py())
+                wait_ms = clock.to_wall_ms(next_ms) - now_ms()
+                await sleep(min(max(wait_ms, interval_ms), LONGEST_SLEEP_MS) / 1000)
+
+
+def due_rows(chunk: Chunk, event_ms: int) -> int:
+    """Returns the length of the longest prefix of records with event times at or before `event_ms`."""
+    times = chunk.batch.column(TIME_COLUMN).to_numpy()
+    return int(np.searchsorted(np.maximum.accumulate(times), event_ms, side="right")) if len(times) else 0

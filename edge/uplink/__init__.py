@@ -1,0 +1,23 @@
+"""The edge's gRPC client: sessions with the center, flow control of frames, and the agent's end of the protocol.
+
+Built by `edge.agent`. It moves frames and control messages; it decides nothing about what is in a frame, and keeps no
+durable state: frames and acknowledgements are in the journal. Importing it loads gRPC.
+"""
+
+from edge.uplink.client import TlsFiles, Uplink
+from edge.uplink.flow_control import MIN_FRAME_BYTES, DailyQuota, LinkLimits
+from edge.uplink.outbox import PathDelay, UplinkOutbox
+from edge.uplink.ports import BudgetUpdate, QueryStatusReport, UplinkEndpoint
+
+__all__ = [
+    "MIN_FRAME_BYTES",
+    "BudgetUpdate",
+    "DailyQuota",
+    "LinkLimits",
+    "PathDelay",
+    "QueryStatusReport",
+    "TlsFiles",
+    "Uplink",
+    "UplinkEndpoint",
+    "UplinkOutbox",
+]

@@ -1,0 +1,156 @@
+"""The uplink: maintains a gRPC session with the center, and reconnects.
+
+It keeps no durable state: the agent's journal has the frames to send and the acknowledgements. So a
+session may end at any point, and the next one resumes after the last frame that the center has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from edge.uplink.flow_control import DailyQuota, LinkLimits
+from edge.uplink.ports import UplinkEndpoint
+from edge.uplink.session import LinkDown, Pacing, PendingTake, UplinkSession
+from edgewater.errors import InvalidConfig
+from edgewater.wire import uplink_pb2_grpc
+
+MAX_SILENCE_S = 60.0
+RECONNECT_FIRST_S = 0.25
+_MAX_MESSAGE_BYTES = 16 << 20
+_CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # Pings keep middleboxes from dropping the connection. The session detects a dead link itself, and
+    # sooner: on a slow link a ping's answer may queue behind a frame.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),
+    # Each session opens a new connection: channels must not share one that may be half-open.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files: the CA that signed the center's certificate (None: the system's CAs), and, for mutual
+    TLS, this edge's certificate and key."""
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+
+class Uplink:
+    """Maintains a session with the center at `address` (``host:port``) while `run` runs.
+
+    Args:
+        endpoint: the agent's end: provides frames and handles control messages.
+        token: bearer token of this edge, if the center requires one.
+        tls: files for TLS; None: plain text, for loopback and trusted networks.
+        now_ms: wall clock.
+        monotonic: returns the seconds of a monotonic clock.
+        daily_quota: the quota of wire bytes per day, if there is one.
+
+    Raises:
+        InvalidConfig: TLS files that cannot be read.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        endpoint: UplinkEndpoint,
+        *,
+        token: str | None,
+        tls: TlsFiles | None,
+        limits: LinkLimits,
+        now_ms: Callable[[], int],
+        monotonic: Callable[[], float],
+        daily_quota: DailyQuota | None = None,
+    ) -> None:
+        self._address = address
+        self._endpoint = endpoint
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._credentials = _credentials(tls) if tls is not None else None
+        self._limits = limits
+        self._monotonic = monotonic
+        self._pacing = Pacing(limits, now_ms, monotonic, daily_quota)
+        self._pending_take = PendingTake(endpoint)
+        self._silence_s = limits.silence_s
+        self.connected = False
+        """Whether a session is open: the center has answered Hello with Welcome."""
+
+    async def run(self) -> None:
+        """Connects, and reconnects with full jitter, until cancelled; then sends Goodbye.
+
+        Failures of the link or the center are retried. An exception from the endpoint is raised.
+        """
+        retrying = AsyncRetrying(
+            wait=wait_random_exponential(multiplier=RECONNECT_FIRST_S, max=self._limits.reconnect_max_s),
+            retry=retry_if_exception_type((LinkDown, grpc.aio.AioRpcError, OSError)),
+            before_sleep=self._log_retry,
+        )
+        try:
+            async for attempt in retrying:
+                with attempt:
+                    await self._session(attempt.retry_state)
+        finally:
+            await self._pending_take.cancel()
+
+    async def _session(self, state: RetryCallState) -> None:
+        async with self._channel() as channel:
+            stub: Any = uplink_pb2_grpc.UplinkStub  # generated, untyped
+            call = stub(channel).Session(metadata=self._metadata)
+            session = UplinkSession(
+                call,
+                self._endpoint,
+                self._pending_take,
+                self._pacing,
+                limits=self._limits,
+                silence_s=self._silence_s,
+                monotonic=self._monotonic,
+            )
+            try:
+                await session.open()
+                self.connected = True
+                logger.info("connected to the center at %s", self._address)
+                await session.run()
+            finally:
+                self.connected = False
+                call.cancel()
+                if session.acknowledged:
+                    # The session worked: the backoff restarts.
+                    state.attempt_number = 1
+                    self._silence_s = self._limits.silence_s
+                elif session.silent:
+                    self._silence_s = min(2 * self._silence_s, MAX_SILENCE_S)
+
+    def _channel(self) -> Any:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self._address, _CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(self._address, self._credentials, _CHANNEL_OPTIONS)
+
+    def _log_retry(self, state: RetryCallState) -> None:
+        exc = state.outcome.exception() if state.outcome else None
+        reason = f"{exc.code().name} {exc.details()}" if isinstance(exc, grpc.aio.AioRpcError) else str(exc)
+        wait_s = state.next_action.sleep if state.next_action else 0.0
+        logger.warning("no session with the center at %s: %s; retry in %.1f s", self._address, reason, wait_s)
+
+
+def _credentials(tls: TlsFiles) -> Any:
+    read = {}
+    for field in ("ca", "cert", "key"):
+        path: Path | None = getattr(tls, field)
+        try:
+            read[field] = path.read_bytes() if path is not None else None
+        except OSError as exc:
+            raise InvalidConfig(f"center.tls.{field}", str(path), "a readable PEM file", exc.strerror or "") from exc
+    return grpc.ssl_channel_credentials(read["ca"], read["key"], read["cert"])

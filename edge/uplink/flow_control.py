@@ -1,0 +1,272 @@
+"""Flow control of the uplink: estimates of the link, the limit of bytes in flight, and rate limits.
+
+Bytes in flight are fixed, while values in the primary cache are still updated until they are sent. So the
+limit of bytes in flight is just enough to keep the link busy: ``1.25 × bandwidth × round trip``, as in BBR
+(Cardwell et al., CACM 60(2), 2017). The bandwidth is the windowed maximum of the delivery rate, the round
+trip the recent minimum; both are measured from acknowledgements, so they include the center's time to make
+a frame durable. The extra 25 % detect a link that has become faster, but also build a queue. Once the minimum
+expires, the queue would count as a longer round trip, which would allow a longer queue, and so on up to the
+credit. So a minimum older than ten seconds is measured again after draining the link (BBR's ProbeRTT). Frames
+are paced at 1.25 times the bandwidth: sent at once into an empty link, they would build that queue.
+
+Pure: time is an argument, in seconds of a monotonic clock unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from edge.core import MAX_FRAME_BYTES
+
+MIN_IN_FLIGHT_BYTES = 64 << 10
+IN_FLIGHT_GAIN = 1.25
+ESTIMATE_WINDOW_S = 10.0
+PACING_SLACK_S = 0.002
+"""Frames that are due within this time are sent together: timers have no finer resolution."""
+
+MIN_FRAME_BYTES = 8 << 10
+DAY_MS = 86_400_000
+DAILY_RESERVATIONS = 100
+"""The daily quota is recorded on disk in steps of this fraction."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """Limits and timeouts of an uplink.
+
+    Attributes:
+        bandwidth_bytes_s: limit of wire bytes per second; None: unlimited.
+        heartbeat_s: interval between heartbeats.
+        silence_s: a session ends if nothing arrives from the center for this long. The timeout doubles after
+            each session that ended this way without an acknowledgement, so that a frame that takes longer
+            than the timeout is eventually delivered.
+        reconnect_max_s: upper bound of the wait before a reconnect; the actual wait is random.
+        goodbye_s: how long a clean stop waits for the last acknowledgements.
+    """
+
+    bandwidth_bytes_s: int | None = None
+    heartbeat_s: float = 1.0
+    silence_s: float = 5.0
+    reconnect_max_s: float = 10.0
+    goodbye_s: float = 2.0
+
+
+class WindowedExtreme:
+    """The largest (or smallest) sample of the last `window_s` seconds; the last sample if all are older."""
+
+    def __init__(self, which: Literal["max", "min"], window_s: float = ESTIMATE_WINDOW_S) -> None:
+        self._sign = 1.0 if which == "max" else -1.0
+        self._window_s = window_s
+        # Times ascend and values get less extreme: all but the first are candidates for when it expires.
+        self._samples: deque[tuple[float, float]] = deque()
+
+    def add(self, value: float, now_s: float) -> None:
+        while self._samples and self._sign * self._samples[-1][1] <= self._sign * value:
+            self._samples.pop()
+        self._samples.append((now_s, value))
+        self.expire(now_s)
+
+    def expire(self, now_s: float) -> None:
+        while len(self._samples) > 1 and self._samples[0][0] < now_s - self._window_s:
+            self._samples.popleft()
+
+    @property
+    def value(self) -> float | None:
+        return self._samples[0][1] if self._samples else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A frame in flight, with the delivery state when it was sent."""
+
+    seq: int
+    wire_bytes: int
+    sent_at_s: float
+    delivered_bytes: int
+    delivered_at_s: float
+    in_flight_bytes: int
+    link_was_full: bool
+
+
+class LinkEstimator:
+    """Estimates bandwidth and round trip, and limits the bytes in flight. One object for all sessions of an uplink."""
+
+    def __init__(self) -> None:
+        self._bandwidth = WindowedExtreme("max")
+        self._was_full = False
+        self._rtt_s: float | None = None
+        self._rtt_at_s = 0.0
+        self._draining = False
+        self._slowest_ack = WindowedExtreme("max")
+        self._echo_rtt = WindowedExtreme("min")
+        self._in_flight: deque[_Sent] = deque()
+        self._delivered_bytes = 0
+        self._delivered_at_s = 0.0
+        self._credit_bytes = MIN_IN_FLIGHT_BYTES
+        self._paced_until_s = 0.0
+        self.in_flight_bytes = 0
+
+    def begin_session(self, credit_bytes: int) -> None:
+        """Resets the bytes in flight for a new session; keeps the estimates."""
+        self._in_flight.clear()
+        self.in_flight_bytes = 0
+        self._credit_bytes = credit_bytes
+
+    def set_credit(self, credit_bytes: int) -> None:
+        """Sets the center's limit of bytes in flight."""
+        self._credit_bytes = credit_bytes
+
+    @property
+    def bandwidth_bytes_s(self) -> float:
+        """The recent maximum of the delivery rate; 0 before the first acknowledgement."""
+        return self._bandwidth.value or 0.0
+
+    @property
+    def capacity_bytes_s(self) -> float:
+        """`bandwidth_bytes_s` once the link has been full; before that 0, since its capacity is unknown."""
+        return self.bandwidth_bytes_s if self._was_full else 0.0
+
+    @property
+    def rtt_ms(self) -> float:
+        """The round trip without the center's disk, if heartbeats have measured it, else with it; 0 if unknown."""
+        value = self._echo_rtt.value if self._echo_rtt.value is not None else self._rtt_s
+        return (value or 0.0) * 1000
+
+    @property
+    def slowest_ack_s(self) -> float:
+        """The recent maximum of the time from sending a frame to its acknowledgement."""
+        return self._slowest_ack.value or 0.0
+
+    @property
+    def in_flight_limit_bytes(self) -> int:
+        """The limit of bytes in flight."""
+        target = 0.0 if self._draining else IN_FLIGHT_GAIN * self.bandwidth_bytes_s * (self._rtt_s or 0.0)
+        return min(self._credit_bytes, max(MIN_IN_FLIGHT_BYTES, int(target)))
+
+    def room_bytes(self, max_frame_bytes: int) -> int:
+        """Returns the maximum size of the next frame; 0: none may be sent now.
+
+        An empty link always has room for one frame. A frame is at most what the link delivers in a second,
+        so that it does not delay the fresher values of the next one.
+        """
+        room = self.in_flight_limit_bytes - self.in_flight_bytes
+        if self._in_flight and room < MIN_FRAME_BYTES:
+            return 0
+        one_second = int(self.bandwidth_bytes_s) or MAX_FRAME_BYTES
+        return min(max(MIN_FRAME_BYTES, min(room, one_second)), MAX_FRAME_BYTES, max_frame_bytes)
+
+    def delay_s(self, now_s: float) -> float:
+        """Returns how long to wait before the next frame, for pacing."""
+        delay = self._paced_until_s - now_s
+        return delay if delay > PACING_SLACK_S else 0.0
+
+    def on_sent(self, seq: int, wire_bytes: int, now_s: float) -> None:
+        """Records that a frame was sent."""
+        if not self._in_flight:
+            self._delivered_at_s = now_s  # the link was idle until now, which must not lower the delivery rate
+        if self._rtt_s is not None:
+            rate = IN_FLIGHT_GAIN * max(self.bandwidth_bytes_s, MIN_IN_FLIGHT_BYTES / self._rtt_s)
+            self._paced_until_s = max(self._paced_until_s, now_s) + wire_bytes / rate
+        self.in_flight_bytes += wire_bytes
+        full = self.in_flight_bytes + MIN_FRAME_BYTES > self.in_flight_limit_bytes
+        self._in_flight.append(
+            _Sent(seq, wire_bytes, now_s, self._delivered_bytes, self._delivered_at_s, self.in_flight_bytes, full)
+        )
+
+    def on_acknowledged(self, through: int, now_s: float) -> None:
+        """Records that all frames up to `through` were acknowledged."""
+        newest: _Sent | None = None
+        while self._in_flight and self._in_flight[0].seq <= through:
+            newest = self._in_flight.popleft()
+            self.in_flight_bytes -= newest.wire_bytes
+            self._delivered_bytes += newest.wire_bytes
+        if newest is None:
+            return
+        rtt_s = max(now_s - newest.sent_at_s, 1e-6)
+        self._update_rtt(rtt_s, newest.in_flight_bytes, now_s)
+        self._slowest_ack.add(rtt_s, now_s)
+        rate = (self._delivered_bytes - newest.delivered_bytes) / max(now_s - newest.delivered_at_s, 1e-6)
+        # The delivery rate of a link that was not full is limited by the sender, not by the link.
+        if newest.link_was_full or rate > self.bandwidth_bytes_s:
+            self._bandwidth.add(rate, now_s)
+        self._was_full |= newest.link_was_full
+        self._delivered_at_s = now_s
+
+    def _update_rtt(self, rtt_s: float, in_flight_bytes: int, now_s: float) -> None:
+        drained = self._draining and in_flight_bytes <= MIN_IN_FLIGHT_BYTES
+        if self._rtt_s is None or rtt_s <= self._rtt_s or drained:
+            self._rtt_s, self._rtt_at_s, self._draining = rtt_s, now_s, False
+        elif now_s - self._rtt_at_s > ESTIMATE_WINDOW_S:
+            self._draining = True
+
+    def on_echo(self, rtt_s: float, now_s: float) -> None:
+        """Records the round trip of a heartbeat, without the time that the center held it."""
+        self._echo_rtt.add(max(rtt_s, 0.0), now_s)
+
+
+class TokenBucket:
+    """A limit of bytes per second: over any time t at most ``rate × t`` bytes plus one message are sent.
+
+    A message may be sent once the tokens of earlier messages have been refilled, whatever its own size.
+    Unused tokens do not accumulate.
+    """
+
+    def __init__(self, rate_bytes_s: int, now_s: float) -> None:
+        self._rate = rate_bytes_s
+        self._paid_at_s = now_s
+
+    def delay_s(self, now_s: float) -> float:
+        """Returns how long to wait before sending."""
+        return max(0.0, self._paid_at_s - now_s)
+
+    def consume(self, size: int, now_s: float) -> None:
+        self._paid_at_s = max(self._paid_at_s, now_s) + size / self._rate
+
+
+class DailyQuota:
+    """A limit of bytes per UTC day that survives restarts.
+
+    The stored number is larger than the bytes sent: it is increased in steps in advance, so that not every
+    message waits for the disk. After a crash the reserved bytes count as sent.
+
+    Args:
+        stored: the last stored (day, bytes), or None.
+        store: stores (day, bytes). `consume` raises its exceptions before the bytes are sent.
+    """
+
+    def __init__(self, limit_bytes: int, stored: tuple[int, int] | None, store: Callable[[int, int], None]) -> None:
+        self._limit = limit_bytes
+        self._step = max(1, limit_bytes // DAILY_RESERVATIONS)
+        self._store = store
+        self._day, self._used = stored or (-1, 0)
+        self._reserved = self._used
+
+    def delay_s(self, now_ms: int) -> float:
+        """Returns how long to wait before sending: until midnight, once the quota is used up."""
+        self._roll_over(now_ms)
+        return 0.0 if self._used < self._limit else (DAY_MS - now_ms % DAY_MS) / 1000
+
+    def consume(self, size: int, now_ms: int) -> None:
+        """Counts bytes that are about to be sent."""
+        self._roll_over(now_ms)
+        if self._used + size > self._reserved:
+            reserved = self._used + size + self._step
+            self._store(self._day, reserved)
+            self._reserved = reserved
+        self._used += size
+
+    def close(self) -> None:
+        """Stores the number of bytes actually sent."""
+        if self._reserved > self._used:
+            self._store(self._day, self._used)
+            self._reserved = self._used
+
+    def _roll_over(self, now_ms: int) -> None:
+        day = now_ms // DAY_MS
+        # A clock that is set back across midnight must not grant a day's quota twice. After a larger
+        # correction of the clock the old day is meaningless.
+        if day not in (self._day, self._day - 1):
+            self._day, self._used, self._reserved = day, 0, 0

@@ -1,0 +1,255 @@
+"""The agent's end of the uplink: takes frames from the core, and passes control messages to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from edge.core import (
+    Acked,
+    BudgetSet,
+    Configured,
+    DriftRates,
+    FrameBuilt,
+    PullEvent,
+    QueryPipeline,
+    QueryRefused,
+    SamplingSet,
+)
+from edge.durability import DurableCore, JournalGroupCommit
+from edge.uplink.ports import BudgetUpdate, QueryStatusReport
+from edgewater.query import ErrorBudget, QuerySpec
+from edgewater.streams import LIVE, MAX_TIME_MS, type_name
+from edgewater.wire import Frame, QueryRef, SamplingReason
+from edgewater.wire import uplink_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = 1
+ASSUMED_BANDWIDTH_BYTES_S = 1e6
+EMPTY_PULL_PAUSE_S = 0.05
+REPORT_EVERY_MS = 10_000
+"""Interval of the reports of unchanged shares, which tell the center how the drift rates change."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathDelay:
+    """The measured delay from sending a frame to its values being in an answer.
+
+    The answer of a window with staleness budget S is due at the center S after the window's end. The edge's own
+    deadline is earlier by this delay: half a round trip, the time to transmit queued bytes, and the center's
+    processing delay.
+
+    Attributes:
+        rtt_ms: round trip of the link, without the center's disk.
+        queued_bytes: bytes in flight, which are delivered before a frame that is sent now.
+        bandwidth_bytes_s: capacity of the link; 0: unknown.
+        processing_delay_ms: from a frame's arrival at the center until its values are in an answer; 0: unknown.
+    """
+
+    rtt_ms: float = 0.0
+    queued_bytes: int = 0
+    bandwidth_bytes_s: float = 0.0
+    processing_delay_ms: int = 0
+
+    @property
+    def ms(self) -> int:
+        """The delay in ms, rounded up."""
+        queue_ms = 1000.0 * self.queued_bytes / self.bandwidth_bytes_s if self.bandwidth_bytes_s > 0 else 0.0
+        return int(-(-(self.rtt_ms / 2 + queue_ms) // 1)) + self.processing_delay_ms
+
+
+class UplinkOutbox:
+    """Implements `edge.uplink.ports.UplinkEndpoint` over the durable core.
+
+    Args:
+        cap_bytes_s: the configured limit of bytes per second; None: unlimited.
+        busy_share: returns the busy share since the last heartbeat (`BusyMeter.take_busy_share`).
+        unread: returns the streams that may have unread input.
+
+    Attributes:
+        bandwidth_bytes_s: capacity of the link: measured, or assumed until the link was full for the first time.
+        changed: set whenever the core has changed, which wakes a waiting `take`.
+        configured: set once the first queries are known.
+    """
+
+    def __init__(
+        self,
+        edge: str,
+        labels: Mapping[str, str],
+        durable: DurableCore,
+        group_commit: JournalGroupCommit,
+        now_ms: Callable[[], int],
+        cap_bytes_s: int | None = None,
+        busy_share: Callable[[], float] = lambda: 0.0,
+        unread: Callable[[], tuple[str, ...]] = lambda: (),
+    ) -> None:
+        self._edge, self._labels = edge, dict(labels)
+        self._durable, self._group_commit, self._now_ms = durable, group_commit, now_ms
+        self.changed = asyncio.Event()
+        self.configured = asyncio.Event()
+        if durable.core.configured:
+            self.configured.set()
+        self._busy_share, self._unread = busy_share, unread
+        self.rtt_ms = 0.0
+        self.in_flight_bytes = 0
+        self._processing_delay_ms: dict[QueryRef, int] = {}
+        self._reported_ms: dict[QueryRef, int] = {}
+        self._drifts: dict[QueryRef, DriftRates] = {}
+        self._cap_bytes_s = float(cap_bytes_s) if cap_bytes_s is not None else float("inf")
+        self.bandwidth_bytes_s = min(ASSUMED_BANDWIDTH_BYTES_S, self._cap_bytes_s)
+        self._durable_seq = durable.core.next_seq - 1  # recovered frames are on disk
+
+    def unacknowledged(self, after: int | None) -> Iterable[Frame]:
+        unacked = self._durable.core.unacked
+        return [f for f in unacked if f.seq <= self._durable_seq and (after is None or f.seq > after)]
+
+    async def take(self, capacity_bytes: int) -> Frame:
+        """Waits until a pull is due, builds a frame, and waits until it is durable."""
+        while True:
+            now = self._now_ms()
+            due = self._durable.core.next_pull_ms(self.bandwidth_bytes_s, now)
+            if due is not None and due <= now:
+                drain_windows = self._durable.core.drain_windows(self.bandwidth_bytes_s, now)
+                pull = PullEvent(
+                    capacity_bytes, drain_windows, self.bandwidth_bytes_s, self.path_delay_ms, self._unread()
+                )
+                effects = self._durable.handle(pull)
+                for effect in effects:
+                    if isinstance(effect, FrameBuilt):
+                        await self._group_commit.durable()
+                        self._durable_seq = effect.frame.seq
+                        return effect.frame
+                await self._wait_for_change(EMPTY_PULL_PAUSE_S)
+            else:
+                await self._wait_for_change(None if due is None else (due - now) / 1000)
+
+    @property
+    def path_delay_ms(self) -> int:
+        """The path delay of a frame that is sent now, with the largest processing delay of all queries."""
+        slowest_ms = max((self._processing_delay_ms.get(ref, 0) for ref in self._durable.core.queries), default=0)
+        return PathDelay(self.rtt_ms, self.in_flight_bytes, self.bandwidth_bytes_s, slowest_ms).ms
+
+    async def _wait_for_change(self, timeout_s: float | None) -> None:
+        self.changed.clear()
+        try:
+            await asyncio.wait_for(self.changed.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def on_welcome(self, acked_through: int | None) -> None:
+        if acked_through is not None:
+            self.on_ack(acked_through)
+
+    def on_ack(self, through: int) -> None:
+        self._durable.handle(Acked(through))
+        self.changed.set()
+
+    def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
+        core = self._durable.core
+        if {ref for ref, _ in queries} != {*core.queries, *core.refused} or not core.configured:
+            for effect in self._durable.handle(Configured(tuple(queries))):
+                if isinstance(effect, QueryRefused):
+                    log.warning("query %s is refused: %s", effect.query.name, effect.message)
+        self.configured.set()
+        self.changed.set()
+        return [QueryStatusReport(ref, True, "", "") for ref in core.queries] + [
+            QueryStatusReport(ref, False, refused.code, refused.message) for ref, refused in core.refused.items()
+        ]
+
+    def on_budget(self, update: BudgetUpdate) -> None:
+        pipeline = self._durable.core.queries.get(update.query)
+        if pipeline is None:
+            return
+        if update.version > pipeline.schedule.version or (update.version == 0 and update.shares != pipeline.shares):
+            self._durable.handle(BudgetSet(update.query, dict(update.shares), update.version, update.from_ms))
+            self.changed.set()
+        self._processing_delay_ms[update.query] = update.processing_delay_ms
+        # The center repeats a version that this edge already has only if it lacks the edge's report.
+        self._reported_ms.pop(update.query, None)
+
+    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
+        if query in self._durable.core.queries:
+            self._durable.handle(SamplingSet(query, min(max(rate, 0.0), 1.0), clock_offset_ms, reason))
+            self.changed.set()
+
+    async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
+        now = self._now_ms()
+        queries = {r: p for r, p in self._durable.core.queries.items() if isinstance(p.spec.budget, ErrorBudget)}
+        due = [r for r in queries if all_queries or now - self._reported_ms.get(r, -REPORT_EVERY_MS) >= REPORT_EVERY_MS]
+        reports = [self._budget_report(queries[ref]) for ref in due]
+        self._reported_ms = {r: t for r, t in self._reported_ms.items() if r in queries} | dict.fromkeys(due, now)
+        self._drifts = {r: m for r, m in self._drifts.items() if r in queries}
+        if reports:
+            await self._group_commit.durable()
+        return reports
+
+    def _budget_report(self, pipeline: QueryPipeline) -> pb.BudgetReport:
+        meter = self._drifts.setdefault(pipeline.ref, DriftRates(pipeline.spec.window.longest_ms))
+        meter.update(pipeline.drift, pipeline.progress.through_ms)
+        applied = pipeline.schedule.last
+        return pb.BudgetReport(
+            query=pipeline.ref.name,
+            query_version=pipeline.ref.version,
+            version=pipeline.schedule.version,
+            shares=applied.shares,
+            from_ms=applied.from_ms,
+            update_bytes=pipeline.progress.entry_bytes,
+            drift_per_s=meter.per_s,
+        )
+
+    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
+        self.in_flight_bytes = in_flight_bytes
+        if bandwidth_bytes_s > 0:
+            self.bandwidth_bytes_s = min(bandwidth_bytes_s, self._cap_bytes_s)
+        self.rtt_ms = rtt_ms
+
+    def hello(self) -> pb.Hello:
+        core = self._durable.core
+        return pb.Hello(
+            protocol_min=PROTOCOL,
+            protocol_max=PROTOCOL,
+            edge=self._edge,
+            incarnation=self._durable.incarnation,
+            labels=self._labels,
+            streams=[self._stream(name) for name in core.streams],
+            oldest_seq=core.unacked[0].seq if core.unacked else core.next_seq,
+            next_seq=core.next_seq,
+            sent_at_ms=self._now_ms(),
+        )
+
+    def _stream(self, name: str) -> pb.Stream:
+        spec = self._durable.core.streams[name].spec
+        columns = [pb.Stream.Column(name=n, type=type_name(t)) for n, t in spec.columns.items()]
+        clock = spec.clock or LIVE
+        if clock.is_live:
+            return pb.Stream(name=name, columns=columns)
+        return pb.Stream(
+            name=name,
+            columns=columns,
+            clock=pb.Stream.Clock(
+                event_origin_ms=clock.event_origin_ms, wall_origin_ms=clock.wall_origin_ms, speed=clock.speed
+            ),
+        )
+
+    def heartbeat(self) -> pb.Heartbeat:
+        core = self._durable.core
+        return pb.Heartbeat(
+            streams=[
+                pb.StreamProgress(
+                    stream=name,
+                    watermark_ms=state.watermark_ms,
+                    ended=state.watermark_ms >= MAX_TIME_MS,
+                    records=state.records,
+                )
+                for name, state in core.streams.items()
+            ],
+            backlog_bytes=core.unacked_bytes,
+            bandwidth_bytes_s=self.bandwidth_bytes_s,
+            rtt_ms=self.rtt_ms,
+            drops=self._durable.drops,
+            sent_at_ms=self._now_ms(),
+            busy_share=self._busy_share(),
+        )

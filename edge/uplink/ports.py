@@ -1,0 +1,93 @@
+"""The interface between the uplink and the agent: frames to send, and handlers of control messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgewater.query import QuerySpec
+from edgewater.wire import Frame, QueryRef, SamplingReason
+from edgewater.wire import uplink_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStatusReport:
+    """Whether this edge runs a query; if not, the error code and message."""
+
+    ref: QueryRef
+    accepted: bool
+    code: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetUpdate:
+    """This edge's budget for a query.
+
+    Attributes:
+        shares: per measure, this edge's share of the error budget.
+        version: version of the shares.
+        from_ms: event time of the first slice to which the shares apply.
+        processing_delay_ms: the center's processing delay of the query.
+    """
+
+    query: QueryRef
+    shares: Mapping[str, float]
+    version: int = 0
+    from_ms: int = 0
+    processing_delay_ms: int = 0
+
+
+class UplinkEndpoint(Protocol):
+    """The agent's end of the uplink.
+
+    All methods are called on the event loop and must not block it. The sequence numbers of frames are
+    contiguous over `unacknowledged` and `take`.
+    """
+
+    def hello(self) -> pb.Hello:
+        """Returns the first message of a session."""
+
+    def unacknowledged(self, after: int | None) -> Iterable[Frame]:
+        """Returns the *durable* frames with seq above `after` (None: all), ascending.
+
+        Called at the beginning of each session. A frame that `take` is still making durable must not be
+        included: it would be sent before it is durable, and `take` returns it anyway.
+        """
+
+    async def take(self, capacity_bytes: int) -> Frame:
+        """Waits for the next frame to send, of at most about `capacity_bytes`, and until it is durable.
+
+        At most one call at a time. A call may outlive the session that made it; it is cancelled only
+        when the uplink ends.
+        """
+
+    def heartbeat(self) -> pb.Heartbeat:
+        """Returns the heartbeat to send now."""
+
+    async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
+        """Returns reports of the applied shares, once these are durable.
+
+        Args:
+            all_queries: report all queries (at the beginning of a session), not only those that are due.
+        """
+
+    def on_welcome(self, acked_through: int | None) -> None:
+        """Called when a session has been accepted; the center has all frames up to `acked_through`."""
+
+    def on_ack(self, through: int) -> None:
+        """Called when all frames up to `through` are durable at the center. `through` never decreases."""
+
+    def on_queries(self, version: int, queries: Sequence[tuple[QueryRef, QuerySpec]]) -> Sequence[QueryStatusReport]:
+        """Applies the complete set of queries; the returned reports are sent to the center."""
+
+    def on_budget(self, update: BudgetUpdate) -> None:
+        """Applies this edge's shares of a query's error budget, and the query's processing delay."""
+
+    def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
+        """Applies the sampling rate of a query with an accuracy."""
+
+    def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
+        """Called when the link was measured; a value is 0 while it is unknown, as is the bandwidth of a link that
+        was never full."""

@@ -1,0 +1,335 @@
+"""One session with the center: a call of the `Session` RPC, from Hello to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from edge.uplink.flow_control import DailyQuota, LinkEstimator, LinkLimits, TokenBucket
+from edge.uplink.ports import BudgetUpdate, QueryStatusReport, UplinkEndpoint
+from edgewater.errors import InvalidQuery, ProtocolError, StorageError
+from edgewater.query import QuerySpec
+from edgewater.wire import Frame, QueryRef, SamplingReason
+from edgewater.wire import uplink_pb2 as pb
+
+MESSAGE_OVERHEAD_BYTES = 32
+"""Wire bytes of a message besides its body: the headers of gRPC, and of its first HTTP/2 frame and TLS record."""
+HTTP2_FRAME_BYTES, HTTP2_HEADER_BYTES = 16 << 10, 9
+
+_AIO: Any = grpc.aio  # its type stubs lack EOF
+logger = logging.getLogger(__name__)
+
+
+class LinkDown(ProtocolError):
+    """The session has ended; a new one may succeed."""
+
+
+class Pacing:
+    """The link estimates and rate limits over all sessions: they decide when the next message may be sent."""
+
+    def __init__(
+        self,
+        limits: LinkLimits,
+        now_ms: Callable[[], int],
+        monotonic: Callable[[], float],
+        daily_quota: DailyQuota | None = None,
+    ) -> None:
+        self.link = LinkEstimator()
+        self._now_ms = now_ms
+        self._monotonic = monotonic
+        self._bucket = TokenBucket(limits.bandwidth_bytes_s, monotonic()) if limits.bandwidth_bytes_s else None
+        self._daily_quota = daily_quota
+        self._throttled_until_s = 0.0
+
+    def throttle(self, seconds: float) -> None:
+        self._throttled_until_s = self._monotonic() + seconds
+
+    def consume(self, size: int) -> None:
+        """Counts a message of `size` bytes and its overhead against the limits, before it is sent.
+
+        Raises:
+            LinkDown: the daily count cannot be written, so the message must not be sent.
+        """
+        wire_bytes = size + MESSAGE_OVERHEAD_BYTES + size // HTTP2_FRAME_BYTES * HTTP2_HEADER_BYTES
+        if self._bucket is not None:
+            self._bucket.consume(wire_bytes, self._monotonic())
+        if self._daily_quota is not None:
+            try:
+                self._daily_quota.consume(wire_bytes, self._now_ms())
+            except StorageError as exc:
+                raise LinkDown(f"cannot record the bytes sent today: {exc}") from exc
+
+    def delay_s(self) -> float:
+        """Returns how long to wait before sending, because of a throttle, a rate limit or the link's pace."""
+        now_s = self._monotonic()
+        delays = [self._throttled_until_s - now_s, self.link.delay_s(now_s)]
+        if self._bucket is not None:
+            delays.append(self._bucket.delay_s(now_s))
+        if self._daily_quota is not None:
+            delays.append(self._daily_quota.delay_s(self._now_ms()))
+        return max(0.0, *delays)
+
+
+class PendingTake:
+    """The one call of `UplinkEndpoint.take` in progress. It outlives a session: a frame that it has pulled
+    from the core must be sent next, whatever happens to the link meanwhile."""
+
+    def __init__(self, endpoint: UplinkEndpoint) -> None:
+        self._endpoint = endpoint
+        self._task: asyncio.Task[Frame] | None = None
+
+    async def frame(self, capacity_bytes: int) -> Frame:
+        """Returns the next frame; joins the call in progress, if there is one."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._take(capacity_bytes))
+        frame = await asyncio.shield(self._task)
+        self._task = None
+        return frame
+
+    async def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _take(self, capacity_bytes: int) -> Frame:
+        return await self._endpoint.take(capacity_bytes)
+
+
+class UplinkSession:
+    """Runs one call of the `Session` RPC.
+
+    Args:
+        call: the gRPC call, not yet used.
+        silence_s: the session ends if nothing arrives from the center for this long.
+
+    Attributes:
+        silent: whether the session ended because nothing arrived.
+        acknowledged: whether a frame was acknowledged in this session.
+    """
+
+    def __init__(
+        self,
+        call: Any,
+        endpoint: UplinkEndpoint,
+        pending_take: PendingTake,
+        pacing: Pacing,
+        *,
+        limits: LinkLimits,
+        silence_s: float,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._call = call
+        self._endpoint = endpoint
+        self._pending_take = pending_take
+        self._pacing = pacing
+        self._limits = limits
+        self._silence_s = silence_s
+        self._monotonic = monotonic
+        self._write_lock = asyncio.Lock()
+        self._closing = False
+        self._received = asyncio.Event()
+        self._budgets_changed = asyncio.Event()
+        self._echoes: dict[int, float] = {}
+        self._last_sent = -1
+        self._max_frame_bytes = 0
+        self.silent = False
+        self.acknowledged = False
+
+    async def open(self) -> None:
+        """Sends Hello and receives Welcome. Raises LinkDown or AioRpcError."""
+        hello = self._endpoint.hello()
+        await self._write(pb.FromEdge(hello=hello))
+        first = await self._read()
+        if first.WhichOneof("message") != "welcome":
+            raise LinkDown(f"the center's first message is {first.WhichOneof('message')}, expected welcome")
+        welcome = first.welcome
+        acked = welcome.acked_through if welcome.any_acked else None
+        if acked is not None and acked >= hello.next_seq:
+            raise LinkDown(f"the center has frame {acked}, but the next frame of this edge is {hello.next_seq}")
+        self._last_sent = hello.oldest_seq - 1 if acked is None else max(acked, hello.oldest_seq - 1)
+        self._max_frame_bytes = welcome.max_frame_bytes
+        self._pacing.link.begin_session(welcome.credit_bytes)
+        self._endpoint.on_welcome(acked)
+
+    async def run(self) -> None:
+        """Runs until the session ends, which raises. When cancelled, sends Goodbye and receives the last messages.
+
+        Raises:
+            LinkDown, AioRpcError: the session has ended.
+        """
+        receiving = asyncio.create_task(self._receive())
+        loops = (self._send_frames(), self._send_heartbeats(), self._report_budgets())
+        tasks = (receiving, *(asyncio.create_task(loop) for loop in loops))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except asyncio.CancelledError:
+            with suppress(TimeoutError, LinkDown, grpc.aio.AioRpcError):
+                async with asyncio.timeout(self._limits.goodbye_s):
+                    await self._goodbye(receiving)
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _goodbye(self, receiving: asyncio.Task[None]) -> None:
+        # Under the lock, because cancelling a write midway cancels the call.
+        async with self._write_lock:
+            self._closing = True
+            await self._call.write(pb.FromEdge(goodbye=pb.Goodbye(reason="the agent stops")))
+        await self._call.done_writing()
+        await receiving
+
+    async def _write(self, message: pb.FromEdge) -> None:
+        async with self._write_lock:
+            if self._closing:
+                raise LinkDown("the session is closing")
+            self._pacing.consume(message.ByteSize())
+            try:
+                await self._call.write(message)
+            except asyncio.InvalidStateError as exc:
+                raise LinkDown("the call has ended") from exc
+
+    async def _read(self) -> pb.ToEdge:
+        try:
+            async with asyncio.timeout(max(self._silence_s, 4 * self._pacing.link.slowest_ack_s)):
+                message = await self._call.read()
+        except TimeoutError as exc:
+            self.silent = True
+            raise LinkDown(f"nothing received from the center for {self._silence_s:g} s") from exc
+        if message is _AIO.EOF:
+            # An error status is raised as AioRpcError; here the center ended the call regularly.
+            code, details = await self._call.code(), await self._call.details()
+            raise LinkDown(f"the center ended the session: {code.name} {details or ''}".rstrip())
+        return message  # type: ignore[no-any-return]
+
+    async def _send_frames(self) -> None:
+        for frame in self._endpoint.unacknowledged(self._last_sent if self._last_sent >= 0 else None):
+            await self._capacity_bytes()
+            await self._send(frame)
+        while True:
+            await self._send(await self._pending_take.frame(await self._capacity_bytes()))
+
+    async def _send(self, frame: Frame) -> None:
+        if frame.seq <= self._last_sent:
+            return  # taken while the link was down, and already sent with the unacknowledged frames
+        if frame.seq != self._last_sent + 1:
+            raise RuntimeError(f"frame {frame.seq} follows {self._last_sent}: frames must be contiguous")
+        self._last_sent = frame.seq
+        link = self._pacing.link
+        link.on_sent(frame.seq, frame.wire_bytes, self._monotonic())
+        self._endpoint.on_link_estimate(link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes)
+        await self._write(pb.FromEdge(frame=frame.to_wire()))
+
+    async def _capacity_bytes(self) -> int:
+        """Waits until a frame may be sent; returns its maximum size in bytes."""
+        while True:
+            self._received.clear()
+            delay_s = self._pacing.delay_s()
+            room = self._pacing.link.room_bytes(self._max_frame_bytes)
+            if delay_s <= 0 and room > 0:
+                return room
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s if delay_s > 0 else None):
+                    await self._received.wait()
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            heartbeat = self._endpoint.heartbeat()
+            self._echoes[heartbeat.sent_at_ms] = self._monotonic()
+            while len(self._echoes) > 100:
+                del self._echoes[next(iter(self._echoes))]
+            await self._write(pb.FromEdge(heartbeat=heartbeat))
+            await asyncio.sleep(self._limits.heartbeat_s)
+
+    async def _report_budgets(self) -> None:
+        """Sends budget reports. Not part of heartbeats: a report waits for the disk, a heartbeat must not."""
+        all_queries = True
+        while True:
+            self._budgets_changed.clear()
+            for report in await self._endpoint.budget_reports(all_queries=all_queries):
+                await self._write(pb.FromEdge(budget_report=report))
+            all_queries = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.heartbeat_s):
+                    await self._budgets_changed.wait()
+
+    async def _receive(self) -> None:
+        while True:
+            message = await self._read()
+            kind = message.WhichOneof("message")
+            if kind == "ack":
+                self._on_ack(message.ack.through)
+            elif kind == "queries":
+                await self._on_queries(message.queries)
+            elif kind == "budget":
+                self._on_budget(message.budget)
+            elif kind == "sampling":
+                sampling = message.sampling
+                ref, reason = (
+                    QueryRef(sampling.query, sampling.query_version),
+                    SamplingReason.from_number(sampling.reason),
+                )
+                self._endpoint.on_sampling(ref, sampling.rate, sampling.clock_offset_ms, reason)
+            elif kind == "credit":
+                self._pacing.link.set_credit(message.credit.bytes)
+            elif kind == "throttle":
+                self._pacing.throttle(message.throttle.retry_after_ms / 1000)
+            elif kind == "time_echo":
+                self._on_echo(message.time_echo)
+            self._received.set()
+
+    def _on_ack(self, through: int) -> None:
+        if through > self._last_sent:
+            raise LinkDown(f"the center acknowledged frame {through}, but the last frame sent is {self._last_sent}")
+        link = self._pacing.link
+        link.on_acknowledged(through, self._monotonic())
+        self.acknowledged = True
+        self._endpoint.on_ack(through)
+        self._endpoint.on_link_estimate(link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes)
+
+    def _on_budget(self, message: pb.Budget) -> None:
+        ref, shares = QueryRef(message.query, message.query_version), dict(message.shares)
+        self._endpoint.on_budget(BudgetUpdate(ref, shares, message.version, message.from_ms, message.center_ms))
+        self._budgets_changed.set()
+
+    def _on_echo(self, echo: pb.TimeEcho) -> None:
+        sent_at_s = self._echoes.pop(echo.edge_sent_at_ms, None)
+        if sent_at_s is None:
+            return
+        now_s = self._monotonic()
+        held_s = max(0, echo.center_replied_at_ms - echo.center_received_at_ms) / 1000
+        link = self._pacing.link
+        link.on_echo(now_s - sent_at_s - held_s, now_s)
+        self._endpoint.on_link_estimate(link.capacity_bytes_s, link.rtt_ms, link.in_flight_bytes)
+
+    async def _on_queries(self, message: pb.Queries) -> None:
+        queries, reports = [], []
+        for query in message.queries:
+            ref = QueryRef(query.name, query.version)
+            try:
+                queries.append((ref, QuerySpec.from_mapping(json.loads(query.spec))))
+            except (InvalidQuery, ValueError) as exc:
+                # A newer center may have functions that this agent lacks; the other queries are not affected.
+                code = exc.code if isinstance(exc, InvalidQuery) else InvalidQuery.code
+                reports.append(QueryStatusReport(ref, False, code, str(exc)))
+                logger.warning("query %s@%d cannot be read: %s", ref.name, ref.version, exc)
+        reports += self._endpoint.on_queries(message.version, queries)
+        for report in reports:
+            status = pb.QueryStatus(
+                query=report.ref.name,
+                query_version=report.ref.version,
+                accepted=report.accepted,
+                code=report.code,
+                message=report.message,
+            )
+            await self._write(pb.FromEdge(query_status=status))
+        self._budgets_changed.set()

@@ -1,0 +1,148 @@
+"""Measures, per source, the fraction of time spent busy, and detects sources with unread input.
+
+At any moment a source is busy (it reads, decodes or ingests), idle (it has read all input and waits for more) or
+backpressured (it waits for memory or the disk). A source that keeps up is regularly idle; an overloaded one never is.
+The busy share detects an overloaded edge better than its CPU time, because it also reflects other processes on the
+machine and the number of cores. Backpressured time is not counted as busy: a faster processor would not shorten it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+REFUSED_S = 2.0
+"""A refused push counts as unread input for this long: its sender is asked to retry after one second."""
+
+ActivityMarker = Callable[[str], AbstractContextManager[None]]
+"""(source name) -> context manager around one activity of the source."""
+
+
+def no_marker(_: str) -> AbstractContextManager[None]:
+    """An `ActivityMarker` that measures nothing."""
+    return nullcontext()
+
+
+@dataclass(slots=True)
+class _SourceActivity:
+    """The activity of one source. All times are seconds of the monotonic clock.
+
+    Attributes:
+        depth: number of busy sections in progress less the number of waits; the source is busy while it is above 0.
+        began_s: start of each busy section in progress, by section number. The first is the source's own read loop;
+            the others are pushed requests.
+        idle: number of waits for input in progress.
+        drained_s: end of the last wait for input; all input had been read then.
+        refused_s: time of the last refused push.
+        since_s: time of the last change of `depth`.
+        busy_s: busy time in the current interval.
+        before_s: busy time in the previous interval.
+    """
+
+    depth: int = 0
+    began_s: dict[int, float] = field(default_factory=dict)
+    idle: int = 0
+    drained_s: float = -math.inf
+    refused_s: float = -math.inf
+    since_s: float = 0.0
+    busy_s: float = 0.0
+    before_s: float = 0.0
+
+    def unread_s(self, now_s: float) -> float:
+        """For how long unread input may have existed."""
+        if now_s - self.refused_s <= REFUSED_S:
+            return math.inf
+        pushed = list(self.began_s.values())[1:]
+        if pushed:
+            return now_s - min(pushed)  # requests overlap, and each is read on its own
+        return now_s - self.drained_s if self.began_s and not self.idle else 0.0
+
+
+class BusyMeter:
+    """Measures the busy time of each source. Not thread-safe.
+
+    Overlapping busy sections of one source, such as two pushed requests, count once.
+
+    Args:
+        monotonic: returns the seconds of a monotonic clock.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._sources: dict[str, _SourceActivity] = {}
+        self._began_s = self._before_s = monotonic()  # start of the current interval, and of the previous one
+        self._sections = 0
+
+    @contextmanager
+    def busy(self, source: str) -> Iterator[None]:
+        """Marks a section in which the source is read, decoded or ingested."""
+        self._shift(source, +1)
+        self._sections += 1
+        section, began_s = self._sections, self._sources[source].began_s
+        began_s[section] = self._monotonic()
+        try:
+            yield
+        finally:
+            del began_s[section]
+            self._shift(source, -1)
+
+    @contextmanager
+    def idle(self, source: str) -> Iterator[None]:
+        """Marks a wait for input inside a busy section: all input has been read."""
+        with self.backpressured(source):
+            state = self._sources[source]
+            state.idle += 1
+            try:
+                yield
+            finally:
+                state.idle -= 1
+                state.drained_s = self._monotonic()
+
+    @contextmanager
+    def backpressured(self, source: str) -> Iterator[None]:
+        """Marks a wait for memory or the disk inside a busy section: there may be unread input."""
+        self._shift(source, -1)
+        try:
+            yield
+        finally:
+            self._shift(source, +1)
+
+    def on_refused(self, source: str) -> None:
+        """Records that a push to the source was refused; its sender will retry."""
+        self._sources.setdefault(source, _SourceActivity()).refused_s = self._monotonic()
+
+    def unread_sources(self, longer_s: float) -> set[str]:
+        """Returns the sources that may have had unread input for longer than `longer_s`."""
+        now_s = self._monotonic()
+        return {name for name, source in self._sources.items() if source.unread_s(now_s) > longer_s}
+
+    def take_busy_share(self) -> float:
+        """Returns the busy share of the busiest source since the last call, 0 to 1, and begins a new interval."""
+        now_s = self._monotonic()
+        share = self._largest(now_s - self._began_s, before=False)
+        self._before_s, self._began_s = self._began_s, now_s
+        for source in self._sources.values():
+            source.before_s, source.busy_s = source.busy_s, 0.0
+        return share
+
+    @property
+    def recent_busy_share(self) -> float:
+        """The busy share of the busiest source over the previous and the current interval, 0 to 1."""
+        return self._largest(self._monotonic() - self._before_s, before=True)
+
+    def _largest(self, length_s: float, *, before: bool) -> float:
+        if length_s <= 0:
+            return 0.0
+        for name in self._sources:
+            self._shift(name, 0)
+        busy_s = (s.busy_s + (s.before_s if before else 0.0) for s in self._sources.values())
+        return min(max(busy_s, default=0.0) / length_s, 1.0)
+
+    def _shift(self, name: str, by: int) -> None:
+        source, now_s = self._sources.setdefault(name, _SourceActivity()), self._monotonic()
+        if source.depth > 0:
+            source.busy_s += now_s - source.since_s
+        source.since_s = now_s
+        source.depth += by

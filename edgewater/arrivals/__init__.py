@@ -1,0 +1,20 @@
+"""Arrival statistics of a query with an accuracy: which events arrived when, per slot, sub-stream and group.
+
+Edges collect and ship them, the center's early-answer estimator reads them. They are plain values: nothing here reads
+a clock or decides anything.
+"""
+
+from edgewater.arrivals.grouped import GroupedSubstream, summed
+from edgewater.arrivals.schedule import ReportSchedule, SlotGrid, lag_groups
+from edgewater.arrivals.substream import DEFAULT_MAX_SKEW_MS, Moments, SubstreamStatistics
+
+__all__ = [
+    "DEFAULT_MAX_SKEW_MS",
+    "GroupedSubstream",
+    "Moments",
+    "ReportSchedule",
+    "SlotGrid",
+    "SubstreamStatistics",
+    "lag_groups",
+    "summed",
+]

@@ -1,0 +1,166 @@
+"""Arrival statistics of a sub-stream per group, as columns, for queries with a `group_by` and an accuracy.
+
+Per group they hold the same numbers as `SubstreamStatistics`. Groups are rows of a table of keys that is part of each
+report, so reports can be read independently. The number of groups is bounded: above the limit a report has only the
+number of events, and the center answers windows only when they are complete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from edgewater.arrivals.schedule import SlotGrid, lag_groups
+from edgewater.errors import CorruptSynopsis, InvalidRecord
+from edgewater.synopses import FloatArray, IntArray, KeyTable
+from edgewater.synopses.encoding import codec
+
+_KIND, _VERSION = "grouped-substream", 1
+
+MAX_CELLS = 1 << 19
+"""Limit of one report, 1 to 3 MB. Arrivals between two report slots (at most 30 slots) need less than half of it. A
+report that accumulates while the link is down may need more, up to every lag of every group."""
+
+
+@dataclass(slots=True)
+class GroupedSubstream:
+    """One source's reported events with event times in sub-stream `index`, per group.
+
+    Attributes:
+        keys: one column per column of `group_by`, one row per group.
+        cells: codes (slot in the sub-stream · lags + lag) · groups + group, int64, ascending.
+        counts: number of events per cell, int64, in the order of `cells`.
+        value_cells: codes group · lag groups + lag group, int64, ascending.
+        value_sums: count, Σv and Σv² of the sampled values per value cell, float64 (3, len(value_cells)).
+        unattributed: events without group and lag, because there were too many groups.
+    """
+
+    grid: SlotGrid
+    index: int
+    keys: list[pa.Array]
+    cells: IntArray
+    counts: IntArray
+    value_cells: IntArray
+    value_sums: FloatArray
+    unattributed: int = 0
+
+    @property
+    def groups(self) -> int:
+        return len(self.keys[0])
+
+    @property
+    def lag_groups(self) -> int:
+        return int(lag_groups(self.grid.lags)[-1]) + 1
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in (*self.keys, self.cells, self.counts, self.value_cells, self.value_sums))
+
+    def arrivals(self) -> IntArray:
+        """Returns rows of (arrival slot since epoch, lag, count, group), int64."""
+        cell, group = np.divmod(self.cells, max(self.groups, 1))
+        slot, lag = np.divmod(cell, self.grid.lags)
+        return np.stack([self.index * self.grid.substream_slots + slot + lag, lag, self.counts, group], axis=1)
+
+    def arrival_counts(self) -> FloatArray:
+        """Returns one row per group: the number of events, then count, Σv and Σv² by lag group, flat. float64."""
+        width, groups = self.lag_groups, self.groups
+        result = np.zeros((groups, 1 + 3 * width))
+        np.add.at(result[:, 0], self.cells % max(groups, 1), self.counts)
+        group, lag = np.divmod(self.value_cells, width)
+        for row in range(3):
+            result[group, 1 + row * width + lag] = self.value_sums[row]
+        return result
+
+    def merge(self, other: GroupedSubstream) -> None:
+        """Adds another report of the same sub-stream.
+
+        Raises:
+            InvalidRecord: different sub-streams, grids or types of key columns.
+        """
+        types = [k.type for k in self.keys]
+        if (other.grid, other.index, [k.type for k in other.keys]) != (self.grid, self.index, types):
+            raise InvalidRecord("substream", (other.grid, other.index), f"{(self.grid, self.index)}, keys of {types}")
+        table = KeyTable(tuple(types))
+        both = [pa.concat_arrays([mine, theirs]) for mine, theirs in zip(self.keys, other.keys, strict=True)]
+        codes = table.encode(both, len(both[0]))
+        mine, theirs, groups = codes[: self.groups], codes[self.groups :], len(table)
+        cells = np.concatenate([_recoded(self.cells, mine, groups), _recoded(other.cells, theirs, groups)])
+        weights = np.concatenate([self.counts, other.counts])[None].astype(np.float64)
+        self.cells, counts = summed(cells, weights)
+        self.counts = counts[0].astype(np.int64)
+        width = self.lag_groups
+        value_cells = [
+            code[s.value_cells // width] * width + s.value_cells % width for s, code in ((self, mine), (other, theirs))
+        ]
+        self.value_cells, self.value_sums = summed(
+            np.concatenate(value_cells), np.concatenate([self.value_sums, other.value_sums], axis=1)
+        )
+        self.keys = table.rows()
+        self.unattributed += other.unattributed
+        self.bound()
+
+    def bound(self) -> None:
+        """Keeps only the number of events if there are more cells than `MAX_CELLS`."""
+        if len(self.cells) > MAX_CELLS:
+            self.unattributed += int(self.counts.sum())
+            self.keys = [k.slice(0, 0) for k in self.keys]
+            self.cells = self.counts = self.value_cells = np.zeros(0, np.int64)
+            self.value_sums = np.zeros((3, 0))
+
+    def to_state(self) -> bytes:
+        """Encodes the statistics in the envelope of synopses: a header, the key columns, integers of minimal width."""
+        message = codec.header(
+            _KIND, _VERSION, {"index": self.index, "unattributed": self.unattributed, "keys": len(self.keys)}
+        )
+        message.arrays.extend(codec.encode_keys(k) for k in self.keys)
+        arrays = (np.diff(self.cells, prepend=0), self.counts, np.diff(self.value_cells, prepend=0), self.value_sums)
+        message.arrays.extend(codec.encode(a) for a in arrays)
+        return codec.seal(message)
+
+    @classmethod
+    def from_state(cls, state: bytes, grid: SlotGrid) -> Self:
+        """Raises CorruptSynopsis, UnsupportedVersion."""
+        message = codec.unseal(state)
+        header = codec.open_message(message, _KIND, _VERSION, len(message.arrays))
+        try:
+            columns = int(header["keys"])
+            keys = [codec.decode_keys(a) for a in message.arrays[:columns]]
+            steps, counts, jumps, value_sums = (codec.decode(a) for a in message.arrays[columns:])
+            value_sums = np.asarray(value_sums, np.float64).reshape(3, len(jumps))
+            made = cls(
+                grid, int(header["index"]), keys, np.cumsum(steps), np.asarray(counts, np.int64), np.cumsum(jumps),
+                value_sums, int(header["unattributed"]),
+            )  # fmt: skip
+        except (KeyError, ValueError, TypeError) as exc:
+            raise CorruptSynopsis(f"{_KIND} cannot be read: {type(exc).__name__}: {exc}") from exc
+        made._check(steps, jumps)
+        return made
+
+    def _check(self, steps: IntArray, jumps: IntArray) -> None:
+        groups = self.groups if self.keys else -1
+        if groups < 0 or any(len(k) != groups for k in self.keys):
+            raise CorruptSynopsis(f"{_KIND}: {len(self.keys)} key columns of different lengths")
+        for name, at, ascending, limit in (
+            ("cells", self.cells, steps, self.grid.substream_slots * self.grid.lags * groups),
+            ("value cells", self.value_cells, jumps, groups * self.lag_groups),
+        ):
+            if len(at) and (at[0] < 0 or at[-1] >= limit or (ascending[1:] <= 0).any()):
+                raise CorruptSynopsis(f"{_KIND}: {name} are not ascending from 0 to below {limit}")
+        if len(self.counts) != len(self.cells) or (self.counts <= 0).any() or self.unattributed < 0:
+            raise CorruptSynopsis(f"{_KIND}: counts are not positive or not one per cell")
+
+
+def _recoded(cells: IntArray, codes: IntArray, groups: int) -> IntArray:
+    before = max(len(codes), 1)
+    return cells // before * groups + codes[cells % before] if len(cells) else cells
+
+
+def summed(codes: IntArray, weights: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Returns the distinct codes, ascending, and the sums of each row of weights per code."""
+    distinct, inverse = np.unique(codes, return_inverse=True)
+    rows = [np.bincount(inverse, row, minlength=len(distinct)) for row in weights]
+    return distinct, np.stack(rows) if rows else weights

@@ -1,0 +1,157 @@
+"""Arrival statistics of a sub-stream, as an edge ships them. They are additive over batches and over edges."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+
+from edgewater.arrivals.schedule import SlotGrid
+from edgewater.errors import CorruptSynopsis, InvalidRecord, UnsupportedVersion
+from edgewater.synopses import FloatArray, IntArray
+
+_HEADER = struct.Struct("<BqIIqq9d")
+_VERSION = 1
+
+DEFAULT_MAX_SKEW_MS = 1_000
+"""Clock skew that is tolerated: an event time up to this much after the arrival time counts as a delay of 0."""
+
+
+@dataclass(slots=True)
+class Moments:
+    """Count, mean and sum of squared deviations; merged by the formulas of Chan, Golub and LeVeque (1979)."""
+
+    count: float = 0.0
+    mean: float = 0.0
+    deviations: float = 0.0
+
+    @classmethod
+    def of(cls, values: FloatArray) -> Self:
+        if not len(values):
+            return cls()
+        mean = float(values.mean())
+        return cls(float(len(values)), mean, float(((values - mean) ** 2).sum()))
+
+    @classmethod
+    def weighted(cls, values: FloatArray, counts: IntArray) -> Self:
+        total = float(counts.sum())
+        if not total:
+            return cls()
+        mean = float((values * counts).sum()) / total
+        return cls(total, mean, float((counts * (values - mean) ** 2).sum()))
+
+    def merge(self, other: Moments) -> None:
+        total = self.count + other.count
+        if not total:
+            return
+        gap = other.mean - self.mean
+        self.deviations += other.deviations + gap * gap * self.count * other.count / total
+        self.mean += gap * other.count / total
+        self.count = total
+
+    @property
+    def variance(self) -> float:
+        """The sample variance with n - 1; 0 for fewer than two values."""
+        return self.deviations / (self.count - 1) if self.count > 1 else 0.0
+
+
+@dataclass(slots=True)
+class SubstreamStatistics:
+    """One source's reported events with event times in sub-stream `index`.
+
+    Attributes:
+        delay, gap, value: moments of delays, of gaps between arrivals, and of sampled values.
+        cells: codes slot·lags + lag, slot counted in the sub-stream, ascending: the cells of the center's run-off
+            triangle.
+        counts: number of events per cell.
+        value_sums: count, Σv and Σv² of the sampled values by lag group, float64 (3, lag groups).
+        skewed: events with an event time after their arrival, within the tolerated clock skew.
+        from_future: events beyond the tolerated clock skew, which no other statistic includes.
+    """
+
+    grid: SlotGrid
+    index: int
+    delay: Moments = field(default_factory=Moments)
+    gap: Moments = field(default_factory=Moments)
+    value: Moments = field(default_factory=Moments)
+    cells: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    counts: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    value_sums: FloatArray = field(default_factory=lambda: np.zeros((3, 0)))
+    skewed: int = 0
+    from_future: int = 0
+
+    @property
+    def events(self) -> int:
+        return int(self.counts.sum())
+
+    def merge(self, other: SubstreamStatistics) -> None:
+        """Adds the statistics of another batch or edge for the same sub-stream.
+
+        Raises:
+            InvalidRecord: different sub-streams or grids.
+        """
+        if (other.grid, other.index) != (self.grid, self.index):
+            raise InvalidRecord("substream", (other.grid, other.index), f"{(self.grid, self.index)}")
+        for name in ("delay", "gap", "value"):
+            getattr(self, name).merge(getattr(other, name))
+        cells = np.concatenate([self.cells, other.cells])
+        self.cells, inverse = np.unique(cells, return_inverse=True)
+        weights = np.concatenate([self.counts, other.counts])
+        self.counts = np.bincount(inverse, weights=weights, minlength=len(self.cells)).astype(np.int64)
+        if not self.value_sums.size:
+            self.value_sums = other.value_sums.copy()
+        elif other.value_sums.size:
+            self.value_sums = self.value_sums + other.value_sums
+        self.skewed += other.skewed
+        self.from_future += other.from_future
+
+    def arrivals(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Returns arrival slot since epoch, lag and count of each cell, int64, (cells,) each."""
+        slot, lag = np.divmod(self.cells, self.grid.lags)
+        return self.index * self.grid.substream_slots + slot + lag, lag, self.counts
+
+    def to_state(self) -> bytes:
+        """Encodes a header, the differences of cells and the counts in integers of minimal width, and the values."""
+        moments = [x for m in (self.delay, self.gap, self.value) for x in (m.count, m.mean, m.deviations)]
+        head = _HEADER.pack(
+            _VERSION, self.index, len(self.cells), self.value_sums.shape[1], self.skewed, self.from_future, *moments
+        )
+        steps = np.diff(self.cells, prepend=0)
+        return head + _packed(steps) + _packed(self.counts) + self.value_sums.astype("<f8").tobytes()
+
+    @classmethod
+    def from_state(cls, state: bytes, grid: SlotGrid) -> Self:
+        """Raises CorruptSynopsis, UnsupportedVersion."""
+        if state[:1] and state[0] > _VERSION:
+            raise UnsupportedVersion(f"sub-stream statistics of version {state[0]}; this release reads {_VERSION}")
+        try:
+            _, index, cells, groups, skewed, future, *m = _HEADER.unpack_from(state)
+            steps, at = _unpacked(state, _HEADER.size, cells)
+            counts, at = _unpacked(state, at, cells)
+            if len(state) != at + 24 * groups:
+                raise ValueError("length")
+            sums = np.frombuffer(state, "<f8", 3 * groups, at).reshape(3, groups).astype(float)
+        except (struct.error, ValueError, IndexError) as exc:
+            raise CorruptSynopsis(f"sub-stream statistics cannot be read: {exc}") from exc
+        positions = np.cumsum(steps)
+        limit = grid.substream_slots * grid.lags
+        if cells and (positions[-1] >= limit or (steps[1:] <= 0).any() or (counts <= 0).any()):
+            raise CorruptSynopsis(f"sub-stream statistics have cells that are empty, not ascending, or above {limit}")
+        delay, gap, value = (Moments(*m[i : i + 3]) for i in (0, 3, 6))
+        return cls(grid, index, delay, gap, value, positions, counts, sums, skewed, future)
+
+
+def _packed(values: IntArray) -> bytes:
+    """Encodes values in the narrowest unsigned type, after one byte with its width."""
+    width = next(w for w in (1, 2, 4, 8) if int(values.max(initial=0)) < 1 << (8 * w))
+    return bytes([width]) + values.astype(f"<u{width}").tobytes()
+
+
+def _unpacked(state: bytes, at: int, count: int) -> tuple[IntArray, int]:
+    width = state[at]
+    if width not in (1, 2, 4, 8):
+        raise ValueError(f"width {width}")
+    values = np.frombuffer(state, f"<u{width}", count, at + 1).astype(np.int64)
+    return values, at + 1 + width * count

@@ -1,0 +1,166 @@
+"""Configuration of both sides: reading YAML files, common field types, and errors that name the key.
+
+A `Section` is a pydantic model that refuses unknown keys. Every error is an `InvalidConfig` with the key's path, its
+value, what is accepted and, for an unknown key, the key that was probably meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
+
+from edgewater.errors import InvalidConfig, InvalidInput
+from edgewater.plain_yaml import load_yaml
+from edgewater.quantities import duration_ms, size_bytes
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """Base of all configuration models: immutable, unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def read_yaml(path: str | Path, field: str) -> object:
+    """The content of a YAML file.
+
+    Raises:
+        InvalidConfig: the file cannot be read or is not plain YAML; `field` names where the path was given.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InvalidConfig(field, str(path), "a readable YAML file in UTF-8", str(exc)) from exc
+    try:
+        return load_yaml(text)
+    except yaml.YAMLError as exc:
+        raise InvalidConfig(field, str(path), "YAML", " ".join(str(exc).split())) from exc
+
+
+def validate(model: type[M], document: object, context: Mapping[str, Any] | None = None) -> M:
+    """Validates the content of a file, or None for an empty one.
+
+    Args:
+        context: for the model's validators.
+
+    Raises:
+        InvalidConfig: names the key's path, its value and what is accepted.
+    """
+    if document is None:
+        document = {}
+    if not isinstance(document, Mapping):
+        raise InvalidConfig("", document, f"a mapping with the keys {', '.join(_keys(model))}")
+    try:
+        return model.model_validate(document, context=context)
+    except ValidationError as exc:
+        raise _invalid_config(exc, model) from None
+
+
+def refusal(accepted: str, reason: str = "") -> PydanticCustomError:
+    """The error that a validator raises to refuse its value."""
+    return PydanticCustomError("edgewater", "{accepted}", {"accepted": accepted, "reason": reason})
+
+
+def parsed_by(parse: Callable[[object, str], Any]) -> BeforeValidator:
+    """A validator that calls one of `edgewater.quantities` and keeps its error message."""
+
+    def validated(value: object) -> Any:
+        try:
+            return parse(value, "")
+        except InvalidInput as exc:
+            raise refusal(exc.accepted, exc.reason) from exc
+
+    return BeforeValidator(validated)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[v6]:port``. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError(address)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _address(value: object) -> object:
+    try:
+        split_address(value)  # type: ignore[arg-type]  # anything but text has no rpartition
+    except (ValueError, AttributeError) as exc:
+        raise refusal("host:port, such as 127.0.0.1:7400; port 0 takes a free one") from exc
+    return value
+
+
+Duration = Annotated[int, parsed_by(duration_ms)]
+"""Written as 30s; int64 ms."""
+Size = Annotated[int, parsed_by(size_bytes)]
+"""Written as 64KiB; bytes."""
+Address = Annotated[str, BeforeValidator(_address)]
+"""Written as host:port."""
+
+
+def _invalid_config(error: ValidationError, root: type[BaseModel]) -> InvalidConfig:
+    """The first error that pydantic found, with the number of the others."""
+    # A misspelt key is also a missing one: the typo is the better message.
+    errors = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
+    first, more = errors[0], len(errors) - 1
+    location = tuple(part for part in first["loc"] if part != "function-before")
+    field, context = ".".join(str(part) for part in location), first.get("ctx", {})
+    further = f"{more} more after it" if more else ""
+    if first["type"] == "extra_forbidden":
+        known = _keys_at(root, location[:-1])
+        near = difflib.get_close_matches(str(location[-1]), known, 1)
+        reason = f"unknown key, did you mean {near[0]}?" if near else "unknown key"
+        return InvalidConfig(field, first["input"], f"one of the keys {', '.join(known)}", _join(reason, further))
+    if first["type"] == "missing":
+        return InvalidConfig(field, None, "a value", _join("missing key", further))
+    if first["type"] == "edgewater":
+        return InvalidConfig(field, first["input"], context["accepted"], _join(context["reason"], further))
+    if first["type"] == "string_pattern_mismatch":
+        return InvalidConfig(field, first["input"], f"text that matches {context['pattern']}", further)
+    return InvalidConfig(field, first["input"], _as_phrase(first["msg"]), further)
+
+
+def _join(*reasons: str) -> str:
+    return ", ".join(reason for reason in reasons if reason)
+
+
+def _as_phrase(message: str) -> str:
+    phrase = message.removeprefix("Input should be ").removeprefix("Input should ")
+    return phrase[:1].lower() + phrase[1:]
+
+
+def _keys_at(root: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The keys of the model at a location."""
+    kind: Any = root
+    for part in location:
+        kind = _inner(_without_none(kind), part)
+    model = _without_none(kind)
+    return _keys(model) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _inner(kind: Any, part: int | str) -> Any:
+    """The type under a key or index of a container or model."""
+    if get_origin(kind) in (dict, list):
+        return get_args(kind)[-1]
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        for name, field in kind.model_fields.items():
+            if part in (name, field.alias):
+                return field.annotation
+    return None
+
+
+def _without_none(kind: Any) -> Any:
+    """X of ``X | None``; other types unchanged."""
+    if get_origin(kind) in (dict, list) or isinstance(kind, type):
+        return kind
+    return next((inner for inner in get_args(kind) if inner is not type(None)), None)

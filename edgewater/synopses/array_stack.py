@@ -1,0 +1,148 @@
+"""The base class of built-in stacks, and array helpers that several kinds of stack use."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.synopses.base import BoolArray, Estimates, IntArray, Properties, Question, Questions
+from edgewater.synopses.encoding import codec
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+T = TypeVar("T", bound=np.generic)
+
+
+class ArrayStack:
+    """A stack whose state is a few arrays of shape (groups,), each with a value for "empty".
+
+    Subclasses define `arrays` (name -> dtype, empty value) and implement `update`, `merge` and `query`.
+    """
+
+    kind: ClassVar[str]
+    version: ClassVar[int] = 1
+    properties: ClassVar[Properties]
+    questions: ClassVar[Questions]
+    arrays: ClassVar[dict[str, tuple[str, float]]]
+
+    def __init__(self, groups: int = 0) -> None:
+        self._length = groups
+        self._state: dict[str, npt.NDArray[Any]] = {
+            name: np.full(max(groups, 1), empty, dtype) for name, (dtype, empty) in self.arrays.items()
+        }
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _view(self, name: str) -> npt.NDArray[Any]:
+        return self._state[name][: self._length]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(a.nbytes for a in self._state.values())
+
+    def grow(self, groups: int) -> None:
+        if groups <= self._length:
+            return
+        for name, (_, empty) in self.arrays.items():
+            held = self._state[name]
+            if groups > len(held):
+                # Doubling keeps growth amortised O(1) per group.
+                wider = np.full(max(groups, 2 * len(held)), empty, held.dtype)
+                wider[: self._length] = held[: self._length]
+                self._state[name] = wider
+        self._length = groups
+
+    def take(self, groups: IntArray) -> Self:
+        result = self._empty()
+        result._length = len(groups)
+        result._state = {name: self._view(name)[groups] for name in self.arrays}
+        return result
+
+    def _copy_single(self) -> Self:
+        """Copies a stack of one group: `take` without its checks. The copy shares all state outside `arrays`; the
+        caller copies what is mutable."""
+        result = copy(self)
+        result._state = {name: held.copy() for name, held in self._state.items()}
+        return result
+
+    def _empty(self) -> Self:
+        """Returns a stack of no groups with equal parameters."""
+        return type(self)()
+
+    def reset(self, groups: IntArray) -> None:
+        for name, (_, empty) in self.arrays.items():
+            self._state[name][groups] = empty
+
+    def query(self, question: Question | None = None) -> Estimates:
+        raise NotImplementedError
+
+    def check(self, question: Question | None) -> None:
+        """Raises InvalidRequest for a question that is not one of `questions`."""
+        if question is not None and not isinstance(question, self.questions):
+            able = ", ".join(q.__name__ for q in self.questions)
+            raise InvalidRequest("question", question, f"one of {able}", f"{self.kind} cannot answer it")
+
+    def _require_equal_parameters(self, other: ArrayStack) -> None:
+        """Raises IncompatibleSynopses unless parameters, and seeds if there are any, are equal."""
+        seeds = getattr(self, "seed", None), getattr(other, "seed", None)
+        if seeds == (None, None):
+            codec.require_equal(self.kind, self.parameters, other.parameters)
+        else:
+            mine, theirs = ({**s.parameters, "seed": seed} for s, seed in zip((self, other), seeds, strict=True))
+            codec.require_equal(self.kind, mine, theirs)
+
+    def to_message(self) -> SynopsisMessage:
+        message = codec.header(self.kind, self.version, self.parameters)
+        message.arrays.extend(codec.encode(self._view(name)) for name in self.arrays)
+        return message
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        codec.open_message(message, cls.kind, cls.version, len(cls.arrays))
+        result = cls()
+        result._load(message)
+        return result
+
+    def _load(self, message: SynopsisMessage) -> None:
+        """Sets `arrays` from the message's. Raises CorruptSynopsis."""
+        decoded = [codec.decode(a) for a in message.arrays]
+        for (name, (dtype, _)), values in zip(self.arrays.items(), decoded, strict=True):
+            if values.ndim != 1 or values.dtype != np.dtype(dtype) or len(values) != len(decoded[0]):
+                raise CorruptSynopsis(f"{self.kind}: array {name} is {values.dtype}{values.shape}")
+            self._state[name] = values
+        self._length = len(decoded[0])
+
+
+def with_capacity(rows: npt.NDArray[T], groups: int) -> npt.NDArray[T]:
+    """Returns `rows`, or a copy with zero rows added, so that there are at least `groups`; grows by half or more."""
+    if groups <= len(rows):
+        return rows
+    wider = np.zeros((max(groups, len(rows) * 3 // 2), *rows.shape[1:]), rows.dtype)
+    wider[: len(rows)] = rows
+    return wider
+
+
+def run_indices(starts: IntArray, counts: IntArray) -> IntArray:
+    """Returns the concatenation of ``arange(starts[i], starts[i] + counts[i])`` for all i."""
+    ends = np.cumsum(counts)
+    return np.arange(int(counts.sum())) + np.repeat(starts - ends + counts, counts)
+
+
+def group_mask(groups: IntArray, length: int) -> BoolArray:
+    """Returns a mask of shape (length,) that is true at `groups`."""
+    mask = np.zeros(length, bool)
+    mask[groups] = True
+    return mask
+
+
+def halvings(number: int) -> int:
+    """Returns how often a positive whole number is divisible by 2."""
+    return (number & -number).bit_length() - 1

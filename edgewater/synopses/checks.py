@@ -1,0 +1,78 @@
+"""Checks of arguments that users pass to constructors and questions. All raise InvalidRequest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from edgewater.errors import InvalidRecord, InvalidRequest
+from edgewater.synopses.base import BoolArray, IntArray
+
+
+def check_whole(name: str, value: object, low: int, high: int) -> int:
+    """Returns a whole number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequest(name, value, f"a whole number from {low} to {high}")
+    return value
+
+
+def check_power_of_two(name: str, value: object, low: int, high: int) -> int:
+    """Returns a power of two from `low` to `high`."""
+    number = check_whole(name, value, low, high)
+    if number & (number - 1):
+        raise InvalidRequest(name, value, f"a power of two from {low} to {high}")
+    return number
+
+
+def check_fraction(name: str, value: object) -> float:
+    """Returns a number between 0 and 1, both excluded."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise InvalidRequest(name, value, "a number between 0 and 1, such as 0.01")
+    return float(value)
+
+
+def check_confidence(value: object) -> float:
+    """Returns the confidence of an interval, between 0 and 1, both excluded."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise InvalidRequest("confidence", value, "a number between 0 and 1, such as 0.95")
+    return float(value)
+
+
+def check_quantile(q: float) -> float:
+    """Returns a quantile's rank from 0 to 1, both included."""
+    if not 0 <= q <= 1:
+        raise InvalidRequest("q", q, "a number from 0 to 1, such as 0.99")
+    return q
+
+
+def check_not_nan(name: str, value: float) -> float:
+    """Returns a number, infinities included."""
+    if value != value:
+        raise InvalidRequest(name, value, "a number")
+    return value
+
+
+def check_fold(levels: int, most: int, reason: str) -> None:
+    """Checks that a synopsis can be folded by `levels`, of at most `most`."""
+    if not 0 <= levels <= most:
+        raise InvalidRequest("level", levels, f"0 to {most}", reason)
+
+
+def whole_numbers(name: str, values: Any, present: BoolArray, least: int | None = None) -> IntArray:
+    """Returns int64 numbers, one per value, at the places where `present` is true.
+
+    Args:
+        least: the smallest number that is accepted.
+
+    Raises:
+        InvalidRecord: other numbers, or not one per value.
+    """
+    numbers = np.asarray(values)
+    fit = numbers.dtype.kind in "iu" and numbers.shape == present.shape
+    if not fit or (least is not None and (numbers < least).any()):
+        floor = "" if least is None else f" from {least}"
+        accepted = f"{len(present)} whole numbers{floor}, one per value"
+        raise InvalidRecord(name, f"{numbers.dtype}{numbers.shape}", accepted)
+    held: IntArray = numbers.astype(np.int64)[present]
+    return held

@@ -1,0 +1,256 @@
+"""Synopses as bytes: ``EWS1`` + CRC32C (4 bytes, little endian) + a `Synopsis` message.
+
+Arrays are stored in the narrowest NumPy type that represents each value exactly: a small count takes one byte, and
+integral float64 sums take as much as integers. Frames are compressed on top.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from google.protobuf.message import DecodeError
+
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
+from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+MAGIC = b"EWS1"
+_HEADER = struct.Struct("<4sI")
+MAX_BYTES = 1 << 30
+_NARROWER = {
+    "i": ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4"),
+    "u": ("|u1", "<u2", "<u4"),
+}
+_TYPES = {t: np.dtype(t) for t in ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")}
+_EXACTLY = frozenset((s, t) for s in _TYPES for t in _TYPES if np.can_cast(s, t, "safe"))
+"""(stored, declared) types between which every value converts exactly."""
+
+
+def seal(message: SynopsisMessage) -> bytes:
+    """Serialises a message, with magic and checksum in front."""
+    body = message.SerializeToString(deterministic=True)
+    return _HEADER.pack(MAGIC, google_crc32c.value(body)) + body
+
+
+def unseal(data: bytes) -> SynopsisMessage:
+    """Reads the bytes that `seal` wrote. Raises CorruptSynopsis for any others."""
+    if len(data) < _HEADER.size or len(data) > MAX_BYTES:
+        raise CorruptSynopsis(f"{len(data)} bytes cannot be a synopsis (at least {_HEADER.size})")
+    magic, checksum = _HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise CorruptSynopsis(f"foreign bytes: they begin with {data[:4]!r}, a synopsis with {MAGIC!r}")
+    body = data[_HEADER.size :]
+    actual = google_crc32c.value(body)
+    if actual != checksum:
+        raise CorruptSynopsis(f"damaged bytes: CRC32C is {actual:#010x}, the header says {checksum:#010x}")
+    try:
+        return SynopsisMessage.FromString(body)
+    except DecodeError as exc:
+        raise CorruptSynopsis(f"the checksum holds but the body is no Synopsis message: {exc}") from exc
+
+
+def header(
+    kind: str, version: int, parameters: Mapping[str, Any], *, seed: int = 0, records: int = 0
+) -> SynopsisMessage:
+    """Returns a message without arrays."""
+    text = json.dumps(parameters, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return SynopsisMessage(kind=kind, version=version, parameters=text, seed=seed, records=records)
+
+
+def open_message(message: SynopsisMessage, kind: str, version: int, arrays: int, parts: int = 0) -> dict[str, Any]:
+    """Checks a message's header and returns its parameters. Raises CorruptSynopsis or UnsupportedVersion.
+
+    Args:
+        version: the newest version that the caller reads.
+        arrays, parts: the numbers of arrays and of nested messages that the payload must have.
+    """
+    if message.kind != kind:
+        raise CorruptSynopsis(f"a {message.kind!r} where a {kind!r} was expected")
+    if not 1 <= message.version <= version:
+        raise UnsupportedVersion(f"{kind} bytes of version {message.version}; this release reads 1 to {version}")
+    if len(message.arrays) != arrays or len(message.parts) != parts:
+        raise CorruptSynopsis(
+            f"{kind}: {len(message.arrays)} arrays and {len(message.parts)} parts, expected {arrays} and {parts}"
+        )
+    return _parameters(kind, message.parameters)
+
+
+def _parameters(kind: str, text: str) -> dict[str, Any]:
+    try:
+        parameters = json.loads(text or "{}")
+    except json.JSONDecodeError as exc:
+        raise CorruptSynopsis(f"{kind}: parameters are not JSON: {text!r}") from exc
+    if not isinstance(parameters, dict):
+        raise CorruptSynopsis(f"{kind}: parameters are not a mapping: {text!r}")
+    return parameters
+
+
+def require_equal(kind: str, mine: object, theirs: object) -> None:
+    """Raises IncompatibleSynopses, naming both, unless the parameters are equal."""
+    if mine != theirs:
+        raise IncompatibleSynopses(f"{kind}: {mine} and {theirs} do not merge; parameters and seeds must be equal")
+
+
+def encode(values: npt.NDArray[Any]) -> ArrayMessage:
+    """Encodes a NumPy array of bool, integers or floats, of any shape."""
+    declared = values.dtype.newbyteorder("<").str
+    if declared not in _TYPES:
+        raise TypeError(f"arrays of {values.dtype} have no encoding")
+    stored = _narrow(np.ascontiguousarray(values, dtype=declared))
+    return ArrayMessage(
+        encoding=ArrayMessage.FIXED, type=declared, stored=stored.dtype.str, shape=values.shape, data=stored.tobytes()
+    )
+
+
+def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if values.size == 0:
+        return values
+    if values.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            integers = values.astype(np.int64)
+        # Bit patterns, not values: -0.0 == 0 but must come back as -0.0. NaN never compares equal.
+        same = integers.astype(values.dtype).view(f"<i{values.itemsize}") == values.view(f"<i{values.itemsize}")
+        if not same.all() or np.abs(values).max() >= 2.0**53:
+            return values
+        narrowed = _narrow(integers)
+        return narrowed if narrowed.itemsize < values.itemsize else values
+    low, high = values.min(), values.max()
+    for candidate in _NARROWER.get(values.dtype.kind, ()):
+        limits = np.iinfo(candidate)
+        if limits.min <= low and high <= limits.max and np.dtype(candidate).itemsize < values.itemsize:
+            return values.astype(candidate)
+    return values
+
+
+def decode(message: ArrayMessage) -> npt.NDArray[Any]:
+    """Returns the array that was encoded, with equal dtype, shape and bits. Raises CorruptSynopsis."""
+    if message.encoding != ArrayMessage.FIXED:
+        raise CorruptSynopsis(f"an array of type {message.type!r} has another encoding than numbers")
+    require_exact(message.type, message.stored)
+    shape, stored = tuple(message.shape), _TYPES[message.stored]
+    if math.prod(shape) * stored.itemsize != len(message.data):
+        raise CorruptSynopsis(f"an array of shape {shape} has {len(message.data)} bytes of {message.stored}")
+    return np.frombuffer(message.data, stored).reshape(shape).astype(_TYPES[message.type])
+
+
+def require_exact(declared: str, stored: str) -> None:
+    """Raises CorruptSynopsis unless both are types, and `stored` represents every value of `declared` exactly."""
+    if declared not in _TYPES or stored not in _TYPES:
+        raise CorruptSynopsis(f"an array of type {declared!r} stored as {stored!r} cannot be read")
+    if (stored, declared) not in _EXACTLY:
+        raise CorruptSynopsis(f"{stored} does not store {declared} exactly")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayRoles:
+    """The roles of a kind's arrays when stacks of one group each are concatenated; other arrays have values per group.
+
+    Attributes:
+        groups: index of an array with one value per group.
+        equal: indices of arrays of the stack, not of its groups, which must be equal in all messages.
+        first_only: indices of arrays of the stack that may differ; the first message's are used.
+        group_numbers: indices of arrays that contain group numbers.
+    """
+
+    groups: int
+    equal: tuple[int, ...] = ()
+    first_only: tuple[int, ...] = ()
+    group_numbers: tuple[int, ...] = ()
+
+
+def stacked(messages: Sequence[SynopsisMessage], roles: ArrayRoles) -> SynopsisMessage:
+    """Returns the message of a stack of many groups, from messages of one group each, by concatenating their arrays.
+
+    Args:
+        messages: messages of one kind, version, parameters and seed.
+
+    Raises:
+        IncompatibleSynopses: arrays that must be equal differ, or a message has more than one group.
+    """
+    first = messages[0]
+    for message in messages:
+        if list(message.arrays[roles.groups].shape) != [1] or any(
+            message.arrays[i] != first.arrays[i] for i in roles.equal
+        ):
+            raise IncompatibleSynopses(f"{first.kind}: levels differ, or there is more than one group")
+    result = header(first.kind, first.version, {}, seed=first.seed)
+    result.parameters = first.parameters
+    for number, column in enumerate(zip(*(message.arrays for message in messages), strict=True)):
+        if number in roles.first_only or number in roles.equal:
+            result.arrays.append(column[0])
+        elif number in roles.group_numbers:
+            result.arrays.append(encode(np.flatnonzero([array.shape[0] for array in column])))
+        else:
+            result.arrays.append(joined(column))
+    return result
+
+
+def joined(arrays: Sequence[ArrayMessage]) -> ArrayMessage:
+    """Concatenates arrays of one type."""
+    first = arrays[0]
+    if first.encoding == ArrayMessage.UTF8 or any(array.valid for array in arrays):
+        return encode_keys(pa.concat_arrays([decode_keys(array) for array in arrays]))
+    shapes = {(a.encoding, a.type, a.stored, tuple(a.shape[1:])) for a in arrays if a.data}
+    if len(shapes) > 1:
+        return encode(np.concatenate([decode(array) for array in arrays]))
+    like = next((a for a in arrays if a.data), first)
+    shape = [sum(a.shape[0] for a in arrays), *like.shape[1:]]
+    data = b"".join([a.data for a in arrays])
+    return ArrayMessage(encoding=like.encoding, type=like.type, stored=like.stored, shape=shape, data=data)
+
+
+def encode_keys(values: pa.Array) -> ArrayMessage:
+    """Encodes an Arrow array of string, int64, float64 or bool, with nulls."""
+    valid = (
+        b"" if values.null_count == 0 else values.is_valid().cast(pa.uint8()).to_numpy(zero_copy_only=False).tobytes()
+    )
+    if pa.types.is_string(values.type):
+        filled = values.fill_null("") if valid else values
+        lengths = pa.compute.binary_length(filled).to_numpy(zero_copy_only=False).astype(np.int64)
+        offsets = (
+            np.frombuffer(filled.buffers()[1], np.int32, len(filled) + 1, filled.offset * 4) if len(filled) else [0, 0]
+        )
+        data = filled.buffers()[2]
+        text = b"" if data is None else data.slice(offsets[0], offsets[-1] - offsets[0]).to_pybytes()
+        return ArrayMessage(
+            encoding=ArrayMessage.UTF8, shape=[len(values)], data=text, lengths=encode(lengths), valid=valid
+        )
+    fill: Any = False if pa.types.is_boolean(values.type) else 0
+    numbers = (values.fill_null(fill) if valid else values).to_numpy(zero_copy_only=False)
+    message = encode(numbers)
+    message.valid = valid
+    return message
+
+
+def decode_keys(message: ArrayMessage) -> pa.Array:
+    """Returns the Arrow array that `encode_keys` encoded. Raises CorruptSynopsis."""
+    result = _decode_strings(message) if message.encoding == ArrayMessage.UTF8 else pa.array(decode(message))
+    if message.valid:
+        if len(message.valid) != len(result):
+            raise CorruptSynopsis(f"{len(message.valid)} validity bytes for {len(result)} keys")
+        mask = np.frombuffer(message.valid, np.uint8) == 0
+        result = pa.compute.if_else(pa.array(mask), pa.scalar(None, result.type), result)
+    return result
+
+
+def _decode_strings(message: ArrayMessage) -> pa.Array:
+    lengths = decode(message.lengths)
+    if lengths.ndim != 1 or (lengths.size and lengths.min() < 0) or int(lengths.sum()) != len(message.data):
+        raise CorruptSynopsis(f"string lengths do not add up to {len(message.data)} bytes")
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    result = pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(message.data)])
+    try:
+        result.validate(full=True)
+    except pa.ArrowInvalid as exc:
+        raise CorruptSynopsis(f"keys are not UTF-8: {exc}") from exc
+    return result

@@ -1,0 +1,293 @@
+"""Rows of counters per group: the base of count-min and Fast-AGMS.
+
+Both are linear functions of the frequencies: an item adds its weight, in Fast-AGMS times a sign, to one counter of each
+row. States therefore add, subtract, and fold by adding neighbouring columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.synopses.array_stack import halvings, with_capacity
+from edgewater.synopses.base import ITEM_TYPES, IntArray, Properties
+from edgewater.synopses.checks import check_fold, check_power_of_two, check_whole
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.columns import MessageBatch
+from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
+from edgewater.synopses.items import CHUNK, ItemStack, read_item_type
+from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.single import WeightedSynopsis
+from edgewater.synopses.sparse_cells import ROW_ARRAYS, pack_rows, unpack_rows
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+MIN_WIDTH, MAX_WIDTH = 16, 1 << 24
+MAX_DEPTH = 32
+
+_SAMPLE = 512
+_REPEATING = 1 << 16  # chunk of values with many duplicates: the larger it is, the fewer distinct ones remain
+
+
+class CounterStack(ItemStack):
+    """A sketch of `depth` rows of `width` counters per group, as one array of shape (groups, depth, columns).
+
+    Args:
+        width: a power of two; only stacks of equal width merge.
+        level: number of times it was folded. Stacks of different levels merge.
+    """
+
+    properties: ClassVar[Properties] = Properties(invertible=True, linear=True, foldable=True)
+    arrays: ClassVar[dict[str, tuple[str, float]]] = {"n": ("<i8", 0)}
+    chunk: ClassVar[int] = CHUNK
+
+    def __init__(
+        self,
+        groups: int = 0,
+        *,
+        width: int,
+        depth: int,
+        level: int = 0,
+        seed: int = DEFAULT_SEED,
+        item_type: str | None = None,
+    ) -> None:
+        self.width = check_power_of_two("width", width, MIN_WIDTH, MAX_WIDTH)
+        self.depth = check_whole("depth", depth, 1, MAX_DEPTH)
+        self.level = check_whole("level", level, 0, halvings(self.width // MIN_WIDTH))
+        super().__init__(groups, seed=seed, item_type=item_type)
+        self._counters: IntArray = np.zeros((groups, self.depth, self.columns), np.int64)
+
+    @property
+    def columns(self) -> int:
+        """The current number of counters per row: the width, halved per level."""
+        return self.width >> self.level
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"width": self.width, "depth": self.depth}
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._counters.nbytes
+
+    def _empty(self) -> Self:
+        return type(self)(
+            width=self.width, depth=self.depth, level=self.level, seed=self.seed, item_type=self.item_type
+        )
+
+    def _table(self) -> IntArray:
+        """Returns a view of the counters, shape (groups, depth, columns)."""
+        return self._counters[: len(self)]
+
+    def grow(self, groups: int) -> None:
+        super().grow(groups)
+        self._counters = with_capacity(self._counters, groups)
+
+    def update(
+        self, codes: IntArray, values: Any, *, times: IntArray | None = None, weights: IntArray | None = None
+    ) -> None:
+        """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats.
+
+        Args:
+            weights: int64, the multiplicity of each value (default 1); negative ones subtract.
+        """
+        self._check_item_type(values)
+        at = 0
+        while at < len(values):
+            repeats = weights is None and len(self) == 1 and self._repeats(values, at)
+            chunk = slice(at, at + (_REPEATING if repeats else self.chunk))
+            words, amounts = self._hash(values[chunk]), None if weights is None else weights[chunk]
+            if repeats:
+                words, amounts = _counted(words)
+            self._add(codes[at : at + len(words)], words, amounts)
+            at = chunk.stop
+
+    def _repeats(self, values: Any, at: int) -> bool:
+        """Whether to count distinct values first: a sample contains many duplicates."""
+        if len(values) - at < 2 * _SAMPLE:
+            return False
+        return len(_counted(self._hash(values[at : at + _SAMPLE]))[0]) <= _SAMPLE * 0.6
+
+    def decrement(self, codes: IntArray, values: Any) -> None:
+        """Subtracts values that were added before."""
+        self.update(codes, values, weights=np.full(len(values), -1))
+
+    def _add(self, codes: IntArray, words: WordArray, weights: IntArray | None) -> None:
+        single = len(self) == 1
+        if single:
+            self._view("n")[0] += len(words) if weights is None else weights.sum()
+        else:
+            np.add.at(self._view("n"), codes, 1 if weights is None else weights)
+        flat, starts = self._counters.reshape(-1), 0 if single else codes * (self.depth * self.columns)
+        for row in range(self.depth):
+            columns, signs = self._row(words, row)
+            amount: Any = 1 if weights is None else weights
+            if signs is not None:
+                amount = signs if weights is None else signs * weights
+            # Integers throughout: bincount with weights sums float64, which is exact only below 2^53.
+            if single:
+                np.add.at(self._counters[0, row], columns, amount)
+            else:
+                np.add.at(flat, columns + (starts + row * self.columns), amount)
+
+    def _row(self, words: WordArray, row: int) -> tuple[IntArray, IntArray | None]:
+        """Returns each word's column in this row, and its sign there (None: all are +1)."""
+        raise NotImplementedError
+
+    def merge(self, other: Self, codes: IntArray) -> None:
+        self._combine(other, codes, 1)
+
+    def merge_singles(self, others: Sequence[Self]) -> None:
+        """Merges stacks of one group into this stack of one group."""
+        into = self._counters[0]
+        for other in others:
+            theirs = (other.width, other.depth, other.level, other.seed, other.item_type)
+            if theirs == (self.width, self.depth, self.level, self.seed, self.item_type):
+                np.add(into, other._counters[0], out=into)
+                self._state["n"][0] += other._state["n"][0]
+            else:
+                self.merge(other, np.zeros(1, np.int64))  # folds, or raises
+                into = self._counters[0]
+
+    def merge_messages(self, batch: MessageBatch) -> None:
+        """Merges messages of one group each (`serialized.MessageMerging`)."""
+        stack = self.from_message(batch.stacked(codec.ArrayRoles(1, equal=(0,), group_numbers=(6,))))
+        if stack.level != self.level:
+            raise IncompatibleSynopses(f"{self.kind}: levels {self.level} and {stack.level}")
+        self._state["n"][0] += stack._view("n").sum()
+        self._counters[0] += stack._table().sum(axis=0)
+
+    varying_arrays: ClassVar[tuple[int, ...]] = (1, 7)
+
+    def merge_dense(self, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Adds the dense counters of many stacks of one group (`serialized.DenseMerging`)."""
+        n, counters = arrays[0].reshape(-1), arrays[1].reshape(len(arrays[0]), self.depth, self.columns)
+        self._check_counters(counters, n)
+        self._counters[0] += exact_sum(counters, 0)
+        self._state["n"][0] += n.sum(dtype=np.int64)
+
+    def invert(self, other: Self, codes: IntArray) -> None:
+        """Undoes `merge` with the same arguments."""
+        self._combine(other, codes, -1)
+
+    def _combine(self, other: Self, codes: IntArray, sign: int) -> None:
+        self._require_mergeable(other)
+        if other.level < self.level:
+            other = other.fold(self.level - other.level)
+        elif other.level > self.level:
+            folded = self.fold(other.level - self.level)
+            self.level, self._counters = folded.level, folded._counters
+        self._view("n")[codes] += sign * other._view("n")
+        self._table()[codes] += sign * other._table()
+
+    def fold(self, levels: int = 1) -> Self:
+        """Returns a copy with 2^levels times fewer columns, equal to a sketch built with that width."""
+        check_fold(levels, halvings(self.columns // MIN_WIDTH), f"{self.kind} with {self.columns} columns left")
+        result = self.take(np.arange(len(self)))
+        result.level += levels
+        # A column is the top bits of a hash, so columns that fold into one are neighbours.
+        result._counters = result._counters.reshape(len(self), self.depth, result.columns, 1 << levels).sum(axis=3)
+        return result
+
+    def take(self, groups: IntArray) -> Self:
+        if len(self) == len(groups) == 1:
+            result = self._copy_single()
+            result._counters = self._counters[:1].copy()
+            return result
+        result = super().take(groups)
+        result._counters = self._table()[groups]
+        return result
+
+    def reset(self, groups: IntArray) -> None:
+        super().reset(groups)
+        self._counters[groups] = 0
+
+    def to_message(self) -> SynopsisMessage:
+        message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
+        message.arrays.extend(codec.encode(array) for array in (np.array([self.level]), self._view("n")))
+        message.arrays.extend(pack_rows(self._table().reshape(len(self), self.depth * self.columns)))
+        return message
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        parameters = codec.open_message(message, cls.kind, cls.version, 2 + ROW_ARRAYS)
+        item_type = read_item_type(parameters, cls.kind)
+        level, n = (codec.decode(a) for a in message.arrays[:2])
+        try:
+            result = cls(
+                width=parameters["width"],
+                depth=parameters["depth"],
+                level=int(level[0]),
+                seed=message.seed,
+                item_type=item_type,
+            )
+            rows = unpack_rows(message.arrays[2:], result.depth * result.columns, np.dtype("<i8"))
+            if n.shape != (len(rows),) or n.dtype != np.int64:
+                raise ValueError(f"{n.dtype}{n.shape} for {len(rows)} groups")
+        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
+            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+        result._state["n"], result._length = n, len(n)
+        result._counters = rows.reshape(len(n), result.depth, result.columns)
+        try:
+            result._check_counters(result._counters, n)
+        except ValueError as exc:
+            raise CorruptSynopsis(f"{cls.kind}: {exc}") from exc
+        return result
+
+    def _check_counters(self, counters: npt.NDArray[Any], n: npt.NDArray[Any]) -> None:
+        """Raises ValueError for counters, shape (groups, depth, columns), that n values cannot give."""
+
+
+def exact_sum(counters: npt.NDArray[Any], axis: int) -> IntArray:
+    """Returns the int64 sum along an axis, computed in the narrowest type that cannot overflow: NumPy adds more numbers
+    of a narrower type at once."""
+    limits = np.iinfo(counters.dtype)
+    most = counters.shape[axis] * max(int(limits.max), -int(limits.min))
+    fitting = next((t for t in (np.int16, np.int32) if most <= np.iinfo(t).max), np.int64)
+    return np.asarray(counters.sum(axis=axis, dtype=fitting), np.int64)
+
+
+def _counted(words: WordArray) -> tuple[WordArray, IntArray]:
+    """Returns each distinct word and its count; sorts the words in place."""
+    words.sort()
+    borders = np.flatnonzero(np.concatenate([[True], words[1:] != words[:-1], [True]]))
+    return words[borders[:-1]], np.diff(borders)
+
+
+class SingleCounters(WeightedSynopsis):
+    """A `Synopsis` over a `CounterStack` of length 1."""
+
+    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
+    _stack: CounterStack
+
+
+def register_counters(single: type[Any], width: int, depth: int, delta: float) -> None:
+    """Registers a kind of counters and its query function.
+
+    Args:
+        single: the class that a user holds, with `for_error(epsilon, delta)`.
+        width, depth, delta: defaults of the query function.
+    """
+    stack: type[CounterStack] = single.stack_type
+
+    def size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
+        parameters: Mapping[str, Any] = single.for_error(goals["epsilon"], goals["delta"])._stack.parameters
+        return parameters
+
+    register_kind(stack)
+    register_function(
+        Function(
+            stack.kind,
+            stack_maker(stack, items=True),
+            types=ITEM_TYPES,
+            parameters={
+                "width": Parameter.power_of_two(width, MIN_WIDTH, MAX_WIDTH),
+                "depth": Parameter.whole(depth, 1, MAX_DEPTH),
+            },
+            goals={"epsilon": Parameter.fraction(None), "delta": Parameter.fraction(delta)},
+            size_for=size_for,
+        )
+    )

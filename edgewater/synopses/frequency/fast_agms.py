@@ -1,0 +1,206 @@
+"""Fast-AGMS: sizes of joins and self-joins, and frequencies, from signed counters.
+
+Alon, Matias and Szegedy (1996); Cormode and Garofalakis, "Sketching streams through the net" (VLDB 2005).
+In each row an item adds its sign to one counter. If signs are 4-wise independent, the product of two relations' rows
+has the join size as its mean and a variance of at most (F2·F2' + J²)/width. The estimate is the median over rows.
+
+Columns and signs are bits of a random polynomial of degree 3 over the integers modulo 2^61 - 1, one per row, which is
+4-wise independent by construction, whatever the quality of the hash.
+
+Intervals follow from Chebyshev's inequality per row and the binomial distribution of the number of rows that deviate
+(`deviations`); the second moments enter by their own upper bounds. Nothing is assumed about the data, and the intervals
+are about twice as wide as those of a normal approximation.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from edgewater.errors import InvalidRequest
+from edgewater.synopses.base import Count, Estimates, FloatArray, IntArray, Question, Questions
+from edgewater.synopses.checks import check_confidence, check_fraction
+from edgewater.synopses.frequency.counters import (
+    MAX_DEPTH,
+    MAX_WIDTH,
+    MIN_WIDTH,
+    CounterStack,
+    SingleCounters,
+    register_counters,
+)
+from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, hash_values
+from edgewater.synopses.questions import Frequency, JoinSize, SelfJoinSize
+
+DEFAULT_WIDTH, DEFAULT_DEPTH = 1024, 5
+
+_PRIME = (1 << 61) - 1
+_P, _LOW = np.uint64(_PRIME), np.uint64(0xFFFFFFFF)
+_29, _32, _61, _3 = np.uint64(29), np.uint64(32), np.uint64(61), np.uint64(3)
+_LOW_29 = np.uint64((1 << 29) - 1)
+
+
+class FastAgmsStack(CounterStack):
+    """A Fast-AGMS sketch per group."""
+
+    kind: ClassVar[str] = "fast_agms"
+    questions: ClassVar[Questions] = (Count, SelfJoinSize, JoinSize, Frequency)
+    chunk: ClassVar[int] = 1 << 13  # a polynomial needs more temporaries than a mixer
+
+    def __init__(self, groups: int = 0, **parameters: Any) -> None:
+        super().__init__(groups, **parameters)
+        self._coefficients = _coefficients(self.seed, self.depth)
+
+    def _row(self, words: WordArray, row: int) -> tuple[IntArray, IntArray]:
+        values = polynomial(words, self._coefficients[row])
+        signs = (values & np.uint64(1)).view(np.int64) * 2 - 1
+        # 61 bits: the top ones are the column, so that neighbours fold into one; the lowest is the sign.
+        return (values >> np.uint64(62 - self.columns.bit_length())).view(np.int64), signs
+
+    def query(self, question: Question | None = None) -> Estimates:
+        """Returns the answer per group; the default question is the self-join size."""
+        self.check(question)
+        match question:
+            case Count():
+                return Estimates.exact(self._view("n"))
+            case JoinSize(other, confidence):
+                return self._join_size(self._other_stack(other), check_confidence(confidence))
+            case Frequency(item, confidence):
+                return self._frequencies(item, check_confidence(confidence))
+        confidence = question.confidence if isinstance(question, SelfJoinSize) else SelfJoinSize().confidence
+        value, lower, upper = self._moments(check_confidence(confidence))
+        return Estimates(value, lower, upper, confidence, self.kind)
+
+    def _moments(self, confidence: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Returns the second moment per group and its bounds: |estimate - F2| ≤ t·√(2/columns)·F2."""
+        table = self._table().astype(np.float64)
+        value = np.asarray(np.median((table * table).sum(axis=2), axis=1))
+        error = deviations(self.depth, confidence) * math.sqrt(2 / self.columns)
+        upper = value / (1 - error) if error < 1 else np.where((table == 0).all(axis=(1, 2)), 0.0, np.inf)
+        return value, np.floor(value / (1 + error)), np.ceil(upper)
+
+    def _join_size(self, other: FastAgmsStack, confidence: float) -> Estimates:
+        """Returns the join size J; solves |estimate - J|² ≤ t²·(F2·F2' + J²)/columns for J, with each F2 at its upper
+        bound."""
+        mine = self.fold(max(other.level - self.level, 0))
+        other = other.fold(max(self.level - other.level, 0))
+        products = mine._table().astype(np.float64) * other._table()
+        value = np.asarray(np.median(products.sum(axis=2), axis=1))
+        each = 1 - (1 - confidence) / 3  # union bound over three intervals: two moments, one product
+        most = mine._moments(each)[2] * other._moments(each)[2]
+        factor = deviations(self.depth, each) ** 2 / mine.columns
+        empty = np.minimum(mine._moments(each)[0], other._moments(each)[0]) == 0
+        with np.errstate(invalid="ignore"):
+            if factor < 1:
+                root = np.sqrt(factor * value**2 + (1 - factor) * factor * most)
+                lower, upper = (value - root) / (1 - factor), (value + root) / (1 - factor)
+            else:
+                lower, upper = np.full(len(value), -np.inf), np.full(len(value), np.inf)
+            largest = np.sqrt(most)  # Cauchy and Schwarz
+            lower, upper = np.maximum(np.floor(lower), -largest), np.minimum(np.ceil(upper), largest)
+        lower, upper = np.where(empty, 0.0, lower), np.where(empty, 0.0, upper)
+        return Estimates(value, np.minimum(lower, value), np.maximum(upper, value), confidence, self.kind)
+
+    def _frequencies(self, item: Any, confidence: float) -> Estimates:
+        """Returns the median of the item's counters, each times its sign: |estimate - f| ≤ t·√(F2/columns)."""
+        word = self._hash_item(item)
+        if word is None:
+            return Estimates.exact(np.zeros(len(self)))
+        table = self._table()
+        rows = [self._row(word, row) for row in range(self.depth)]
+        cells = np.stack([table[:, j, int(at[0])] * int(sign[0]) for j, (at, sign) in enumerate(rows)], axis=1)
+        value = np.asarray(np.median(cells, axis=1), np.float64)
+        each = 1 - (1 - confidence) / 2
+        root = np.sqrt(self._moments(each)[2] / self.columns) * deviations(self.depth, each)
+        return Estimates(value, np.ceil(value - root), np.floor(value + root), confidence, self.kind)
+
+
+def _coefficients(seed: int, depth: int) -> list[list[np.uint64]]:
+    """Returns four random numbers below 2^61 - 1 per row, that of the highest power first."""
+    words = hash_values(np.arange(4 * depth), seed ^ 0x4147_4D53)  # "AGMS": independent of the hashes of values
+    return [[w % _P for w in words[4 * row : 4 * row + 4]] for row in range(depth)]
+
+
+def polynomial(words: WordArray, coefficients: list[np.uint64]) -> WordArray:
+    """Returns ((a·x + b)·x + c)·x + d modulo 2^61 - 1, for x = word modulo 2^61 - 1.
+
+    Products have 122 bits and are computed from halves of 32 and 29 bits, with 2^61 ≡ 1 and 2^64 ≡ 8.
+    """
+    x = (words & _P) + (words >> _61)
+    high, low = x >> _32, x & _LOW
+    value = np.full(len(words), coefficients[0])
+    for constant in coefficients[1:]:
+        top, bottom = value >> _32, value & _LOW
+        middle = top * low
+        middle += bottom * high
+        top *= high
+        top <<= _3
+        bottom *= low
+        top += middle >> _29
+        middle &= _LOW_29
+        middle <<= _32
+        top += middle
+        top += bottom & _P
+        bottom >>= _61
+        top += bottom
+        top += constant
+        value = top & _P
+        top >>= _61
+        value += top
+    value[value >= _P] -= _P
+    return value
+
+
+def deviations(depth: int, confidence: float) -> float:
+    """Returns t such that the median of `depth` rows is within t standard deviations of one row, at this confidence.
+
+    A row deviates by t or more with probability at most 1/t² (Chebyshev); the median deviates only if at least half of
+    the rows do.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        p = (low + high) / 2
+        off = sum(math.comb(depth, i) * p**i * (1 - p) ** (depth - i) for i in range((depth + 1) // 2, depth + 1))
+        low, high = (p, high) if off <= 1 - confidence else (low, p)
+    return 1 / math.sqrt(low)
+
+
+class FastAgms(SingleCounters):
+    """Sizes of joins and self-joins: one Fast-AGMS sketch of depth × width counters.
+
+    Args:
+        width: a power of two from 16 to 2^24; one row's error is √(2/width) times the root of both moments.
+        depth: 1 to 32 rows, of which the median is used; an even number is no better than the odd one below it.
+        seed: seed of the hash. Only synopses of equal width, depth and seed merge or join.
+    """
+
+    stack_type = FastAgmsStack
+
+    def __init__(self, width: int = DEFAULT_WIDTH, depth: int = DEFAULT_DEPTH, *, seed: int = DEFAULT_SEED) -> None:
+        super().__init__(FastAgmsStack(1, width=width, depth=depth, seed=seed))
+
+    @classmethod
+    def for_error(cls, epsilon: float, delta: float = 0.05, *, seed: int = DEFAULT_SEED) -> Self:
+        """Returns the smallest sketch whose self-join size has a relative error of at most epsilon with probability
+        1 - delta.
+
+        Raises:
+            InvalidRequest: no sketch reaches this error.
+        """
+        check_fraction("epsilon", epsilon)
+        check_fraction("delta", delta)
+        sizes = []
+        for depth in range(1, MAX_DEPTH, 2):
+            # F2 ≤ estimate/(1 - error), so the error must be slightly below epsilon.
+            width = 2 * (deviations(depth, 1 - delta) * (1 + epsilon) / epsilon) ** 2
+            rounded = max(MIN_WIDTH, 1 << (math.ceil(width) - 1).bit_length())
+            if rounded <= MAX_WIDTH:
+                sizes.append((depth * rounded, depth, rounded))
+        if not sizes:
+            raise InvalidRequest("epsilon", epsilon, f"a relative error that {MAX_WIDTH} counters per row can reach")
+        _, depth, width_of = min(sizes)
+        return cls(width_of, depth, seed=seed)
+
+
+register_counters(FastAgms, DEFAULT_WIDTH, DEFAULT_DEPTH, delta=0.05)

@@ -1,0 +1,9 @@
+"""Histograms per group: equi-width bins over a fixed range, and equi-depth buckets as a view of a DDSketch.
+
+The query functions `equi_width` (also `histogram`) and `equi_depth` build them.
+"""
+
+from edgewater.synopses.histograms.equi_depth import EquiDepthHistogram, EquiDepthStack
+from edgewater.synopses.histograms.equi_width import EquiWidthHistogram, EquiWidthStack
+
+__all__ = ["EquiDepthHistogram", "EquiDepthStack", "EquiWidthHistogram", "EquiWidthStack"]

@@ -1,0 +1,126 @@
+"""Equi-depth histograms, as a view of a DDSketch: boundary i of B is the quantile i/B.
+
+The sketch is the state and buckets are computed on demand, so merging is that of the sketch. A boundary is within the
+sketch's relative accuracy, and a bucket has its share of the values up to the mass of the bins that contain its
+boundaries. Counts in a range use the sketch's bins, not the buckets: the bounds are the count of the bins inside the
+range and that of the bins which it touches.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.synopses.base import NUMBER_TYPES, Estimate, Estimates, Quantile, Question, Questions
+from edgewater.synopses.checks import check_not_nan, check_whole
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.quantiles.ddsketch import DEFAULT_ACCURACY, DDSketchStack
+from edgewater.synopses.quantiles.log_bins import MAX_ACCURACY, MIN_ACCURACY, SignedBins
+from edgewater.synopses.questions import Range
+from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.single import SingleSynopsis
+from edgewater.synopses.sparse_cells import cells_of, groups_of
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+DEFAULT_BUCKETS = 32
+MAX_BUCKETS = 1 << 16
+
+
+class EquiDepthStack(DDSketchStack):
+    """A DDSketch per group that also answers `Range` and returns the boundaries of `buckets` buckets."""
+
+    kind: ClassVar[str] = "equi_depth"
+    questions: ClassVar[Questions] = (*DDSketchStack.questions, Range)
+
+    def __init__(self, groups: int = 0, *, buckets: int = DEFAULT_BUCKETS, accuracy: float = DEFAULT_ACCURACY) -> None:
+        self.buckets = check_whole("buckets", buckets, 1, MAX_BUCKETS)
+        super().__init__(groups, accuracy=accuracy)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {**super().parameters, "buckets": self.buckets}
+
+    def _empty(self) -> Self:
+        return type(self)(buckets=self.buckets, accuracy=self.accuracy)
+
+    def query(self, question: Question | None = None) -> Estimates:
+        self.check(question)
+        if isinstance(question, Range):
+            return self._range(check_not_nan("lo", question.lo), check_not_nan("hi", question.hi))
+        return super().query(question)
+
+    def boundaries(self) -> list[Estimates]:
+        """Returns the `buckets` + 1 boundaries, from the smallest value to the largest."""
+        return [self.query(Quantile(i / self.buckets)) for i in range(self.buckets + 1)]
+
+    def _range(self, low: float, high: float) -> Estimates:
+        """Returns the number of values in [low, high]. Bins of positive values include their upper edge, bins of
+        negative values their lower edge."""
+        keys, counts = self._consolidate()
+        groups = groups_of(keys)
+        bins = SignedBins.of(cells_of(keys))
+        lowest, _, highest = bins.edges(self.accuracy, self._view("level")[groups])
+        least, greatest = self._view("min")[groups], self._view("max")[groups]
+        # An extreme inside a bin is the bin's edge and one of its values, so the bin is closed there.
+        open_low = (bins.sign > 0) & (lowest >= least)
+        open_high = (bins.sign < 0) & (highest <= greatest)
+        lowest, highest = np.maximum(lowest, least), np.minimum(highest, greatest)
+        inside = (low <= lowest) & (high >= highest)
+        touched = np.where(open_low, high > lowest, high >= lowest) & np.where(open_high, low < highest, low <= highest)
+        touched &= low <= high
+        inside &= touched
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            fraction = (np.minimum(high, highest) / 2 - np.maximum(low, lowest) / 2) / (highest / 2 - lowest / 2)
+        clipped = np.clip(np.where(np.isnan(fraction), 1.0, fraction), 0, 1)
+        fraction = np.where(inside, 1.0, np.where(touched, clipped, 0.0))
+        infinite = self._view("below") * (low == -math.inf) + self._view("above") * (high == math.inf)
+        value, lower, upper = (
+            np.bincount(groups, counts * weight, len(self)) + infinite for weight in (fraction, inside, touched)
+        )
+        return Estimates(value, lower, upper, 1.0, self.kind)
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        parameters = codec.open_message(message, cls.kind, cls.version, len(message.arrays))
+        result = super().from_message(message)
+        try:
+            result.buckets = check_whole("buckets", parameters["buckets"], 1, MAX_BUCKETS)
+        except (KeyError, InvalidRequest) as exc:
+            raise CorruptSynopsis(f"{cls.kind}: parameters {message.parameters!r} lack a number of buckets") from exc
+        return result
+
+
+class EquiDepthHistogram(SingleSynopsis[EquiDepthStack]):
+    """`buckets` buckets with equal numbers of values, and boundaries within a relative error of `accuracy`.
+
+    For boundaries within an error of rank instead of a relative error of the value, use `Kll`.
+    """
+
+    stack_type = EquiDepthStack
+    types: ClassVar[tuple[str, ...]] = NUMBER_TYPES
+
+    def __init__(self, buckets: int = DEFAULT_BUCKETS, *, accuracy: float = DEFAULT_ACCURACY) -> None:
+        super().__init__(EquiDepthStack(1, buckets=buckets, accuracy=accuracy))
+
+    def boundaries(self) -> list[Estimate]:
+        """Returns the `buckets` + 1 boundaries, from the smallest value to the largest."""
+        return [estimates[0] for estimates in self._stack.boundaries()]
+
+
+_QUERY_BUCKETS = 1000  # of a query's measure: each boundary is a quantile query
+
+
+register_kind(EquiDepthStack)
+register_function(
+    Function(
+        "equi_depth",
+        stack_maker(EquiDepthStack),
+        parameters={
+            "buckets": Parameter.whole(DEFAULT_BUCKETS, 1, _QUERY_BUCKETS),
+            "accuracy": Parameter.number(DEFAULT_ACCURACY, MIN_ACCURACY, MAX_ACCURACY),
+        },
+    )
+)

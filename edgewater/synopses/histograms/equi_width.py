@@ -1,0 +1,320 @@
+"""Equi-width histograms over a fixed range, one row of counters per group.
+
+Bin i holds [edge i, edge i+1); the last one includes its upper edge. Values outside the range, and NaN, have counters
+of their own and are never dropped. Bins are computed by arithmetic and then corrected by comparison with the edges, so
+a value is always in the bin whose edges enclose it, and the bounds of every answer are deterministic.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.synopses.array_stack import ArrayStack, halvings, with_capacity
+from edgewater.synopses.base import (
+    NUMBER_TYPES,
+    Count,
+    Estimates,
+    FloatArray,
+    IntArray,
+    Properties,
+    Quantile,
+    Question,
+    Questions,
+    Rank,
+)
+from edgewater.synopses.checks import check_fold, check_not_nan, check_quantile, check_whole
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.questions import Range
+from edgewater.synopses.registry import REQUIRED, Function, Parameter, Parameters, register_function, register_kind
+from edgewater.synopses.single import WeightedSynopsis
+from edgewater.synopses.sparse_cells import ROW_ARRAYS, pack_rows, unpack_rows
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+DEFAULT_BINS = 64
+MAX_BINS = 1 << 20
+_CHUNK = 1 << 15
+
+
+class EquiWidthStack(ArrayStack):
+    """A histogram of `bins` bins over [low, high] per group.
+
+    The counters of a group are: below the range, the bins, above the range, NaN.
+    """
+
+    kind: ClassVar[str] = "equi_width"
+    properties: ClassVar[Properties] = Properties(invertible=True, linear=True, foldable=True)
+    questions: ClassVar[Questions] = (Count, Range, Rank, Quantile)
+    arrays: ClassVar[dict[str, tuple[str, float]]] = {}
+
+    def __init__(self, groups: int = 0, *, low: float, high: float, bins: int = DEFAULT_BINS, level: int = 0) -> None:
+        for name, end in (("low", low), ("high", high)):
+            if isinstance(end, bool) or not isinstance(end, int | float) or not math.isfinite(end):
+                raise InvalidRequest(name, end, "a finite number")
+        self.bins = check_whole("bins", bins, 1, MAX_BINS)
+        self.low, self.high = float(low), float(high)
+        valid = low < high and math.isfinite(self.high - self.low)
+        self._finest = np.linspace(self.low, self.high, self.bins + 1) if valid else np.zeros(2)
+        if not (np.diff(self._finest) > 0).all():
+            accepted = f"a number above low={low}, so that {bins} bins have a finite width above 0"
+            raise InvalidRequest("high", high, accepted)
+        super().__init__(groups)
+        self.level = check_whole("level", level, 0, halvings(bins))
+        self._counts: IntArray = np.zeros((groups, self.columns + 3), np.int64)
+
+    @property
+    def columns(self) -> int:
+        """The current number of bins: halved per level."""
+        return self.bins >> self.level
+
+    @property
+    def edges(self) -> FloatArray:
+        """The edges of the bins, shape (columns + 1,)."""
+        return self._finest[:: 1 << self.level]
+
+    @property
+    def counts(self) -> IntArray:
+        """A view of the counters, shape (groups, columns + 3)."""
+        return self._counts[: len(self)]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"low": self.low, "high": self.high, "bins": self.bins}
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._counts.nbytes
+
+    def _empty(self) -> Self:
+        return type(self)(low=self.low, high=self.high, bins=self.bins, level=self.level)
+
+    def grow(self, groups: int) -> None:
+        super().grow(groups)
+        self._counts = with_capacity(self._counts, groups)
+
+    def update(
+        self,
+        codes: IntArray,
+        values: npt.NDArray[Any],
+        *,
+        times: IntArray | None = None,
+        weights: IntArray | None = None,
+    ) -> None:
+        """Adds a batch of integers or floats; integers count as the nearest float64.
+
+        Args:
+            weights: int64, the multiplicity of each value (default 1); negative ones subtract.
+        """
+        width = self.columns + 3
+        for at in range(0, len(values), _CHUNK):
+            chunk = slice(at, at + _CHUNK)
+            cells = codes[chunk] * width + self._find(values[chunk].astype(np.float64, copy=False))
+            if weights is not None:
+                np.add.at(self._counts.reshape(-1), cells, weights[chunk])
+            elif self.counts.size <= 4 * _CHUNK:
+                self.counts[:] += np.bincount(cells, minlength=self.counts.size).reshape(self.counts.shape)
+            else:
+                np.add.at(self._counts.reshape(-1), cells, 1)
+
+    def decrement(self, codes: IntArray, values: npt.NDArray[Any]) -> None:
+        """Subtracts values that were added before. Raises IncompatibleSynopses if a count becomes negative."""
+        before = self._counts.copy()
+        self.update(codes, values, weights=np.full(len(values), -1))
+        self._restore_if_negative(before, self.level)
+
+    def _find(self, values: FloatArray) -> IntArray:
+        """Returns the counter of each value: 0 below, 1 … columns for bins, then above, then NaN."""
+        edges, columns = self.edges, self.columns
+        with np.errstate(over="ignore", invalid="ignore"):
+            guess = np.floor((values - self.low) * (columns / (self.high - self.low)))
+            found = np.clip(np.where(np.isnan(guess), 0, guess), 0, columns - 1).astype(np.int64)
+        found -= (values < edges[found]) & (found > 0)
+        found += (values >= edges[found + 1]) & (found < columns - 1)
+        found += 1
+        found[values < self.low] = 0
+        found[values > self.high] = columns + 1
+        found[values != values] = columns + 2
+        return found
+
+    def merge(self, other: Self, codes: IntArray) -> None:
+        self._combine(other, codes, 1)
+
+    def invert(self, other: Self, codes: IntArray) -> None:
+        """Undoes `merge` with the same arguments. Raises IncompatibleSynopses if a count becomes negative."""
+        before = self._counts.copy(), self.level
+        self._combine(other, codes, -1)
+        self._restore_if_negative(*before)
+
+    def _combine(self, other: Self, codes: IntArray, sign: int) -> None:
+        self._require_equal_parameters(other)
+        if other.level < self.level:
+            other = other.fold(self.level - other.level)
+        elif other.level > self.level:
+            folded = self.fold(other.level - self.level)
+            self.level, self._counts = folded.level, folded._counts
+        self.counts[codes] += sign * other.counts
+
+    def _restore_if_negative(self, before: IntArray, level: int) -> None:
+        """Undoes a subtraction that made counts negative, which would invalidate all bounds, and raises."""
+        if (self._counts < 0).any():
+            self._counts, self.level = before, level
+            raise IncompatibleSynopses(f"{self.kind}: values to be subtracted were not added")
+
+    def fold(self, levels: int = 1) -> Self:
+        """Returns a copy with 2^levels times fewer bins, equal to a histogram built with that number."""
+        check_fold(levels, halvings(self.columns), f"{self.kind} with {self.columns} bins left")
+        result = self.take(np.arange(len(self)))
+        inner = result._counts[:, 1:-2].reshape(len(self), self.columns >> levels, 1 << levels).sum(axis=2)
+        result._counts = np.hstack([result._counts[:, :1], inner, result._counts[:, -2:]])
+        result.level += levels
+        return result
+
+    def take(self, groups: IntArray) -> Self:
+        result = super().take(groups)
+        result._counts = self.counts[groups]
+        return result
+
+    def reset(self, groups: IntArray) -> None:
+        super().reset(groups)
+        self._counts[groups] = 0
+
+    def query(self, question: Question | None = None) -> Estimates:
+        """Returns the answer per group, without NaN values; the default question is the number of values."""
+        self.check(question)
+        n = self.counts[:, :-1].sum(axis=1)
+        match question:
+            case Range(low, high):
+                return self._range(check_not_nan("lo", low), check_not_nan("hi", high))
+            case Quantile(q):
+                return self._quantiles(check_quantile(q), n)
+            case Rank(x):
+                counted = self._range(-math.inf, check_not_nan("x", x))
+                with np.errstate(invalid="ignore"):
+                    value, lower, upper = (e / n for e in (counted.value, counted.lower, counted.upper))
+                return Estimates(value, lower, upper, 1.0, self.kind)
+        return Estimates.exact(n)
+
+    def _cells(self) -> tuple[FloatArray, FloatArray]:
+        """Returns the lower and upper ends of all counters except that of NaN."""
+        ends = np.concatenate([[-np.inf], self.edges, [np.inf]])
+        return ends[:-1], ends[1:]
+
+    def _range(self, low: float, high: float) -> Estimates:
+        """Returns the number of values in [low, high]: the bounds count full bins and touched bins; the estimate
+        assumes a uniform distribution within a bin."""
+        lowest, highest = self._cells()
+        closed = np.arange(len(lowest)) >= self.columns  # the last bin includes its upper edge; so does the one above
+        inside = (low <= lowest) & (high >= highest)
+        touched = (high >= lowest) & np.where(closed, low <= highest, low < highest)
+        touched[-1] = high > self.high  # values above the range are above its upper end
+        touched &= low <= high
+        inside &= touched
+        with np.errstate(invalid="ignore"):
+            fraction = (np.clip(high, lowest, highest) - np.clip(low, lowest, highest)) / (highest - lowest)
+        partly = touched & np.isfinite(highest - lowest)
+        fraction = np.where(inside, 1.0, np.where(partly, np.clip(fraction, 0, 1), 0.0))
+        counts = self.counts[:, :-1]
+        value, lower, upper = (
+            np.asarray(counts @ weight.astype(np.float64), np.float64) for weight in (fraction, inside, touched)
+        )
+        return Estimates(value, lower, upper, 1.0, self.kind)
+
+    def _quantiles(self, q: float, n: IntArray) -> Estimates:
+        """Returns the value with rank ⌊q·(n - 1)⌋, between the edges of its bin."""
+        counts = self.counts[:, :-1]
+        running = np.cumsum(counts, axis=1)
+        rank = np.floor(q * np.maximum(n - 1, 0)).astype(np.int64)
+        found = np.minimum((running <= rank[:, None]).sum(axis=1), counts.shape[1] - 1)
+        lowest, highest = self._cells()
+        rows = np.arange(len(self))
+        within = rank - (running[rows, found] - counts[rows, found])
+        fraction = (within + 0.5) / np.maximum(counts[rows, found], 1)
+        lower, upper = lowest[found], highest[found]
+        with np.errstate(invalid="ignore"):
+            interpolated = lower * (1 - fraction) + upper * fraction
+        inner = np.where(found == 0, self.low, np.where(np.isinf(upper), self.high, interpolated))
+        value, lower, upper = (np.where(n > 0, e, np.nan) for e in (inner, lower, upper))
+        return Estimates(value, lower, upper, 1.0, self.kind)
+
+    def to_message(self) -> SynopsisMessage:
+        message = codec.header(self.kind, self.version, self.parameters)
+        message.arrays.append(codec.encode(np.array([self.level])))
+        message.arrays.extend(pack_rows(self.counts))
+        return message
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        parameters = codec.open_message(message, cls.kind, cls.version, 1 + ROW_ARRAYS)
+        level = codec.decode(message.arrays[0])
+        try:
+            result = cls(**{k: parameters[k] for k in ("low", "high", "bins")}, level=int(level[0]))
+            counts = unpack_rows(message.arrays[1:], result.columns + 3, np.dtype("<i8"))
+            if (counts < 0).any():
+                raise ValueError("negative counts")
+        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
+            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+        result._counts, result._length = counts, len(counts)
+        return result
+
+
+class EquiWidthHistogram(WeightedSynopsis):
+    """Counts in `bins` bins of equal width over [low, high], and of values outside.
+
+    Args:
+        low, high: the range. Only histograms of equal range and bins merge.
+        bins: a number that is divisible by 2 once per fold.
+    """
+
+    stack_type = EquiWidthStack
+    types: ClassVar[tuple[str, ...]] = NUMBER_TYPES
+    min_weight: ClassVar[int | None] = 0
+    _stack: EquiWidthStack
+
+    def __init__(self, low: float, high: float, bins: int = DEFAULT_BINS) -> None:
+        super().__init__(EquiWidthStack(1, low=low, high=high, bins=bins))
+
+    @property
+    def edges(self) -> FloatArray:
+        """The edges of the bins, shape (bins + 1,)."""
+        return self._stack.edges.copy()
+
+    @property
+    def counts(self) -> IntArray:
+        """The number of values per bin."""
+        return self._stack.counts[0, 1:-2].copy()
+
+    @property
+    def outside(self) -> dict[str, int]:
+        """The numbers of values ``below`` the range, ``above`` it, and ``nan``."""
+        below, above, nan = self._stack.counts[0, [0, -2, -1]].tolist()
+        return {"below": below, "above": above, "nan": nan}
+
+
+def _make(parameters: Parameters, _: pa.DataType | None) -> EquiWidthStack:
+    values = dict(parameters)
+    try:
+        return EquiWidthStack(low=values["lo"], high=values["hi"], bins=values["buckets"])
+    except InvalidRequest as exc:
+        names = {"low": "lo", "high": "hi", "bins": "buckets"}
+        accepted = exc.accepted.replace("low=", "lo=").replace("bins", "buckets")
+        raise InvalidRequest(names.get(exc.field, exc.field), exc.value, accepted, exc.reason) from exc
+
+
+register_kind(EquiWidthStack)
+register_function(
+    Function(
+        "equi_width",
+        _make,
+        parameters={
+            "lo": Parameter.number(REQUIRED),
+            "hi": Parameter.number(REQUIRED),
+            "buckets": Parameter.whole(DEFAULT_BINS, 1, MAX_BINS),
+        },
+    ),
+    "histogram",
+)

@@ -1,0 +1,344 @@
+"""Cuckoo filters: membership with fewer bits than Bloom below a false positive rate of 3 %, and deletes.
+
+There are two kinds, because their algebra differs. `CuckooFilter` holds a set: equal values of two edges are one
+element, so merging is idempotent, and deletes are impossible, since another edge may have added the same value.
+`CountingCuckooFilter` holds a multiset: copies add up and can be subtracted.
+
+The state is a multiset of cells (`cuckoo_table.py`). No answer depends on where a cell is in the table, or on whether
+it is in the stash, and the bytes are the sorted cells. Merging therefore commutes exactly although tables do not, and
+nothing is dropped: a filter above its capacity becomes slow and less accurate, and the basis of its answers states it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import NormalDist
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.synopses.base import (
+    ITEM_TYPES,
+    BoolArray,
+    Count,
+    Distinct,
+    Estimates,
+    FloatArray,
+    IntArray,
+    Properties,
+    Question,
+    Questions,
+)
+from edgewater.synopses.checks import check_confidence, check_power_of_two, check_whole
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.hashing import DEFAULT_SEED
+from edgewater.synopses.items import ItemStack, membership_confidence, read_item_type
+from edgewater.synopses.membership.cuckoo_table import FINGERPRINTS, SLOTS, CuckooStash, CuckooTable
+from edgewater.synopses.questions import Contains, FalsePositiveRate, Frequency
+from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.single import InvertibleSynopsis, SingleSynopsis
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+MAX_BUCKETS = 1 << 24
+DEFAULT_BUCKETS = 1 << 15
+MAX_LOAD = 0.95
+"""The fraction of slots up to which insertion takes few rounds."""
+
+
+class CuckooStack(ItemStack):
+    """A cuckoo filter per group, of a set.
+
+    Args:
+        buckets: number of buckets of four fingerprints, a power of two; only stacks of equal buckets merge.
+    """
+
+    kind: ClassVar[str] = "cuckoo"
+    properties: ClassVar[Properties] = Properties(idempotent=True)
+    questions: ClassVar[Questions] = (Distinct, Contains, FalsePositiveRate)
+    arrays: ClassVar[dict[str, tuple[str, float]]] = {}
+    counts_copies: ClassVar[bool] = False
+
+    def __init__(
+        self, groups: int = 0, *, buckets: int, seed: int = DEFAULT_SEED, item_type: str | None = None
+    ) -> None:
+        self.buckets = check_power_of_two("buckets", buckets, 1, MAX_BUCKETS)
+        super().__init__(groups, seed=seed, item_type=item_type)
+        self._table = CuckooTable(groups, buckets)
+        self._stash = CuckooStash()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"buckets": self.buckets}
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._table.nbytes + self._stash.nbytes
+
+    @property
+    def _span(self) -> int:
+        """The number of keys per group."""
+        return self.buckets << 16
+
+    def _empty(self) -> Self:
+        return type(self)(buckets=self.buckets, seed=self.seed, item_type=self.item_type)
+
+    def grow(self, groups: int) -> None:
+        super().grow(groups)
+        self._table.grow(groups)
+
+    def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
+        """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats."""
+        self._check_item_type(values)
+        self._add(*np.unique(self._table.keys(codes, self._hash(values)), return_counts=True))
+
+    def _add(self, keys: IntArray, copies: IntArray) -> None:
+        """Adds distinct cells, ascending."""
+        known = self._table.holds(keys) | (self._stash.holds(keys) > 0)
+        if self.counts_copies:
+            more = copies - ~known
+            self._stash.add(keys[more > 0], more[more > 0])
+        unplaced = self._table.insert(keys[~known])
+        self._stash.add(unplaced, np.ones(len(unplaced), np.int64))
+
+    def _contents(self) -> tuple[IntArray, IntArray]:
+        """Returns all cells, ascending and distinct, and their copies."""
+        held = self._table.contents()
+        return self._stash.joined(held, np.ones(len(held), np.int64))
+
+    def merge(self, other: Self, codes: IntArray) -> None:
+        self._require_mergeable(other)
+        self._add(*self._translated(other, codes))
+
+    def _translated(self, other: Self, codes: IntArray) -> tuple[IntArray, IntArray]:
+        """Returns the other's cells with the group numbers of this stack, ascending."""
+        keys, copies = other._contents()
+        keys = codes[keys // self._span] * self._span + keys % self._span
+        order = np.argsort(keys)
+        return keys[order], copies[order]
+
+    def take(self, groups: IntArray) -> Self:
+        result = super().take(groups)
+        result._table = self._table.take(groups)
+        result._stash = self._stash.take(groups, self._span)
+        return result
+
+    def reset(self, groups: IntArray) -> None:
+        self._table.reset(groups)
+        self._stash.reset(groups, self._span)
+
+    def query(self, question: Question | None = None) -> Estimates:
+        """Returns the answer per group; the default question is the number of distinct values, of a multiset that of
+        all."""
+        self.check(question)
+        match question:
+            case Contains(item):
+                copies = self._copies(item)
+                return self._membership((copies > 0).astype(np.float64), copies > 0)
+            case Frequency(item):
+                copies = self._copies(item)
+                return self._membership(copies.astype(np.float64), copies > 0)
+            case FalsePositiveRate():
+                return Estimates.exact(self._false_positives(self._cells()))
+            case Count():
+                return Estimates.exact(self._count())
+            case None if self.counts_copies:
+                return Estimates.exact(self._count())
+        confidence = question.confidence if isinstance(question, Distinct) else Distinct().confidence
+        return self._distinct(check_confidence(confidence))
+
+    def overfull(self) -> BoolArray:
+        """Returns which groups are above their capacity: insertion is slow and the stash grows."""
+        return self._cells() > MAX_LOAD * SLOTS * self.buckets
+
+    def _copies(self, item: Any) -> IntArray:
+        word = self._hash_item(item)
+        if word is None:
+            return np.zeros(len(self), np.int64)
+        keys = self._table.keys(np.arange(len(self)), word)
+        return np.asarray(self._table.holds(keys) + self._stash.holds(keys))
+
+    def _cells(self) -> IntArray:
+        """Returns the number of distinct cells per group."""
+        unplaced = self._stash.keys[~self._table.holds(self._stash.keys)]
+        return self._table.sizes()[: len(self)] + np.bincount(unplaced // self._span, minlength=len(self))
+
+    def _count(self) -> IntArray:
+        keys, copies = self._contents()
+        result = np.zeros(len(self), np.int64)
+        np.add.at(result, keys // self._span, copies)
+        return result
+
+    def _membership(self, value: FloatArray, found: BoolArray) -> Estimates:
+        """Returns the estimates: a no is certain; a yes or a number of copies is right unless another value has the
+        same cell."""
+        cells = self._cells()
+        confidence = membership_confidence(self._false_positives(cells)[found])
+        return Estimates(value, value, value, confidence, self._basis(cells))
+
+    def _false_positives(self, cells: IntArray) -> FloatArray:
+        """Returns the false positive rate per group: a value is compared with 2/buckets of the cells, and each of them
+        has its fingerprint with probability 1/65535."""
+        return np.asarray(-np.expm1(2 * cells / self.buckets * math.log1p(-1 / FINGERPRINTS)))
+
+    def _basis(self, cells: IntArray) -> str:
+        load = float(cells.max(initial=0)) / (SLOTS * self.buckets)
+        return self.kind if load <= MAX_LOAD else f"{self.kind}, overfull: {load:.0%} of the slots"
+
+    def _distinct(self, confidence: float) -> Estimates:
+        """Estimates distinct values per group: at least the number of cells; the number of pairs of values that share a
+        cell has a Poisson distribution."""
+        cells = self._cells()
+        pairs = cells.astype(np.float64) ** 2 / (self.buckets * FINGERPRINTS)
+        z = NormalDist().inv_cdf(confidence)
+        upper = np.where(cells > 1, cells + np.ceil((np.sqrt(pairs) + z / 2 + 0.5) ** 2), cells)
+        lower = cells.astype(np.float64)
+        return Estimates(np.minimum(cells + pairs, upper), lower, upper, confidence, self._basis(cells))
+
+    def to_message(self) -> SynopsisMessage:
+        message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
+        keys, copies = self._contents()
+        sizes = np.bincount(keys // self._span, minlength=len(self))
+        buckets = (keys >> 16) % self.buckets
+        steps = np.diff(buckets, prepend=0)
+        begins = (np.cumsum(sizes) - sizes)[sizes > 0]
+        steps[begins] = buckets[begins]
+        # A set has each cell once, so the array of copies is empty.
+        arrays = (sizes, steps, keys & FINGERPRINTS, copies if self.counts_copies else copies[:0])
+        message.arrays.extend(codec.encode(array) for array in arrays)
+        return message
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        parameters = codec.open_message(message, cls.kind, cls.version, 4)
+        item_type = read_item_type(parameters, cls.kind)
+        sizes, steps, fingerprints, copies = (codec.decode(a) for a in message.arrays)
+        try:
+            result = cls(len(sizes), buckets=parameters["buckets"], seed=message.seed, item_type=item_type)
+            if (sizes < 0).any() or not len(steps) == len(fingerprints) == sizes.sum():
+                raise ValueError(f"{len(steps)} buckets and {len(fingerprints)} fingerprints")
+            running = np.cumsum(steps)
+            begins = (np.cumsum(sizes) - sizes)[sizes > 0]
+            before = np.repeat((running - steps)[begins], sizes[sizes > 0])
+            buckets = running - before + np.repeat(np.arange(len(sizes)), sizes) * result.buckets
+            keys = buckets << 16 | fingerprints
+            if not cls.counts_copies and not len(copies):
+                copies = np.ones(len(keys), np.int64)
+            result._check_cells(keys, copies, sizes)
+        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
+            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+        result._add(keys, copies)
+        return result
+
+    def _check_cells(self, keys: IntArray, copies: IntArray, sizes: IntArray) -> None:
+        """Raises ValueError unless decoded cells are a valid state."""
+        typed = keys.dtype == copies.dtype == sizes.dtype == np.int64 and keys.shape == copies.shape
+        groups = np.repeat(np.arange(len(sizes)), sizes)
+        valid = (
+            typed
+            and self._table.is_key(keys).all()
+            and (keys // self._span == groups).all()
+            and (keys[1:] > keys[:-1]).all()
+            and (copies > 0).all()
+        )
+        if not valid:
+            raise ValueError("cells out of range or out of order")
+
+
+class CountingCuckooStack(CuckooStack):
+    """A cuckoo filter per group, of a multiset: values that were added can be subtracted."""
+
+    kind: ClassVar[str] = "counting_cuckoo"
+    properties: ClassVar[Properties] = Properties(invertible=True, linear=True)
+    questions: ClassVar[Questions] = (Count, Distinct, Contains, Frequency, FalsePositiveRate)
+    counts_copies: ClassVar[bool] = True
+
+    def decrement(self, codes: IntArray, values: Any) -> None:
+        """Subtracts values that were added.
+
+        Raises:
+            InvalidRequest: the filter does not contain some of them; nothing changes then. A value that was never added
+                but shares a cell with one that was is not detected, and removes that one.
+        """
+        self._check_item_type(values)
+        self._remove(*np.unique(self._table.keys(codes, self._hash(values)), return_counts=True))
+
+    def invert(self, other: Self, codes: IntArray) -> None:
+        """Undoes `merge` with the same arguments. Raises InvalidRequest as `decrement` does."""
+        self._require_mergeable(other)
+        self._remove(*self._translated(other, codes))
+
+    def _remove(self, keys: IntArray, copies: IntArray) -> None:
+        in_table, in_stash = self._table.holds(keys), self._stash.holds(keys)
+        missing = int(np.maximum(copies - in_stash - in_table, 0).sum())
+        if missing:
+            raise InvalidRequest(
+                "values", f"{missing} values", "values that were added before", "the filter does not contain them"
+            )
+        from_stash = np.minimum(copies, in_stash)
+        self._stash.add(keys[from_stash > 0], -from_stash[from_stash > 0])
+        self._table.remove(keys[copies > from_stash])
+
+
+class _SingleCuckoo(SingleSynopsis[Any]):
+    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
+    _stack: CuckooStack
+
+    def __init__(self, buckets: int = DEFAULT_BUCKETS, *, seed: int = DEFAULT_SEED) -> None:
+        super().__init__(self.stack_type(1, buckets=buckets, seed=seed))
+
+    @classmethod
+    def for_capacity(cls, capacity: int, *, seed: int = DEFAULT_SEED) -> Self:
+        """Returns the smallest filter for this number of distinct values.
+
+        Args:
+            capacity: distinct values of all filters that will be merged, not of one edge.
+        """
+        check_whole("capacity", capacity, 1, int(MAX_LOAD * SLOTS * MAX_BUCKETS))
+        return cls(1 << (math.ceil(capacity / (MAX_LOAD * SLOTS)) - 1).bit_length(), seed=seed)
+
+    @property
+    def overfull(self) -> bool:
+        """Whether it is above its capacity: insertion is slow and the stash grows."""
+        return bool(self._stack.overfull()[0])
+
+
+class CuckooFilter(_SingleCuckoo):
+    """Whether a value is among those added: a set, whose merges are idempotent.
+
+    Args:
+        buckets: number of buckets of four 16-bit fingerprints, a power of two; see `for_capacity`.
+        seed: seed of the hash. Only filters of equal buckets and seed merge.
+    """
+
+    stack_type = CuckooStack
+
+
+class CountingCuckooFilter(_SingleCuckoo, InvertibleSynopsis):
+    """Whether a value is among those added and not subtracted since: a multiset.
+
+    Args:
+        buckets: number of buckets of four 16-bit fingerprints, a power of two; see `for_capacity`.
+        seed: seed of the hash. Only filters of equal buckets and seed merge.
+    """
+
+    stack_type = CountingCuckooStack
+
+
+def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
+    return CuckooFilter.for_capacity(goals["capacity"])._stack.parameters
+
+
+for _stack_type in (CuckooStack, CountingCuckooStack):
+    register_kind(_stack_type)
+    register_function(
+        Function(
+            _stack_type.kind,
+            stack_maker(_stack_type, items=True),
+            types=ITEM_TYPES,
+            parameters={"buckets": Parameter.power_of_two(DEFAULT_BUCKETS, 1, MAX_BUCKETS)},
+            goals={"capacity": Parameter.whole(None, 1, int(MAX_LOAD * SLOTS * MAX_BUCKETS))},
+            size_for=_size_for,
+        )
+    )

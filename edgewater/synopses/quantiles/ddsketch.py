@@ -1,0 +1,461 @@
+"""DDSketch: quantiles with a bounded relative error, for values of either sign.
+
+Masson, Rim and Lee, "DDSketch" (VLDB 2019), with the uniform collapse of Epicoco et al., "UDDSketch" (IEEE Access
+2020): when a sketch has too many bins, γ becomes γ² and neighbouring bins become one, so the bound holds for every
+quantile and not only for the high ones. (α, level) identifies the bins, never a float γ; sketches of different levels
+merge at the higher one. The level is the smallest at which the bins fit, which depends on the values and not on their
+order.
+
+Bins are cells (`sparse_cells.py`) numbered by `SignedBins`, in the order of the values. NaN is counted separately and
+has no rank; infinities have one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.synopses.array_stack import ArrayStack, group_mask
+from edgewater.synopses.base import (
+    NUMBER_TYPES,
+    Count,
+    Estimates,
+    FloatArray,
+    IntArray,
+    Maximum,
+    Mean,
+    Minimum,
+    Properties,
+    Quantile,
+    Question,
+    Questions,
+    Rank,
+    Sum,
+)
+from edgewater.synopses.checks import check_fold, check_not_nan, check_quantile
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.columns import MessageBatch
+from edgewater.synopses.quantiles.log_bins import (
+    MAX_ACCURACY,
+    MIN_ACCURACY,
+    OFFSET,
+    ZERO,
+    SignedBins,
+    coarser,
+    collapsed_accuracy,
+    log_bins,
+)
+from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.single import SingleSynopsis
+from edgewater.synopses.sparse_cells import SparseCells, cell_keys, cells_of, groups_of
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+DEFAULT_ACCURACY = 0.01
+MAX_BINS = 2048
+"""Maximum number of bins in use per group; at 1 % they cover 17 orders of magnitude before the first collapse."""
+
+_ACCURACY = Parameter.number(
+    DEFAULT_ACCURACY,
+    MIN_ACCURACY,
+    MAX_ACCURACY,
+    f"a relative accuracy from {MIN_ACCURACY} to {MAX_ACCURACY}, such as 0.01",
+)
+_MAX_LEVEL = 20  # at this level, two bins cover all values of one sign
+_REDUCTIONS = (("nan", add), ("below", add), ("above", add), ("sum", add), ("min", min), ("max", max))
+_CHUNK = 1 << 15  # a chunk's temporaries stay in the L2 cache
+
+
+class DDSketchStack(ArrayStack):
+    """A DDSketch per group. `accuracy` is α at level 0; only stacks of equal accuracy merge.
+
+    Not invertible: uncollapsed bins could be subtracted, extremes and levels could not.
+    """
+
+    kind: ClassVar[str] = "ddsketch"
+    properties: ClassVar[Properties] = Properties(foldable=True)
+    questions: ClassVar[Questions] = (Quantile, Rank, Count, Sum, Mean, Minimum, Maximum)
+    arrays: ClassVar[dict[str, tuple[str, float]]] = {
+        "level": ("<i8", 0),
+        "nan": ("<i8", 0),
+        "below": ("<i8", 0),  # -inf
+        "above": ("<i8", 0),  # +inf
+        "sum": ("<f8", 0.0),  # of finite values
+        "min": ("<f8", np.inf),
+        "max": ("<f8", -np.inf),
+    }
+
+    def __init__(self, groups: int = 0, *, accuracy: float = DEFAULT_ACCURACY) -> None:
+        try:
+            _ACCURACY.read(accuracy)
+        except ValueError as exc:
+            raise InvalidRequest("accuracy", accuracy, _ACCURACY.accepted) from exc
+        super().__init__(groups)
+        self.accuracy = float(accuracy)
+        self._bins = log_bins(self.accuracy)
+        self._cells = SparseCells(np.add, np.int64)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"accuracy": self.accuracy}
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._cells.nbytes
+
+    def _empty(self) -> Self:
+        return type(self)(accuracy=self.accuracy)
+
+    def update(self, codes: IntArray, values: npt.NDArray[Any], *, times: IntArray | None = None) -> None:
+        """Adds a batch of integers or floats; integers count as the nearest float64."""
+        for at in range(0, len(values), _CHUNK):
+            self._add(codes[at : at + _CHUNK], values[at : at + _CHUNK].astype(np.float64, copy=False))
+
+    def _add(self, codes: IntArray, values: FloatArray) -> None:
+        least, greatest = values.min(), values.max()
+        if not math.isfinite(least) or not math.isfinite(greatest):  # NaN propagates through min and max
+            codes, values = self._count_nonfinite(codes, values)
+            if not len(values):
+                return None
+            least, greatest = values.min(), values.max()
+        with np.errstate(over="ignore", invalid="ignore"):  # a sum beyond float64 is infinite
+            self._update_sum_and_extremes(codes, values, least, greatest)
+        if least > 0:
+            return self._count_bins(codes, self._bins.find(values) + np.int32(OFFSET))
+        nonzero = values != 0
+        signed = values[nonzero]
+        bins = self._bins.find(np.abs(signed)) + np.int32(OFFSET)
+        cells = np.zeros(len(values), np.int32)
+        cells[nonzero] = np.where(signed < 0, -bins, bins)
+        return self._count_bins(codes, cells)
+
+    def _count_nonfinite(self, codes: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Counts NaN and infinities, and returns the finite values."""
+        above, below = values == np.inf, values == -np.inf
+        for name, chosen in (("nan", values != values), ("above", above), ("below", below)):
+            self._view(name)[:] += np.bincount(codes[chosen], minlength=len(self))
+        self._view("max")[codes[above]] = np.inf
+        self._view("min")[codes[below]] = -np.inf
+        finite = np.isfinite(values)
+        return codes[finite], values[finite]
+
+    def _update_sum_and_extremes(self, codes: IntArray, values: FloatArray, least: float, greatest: float) -> None:
+        """Adds finite values to the sums and extremes."""
+        if len(self) == 1:
+            self._view("sum")[0] += values.sum()
+            self._view("min")[0] = min(self._view("min")[0], least)
+            self._view("max")[0] = max(self._view("max")[0], greatest)
+            return
+        self._view("sum")[:] += np.bincount(codes, values, len(self))
+        np.minimum.at(self._view("min"), codes, values)
+        np.maximum.at(self._view("max"), codes, values)
+
+    def _count_bins(self, codes: IntArray, cells: npt.NDArray[np.int32]) -> None:
+        """Adds one to each (group, cell). `cells` are relative to the cell of zero; the array is overwritten."""
+        least = int(cells.min())
+        span = int(cells.max()) - least + 1
+        cells -= np.int32(least)
+        keys = cells if len(self) == 1 else codes * span + cells
+        if len(self) * span <= max(4 * len(cells), 1 << 16):
+            found = np.bincount(keys)
+            used = np.flatnonzero(found)
+            counts = found[used]
+        else:
+            used, counts = np.unique(keys, return_counts=True)
+        groups, within = np.divmod(used.astype(np.int64), span)
+        self._add_cells(groups, ZERO + least + within, counts)
+
+    def _add_cells(self, groups: IntArray, cells: IntArray, counts: IntArray) -> None:
+        """Adds cells of level 0 to groups of any level."""
+        level = self._view("level")
+        if level.any():
+            cells = SignedBins.of(cells).coarsened(level[groups])
+        self._cells.add(cell_keys(groups, cells), counts)
+        if self._cells.needs_consolidation:
+            self._consolidate()
+
+    def _consolidate(self) -> tuple[IntArray, IntArray]:
+        """Consolidates the cells, and collapses groups until each has at most `MAX_BINS`."""
+        keys, counts = self._cells.consolidated()
+        while len(keys) > MAX_BINS:
+            crowded = self._cells.counts(len(self)) > MAX_BINS
+            if not crowded.any():
+                break
+            self._raise_level(self._view("level") + crowded)
+            keys, counts = self._cells.consolidated()
+        return keys, counts
+
+    def _raise_level(self, wanted: IntArray) -> None:
+        """Collapses each group to at least the wanted level."""
+        steps = np.maximum(wanted - self._view("level"), 0)
+        if steps.any():
+            keys, counts = self._cells.consolidated()
+            groups = groups_of(keys)
+            self._cells.replace(cell_keys(groups, SignedBins.of(cells_of(keys)).coarsened(steps[groups])), counts)
+            self._view("level")[:] += steps
+
+    def merge(self, other: Self, codes: IntArray) -> None:
+        self._require_equal_parameters(other)
+        keys, counts = other._consolidate()
+        theirs = other._view("level").copy()  # `other` may be this stack
+        wanted = self._view("level").copy()
+        wanted[codes] = np.maximum(wanted[codes], theirs)
+        self._raise_level(wanted)
+        groups = groups_of(keys)
+        steps = (wanted[codes] - theirs)[groups]
+        self._cells.add(cell_keys(codes[groups], SignedBins.of(cells_of(keys)).coarsened(steps)), counts)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for name in ("nan", "below", "above", "sum"):
+                self._view(name)[codes] += other._view(name)
+        for name, better in (("min", np.minimum), ("max", np.maximum)):
+            self._view(name)[codes] = better(self._view(name)[codes], other._view(name))
+        if self._cells.needs_consolidation:
+            self._consolidate()
+
+    def merge_singles(self, others: Sequence[Self]) -> None:
+        """Merges stacks of one group into this stack of one group, with one sum of all their bins."""
+        for other in others:
+            codec.require_equal(self.kind, self.parameters, other.parameters)
+        if not others:
+            return
+        stacks = (self, *others)
+        consolidated = [stack._consolidate() for stack in stacks]
+        levels = [stack._state["level"].item(0) for stack in stacks]
+        level = max(levels)
+        # In a stack of one group, keys are cells.
+        if min(levels) == level:
+            self._cells.replace_sorted(*_summed_runs(consolidated))
+        else:
+            cells = [
+                SignedBins.of(keys).coarsened(level - of) for (keys, _), of in zip(consolidated, levels, strict=True)
+            ]
+            self._cells.replace_sorted(
+                *_summed(np.concatenate(cells), np.concatenate([counts for _, counts in consolidated]))
+            )
+        self._state["level"][0] = level
+        for name, combine in _REDUCTIONS:
+            # Sums in the order of the stacks give the float64 of merging one after the other.
+            self._state[name][0] = reduce(combine, [stack._state[name].item(0) for stack in stacks])
+        self._consolidate()
+
+    def merge_messages(self, batch: MessageBatch) -> None:
+        """Merges messages of one group each (`serialized.MessageMerging`)."""
+        stack = self.from_message(batch.stacked(codec.ArrayRoles(0)))
+        level = np.maximum(self._view("level"), stack._view("level").max())
+        self._raise_level(level)
+        stack._raise_level(np.repeat(level, len(stack)))
+        keys, counts = (np.concatenate(both) for both in zip(self._consolidate(), stack._consolidate(), strict=True))
+        self._cells.replace_sorted(*_summed(cells_of(keys), counts))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for name in ("nan", "below", "above", "sum"):
+                self._state[name][0] = np.cumsum(np.append(self._view(name), stack._view(name)))[-1]
+        for name, best in (("min", np.min), ("max", np.max)):
+            self._state[name][0] = best(np.append(self._view(name), stack._view(name)))
+        self._consolidate()
+
+    def fold(self, levels: int = 1) -> Self:
+        """Returns a copy after more collapses; each halves the bins and about doubles the error."""
+        self._consolidate()
+        highest = int(self._view("level").max(initial=0))
+        check_fold(levels, _MAX_LEVEL - highest, f"{self.kind} at level {highest}")
+        result = self.take(np.arange(len(self)))
+        result._raise_level(result._view("level") + levels)
+        return result
+
+    def take(self, groups: IntArray) -> Self:
+        self._consolidate()
+        if len(self) == len(groups) == 1:
+            result = self._copy_single()
+            result._cells = self._cells.copy()
+            return result
+        result = super().take(groups)
+        result._cells.replace(*self._cells.select(groups, len(self)))
+        return result
+
+    def reset(self, groups: IntArray) -> None:
+        super().reset(groups)
+        self._cells.drop(group_mask(groups, len(self)))
+
+    def query(self, question: Question | None = None) -> Estimates:
+        """Returns the answer per group; the default question is the median. NaN where there are no values."""
+        self.check(question)
+        match question:
+            case Rank(x):
+                return self._ranks(check_not_nan("x", x))
+            case None:
+                return self._quantiles(0.5)
+            case Quantile(q):
+                return self._quantiles(check_quantile(q))
+            case Minimum() | Maximum():
+                name = "min" if isinstance(question, Minimum) else "max"
+                return Estimates.exact(np.where(self._counts() > 0, self._view(name), np.nan))
+        n = self._counts()
+        if isinstance(question, Count):
+            return Estimates.exact(n)
+        total = self._total()
+        if isinstance(question, Mean):
+            total = total / np.maximum(n, 1)
+        return Estimates.exact(np.where(n > 0, total, np.nan))
+
+    def accuracies(self) -> FloatArray:
+        """Returns the current relative accuracy of each group, after its collapses."""
+        self._consolidate()
+        each = np.array([collapsed_accuracy(self.accuracy, level) for level in range(_MAX_LEVEL + 1)])
+        return np.asarray(each[self._view("level")])
+
+    def _counts(self) -> IntArray:
+        """Returns the number of values per group, including infinities but not NaN."""
+        _, counts = self._consolidate()
+        ends = np.concatenate([[0], np.cumsum(counts)])[self._cells.starts(len(self))]
+        return np.asarray(np.diff(ends) + self._view("below") + self._view("above"))
+
+    def _total(self) -> FloatArray:
+        above, below = self._view("above") > 0, self._view("below") > 0
+        infinite = np.select([above & below, above, below], [np.nan, np.inf, -np.inf], 0.0)
+        return np.asarray(self._view("sum") + infinite)
+
+    def _quantiles(self, q: float) -> Estimates:
+        """Returns the value with rank ⌊q·(n - 1)⌋, from 0. The bounds are its bin's edges; extremes are exact."""
+        keys, counts = self._consolidate()
+        n = self._counts()
+        running = np.cumsum(counts)
+        before = np.concatenate([[0], running])[self._cells.starts(len(self))[:-1]]
+        target = np.floor(q * np.maximum(n - 1, 0)).astype(np.int64)
+        rank = target - self._view("below")
+        inside = (n > 0) & (rank >= 0) & (rank < n - self._view("below") - self._view("above"))
+        results = [np.full(len(self), np.nan) for _ in range(3)]
+        at = np.searchsorted(running, (before + rank)[inside], side="right")
+        found = SignedBins.of(cells_of(keys[at])).edges(self.accuracy, self._view("level")[inside])
+        infinite = np.where(rank < 0, -np.inf, np.inf)
+        least, greatest = self._view("min"), self._view("max")
+        for result, edge in zip(results, found, strict=True):
+            result[inside] = np.clip(edge, least[inside], greatest[inside])
+            result[(n > 0) & ~inside] = infinite[(n > 0) & ~inside]
+            for rank_of_extreme, extreme in ((0, least), (n - 1, greatest)):
+                np.copyto(result, extreme, where=(n > 0) & (target == rank_of_extreme))
+        lower, value, upper = results
+        return Estimates(value, lower, upper, 1.0, self.kind)
+
+    def _ranks(self, x: float) -> Estimates:
+        """Returns the fraction of values that are at most `x`. The bounds are that of the bins below the bin of x, and
+        that including it."""
+        keys, counts = self._consolidate()
+        n, level = self._counts(), self._view("level")
+        running = np.concatenate([[0], np.cumsum(counts)])
+        sign = (x > 0) - (x < 0)
+        magnitude = np.array([min(abs(x), float(np.finfo(np.float64).max))])
+        number = int(self._bins.find(magnitude)[0]) if sign else 0
+        bins = SignedBins(np.full(len(self), number), np.full(len(self), sign))
+        cells = bins.coarsened(level)
+        wanted = cell_keys(np.arange(len(self)), cells)
+        starts = running[self._cells.starts(len(self))[:-1]]
+        least, most = (running[np.searchsorted(keys, wanted, side)] - starts for side in ("left", "right"))
+        low, _, high = SignedBins.of(cells).edges(self.accuracy, level)
+        least, most = np.where(x >= high, most, least), np.where(x < low, least, most)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            fraction = np.where(high > low, np.clip((x - low) / (high - low), 0, 1), 1.0)
+            value, lower, upper = (
+                np.select([x >= self._view("max"), x < self._view("min")], [n, 0], self._view("below") + counted) / n
+                for counted in (least + (most - least) * fraction, least, most)
+            )
+        return Estimates(value, lower, upper, 1.0, self.kind)
+
+    def to_message(self) -> SynopsisMessage:
+        self._consolidate()
+        message = super().to_message()
+        message.arrays.extend(codec.encode(array) for array in self._cells.pack(len(self)))
+        return message
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        parameters = codec.open_message(message, cls.kind, cls.version, len(cls.arrays) + 4)
+        try:
+            result = cls(accuracy=parameters["accuracy"])
+            cells = [codec.decode(a) for a in message.arrays[-4:]]
+            result._load(SynopsisMessage(arrays=message.arrays[:-4]))
+            result._cells.unpack(*cells)
+            result._check_state(len(cells[0]))
+        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
+            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+        return result
+
+    def _check_state(self, groups: int) -> None:
+        """Raises ValueError unless decoded arrays are a valid state."""
+        level = self._view("level")
+        if groups != len(self) or ((level < 0) | (level > _MAX_LEVEL)).any():
+            raise ValueError("levels out of range, or cells of other groups")
+        keys, counts = self._cells.consolidated()
+        bins = SignedBins.of(cells_of(keys))
+        levels = level[groups_of(keys)]
+        ends = [coarser(np.full(len(keys), k), levels) for k in (self._bins.lowest, self._bins.highest)]
+        inside = (bins.number >= ends[0]) & (bins.number <= ends[1]) | (bins.sign == 0)
+        counted = all((self._view(name) >= 0).all() for name in ("nan", "below", "above"))
+        if not inside.all() or not (counts > 0).all() or not counted:
+            raise ValueError("bins or counts out of range")
+
+
+class DDSketch(SingleSynopsis[DDSketchStack]):
+    """Quantiles within a relative error of `accuracy` (0.001 to 0.5).
+
+    Only synopses of equal accuracy merge. A sketch that would need more than `MAX_BINS` bins collapses, which about
+    doubles its error: see `current_accuracy`.
+    """
+
+    stack_type = DDSketchStack
+    types: ClassVar[tuple[str, ...]] = NUMBER_TYPES
+
+    def __init__(self, accuracy: float = DEFAULT_ACCURACY) -> None:
+        super().__init__(DDSketchStack(1, accuracy=accuracy))
+
+    @property
+    def current_accuracy(self) -> float:
+        return float(self._stack.accuracies()[0])
+
+
+def _summed_runs(runs: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
+    """Adds up runs of distinct, ascending cells; returns distinct, ascending cells and their counts.
+
+    Sketches of one stream use the same cells, or a subset, after a while: their counts are added in place.
+    """
+    cells, total = max(runs, key=lambda run: len(run[0]))
+    total, others, first = total.copy(), [], True
+    for run, counts in runs:
+        if run is cells and first:
+            first = False
+        elif len(run) == len(cells) and (run == cells).all():
+            total += counts
+        elif len(run) and run[-1] <= cells[-1] and (cells[at := np.searchsorted(cells, run)] == run).all():
+            total[at] += counts
+        else:
+            others.append((run, counts))
+    if not others:
+        return cells, total
+    others.append((cells, total))
+    return _summed(np.concatenate([cells for cells, _ in others]), np.concatenate([counts for _, counts in others]))
+
+
+def _summed(cells: IntArray, counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Adds up counts of equal cells; returns distinct, ascending cells and their counts."""
+    if not len(cells):
+        return cells, counts
+    least = int(cells.min())
+    span = int(cells.max()) - least + 1
+    if span > 4 * len(cells) + (1 << 16):  # sparse
+        order = np.argsort(cells, kind="stable")  # a stable sort merges sorted runs fast
+        cells = cells[order]
+        first = np.flatnonzero(np.concatenate([[True], cells[1:] != cells[:-1]]))
+        return cells[first], np.add.reduceat(counts[order], first)
+    total = np.zeros(span, np.int64)
+    np.add.at(total, cells - least, counts)
+    used = np.flatnonzero(total)
+    return used + least, total[used]
+
+
+register_kind(DDSketchStack)
+register_function(Function("quantiles", stack_maker(DDSketchStack), parameters={"accuracy": _ACCURACY}))

@@ -1,0 +1,502 @@
+"""KLL: quantiles with a bounded error of rank, for any distribution of values.
+
+Karnin, Lang and Liberty, "Optimal Quantile Approximation in Streams" (FOCS 2016). A value of level h represents 2^h
+values. A level that is too full is compacted: it is sorted, and of each pair one value goes up a level, all the lower
+ones or all the upper ones by the toss of a coin. That shifts the rank of any x by at most 2^h, and by 0 on average.
+After compactions of levels h₁, h₂, … the error of any rank is therefore at most t with probability 1 - 2·exp(-t²/2V),
+V = Σ 4^hᵢ (Azuma and Hoeffding). V is counted, through merges too; the interval follows from it and not from a
+worst-case bound.
+
+A batch is sorted and compacted as one block, over all groups at once: rows stay sorted by group and value, whatever
+their level, so a compaction is a selection and not a sort. Such large blocks also keep V small: a block adds one step
+of 4^h however many values it has.
+
+Many sketches that are merged at once are thinned before they are sorted together (`kll_compaction`), a chunk of them at
+a time. Chunks count from the first sketch, so that objects and their bytes give the same union.
+
+Coins are hashes of the compacted values and of `source`, so a replay repeats them. A merge in another order tosses
+other coins: states and answers differ, but all keep the bound. A replay also needs the same compactions, so only
+updates, merges and resets start one. Questions read a compacted copy (`_compacted_copy`), and a stack's message has its
+buffered values in three more arrays if there are any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.synopses.array_stack import ArrayStack, group_mask, run_indices
+from edgewater.synopses.base import (
+    NUMBER_TYPES,
+    BoolArray,
+    Count,
+    Estimates,
+    FloatArray,
+    IntArray,
+    Maximum,
+    Minimum,
+    Properties,
+    Quantile,
+    Question,
+    Questions,
+    Rank,
+)
+from edgewater.synopses.checks import (
+    check_confidence,
+    check_fold,
+    check_fraction,
+    check_not_nan,
+    check_quantile,
+    check_whole,
+)
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.columns import MessageBatch
+from edgewater.synopses.hashing import DEFAULT_SEED, finalised, finalised_word
+from edgewater.synopses.quantiles.kll_compaction import (
+    MAX_LEVEL,
+    Block,
+    Levels,
+    cascaded,
+    check_sketches,
+    compacted,
+    concatenated,
+    height_for,
+    sorted_block,
+    thinned,
+    too_full,
+)
+from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
+from edgewater.synopses.single import SingleSynopsis
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+DEFAULT_K = 200
+MIN_K, MAX_K = 8, 1 << 16
+_CHUNK = 1 << 15  # values that are sorted at a time: they fit into the L2 cache
+_REDUCTIONS: dict[str, Any] = {"n": np.sum, "nan": np.sum, "variance": np.sum, "min": np.min, "max": np.max}
+_WORST_ERROR_TIMES_K = 3.0
+_MAX_PENDING = 1 << 17  # buffered values of other sketches
+
+
+class KllStack(ArrayStack):
+    """A KLL sketch per group.
+
+    Args:
+        k: room in the top level; only stacks of equal k merge.
+        level: number of times k was halved. Stacks of different levels merge.
+        source: use another number for each partial, so that their coins differ even if their data do not.
+    """
+
+    kind: ClassVar[str] = "kll"
+    properties: ClassVar[Properties] = Properties(commutative=False, foldable=True)
+    questions: ClassVar[Questions] = (Quantile, Rank, Count, Minimum, Maximum)
+    arrays: ClassVar[dict[str, tuple[str, float]]] = {
+        "n": ("<i8", 0),
+        "nan": ("<i8", 0),
+        "variance": ("<f8", 0.0),
+        "min": ("<f8", np.inf),
+        "max": ("<f8", -np.inf),
+    }
+
+    def __init__(
+        self, groups: int = 0, *, k: int = DEFAULT_K, level: int = 0, source: int = 0, seed: int = DEFAULT_SEED
+    ) -> None:
+        self.k = check_whole("k", k, MIN_K, MAX_K)
+        self.level = check_whole("level", level, 0, (k // MIN_K).bit_length() - 1)
+        self.source = check_whole("source", source, 0, (1 << 64) - 1)
+        self.seed = seed
+        super().__init__(groups)
+        self._rows: Block = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.uint8)
+        self._runs: list[Block] = []  # buffered values, unsorted
+        self._pending = 0
+        self._compacted_self: Self | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"k": self.k}
+
+    @property
+    def nbytes(self) -> int:
+        blocks = (self._rows, *self._runs)
+        copy = self._compacted_self.nbytes if self._compacted_self is not None else 0
+        return super().nbytes + sum(column.nbytes for block in blocks for column in block) + copy
+
+    def _empty(self) -> Self:
+        return type(self)(k=self.k, level=self.level, source=self.source, seed=self.seed)
+
+    def update(self, codes: IntArray, values: npt.NDArray[Any], *, times: IntArray | None = None) -> None:
+        """Adds a batch of integers or floats; integers count as the nearest float64."""
+        for at in range(0, len(values), _CHUNK):
+            self._add(codes[at : at + _CHUNK], values[at : at + _CHUNK])
+
+    def _add(self, codes: IntArray, values: npt.NDArray[Any]) -> None:
+        held: FloatArray = np.add(values, 0.0, dtype=np.float64)  # -0.0 + 0.0 is 0.0
+        least = held.min(initial=np.inf)
+        if least != least:
+            real = held == held
+            self._view("nan")[:] += np.bincount(codes[~real], minlength=len(self))
+            codes, held = codes[real], held[real]
+            least = held.min(initial=np.inf)
+        if not len(held):
+            return
+        if len(self) == 1:
+            state = self._state
+            state["n"][0] += len(held)
+            state["min"][0] = min(state["min"][0], least)
+            state["max"][0] = max(state["max"][0], held.max())
+        else:
+            self._view("n")[:] += np.bincount(codes, minlength=len(self))
+            np.minimum.at(self._view("min"), codes, held)
+            np.maximum.at(self._view("max"), codes, held)
+        groups = np.zeros(len(held), np.int64) if len(self) == 1 else codes.astype(np.int64)
+        self._append((groups, held, np.zeros(len(held), np.uint8)))
+
+    def _append(self, block: Block) -> None:
+        self._runs.append(block)
+        self._pending += len(block[0])
+        self._compacted_self = None
+        if self._pending >= max(_CHUNK, len(self._rows[0])):
+            self.compact()
+
+    def compact(self) -> None:
+        """Compacts all buffered values (`base.Compacting`). Later states depend on when this happens."""
+        self._compacted_self = None
+        if self._runs:
+            # The buffered values first by themselves: the merge with the rest is then short.
+            large = len(self) == 1 and self._pending > 2 * _CHUNK
+            block = self._compacted(self._cascaded() if large else sorted_block(self._runs, len(self)))
+            self._runs, self._pending = [], 0
+            self._rows = self._compacted(sorted_block([self._rows, block], len(self)))
+
+    def _compacted_copy(self) -> Self:
+        """Returns this stack if no values are buffered, otherwise a compacted copy; read-only."""
+        if not self._runs:
+            return self
+        if self._compacted_self is None:
+            copy = self._empty()
+            copy._length = len(self)
+            copy._state = {name: self._view(name).copy() for name in self.arrays}
+            copy._rows, copy._runs, copy._pending = self._rows, list(self._runs), self._pending
+            copy.compact()
+            self._compacted_self = copy
+        return self._compacted_self
+
+    def _compacted(self, rows: Block) -> Block:
+        """Compacts levels, the lowest that is too full first, until every group has room."""
+        if len(self) == 1:
+            rows = rows if rows[2].any() else self._halved(rows[1])
+            return compacted(rows, self.k >> self.level, self._coin)
+        while True:
+            chosen = too_full(rows, len(self), self.k >> self.level)
+            if chosen is None:
+                return rows
+            rows = self._compact_levels(rows, chosen)
+
+    def _halved(self, values: FloatArray) -> Block:
+        """Returns a large block of a single group, all of level 0, after its first compactions, which are slices."""
+        level, remainders = 0, []
+        while len(values) > 8 * self.k:
+            pairs, coin = len(values) & ~1, self._coin(values, level)
+            remainders.append((values[pairs:], np.full(len(values) - pairs, level, np.uint8)))
+            values, level = values[coin:pairs:2].copy(), level + 1  # contiguous, for the next round
+        remainders.append((values, np.full(len(values), level, np.uint8)))
+        held, levels = (np.concatenate(columns) for columns in zip(*remainders, strict=True))
+        order = np.argsort(held, kind="stable")
+        return np.zeros(len(held), np.int64), held[order], levels[order]
+
+    def _cascaded(self) -> Block:
+        """Returns the buffered values of a single group as a block, with the fullest levels thinned."""
+        block, variance = cascaded(self._runs, 8 * (self.k >> self.level), self._random_word)
+        self._state["variance"][0] += variance
+        return block
+
+    def _compact_levels(self, rows: Block, chosen: IntArray) -> Block:
+        """Compacts the chosen level of each group. Of an odd number of values the largest stays in its level."""
+        groups, values, levels = rows
+        picked = np.flatnonzero(levels == chosen[groups])
+        theirs = groups[picked]
+        starts = np.searchsorted(theirs, np.arange(len(self) + 1))
+        rank = np.arange(len(picked)) - starts[theirs]
+        paired = rank < (np.diff(starts) & ~1)[theirs]
+        coins = self._coins(values[picked], starts, chosen)
+        goes_up = paired & ((rank & 1) == coins[theirs])
+        levels = levels.copy()
+        levels[picked[goes_up]] += 1
+        kept = np.ones(len(groups), bool)
+        kept[picked[paired & ~goes_up]] = False
+        weights = np.where(chosen >= 0, 4.0 ** np.maximum(chosen, 0), 0.0)
+        self._view("variance")[:] += weights * (np.diff(starts) > 1)
+        return groups[kept], values[kept], levels[kept]
+
+    def _coins(self, values: FloatArray, starts: IntArray, chosen: IntArray) -> IntArray:
+        """Returns 0 or 1 per group, from the compacted values and the number of values of the group."""
+        words = np.ascontiguousarray(values).view(np.uint64)
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(words)])
+        words = np.diff(sums[starts]) + self._view("n").view(np.uint64) * np.uint64(64) + chosen.astype(np.uint64)
+        return (finalised(finalised(words, self.seed), self.source) >> np.uint64(63)).astype(np.int64)
+
+    def _coin(self, values: FloatArray, level: int) -> int:
+        """Returns the coin of a single group, without arrays, and adds the compaction to V."""
+        self._state["variance"][0] += 4.0**level
+        return self._random_word(values, level) >> 63
+
+    def _random_word(self, values: FloatArray, level: int) -> int:
+        """Returns 64 bits that depend on the compacted values of a single group, and on its number of values."""
+        words = np.ascontiguousarray(values).view(np.uint64)
+        word = (int(words.sum()) + int(self._state["n"][0]) * 64 + level) % (1 << 64)
+        return finalised_word(finalised_word(word, self.seed), self.source)
+
+    def merge(self, other: Self, codes: IntArray) -> None:
+        self._require_equal_parameters(other)
+        other = other._compacted_copy()
+        groups, values, levels = other._rows
+        for name in ("n", "nan", "variance"):
+            self._view(name)[codes] += other._view(name)
+        for name, better in (("min", np.minimum), ("max", np.maximum)):
+            self._view(name)[codes] = better(self._view(name)[codes], other._view(name))
+        self.level = max(self.level, other.level)
+        self._append((codes[groups], values, levels))
+
+    @property
+    def merge_batch_size(self) -> int:
+        """The number of sketches that are merged at a time: about a chunk of values."""
+        return max(_CHUNK // self.k, 1)
+
+    def merge_singles(self, others: Sequence[Self]) -> None:
+        """Merges stacks of one group into this stack of one group, many at a time."""
+        sketches = [other._compacted_copy() for other in others]
+        mine = self.k, self.seed
+        for other in sketches:
+            if (other.k, other.seed) != mine:
+                self._require_equal_parameters(other)
+            self.level = max(self.level, other.level)
+        for at in range(0, len(sketches), self.merge_batch_size):
+            batch = sketches[at : at + self.merge_batch_size]
+            states = {name: np.array([other._state[name][0] for other in batch]) for name in _REDUCTIONS}
+            values, levels = (np.concatenate([other._rows[i] for other in batch]) for i in (1, 2))
+            self._merge_sorted(values, levels, states)
+        if self._pending > _CHUNK:
+            self.compact()
+
+    def merge_messages(self, batch: MessageBatch) -> None:
+        """Merges messages of one group each without buffered values (`serialized.MessageMerging`)."""
+        own = len(self.arrays)
+        states = {name: batch.scalars(number) for number, name in enumerate(self.arrays)}
+        folded, counts = batch.scalars(own), batch.scalars(own + 2)
+        if (folded != self.level).any():
+            raise IncompatibleSynopses(f"{self.kind}: levels differ")
+        for at in range(0, len(counts), self.merge_batch_size):
+            chosen = slice(at, at + self.merge_batch_size)
+            some, ends = {name: state[chosen] for name, state in states.items()}, np.cumsum(counts[chosen])
+            values, levels = (batch.array(own + i, chosen) for i in (3, 4))
+            check_sketches(some, ends, values, levels)
+            self._merge_sorted(values, levels, some)
+
+    def _merge_sorted(self, values: FloatArray, levels: Levels, states: dict[str, npt.NDArray[Any]]) -> None:
+        """Merges the values of sketches of one group, concatenated and each sorted, into a single group.
+
+        Args:
+            states: name of an array -> its value per sketch.
+        """
+        self._compacted_self = None
+        state = self._state
+        for name, reduce in _REDUCTIONS.items():
+            state[name][0] = reduce([state[name][0], reduce(states[name])])
+        runs: list[Block] = [(np.zeros(len(values), np.int64), values, levels)] if len(values) else []
+        if self._pending + len(values) > _CHUNK:
+            sketches, k = len(states["n"]), self.k >> self.level
+            height = height_for(int(state["n"][0]), int(states["n"].sum()) / sketches, k)
+            runs, variance = thinned(values, levels, height, sketches, self._random_word)
+            state["variance"][0] += variance
+        self._runs += runs
+        self._pending += sum(len(run[0]) for run in runs)
+        if self._pending > _MAX_PENDING:
+            self.compact()
+
+    def fold(self, levels: int = 1) -> Self:
+        """Returns a copy with k halved `levels` times; each halves the bytes and doubles the error, approximately."""
+        k = self.k >> self.level
+        check_fold(levels, (k // MIN_K).bit_length() - 1, f"{self.kind} with k = {k}")
+        result = self.take(np.arange(len(self)))
+        result.level += levels
+        result._rows = result._compacted(result._rows)
+        return result
+
+    def take(self, groups: IntArray) -> Self:
+        """Returns a compacted copy of these groups, in this order."""
+        if self._runs:
+            return self._compacted_copy().take(groups)
+        held, values, levels = self._rows
+        result = super().take(groups)
+        starts = np.searchsorted(held, np.arange(len(self) + 1))
+        counts = np.diff(starts)[groups]
+        at = run_indices(starts[groups], counts)
+        result._rows = np.repeat(np.arange(len(groups)), counts), values[at], levels[at]
+        return result
+
+    def reset(self, groups: IntArray) -> None:
+        super().reset(groups)
+        emptied = group_mask(groups, len(self))
+        self._rows, *runs = (_at(block, ~emptied[block[0]]) for block in (self._rows, *self._runs))
+        self._runs = [block for block in runs if len(block[0])]
+        self._pending = sum(len(block[0]) for block in self._runs)
+        self._compacted_self = None
+
+    def query(self, question: Question | None = None) -> Estimates:
+        """Returns the answer per group; the default question is the median. NaN where there are no values."""
+        self.check(question)
+        if self._runs:
+            return self._compacted_copy().query(question)
+        n = self._view("n")
+        match question:
+            case Count():
+                return Estimates.exact(n)
+            case Minimum() | Maximum():
+                name = "min" if isinstance(question, Minimum) else "max"
+                return Estimates.exact(np.where(n > 0, self._view(name), np.nan))
+            case Rank(x, confidence):
+                return self._ranks(check_not_nan("x", x), confidence)
+            case Quantile(q, confidence):
+                return self._quantiles(check_quantile(q), confidence)
+        return self._quantiles(0.5, Quantile(0.5).confidence)
+
+    def rank_errors(self, confidence: float = 0.95) -> FloatArray:
+        """Returns the maximum error of a rank per group, as a fraction of the group's values."""
+        return np.asarray(self._compacted_copy()._errors(confidence) / np.maximum(self._view("n"), 1))
+
+    def _errors(self, confidence: float) -> FloatArray:
+        """Returns by how many values a rank may be off, per group; holds with probability `confidence`."""
+        return np.asarray(np.sqrt(2 * self._view("variance") * math.log(2 / (1 - check_confidence(confidence)))))
+
+    def _ranks(self, x: float, confidence: float) -> Estimates:
+        """Returns the fraction of values that are at most `x`; exact outside the extremes."""
+        groups, values, levels = self._rows
+        n, errors = self._view("n").astype(np.float64), self._errors(confidence)
+        below = np.bincount(groups, np.where(values <= x, 2.0**levels, 0.0), len(self))
+        fractions = []
+        for rank in (below, below - errors, below + errors):
+            inside = np.clip(np.where(errors > 0, np.clip(rank, 1, n - 1), rank), 0, n)
+            counted = np.select([x >= self._view("max"), x < self._view("min")], [n, 0.0], inside)
+            with np.errstate(invalid="ignore"):
+                fractions.append(counted / n)
+        value, lower, upper = fractions
+        return Estimates(value, np.minimum(lower, value), np.maximum(upper, value), confidence, self.kind)
+
+    def _quantiles(self, q: float, confidence: float) -> Estimates:
+        """Returns the value with rank ⌊q·(n - 1)⌋, from 0, between the values at the ranks ± the error of rank."""
+        groups, values, levels = self._rows
+        n, errors = self._view("n"), self._errors(confidence)
+        rank = np.floor(q * np.maximum(n - 1, 0))
+        starts = np.searchsorted(groups, np.arange(len(self) + 1))
+        running = np.concatenate([[0.0], np.cumsum(2.0**levels)])
+        base = running[starts[:-1]]
+        # At most `rank` values are below `value`, and more than `rank` are at most `value`.
+        at = np.searchsorted(running[1:], base + rank, side="right")
+        up = np.searchsorted(running[1:], base + rank + errors, side="right")
+        down = np.searchsorted(running[:-1], base + rank - errors, side="right") - 1
+        padded = np.concatenate([values, [np.nan]])
+        least, greatest = self._view("min"), self._view("max")
+        end = starts[1:]
+        value = np.where(at < end, padded[np.minimum(at, len(values))], greatest)
+        upper = np.where(up < end, padded[np.minimum(up, len(values))], greatest)
+        lower = np.where(down >= starts[:-1], padded[np.clip(down, 0, len(values))], least)
+        lower = np.where(errors > 0, lower, value)
+        results = []
+        for result in (value, np.minimum(lower, value), np.maximum(upper, value)):
+            result = np.where(rank == 0, least, np.where(rank == n - 1, greatest, result))
+            results.append(np.where(n > 0, result, np.nan))
+        value, lower, upper = results
+        return Estimates(value, lower, upper, confidence, self.kind)
+
+    def to_message(self) -> SynopsisMessage:
+        groups, values, levels = self._rows
+        message = super().to_message()
+        message.seed = self.seed
+        counts = np.bincount(groups, minlength=len(self))
+        meta = np.array([self.level]), np.array([self.source], np.uint64)
+        pending: Block | tuple[()] = concatenated(self._runs) if self._runs else ()
+        message.arrays.extend(codec.encode(array) for array in (*meta, counts, values, levels, *pending))
+        return message
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        own = len(cls.arrays)
+        has_pending = len(message.arrays) == own + 8
+        parameters = codec.open_message(message, cls.kind, cls.version, own + (8 if has_pending else 5))
+        state = SynopsisMessage(arrays=message.arrays[:own])
+        level, source, counts, values, levels, *pending = (codec.decode(a) for a in message.arrays[own:])
+        try:
+            result = cls(k=parameters["k"], level=int(level[0]), source=int(source[0]), seed=message.seed)
+            result._load(state)
+            if counts.shape != (len(result),) or counts.dtype != np.int64 or (counts < 0).any():
+                raise ValueError(f"counts {counts.dtype}{counts.shape}")
+            result._rows = np.repeat(np.arange(len(result)), counts), values, levels
+            if pending:
+                result._runs, result._pending = [(pending[0], pending[1], pending[2])], len(pending[0])
+            result._check_state()
+        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
+            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+        return result
+
+    def _check_state(self) -> None:
+        """Raises ValueError unless decoded rows are a valid state."""
+        weights = np.zeros(len(self))
+        for groups, values, levels in (self._rows, *self._runs):
+            if groups.ndim != 1 or groups.dtype != np.int64 or (groups < 0).any() or (groups >= len(self)).any():
+                raise ValueError(f"groups {groups.dtype}{groups.shape}")
+            if values.shape != groups.shape or values.dtype != np.float64:
+                raise ValueError(f"values {values.dtype}{values.shape}")
+            if levels.shape != values.shape or levels.dtype != np.uint8 or (levels > MAX_LEVEL).any():
+                raise ValueError(f"levels {levels.dtype}{levels.shape}")
+            if not ((values >= self._view("min")[groups]) & (values <= self._view("max")[groups])).all():
+                raise ValueError("values beyond the extremes")
+            weights += np.bincount(groups, 2.0**levels, len(self))
+        groups, values, _ = self._rows
+        ascending = (groups[1:] > groups[:-1]) | (values[1:] >= values[:-1])
+        counted = (self._view("nan") >= 0).all() and (self._view("variance") >= 0).all()
+        if not ascending.all() or (weights != self._view("n")).any() or not counted:
+            raise ValueError("values out of order, or weights that do not add up to n")
+
+
+def _at(block: Block, kept: BoolArray) -> Block:
+    groups, values, levels = block
+    return groups[kept], values[kept], levels[kept]
+
+
+class Kll(SingleSynopsis[KllStack]):
+    """Quantiles within an error of rank: with k = 200 and a single pass, about ±1 % of the values at 95 %.
+
+    Args:
+        k: 8 to 65536; the error of ranks is proportional to 1/k.
+        source: use another number for each synopsis that will be merged.
+        seed: seed of the coins. Only synopses of equal k and seed merge.
+    """
+
+    stack_type = KllStack
+    types: ClassVar[tuple[str, ...]] = NUMBER_TYPES
+
+    def __init__(self, k: int = DEFAULT_K, *, source: int = 0, seed: int = DEFAULT_SEED) -> None:
+        super().__init__(KllStack(1, k=k, source=source, seed=seed))
+
+    @classmethod
+    def for_error(cls, epsilon: float, *, source: int = 0, seed: int = DEFAULT_SEED) -> Self:
+        """Returns a sketch whose ranks are within ±epsilon of the values at 95 %, for any number of values.
+
+        The worst case is many small merges: V reaches 0.6·n²/k² and the error 2.1/k (measured; 3/k is assumed here).
+        """
+        k = max(math.ceil(_WORST_ERROR_TIMES_K / check_fraction("epsilon", epsilon)), MIN_K)
+        if k > MAX_K:
+            raise InvalidRequest("epsilon", epsilon, f"at least {_WORST_ERROR_TIMES_K / MAX_K:.5f}")
+        return cls(k, source=source, seed=seed)
+
+    def rank_error(self, confidence: float = 0.95) -> float:
+        """Returns the current maximum error of a rank, as a fraction of the values."""
+        return float(self._stack.rank_errors(confidence)[0])
+
+
+register_kind(KllStack)
+register_function(Function("kll", stack_maker(KllStack), parameters={"k": Parameter.whole(DEFAULT_K, MIN_K, MAX_K)}))

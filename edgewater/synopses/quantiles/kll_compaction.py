@@ -1,0 +1,220 @@
+"""Compaction of KLL sketches: blocks of values of many groups and levels, and the thinning of many sketches.
+
+**Compaction.** `too_full` selects the level of each group to compact; `compacted` does it for a single group.
+
+**Thinning.** Compacting a thousand sketches one after the other sorts all their values together. Each of them is sorted
+already, which suffices to thin it. Cut the values of one level, in their order, into blocks of 2^j, and keep one value
+of each block, chosen uniformly, to represent all of them j levels higher. For any x, a block whose values are all at
+most x, or all above it, counts as before. Only a block that x divides can be wrong, by less than W = 2^(level + j) and
+by 0 on average. There is at most one such block per sketch, and one more at the border to the next sketch. The choices
+are independent, so by Hoeffding such a block adds W²/4 to V, just as a compaction of level h (W = 2^(h + 1)) adds 4^h.
+
+The final compactions of the union add about (n/k)²/4 to V in any case (measured), so sketches are thinned as long as
+all of their blocks together add a small fraction of that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgewater.errors import CorruptSynopsis
+from edgewater.synopses.base import FloatArray, IntArray
+from edgewater.synopses.hashing import finalised
+
+MAX_LEVEL = 60
+_MIN_ROOM = 8  # values that any level has room for
+
+Levels = npt.NDArray[np.uint8]
+Block = tuple[IntArray, FloatArray, Levels]
+"""Group, value and level per row, sorted by group and value."""
+Coin = Callable[[FloatArray, int], int]
+"""Returns 0 or 1 at random for the compaction of these values of this level, and adds the compaction to V."""
+RandomWord = Callable[[FloatArray, int], int]
+"""Returns a random 64-bit word for these values of this level."""
+
+_THINNING_DIVISOR = 32  # thinning may add (n/k)²/32 to V
+_WEIGHTS = 2.0 ** np.arange(MAX_LEVEL + 1)
+_STATES = {"n": np.int64, "nan": np.int64, "variance": np.float64, "min": np.float64, "max": np.float64}
+
+
+def concatenated(blocks: list[Block]) -> Block:
+    """Returns all rows, in the order of the blocks."""
+    if len(blocks) == 1:
+        return blocks[0]
+    groups, values, levels = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
+    return groups, values, levels
+
+
+def sorted_block(blocks: list[Block], length: int) -> Block:
+    """Returns all rows of unsorted blocks of `length` groups as one block."""
+    groups, values, levels = concatenated(blocks)
+    if length == 1:
+        if not levels.any():
+            return groups, np.sort(values), levels
+        order = np.argsort(values, kind="stable")
+    else:
+        order = np.lexsort((values, groups))
+    return groups[order], values[order], levels[order]
+
+
+def too_full(rows: Block, length: int, k: int) -> IntArray | None:
+    """Returns the lowest level to compact per group, or -1; None: no group needs a compaction.
+
+    Args:
+        length: the number of groups.
+        k: the room in a group's top level; each level below has 2/3 of the one above, and at least 8.
+    """
+    groups, _, levels = rows
+    if not len(groups):
+        return None
+    tall = int(levels.max()) + 1
+    sizes = np.bincount(groups * tall + levels, minlength=length * tall).reshape(length, tall)
+    below = np.arange(tall)
+    top = np.max(np.where(sizes > 0, below, 0), axis=1)[:, None]
+    room = np.where(below <= top, np.array(_rooms_below(k)[:tall])[np.maximum(top - below, 0)], 0)
+    over = sizes.sum(axis=1) > room.sum(axis=1)
+    if not over.any():
+        return None
+    # If the sum of the sizes exceeds the sum of the rooms, some size exceeds its room.
+    return np.where(over, np.argmax(sizes > room, axis=1), -1)
+
+
+def compacted(rows: Block, k: int, coin: Coin) -> Block:
+    """Compacts the lowest level that is too full of a single group, until there is room. Equal to `too_full` with a
+    selection, but with indices of rows instead of masks over them."""
+    groups, values, levels = rows
+    if not len(values):
+        return rows
+    order, ends = np.argsort(levels, kind="stable"), np.cumsum(np.bincount(levels)).tolist()
+    places = [order[begin:end] for begin, end in pairwise([0, *ends])]
+    levels, kept = levels.copy(), np.ones(len(levels), bool)
+    while (level := _lowest_too_full([len(at) for at in places], k)) is not None:
+        at = places[level]
+        pairs, rising = len(at) & ~1, coin(values[at], level)
+        risen = at[rising:pairs:2]
+        kept[at[1 - rising : pairs : 2]] = False
+        levels[risen] += 1
+        places[level] = at[pairs:]
+        places[level + 1 : level + 2] = [np.sort(np.concatenate([*places[level + 1 : level + 2], risen]))]
+    return (groups[kept], values[kept], levels[kept]) if not kept.all() else rows
+
+
+def _lowest_too_full(sizes: list[int], k: int) -> int | None:
+    """Returns the level of `too_full` for one group whose last level is not empty."""
+    rooms, whole = _rooms_up_to(len(sizes), k)
+    if sum(sizes) <= whole:
+        return None
+    return next(level for level, size in enumerate(sizes) if size > rooms[level])
+
+
+@lru_cache(maxsize=1 << 10)
+def _rooms_up_to(tall: int, k: int) -> tuple[tuple[int, ...], int]:
+    """Returns the room in each of `tall` levels, and in all of them."""
+    rooms = _rooms_below(k)[:tall][::-1]
+    return rooms, sum(rooms)
+
+
+@lru_cache(maxsize=64)
+def _rooms_below(k: int) -> tuple[int, ...]:
+    """Returns the room in the top level, the one below it, and so on: ⌈k·(2/3)^j⌉, in integers."""
+    return tuple(max(-(-k * 2**j // 3**j), _MIN_ROOM) for j in range(256))
+
+
+def height_for(n: int, mean: float, k: int) -> int:
+    """Returns the level H to which the values of sketches of `mean` values each may be raised, when n are merged.
+
+    4^H ≤ n·mean/(32·k²): Σ 4^H over all sketches is then at most (n/k)²/32, for any number of steps.
+    """
+    most = n * mean / (_THINNING_DIVISOR * k * k)
+    return max(math.frexp(most)[1] - 1, 0) // 2  # ⌊log4⌋
+
+
+def thinned(
+    values: FloatArray, levels: Levels, height: int, sketches: int, word: RandomWord
+) -> tuple[list[Block], float]:
+    """Thins the values of sketches, which are concatenated and each sorted: raises values below `height` to it, except
+    for an incomplete block per level. Returns blocks of one level each, and the amount added to V."""
+    pieces, added = [], 0.0
+    for level in range(int(levels.max(initial=0)) + 1):
+        at = np.flatnonzero(levels == level)
+        if not len(at):
+            continue
+        bits = max(height - level, 0)
+        blocks = len(at) >> bits if bits else 0
+        if blocks:
+            kept = at[(np.arange(blocks) << bits) + _uniform(blocks, bits, word(values, level))]
+            pieces.append(_piece(values[kept], height))
+            added += min(blocks, 2 * sketches - 1) * 4.0 ** (height - 1)
+        pieces.append(_piece(values[at[blocks << bits :]], level))
+    return [piece for piece in pieces if len(piece[1])], added
+
+
+def _piece(values: FloatArray, level: int) -> Block:
+    return np.zeros(len(values), np.int64), values, np.full(len(values), level, np.uint8)
+
+
+def _uniform(blocks: int, bits: int, word: int) -> IntArray:
+    """Returns independent random numbers from 0 to 2^bits - 1."""
+    size = next(size for size in (1, 2, 4, 8) if bits <= 8 * size)
+    words = finalised(np.arange(-(-blocks * size // 8), dtype=np.uint64), word).astype("<u8", copy=False)
+    return (words.view(f"<u{size}")[:blocks] & ((1 << bits) - 1)).astype(np.int64)
+
+
+def cascaded(runs: list[Block], room: int, word: RandomWord) -> tuple[Block, float]:
+    """Returns rows of one group as one block, with levels of more than `room` values sorted and thinned, so that x
+    divides a single block; and the amount added to V."""
+    pending, level, added = _by_level(runs), 0, 0.0
+    while level < len(pending):
+        values = pending[level]
+        if len(values) > room:
+            values = np.sort(values)
+            bits = (len(values) // room).bit_length()
+            first = word(values, level) >> 64 - bits
+            whole = len(values) >> bits << bits
+            pending.extend([np.zeros(0)] * (level + bits + 1 - len(pending)))
+            pending[level + bits] = np.concatenate([pending[level + bits], values[first : whole : 1 << bits]])
+            pending[level] = values[whole:]
+            added += 4.0 ** (level + bits - 1)
+        level += 1
+    levels = np.repeat(np.arange(len(pending), dtype=np.uint8), [len(values) for values in pending])
+    held = np.concatenate(pending)
+    order = np.argsort(held, kind="stable")
+    return (np.zeros(len(held), np.int64), held[order], levels[order]), added
+
+
+def _by_level(runs: list[Block]) -> list[FloatArray]:
+    found: list[list[FloatArray]] = []
+    for _, values, levels in runs:
+        least, most = int(levels.min()), int(levels.max())
+        found.extend([] for _ in range(most + 1 - len(found)))
+        for level in range(least, most + 1):
+            found[level].append(values if least == most else values[levels == level])
+    return [np.concatenate(pieces) if pieces else np.zeros(0) for pieces in found]
+
+
+def check_sketches(states: dict[str, npt.NDArray[Any]], ends: IntArray, values: FloatArray, levels: Levels) -> None:
+    """Raises CorruptSynopsis unless these are valid, concatenated states of one group each."""
+    counts, rows = np.diff(ends, prepend=0), int(ends[-1])
+    shapes = {a.shape for a in (*states.values(), ends)} == {ends.shape} and ends.ndim == 1
+    types = all(states[name].dtype == dtype for name, dtype in _STATES.items())
+    fit = values.shape == levels.shape == (rows,) and values.dtype == np.float64 and levels.dtype == np.uint8
+    if not (shapes and types and fit) or (counts < 0).any() or levels.max(initial=0) > MAX_LEVEL:
+        raise CorruptSynopsis("kll: arrays do not fit")
+    used = counts > 0
+    firsts, lasts = (ends - counts)[used], ends[used] - 1
+    rising = values[1:] >= values[:-1]
+    rising[firsts[1:] - 1] = True
+    weights = np.zeros(len(ends))
+    if rows:
+        weights[used] = np.add.reduceat(_WEIGHTS[levels], firsts)
+    inside = (values[firsts] >= states["min"][used]) & (values[lasts] <= states["max"][used])
+    counted = (states["nan"] >= 0) & (states["variance"] >= 0) & (weights == states["n"])
+    if not (rising.all() and inside.all() and counted.all()):
+        raise CorruptSynopsis("kll: values out of order, or weights that do not add up to n")

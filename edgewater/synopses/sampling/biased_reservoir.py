@@ -1,0 +1,190 @@
+"""Biased reservoirs: samples of recent records. The probability of a record falls by 1/n with each later record.
+
+In Aggarwal, "On Biased Reservoir Sampling" (VLDB 2006), algorithm 2.1 with p_in = 1, each record replaces one of n at
+random. This is equivalent to hashing each record to a slot that keeps the newest. In this form, samples merge per slot
+by the newest record, and the result equals the sample of a single pass, bit for bit, in any order and any tree.
+(Keeping the newest n records of a union would be a FIFO sample.)
+
+A record with r later ones is still in the sample with probability (1 - 1/n)^r; later records of all sources count, so a
+source with more traffic ages the records of the others. With p_in < 1, another hash thins the records first: a fraction
+p_in of the stream is left, records age by p_in/n each, and the same number of slots covers a longer past. r need not be
+known: the expected fraction of the n slots without a newer record than the given one is that probability, and it can be
+counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from edgewater.errors import InvalidRequest
+from edgewater.synopses.array_stack import halvings
+from edgewater.synopses.base import (
+    ITEM_TYPES,
+    BoolArray,
+    Count,
+    Estimates,
+    FloatArray,
+    IntArray,
+    Mean,
+    Properties,
+    Quantile,
+    Question,
+    Questions,
+    Rank,
+    Sum,
+)
+from edgewater.synopses.hashing import DEFAULT_SEED, finalised
+from edgewater.synopses.intervals import around, normal_quantile, student_t
+from edgewater.synopses.questions import Proportion, Since
+from edgewater.synopses.registry import (
+    MAX_SAMPLE_SIZE,
+    Function,
+    Parameter,
+    register_function,
+    register_kind,
+    stack_maker,
+)
+from edgewater.synopses.sampling.estimator import SampleEstimator
+from edgewater.synopses.sampling.sample_rows import SampleRows, record_tags
+from edgewater.synopses.sampling.sample_stack import DEFAULT_SIZE, SingleSample, TimedSampleStack
+
+_THINNING = 2  # number of the hash that thins records; the tag itself chooses the slot
+
+
+class BiasedReservoirStack(TimedSampleStack):
+    """`size` slots per group, each with the newest of the records that hash to it.
+
+    `Mean`, `Proportion`, `Rank` and `Quantile` weight records by (1 - p_in/size)^r, where r is the number of later
+    records. `Since` weights all records since a time equally.
+    """
+
+    kind: ClassVar[str] = "biased_reservoir"
+    properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True, ordered=True)
+    questions: ClassVar[Questions] = (Mean, Proportion, Rank, Quantile, Since)
+    options: ClassVar[tuple[str, ...]] = ("p_in",)
+
+    def __init__(self, groups: int = 0, *, p_in: float | None = None, **common: Any) -> None:
+        if p_in is not None and (not isinstance(p_in, int | float) or not 0 < p_in <= 1):
+            raise InvalidRequest("p_in", p_in, "a probability above 0, at most 1")
+        self.p_in = None if p_in is None or p_in == 1 else float(p_in)
+        super().__init__(groups, **common)
+
+    @property
+    def admission_rate(self) -> float:
+        """The fraction of the records that may enter a slot."""
+        return 1.0 if self.p_in is None else self.p_in
+
+    def _candidates(self, rows: SampleRows) -> BoolArray | None:
+        """Returns the records that thinning leaves, by a hash that is independent of that of the slot."""
+        if self.p_in is None:
+            return None
+        tags = finalised(record_tags(rows.keys[1], rows.keys[2], self.seed), _THINNING)
+        return np.asarray(tags < np.uint64(int(self.p_in * 2.0**64)))
+
+    def _max_fold(self) -> int:
+        """Returns the folds left: slots fold by their number modulo half as many, so the number must be even."""
+        return halvings(self.capacity)
+
+    def _slots(self, rows: SampleRows) -> IntArray:
+        tags = record_tags(rows.keys[1], rows.keys[2], self.seed)
+        return np.asarray((tags % np.uint64(self.capacity)).astype(np.int64))
+
+    def _retained(self, rows: SampleRows) -> IntArray:
+        """Returns the last row of each slot; rows are sorted by time."""
+        places = rows.groups * self.capacity + self._slots(rows)
+        _, from_the_end = np.unique(places[::-1], return_index=True)
+        return np.sort(len(rows) - 1 - from_the_end)
+
+    def query(self, question: Question | None = None) -> Estimates:
+        """Returns the answer per group; the default question is the mean, weighted towards the newest records."""
+        self.check(question)
+        rows = self._consolidate()
+        match question:
+            case Since(time_ms, Count(confidence)):
+                return self._count_since(rows, time_ms, confidence)
+            case Since(time_ms, Sum(confidence) | Mean(confidence) as inner):
+                return self._since(rows, time_ms, isinstance(inner, Sum), confidence)
+            case Since(_, inner):
+                reason = f"{self.kind} cannot answer it since a time"
+                raise InvalidRequest("question", inner, "Count, Sum or Mean", reason)
+        # Slots are equivalent to independent samples of an infinite, weighted stream: a rate of 0.
+        return SampleEstimator(rows.groups, rows.values, np.zeros(len(self)), self.kind).query(question or Mean())
+
+    def _newer(self, rows: SampleRows) -> IntArray:
+        """Returns per row the number of its group's slots with a newer record."""
+        starts = rows.starts(len(self))
+        return np.asarray(starts[rows.groups + 1] - 1 - np.arange(len(rows)))
+
+    def _count_since(self, rows: SampleRows, time_ms: int, confidence: float) -> Estimates:
+        """Counts the records since a time by linear counting (Whang et al. 1990) of the slots that they occupy."""
+        n = float(self.capacity)
+        hit = np.bincount(rows.groups[rows.keys[0] >= time_ms], minlength=len(self)).astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            value = np.log1p(-hit / n) / np.log1p(-1 / n) if n > 1 else np.where(hit > 0, np.inf, 0.0)
+            load = value / n
+            # The variance of linear counting, and that of thinning, which is a binomial sample.
+            variance = n * (np.expm1(load) - load) + value * (1 - self.admission_rate)
+            value = value / self.admission_rate
+            half = (normal_quantile(confidence) * np.sqrt(variance) + (hit > 0)) / self.admission_rate
+            lower, upper = around(value, half)
+        return Estimates(value, np.maximum(lower, hit), upper, confidence, self.kind)
+
+    def _since(self, rows: SampleRows, time_ms: int, total: bool, confidence: float) -> Estimates:
+        """Estimates a sum by weights 1/P (Horvitz and Thompson), a mean by the ratio of two such sums (Hájek)."""
+        newer = self._newer(rows)
+        chosen = rows.keys[0] >= time_ms
+        estimator = SampleEstimator(rows.groups[chosen], rows.at(chosen).values, np.ones(len(self)), self.kind)
+        groups, values = estimator.groups, estimator.numbers()
+        present = (1 - newer[chosen] / self.capacity) * self.admission_rate
+        weights = 1 / present
+        count, summed, squares = (self._summed(groups, w) for w in (weights, weights * values, weights * weights))
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            mean = summed / count
+            off = values if total else values - mean[groups]
+            variance = self._summed(groups, off * off * (1 - present) * weights * weights)
+            # A few old records have large weights: the degrees of freedom follow the effective sample size (Kish).
+            freedom = np.where(count > 0, count * count / squares, 0.0) - 1
+            half = student_t(confidence, freedom) * np.sqrt(variance) / (1.0 if total else count)
+            value = np.where(count > 0, summed if total else mean, np.nan)
+            lower, upper = around(value, half)
+        return Estimates(value, lower, upper, confidence, self.kind)
+
+    def _summed(self, groups: IntArray, weights: FloatArray) -> FloatArray:
+        return np.asarray(np.bincount(groups, weights, len(self)), np.float64)
+
+
+class BiasedReservoir(SingleSample[BiasedReservoirStack]):
+    """A sample of at most `size` records in which older records become rarer, by p_in/size per later record.
+
+    Args:
+        size: a number that is divisible by 2 once per fold, such as a power of two.
+        p_in: the fraction of the records that may enter the sample, Aggarwal's p_in.
+        source: a number that no other sample has which is updated and merged with this one.
+        seed: seed of the slots. Only samples of equal size, p_in and seed merge.
+    """
+
+    stack_type = BiasedReservoirStack
+
+    def __init__(
+        self, size: int = DEFAULT_SIZE, *, source: int = 0, seed: int = DEFAULT_SEED, p_in: float = 1.0
+    ) -> None:
+        super().__init__(BiasedReservoirStack(1, size=size, source=source, seed=seed, p_in=p_in))
+
+    def inclusion(self, later: Any) -> FloatArray:
+        """Returns the probability that a record with `later` records after it is in the sample."""
+        rate = self._stack.admission_rate
+        return np.asarray(rate * (1 - rate / self._stack.capacity) ** np.asarray(later, np.float64))
+
+
+register_kind(BiasedReservoirStack)
+register_function(
+    Function(
+        "biased",
+        stack_maker(BiasedReservoirStack, items=True),
+        types=ITEM_TYPES,
+        parameters={"size": Parameter.whole(DEFAULT_SIZE, 1, MAX_SAMPLE_SIZE)},
+    ),
+    "biased_reservoir",
+)

@@ -1,0 +1,164 @@
+"""Reservoir samples: uniform samples of a fixed size, the records with the smallest tags.
+
+The tag of a record is a hash of its identity (`sample_rows.py`): uniform, and equal at every place that sees the
+record. The k smallest tags of a union are therefore among the k smallest of each partial. The merged sample equals
+that of a single pass over all records, bit for bit, and merging a partial twice changes nothing (bottom-k: Cohen and
+Kaplan 2007; Agarwal et al. 2013).
+
+The tag of rank k + 1 is kept too. Given this tag τ, each record was sampled with probability τ/2^64, which estimates
+the number of records (k/τ) without a counter; a counter would count re-delivered partials twice. If the number of
+records is known, from a `count` beside the sample, `population` passes it and gives the narrower interval of N·mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+
+from edgewater.errors import InvalidRequest
+from edgewater.synopses.base import (
+    ITEM_TYPES,
+    BoolArray,
+    Estimate,
+    Estimates,
+    FloatArray,
+    IntArray,
+    Mean,
+    Properties,
+    Question,
+    Questions,
+)
+from edgewater.synopses.checks import check_fraction
+from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
+from edgewater.synopses.intervals import normal_quantile
+from edgewater.synopses.registry import (
+    MAX_SAMPLE_SIZE,
+    Function,
+    Parameter,
+    register_function,
+    register_kind,
+    stack_maker,
+)
+from edgewater.synopses.sampling.estimator import QUESTIONS, SampleEstimator
+from edgewater.synopses.sampling.sample_rows import MAX_TAG, SampleRows
+from edgewater.synopses.sampling.sample_stack import DEFAULT_SIZE, MAX_SIZE, SingleSample, SizedSampleStack
+
+
+class ReservoirStack(SizedSampleStack):
+    """A uniform sample without replacement of at most `size` records per group."""
+
+    kind: ClassVar[str] = "reservoir"
+    properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True)
+    questions: ClassVar[Questions] = QUESTIONS
+
+    def __init__(self, groups: int = 0, **common: Any) -> None:
+        super().__init__(groups, **common)
+        self._max_tags: WordArray = np.full(groups, MAX_TAG)
+
+    def _retained(self, rows: SampleRows) -> BoolArray:
+        rank = np.arange(len(rows)) - rows.starts(len(self))[rows.groups]
+        return np.asarray(rank <= self.capacity)
+
+    def _set_rows(self, rows: SampleRows) -> None:
+        super()._set_rows(rows)
+        starts = rows.starts(len(self))
+        self._max_tags = np.full(len(self), MAX_TAG)
+        full = np.diff(starts) > self.capacity
+        self._max_tags[full] = rows.keys[0][starts[1:][full] - 1]
+
+    def grow(self, groups: int) -> None:
+        super().grow(groups)
+        self._max_tags = np.concatenate([self._max_tags, np.full(max(len(self) - len(self._max_tags), 0), MAX_TAG)])
+
+    def _candidates(self, rows: SampleRows) -> BoolArray:
+        limits = self._max_tags if len(self) == 1 else self._max_tags[rows.groups]
+        return np.asarray(rows.keys[0] <= limits)
+
+    def _prefilter(self, stack: Self) -> None:
+        tags, wanted = stack._consolidate().keys[0], 2 * (self.capacity + 1)
+        if len(tags) > wanted:
+            limit = np.partition(tags, wanted)[wanted]
+            if len(np.unique(tags[tags <= limit])) > self.capacity:  # records that were delivered twice count once
+                self._max_tags[:] = np.minimum(self._max_tags, limit)
+
+    def query(self, question: Question | None = None, *, population: FloatArray | None = None) -> Estimates:
+        """Returns the answer per group; the default question is the mean.
+
+        Args:
+            population: float64 per group, the number of records, if it is known.
+        """
+        self.check(question)
+        estimator = self.estimator()
+        question = question or Mean()
+        if population is None:
+            return estimator.query(question)
+        return estimator.of_population(np.asarray(population, np.float64), question)
+
+    def estimator(self) -> SampleEstimator:
+        """Returns the estimator of the sample without the record of rank k + 1."""
+        rows = self._consolidate()
+        full = np.diff(rows.starts(len(self))) > self.capacity
+        rate = np.where(full, self._max_tags.astype(np.float64) / 2.0**64, 1.0)
+        inside = rows.at(~full[rows.groups] | (rows.keys[0] < self._max_tags[rows.groups]))
+        return SampleEstimator(inside.groups, inside.values, rate, self.kind)
+
+    def items(self, group: int = 0) -> pa.Array:
+        return super().items(group)[: self.capacity]
+
+    def sampled(self) -> tuple[IntArray, pa.Array]:
+        estimator = self.estimator()
+        return estimator.groups, pa.array(estimator.values)
+
+
+class ReservoirSample(SingleSample[ReservoirStack]):
+    """A uniform sample of at most `size` records without replacement.
+
+    Args:
+        size: number of records. The half-width of the interval of a mean is about s/√size at 68 %.
+        source: a number that no other sample has which is updated and merged with this one.
+        seed: seed of the tags. Only samples of equal size and seed merge.
+    """
+
+    stack_type = ReservoirStack
+
+    def __init__(self, size: int = DEFAULT_SIZE, *, source: int = 0, seed: int = DEFAULT_SEED) -> None:
+        super().__init__(ReservoirStack(1, size=size, source=source, seed=seed))
+
+    @classmethod
+    def for_error(cls, epsilon: float, *, confidence: float = 0.95, source: int = 0, seed: int = DEFAULT_SEED) -> Self:
+        """Returns the smallest sample that gives any proportion within ±epsilon: size z²/(4·epsilon²)."""
+        size = int(np.ceil((normal_quantile(confidence) / (2 * check_fraction("epsilon", epsilon))) ** 2))
+        if size > MAX_SIZE:
+            raise InvalidRequest("epsilon", epsilon, f"an error that {MAX_SIZE} records can reach")
+        return cls(size, source=source, seed=seed)
+
+    def query(self, question: Question | None = None, *, population: float | None = None) -> Estimate:
+        """Returns the answer; the default question is the mean.
+
+        Args:
+            population: the number of records, if it is known, such as `records` if no partial was merged twice. Sums
+                and counts are then as precise as means and proportions.
+        """
+        known = None if population is None else np.array([population], np.float64)
+        return self._stack.query(question, population=known)[0]
+
+
+def _size_for(goals: Mapping[str, Any]) -> Mapping[str, Any]:
+    return ReservoirSample.for_error(goals["epsilon"])._stack.parameters
+
+
+register_kind(ReservoirStack)
+register_function(
+    Function(
+        "reservoir",
+        stack_maker(ReservoirStack, items=True),
+        types=ITEM_TYPES,
+        parameters={"size": Parameter.whole(DEFAULT_SIZE, 1, MAX_SAMPLE_SIZE)},
+        goals={"epsilon": Parameter.fraction(None)},
+        size_for=_size_for,
+    ),
+    "sample",
+)

@@ -1,0 +1,432 @@
+"""Stacks of samples: rows of a group, a record's identity and a value, kept sorted by group and key.
+
+Which rows stay is a function of the set of identities alone, so samples merge in any order, over any tree and more than
+once, with equal bits. Two rows of one identity with different values are an error: two sources have the same number.
+
+- `SampleStack`: the base. `SizedSampleStack` has a fixed number of records, `TimedSampleStack` orders them by event
+time,
+  `RateSampleStack` has a sampling rate per group.
+- `SingleSample`: a sample as a user holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.synopses.array_stack import group_mask, run_indices
+from edgewater.synopses.base import ITEM_TYPES, BoolArray, IntArray, arrow_values
+from edgewater.synopses.checks import check_fold, check_whole, whole_numbers
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.columns import MessageBatch
+from edgewater.synopses.hashing import DEFAULT_SEED
+from edgewater.synopses.items import ItemStack, read_item_type
+from edgewater.synopses.sampling.sample_rows import Key, SampleRows, concatenated, record_tags
+from edgewater.synopses.single import SingleSynopsis
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+DEFAULT_SIZE = 1000
+MAX_SIZE = 1 << 24
+
+_CHUNK = 1 << 15
+_MIN_PENDING = 1 << 14
+_DTYPES = {"int64": np.int64, "float64": np.float64, "bool": np.bool_}
+
+
+class SampleStack(ItemStack):
+    """A sample per group. Subclasses define the key of a row (`_keys`) and which rows stay (`_retained`).
+
+    Attributes:
+        source: the source of the records that `update` adds; no other stack that merges with this one may have it.
+        level: number of times it was folded. Stacks of different levels merge at the higher one.
+    """
+
+    arrays: ClassVar[dict[str, tuple[str, float]]] = {}
+    key_types: ClassVar[tuple[str, ...]] = ("<u8",)
+    required: ClassVar[tuple[str, ...]]
+    """Attributes that are parameters."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """Attributes that are parameters unless they are None."""
+
+    def __init__(
+        self, groups: int = 0, *, source: int = 0, seed: int = DEFAULT_SEED, item_type: str | None = None
+    ) -> None:
+        super().__init__(groups, seed=seed, item_type=item_type)
+        self.source = check_whole("source", source, 0, (1 << 64) - 1)
+        self.level = 0
+        self._next = 0
+        self._rows = self._no_rows()
+        self._runs: list[SampleRows] = []
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in (*self.required, *self.options)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _empty(self) -> Self:
+        return type(self)(**self.parameters, source=self.source, seed=self.seed, item_type=self.item_type)
+
+    def _no_rows(self) -> SampleRows:
+        values: Any = pa.array([], pa.string()) if self.item_type == "string" else np.zeros(0, self._dtype)
+        return SampleRows(np.zeros(0, np.int64), tuple(np.zeros(0, t) for t in self.key_types), values)
+
+    @property
+    def _dtype(self) -> type:
+        return _DTYPES.get(self.item_type or "float64", np.float64)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._rows.nbytes + sum(r.nbytes for r in self._runs)
+
+    def _keys(self, numbers: IntArray, times: IntArray | None) -> tuple[Key, ...]:
+        """Returns the key columns of records of this source: here their tags."""
+        return (record_tags(self.source, numbers, self.seed),)
+
+    def _retained(self, rows: SampleRows) -> npt.NDArray[Any]:
+        """Returns which of the sorted, distinct rows stay: ascending positions, or a mask."""
+        raise NotImplementedError
+
+    def _candidates(self, rows: SampleRows) -> BoolArray | None:
+        """Returns which rows may stay, as far as a cheap test can exclude others; None: all."""
+        return None
+
+    def _max_fold(self) -> int:
+        """Returns how many more times it can be folded."""
+        raise NotImplementedError
+
+    def update(
+        self, codes: IntArray, values: Any, *, times: IntArray | None = None, ids: IntArray | None = None
+    ) -> None:
+        """Adds a batch: Arrow strings, or a NumPy array of bool, integers or floats.
+
+        Args:
+            times: int64 event times in ms, for samples by time; None: the records' numbers.
+            ids: int64, the records' numbers within `source`. None: consecutive numbers in the order of arrival, which
+                a replay repeats only if it replays all records.
+        """
+        known = self.item_type is not None
+        self._check_item_type(values)
+        if not known:
+            self._rows = self._no_rows()
+        for name, column in (("times", times), ("ids", ids)):
+            if column is not None and (column.shape != (len(values),) or column.dtype != np.int64):
+                accepted = f"{len(values)} int64 numbers, one per value"
+                raise InvalidRecord(name, f"{column.dtype}{column.shape}", accepted)
+        if ids is None:
+            ids = np.arange(self._next, self._next + len(values))
+            self._next += len(values)
+        values = self._canonical(values)
+        for at in range(0, len(values), _CHUNK):
+            chunk = slice(at, at + _CHUNK)
+            keys = self._keys(ids[chunk], None if times is None else times[chunk])
+            self._add(SampleRows(np.asarray(codes[chunk], np.int64), keys, values[chunk]))
+
+    def _canonical(self, values: Any) -> Any:
+        """Returns a copy in the type of the sample, with one zero and one NaN."""
+        if isinstance(values, pa.Array):
+            return values
+        held = values.astype(self._dtype)
+        if held.dtype == np.float64:
+            held += 0.0  # -0.0 + 0.0 is 0.0
+            held[held != held] = np.nan
+        return held
+
+    def _add(self, rows: SampleRows) -> None:
+        candidates = self._candidates(rows)
+        if candidates is not None:
+            rows = rows.at(candidates)
+        if len(rows):
+            self._runs.append(rows)
+        if sum(map(len, self._runs)) > max(_MIN_PENDING, len(self._rows)):
+            self._consolidate()
+
+    def _consolidate(self) -> SampleRows:
+        """Merges added rows into the sample, and returns its rows, sorted by group and key."""
+        if self._runs:
+            rows, self._runs = concatenated([self._rows, *self._runs]), []
+            rows = rows.sorted()
+            repeats = rows.repeats()
+            if repeats.any():
+                self._require_same(rows, repeats)
+                rows = rows.at(~repeats)
+            self._set_rows(rows.at(self._retained(rows)))
+        return self._rows
+
+    def _set_rows(self, rows: SampleRows) -> None:
+        self._rows = rows
+
+    def _require_same(self, rows: SampleRows, repeats: BoolArray) -> None:
+        """Raises IncompatibleSynopses if two records of one identity have different values."""
+        again = np.flatnonzero(repeats)
+        differ = self._differ(rows.at(again).values, rows.at(again - 1).values)
+        if differ.any():
+            raise IncompatibleSynopses(
+                f"{self.kind}: {int(differ.sum())} records have the identity of another record with another value; "
+                f"every sample that is merged needs a `source` of its own (this one has {self.source})"
+            )
+
+    def _differ(self, one: Any, two: Any) -> BoolArray:
+        """Returns which values differ, row by row; NaN equals NaN."""
+        if isinstance(one, pa.Array):
+            return np.asarray(~pc.equal(one, two).to_numpy(zero_copy_only=False))
+        return np.asarray((one != two) & ((one == one) | (two == two)))
+
+    def merge(self, other: Self, codes: IntArray) -> None:
+        rows = self._prepare_merge(other)
+        if len(rows):
+            self._runs.append(SampleRows(codes[rows.groups], rows.keys, rows.values))
+        self._consolidate()
+
+    def merge_singles(self, others: Sequence[Self]) -> None:
+        """Merges stacks of one group into this stack of one group, and selects the rows that stay once."""
+        for other in others:
+            self._add(self._prepare_merge(other))
+        self._consolidate()
+
+    def _prepare_merge(self, other: Self) -> SampleRows:
+        """Adopts the item type, the level and the record number of `other` as needed; returns its rows."""
+        known = self.item_type is not None
+        self._require_mergeable(other)
+        if not known:
+            self._rows = self._no_rows()
+        rows = other._consolidate()
+        if other.level > self.level:
+            self._fold_to(other.level)
+        self._next = max(self._next, other._next)
+        return rows
+
+    def merge_messages(self, batch: MessageBatch) -> None:
+        """Merges messages of one group each (`serialized.MessageMerging`)."""
+        message = batch.stacked(codec.ArrayRoles(2 + len(self.arrays), first_only=(1,)))
+        metas = codec.decode(message.arrays[0])
+        levels, nexts = metas[0::2], metas[1::2]
+        if len(levels) != len(nexts) or (levels != self.level).any():
+            raise IncompatibleSynopses(f"{self.kind}: levels differ")
+        message.arrays[0].CopyFrom(codec.encode(metas[:2]))
+        stack = self.from_message(message)
+        self._next = max(self._next, int(nexts.max()))
+        self._prefilter(stack)
+        rows = stack._consolidate()
+        self._add(SampleRows(np.zeros(len(rows), np.int64), rows.keys, rows.values))
+        self._consolidate()
+
+    def _prefilter(self, stack: Self) -> None:
+        """Tightens `_candidates` from the rows of `stack`, which are about to be merged into the only group."""
+
+    def fold(self, levels: int = 1) -> Self:
+        """Returns a copy with about 2^levels times fewer rows, equal to a sample built with that size."""
+        check_fold(levels, self._max_fold(), f"{self.kind} of {self.parameters}")
+        result = self.take(np.arange(len(self)))
+        if levels:
+            result._fold_to(self.level + levels)
+        return result
+
+    def _fold_to(self, level: int) -> None:
+        rows = self._consolidate()
+        self.level = level
+        self._set_rows(rows.at(self._retained(rows)))
+
+    def take(self, groups: IntArray) -> Self:
+        rows = self._consolidate()
+        result = super().take(groups)
+        result.level, result._next = self.level, self._next
+        starts = rows.starts(len(self))
+        counts = np.diff(starts)[groups]
+        taken = rows.at(run_indices(starts[groups], counts))
+        result._set_rows(SampleRows(np.repeat(np.arange(len(groups)), counts), taken.keys, taken.values))
+        return result
+
+    def reset(self, groups: IntArray) -> None:
+        """Empties these groups. Record numbers continue, so that shipped records keep their identities."""
+        rows = self._consolidate()
+        super().reset(groups)
+        self._set_rows(rows.at(~group_mask(groups, len(self))[rows.groups]))
+
+    def sampled(self) -> tuple[IntArray, pa.Array]:
+        """Returns the sampled values of all groups: int64 group per value, ascending, and the values."""
+        rows = self._consolidate()
+        return rows.groups, pa.array(rows.values)
+
+    def items(self, group: int = 0) -> pa.Array:
+        """Returns the sampled values of one group, in the order of their keys."""
+        rows = self._consolidate()
+        start, end = rows.starts(len(self))[group : group + 2]
+        return pa.array(rows.values[start:end])
+
+    def to_message(self) -> SynopsisMessage:
+        rows = self._consolidate()
+        message = codec.header(self.kind, self.version, self._header_parameters, seed=self.seed)
+        counts = np.diff(rows.starts(len(self)))
+        meta = (np.array([self.level, self._next]), np.array([self.source], np.uint64))
+        own = (self._view(name) for name in self.arrays)
+        message.arrays.extend(codec.encode(array) for array in (*meta, *own, counts, *rows.keys))
+        strings = isinstance(rows.values, pa.Array)
+        message.arrays.append(codec.encode_keys(rows.values) if strings else codec.encode(rows.values))
+        return message
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        own = len(cls.arrays)
+        parameters = codec.open_message(message, cls.kind, cls.version, 4 + own + len(cls.key_types))
+        item_type = read_item_type(parameters, cls.kind)
+        meta, sources, *columns = (codec.decode(a) for a in message.arrays[:-1])
+        held = message.arrays[-1]
+        values = codec.decode_keys(held) if item_type == "string" else codec.decode(held)
+        try:
+            named = {name: parameters[name] for name in cls.required}
+            named |= {name: parameters[name] for name in cls.options if name in parameters}
+            result = cls(**named, source=int(sources[0]), seed=message.seed, item_type=item_type)
+            result._load_rows(meta, columns[:own], columns[own], tuple(columns[own + 1 :]), values)
+        except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
+            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+        return result
+
+    def _load_rows(self, meta: IntArray, own: list[Key], counts: IntArray, keys: tuple[Key, ...], values: Any) -> None:
+        """Sets decoded arrays. Raises ValueError unless they are a valid state."""
+        level, self._next = (int(x) for x in meta)
+        for (name, (dtype, _)), array in zip(self.arrays.items(), own, strict=True):
+            if array.shape != counts.shape or array.dtype != np.dtype(dtype):
+                raise ValueError(f"array {name} is {array.dtype}{array.shape}")
+            self._state[name] = array
+        shapes = {k.shape for k in keys} | {(len(values),)}
+        wanted = pa.string() if self.item_type == "string" else np.dtype(self._dtype)
+        typed = [k.dtype for k in keys] == [np.dtype(t) for t in self.key_types] and counts.dtype == np.int64
+        if isinstance(values, pa.Array) and values.null_count:
+            raise ValueError("null values")
+        if not typed or (values.type if isinstance(values, pa.Array) else values.dtype) != wanted:
+            raise ValueError("columns of other types")
+        if not 0 <= level <= self._max_fold() or counts.ndim != 1 or (counts < 0).any():
+            raise ValueError(f"level {level}, counts {counts.tolist()[:5]}")
+        if shapes != {(int(counts.sum()),)}:
+            raise ValueError(f"columns of shapes {shapes} for {int(counts.sum())} rows")
+        self.level, self._length = level, len(counts)
+        rows = SampleRows(np.repeat(np.arange(len(counts)), counts), keys, values)
+        self._check_rows(rows)
+        self._set_rows(rows)
+
+    def _check_rows(self, rows: SampleRows) -> None:
+        """Raises ValueError unless decoded rows are sorted and all stay."""
+        retained = self._retained(rows)
+        count = int(retained.sum()) if retained.dtype == np.bool_ else len(retained)
+        if not rows.ascend() or count != len(rows):
+            raise ValueError("rows out of order, or more rows than the sample has room for")
+
+
+class SizedSampleStack(SampleStack):
+    """A sample of at most `size` records per group."""
+
+    required: ClassVar[tuple[str, ...]] = ("size",)
+
+    def __init__(self, groups: int = 0, *, size: int = DEFAULT_SIZE, **common: Any) -> None:
+        self.size = check_whole("size", size, 1, MAX_SIZE)
+        super().__init__(groups, **common)
+
+    @property
+    def capacity(self) -> int:
+        """The current number of records per group: the size, halved per level."""
+        return self.size >> self.level
+
+    def _max_fold(self) -> int:
+        return self.capacity.bit_length() - 1
+
+
+class TimedSampleStack(SizedSampleStack):
+    """A sample of `size` records per group that depends on event times."""
+
+    key_types: ClassVar[tuple[str, ...]] = ("<i8", "<u8", "<i8")  # time, source, number
+
+    def _keys(self, numbers: IntArray, times: IntArray | None) -> tuple[Key, ...]:
+        sources = np.full(len(numbers), self.source, np.uint64)
+        return (numbers if times is None else times, sources, numbers)
+
+    def _group_keys(self, group: int) -> tuple[Key, ...]:
+        rows = self._consolidate()
+        start, end = rows.starts(len(self))[group : group + 2]
+        return tuple(key[start:end] for key in rows.keys)
+
+    def source_counts(self, group: int = 0) -> dict[int, int]:
+        """Returns the number of a group's records per source."""
+        sources, counts = np.unique(self._group_keys(group)[1], return_counts=True)
+        return dict(zip(sources.tolist(), counts.tolist(), strict=True))
+
+    def times(self, group: int = 0) -> IntArray:
+        """Returns the event times of `items`, ascending."""
+        return np.asarray(self._group_keys(group)[0])
+
+
+class RateSampleStack(SampleStack):
+    """A sample with a sampling rate per group, which only decreases.
+
+    The array `threshold` (a name in `arrays`) determines the rate of a group. The larger it is, the lower is the rate.
+    """
+
+    threshold: ClassVar[str]
+    merge_messages = None  # type: ignore[assignment]  # every sample has its own thresholds
+
+    def _thresholds(self) -> npt.NDArray[Any]:
+        """Returns the effective threshold per group."""
+        raise NotImplementedError
+
+    def merge_singles(self, others: Sequence[Self]) -> None:
+        for other in others:
+            self.merge(other, np.zeros(1, np.int64))
+
+    def merge(self, other: Self, codes: IntArray) -> None:
+        other._consolidate()
+        thresholds = other._thresholds().copy()  # `other` may be this stack
+        super().merge(other, codes)
+        np.maximum.at(self._view(self.threshold), codes, thresholds)
+        self._set_rows(self._rows.at(self._retained(self._rows)))
+
+    def to_message(self) -> SynopsisMessage:
+        self._consolidate()
+        self._view(self.threshold)[:] = self._thresholds()
+        return super().to_message()
+
+
+S = TypeVar("S", bound=SampleStack)
+
+
+class SingleSample(SingleSynopsis[S]):
+    """A `Synopsis` over a `SampleStack` of length 1."""
+
+    types: ClassVar[tuple[str, ...]] = ITEM_TYPES
+
+    @property
+    def source(self) -> int:
+        return self._stack.source
+
+    def items(self) -> pa.Array:
+        """Returns the sampled values."""
+        return self._stack.items()
+
+    def update(self, values: Any, *, times: Any = None, weights: Any = None, ids: Any = None) -> None:
+        """Adds a batch. Skips nulls, with their times and ids.
+
+        Args:
+            values: NumPy or Arrow array or a sequence, of one of `types` or a narrower type; all batches of one type.
+            times: int64 event times in ms, for samples by time.
+            weights: not supported.
+            ids: the records' numbers within `source`; None: numbered in the order of arrival.
+
+        Raises:
+            InvalidRecord: values of another type, weights, or another number of times or ids than of values.
+        """
+        if weights is not None:
+            raise InvalidRecord("weights", type(weights).__name__, "no weights", f"{self.kind} takes each value once")
+        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+        present = np.asarray(array.is_valid())
+        columnar = self._columnar(arrow_values(array))
+        columns = {
+            name: None if column is None else whole_numbers(name, column, present)
+            for name, column in (("times", times), ("ids", ids))
+        }
+        if len(columnar):
+            self._stack.update(np.zeros(len(columnar), np.int64), columnar, **columns)
+            self.records += len(columnar)

@@ -1,0 +1,187 @@
+"""Sparse state of many groups: numbered cells with a value each, in one sorted array.
+
+A cell that is not in use costs no memory, and there is no object per group. A batch is appended as a run; runs
+are merged into the sorted array when they outgrow it, so that n updates cost O(n log n) in total instead of
+O(n · batches). `pack_rows` writes rows of counters, sparse or dense, whichever is smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import copy
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgewater.synopses.array_stack import run_indices
+from edgewater.synopses.base import BoolArray, IntArray
+from edgewater.synopses.encoding import codec
+from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
+
+_CELL_BITS = 32
+_MIN_PENDING = 1 << 14
+
+
+def cell_keys(groups: IntArray | int, cells: IntArray) -> IntArray:
+    """Returns ``group << 32 | cell``, which sorts by group, then by cell. Cells are in [0, 2^32)."""
+    return groups << _CELL_BITS | cells
+
+
+def groups_of(keys: IntArray) -> IntArray:
+    return keys >> _CELL_BITS
+
+
+def cells_of(keys: IntArray) -> IntArray:
+    return keys & ((1 << _CELL_BITS) - 1)
+
+
+class SparseCells:
+    """Values by (group, cell); a ufunc such as `np.add` combines values of the same cell."""
+
+    def __init__(self, combine: np.ufunc, dtype: npt.DTypeLike) -> None:
+        self._combine = combine
+        self._keys = np.zeros(0, np.int64)
+        self._values: npt.NDArray[Any] = np.zeros(0, dtype)
+        self._runs: list[tuple[IntArray, npt.NDArray[Any]]] = []
+        self._pending = 0
+
+    def copy(self) -> SparseCells:
+        """Returns a consolidated copy. It shares the arrays, which are never written to."""
+        result = copy(self)
+        result._keys, result._values = self.consolidated()
+        result._runs = []
+        return result
+
+    @property
+    def nbytes(self) -> int:
+        runs = sum(k.nbytes + v.nbytes for k, v in self._runs)
+        return self._keys.nbytes + self._values.nbytes + runs
+
+    @property
+    def needs_consolidation(self) -> bool:
+        """Whether the runs have outgrown the sorted array."""
+        return self._pending > max(len(self._keys), _MIN_PENDING)
+
+    @property
+    def is_consolidated(self) -> bool:
+        return not self._runs
+
+    @property
+    def holds_any(self) -> bool:
+        return bool(len(self._keys) or self._runs)
+
+    def add(self, keys: IntArray, values: npt.NDArray[Any]) -> None:
+        """Adds cells in any order, duplicates included. Keeps references to the arrays."""
+        if len(keys):
+            self._runs.append((keys, values))
+            self._pending += len(keys)
+
+    def consolidated(self) -> tuple[IntArray, npt.NDArray[Any]]:
+        """Returns the keys, ascending and distinct, and their values. Callers must not write to them."""
+        if self._runs:
+            keys = np.concatenate([self._keys, *(k for k, _ in self._runs)])
+            values = np.concatenate([self._values, *(v for _, v in self._runs)])
+            self._keys, self._values = self._combined(keys, values.astype(self._values.dtype, copy=False))
+            self._runs, self._pending = [], 0
+        return self._keys, self._values
+
+    def _combined(self, keys: IntArray, values: npt.NDArray[Any]) -> tuple[IntArray, npt.NDArray[Any]]:
+        order = np.argsort(keys, kind="stable")  # stable: runs that are sorted already merge fast
+        keys, values = keys[order], values[order]
+        first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+        return keys[first], self._combine.reduceat(values, first)
+
+    def replace(self, keys: IntArray, values: npt.NDArray[Any]) -> None:
+        """Replaces all cells by these, in any order."""
+        self.replace_sorted(self._keys[:0], self._values[:0])
+        self.add(keys, values)
+
+    def replace_sorted(self, keys: IntArray, values: npt.NDArray[Any]) -> None:
+        """Replaces all cells by these, which are ascending and distinct."""
+        self._keys, self._values = keys, values
+        self._runs, self._pending = [], 0
+
+    def starts(self, groups: int) -> IntArray:
+        """Returns the index in `consolidated` at which each of `groups` groups begins, and the end: shape (groups +
+        1,)."""
+        return np.searchsorted(self.consolidated()[0], np.arange(groups + 1) << _CELL_BITS)
+
+    def counts(self, groups: int) -> IntArray:
+        """Returns the number of cells per group, shape (groups,)."""
+        return np.diff(self.starts(groups))
+
+    def select(self, groups: IntArray, length: int) -> tuple[IntArray, npt.NDArray[Any]]:
+        """Returns the cells of ``groups[i]`` as those of group i, for each i. `length`: the number of groups."""
+        keys, values = self.consolidated()
+        if length == len(groups) == 1:
+            return keys, values  # no copy: consolidated arrays are never written to
+        starts = self.starts(length)
+        counts = np.diff(starts)[groups]
+        at = run_indices(starts[groups], counts)
+        return cell_keys(np.repeat(np.arange(len(groups)), counts), cells_of(keys[at])), values[at]
+
+    def drop(self, dropped: BoolArray) -> None:
+        """Removes the cells of the groups for which `dropped`, shape (groups,), is true."""
+        keys, values = self.consolidated()
+        kept = ~dropped[groups_of(keys)]
+        self._keys, self._values = keys[kept], values[kept]
+
+    def pack(self, groups: int) -> tuple[IntArray, IntArray, IntArray, npt.NDArray[Any]]:
+        """Returns the cells as small numbers: cells per group, the first cell of each group that has any, differences
+        between neighbouring cells (0 at a group's first), values."""
+        keys, values = self.consolidated()
+        counts = self.counts(groups)
+        cells = cells_of(keys)
+        begins = (np.cumsum(counts) - counts)[counts > 0]
+        steps = np.diff(cells, prepend=0)
+        steps[begins] = 0
+        return counts, cells[begins], steps, values
+
+    def unpack(self, counts: IntArray, firsts: IntArray, steps: IntArray, values: npt.NDArray[Any]) -> None:
+        """Loads the output of `pack`. Raises ValueError for arrays that `pack` cannot have returned."""
+        held = counts[counts > 0]
+        begins = np.cumsum(held) - held
+        if values.dtype != self._values.dtype or len(firsts) != len(held) or steps.shape != values.shape:
+            raise ValueError(f"{len(firsts)} first cells and {values.dtype}{values.shape} for {steps.shape} cells")
+        running = np.cumsum(steps)
+        cells = running + np.repeat(firsts - running[begins], held)
+        keys = cell_keys(np.repeat(np.arange(len(counts)), counts), cells)
+        if ((cells < 0) | (cells >= 1 << _CELL_BITS)).any() or (keys[1:] <= keys[:-1]).any():
+            raise ValueError("cells out of range or out of order")
+        self._keys, self._values = keys, values
+
+
+ROW_ARRAYS = 6
+"""Arrays that `pack_rows` returns."""
+_SPARSE_DIVISOR = 2
+"""A row with at most 1/2 of its cells in use is stored sparse: a sparse cell costs a difference and a value."""
+
+
+def pack_rows(rows: npt.NDArray[Any]) -> list[ArrayMessage]:
+    """Encodes `rows`, shape (groups, cells), as `ROW_ARRAYS` arrays: each row as all its cells, or as those that are
+    not zero. The content of a row alone decides, so equal states give equal bytes."""
+    sparse = np.count_nonzero(rows, axis=1) * _SPARSE_DIVISOR <= rows.shape[1]
+    which = np.flatnonzero(sparse)
+    groups, cells = np.nonzero(rows[which])
+    held = SparseCells(np.maximum, rows.dtype)  # cells are distinct; add would widen small types
+    held.replace(cell_keys(which[groups], cells.astype(np.int64)), rows[which[groups], cells])
+    dense = np.flatnonzero(~sparse)
+    return [codec.encode(array) for array in (*held.pack(len(rows)), dense, rows[dense])]
+
+
+def unpack_rows(arrays: Iterable[ArrayMessage], cells: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Decodes the output of `pack_rows`. Raises CorruptSynopsis, or ValueError for arrays that do not fit."""
+    *packed, dense, dense_rows = (codec.decode(a) for a in arrays)
+    groups = len(packed[0])
+    held = SparseCells(np.maximum, dtype)
+    held.unpack(*packed)
+    keys, values = held.consolidated()
+    in_range = (cells_of(keys) < cells).all() and dense.dtype == np.int64 and not np.isin(dense, groups_of(keys)).any()
+    ordered = (dense[1:] > dense[:-1]).all() and ((dense >= 0) & (dense < groups)).all()
+    if not in_range or not ordered or dense_rows.dtype != dtype or dense_rows.shape != (len(dense), cells):
+        raise ValueError(f"rows of {cells} cells out of range or out of order")
+    rows = np.zeros((groups, cells), dtype)
+    rows[groups_of(keys), cells_of(keys)] = values
+    rows[dense] = dense_rows
+    return rows

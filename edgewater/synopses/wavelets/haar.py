@@ -1,0 +1,384 @@
+"""Haar wavelets: the largest coefficients of a signal, for sums over ranges of its index.
+
+Gilbert et al., "Surfing Wavelets on Streams" (VLDB 2001): on a sequence in order, a finished coefficient never changes
+again, so the B coefficients of largest orthonormal magnitude are the best approximation in the L2 norm with B
+coefficients, in one pass. (Condor's wavelet, after Karras and Mamoulis, minimises the maximum error of a point:
+`haar_max`.)
+
+The effect of discarded coefficients is tracked: the L2 norm of the error, and per level the maximum error of a
+coefficient that is kept and of one that is not. Every answer has deterministic bounds.
+
+- `append` concatenates another signal, if its blocks fit the dyadic grid of this one.
+- `merge_many` adds signals on one index axis, such as the same seconds at several sites.
+- Partials of one signal that was partitioned round robin do not merge; `manager.GeneralManager` holds them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.synopses.base import (
+    Estimate,
+    FloatArray,
+    IntArray,
+    Properties,
+    Stack,
+)
+from edgewater.synopses.checks import check_fold, check_whole
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.ordered import OrderedSynopsis
+from edgewater.synopses.registry import Function, Parameters, register_function
+from edgewater.synopses.wavelets.haar_blocks import (
+    Coefficients,
+    Frontline,
+    block_levels,
+    concatenated,
+    imbalance,
+    no_coefficients,
+    signal_of,
+)
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+
+DEFAULT_COEFFICIENTS = 128
+MAX_COEFFICIENTS = 1 << 20
+MAX_LENGTH = 1 << 48
+LEVELS = 49
+_CHUNK = 1 << 15
+_EPSILON = float(np.finfo(np.float64).eps)
+
+
+class HaarWavelet(OrderedSynopsis):
+    """A signal (values by index, from 0) in its `coefficients` largest Haar coefficients.
+
+    It has no groups, and uses the order of values, not their times. Merging adds signals, so it is not idempotent.
+    Merges in another order may discard other coefficients, so answers differ within their bounds.
+    """
+
+    kind: ClassVar[str] = "haar"
+    properties: ClassVar[Properties] = Properties(commutative=False, foldable=True, ordered=True)
+
+    def __init__(self, coefficients: int = DEFAULT_COEFFICIENTS) -> None:
+        self.coefficients = check_whole("coefficients", coefficients, 1, MAX_COEFFICIENTS)
+        self.level = 0
+        self._front = Frontline()
+        self._held = no_coefficients()
+        self._pending: list[Coefficients] = []
+        self._unconsolidated = 0  # values whose coefficients are pending
+        self._residual_norm = 0.0  # L2 norm of an error of unknown direction
+        self._discarded_energy = 0.0  # of coefficients discarded since; they are orthogonal
+        self._dropped_bound = np.zeros(LEVELS)  # per level: maximum magnitude of a coefficient that is not kept
+        self._kept_bound = np.zeros(LEVELS)  # per level: maximum error of a coefficient that is kept
+
+    def __repr__(self) -> str:
+        return f"<HaarWavelet of {self.records} values, {self.nbytes} bytes>"
+
+    @property
+    def records(self) -> int:
+        """The length of the signal."""
+        return self._front.length
+
+    @property
+    def capacity(self) -> int:
+        """The current number of coefficients: halved per level."""
+        return max(self.coefficients >> self.level, 1)
+
+    @property
+    def nbytes(self) -> int:
+        return 24 * sum(len(c) for c in (self._held, *self._pending)) + 16 * LEVELS + 8 * len(self._front.means)
+
+    @property
+    def error(self) -> float:
+        """An upper bound of the L2 norm of the difference between the signal and its approximation."""
+        self._consolidate()
+        return (self._residual_norm + math.sqrt(self._discarded_energy)) * (
+            1 + 1e-12
+        )  # the factor covers rounding of the sum of energies
+
+    def update(self, values: Any, *, times: Any = None, weights: Any = None) -> None:
+        """Appends values to the signal.
+
+        Args:
+            values: NumPy or Arrow array or a sequence of finite numbers below 1e140 in magnitude, without nulls:
+                skipping one would shift all later values.
+            weights: not supported.
+
+        Raises:
+            InvalidRecord: other values; nothing is added then.
+        """
+        if weights is not None:
+            raise InvalidRecord("weights", type(weights).__name__, "no weights", "a signal has one value per index")
+        signal = signal_of(values)
+        if self.records + len(signal) > MAX_LENGTH:
+            raise InvalidRecord("values", f"{len(signal)} values", f"at most {MAX_LENGTH} altogether")
+        for at in range(0, len(signal), _CHUNK):
+            self._pending += self._front.append(signal[at : at + _CHUNK])
+            self._unconsolidated = self._unconsolidated + len(signal[at : at + _CHUNK])
+            if self._unconsolidated > max(4 * self.capacity, 1 << 12):
+                self._consolidate()
+
+    def add_at(self, index: int, amount: float) -> None:
+        """Adds to an existing value, for a late record. Bounds remain valid.
+
+        Raises:
+            InvalidRequest: there is no value at this index.
+            InvalidRecord: `amount` is not a finite number.
+        """
+        check_whole("index", index, 0, self.records - 1)
+        change = float(signal_of([amount])[0])
+        self._consolidate()
+        # The added path overlaps the discarded coefficients, so only the norm of the error remains known.
+        self._residual_norm, self._discarded_energy = self.error, 0.0
+        for number, (level, start, mean) in enumerate(self._front.blocks()):
+            if start <= index < start + (1 << level):
+                self._front.means[number] = mean + math.ldexp(change, -level)
+                levels = np.arange(1, level + 1)
+                signs = np.where(index >> (levels - 1) & 1, -1.0, 1.0)
+                path = Coefficients(levels, index >> levels, signs * np.ldexp(change, -levels))
+                # A discarded coefficient that is added again lacks its former value.
+                self._kept_bound[levels] = np.maximum(self._kept_bound[levels], self._dropped_bound[levels])
+                self._held = concatenated([self._held, path]).summed()
+        self._threshold()
+
+    def _consolidate(self) -> None:
+        """Merges pending coefficients and keeps the largest. No answer depends on when this happens."""
+        if self._pending:
+            self._held = concatenated([self._held, *self._pending])
+            self._pending, self._unconsolidated = [], 0
+            self._threshold()
+
+    def _threshold(self) -> None:
+        """Keeps at most `capacity` coefficients, and adds the others to the error bounds."""
+        weights = self._held.weights()
+        candidates = self._chosen(weights)
+        lost = weights > 0
+        lost[candidates] = False
+        if lost.any():
+            levels, details = self._held.levels[lost], self._held.details[lost]
+            self._discarded_energy += float(np.sum(details * details * np.exp2(levels)))
+            np.maximum.at(self._dropped_bound, levels, np.abs(details) + self._kept_bound[levels])
+        kept = self._held.at(candidates)
+        self._held = kept.at(np.argsort(kept.keys()))
+
+    def _chosen(self, weights: FloatArray) -> IntArray:
+        """Returns the indices of the coefficients of largest weight; ties by the lowest key."""
+        least = 0.0
+        if len(weights) > self.capacity:
+            least = -np.partition(-weights, self.capacity - 1)[self.capacity - 1]
+        candidates = np.flatnonzero((weights >= least) & (weights > 0))
+        if len(candidates) > self.capacity:
+            order = np.lexsort((self._held.keys()[candidates], -weights[candidates]))
+            candidates = candidates[order[: self.capacity]]
+        return candidates
+
+    def merge_many(self, others: list[Self]) -> Self:
+        """Returns the sum of the signals, index by index, as a new one. Shorter signals are extended by zeros.
+
+        Raises:
+            IncompatibleSynopses: another kind or number of coefficients; the message names both.
+        """
+        length = max(s.records for s in (self, *others))
+        result = self._extended(length)
+        for other in others:
+            self._require_same(other)
+            result._add(other._extended(length))
+        return result
+
+    def _add(self, other: Self) -> None:
+        """Adds a signal of equal length."""
+        mine, theirs = (s._held.keys() for s in (self, other))
+        self._front.means = [a + b for a, b in zip(self._front.means, other._front.means, strict=True)]
+        self._residual_norm += math.sqrt(self._discarded_energy) + other.error
+        self._discarded_energy = 0.0
+        # Coefficients kept by both; by one of them; by neither.
+        off = np.maximum(self._kept_bound + other._kept_bound, 0.0)
+        for chosen, levels, error in (
+            (~np.isin(mine, theirs), self._held.levels, self._kept_bound + other._dropped_bound),
+            (~np.isin(theirs, mine), other._held.levels, other._kept_bound + self._dropped_bound),
+        ):
+            alone = levels[chosen]
+            off[alone] = np.maximum(off[alone], error[alone])
+        self._kept_bound, self._dropped_bound = off, self._dropped_bound + other._dropped_bound
+        self.level = max(self.level, other.level)
+        self._held = concatenated([self._held, other._held]).summed()
+        self._threshold()
+
+    def append(self, other: Self) -> Self:
+        """Returns this signal followed by `other` as a new one.
+
+        Raises:
+            IncompatibleSynopses: other parameters, or this length is not a multiple of the largest power of two in the
+                other's length, so that the other's coefficients do not fit the dyadic grid.
+        """
+        self._require_same(other)
+        other._consolidate()
+        largest = 1 << max(other.records.bit_length() - 1, 0)
+        if self.records % largest:
+            raise IncompatibleSynopses(
+                f"{self.kind}: a signal of {other.records} values cannot be appended to one of {self.records}, "
+                f"which is not a multiple of {largest}"
+            )
+        result = self._extended(self.records)
+        start = self.records
+        moved = other._held.positions + (start >> other._held.levels)
+        result._pending.append(Coefficients(other._held.levels, moved, other._held.details))
+        result._pending += [result._front.push(level, mean) for level, _, mean in other._front.blocks()]
+        # The errors concern disjoint indices.
+        result._residual_norm = math.hypot(self._residual_norm, other._residual_norm)
+        result._discarded_energy += other._discarded_energy
+        result._dropped_bound = np.maximum(self._dropped_bound, other._dropped_bound)
+        result._kept_bound = np.maximum(self._kept_bound, other._kept_bound)
+        result.level = max(self.level, other.level)
+        result._consolidate()
+        return result
+
+    def fold(self, level: int = 1) -> Self:
+        """Returns a copy with the coefficients halved per level, and wider bounds. Raises InvalidRequest."""
+        check_fold(level, self.capacity.bit_length() - 1, f"{self.kind} with {self.capacity} coefficients")
+        result = self._extended(self.records)
+        result.level += level
+        result._threshold()
+        return result
+
+    def _extended(self, length: int) -> Self:
+        """Returns a copy that is extended by zeros to this length."""
+        self._consolidate()
+        result = type(self)(self.coefficients)
+        result.level, result._front, result._held = self.level, self._front.copy(), self._held
+        result._residual_norm, result._discarded_energy = self._residual_norm, self._discarded_energy
+        result._dropped_bound, result._kept_bound = self._dropped_bound.copy(), self._kept_bound.copy()
+        while result.records < length:
+            at = result.records
+            room = (at & -at).bit_length() - 1 if at else 63
+            level = min(room, (length - at).bit_length() - 1)
+            result._pending.append(result._front.push(level, 0.0))
+        result._consolidate()
+        return result
+
+    def _require_same(self, other: Self) -> None:
+        codec.require_equal("synopses", self.kind, getattr(other, "kind", type(other).__name__))
+        codec.require_equal(self.kind, {"coefficients": self.coefficients}, {"coefficients": other.coefficients})
+
+    def signal(self) -> FloatArray:
+        """Returns the approximation of the signal, shape (records,)."""
+        self._consolidate()
+        result = np.zeros(self.records)
+        for level, start, mean in self._front.blocks():
+            result[start : start + (1 << level)] = mean
+        for level in np.unique(self._held.levels)[::-1]:
+            chosen = self._held.at(np.flatnonzero(self._held.levels == level))
+            index = (chosen.positions[:, None] << level) + np.arange(1 << level)
+            half = np.where(np.arange(1 << level) < 1 << (level - 1), 1.0, -1.0)
+            result[index] += chosen.details[:, None] * half
+        return result
+
+    def _range_sum(self, first: int, last: int) -> Estimate:
+        self._consolidate()
+        end = last + 1
+        terms = [
+            mean * max(min(end, start + (1 << level)) - max(first, start), 0)
+            for level, start, mean in self._front.blocks()
+        ]
+        parts = self._held.details * self._held.overlaps(first, end)
+        value = math.fsum([*terms, *parts.tolist()])
+        # The rounding of the transform and of this sum, so that bounds hold to the last digit.
+        rounding = 4 * _EPSILON * LEVELS * (math.fsum(map(abs, terms)) + float(np.abs(parts).sum()))
+        error = min(self._norm_error(end - first), self._path_error(first, end)) + rounding
+        return Estimate(value, value - error, value + error, 1.0, self.kind)
+
+    def _norm_error(self, length: int) -> float:
+        """Returns the error of a sum of `length` values that follows from the norm."""
+        return math.sqrt(length) * self.error
+
+    def _path_error(self, first: int, end: int) -> float:
+        """Returns the error of a range sum that follows from the coefficients whose support an end of the range
+        cuts."""
+        held, total = self._held.keys(), 0.0
+        for level, start, _ in self._front.blocks():
+            levels = np.arange(1, level + 1)
+            cut = [index for index in {first, end} if start < index < start + (1 << level)]
+            # One coefficient per level contains the index; for both ends together, each once.
+            each = np.unique(np.concatenate([np.zeros(0, np.int64), *((i >> levels) << 6 | levels for i in cut)]))
+            at, positions = each & 63, each >> 6
+            size = np.abs(imbalance(at, positions, first, end))
+            total += float(np.sum(size * np.where(np.isin(each, held), self._kept_bound[at], self._dropped_bound[at])))
+        return total
+
+    def to_message(self) -> SynopsisMessage:
+        self._consolidate()
+        message = codec.header(self.kind, self.version, {"coefficients": self.coefficients}, records=self.records)
+        held = self._held
+        arrays = (
+            np.array([self.level, self.records]),
+            np.array([self._residual_norm, self._discarded_energy]),
+            np.array(self._front.means, np.float64),
+            self._dropped_bound,
+            self._kept_bound,
+            held.levels,
+            held.positions,
+            held.details,
+        )
+        message.arrays.extend(codec.encode(array) for array in arrays)
+        return message
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        """Raises CorruptSynopsis or UnsupportedVersion."""
+        parameters = codec.open_message(message, cls.kind, cls.version, 8)
+        meta, norms, means, missing, off, *columns = (codec.decode(a) for a in message.arrays)
+        try:
+            result = cls(parameters["coefficients"])
+            level, length = (int(x) for x in meta)
+            loose, energy = (float(x) for x in norms)
+            result.level = check_whole("level", level, 0, result.coefficients.bit_length() - 1)
+            result._front = Frontline(check_whole("length", length, 0, MAX_LENGTH), means.tolist())
+            result._held = Coefficients(*columns)
+            result._residual_norm, result._discarded_energy, result._dropped_bound, result._kept_bound = (
+                loose,
+                energy,
+                missing,
+                off,
+            )
+            result._check_state(means)
+        except (KeyError, TypeError, ValueError, InvalidRequest) as exc:
+            raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
+        return result
+
+    def _check_state(self, means: FloatArray) -> None:
+        """Raises ValueError unless decoded arrays are a valid state."""
+        held, blocks = self._held, block_levels(self.records)
+        columns = (held.levels, held.positions, held.details)
+        typed = [c.dtype.str for c in columns] == ["<i8", "<i8", "<f8"] and len({c.shape for c in columns}) == 1
+        bounds = np.concatenate([self._dropped_bound, self._kept_bound, [self._residual_norm, self._discarded_energy]])
+        shaped = self._dropped_bound.shape == self._kept_bound.shape == (LEVELS,) and means.shape == (len(blocks),)
+        if not typed or not shaped or held.levels.ndim != 1 or len(held) > self.capacity:
+            raise ValueError("arrays of other shapes or types")
+        if not (bounds >= 0).all() or not np.isfinite([*held.details, *means]).all():
+            raise ValueError("bounds below zero, or numbers that are not finite")
+        top = blocks[0] if blocks else 0
+        if ((held.levels < 1) | (held.levels > top) | (held.positions < 0)).any():
+            raise ValueError("coefficients out of range")
+        ends = (held.positions + 1) << held.levels
+        within = np.array([0, *np.cumsum([1 << level for level in blocks])])
+        starts = ends - (1 << held.levels)
+        block = np.searchsorted(within, starts, side="right")
+        if (ends > within[np.minimum(block, len(within) - 1)]).any() or (np.diff(held.keys()) <= 0).any():
+            raise ValueError("coefficients across blocks, or out of order")
+
+
+def _no_stack(_: Parameters, __: pa.DataType | None) -> Stack:
+    raise NotImplementedError("haar has no stack of groups")
+
+
+register_function(
+    Function(
+        "haar",
+        _no_stack,
+        unavailable="a wavelet needs all records in the order of one signal, which edges and groups do not provide:"
+        " build it with center.batch or edgewater.synopses.HaarWavelet",
+    )
+)

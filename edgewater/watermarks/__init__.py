@@ -1,1 +1,0 @@
-"""When a window is answered from a sample, without its stragglers, and what that answer may promise (Aion)."""

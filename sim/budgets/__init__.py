@@ -1,0 +1,5 @@
+"""Error and staleness budgets under a virtual clock: production edges, offline optima and baselines on one trace.
+
+`sim.plan` and `bench.budgets` run experiments (`experiment.run`). Nothing here reads a clock or a file other than
+traces.
+"""

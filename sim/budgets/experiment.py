@@ -1,0 +1,159 @@
+"""Experiments: the staleness, error and bytes per window of a policy, for a trace, a query and a link.
+
+The policy `caching` runs the production `EdgeCore` of every edge under a virtual clock and merges the frames that they
+build. The other policies are computed (`sim.budgets.optimal`, `sim.budgets.baselines`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from edgewater.caching import CacheSpec
+from edgewater.errors import InvalidRequest
+from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.windows import SlidingWindow
+from sim.budgets.baselines import batching, random_early, streaming
+from sim.budgets.edges import Rebalance, simulate
+from sim.budgets.link import LinkModel
+from sim.budgets.optimal import Aggregate, WindowSchedule, WindowTrace, epe, least_error
+from sim.budgets.outcome import PolicyOutcome, measured_values, truth_per_window
+from sim.budgets.trace import Trace
+
+PolicyName = Literal["caching", "streaming", "batching", "random", "optimal"]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPolicy:
+    """The policy by which edges select updates to send. `cache` applies to `caching` only."""
+
+    name: PolicyName = "caching"
+    cache: CacheSpec = field(default_factory=CacheSpec)
+
+    def __post_init__(self) -> None:
+        if self.name not in get_args(PolicyName):
+            raise InvalidRequest("policy", self.name, f"one of {', '.join(get_args(PolicyName))}")
+
+
+def run(
+    trace: Trace,
+    query: QuerySpec,
+    link: LinkModel,
+    policy: SimulatedPolicy | None = None,
+    edges: int = 1,
+    *,
+    seed: int = 0,
+    rebalance: Rebalance | None = None,
+) -> PolicyOutcome:
+    """Runs one policy over a trace.
+
+    Args:
+        query: groups by the trace's key columns, in tumbling windows. The evaluated measure is that of its error
+            budget, or else its first one.
+        edges: number of edges. Records are assigned to them at random, the error budget is divided equally (for
+            extrema each edge has all of it), and each edge has its own link.
+        seed: seed of the assignment and of the policy `random`.
+        rebalance: returns new shares after a window; `caching` only.
+
+    Raises:
+        InvalidRequest: windows that are not tumbling, or a measure that the policy does not support.
+    """
+    policy = policy or SimulatedPolicy()
+    if not isinstance(query.window, SlidingWindow) or not query.window.is_tumbling:
+        raise InvalidRequest("window", query.window.to_mapping(), "tumbling windows")
+    if query.where is not None:
+        mask = query.bind(trace.columns).where
+        assert mask is not None
+        trace = trace.rows(np.flatnonzero(mask.array(trace.batch).to_numpy(zero_copy_only=False)))
+        query = replace(query, where=None)
+    parts = trace.split(edges, seed)
+    if policy.name == "caching":
+        return simulate(trace, parts, replace(query, cache=policy.cache), link, rebalance)
+    return _computed(trace, parts, query, link, policy, seed)
+
+
+def evaluated_measure(query: QuerySpec) -> str:
+    """Returns the name of the measure whose error is evaluated."""
+    if isinstance(query.budget, ErrorBudget):
+        return [*query.budget.limits, *query.budget.relative][0][0]
+    return query.measures[0].name
+
+
+def _computed(
+    trace: Trace, parts: list[Trace], query: QuerySpec, link: LinkModel, policy: SimulatedPolicy, seed: int
+) -> PolicyOutcome:
+    measure = next(m for m in query.measures if m.name == evaluated_measure(query))
+    if measure.function.name not in get_args(Aggregate):
+        raise InvalidRequest("measure", measure.to_text(), "sum, count, min or max")
+    aggregate: Aggregate = measure.function.name  # type: ignore[assignment]
+    if isinstance(query.budget, ErrorBudget) and query.budget.relative:
+        raise InvalidRequest("budget", query.to_mapping()["budget"], "an absolute error for this policy")
+    update_bytes = link.bytes_per_update or UPDATE_BYTES
+    service_ms = update_bytes / link.bandwidth_bytes_s * 1000.0
+    extremum = measure.function.error == "extremum"
+    truth = truth_per_window(trace, query, measure.name)
+    results = [
+        _one_edge(part, query, policy, aggregate, service_ms, 1 if extremum else len(parts), seed + i, list(truth))
+        for i, part in enumerate(parts)
+    ]
+    join = np.max if extremum else np.sum
+    errors = join(np.array([[s.error for s in r] for r in results]), axis=0)
+    updates = sum(s.updates for r in results for s in r)
+    staleness = np.array([[s.staleness_ms for s in r] for r in results]).max(axis=0) / query.window.slice_ms
+    largest = np.array([np.nanmax(np.abs(w), initial=0.0) for w in truth.values()])
+    return PolicyOutcome(staleness, errors, largest, np.zeros(len(largest)), updates, updates * update_bytes)
+
+
+UPDATE_BYTES = 32.0
+"""Bytes per update of computed policies if the link counts real bytes: about an entry of one key and one sum."""
+
+
+def _one_edge(
+    part: Trace,
+    query: QuerySpec,
+    policy: SimulatedPolicy,
+    aggregate: Aggregate,
+    service_ms: float,
+    shares: int,
+    seed: int,
+    starts: list[int],
+) -> list[WindowSchedule]:
+    measure = evaluated_measure(query)
+    values = measured_values(part, query, measure)
+    budget = dict(query.budget.limits)[measure] / shares if isinstance(query.budget, ErrorBudget) else None
+    stale = float(query.budget.staleness_ms) if isinstance(query.budget, StalenessBudget) else None
+    if budget is None and stale is None:
+        budget = 0.0
+    size = query.window.slice_ms
+    times = part.times_ms
+    result, free = [], 0.0
+    for start in starts:
+        at, until = np.searchsorted(times, (start, start + size))
+        groups = np.unique(part.codes[at:until], return_inverse=True)[1].astype(np.int64)
+        window = WindowTrace(
+            start, start + size, times[at:until].astype(np.float64), groups, values[at:until], aggregate
+        )
+        done = _schedule(window, policy, service_ms, free, budget, stale, seed + start)
+        free = done.free_ms
+        result.append(done)
+    return result
+
+
+def _schedule(
+    window: WindowTrace, policy: SimulatedPolicy, service_ms: float, free: float,
+    budget: float | None, stale: float | None, seed: int,
+) -> WindowSchedule:  # fmt: skip
+    match policy.name:
+        case "optimal":
+            if budget is not None:
+                return epe(window, budget, service_ms, free)
+            assert stale is not None
+            return least_error(window, stale, service_ms, free)
+        case "streaming":
+            return streaming(window, service_ms, free, budget, stale)
+        case "batching":
+            return batching(window, service_ms, free, budget, stale)
+        case _:
+            return random_early(window, service_ms, free, budget, stale, seed)

@@ -1,0 +1,209 @@
+"""The offline optima of TR 16-003, section 4, for one edge and consecutive windows.
+
+An update occupies the link for `service_ms`, whatever its content; a link that is still busy with one window delays the
+next one. Times are in ms. `tests/sim/budgets/test_optimal.py` compares the optima with brute force.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from edgewater.synopses import BoolArray, FloatArray, IntArray
+
+Aggregate = Literal["sum", "count", "max", "min"]
+ROUNDING = 1e-9
+"""Relative tolerance: the aggregate of all records may differ from the total in the last bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTrace:
+    """The records of one window [start, end) in order of time; group numbers are contiguous from 0."""
+
+    start_ms: float
+    end_ms: float
+    times_ms: FloatArray
+    groups: IntArray
+    values: FloatArray
+    aggregate: Aggregate = "sum"
+
+    @property
+    def count(self) -> int:
+        """The number of groups."""
+        return int(self.groups.max()) + 1 if len(self.groups) else 0
+
+    def prefixes(self) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Returns, for records ordered by group and time: positions, prefix aggregates, and totals of their groups."""
+        order = np.argsort(self.groups, kind="stable")
+        groups = self.groups[order]
+        values = np.ones(len(order)) if self.aggregate == "count" else self.values[order]
+        first = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]]) if len(order) else np.zeros(0, np.int64)
+        sizes = np.diff(np.r_[first, len(order)])
+        if self.aggregate in ("sum", "count"):
+            running = np.cumsum(values)
+            prefix = running - np.repeat(running[first] - values[first], sizes)
+        else:
+            prefix = _running_extreme(values, first, sizes, self.aggregate)
+        return order, prefix, np.repeat(prefix[first + sizes - 1], sizes)
+
+    def errors(self) -> tuple[IntArray, FloatArray, FloatArray]:
+        """Returns, in the order of `prefixes`: positions, prefix errors e_i, and initial prefix errors e_i(T)."""
+        order, prefix, total = self.prefixes()
+        error = np.abs(total - prefix)
+        error[error <= ROUNDING * np.abs(total)] = 0.0
+        return order, error, np.abs(total)
+
+    def must_be_sent(self, initial: FloatArray, budget: float) -> BoolArray:
+        """Returns the groups that an error budget requires to be sent at least once.
+
+        These are the groups whose initial error exceeds the budget, and all groups of minima, whose value at the
+        center is unbounded before the first update (`ExtremumStack.change`).
+        """
+        unbounded = np.ones(len(initial), bool) if self.aggregate == "min" else np.zeros(len(initial), bool)
+        return unbounded | (initial > budget * (1 + ROUNDING))
+
+
+def _running_extreme(values: FloatArray, first: IntArray, sizes: IntArray, aggregate: str) -> FloatArray:
+    """Returns running maxima (minima) within each group, by a scan with doubling distance."""
+    running = values if aggregate == "max" else -values
+    group_start = np.repeat(first, sizes)
+    at = np.arange(len(running))
+    reach = 1
+    while reach < int(sizes.max(initial=0)):
+        back = at - reach
+        reachable = back >= group_start
+        running = np.where(reachable, np.maximum(running, running[np.maximum(back, 0)]), running)
+        reach *= 2
+    return running if aggregate == "max" else -running
+
+
+def releases(window: WindowTrace, budget: float) -> tuple[IntArray, FloatArray]:
+    """Returns the groups that must be sent, and the release time of each by EPE (Theorem 1).
+
+    The release time is the first time at which the group's prefix error is within the budget.
+    """
+    order, error, initial = window.errors()
+    groups = window.groups[order]
+    if not len(order):
+        return np.zeros(0, np.int64), np.zeros(0)
+    within = (error <= budget * (1 + ROUNDING)) & window.must_be_sent(initial, budget)
+    release = np.full(window.count, np.inf)
+    np.minimum.at(release, groups[within], window.times_ms[order][within])
+    chosen = np.flatnonzero(np.isfinite(release))
+    return chosen, release[chosen]
+
+
+def finish(release_ms: FloatArray, service_ms: float, free_ms: float) -> float:
+    """Returns when a work-conserving link that is free from `free_ms` has sent all releases."""
+    if not len(release_ms):
+        return free_ms
+    ahead = np.arange(len(release_ms)) * service_ms
+    return float(max(np.max(np.sort(release_ms) - ahead), free_ms) + len(release_ms) * service_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowSchedule:
+    """The outcome of one window: staleness, error, number of updates, and when the link is free again."""
+
+    staleness_ms: float
+    error: float
+    updates: int
+    free_ms: float
+
+
+def epe(window: WindowTrace, budget: float, service_ms: float, free_ms: float) -> WindowSchedule:
+    """Returns the schedule of least staleness with an error of at most `budget`."""
+    chosen, release = releases(window, budget)
+    free = finish(release, service_ms, free_ms)
+    stale = max(free - window.end_ms, 0.0) if len(chosen) else 0.0
+    return WindowSchedule(stale, _largest_left(window, chosen, release), len(chosen), free)
+
+
+def _largest_left(window: WindowTrace, chosen: IntArray, release: FloatArray) -> float:
+    order, error, initial = window.errors()
+    if not len(order):
+        return 0.0
+    groups = window.groups[order]
+    left = np.zeros(window.count)
+    np.maximum.at(left, groups, initial)
+    left[chosen] = 0.0
+    at = np.full(window.count, np.nan)
+    at[chosen] = release
+    sent = window.times_ms[order] == at[groups]
+    # Of several records at the release time, the last one is within the budget.
+    residual = np.full(window.count, np.inf)
+    np.minimum.at(residual, groups[sent], error[sent])
+    left[chosen] = residual[chosen]
+    return float(left.max(initial=0.0))
+
+
+def least_error(window: WindowTrace, budget_ms: float, service_ms: float, free_ms: float) -> WindowSchedule:
+    """Returns the schedule of least error with a staleness of at most `budget_ms`.
+
+    EPE(E) has the least staleness of all schedules with an error of at most E, so the least E for which EPE(E) meets
+    the deadline is the least possible error, which SPEF reaches too. The candidates are the prefix errors, a finite
+    set, so the search is exact. Scheduling by EPE frees the link for the next window as early as possible.
+    """
+    _, error, initial = window.errors()
+    candidates = np.unique(np.concatenate([[0.0], error, initial]))
+    low, high = 0, len(candidates) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if epe(window, float(candidates[middle]), service_ms, free_ms).staleness_ms <= budget_ms * (1 + ROUNDING):
+            high = middle
+        else:
+            low = middle + 1
+    result = epe(window, float(candidates[low]), service_ms, free_ms)
+    return WindowSchedule(result.staleness_ms, float(candidates[low]), result.updates, result.free_ms)
+
+
+class _PotentialErrors:
+    """Potential errors of the groups of a small window as functions of time."""
+
+    def __init__(self, window: WindowTrace, free_ms: float) -> None:
+        order, error, initial = window.errors()
+        groups = window.groups[order]
+        self.initial = np.zeros(window.count)
+        np.maximum.at(self.initial, groups, initial)
+        self._free_ms = free_ms
+        self._by_group = [(window.times_ms[order][groups == g], error[groups == g]) for g in range(window.count)]
+
+    def seen(self, group: int, at_ms: float) -> FloatArray:
+        """Returns the group's prefix errors so far; none before its first record or while the link is busy."""
+        times, errors = self._by_group[group]
+        free = at_ms >= self._free_ms - ROUNDING
+        return np.asarray(errors[times <= at_ms + ROUNDING] if free else errors[:0], np.float64)
+
+    def at(self, group: int, at_ms: float) -> float:
+        """Returns the smallest prefix error so far (Corollary 8); errors need not decrease."""
+        return float(min(self.initial[group], self.seen(group, at_ms).min(initial=np.inf)))
+
+
+def spef(window: WindowTrace, budget_ms: float, service_ms: float, free_ms: float, *, early: bool = False) -> float:
+    """Returns the error of SPEF (Theorem 6), or of SPEF-EO (Theorem 10) with `early`, as published.
+
+    Slots that end at the deadline are filled one after another with the group of the smallest potential error. The run
+    time is quadratic in the number of groups: for small windows.
+    """
+    potential = _PotentialErrors(window, free_ms)
+    n = window.count
+    slots = np.asarray(window.end_ms + budget_ms - (n - np.arange(n)) * service_ms, np.float64)
+    worst, omitted = _fill(potential, list(range(n)), slots)
+    if not early:
+        return worst
+    by_initial = sorted(range(n), key=lambda g: potential.initial[g])
+    largest_omitted = max((float(potential.initial[g]) for g in by_initial[:omitted]), default=0.0)
+    return max(largest_omitted, _fill(potential, by_initial[omitted:], slots[omitted:])[0])
+
+
+def _fill(potential: _PotentialErrors, groups: list[int], slots: FloatArray) -> tuple[float, int]:
+    """Returns the largest error, and the number of groups whose slot comes before their first record."""
+    left, worst, omitted = list(groups), 0.0, 0
+    for at in slots:
+        chosen = min(left, key=lambda g: potential.at(g, at))
+        worst = max(worst, potential.at(chosen, at))
+        omitted += not len(potential.seen(chosen, at))
+        left.remove(chosen)
+    return worst, omitted

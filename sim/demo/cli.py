@@ -1,0 +1,167 @@
+"""`edgewater demo`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from sim.demo import data
+from sim.demo.compare import QueryReport, compare, millis, table
+from sim.demo.queries import EXPECTATIONS, SPECS, Truth
+from sim.demo.run import Demo, DemoFailed
+
+FIRST_MS, LAST_MS = 1_356_998_400_000, 1_388_534_400_000
+SETTLE_TIMEOUT_S = 60.0
+
+
+@click.command()
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1),
+    default=70.0,
+    show_default=True,
+    help="Wall time for the replay of the year 2013.",
+)
+@click.option("--stay", is_flag=True, help="Keep all processes running afterwards, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    default=Path("demo-report.json"),
+    show_default=True,
+    help="File for the report as JSON.",
+)
+@click.option("--directory", type=click.Path(path_type=Path), default=Path(".edgewater/demo"), show_default=True,
+              help="Directory for state, configurations and logs; removes the state of an earlier run.")  # fmt: skip
+@click.option("--port", default=7480, show_default=True, help="Port of the REST API on loopback; 0: a free port.")
+def demo(seconds: float, stay: bool, as_json: bool, report: Path, directory: Path, port: int) -> None:
+    """Run a center and three edges on a year of flights, and compare each answer with the truth.
+
+    Starts the center and the edges (EWR, JFK, LGA) as processes on this machine. The edges replay the 336,776
+    flights of 2013, and the center answers four queries. Exit status 0 only if every contract was met.
+    """
+    console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 140)
+    began = time.monotonic()
+    try:
+        flights = data.load()
+        files = data.write_airports(flights, directory.absolute() / "data")
+    except OSError as exc:
+        raise click.ClickException(str(exc)) from exc
+    run = Demo(directory.absolute(), seconds, port)
+    # SIGTERM stops the demo like Ctrl-C, with all processes that it has started.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    reports: list[QueryReport] = []
+    try:
+        console.print(f"starting the center (Spark needs a few seconds); logs: {directory}")
+        run.start_center()
+        run.register()
+        console.print(f"answers: [bold]{run.url}/v1/queries[/]  (API documentation: {run.url}/docs)")
+        run.start_edges(files)
+        truths = {name: expectation.truth(flights) for name, expectation in EXPECTATIONS.items()}
+        _follow(run, truths, console)
+        took = time.monotonic() - began
+        reports = [_report(run, spec["name"], truths[spec["name"]], flights) for spec in SPECS]
+        _finish(reports, took, report, console, as_json)
+        if stay:
+            console.print(f"running at {run.url} until Ctrl-C")
+            while True:
+                time.sleep(1)
+                run.check_alive()
+    except DemoFailed as exc:
+        raise click.ClickException(str(exc)) from exc
+    except KeyboardInterrupt:
+        console.print("stopping")
+        if not reports:
+            sys.exit(130)
+    finally:
+        run.stop()
+    sys.exit(0 if all(r.contract_met for r in reports) else 1)
+
+
+def _report(run: Demo, name: str, truth: Truth, flights: Any) -> QueryReport:
+    raw = data.raw_gzip_bytes(flights, EXPECTATIONS[name].columns)
+    return compare(name, run.answers(name), truth, run.shipped_bytes(name), raw)
+
+
+def _finish(reports: list[QueryReport], seconds: float, path: Path, console: Console, as_json: bool) -> None:
+    document = {"seconds": round(seconds, 1), "queries": [r.to_json() for r in reports]}
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        console.print(table(reports, seconds))
+    for r in reports:
+        for problem in r.problems:
+            console.print(f"[red]{r.name}: {problem}[/]")
+    console.print(f"report as JSON: {path}")
+
+
+def _follow(run: Demo, truths: dict[str, Truth], console: Console) -> None:
+    """Shows the progress until the last window of every query is final."""
+    bar = Progress(TextColumn("{task.description}"), BarColumn(60), TextColumn("{task.percentage:>3.0f} %"),
+                   TimeElapsedColumn(), console=console)  # fmt: skip
+    year = bar.add_task("2013", total=LAST_MS - FIRST_MS)
+    last = {name: max(truth) for name, truth in truths.items()}
+    deadline: float | None = None
+    with Live(console=console, refresh_per_second=4) as live:
+        while True:
+            state = run.progress()
+            reached = min((_watermark(e) for e in state["edges"]), default=FIRST_MS)
+            bar.update(year, completed=max(0, min(reached, LAST_MS) - FIRST_MS))
+            live.update(_view(bar, state["latest"]))
+            if all(_done(state["latest"][name], last[name]) for name in last):
+                return
+            if reached >= LAST_MS:
+                deadline = deadline or time.monotonic() + SETTLE_TIMEOUT_S
+                if time.monotonic() > deadline:
+                    raise DemoFailed(
+                        f"the last windows were not final {SETTLE_TIMEOUT_S:.0f} s after the edges had ended"
+                    )
+            time.sleep(0.5)
+
+
+def _watermark(edge: dict[str, Any]) -> int:
+    for stream in edge["streams"]:
+        if stream["watermark_ms"] is not None:
+            return int(stream["watermark_ms"])
+    return FIRST_MS
+
+
+def _done(answer: dict[str, Any] | None, last_start: int) -> bool:
+    return answer is not None and answer["phase"] == "final" and millis(answer["window"]["start"]) == last_start
+
+
+def _view(bar: Progress, latest: dict[str, Any]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(bar)
+    answers = Table(box=None, padding=(0, 2))
+    for column in ("query", "window", "phase", "example", "staleness"):
+        answers.add_column(column)
+    for name, answer in latest.items():
+        if answer is not None and answer["data"]:
+            stale = f"{answer['quality']['staleness_ms']} ms"
+            answers.add_row(name, answer["window"]["start"][:10], answer["phase"], _sample(answer["data"]), stale)
+    grid.add_row(answers)
+    return grid
+
+
+def _sample(rows: list[dict[str, Any]]) -> str:
+    """Formats one row of an answer."""
+    row = rows[0]
+    group = " ".join(str(v) for v in row.get("group", {}).values())
+    values = []
+    for name, value in row.items():
+        if name != "group":
+            cell = value["quantiles"]["0.5"] if "quantiles" in value else value
+            values.append(f"{name} {cell['estimate']:.5g} [{cell['lower']:.5g}, {cell['upper']:.5g}]")
+    return f"{group}: " * bool(group) + ", ".join(values)

@@ -1,0 +1,150 @@
+"""The demo's queries, and their exact answers, computed from the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sim.demo.data import AIRPORTS, TIME
+
+DAY_MS = 86_400_000
+QUANTILES = (0.5, 0.9, 0.99)
+EDGES = [airport.lower() for airport in AIRPORTS]
+
+SPECS: list[dict[str, Any]] = [
+    {
+        "name": "delay_by_carrier",
+        "from": "flights",
+        "group_by": ["carrier"],
+        "measures": {"flights": "count()", "mean_delay": "mean(dep_delay)"},
+        "window": {"tumbling": "1d"},
+        "edges": EDGES,
+    },
+    {
+        "name": "miles_by_destination",
+        "from": "flights",
+        "group_by": ["dest"],
+        "measures": {"miles": "sum(distance)"},
+        "window": {"tumbling": "1d"},
+        "budget": {"error": {"miles": 6000}},
+        "edges": EDGES,
+    },
+    {
+        "name": "aircraft_per_week",
+        "from": "flights",
+        "measures": {"aircraft": "distinct(tailnum)"},
+        "window": {"tumbling": "1w"},
+        "edges": EDGES,
+    },
+    {
+        "name": "delay_quantiles",
+        "from": "flights",
+        "where": "dep_delay IS NOT NULL",
+        "measures": {"delay": "quantiles(dep_delay)"},
+        "window": {"tumbling": "1d"},
+        "edges": EDGES,
+    },
+]
+
+QUESTIONS: dict[str, dict[str, Any]] = {"delay_quantiles": {"quantile": list(QUANTILES)}}
+"""Questions to a query's synopses, as parameters of the URL."""
+
+Group = tuple[Any, ...]
+Truth = Mapping[int, Mapping[Group, Mapping[str, float | None]]]
+"""Window start (ms) -> group -> value name -> exact value; None if undefined, such as a mean without values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """The expected answers of a query.
+
+    Attributes:
+        columns: the columns that the query needs.
+        budget: the contract, in words.
+        truth: computes the exact answers.
+        is_met: (errors, truths, inside) -> whether the contract was met; `inside` has per value whether the answer's
+            interval contained the truth.
+    """
+
+    columns: list[str]
+    budget: str
+    truth: Callable[[pa.Table], Truth]
+    is_met: Callable[[np.ndarray, np.ndarray, np.ndarray], bool]
+
+
+def _windows(flights: pa.Table, size_ms: int) -> pa.Table:
+    start = np.asarray(flights[TIME]) // size_ms * size_ms
+    return flights.append_column("window", pa.array(start))
+
+
+def _by_carrier(flights: pa.Table) -> Truth:
+    table = _windows(flights, DAY_MS).group_by(["window", "carrier"])
+    result: dict[int, dict[Group, dict[str, float]]] = {}
+    for row in table.aggregate([([], "count_all"), ("dep_delay", "mean")]).to_pylist():
+        values = {"flights": row["count_all"], "mean_delay": row["dep_delay_mean"]}
+        result.setdefault(row["window"], {})[(row["carrier"],)] = values
+    return result
+
+
+def _miles(flights: pa.Table) -> Truth:
+    table = _windows(flights, DAY_MS).group_by(["window", "dest"]).aggregate([("distance", "sum")])
+    result: dict[int, dict[Group, dict[str, float]]] = {}
+    for row in table.to_pylist():
+        result.setdefault(row["window"], {})[(row["dest"],)] = {"miles": row["distance_sum"]}
+    return result
+
+
+def _aircraft(flights: pa.Table) -> Truth:
+    table = _windows(flights, 7 * DAY_MS).group_by("window").aggregate([("tailnum", "count_distinct")])
+    return {row["window"]: {(): {"aircraft": row["tailnum_count_distinct"]}} for row in table.to_pylist()}
+
+
+def _quantiles(flights: pa.Table) -> Truth:
+    known = _windows(flights.filter(pc.is_valid(flights["dep_delay"])), DAY_MS)
+    windows, delays = np.asarray(known["window"]), np.asarray(known["dep_delay"])
+    result = {}
+    for start in np.unique(windows).tolist():
+        ordered = np.sort(delays[windows == start])
+        # The value at a rank, without interpolation, as in DDSketch's guarantee.
+        ranks = {q: ordered[int(q * (len(ordered) - 1))] for q in QUANTILES}
+        result[start] = {(): {f"delay@{q}": float(value) for q, value in ranks.items()}}
+    return result
+
+
+def _misses_allowed(total: int) -> int:
+    """Returns the number of values outside of 95 % intervals that one run in 10,000 exceeds by chance."""
+    rng = np.random.default_rng(13)
+    return int(np.quantile(rng.binomial(total, 0.05, 100_000), 0.9999))
+
+
+EXPECTATIONS: dict[str, Expectation] = {
+    "delay_by_carrier": Expectation(
+        ["carrier", "dep_delay"],
+        "exact",
+        _by_carrier,
+        lambda errors, truths, inside: bool(inside.all() and (errors <= 1e-9 * np.maximum(1, abs(truths))).all()),
+    ),
+    "miles_by_destination": Expectation(
+        ["dest", "distance"],
+        "6000 miles",
+        _miles,
+        lambda errors, truths, inside: bool(inside.all() and (errors <= 6000).all()),
+    ),
+    "aircraft_per_week": Expectation(
+        ["tailnum"],
+        "95 % interval",
+        _aircraft,
+        lambda errors, truths, inside: int((~inside).sum()) <= _misses_allowed(len(inside)),
+    ),
+    "delay_quantiles": Expectation(
+        ["dep_delay"],
+        "1 % of the value",
+        _quantiles,
+        lambda errors, truths, inside: bool(inside.all() and (errors <= 0.01 * abs(truths) + 1e-9).all()),
+    ),
+}

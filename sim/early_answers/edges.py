@@ -1,0 +1,71 @@
+"""Edges under a virtual clock: production statistics, sampling and heartbeats on the events of a workload."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from center.sampling import EdgeSamplingController, SamplingRequirement
+from edge.arrivals import BernoulliSampler, GroupMonitor, SubstreamMonitor
+from edgewater.accuracy import MAX_GROUPS
+from edgewater.arrivals import SlotGrid
+from edgewater.synopses import FloatArray, IntArray
+from edgewater.wire import Arrivals, SamplingReason
+
+UNLIMITED_BYTES_S = 1e12
+
+
+class SimulatedEdge:
+    """One edge, which counts and samples the events that it reads and reports arrival statistics.
+
+    Args:
+        number: number of the edge, the seed of its sample.
+        grouped: whether to collect statistics per group.
+        has_values: whether the measure has values; a count has none and is not sampled.
+    """
+
+    def __init__(self, number: int, grid: SlotGrid, *, grouped: bool, has_values: bool) -> None:
+        self._monitor = GroupMonitor(grid, (pa.int64(),), MAX_GROUPS) if grouped else SubstreamMonitor(grid)
+        self._slot_ms, self._has_values = grid.slot_ms, has_values
+        self._sampler = BernoulliSampler(number)
+        self._sampling = EdgeSamplingController()
+        self._read = 0
+        self.rate = 1.0
+
+    def read(self, event_ms: IntArray, arrived_ms: IntArray, value: FloatArray, group: IntArray) -> IntArray:
+        """Reads events in order of arrival; returns the positions of the sampled ones."""
+        kept = np.zeros(0, np.int64)
+        if self._has_values:
+            kept = self._sampler.keep(self._read, len(event_ms), self.rate)
+        self._read += len(event_ms)
+        if isinstance(self._monitor, GroupMonitor):
+            self._read_by_slot(self._monitor, event_ms, arrived_ms, value, group, kept)
+        elif self._has_values:
+            self._monitor.observe(event_ms, arrived_ms, value[kept], kept)
+        else:
+            self._monitor.observe(event_ms, arrived_ms)
+        return kept
+
+    def _read_by_slot(
+        self, monitor: GroupMonitor, event_ms: IntArray, arrived_ms: IntArray, value: FloatArray, group: IntArray,
+        kept: IntArray,
+    ) -> None:  # fmt: skip
+        """Passes one batch per arrival slot, as the group monitor takes batches with one arrival time."""
+        slot = arrived_ms // self._slot_ms
+        begins = np.flatnonzero(np.diff(slot, prepend=-1))
+        ends = [*begins[1:].tolist(), len(slot)]
+        cuts = np.searchsorted(kept, [*begins, len(slot)]).tolist()
+        for i, (begin, end) in enumerate(zip(begins.tolist(), ends, strict=True)):
+            mine = kept[cuts[i] : cuts[i + 1]]
+            sampled = (value[mine], mine - begin) if self._has_values else ()
+            monitor.observe(event_ms[begin:end], int(arrived_ms[begin]), [pa.array(group[begin:end])], *sampled)
+
+    def report(self, through_ms: int) -> Arrivals:
+        """Returns the arrival statistics since the last report."""
+        reason = SamplingReason.MEASURE if self.rate < 1 else SamplingReason.NONE
+        return Arrivals(through_ms, tuple(s.to_state() for s in self._monitor.take()), reason)
+
+    def heartbeat(self, requirement: SamplingRequirement) -> None:
+        """Applies the gateway's reply to a heartbeat of an edge whose link and processor keep up."""
+        for message in self._sampling.on_heartbeat(0, UNLIMITED_BYTES_S, 0.0, (requirement,)):
+            self.rate = message.rate

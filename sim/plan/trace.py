@@ -1,0 +1,195 @@
+"""Builds a trace from a data file: the records that a query counts, in complete windows, assigned to edges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from edgewater.errors import InvalidConfig
+from edgewater.quantities import duration_ms, format_duration
+from edgewater.query import QuerySpec
+from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
+from edgewater.synopses import BoolArray, IntArray
+from edgewater.windows import TumblingWindow
+from sim.budgets.outcome import measured_values
+from sim.budgets.trace import Trace
+from sim.plan.query import default_window
+
+Notify = Callable[[str], None]
+BORDER = 0.05
+MEAN_GAPS = 10
+FEW_WINDOWS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTrace(Trace):
+    """A trace whose records are assigned to edges.
+
+    Attributes:
+        home: number of the record's edge, from 0, int64.
+    """
+
+    home: IntArray = field(repr=False)
+
+    def rows(self, chosen: IntArray) -> Self:
+        batch = self.batch.take(pa.array(chosen))
+        return replace(self, batch=batch, codes=self.codes[chosen], home=self.home[chosen])
+
+    def split(self, edges: int, seed: int = 0) -> list[Trace]:
+        """Returns one trace per edge. Ignores `seed`, as the records are already assigned."""
+        parts = [np.flatnonzero(self.home == edge) for edge in range(edges)]
+        return [Trace(self.batch.take(pa.array(at)), self.keys, self.codes[at]) for at in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The assignment of records to edges.
+
+    Attributes:
+        edges: number of edges; None: one per value of `column`.
+        column: all records with the same value of this column are at one edge.
+        by_key: without a column: all records of a group are at one random edge, instead of each record at a random
+            edge.
+    """
+
+    edges: int | None = None
+    column: str | None = None
+    by_key: bool = False
+    seed: int = 0
+
+
+MAX_EDGES = 10_000
+
+
+def place(table: pa.Table, codes: IntArray, placement: Placement, notify: Notify) -> tuple[IntArray, int]:
+    """Returns the edge number of each record, and the number of edges.
+
+    Raises:
+        InvalidConfig: more edges than can be simulated.
+    """
+    if placement.column is not None:
+        encoded = pc.dictionary_encode(table.column(placement.column).combine_chunks(), null_encoding="encode")
+        encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+        values = len(encoded.dictionary)
+        edges = placement.edges or values
+        if edges > MAX_EDGES:
+            raise InvalidConfig("--edge-column", placement.column, f"--edges N as well, at most {MAX_EDGES}",
+                                f"it has {values:,} values, and each is an edge")  # fmt: skip
+        ids = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
+        if edges >= values:
+            notify(f"edges: {edges}, assigned by the column {placement.column} ({values} values)")
+            return ids, edges
+        texts = [str(v) for v in encoded.dictionary.to_pylist()]
+        homes = np.array([google_crc32c.value(t.encode()) % edges for t in texts], np.int64)
+        notify(f"edges: {edges}, the {values:,} values of {placement.column} assigned by hash")
+        return homes[ids], edges
+    edges = placement.edges or 1
+    rng = np.random.default_rng(placement.seed)
+    if placement.by_key:
+        homes = rng.integers(0, edges, int(codes.max(initial=-1)) + 1)
+        notify(f"edges: {edges}, each group at a random edge (seed {placement.seed})")
+        return np.asarray(homes[codes], np.int64), edges
+    if edges > 1:
+        notify(f"edges: {edges}, each record at a random edge (seed {placement.seed}), so every edge has every group")
+    return rng.integers(0, edges, len(codes)), edges
+
+
+def build_trace(
+    table: pa.Table, times: IntArray, query: QuerySpec, placement: Placement, windows: int, notify: Notify
+) -> tuple[PlacedTrace, QuerySpec, int]:
+    """Returns the trace, the query without its condition (which is applied), and the number of edges.
+
+    Args:
+        times: per row of the table, in ms.
+        windows: maximum number of complete windows.
+
+    Raises:
+        InvalidConfig: no record is left, or no window is complete.
+        InvalidQuery: a column's type does not fit the query.
+    """
+    keep = _counted(table, times, query, notify)
+    table, times = table.filter(pa.array(keep)), times[keep]
+    query = replace(query, where=None)
+    if not len(times):
+        raise InvalidConfig("TRACE", 0, "at least one record that the query counts", "no record is left")
+    if query.window.longest_ms == 1:
+        window = default_window(int(times.max() - times.min()) + 1)
+        query = replace(query, window=TumblingWindow(duration_ms(window, "--window")))
+        notify(f"window: {window}, by default (--window)")
+    first, last = complete_windows(times, query)
+    size = query.window.longest_ms
+    count = (last - first) // size
+    notify(f"windows: {min(count, windows)} of {count} complete windows of {format_duration(size)}")
+    inside = (times >= first) & (times < first + min(count, windows) * size)
+    table, times = table.filter(pa.array(inside)), times[inside]
+    if min(count, windows) < FEW_WINDOWS:
+        notify(f"fewer than {FEW_WINDOWS} windows: the 95th percentile is close to the maximum, often of the first "
+               "window, when edges have no history")  # fmt: skip
+    columns = {
+        name: _stream_type(table.column(name), name in query.group_by) for name in query.columns if name != TIME_COLUMN
+    }
+    keys = {name: columns.pop(name) for name in query.group_by}
+    trace = Trace.from_columns(times, keys, columns)
+    order = np.argsort(times, kind="stable")
+    home, edges = place(table.take(pa.array(order)), trace.codes, placement, notify)
+    return PlacedTrace(trace.batch, trace.keys, trace.codes, home), query, edges
+
+
+def _stream_type(column: pa.ChunkedArray, is_key: bool) -> pa.ChunkedArray:
+    """Returns a column in a type of streams; keys of other types, such as dates, become text."""
+    return column if column.type in COLUMN_TYPES.values() or not is_key else column.cast(pa.string())
+
+
+def _counted(table: pa.Table, times: IntArray, query: QuerySpec, notify: Notify) -> BoolArray:
+    """Returns a mask of the records that the query counts: its condition is true and the measure has a value."""
+    names = [n for n in query.columns if n != TIME_COLUMN]
+    columns = {n: _stream_type(table.column(n), n in query.group_by) for n in names}
+    whole = pa.concat_batches(pa.table({**columns, TIME_COLUMN: pa.array(times)}).to_batches())
+    trace = Trace(whole, (), np.zeros(len(times), np.int64))
+    condition = query.bind(trace.columns).where
+    keep = np.ones(len(times), bool)
+    if condition is not None:
+        keep = np.asarray(pc.fill_null(condition.array(whole), False).to_numpy(zero_copy_only=False), bool)
+        notify(f"where: {int(keep.sum()):,} of {len(times):,} records")
+    values = measured_values(trace, query, query.measures[0].name)
+    evaluated = query.measures[0].to_text()
+    missing = keep & ~np.isfinite(values)
+    if missing.any():
+        notify(f"omitted {int(missing.sum()):,} records without a finite value of {evaluated}")
+    negative = int(np.count_nonzero(values[keep & ~missing] < 0))
+    if negative and query.measures[0].function.name == "sum":
+        notify(f"{negative:,} records have a negative value of {evaluated}: errors may increase with a record")
+    return keep & ~missing
+
+
+def complete_windows(times: IntArray, query: QuerySpec) -> tuple[int, int]:
+    """Returns the start of the first window that the records cover and the end of the last one.
+
+    The first and the last window are complete if the records reach to within a twentieth of a window of its border, or
+    to within ten mean gaps between records, which a Poisson process exceeds with probability e^-10.
+
+    Raises:
+        InvalidConfig: there is none.
+    """
+    size = query.window.longest_ms
+    earliest, latest = int(times.min()), int(times.max())
+    gap = max(BORDER * size, MEAN_GAPS * (latest - earliest) / max(len(times) - 1, 1))
+    gap = min(gap, size - 1)
+    first = query.window.slice_start(earliest)
+    if earliest - first > gap:
+        first += size
+    last = query.window.slice_start(latest) + size
+    if last - 1 - latest > gap:
+        last -= size
+    if last <= first:
+        raise InvalidConfig(
+            "window", format_duration(size), "a shorter window, or a longer trace",
+            f"no window is complete: the trace covers {format_duration(latest - earliest)}",
+        )  # fmt: skip
+    return first, last

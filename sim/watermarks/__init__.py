@@ -1,1 +1,0 @@
-"""Watermarks under a virtual clock: the production decision and its rivals on made and recorded arrivals."""

@@ -1,0 +1,57 @@
+"""What edges may say without end costs the catalog no more than a fixed number of rows."""
+
+from __future__ import annotations
+
+from center.catalog import Catalog
+from center.catalog.store import MAX_MESSAGES
+from center.storage.frame_log import FrameLocation
+from edgewater.wire import QueryRef
+from tests.center.catalog_world import JFK, LGA, frame, hello, spec
+
+
+def test_what_an_edge_says_of_queries_that_do_not_live_is_not_noted(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    unknown = [QueryRef("miles", 2), QueryRef("other", 1)]
+    for each in (ref, *unknown):
+        catalog.record_query_status(JFK, each, True, "", "")
+    assert [bool(catalog.query_statuses(each)) for each in (ref, *unknown)] == [True, False, False]
+    catalog.delete("miles", 2)
+    assert catalog.query_statuses(ref) == {}
+    catalog.record_query_status(JFK, ref, True, "", "")
+    assert catalog.query_statuses(ref) == {}
+
+
+def test_alarms_that_differ_in_a_number_take_a_bounded_number_of_rows_and_all_are_counted(catalog: Catalog) -> None:
+    catalog.add_alarm("frame-damaged", "frame 1", LGA, 1)
+    catalog.add_alarm("frames-lost", "frames 1 to 2", JFK, 1)
+    for n in range(3 * MAX_MESSAGES):
+        catalog.add_alarm("frame-damaged", f"frame {n}", JFK, 10 + n)
+    others = [(a.kind, a.edge, a.times) for a in catalog.alarms() if (a.kind, a.edge) != ("frame-damaged", JFK)]
+    assert sorted(others) == [("frame-damaged", LGA, 1), ("frames-lost", JFK, 1)]
+    mine = [a for a in catalog.alarms() if (a.kind, a.edge) == ("frame-damaged", JFK)]
+    assert [a.message for a in mine] == [f"frame {n}" for n in reversed(range(2 * MAX_MESSAGES, 3 * MAX_MESSAGES))]
+    assert sum(a.times for a in mine) == 3 * MAX_MESSAGES
+    assert (mine[0].first_at_ms, mine[0].last_at_ms) == (10 + MAX_MESSAGES - 1, 10 + 3 * MAX_MESSAGES - 1)
+
+
+def test_no_more_alarms_are_read_than_asked_for(catalog: Catalog) -> None:
+    for n in range(5):
+        catalog.add_alarm(f"kind-{n}", "odd", JFK, n)
+    assert [a.kind for a in catalog.alarms(2)] == ["kind-4", "kind-3"]
+
+
+def test_spent_are_segments_given_up_and_those_of_deleted_queries_that_are_drained(catalog: Catalog) -> None:
+    miles, ended = (catalog.register(spec(name), 1).ref for name in ("miles", "ended"))
+    hello(catalog)
+    kept, late, forgotten = "ended@1/a-1.frames", "ended@1/a-2.frames", "miles@1/a-1.frames"
+    catalog.index(
+        [frame(ended, 0, location=FrameLocation(kept, 0, 1)), frame(miles, 1, location=FrameLocation(forgotten, 0, 1))]
+    )
+    catalog.drop_frames({"miles@1": 1})
+    unindexed = ["miles@1/a-2.frames", "unknown@1/a-1.frames"]
+    on_disk = sorted([kept, late, forgotten, *unindexed])
+    assert catalog.removable_segments(on_disk) == [forgotten]
+    catalog.delete("ended", 2)
+    assert catalog.removable_segments(on_disk) == [late, forgotten]
+    catalog.drop_frames({"ended@1": 1})
+    assert catalog.removable_segments(on_disk) == [kept, late, forgotten]

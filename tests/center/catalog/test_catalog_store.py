@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from center.catalog import (
+    Catalog,
+    HeartbeatRecord,
+    IndexOutcome,
+    SegmentDropped,
+    StreamRecord,
+    expected_edges,
+    query_from_key,
+    query_key,
+)
+from center.catalog.store import _log_once, _read_spec
+from center.storage.frame_log import FrameLocation
+from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
+from edgewater.streams import LIVE, EdgeId, StreamClock
+from edgewater.synopses import registry
+from edgewater.wire import QueryRef
+from tests.center.catalog_world import FLIGHTS, JFK, LGA, frame, hello, spec
+
+
+def test_a_registered_query_comes_back_as_it_was_given(catalog: Catalog) -> None:
+    registered = catalog.register(spec(), 42)
+    assert registered.ref == QueryRef("miles", 1)
+    assert catalog.query("miles") == registered
+    assert catalog.queries() == [registered]
+    assert registered.spec == spec()
+
+
+def test_a_query_that_cannot_be_read_here_costs_only_itself(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when the package that brought its function is not installed any more."""
+    well = catalog.register(spec("well"), 1)
+    catalog.register(spec("odd", measures={"miles": "max(distance)"}), 2)
+    _read_spec.cache_clear()
+    _log_once.cache_clear()
+    monkeypatch.delitem(registry._FUNCTIONS, "max")
+
+    assert catalog.queries() == [well]
+    assert "query odd@1 in the catalog cannot be read here: measures.miles" in caplog.text
+    with pytest.raises(StorageError, match="unknown function max"):
+        catalog.query("odd")
+
+
+def test_the_same_query_registered_again_is_the_one_that_is_there(catalog: Catalog) -> None:
+    first = catalog.register(spec(), 1)
+    version = catalog.version()
+    assert catalog.register(spec(), 2) == first
+    assert catalog.version() == version
+
+
+def test_another_query_under_a_live_name_is_refused(catalog: Catalog) -> None:
+    catalog.register(spec(), 1)
+    with pytest.raises(Conflict, match=r"query miles.*version 1"):
+        catalog.register(spec(lateness="5s"), 2)
+
+
+def test_a_version_is_never_given_to_another_query_of_that_name(catalog: Catalog) -> None:
+    catalog.register(spec(), 1)
+    catalog.delete("miles", 2)
+    assert catalog.register(spec(lateness="5s"), 3).ref == QueryRef("miles", 2)
+    assert [(q.ref.version, q.deleted_at_ms) for q in catalog.queries(deleted=True)] == [(1, 2), (2, None)]
+
+
+def test_a_query_that_is_not_there_is_not_found(catalog: Catalog) -> None:
+    with pytest.raises(NotFound, match="query miles"):
+        catalog.query("miles")
+    with pytest.raises(NotFound, match="query miles"):
+        catalog.delete("miles", 1)
+
+
+def test_a_query_is_checked_against_the_streams_of_known_edges(catalog: Catalog) -> None:
+    hello(catalog)
+    with pytest.raises(InvalidQuery, match=r"group_by\.0.*jfk"):
+        catalog.register(spec(group_by=["airline"]), 1)
+    assert catalog.queries() == []
+
+
+def test_the_version_rises_with_queries_and_with_who_is_expected(catalog: Catalog) -> None:
+    versions = [catalog.version()]
+    for change in (
+        lambda: catalog.register(spec(), 1),
+        lambda: hello(catalog),
+        lambda: hello(catalog, streams=()),
+        lambda: catalog.retire(JFK),
+        lambda: hello(catalog, streams=()),
+        lambda: catalog.delete("miles", 2),
+    ):
+        change()
+        versions.append(catalog.version())
+    assert versions == sorted(set(versions))
+    hello(catalog, streams=())
+    assert catalog.version() == versions[-1]
+
+
+def test_an_edge_is_what_its_hello_and_its_last_heartbeat_say(catalog: Catalog) -> None:
+    clock = StreamClock(5, 6, 7.5)
+    hello(catalog, streams=(replace(FLIGHTS, clock=clock),), now_ms=1_000)
+    beat = HeartbeatRecord(JFK, {"flights": 99}, {"flights": 12}, {"late": 3}, 11, 2e6, 4.5, -2.0, 1_500)
+    catalog.record_heartbeats([beat])
+    record = catalog.edge(JFK)
+    assert (record.first_seen_ms, record.last_seen_ms, record.connected) == (1_000, 1_500, True)
+    assert (record.watermarks, record.records, record.drops) == ({"flights": 99}, {"flights": 12}, {"late": 3})
+    assert (record.backlog_bytes, record.bandwidth_bytes_s, record.rtt_ms, record.clock_offset_ms) == (11, 2e6, 4.5, -2)
+    assert record.streams == (StreamRecord("flights", FLIGHTS.columns, clock),)
+    assert record.labels == {"city": "New York"}
+    assert record.reachable(2_000) and not record.reachable(10_000)
+
+
+def test_a_new_incarnation_starts_its_counts_anew(catalog: Catalog) -> None:
+    hello(catalog)
+    catalog.record_heartbeats([HeartbeatRecord(JFK, {"flights": 99}, {"flights": 12}, {}, 11, 2e6, 4.5, 0, 1_500)])
+    hello(catalog, incarnation="i2", now_ms=2_000)
+    record = catalog.edge(JFK)
+    assert (record.incarnation, record.incarnations, record.records, record.watermarks) == ("i2", 2, {}, {})
+    assert (record.first_seen_ms, record.last_seen_ms) == (1_000, 2_000)
+
+
+def test_the_end_of_an_old_session_does_not_disconnect_a_newer_one(catalog: Catalog) -> None:
+    hello(catalog, session="old")
+    hello(catalog, session="new")
+    catalog.end_session(JFK, 3_000, "old")
+    assert catalog.edge(JFK).connected
+    catalog.end_session(JFK, 4_000, "new")
+    assert not catalog.edge(JFK).connected
+
+
+def test_expected_are_the_edges_a_query_names_or_those_that_serve_its_stream(catalog: Catalog) -> None:
+    hello(catalog, LGA)
+    hello(catalog, JFK)
+    hello(catalog, EdgeId("ewr"), streams=())
+    assert expected_edges(spec(), catalog.edges()) == ["jfk", "lga"]
+    assert expected_edges(spec(edges=["ewr", "bos"]), catalog.edges()) == ["bos", "ewr"]
+    catalog.retire(LGA)
+    assert expected_edges(spec(), catalog.edges()) == ["jfk"]
+    with pytest.raises(NotFound, match="edge bos"):
+        catalog.retire(EdgeId("bos"))
+
+
+def test_the_last_word_of_an_edge_on_a_query_stands(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    catalog.record_query_status(JFK, ref, False, "invalid-query", "no such column")
+    catalog.record_query_status(JFK, ref, True, "", "")
+    catalog.record_query_status(LGA, ref, False, "invalid-query", "no such column")
+    statuses = catalog.query_statuses(ref)
+    assert (statuses[JFK].accepted, statuses[LGA].accepted, statuses[LGA].message) == (True, False, "no such column")
+
+
+def test_positions_of_a_query_have_no_gaps_whoever_sent_the_frames(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog, JFK)
+    hello(catalog, LGA)
+    assert catalog.index([frame(ref, 0), frame(ref, 0, edge=LGA), frame(ref, 1)]) == [IndexOutcome.NEW] * 3
+    assert catalog.last_positions() == {"miles@1": 3}
+    assert [(e.position, e.edge, e.seq) for e in catalog.frames("miles@1", 0, 3)] == [
+        (1, "jfk", 0),
+        (2, "lga", 0),
+        (3, "jfk", 1),
+    ]
+    assert [e.position for e in catalog.frames("miles@1", 1, 2)] == [2]
+    assert (catalog.acked_through(JFK, "i1"), catalog.acked_through(LGA, "i1")) == (1, 0)
+
+
+def test_a_re_delivery_is_acknowledged_and_not_indexed(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    assert catalog.index([frame(ref, 0), frame(ref, 0)]) == [IndexOutcome.NEW, IndexOutcome.DUPLICATE]
+    assert catalog.index([frame(ref, 0)]) == [IndexOutcome.DUPLICATE]
+    assert catalog.last_positions() == {"miles@1": 1}
+
+
+def test_the_same_identity_with_another_checksum_is_a_conflict_and_stops_the_edge(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog, JFK)
+    hello(catalog, LGA)
+    catalog.index([frame(ref, 0)])
+    outcomes = catalog.index([frame(ref, 0, crc32c=8), frame(ref, 1), frame(ref, 0, edge=LGA)])
+    assert outcomes == [IndexOutcome.CONFLICT, IndexOutcome.REFUSED, IndexOutcome.NEW]
+    assert catalog.last_positions() == {"miles@1": 2}
+    assert catalog.acked_through(JFK, "i1") == 0
+
+
+def test_a_frame_after_a_gap_is_refused(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    assert catalog.index([frame(ref, 0), frame(ref, 2), frame(ref, 3)]) == [
+        IndexOutcome.NEW,
+        *[IndexOutcome.REFUSED] * 2,
+    ]
+
+
+def test_a_frame_of_an_unknown_or_deleted_query_moves_the_acknowledgement_and_nothing_else(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    catalog.index([frame(ref, 0)])
+    catalog.delete("miles", 2)
+    outcomes = catalog.index([frame(ref, 1), frame(QueryRef("other", 1), 2, location=None)])
+    assert outcomes == [IndexOutcome.DISCARDED, IndexOutcome.DISCARDED]
+    assert catalog.acked_through(JFK, "i1") == 2
+    assert catalog.last_positions() == {"miles@1": 1}, "what was there before it was deleted is still to be drained"
+
+
+def test_a_frame_that_is_not_in_the_log_is_never_counted_as_there(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    assert catalog.index([frame(ref, 0, location=None)]) == [IndexOutcome.REFUSED]
+    assert catalog.acked_through(JFK, "i1") is None
+
+
+def test_an_incarnation_continues_where_the_center_has_acknowledged_it(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    assert hello(catalog, oldest_seq=5, next_seq=9) is None
+    catalog.index([frame(ref, 5), frame(ref, 6)])
+    assert hello(catalog, oldest_seq=5, next_seq=9) == 6
+    assert hello(catalog, incarnation="i2") is None
+
+
+def test_an_edge_whose_state_is_older_than_what_it_sent_is_refused_and_alarmed(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    catalog.index([frame(ref, n) for n in range(4)])
+    for now_ms in (10, 20):
+        with pytest.raises(ProtocolError, match="edge jfk: incarnation i1 is about to build frame 2"):
+            hello(catalog, oldest_seq=2, next_seq=2, now_ms=now_ms)
+    (alarm,) = catalog.alarms()
+    assert (alarm.kind, alarm.edge, alarm.first_at_ms, alarm.last_at_ms, alarm.times) == (
+        "edge-state-behind", "jfk", 10, 20, 2,
+    )  # fmt: skip
+
+
+def test_frames_that_a_center_set_back_has_lost_are_an_alarm_and_the_rest_is_taken(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    catalog.index([frame(ref, 0)])
+    assert hello(catalog, oldest_seq=4, next_seq=6) == 3
+    assert catalog.index([frame(ref, 4)]) == [IndexOutcome.NEW]
+    assert [a.message for a in catalog.alarms()] == ["edge jfk: frames 1 to 3 of incarnation i1 are lost"]
+
+
+def test_forgetting_returns_the_segments_that_nothing_points_to(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    segments = ["miles@1/a", "miles@1/a", "miles@1/b"]
+    catalog.index([frame(ref, n, location=FrameLocation(s, n, 1)) for n, s in enumerate(segments)])
+    assert catalog.drop_frames({"miles@1": 1}) == []
+    assert catalog.drop_frames({"miles@1": 2}) == ["miles@1/a"]
+    assert catalog.last_positions() == {"miles@1": 3}
+    assert [e.position for e in catalog.frames("miles@1", 0, 3)] == [3]
+    assert catalog.index([frame(ref, 0)]) == [IndexOutcome.DUPLICATE], "a forgotten frame is a re-delivery still"
+
+
+def test_no_frame_is_indexed_in_a_segment_that_was_given_up(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    catalog.index([frame(ref, 0)])
+    catalog.drop_frames({"miles@1": 1})
+    with pytest.raises(SegmentDropped, match="miles@1/w-1"):
+        catalog.index([frame(ref, 1)])
+    assert catalog.acked_through(JFK, "i1") == 0
+
+
+def test_a_deleted_query_leaves_the_positions_once_it_is_drained(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    catalog.index([frame(ref, 0)])
+    catalog.delete("miles", 2)
+    assert catalog.drop_frames({"miles@1": 1}) == ["miles@1/w-1.frames"]
+    assert catalog.last_positions() == {}
+
+
+def test_a_key_is_read_back_and_a_foreign_one_refused() -> None:
+    ref = QueryRef("miles", 12)
+    assert query_from_key(query_key(ref)) == ref
+    with pytest.raises(StorageError, match="'miles'"):
+        query_from_key("miles")
+
+
+def test_a_catalog_of_a_newer_release_is_refused(url: str) -> None:
+    catalog = Catalog(url)
+    with catalog._engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE counters SET value = 99 WHERE name = 'schema'")
+    catalog.close()
+    with pytest.raises(StorageError, match="schema 99"):
+        Catalog(url)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(sent=st.lists(st.lists(st.integers(0, 12), max_size=8), max_size=8))
+def test_whatever_is_re_sent_each_frame_is_indexed_once_and_in_order(
+    new_database: Callable[[], str], sent: list[list[int]]
+) -> None:
+    catalog = Catalog(new_database())
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    acknowledged: set[int] = set()
+    for batch in sent:
+        outcomes = catalog.index([frame(ref, seq, crc32c=seq) for seq in batch])
+        acknowledged |= {seq for seq, outcome in zip(batch, outcomes, strict=True) if outcome.acknowledged}
+    entries = catalog.frames("miles@1", 0, 100)
+    assert [e.seq for e in entries] == sorted(acknowledged) == list(range(len(acknowledged)))
+    assert [e.position for e in entries] == list(range(1, len(entries) + 1))
+    catalog.close()
+
+
+def test_threads_that_index_the_same_frames_at_once_index_each_of_them_once(catalog: Catalog) -> None:
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    batches = [[frame(ref, n, crc32c=n) for n in range(b * 5, b * 5 + 5)] for b in range(8)]
+
+    def send(_thread: int) -> list[IndexOutcome]:
+        return [outcome for batch in batches for outcome in catalog.index(batch)]
+
+    with ThreadPoolExecutor(4) as pool:
+        outcomes = list(pool.map(send, range(4)))
+    assert all(o in (IndexOutcome.NEW, IndexOutcome.DUPLICATE) for each in outcomes for o in each)
+    assert sum(o is IndexOutcome.NEW for each in outcomes for o in each) == 40
+    assert [e.seq for e in catalog.frames("miles@1", 0, 100)] == list(range(40))
+
+
+def _register(url: str, number: int) -> int:
+    catalog = Catalog(url)
+    try:
+        return catalog.register(spec(f"miles_{number % 2}"), number).ref.version
+    finally:
+        catalog.close()
+
+
+@pytest.mark.slow
+def test_processes_that_open_a_new_catalog_at_once_agree(url: str) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        assert pool.starmap(_register, [(url, n) for n in range(8)]) == [1] * 8
+    catalog = Catalog(url)
+    assert [q.ref.name for q in catalog.queries()] == ["miles_0", "miles_1"]
+    catalog.close()
+
+
+def test_a_column_has_one_type_at_all_edges_of_a_stream(catalog: Catalog) -> None:
+    def greet(edge: str, kind: pa.DataType) -> None:
+        stream = StreamRecord("flights", {"carrier": pa.string(), "distance": kind}, LIVE)
+        catalog.begin_session(EdgeId(edge), "i1", labels={}, streams=[stream], oldest_seq=1, next_seq=1, now_ms=1)
+
+    greet("jfk", pa.int64())
+    with pytest.raises(ProtocolError, match=r"flights\.distance is float64 at edge lga and int64 at edge jfk"):
+        greet("lga", pa.float64())
+    assert [e.edge for e in catalog.edges()] == ["jfk"]
+    greet("lga", pa.int64())
+    catalog.retire(EdgeId("jfk"))
+    catalog.retire(EdgeId("lga"))
+    greet("ewr", pa.float64())

@@ -1,0 +1,65 @@
+"""Liveness through the catalog's database."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, HeartbeatThread, component_status
+from center.catalog.liveness import EXPIRE_AFTER_MS, STALE_AFTER_MS
+
+
+@pytest.fixture
+def registry(url: str) -> Iterator[ComponentRegistry]:
+    registry = ComponentRegistry(url)
+    yield registry
+    registry.close()
+
+
+def beat(component: str, at: int, *, instance: str = "host:1", problem: str = "") -> ComponentHeartbeat:
+    return ComponentHeartbeat(component, instance, "127.0.0.1:1", 0, at, problem)  # type: ignore[arg-type]
+
+
+def test_a_beat_replaces_the_one_before_of_the_same_process(registry: ComponentRegistry) -> None:
+    registry.record(beat("gateway", 1000))
+    registry.record(beat("gateway", 2000))
+    assert registry.heartbeats() == [beat("gateway", 2000)]
+
+
+def test_two_processes_and_the_catalog_share_one_database(url: str, registry: ComponentRegistry) -> None:
+    Catalog(url).close()
+    other = ComponentRegistry(url)
+    other.record(beat("gateway", 1000))
+    other.close()
+    assert registry.heartbeats() == [beat("gateway", 1000)]
+
+
+def test_a_process_that_signs_off_is_gone_and_the_dead_are_dropped_in_time(registry: ComponentRegistry) -> None:
+    registry.record(beat("job", 1000))
+    registry.remove("job", "host:1")
+    assert registry.heartbeats() == []
+    registry.record(beat("job", 1000))
+    registry.record(beat("job", 2000 + EXPIRE_AFTER_MS, instance="host:2"))
+    assert [h.instance for h in registry.heartbeats()] == ["host:2"]
+
+
+def test_a_component_is_ready_while_any_of_its_processes_has_a_heartbeat_without_a_problem() -> None:
+    beats = [beat("gateway", 10_000, problem="disk full"), beat("gateway", 9_000, instance="b")]
+    assert component_status("gateway", beats, 10_000).ready
+    assert component_status("gateway", beats, 9_000 + STALE_AFTER_MS + 1).reason == "disk full"
+    assert component_status("gateway", beats, 10_000 + 60_000).reason == "no heartbeat for 60 s"
+    assert component_status("job", beats, 10_000).reason == "has not started"
+
+
+def test_a_process_beats_from_its_start_and_signs_off_at_its_end(registry: ComponentRegistry) -> None:
+    asked = threading.Semaphore(0)
+
+    def problem() -> str:
+        asked.release()
+        return ""
+
+    with HeartbeatThread(registry, "job", "host:1", now_ms=lambda: 5, problem=problem, interval_s=0.001):
+        for _ in range(3):  # the third question comes after two beats were written
+            assert asked.acquire(timeout=10)
+        assert registry.heartbeats() == [ComponentHeartbeat("job", "host:1", "", 5, 5)]
+    assert registry.heartbeats() == []

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from center.early_trigger.stragglers import StragglerModel
+from center.early_trigger.triangle import ArrivalTriangle
+from center.early_trigger.trigger import EarlyTrigger
+from edgewater.accuracy import AccuracyTarget
+from edgewater.arrivals import SlotGrid
+
+GRID = SlotGrid(slot_ms=20, substream_slots=10, lags=80)
+MEAN_LAG, EVENTS_PER_SLOT = 5.0, 20
+WINDOW = 30
+
+
+def observed(pieces: list[tuple[int, int]], seed: int = 20_200_713) -> StragglerModel:
+    """A source of exponential delays; pieces are (slots, events born in each)."""
+    rng = np.random.default_rng(seed)
+    rates = np.repeat([rate for _, rate in pieces], [slots for slots, _ in pieces])
+    table = np.zeros((len(rates), GRID.lags))
+    for born, rate in enumerate(rates):
+        lags = np.minimum(rng.exponential(MEAN_LAG, rate).astype(int), GRID.lags - 1)
+        lags = lags[born + lags < len(rates)]
+        np.add.at(table, (born + lags, lags), 1)
+    model = StragglerModel(ArrivalTriangle(1, GRID))
+    for slot, row in enumerate(table, start=1):
+        model.triangle.advance(row[None])
+        if slot % GRID.substream_slots == 0:
+            model.on_substream()
+    return model
+
+
+ACTIVE = (20 * WINDOW, EVENTS_PER_SLOT)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        pytest.param([ACTIVE], id="always active"),
+        pytest.param([(10 * WINDOW, 0), ACTIVE], id="idle before its first event"),
+        pytest.param([ACTIVE, (100 * WINDOW, 0), ACTIVE], id="after a long pause"),
+    ],
+)
+def test_a_source_is_predicted_as_well_after_a_pause_as_before(pieces: list[tuple[int, int]]) -> None:
+    stragglers = observed(pieces).predict(0, WINDOW)
+
+    assert stragglers.known
+    assert stragglers.expected[0] == pytest.approx(EVENTS_PER_SLOT * MEAN_LAG, rel=0.35)
+    assert 0.5 * np.sqrt(stragglers.expected[0]) < stragglers.deviation[0] < 0.3 * stragglers.expected[0]
+
+
+def test_the_uncertainty_of_a_new_source_is_large_but_bounded() -> None:
+    stragglers = observed([(10 * WINDOW, 0), (4 * WINDOW, EVENTS_PER_SLOT)]).predict(0, WINDOW)
+
+    assert stragglers.known
+    assert stragglers.deviation[0] < 0.5 * stragglers.expected[0]
+
+
+def test_backtests_begin_two_windows_after_the_first_events_and_pause_without_events() -> None:
+    trigger = EarlyTrigger(2, GRID, WINDOW, AccuracyTarget(), "count")
+    rows = np.zeros((2, GRID.lags))
+
+    def recorded_after(slots: int, events: float) -> int:
+        for _ in range(slots):
+            rows[0, 2] = events
+            trigger.on_slot(rows)  # the other source reports, but has no events
+        return len(trigger.calibration.to_state()["open"]) + int(trigger.calibration.to_state()["lengths"].sum())
+
+    assert recorded_after(5 * WINDOW, 0) == 0
+    assert recorded_after(2 * WINDOW - GRID.substream_slots, 20) == 0
+    grown = recorded_after(2 * WINDOW, 20)
+    assert grown > 0
+    paused = recorded_after(3 * WINDOW, 0)  # until the predictions are settled and the last window is empty
+    assert paused > grown
+    assert recorded_after(10 * WINDOW, 0) == paused

@@ -1,0 +1,53 @@
+"""Early answers on a user-defined record function that is evaluated for a sample of the records.
+
+Production edge cores that process a tenth of their records, and the production ledger. If each of n intervals contains
+the true value with 95 %, fewer than `least_covered` do in one run of 200. Seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from center.ledger import Phase
+from edge.core import SamplingSet
+from tests.center.accuracy_world import REF, WINDOW_MS, Site, World, exponential, first_answers, spec
+from tests.center.estimation.test_early_promise import least_covered
+from tests.edgewater.functions_world import Counting, install_functions
+
+pytestmark = pytest.mark.slow
+
+WINDOWS, RATE = 80, 0.1
+
+
+def scored(values: np.ndarray) -> np.ndarray:
+    """The function on arrays: a fifth of the records have no score."""
+    return np.where((values * 1e6).astype(np.int64) % 5 == 0, np.nan, values * values)
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean"])
+def test_estimates_are_unbiased_and_intervals_hold(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    score = Counting(lambda x: None if int(x * 1e6) % 5 == 0 else x * x)
+    install_functions(monkeypatch, score.named("score"))
+    sites = [Site.make(f"e{i}", i, WINDOWS + 4, exponential(80.0), rate=1_000.0, scale=1 + i) for i in range(2)]
+    world = World(spec({"total": f"{kind}(score(x))"}), sites, step_ms=40)
+    for site in sites:
+        site.core.handle(SamplingSet(REF, RATE))
+    world.run(WINDOWS + 3)
+    came = sum(site.at for site in sites)
+    assert abs(len(score.seen) - RATE * came) <= 5 * np.sqrt(RATE * came), "the function is called for the sample only"
+    answers = [a for a in first_answers(world.answers, 2) if a.phase is Phase.EARLY]
+    assert len(answers) >= WINDOWS - 5
+    errors, held = [], 0
+    for answer in answers:
+        prediction = answer.quality.accuracy.prediction if answer.quality.accuracy else None
+        assert prediction is not None
+        start = answer.window_start_ms
+        mine = [s.values[(s.born >= start) & (s.born < start + WINDOW_MS)] for s in sites]
+        scores = scored(np.concatenate(mine))
+        truth = float(np.nansum(scores) if kind == "sum" else np.nanmean(scores))
+        errors.append(prediction.estimate / truth - 1)
+        held += prediction.lower <= truth <= prediction.upper
+    assert held >= least_covered(len(answers))
+    # Unbiased: the mean error is within 4 standard errors (false alarm: once in 15,000).
+    assert abs(np.mean(errors)) <= 4 * np.std(errors, ddof=1) / np.sqrt(len(errors))

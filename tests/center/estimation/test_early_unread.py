@@ -1,0 +1,81 @@
+"""An edge that cannot keep up with its input: no early answer ignores unread records, and none are lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from center.ledger import Emission, Phase
+from tests.center.accuracy_world import BEGIN_MS, Site, World, exponential, first_answers, spec
+
+pytestmark = pytest.mark.slow
+
+SLOW_MS = (5_000, 9_000)
+SECONDS = 16
+ERROR = 0.05
+
+
+def world_of(*, reports: bool = True, restarts: bool = False, **parts: object) -> World:
+    """600 records/s arrive at each of three edges; the first reads 300 for four seconds, and then catches up."""
+    slow = (BEGIN_MS + SLOW_MS[0], BEGIN_MS + SLOW_MS[1])
+    sites = [Site.make(f"e{i}", i, SECONDS + 4, exponential(60.0)) for i in range(3)]
+    sites[0].slow, sites[0].reads, sites[0].reports_unread = slow, 6, reports
+    accuracy = {"error": "5%", "measure": "total", "substream": "500ms"}
+    world = World(spec(accuracy=accuracy, lateness="8s", **parts), sites)
+    for _ in range(SECONDS):
+        world.run(1.0)
+        if restarts:
+            world.restart()
+    return world
+
+
+def is_off(world: World, answer: Emission) -> bool:
+    assert answer.quality.accuracy is not None and answer.quality.accuracy.prediction is not None
+    truth = world.truth(answer.window_start_ms)
+    return abs(answer.quality.accuracy.prediction.estimate - truth) > ERROR * truth
+
+
+def early(world: World) -> list[Emission]:
+    return [e for e in first_answers(world.answers, skip=3) if e.phase is Phase.EARLY]
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return world_of()
+
+
+def test_early_answers_that_meet_the_accuracy_have_no_unread_input(world: World) -> None:
+    eligible = [e for e in early(world) if not e.quality.violations]
+    assert len(eligible) >= 3
+    assert sum(is_off(world, e) for e in eligible) <= 1, "one in twenty may be"
+
+
+def test_without_the_report_of_unread_input_answers_would_be_wrong() -> None:
+    silent = world_of(reports=False)
+    wrong = [e for e in early(silent) if not e.quality.violations and is_off(silent, e)]
+    assert len(wrong) >= 2, "the reason for reporting unread input"
+
+
+def test_every_window_is_answered_and_none_while_there_is_unread_input(world: World) -> None:
+    for second in range(3, 12):
+        given = [e for e in world.answers if e.window_start_ms == BEGIN_MS + second * 1_000]
+        assert given, second
+        assert given[-1].quality.observed > 0
+        first_ms = given[0].answered_at_ms - BEGIN_MS
+        assert not SLOW_MS[0] + 500 < first_ms < SLOW_MS[1], "it waits until the edge has caught up"
+
+
+def test_at_the_deadline_the_answer_names_the_edge_with_unread_input() -> None:
+    world = world_of(budget={"staleness": "1s"})
+    given = [e for e in early(world) if SLOW_MS[0] + 500 < e.answered_at_ms - BEGIN_MS < SLOW_MS[1]]
+    assert given
+    for answer in given:
+        assert answer.answered_at_ms <= answer.window_end_ms + 1_000
+        (violation,) = answer.quality.violations
+        assert "e0 cannot keep up and may have unread input" in violation.message
+
+
+def test_restarts_of_the_job_change_no_answer(world: World) -> None:
+    again = world_of(restarts=True)
+    assert [(e.window_start_ms, e.phase, e.revision) for e in again.answers] == [
+        (e.window_start_ms, e.phase, e.revision) for e in world.answers
+    ]

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from center.budgets import AllocationPolicy, BudgetReport
+from center.catalog import Catalog
+from center.ingest.assignments import AssignmentPlan
+from center.ingest.budget_sync import BudgetSync
+from center.ingest.metrics import GatewayMetrics
+from center.ingest.status_writer import StatusWriter
+from edgewater.errors import StorageError
+from edgewater.streams import MIN_TIME_MS, EdgeId
+from edgewater.wire import QueryRef
+from tests.center.catalog_world import JFK, LGA, hello, spec
+from tests.center.gateway_world import on_a_loop
+
+
+class Watched(Catalog):
+    """A real catalog; something else may happen while a budget's state is updated."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.meanwhile: Callable[[QueryRef], None] = lambda _ref: None
+        self.changed: list[QueryRef] = []
+
+    def update_budget(self, ref: QueryRef, *args: Any) -> tuple[Any, bool]:
+        self.meanwhile(ref)
+        self.changed.append(ref)
+        return super().update_budget(ref, *args)
+
+
+class World:
+    """A budget_sync over two queries with error budgets, and two edges."""
+
+    def __init__(self, path: Path) -> None:
+        self.catalog = Watched(f"sqlite:///{path}/catalog.db")
+        self.now_ms = 1_000_000
+        metrics = GatewayMetrics()
+        self.budget_sync = BudgetSync(
+            self.catalog, StatusWriter(self.catalog, metrics, 1.0), lambda: self.now_ms, AllocationPolicy()
+        )
+        for edge in (JFK, LGA):
+            hello(self.catalog, edge)
+        budget = {"error": {"miles": 1000, "flights": 10}}
+        self.refs = [self.catalog.register(spec(name, budget=budget), 1).ref for name in ("a", "b")]
+
+    def plan(self) -> AssignmentPlan:
+        return AssignmentPlan.of(self.catalog.version(), self.catalog.queries(), self.catalog.edges())
+
+    def report(self, edge: EdgeId) -> None:
+        self.budget_sync.on_report(edge, self.refs[0], BudgetReport(0, {}, MIN_TIME_MS, 100.0, {}))
+
+    def granted(self) -> set[EdgeId]:
+        return set(self.budget_sync.snapshot.grants.get(self.refs[0], {}))
+
+
+@on_a_loop
+async def test_a_report_that_comes_during_a_sync_is_not_lost(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.catalog.meanwhile = lambda _ref: world.report(JFK) if not world.catalog.changed else None
+    await world.budget_sync.sync(world.plan())
+    assert world.granted() == set()
+    await world.budget_sync.sync(world.plan())
+    assert world.granted() == {JFK}
+    world.catalog.close()
+
+
+@pytest.mark.parametrize("how", [StorageError("database is locked"), asyncio.CancelledError()])
+@on_a_loop
+async def test_a_sync_that_is_interrupted_is_completed_by_the_next(tmp_path: Path, how: BaseException) -> None:
+    world = World(tmp_path)
+
+    def fail(ref: QueryRef) -> None:
+        if ref == world.refs[1]:
+            raise how
+
+    world.catalog.meanwhile = fail
+    with pytest.raises(type(how)):
+        await world.budget_sync.sync(world.plan())
+    world.catalog.meanwhile = lambda _ref: None
+    world.catalog.changed.clear()
+    await world.budget_sync.sync(world.plan())
+    assert world.catalog.changed == world.refs
+    world.catalog.close()

@@ -1,0 +1,393 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import grpc
+
+from center.storage.frame_log import FrameLog, StoredFrame
+from edgewater.streams import EdgeId
+from edgewater.wire import Frame, QueryRef
+from edgewater.wire import uplink_pb2 as pb
+from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, frame, on_a_loop, spec
+
+
+@on_a_loop
+async def test_a_frame_is_acknowledged_once_it_is_durable_and_indexed_and_not_before(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        c.catalog.gate = gate = asyncio.Event()
+        await edge.hello()
+        await edge.send(frame(0))
+        await eventually(lambda: c.log.durable == [("jfk", 0)])
+        await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=5)))
+        await edge.until("time_echo")
+        assert "ack" not in [m.WhichOneof("message") for m in edge.received], "the index does not have it yet"
+        gate.set()
+        await edge.acked(0)
+        assert c.entries() == [("jfk", 0)]
+        (entry,) = c.catalog.frames("miles@1", 0, 1)
+        assert c.log.read(entry.segment, entry.offset, entry.length) == StoredFrame(JFK, "i1", frame(0))
+        assert entry.received_at_ms == c.clock[0]
+
+
+@on_a_loop
+async def test_all_frames_that_wait_share_one_fsync_and_one_transaction(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
+        c.catalog.register(spec(), 1)
+        c.catalog.gate = gate = asyncio.Event()
+        await edge.hello()
+        await other.hello("lga")
+        await edge.send(frame(0))
+        await eventually(lambda: c.log.durable)
+        await edge.send(*(frame(n) for n in range(1, 50)))
+        await other.send(*(frame(n) for n in range(50)))
+        await eventually(lambda: c.gateway.metrics.pending._value.get() >= 100 * frame(0).wire_bytes)
+        gate.set()
+        await edge.acked(49)
+        await other.acked(49)
+        assert c.catalog.batches == [1, 99]
+        assert c.log.syncs == 2
+
+
+@on_a_loop
+async def test_a_session_cut_in_mid_stream_goes_on_where_the_center_is(tmp_path: Path) -> None:
+    async with center(tmp_path) as c:
+        c.catalog.register(spec(), 1)
+        async with RawEdge(c.port) as edge:
+            welcome = await edge.hello()
+            assert not welcome.any_acked
+            await edge.send(frame(0), frame(1), frame(2))
+            await edge.acked(2)
+        async with RawEdge(c.port) as edge:
+            welcome = await edge.hello(oldest=0, following=4)
+            assert (welcome.any_acked, welcome.acked_through) == (True, 2)
+            await edge.send(frame(3))
+            await edge.acked(3)
+        assert c.entries() == [("jfk", n) for n in range(4)]
+
+
+@on_a_loop
+async def test_a_re_delivered_frame_is_acknowledged_and_neither_written_nor_indexed_again(tmp_path: Path) -> None:
+    async with center(tmp_path) as c:
+        c.catalog.register(spec(), 1)
+        async with RawEdge(c.port) as edge:
+            await edge.hello()
+            await edge.send(frame(0), frame(1))
+            await edge.acked(1)
+        async with RawEdge(c.port) as edge:
+            await edge.hello(oldest=0, following=3)
+            await edge.send(frame(0), frame(1), frame(2))
+            await edge.acked(2)
+        assert c.entries() == [("jfk", 0), ("jfk", 1), ("jfk", 2)]
+        assert c.log.durable == [("jfk", 0), ("jfk", 1), ("jfk", 2)]
+
+
+@on_a_loop
+async def test_a_frame_of_an_unknown_or_deleted_query_is_acknowledged_counted_and_not_stored(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        await edge.send(frame(0), frame(1, QueryRef("unknown", 7)))
+        await edge.acked(1)
+        c.catalog.delete("miles", 2)
+        await edge.send(frame(2))
+        await edge.acked(2)
+        assert c.log.durable[0] == ("jfk", 0)
+        assert c.entries() == [("jfk", 0)]
+        assert c.catalog.last_positions() == {"miles@1": 1}
+        assert c.gateway.metrics.frames.labels("discarded")._value.get() == 2
+        assert c.catalog.acked_through(JFK, "i1") == 2, "the edge has let go of them: they are not asked for again"
+
+
+@on_a_loop
+async def test_frames_of_a_query_known_to_be_deleted_are_not_written_to_the_log(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        await edge.until("queries", lambda told: told.queries)
+        await edge.send(frame(0))
+        await edge.acked(0)
+        c.catalog.delete("miles", 2)
+        await edge.until("queries", lambda told: not told.queries)
+        await edge.send(frame(1))
+        await edge.acked(1)
+        assert c.log.durable == [("jfk", 0)]
+
+
+@on_a_loop
+async def test_segments_that_nobody_will_ever_read_are_removed_at_the_start(tmp_path: Path) -> None:
+    drained, ended = QueryRef("drained", 1), QueryRef("ended", 1)
+    async with center(tmp_path, poll_ms=60_000) as c, RawEdge(c.port) as edge:
+        for name in ("miles", "drained", "ended"):
+            c.catalog.register(spec(name), 1)
+        await edge.hello()
+        await edge.send(frame(0), frame(1, drained), frame(2, ended))
+        await edge.acked(2)
+        assert c.catalog.drop_frames({"drained@1": 1}), "and then retention dies, before it has removed them"
+        c.log.roll()
+        c.catalog.delete("ended", 2)
+        await edge.send(frame(3, ended))
+        await edge.acked(3)
+        c.catalog.refuse = True
+        await edge.send(frame(4))
+        await eventually(lambda: c.log.durable[-1] == ("jfk", 4))
+    assert queries_on_disk(c.log) == ["drained@1", "ended@1", "ended@1", "miles@1", "miles@1"]
+    async with center(tmp_path) as c:
+        assert queries_on_disk(c.log) == ["ended@1", "miles@1", "miles@1"]
+        for entry in (*c.catalog.frames("ended@1", 0, 9), *c.catalog.frames("miles@1", 0, 9)):
+            assert c.log.read(entry.segment, entry.offset, entry.length).frame.seq == entry.seq
+
+
+def queries_on_disk(log: FrameLog) -> list[str]:
+    """Whose the log's segments are."""
+    return [segment.partition("/")[0] for segment in log.segments()]
+
+
+@on_a_loop
+async def test_a_query_registered_a_moment_ago_elsewhere_is_known_when_its_first_frame_comes(tmp_path: Path) -> None:
+    async with center(tmp_path, poll_ms=60_000) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        c.catalog.register(spec(), 1)
+        await edge.send(frame(0))
+        await edge.acked(0)
+        assert c.entries() == [("jfk", 0)]
+
+
+@on_a_loop
+async def test_frames_go_to_a_new_segment_when_retention_has_taken_the_open_one(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        await edge.send(frame(0))
+        await edge.acked(0)
+        for segment in c.catalog.drop_frames({"miles@1": 1}):
+            c.log.remove(segment)
+        await edge.send(frame(1))
+        await edge.acked(1)
+        (entry,) = c.catalog.frames("miles@1", 0, 9)
+        assert c.log.read(entry.segment, entry.offset, entry.length).frame == frame(1)
+
+
+@on_a_loop
+async def test_a_query_registered_in_the_catalog_reaches_a_connected_edge(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        assert len((await edge.until("queries")).queries.queries) == 0
+        began = asyncio.get_running_loop().time()
+        await asyncio.to_thread(c.catalog.register, spec(), 1)
+        (query,) = (await edge.until("queries")).queries.queries
+        assert asyncio.get_running_loop().time() - began < 1.0
+        assert (query.name, query.version) == ("miles", 1)
+        await asyncio.to_thread(c.catalog.delete, "miles", 2)
+        assert len((await edge.until("queries")).queries.queries) == 0
+
+
+@on_a_loop
+async def test_an_edge_is_asked_only_what_expects_it(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec("mine", edges=["jfk"]), 1)
+        c.catalog.register(spec("theirs", edges=["lga"]), 1)
+        c.catalog.register(spec("elsewhere", **{"from": "trains"}), 1)
+        await edge.hello()
+        queries = (await edge.until("queries")).queries.queries
+        assert [q.name for q in queries] == ["mine"]
+
+
+@on_a_loop
+async def test_error_budgets_are_shared_by_the_edges_that_are_expected(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
+        c.catalog.register(spec(budget={"error": {"miles": 1000, "farthest": 80}}), 1)
+        await edge.hello()
+        await edge.report_budget()
+        assert dict((await edge.until("budget")).budget.shares) == {"miles": 1000, "farthest": 80}
+        await edge.report_budget(through_ms=60_000)
+        await other.hello("lga")
+        await other.report_budget()
+        less = (await edge.until("budget")).budget
+        assert dict(less.shares) == {"miles": 500, "farthest": 80}
+        assert dict((await other.until("budget")).budget.shares) == {"farthest": 80}, "nothing has been given back yet"
+        await other.report_budget()
+        await edge.report_budget(through_ms=120_000)
+        more = (await other.until("budget")).budget
+        assert (dict(more.shares), more.from_ms) == ({"miles": 500, "farthest": 80}, 120_000)
+        await asyncio.to_thread(c.catalog.retire, EdgeId("lga"))
+        all_of_it = (await edge.until("budget")).budget
+        assert dict(all_of_it.shares) == {"miles": 1000, "farthest": 80}
+        assert all_of_it.from_ms > c.clock[0], "not for slices that lga may have closed"
+
+
+@on_a_loop
+async def test_grants_survive_the_gateway_and_are_sent_again(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
+        await edge.hello()
+        await edge.report_budget()
+        first = (await edge.until("budget")).budget
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        assert (await edge.until("budget")).budget == first
+
+
+@on_a_loop
+async def test_a_grant_that_came_before_its_query_is_sent_again(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
+        await edge.hello()
+        await edge.report_budget()
+        first = (await edge.until("budget")).budget
+        edge.budget = None
+        await edge.report_budget()
+        assert (await edge.until("budget")).budget == first
+
+
+@on_a_loop
+async def test_an_edge_with_a_share_it_was_not_given_is_cut_back_flagged_and_counted(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
+        c.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
+        for each, name in ((edge, "jfk"), (other, "lga")):
+            await each.hello(name)
+            await each.report_budget()
+        await edge.until("budget")
+        await edge.report_budget(shares={"miles": 5_000})
+        cut = (await edge.until("budget", lambda b: b.version > 1)).budget
+        assert cut.shares["miles"] <= 1000
+        await eventually(lambda: c.catalog.alarms())
+        (alarm,) = c.catalog.alarms()
+        assert (alarm.kind, alarm.edge) == ("share-not-granted", JFK)
+        assert "5000" in alarm.message
+        assert c.gateway.metrics.alarms.labels("share-not-granted")._value.get() == 1
+
+
+@on_a_loop
+async def test_two_gateways_divide_one_budget(tmp_path: Path) -> None:
+    async with (
+        center(tmp_path) as one,
+        center(tmp_path, "log2") as two,
+        RawEdge(one.port) as edge,
+        RawEdge(two.port) as other,
+    ):
+        one.catalog.register(spec(budget={"error": {"miles": 1000}}), 1)
+        await edge.hello()
+        await edge.report_budget()
+        await edge.until("budget")
+        await edge.report_budget(through_ms=60_000)
+        await other.hello("lga")
+        await other.report_budget()
+        await edge.until("budget", lambda b: b.shares["miles"] == 500)
+        await edge.report_budget(through_ms=60_000)
+        await other.until("budget", lambda b: b.shares["miles"] == 500 and b.from_ms == 60_000)
+
+
+@on_a_loop
+async def test_a_budget_report_that_no_edge_can_mean_ends_the_session(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        await edge.call.write(pb.FromEdge(budget_report=pb.BudgetReport(query="Not A Name")))
+        status, code, message = await edge.refusal()
+        assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol")
+        assert "Not A Name" in message
+
+
+@on_a_loop
+async def test_the_processing_delay_is_sent_under_a_staleness_budget(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(budget={"staleness": "2s"}), 1)
+        await edge.hello()
+        await asyncio.to_thread(c.catalog.record_processing_delay, MILES, 340, 5)
+        assert (await edge.until("budget")).budget.center_ms == 340
+
+
+@on_a_loop
+async def test_heartbeats_and_statuses_reach_the_catalog_and_each_heartbeat_is_echoed(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        await edge.until("queries", lambda told: told.queries)
+        progress = [
+            pb.StreamProgress(stream="flights", watermark_ms=77, records=5),
+            pb.StreamProgress(stream="trains", watermark_ms=78, ended=True, records=6),
+        ]
+        beat = pb.Heartbeat(streams=progress, rtt_ms=40, drops={"late": 2}, sent_at_ms=c.clock[0] - 10)
+        await edge.call.write(pb.FromEdge(heartbeat=beat))
+        echo = (await edge.until("time_echo")).time_echo
+        assert (echo.edge_sent_at_ms, echo.center_received_at_ms) == (c.clock[0] - 10, c.clock[0])
+        refused = pb.QueryStatus(query="miles", query_version=1, code="invalid-query", message="no column")
+        await edge.call.write(pb.FromEdge(query_status=refused))
+        await eventually(lambda: c.catalog.query_statuses(MILES) and c.catalog.edge(JFK).records)
+        record = c.catalog.edge(JFK)
+        assert record.watermarks == {"flights": 77, "trains": 1 << 62}
+        assert (record.records, record.drops, record.clock_offset_ms) == ({"flights": 5, "trains": 6}, {"late": 2}, 10)
+        assert c.catalog.query_statuses(MILES)[JFK].message == "no column"
+        assert record.connected
+        await edge.call.write(pb.FromEdge(goodbye=pb.Goodbye(reason="done")))
+        await eventually(lambda: not c.catalog.edge(JFK).connected)
+
+
+@on_a_loop
+async def test_after_goodbye_all_that_was_sent_is_acknowledged(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        await edge.send(*(frame(n) for n in range(20)))
+        await edge.call.write(pb.FromEdge(goodbye=pb.Goodbye(reason="done")))
+        await edge.acked(19)
+        while await edge.call.read() is not grpc.aio.EOF:
+            pass
+        assert await edge.call.code() == grpc.StatusCode.OK
+
+
+@on_a_loop
+async def test_a_gateway_that_stops_acknowledges_what_it_has_read(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        c.catalog.gate = gate = asyncio.Event()
+        await edge.hello()
+        await edge.send(frame(0))
+        await eventually(lambda: c.log.durable)
+        stopping = asyncio.create_task(c.gateway.stop())
+        gate.set()
+        await edge.acked(0)
+        await stopping
+
+
+@on_a_loop
+async def test_an_edge_that_sends_more_than_its_credit_is_read_no_further(tmp_path: Path) -> None:
+    large = [frame(n, content=os.urandom(8_000)) for n in range(400)]
+    async with center(tmp_path, credit_bytes=20_000) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        welcome = await edge.hello()
+        assert welcome.credit_bytes == 20_000
+        c.log.refuse_append = True
+        sending = asyncio.create_task(edge.send(*large))
+        await edge.until("throttle", lambda throttle: throttle.retry_after_ms > 0)
+        for _ in range(20):
+            await edge.until("throttle", lambda throttle: throttle.retry_after_ms > 0)
+        assert c.gateway.metrics.pending._value.get() <= 2 * 20_000 + large[0].wire_bytes
+        c.log.refuse_append = False
+        await edge.acked(399)
+        await sending
+        assert c.entries() == [("jfk", n) for n in range(400)]
+
+
+def many(seqs: Iterable[int]) -> list[Frame]:
+    return [frame(n) for n in seqs]
+
+
+@on_a_loop
+async def test_two_gateways_over_one_catalog_and_log_count_each_frame_once(tmp_path: Path, url: str) -> None:
+    async with center(tmp_path, url=url) as a, center(tmp_path, url=url) as b:
+        a.catalog.register(spec(), 1)
+        async with RawEdge(a.port) as first, RawEdge(b.port) as second:
+            await first.hello()
+            await second.hello(following=30)
+            await asyncio.gather(first.send(*many(range(20))), second.send(*many(range(30))))
+            await asyncio.gather(first.acked(19), second.acked(29))
+        assert b.entries() == [("jfk", n) for n in range(30)]
+        assert [e.position for e in a.catalog.frames("miles@1", 0, 99)] == list(range(1, 31))
+        for entry in a.catalog.frames("miles@1", 0, 99):
+            assert a.log.read(entry.segment, entry.offset, entry.length).frame == frame(entry.seq)
+        kinds = [c.gateway.metrics.frames.labels("new")._value.get() for c in (a, b)]
+        assert sum(kinds) == 30

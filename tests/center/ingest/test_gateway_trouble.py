@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from center.catalog import Catalog
+from center.ingest import Gateway, GatewayConfig
+from center.storage.frame_log import FrameLog
+from edgewater.errors import InvalidConfig, StorageError
+from edgewater.health import health_routes
+from edgewater.wire import Encoding, QueryRef
+from edgewater.wire import uplink_pb2 as pb
+from tests.center.gateway_world import JFK, RawEdge, center, eventually, frame, on_a_loop, spec
+
+
+@on_a_loop
+async def test_the_same_identity_with_another_checksum_is_an_alarm_that_names_it(tmp_path: Path) -> None:
+    async with center(tmp_path) as c:
+        c.catalog.register(spec(), 1)
+        async with RawEdge(c.port) as edge:
+            await edge.hello()
+            await edge.send(frame(0))
+            await edge.acked(0)
+        async with RawEdge(c.port) as edge:
+            await edge.hello(oldest=0, following=2)
+            await edge.send(frame(0, content=b"another"), frame(1))
+            status, code, message = await edge.refusal()
+        assert (status, code) == (grpc.StatusCode.DATA_LOSS, "conflict")
+        assert "edge jfk, incarnation i1, frame 0" in message
+        await eventually(c.catalog.alarms)
+        assert [(a.kind, a.edge, a.message) for a in c.catalog.alarms()] == [("frame-conflict", "jfk", message)]
+        assert c.entries() == [("jfk", 0)]
+        assert c.gateway.metrics.alarms.labels("frame-conflict")._value.get() == 1
+
+
+@on_a_loop
+async def test_the_same_body_in_another_compression_is_a_re_delivery(tmp_path: Path) -> None:
+    async with center(tmp_path) as c:
+        c.catalog.register(spec(), 1)
+        sent = frame(0, content=b"synopsis" * 40)
+        again = dataclasses.replace(sent, encoding=Encoding.PLAIN, body=sent.plain_body())
+        assert again.body != sent.body
+        async with RawEdge(c.port) as edge:
+            await edge.hello()
+            await edge.send(sent)
+            await edge.acked(0)
+        async with RawEdge(c.port) as edge:
+            await edge.hello(oldest=0, following=2)
+            await edge.send(again, frame(1))
+            await edge.acked(1)
+        assert c.entries() == [("jfk", 0), ("jfk", 1)] and c.catalog.alarms() == []
+
+
+@on_a_loop
+async def test_a_body_that_cannot_be_decompressed_is_refused_before_it_is_acknowledged(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        whole = frame(0, content=b"synopsis" * 40)
+        assert whole.encoding is not Encoding.PLAIN
+        await edge.send(dataclasses.replace(whole, body=whole.body[:-4]))
+        status, code, message = await edge.refusal()
+        assert (status, code) == (grpc.StatusCode.DATA_LOSS, "corrupt-frame")
+        assert "edge jfk, incarnation i1: frame 0: " in message
+        assert c.entries() == []
+
+
+@on_a_loop
+async def test_a_frame_whose_checksum_is_wrong_is_refused_by_name(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        damaged = frame(0).to_wire()
+        damaged.body = damaged.body[:-1] + bytes([damaged.body[-1] ^ 1])
+        await edge.call.write(pb.FromEdge(frame=damaged))
+        status, code, message = await edge.refusal()
+        assert (status, code) == (grpc.StatusCode.DATA_LOSS, "corrupt-frame")
+        assert "edge jfk, incarnation i1: frame 0: " in message
+        assert c.entries() == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [
+        (pb.FromEdge(frame=frame(2).to_wire()), "frame 2 came where 0 is expected"),
+        (pb.FromEdge(frame=frame(0, QueryRef("../x", 1)).to_wire()), "'../x', which is not a query's name"),
+        (pb.FromEdge(frame=frame(0, content=os.urandom(5_000)).to_wire()), "frame 0 has"),
+        (pb.FromEdge(hello=pb.Hello()), "second Hello"),
+        (pb.FromEdge(query_status=pb.QueryStatus(query="")), "a status of ''"),
+    ],
+)
+@on_a_loop
+async def test_a_message_that_breaks_the_protocol_ends_the_session_by_name(
+    tmp_path: Path, broken: pb.FromEdge, named: str
+) -> None:
+    async with center(tmp_path, max_frame_bytes=4_000) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        await edge.call.write(broken)
+        status, code, message = await edge.refusal()
+        assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "protocol")
+        assert named in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"protocol_min": 2, "protocol_max": 3}, "protocol 2 to 3"),
+        ({"edge": "a b"}, "edge 'a b'"),
+        ({"incarnation": ""}, "incarnation ''"),
+        ({"oldest_seq": 9}, "frames 9"),
+    ],
+)
+@on_a_loop
+async def test_a_hello_that_makes_no_sense_is_refused_by_name(
+    tmp_path: Path, fields: dict[str, Any], named: str
+) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        with pytest.raises(grpc.aio.AioRpcError, match=named):
+            await edge.hello(**fields)
+        assert c.catalog.edges() == []
+
+
+@on_a_loop
+async def test_a_session_that_begins_with_something_else_or_nothing_is_ended(tmp_path: Path) -> None:
+    async with center(tmp_path, hello_timeout_ms=50) as c:
+        async with RawEdge(c.port) as edge:
+            await edge.send(frame(0))
+            assert "the first message was frame" in (await edge.refusal())[2]
+        async with RawEdge(c.port) as edge:
+            assert "no Hello within 50 ms" in (await edge.refusal())[2]
+
+
+@on_a_loop
+async def test_only_the_owner_of_a_token_is_let_in_and_only_under_its_own_id(tmp_path: Path) -> None:
+    async with center(tmp_path, tokens={"jfk": "secret-j", "lga": "secret-l"}) as c:
+        for token, named in ((None, "no credential"), ("wrong", "unknown credential"), ("", "unknown credential")):
+            async with RawEdge(c.port, token) as edge:
+                status, code, message = await edge.refusal()
+                assert (status, code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
+                assert named in message
+        async with RawEdge(c.port, "secret-l") as edge:
+            with pytest.raises(grpc.aio.AioRpcError, match="Hello of edge jfk with the credential of edge lga"):
+                await edge.hello("jfk")
+        assert c.catalog.edges() == []
+        async with RawEdge(c.port, "secret-j") as edge:
+            await edge.hello("jfk")
+
+
+@on_a_loop
+async def test_without_credentials_only_this_machine_is_served(tmp_path: Path) -> None:
+    catalog = Catalog(f"sqlite:///{tmp_path}/c.db")
+    gateway = Gateway(catalog, FrameLog(tmp_path / "log"), GatewayConfig(), lambda: 0)
+    with pytest.raises(InvalidConfig, match=r"gateway\.listen: '0\.0\.0\.0:0'.*loopback"):
+        await gateway.start("0.0.0.0:0")
+    await gateway.stop()
+    catalog.close()
+
+
+@on_a_loop
+async def test_a_port_that_somebody_has_is_refused_by_name(tmp_path: Path) -> None:
+    async with center(tmp_path) as c:
+        second = Gateway(c.catalog, FrameLog(tmp_path / "log2"), GatewayConfig(), lambda: 0)
+        with pytest.raises(InvalidConfig, match=f"127.0.0.1:{c.port}"):
+            await second.start(f"127.0.0.1:{c.port}")
+        await second.stop()
+
+
+@pytest.mark.parametrize("where", ["append", "sync", "index"])
+@on_a_loop
+async def test_a_disk_that_is_full_costs_time_and_no_frame(tmp_path: Path, where: str) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        await edge.send(frame(0))
+        await edge.acked(0)
+        setattr(c.catalog if where == "index" else c.log, {"index": "refuse"}.get(where, f"refuse_{where}"), True)
+        await edge.send(frame(1), frame(2))
+        assert (await edge.until("throttle")).throttle.retry_after_ms > 0
+        assert "cannot be made durable" in c.gateway.readiness()[0]
+        assert c.gateway.metrics.stalled._value.get() == 1
+        app = Starlette(routes=health_routes(c.gateway.metrics.registry, c.gateway.readiness))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as http:
+            answer = await http.get("/readyz")
+            assert answer.status_code == 503 and "made durable" in answer.json()["missing"][0]
+            assert (await http.get("/livez")).status_code == 200
+            assert "edgewater_gateway_stalled 1.0" in (await http.get("/metrics")).text
+        assert c.entries() == [("jfk", 0)]
+        assert all(m.ack.through < 1 for m in edge.received if m.WhichOneof("message") == "ack")
+        c.log.refuse_append = c.log.refuse_sync = c.catalog.refuse = False
+        await edge.acked(2)
+        assert c.entries() == [("jfk", n) for n in range(3)]
+        for entry in c.catalog.frames("miles@1", 0, 9):
+            assert c.log.read(entry.segment, entry.offset, entry.length).frame.seq == entry.seq
+        assert c.gateway.readiness() == []
+
+
+@on_a_loop
+async def test_a_center_killed_between_log_and_index_takes_the_frame_again_and_counts_it_once(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        c.catalog.refuse = True
+        await edge.send(frame(0))
+        await eventually(lambda: c.log.durable)
+    torn = next(tmp_path.rglob("*.frames"))
+    os.truncate(torn, torn.stat().st_size - 3)
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        welcome = await edge.hello(oldest=0, following=1)
+        assert not welcome.any_acked
+        await edge.send(frame(0))
+        await edge.acked(0)
+        (entry,) = c.catalog.frames("miles@1", 0, 9)
+        assert c.log.read(entry.segment, entry.offset, entry.length).frame == frame(0)
+
+
+@on_a_loop
+async def test_numbers_and_texts_that_no_database_holds_harm_nobody(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        beat = pb.Heartbeat(
+            rtt_ms=float("nan"), bandwidth_bytes_s=float("inf"), backlog_bytes=(1 << 64) - 1, drops={"a\0b": 1}
+        )
+        await edge.call.write(pb.FromEdge(heartbeat=beat))
+        await eventually(lambda: c.catalog.edge(JFK).drops)
+        record = c.catalog.edge(JFK)
+        assert (record.rtt_ms, record.bandwidth_bytes_s, record.backlog_bytes) == (0, 0, 1 << 62)
+
+
+@on_a_loop
+async def test_a_query_registered_while_the_catalog_fails_reaches_the_edges_once_it_works_again(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        await edge.until("queries", lambda told: not told.queries)
+        read, failed_at = c.catalog.budgets_version, []
+
+        def refuse() -> int:
+            failed_at.append(c.gateway._plan.version)
+            raise StorageError("database is locked")
+
+        c.catalog.budgets_version = refuse  # type: ignore[method-assign]
+        c.catalog.register(spec(), 1)
+        await eventually(lambda: c.catalog.version() in failed_at)
+        c.catalog.budgets_version = read  # type: ignore[method-assign]
+        (query,) = (await edge.until("queries")).queries.queries
+        assert query.name == "miles"
+
+
+@on_a_loop
+async def test_at_the_limit_an_edge_replaces_its_own_session_and_no_other_is_let_in(tmp_path: Path) -> None:
+    async with center(tmp_path, max_sessions=1) as c, RawEdge(c.port) as old:
+        await old.hello()
+        async with RawEdge(c.port) as new:
+            await new.hello()
+            assert "a newer session" in (await old.refusal())[2]
+            async with RawEdge(c.port) as other:
+                with pytest.raises(grpc.aio.AioRpcError, match="1 edges are connected") as caught:
+                    await other.hello("lga")
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert [e.edge for e in c.catalog.edges()] == [JFK]
+
+
+@on_a_loop
+async def test_calls_that_say_nothing_are_limited_too(tmp_path: Path) -> None:
+    async with center(tmp_path, max_sessions=1) as c, RawEdge(c.port) as one, RawEdge(c.port) as two:
+        endings = [asyncio.create_task(edge.refusal()) for edge in (one, two)]
+        done, held = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        (refused,) = done
+        assert refused.result()[::2] == (
+            grpc.StatusCode.UNAVAILABLE, "1 calls have not sent a Hello yet, which is this gateway's limit",
+        )  # fmt: skip
+
+
+@on_a_loop
+async def test_a_newer_session_of_an_edge_takes_the_older_ones_place(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as old, RawEdge(c.port) as new:
+        await old.hello()
+        await new.hello()
+        assert "a newer session" in (await old.refusal())[2]
+        await new.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=1)))
+        await new.until("time_echo")
+        assert c.catalog.edge(JFK).connected

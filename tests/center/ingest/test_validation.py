@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from center.ingest.validation import read_hello
+from edgewater.errors import ProtocolError
+from edgewater.wire import uplink_pb2 as pb
+
+
+def hello(speed: float = 60.0, event_origin_ms: int = 0) -> pb.Hello:
+    clock = pb.Stream.Clock(event_origin_ms=event_origin_ms, wall_origin_ms=0, speed=speed)
+    stream = pb.Stream(name="flights", columns=[pb.Stream.Column(name="carrier", type="string")], clock=clock)
+    return pb.Hello(protocol_min=1, protocol_max=1, edge="jfk", incarnation="i1", streams=[stream])
+
+
+@pytest.mark.parametrize("speed", [1e-300, 0.0, -1.0, 1e12, float("inf"), float("nan")])
+def test_a_clock_whose_deadlines_would_not_fit_is_refused_by_name(speed: float) -> None:
+    with pytest.raises(ProtocolError, match=r"stream flights runs at speed .*; expected 0\.001 to 1e\+09"):
+        read_hello(hello(speed))
+
+
+def test_an_origin_that_no_clock_can_have_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="event_origin_ms"):
+        read_hello(hello(event_origin_ms=1 << 60))
+
+
+def test_the_slowest_and_the_fastest_clock_still_give_deadlines_of_64_bits() -> None:
+    for speed in (1e-3, 1e9):
+        (stream,) = read_hello(hello(speed, event_origin_ms=1 << 53)).streams
+        assert abs(stream.clock.to_wall_ms(1 << 42)) < 1 << 63

@@ -1,0 +1,86 @@
+"""When a micro-batch is held back for the frames that are about to come."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from center.job.coalescing import REMEMBERED_BATCHES, BatchCoalescer
+
+ALL = {"a@1": {"jfk", "lga", "ewr"}}
+
+
+def make_coalescer() -> BatchCoalescer:
+    """A coalescer that has seen frames of all three edges."""
+    coalescer = BatchCoalescer(max_wait_s=0.05)
+    assert not coalescer.should_wait(ALL, 0.0)
+    return coalescer
+
+
+def test_an_edge_that_has_not_sent_is_not_waited_for() -> None:
+    assert not BatchCoalescer(max_wait_s=0.05).should_wait({"a@1": {"jfk"}}, 0.0)
+
+
+def test_a_batch_waits_for_the_edges_of_earlier_batches_and_begins_with_the_last_of_them() -> None:
+    coalescer = make_coalescer()
+
+    assert coalescer.should_wait({"a@1": {"jfk"}}, 1.0)
+    assert coalescer.should_wait({"a@1": {"jfk", "lga"}}, 1.02)
+    assert not coalescer.should_wait(ALL, 1.03)
+
+
+def test_a_batch_is_held_back_no_longer_than_its_bound() -> None:
+    coalescer = make_coalescer()
+
+    assert coalescer.should_wait({"a@1": {"jfk"}}, 1.0)
+    assert coalescer.should_wait({"a@1": {"jfk"}}, 1.049)
+    assert not coalescer.should_wait({"a@1": {"jfk"}}, 1.051)
+
+
+def test_the_bound_counts_from_the_first_frame_of_each_batch() -> None:
+    coalescer = make_coalescer()
+    assert not coalescer.should_wait({}, 1.0)
+
+    assert coalescer.should_wait({"a@1": {"jfk"}}, 9.0)
+
+
+def test_one_query_that_misses_an_edge_delays_all() -> None:
+    coalescer = BatchCoalescer(max_wait_s=0.05)
+    assert not coalescer.should_wait(ALL | {"b@1": {"jfk"}}, 0.0)
+
+    assert coalescer.should_wait({"a@1": {"jfk"}, "b@1": {"jfk"}}, 1.0)
+    assert not coalescer.should_wait({"b@1": {"jfk"}}, 1.01)
+
+
+def test_an_edge_that_sends_no_more_is_dropped_after_some_batches() -> None:
+    coalescer, now_s = make_coalescer(), 1.0
+    for _ in range(REMEMBERED_BATCHES):
+        assert coalescer.should_wait({"a@1": {"jfk", "lga"}}, now_s)
+        assert not coalescer.should_wait({"a@1": {"jfk", "lga"}}, now_s + 0.06)
+        now_s += 1.0
+
+    assert not coalescer.should_wait({"a@1": {"jfk", "lga"}}, now_s)
+
+
+def test_a_query_that_is_gone_is_dropped() -> None:
+    coalescer = make_coalescer()
+    coalescer.keep({"b@1"})
+
+    assert not coalescer.should_wait({"a@1": {"jfk"}}, 1.0)
+
+
+edges = st.frozensets(st.sampled_from(["jfk", "lga", "ewr"]), min_size=1)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["a@1", "b@1"]), edges), max_size=40), st.floats(0.001, 0.1))
+def test_no_batch_waits_longer_than_the_bound_and_one_poll(
+    polls: list[dict[str, frozenset[str]]], every_s: float
+) -> None:
+    coalescer, held_since_s = BatchCoalescer(max_wait_s=0.05), None
+    for i, pending in enumerate(polls):
+        now_s = i * every_s
+        if coalescer.should_wait(pending, now_s):
+            held_since_s = now_s if held_since_s is None else held_since_s
+            assert now_s - held_since_s < 0.05
+        else:
+            held_since_s = None

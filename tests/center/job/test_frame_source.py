@@ -1,0 +1,239 @@
+"""The reader without Spark: it is called here as Spark calls it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles, ReadMinRows
+
+from center.job.admission import BatchLimits
+from center.job.frame_source import FramePartition, FrameReader, SourceOptions, divide
+from center.job.ledger_writer import CatalogEvents, LedgerWriter
+from center.job.metrics import JobMetrics
+from center.job.rows import FrameRow, RowKind, from_table
+from center.ledger import Ledger
+from center.storage.frame_log import FrameEntry
+from edgewater.errors import StorageError
+from edgewater.streams import EdgeId
+from edgewater.wire import FrameBody, QueryRef
+
+
+@pytest.fixture
+def options(world: Any) -> SourceOptions:
+    return SourceOptions(world.catalog_url, world.results_url, str(world.log_dir), retention_every_ms=0)
+
+
+@pytest.fixture
+def reader(options: SourceOptions) -> FrameReader:
+    return FrameReader(options)
+
+
+def read_all(reader: FrameReader, start: dict[str, int], end: dict[str, int]) -> list[FrameRow]:
+    executor = pickle.loads(pickle.dumps(reader))
+    partitions = [pickle.loads(pickle.dumps(p)) for p in reader.partitions(start, end)]
+    return [row for p in partitions for batch in executor.read(p) for row in from_table(batch)]
+
+
+def positions(rows: list[FrameRow]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        if row.kind is not RowKind.PARTIAL:
+            found.setdefault(row.query, []).append(row.position)
+    return found
+
+
+def test_options_travel_as_text_and_names_that_spark_blacks_out() -> None:
+    options = SourceOptions("postgresql://u:secret@h/d", "r", "l", BatchLimits(1, 2, 3, 4), 5, 6, 7)
+
+    text = options.to_options()
+
+    assert SourceOptions.from_options(text) == options
+    assert all("url" in name for name, value in text.items() if "secret" in value)
+
+
+def test_a_stream_begins_at_the_positions_of_the_result_store(reader: FrameReader, world: Any) -> None:
+    assert reader.initialOffset() == {}
+
+
+def test_all_frames_are_read_once_in_batches_of_any_size(world: Any, options: SourceOptions) -> None:
+    refs = world.register("b", "a")
+    for window in range(3):
+        for ref in refs:
+            world.ship_window(ref, window)
+    reader, start, read = FrameReader(options), dict[str, int](), list[FrameRow]()
+    while (end := reader.latestOffset(start, ReadMaxFiles(5))) != start:
+        assert sum(end.values()) - sum(start.values()) <= 5
+        read += read_all(reader, start, end)
+        start = end
+
+    assert start == world.catalog.last_positions()
+    assert positions(read) == {"a@1": list(range(1, 19)), "b@1": list(range(1, 19))}
+
+
+def test_what_the_store_has_consumed_is_not_read_again(reader: FrameReader, world: Any) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    writer = LedgerWriter(Ledger(), world.store, CatalogEvents(world.catalog), JobMetrics(), now_ms=world.clock)
+    writer.apply([], [], {"a@1": 4})
+
+    assert positions(read_all(reader, {}, {"a@1": 6})) == {"a@1": [5, 6]}
+    assert reader.partitions({}, {"a@1": 4}) == []
+
+
+def test_a_batch_waits_a_moment_for_an_edge_that_spoke_before_and_then_goes_on_without(
+    reader: FrameReader, world: Any
+) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    first = reader.latestOffset({}, ReadMaxBytes(1 << 30))
+    world.ship(world.edges[0], ref, FrameBody(5))
+
+    assert reader.latestOffset(first, ReadMaxBytes(1 << 30)) == world.catalog.last_positions()
+
+
+def test_an_offset_has_its_keys_in_order_whatever_comes_new(reader: FrameReader, world: Any) -> None:
+    (b,) = world.register("b")
+    world.ship_window(b, 0)
+    first = reader.latestOffset({}, ReadMaxBytes(1 << 30))
+    (a,) = world.register("a")
+    world.ship_window(a, 0)
+    second = reader.latestOffset(first, ReadMaxBytes(1 << 30))
+
+    assert list(second) == ["a@1", "b@1"]
+    assert json.dumps(reader.latestOffset(second, ReadMaxBytes(1 << 30))) == json.dumps(second)
+
+
+def test_an_offset_never_goes_back(reader: FrameReader, world: Any) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    ahead = {"a@1": 1000, "gone@1": 5}
+
+    assert reader.latestOffset(ahead, ReadAllAvailable()) == ahead
+    assert reader.latestOffset(ahead, ReadMaxBytes(1)) == ahead
+
+
+def test_the_limits_that_spark_gives_are_respected(world: Any) -> None:
+    (ref,) = world.register("a")
+    for window in range(2):
+        world.ship_window(ref, window)
+    last = world.positions_of(ref)
+    tight = SourceOptions(world.catalog_url, world.results_url, str(world.log_dir), BatchLimits(frames=2))
+    reader = FrameReader(tight)
+
+    assert reader.getDefaultReadLimit() == ReadMaxBytes(BatchLimits().bytes)
+    assert reader.latestOffset({}, reader.getDefaultReadLimit()) == {"a@1": 2}
+    assert reader.latestOffset({}, ReadMaxBytes(1)) == {"a@1": 1}
+    assert reader.latestOffset({}, ReadMinRows(50)) == {"a@1": 2}
+    assert reader.latestOffset({}, ReadAllAvailable()) == {"a@1": last}
+
+
+def test_available_now_stops_at_what_was_there_at_its_beginning(reader: FrameReader, world: Any) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    target = world.positions_of(ref)
+    reader.prepareForTriggerAvailableNow()
+    world.ship_window(ref, 1)
+
+    end = reader.latestOffset({}, ReadMaxBytes(1 << 30))
+
+    assert end == {"a@1": target}
+    assert reader.latestOffset(end, ReadMaxBytes(1 << 30)) == end
+
+
+def test_a_catalog_that_does_not_answer_gives_the_old_offset(
+    reader: FrameReader, world: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.register("a")
+    broken = FrameReader(SourceOptions(f"sqlite:///{world.log_dir}", world.results_url, str(world.log_dir)))
+    world.log_dir.mkdir(exist_ok=True)  # a directory is no database
+
+    offsets = [broken.latestOffset({"a@1": 3}, ReadAllAvailable()) for _ in range(4)]
+
+    assert offsets == [{"a@1": 3}] * 4
+    assert [r.args[1] for r in caplog.records if r.args] == [1, 2, 4], "told at each doubling"
+
+
+def test_a_damaged_record_becomes_a_row_that_says_so(reader: FrameReader, world: Any) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    (victim,) = world.catalog.frames("a@1", 2, 3)
+    damage(world.log_dir / victim.segment, victim)
+
+    rows = read_all(reader, {}, world.catalog.last_positions())
+
+    assert positions(rows) == {"a@1": [1, 2, 3, 4, 5, 6]}
+    (damaged,) = [r for r in rows if r.kind is RowKind.DAMAGED]
+    assert damaged.position == 3
+    assert damaged.edge == victim.edge
+    assert b"CRC32C" in damaged.payload
+
+
+def test_a_body_that_does_not_unpack_becomes_a_row_that_says_so(reader: FrameReader, world: Any) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    (first, *_) = entries = world.catalog.frames("a@1", 0, 6)
+    other = FramePartition((("a@1", _swapped(first, entries[1])),))
+
+    (batch,) = reader.read(other)
+
+    (row,) = from_table(batch)
+    assert row.kind is RowKind.DAMAGED
+    assert b"the index says" in row.payload
+
+
+def _swapped(entry: FrameEntry, other: FrameEntry) -> FrameEntry:
+    """An entry that points at another frame's record."""
+    from dataclasses import replace
+
+    return replace(entry, segment=other.segment, offset=other.offset, length=other.length)
+
+
+def test_a_lost_segment_is_damage_but_a_log_that_is_not_there_is_not(reader: FrameReader, world: Any) -> None:
+    refs = world.register("a", "b")
+    for ref in refs:
+        world.ship_window(ref, 0)
+    for segment in {e.segment for e in world.catalog.frames("a@1", 0, 6)}:
+        (world.log_dir / segment).unlink()
+
+    rows = read_all(reader, {}, world.catalog.last_positions())
+
+    assert {r.query for r in rows if r.kind is RowKind.DAMAGED} == {"a@1"}
+    world.log_dir.rename(world.path / "unmounted")
+    with pytest.raises(StorageError, match="cannot be read"):
+        read_all(reader, {}, world.catalog.last_positions())
+
+
+def damage(path: Path, entry: FrameEntry) -> None:
+    data = bytearray(path.read_bytes())
+    data[entry.offset + entry.length // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+def frames_of(*sizes: int) -> list[tuple[str, FrameEntry]]:
+    ref = QueryRef("a", 1)
+    return [("a@1", FrameEntry(ref, i, EdgeId("e"), "i1", i, 0, "s", 0, n, n, 0)) for i, n in enumerate(sizes, 1)]
+
+
+def test_a_small_batch_is_one_task() -> None:
+    assert [len(part) for part in divide(frames_of(*[1000] * 50), 8)] == [50]
+
+
+def test_a_large_batch_is_cut_into_runs_of_about_equal_bytes() -> None:
+    frames = frames_of(*[1 << 20] * 40)
+
+    parts = divide(frames, 4)
+
+    assert [len(part) for part in parts] == [10, 10, 10, 10]
+    assert [frame for part in parts for frame in part] == frames
+
+
+def test_an_empty_range_has_no_partitions(reader: FrameReader, world: Any) -> None:
+    (ref,) = world.register("a")
+    world.ship(world.edges[0], ref, FrameBody(5))
+
+    assert reader.partitions({"a@1": 1}, {"a@1": 1}) == []
+    assert divide([], 4) == []

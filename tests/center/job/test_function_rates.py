@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from center.catalog import query_key
+from center.job.function_rates import FunctionRatePlanner, FunctionRates, FunctionRateThread
+from center.job.ledger_writer import CatalogEvents, LedgerWriter
+from center.job.metrics import JobMetrics
+from center.ledger import FrameSummary, Ledger
+from center.results import AnswerRecord, MergedDelta
+from edgewater.query import QuerySpec
+from edgewater.synopses import GroupedAggregate, RowSampleStack
+from edgewater.wire import QueryRef, SliceClose
+
+ROWS = 5_000
+
+
+def median_spec(name: str, **measures: str) -> QuerySpec:
+    return QuerySpec.from_mapping(
+        {
+            "name": name, "from": "downloads", "measures": {"p": "exact_quantile(bytes)", **measures},
+            "window": {"tumbling": "1s"}, "accuracy": {"error": "5%", "measure": "p"},
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture
+def writer(world: Any) -> Iterator[LedgerWriter]:
+    writer = LedgerWriter(Ledger(), world.store, CatalogEvents(world.catalog), JobMetrics(), now_ms=world.clock)
+    yield writer
+    writer.close()
+
+
+def answer_window(world: Any, writer: LedgerWriter, ref: QueryRef, window: int, spread: float) -> None:
+    """All edges close a window of rows with such a spread."""
+    stack = RowSampleStack(columns=1, source=window)
+    aggregate = GroupedAggregate({}, {"p": stack})
+    rows = np.random.default_rng(window).normal(100, spread, (ROWS, 1))
+    column = pa.FixedSizeListArray.from_arrays(pa.array(rows[:, 0]), 1)
+    aggregate.update([], {"p": column}, ROWS)
+    start = window * 1_000
+    facts = [
+        FrameSummary(
+            ref, 3 * window + i + 1, edge, start + 1_000, (SliceClose(start, ROWS, 0),), (start,), 100, world.now
+        )
+        for i, edge in enumerate(world.edges)
+    ]
+    through = {query_key(ref): facts[-1].position}
+    writer.apply([MergedDelta(ref, start, 0, aggregate.to_bytes())], facts, through)
+
+
+def test_every_edge_gets_the_rate_that_the_newest_window_needed(world: Any, writer: LedgerWriter) -> None:
+    metrics = JobMetrics()
+    planner = FunctionRatePlanner(writer, world.store, world.catalog, metrics)
+    ref = world.catalog.register(median_spec("q"), world.now).ref
+    writer.advance()
+    planner.update()
+    assert world.catalog.sampling_rates() == {}, "nothing is known yet, so all is processed"
+
+    answer_window(world, writer, ref, 0, spread=20.0)
+    planner.update()
+    first = world.catalog.sampling_rates()[ref]
+    answer_window(world, writer, ref, 1, spread=60.0)
+    planner.update()
+    second = world.catalog.sampling_rates()[ref]
+
+    assert set(first) == set(world.edges)
+    assert 0.03 < first[world.edges[0]] < second[world.edges[0]] < 1.0
+    assert metrics.needed_rate.labels("q", "jfk")._value.get() == second[world.edges[0]]
+
+
+def test_a_sample_that_would_make_other_measures_wrong_is_not_asked_for(world: Any, writer: LedgerWriter) -> None:
+    planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
+    world.catalog.register(median_spec("q", n="count()"), world.now)
+    writer.advance()
+
+    planner.update()
+
+    assert world.catalog.sampling_rates() == {}
+
+
+def test_a_query_whose_function_fails_does_not_block_the_others(
+    world: Any, writer: LedgerWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
+    refs = [world.catalog.register(median_spec(name), world.now).ref for name in ("bad", "good")]
+    writer.advance()
+    for ref in refs:
+        answer_window(world, writer, ref, 0, spread=20.0)
+    add = FunctionRates.add
+
+    def failing(self: FunctionRates, record: AnswerRecord, spec: QuerySpec) -> None:
+        if spec.name == "bad":
+            raise RuntimeError("third-party code")
+        add(self, record, spec)
+
+    monkeypatch.setattr(FunctionRates, "add", failing)
+
+    planner.update()
+
+    assert list(world.catalog.sampling_rates()) == [refs[1]]
+
+
+def test_a_deleted_query_is_forgotten(world: Any, writer: LedgerWriter) -> None:
+    planner = FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics())
+    ref = world.catalog.register(median_spec("q"), world.now).ref
+    writer.advance()
+    answer_window(world, writer, ref, 0, spread=20.0)
+    planner.update()
+
+    world.catalog.delete("q", world.now)
+    writer.advance()
+    planner.update()
+
+    assert not planner._rates and not planner._stored
+
+
+def test_a_thread_that_is_stopped_ends(world: Any, writer: LedgerWriter) -> None:
+    stop = threading.Event()
+    thread = FunctionRateThread(FunctionRatePlanner(writer, world.store, world.catalog, JobMetrics()), stop)
+    thread.start()
+
+    stop.set()
+    thread.join(20)
+
+    assert not thread.is_alive()

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from center.job.merge import merge_rows
+from center.job.microbatch import gaps, to_micro_batch, unapplied
+from center.job.rows import ROW_SCHEMA, FrameRow, RowKind, from_table, row_of_damage, rows_of_frame, to_batch
+from center.storage.frame_log import FrameEntry
+from edgewater.streams import MAX_TIME_MS, EdgeId
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
+
+REF = QueryRef("downloads_by_url", 3)
+KEY = "downloads_by_url@3"
+
+
+def make_synopsis(*sizes: int, column: str = "url", url: str = "/a") -> bytes:
+    from edgewater.synopses import function_named
+
+    function = function_named("sum")
+    assert function is not None
+    grouped = GroupedAggregate({column: pa.string()}, {"bytes": function.make((), pa.int64())})
+    grouped.update([pa.array([url] * len(sizes))], {"bytes": pa.array(sizes, pa.int64())}, len(sizes))
+    return grouped.to_bytes()
+
+
+def entry(position: int, edge: str = "jfk") -> FrameEntry:
+    return FrameEntry(REF, position, EdgeId(edge), "i1", position + 40, 7, "segment", 0, 10, 123, 5_000 + position)
+
+
+def frame_rows(
+    position: int, *partials: Partial, through_ms: int = 0, closes: tuple[SliceClose, ...] = ()
+) -> list[FrameRow]:
+    return rows_of_frame(KEY, entry(position), FrameBody(through_ms, partials, closes))
+
+
+def total(payload: bytes) -> int:
+    return int(GroupedAggregate.from_bytes(payload).query("bytes").value.sum())
+
+
+def test_rows_come_out_of_arrow_as_they_went_in() -> None:
+    rows = [
+        *frame_rows(1, Partial(1000, 2, make_synopsis(5)), through_ms=MAX_TIME_MS),
+        row_of_damage(KEY, entry(2), "é"),
+    ]
+
+    batch = to_batch(rows)
+
+    assert batch.schema == ROW_SCHEMA
+    assert from_table(batch) == rows
+
+
+def test_partials_of_one_slice_and_shard_are_merged_and_others_are_not() -> None:
+    rows = [
+        *frame_rows(1, Partial(0, 0, make_synopsis(1)), Partial(0, 1, make_synopsis(10))),
+        *frame_rows(2, Partial(0, 0, make_synopsis(2)), Partial(1000, 0, make_synopsis(100))),
+    ]
+
+    merged = [r for r in merge_rows(rows) if r.kind is RowKind.PARTIAL]
+
+    assert {(r.slice_start_ms, r.shard): total(r.payload) for r in merged} == {(0, 0): 3, (0, 1): 10, (1000, 0): 100}
+
+
+def test_a_batch_that_is_run_again_has_nothing_new() -> None:
+    rows = [*frame_rows(1, Partial(0, 0, make_synopsis(1))), *frame_rows(2, Partial(0, 0, make_synopsis(2)))]
+    other = [replace(row, query="other@1") for row in rows]
+
+    assert unapplied([*rows, *other], {KEY: 2, "other@1": 0}) == other
+
+
+def test_a_query_with_some_news_keeps_all_its_rows_for_the_store_to_refuse() -> None:
+    # Merged, a partial stands at the first of its positions: dropped by that, what is new in it would be lost.
+    merged = merge_rows(
+        [*frame_rows(1, Partial(0, 0, make_synopsis(1))), *frame_rows(2, Partial(0, 0, make_synopsis(2)))]
+    )
+
+    assert unapplied(merged, {KEY: 1}) == merged
+
+
+@pytest.mark.parametrize("bad", [b"EWS1 nothing", make_synopsis(7, column="host")], ids=["corrupt", "incompatible"])
+def test_a_bad_partial_costs_its_own_data_only(bad: bytes) -> None:
+    rows = [
+        *frame_rows(1, Partial(0, 0, make_synopsis(1))),
+        *frame_rows(2, Partial(0, 0, bad)),
+        *frame_rows(3, Partial(0, 0, make_synopsis(4))),
+    ]
+
+    merged = merge_rows(rows)
+
+    assert [total(r.payload) for r in merged if r.kind is RowKind.PARTIAL] == [5]
+    (refused,) = [r for r in merged if r.kind is RowKind.REFUSED]
+    assert (refused.position, refused.slice_start_ms) == (2, 0)
+    assert b"synops" in refused.payload
+
+
+def test_a_lone_corrupt_partial_is_refused_too() -> None:
+    merged = merge_rows(frame_rows(1, Partial(0, 0, b"rubbish")))
+
+    assert [r.kind for r in merged] == [RowKind.CONTROL, RowKind.REFUSED]
+
+
+def test_the_summary_of_a_frame_survives_its_control_row() -> None:
+    close = SliceClose(1000, 12, 3)
+    rows = frame_rows(
+        9, Partial(2000, 0, make_synopsis(1)), Partial(1000, 1, make_synopsis(1)), through_ms=2000, closes=(close,)
+    )
+
+    (fact,) = to_micro_batch(rows).summaries
+
+    assert (fact.query, fact.position, fact.edge, fact.incarnation) == (REF, 9, "jfk", "i1")
+    assert (fact.through_ms, fact.closes, fact.touched) == (2000, (close,), (1000, 2000))
+    assert (fact.wire_bytes, fact.received_at_ms) == (123, 5_009)
+
+
+def test_a_key_that_two_tasks_merged_becomes_one_delta() -> None:
+    tasks = [merge_rows(frame_rows(i, Partial(0, 0, make_synopsis(i)))) for i in (2, 1)]
+
+    batch = to_micro_batch(row for rows in tasks for row in rows)
+
+    (delta,) = batch.deltas
+    assert total(delta.synopsis) == 3
+    assert [f.position for f in batch.summaries] == [1, 2]
+    assert batch.through == {KEY: 2}
+
+
+def test_a_damaged_frame_counts_as_read() -> None:
+    batch = to_micro_batch([*frame_rows(1), row_of_damage(KEY, entry(2), "torn")])
+
+    assert batch.through == {KEY: 2}
+    assert [(r.kind, r.position) for r in batch.skipped] == [(RowKind.DAMAGED, 2)]
+
+
+def test_a_gap_between_consumed_and_read_positions_is_found() -> None:
+    rows = [*frame_rows(3), *frame_rows(6), row_of_damage(KEY, entry(4), "torn")]
+
+    assert gaps(rows, {KEY: 2}) == {KEY: (5, 5)}
+    assert gaps(rows, {}) == {KEY: (1, 5)}
+    assert gaps([*rows, *frame_rows(5)], {KEY: 2}) == {}
+
+
+def test_a_batch_is_cut_by_query() -> None:
+    other = [replace(r, query="other@1") for r in frame_rows(4, Partial(0, 0, make_synopsis(9)))]
+    batch = to_micro_batch([*frame_rows(1, Partial(0, 0, make_synopsis(1))), *other])
+
+    part = batch.of("other@1")
+
+    assert part.through == {"other@1": 4}
+    assert [f.position for f in part.summaries] == [4]
+    assert [total(d.synopsis) for d in part.deltas] == [9]

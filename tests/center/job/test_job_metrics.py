@@ -1,0 +1,74 @@
+"""Where a first answer's time went, as the job's histograms say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from center.job.ledger_writer import CatalogEvents, LedgerWriter
+from center.job.metrics import JobMetrics
+from center.ledger import FrameSummary, Ledger
+from edgewater.wire import Arrivals, SliceClose
+
+ENDED_MS = 1_001_000
+STAGES = ("arrive", "wait", "merge", "apply")
+
+
+def parts_ms(metrics: JobMetrics, query: str) -> dict[str, float]:
+    name = "edgewater_job_first_answer_seconds_sum"
+    values = {p: metrics.registry.get_sample_value(name, {"query": query, "stage": p}) for p in STAGES}
+    return {part: round(1000 * value) for part, value in values.items() if value is not None}
+
+
+@pytest.fixture
+def metrics() -> JobMetrics:
+    return JobMetrics()
+
+
+@pytest.fixture
+def writer(world: Any, metrics: JobMetrics) -> LedgerWriter:
+    return LedgerWriter(Ledger(), world.store, CatalogEvents(world.catalog), metrics, now_ms=world.clock)
+
+
+def closing_frames(world: Any, ref: Any, **more: Any) -> list[FrameSummary]:
+    """Each edge closes the window that ends at `ENDED_MS`; their frames come 10, 20 and 30 ms later."""
+    close = SliceClose(ENDED_MS - 1000, 8, 0)
+    return [
+        FrameSummary(ref, i, edge, ENDED_MS, (close,), (ENDED_MS - 1000,), 100, ENDED_MS + 10 * i, "i1", None, **more)
+        for i, edge in enumerate(world.edges, start=1)
+    ]
+
+
+def test_the_parts_of_a_first_answers_age_add_up_and_later_answers_are_not_counted(
+    world: Any, writer: LedgerWriter, metrics: JobMetrics
+) -> None:
+    (ref,) = world.register("a")
+    world.now = ENDED_MS + 170
+    facts = closing_frames(world, ref)
+    emissions = writer.apply([], facts, {"a@1": 3})
+    assert [e.revision for e in emissions] == [1]
+
+    metrics.observe_batch(facts, emissions, ENDED_MS + 80, ENDED_MS + 170, ENDED_MS + 185)
+
+    assert parts_ms(metrics, "a") == {"arrive": 30, "wait": 50, "merge": 90, "apply": 15}
+    assert metrics.registry.get_sample_value("edgewater_job_frame_delay_seconds_count") == 3
+
+    closes = (SliceClose(ENDED_MS - 1000, 9, 0),)
+    later = [
+        FrameSummary(ref, 4, world.edges[0], ENDED_MS, closes, (ENDED_MS - 1000,), 100, ENDED_MS + 900, "i1", None)
+    ]
+    metrics.observe_batch(later, writer.apply([], later, {"a@1": 4}), ENDED_MS + 950, ENDED_MS + 960, ENDED_MS + 970)
+
+    assert sum(parts_ms(metrics, "a").values()) == 185
+
+
+def test_how_late_edges_tell_is_measured_from_the_moment_they_tell_of(
+    world: Any, writer: LedgerWriter, metrics: JobMetrics
+) -> None:
+    (ref,) = world.register("a")
+    world.now = ENDED_MS + 100
+
+    writer.apply([], closing_frames(world, ref, arrivals=Arrivals(ENDED_MS, ())), {"a@1": 3})
+
+    assert metrics.registry.get_sample_value("edgewater_job_report_delay_seconds_sum") == pytest.approx(0.06)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from center.job.frame_retention import FrameRetention
+from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
+from center.job.metrics import JobMetrics
+from center.ledger import Ledger, Phase
+from edgewater.errors import InvalidConfig, StorageError
+from edgewater.health import health_server
+from edgewater.query import QuerySpec
+
+WITHIN_S = 20
+
+
+def staleness_spec(name: str) -> QuerySpec:
+    return QuerySpec.from_mapping(
+        {
+            "name": name,
+            "from": "downloads",
+            "measures": {"bytes": "sum(bytes)"},
+            "window": {"tumbling": "1s"},
+            "budget": {"staleness": "2s"},
+        }
+    )
+
+
+@pytest.fixture
+def writer(world: Any) -> Iterator[LedgerWriter]:
+    writer = LedgerWriter(Ledger(), world.store, CatalogEvents(world.catalog), JobMetrics(), now_ms=world.clock)
+    yield writer
+    writer.close()
+
+
+def test_an_answer_that_is_due_needs_no_data(world: Any, writer: LedgerWriter) -> None:
+    ref = world.catalog.register(staleness_spec("q"), world.now).ref
+    writer.advance()
+    world.now += 10_000
+
+    emissions = writer.advance()
+
+    assert emissions
+    assert {e.phase for e in emissions} == {Phase.EARLY}
+    assert world.store.latest(ref) is not None
+
+
+def test_the_catalogs_news_are_taken_in_once(world: Any) -> None:
+    catalog_events = CatalogEvents(world.catalog)
+    world.register("a")
+    version, events = catalog_events.pending()
+    assert len(events) == 2, "the edges, and the query"
+    assert catalog_events.pending() == (version, events), "not told yet"
+
+    catalog_events.acknowledge(version)
+
+    assert catalog_events.pending() == (version, [])
+    world.catalog.delete("a", world.now)
+    world.register("a")
+    assert [type(e).__name__ for e in catalog_events.pending()[1]] == [
+        "EdgesChanged",
+        "QueryDeleted",
+        "QueryRegistered",
+    ]
+
+
+def test_a_query_registered_just_before_its_first_frame_is_known_in_time(world: Any, writer: LedgerWriter) -> None:
+    writer.advance()
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+
+    writer.apply([], [], {"a@1": world.positions_of(ref)})
+
+    assert world.all_consumed()
+
+
+def test_a_closed_writer_writes_no_more(world: Any, writer: LedgerWriter) -> None:
+    (ref,) = world.register("a")
+    writer.close()
+
+    with pytest.raises(StorageError, match="stopping"):
+        writer.apply([], [], {"a@1": 1})
+    assert ref not in world.store.consumed()
+
+
+def test_deadlines_are_kept_by_a_thread_that_survives_failures(world: Any, writer: LedgerWriter) -> None:
+    failed, turned = threading.Event(), threading.Event()
+
+    class Flaky:
+        def advance(self) -> None:
+            if not failed.is_set():
+                failed.set()
+                raise StorageError("the disk is full")
+            writer.advance()
+            turned.set()
+
+        def wait(self) -> None:
+            writer.wait()
+
+    stop = threading.Event()
+    thread = DeadlineThread(Flaky(), JobMetrics(), stop)  # type: ignore[arg-type]
+    thread.start()
+
+    assert turned.wait(WITHIN_S)
+    stop.set()
+    writer.close()
+    thread.join(WITHIN_S)
+    assert not thread.is_alive()
+
+
+def test_metrics_liveness_and_readiness_are_served() -> None:
+    metrics, missing = JobMetrics(), list[str]()
+    metrics.batches.inc()
+    with health_server(metrics.registry, lambda: missing, "127.0.0.1:0", "spark.metrics") as address:
+        base = f"http://{address}"
+        with urlopen(f"{base}/metrics", timeout=WITHIN_S) as response:
+            assert b"edgewater_job_batches_total 1.0" in response.read()
+        with urlopen(f"{base}/livez", timeout=WITHIN_S) as response:
+            assert response.read() == b"ok\n"
+        with urlopen(f"{base}/readyz", timeout=WITHIN_S) as response:
+            assert json.load(response) == {"ready": True, "missing": []}
+        missing.append("the stream failed")
+        for path, status in (("/readyz", 503), ("/other", 404)):
+            with pytest.raises(HTTPError) as caught:
+                urlopen(f"{base}{path}", timeout=WITHIN_S)
+            assert caught.value.code == status
+            caught.value.close()
+
+
+def test_a_taken_address_is_refused_by_its_key() -> None:
+    registry = JobMetrics().registry
+    with (
+        health_server(registry, list, "127.0.0.1:0", "spark.metrics") as address,
+        pytest.raises(InvalidConfig, match=rf"spark.metrics.*{address}"),
+        health_server(registry, list, address, "spark.metrics"),
+    ):
+        pass
+
+
+def test_retention_drops_what_the_store_holds_and_nothing_else(world: Any, writer: LedgerWriter) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    retention = FrameRetention(world.catalog, world.store, world.log, every_ms=1_000)
+
+    assert retention.run(0) == []
+    writer.apply([], [], {"a@1": 4})
+    assert retention.run(999) == [], "not yet again"
+    retention.run(1_000)
+
+    assert [e.position for e in world.catalog.frames("a@1", 0, 99)] == [5, 6]
+
+
+def test_retention_keeps_frames_for_as_long_as_asked(world: Any, writer: LedgerWriter) -> None:
+    (ref,) = world.register("a")
+    for window in range(3):
+        world.ship_window(ref, window)
+        world.now += 10_000
+    writer.apply([], [], {"a@1": 18})
+    retention = FrameRetention(world.catalog, world.store, world.log, keep_ms=15_000, every_ms=0)
+
+    retention.run(world.now)
+
+    assert [e.position for e in world.catalog.frames("a@1", 0, 99)] == list(range(13, 19))

@@ -1,0 +1,702 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
+from center.ledger import (
+    AT_ONCE_MS,
+    EdgesChanged,
+    Emission,
+    FramesMerged,
+    FrameSummary,
+    Ledger,
+    Phase,
+    QueryDeleted,
+    QueryRegistered,
+    TimeAdvanced,
+)
+from center.ledger.query import MAX_SEALED_STATEMENTS
+from center.ledger.time_windows import MAX_OVERDUE_PER_TICK
+from edgewater.errors import NotFound, StorageError
+from edgewater.query import QuerySpec
+from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
+from edgewater.wire import QueryRef, SliceClose, Withheld
+
+REF = QueryRef("q", 1)
+MINUTE = 60_000
+REGISTERED_AT_MS = 0
+MARGIN_MS = 200
+
+
+def edge_record(name: str, *, clock: StreamClock = LIVE, retired: bool = False, stream: str = "events") -> EdgeRecord:
+    return EdgeRecord(
+        edge=EdgeId(name),
+        incarnation="i1",
+        labels={},
+        streams=(StreamRecord(stream, {"x": pa.int64()}, clock),),
+        first_seen_ms=0,
+        last_seen_ms=0,
+        connected=True,
+        watermarks={},
+        records={},
+        drops={},
+        backlog_bytes=0,
+        bandwidth_bytes_s=0.0,
+        rtt_ms=0.0,
+        clock_offset_ms=0.0,
+        retired=retired,
+        incarnations=1,
+    )
+
+
+def spec(**parts: object) -> QuerySpec:
+    return QuerySpec.from_mapping(
+        {"name": "q", "from": "events", "measures": {"n": "count()"}, "window": {"tumbling": "1m"}, **parts}
+    )
+
+
+class Center:
+    """A ledger with one query, spoken to in the words of the tests."""
+
+    def __init__(
+        self, *edges: str, clock: StreamClock = LIVE, registered_at_ms: int = REGISTERED_AT_MS, **query: object
+    ):
+        self.ledger = Ledger(margin_ms=MARGIN_MS)
+        self.clock = clock
+        self.edges = {name: edge_record(name, clock=clock) for name in edges}
+        self.position = 0
+        self.ledger.handle(EdgesChanged(tuple(self.edges.values())))
+        self.ledger.handle(QueryRegistered(RegisteredQuery(REF, spec(**query), registered_at_ms, None)))
+
+    def fact(
+        self,
+        edge: str,
+        through_ms: int,
+        *closes: SliceClose,
+        touched: tuple[int, ...] | None = None,
+        incarnation: str = "i1",
+    ) -> FrameSummary:
+        self.position += 1
+        starts = tuple(c.slice_start_ms for c in closes if c.observed) if touched is None else touched
+        return FrameSummary(REF, self.position, EdgeId(edge), through_ms, closes, starts, 100, 0, incarnation)
+
+    def reports(self, *facts: FrameSummary, now_ms: int = 0) -> list[Emission]:
+        return self.ledger.handle(FramesMerged(facts, now_ms))
+
+    def says(
+        self,
+        edge: str,
+        through_ms: int,
+        *closes: SliceClose,
+        now_ms: int = 0,
+        touched: tuple[int, ...] | None = None,
+        incarnation: str = "i1",
+    ) -> list[Emission]:
+        fact = self.fact(edge, through_ms, *closes, touched=touched, incarnation=incarnation)
+        return self.reports(fact, now_ms=now_ms)
+
+    def tick(self, now_ms: int) -> list[Emission]:
+        return self.ledger.handle(TimeAdvanced(now_ms))
+
+    def joins(self, name: str) -> None:
+        self.edges[name] = edge_record(name, clock=self.clock)
+        self.ledger.handle(EdgesChanged(tuple(self.edges.values())))
+
+    def retires(self, name: str) -> None:
+        self.edges[name] = replace(self.edges[name], retired=True)
+        self.ledger.handle(EdgesChanged(tuple(self.edges.values())))
+
+
+def close(slice_start_ms: int, observed: int, late: int = 0, *withheld: Withheld) -> SliceClose:
+    return SliceClose(slice_start_ms, observed, late, withheld)
+
+
+def withheld(measure: str, above: float, below: float = 0.0) -> Withheld:
+    return Withheld(measure, above, below, above, below, 1)
+
+
+def told(emissions: list[Emission]) -> list[tuple[int, int, str]]:
+    """(window start, revision, phase) of each."""
+    return [(e.window_start_ms, e.revision, e.phase.value) for e in emissions]
+
+
+# Complete and final
+
+
+def test_a_window_is_answered_once_every_expected_edge_has_closed_it() -> None:
+    center = Center("a", "b")
+    assert center.says("a", MINUTE, close(0, 3)) == []
+    (answer,) = center.says("b", MINUTE, close(0, 4), now_ms=MINUTE + 250)
+    assert told([answer]) == [(0, 1, "final")]
+    assert (answer.window_end_ms, answer.answered_at_ms, answer.quality.staleness_ms) == (MINUTE, MINUTE + 250, 250)
+    quality = answer.quality.to_mapping()
+    assert quality["completeness"] == {"ratio": 1.0, "expected": 2, "reported": 2, "missing": []}
+    assert quality["records"] == {"observed": 7, "expected": 7, "sampled": 7, "late": 0, "after_final": 0}
+    assert quality["error"] == {"sketch": 0, "sampling": 0, "withheld": {}, "missing": 0}
+    assert quality["contract"] == {"requested": {"exact": True}, "met": True, "violations": []}
+
+
+def test_without_lateness_complete_is_final_in_one_emission() -> None:
+    assert told(Center("a").says("a", MINUTE, close(0, 1))) == [(0, 1, "final")]
+
+
+def test_with_lateness_a_window_is_complete_first_and_final_when_the_lateness_has_passed_everywhere() -> None:
+    center = Center("a", "b", lateness="30s")
+    center.says("a", MINUTE + 30_000, close(0, 1))
+    assert told(center.says("b", MINUTE, close(0, 1))) == [(0, 1, "complete")]
+    assert center.says("b", MINUTE + 29_999) == []
+    assert told(center.says("b", MINUTE + 30_000)) == [(0, 2, "final")]
+
+
+def test_a_window_that_becomes_complete_and_final_at_once_is_answered_once() -> None:
+    center = Center("a", lateness="30s")
+    assert told(center.says("a", 2 * MINUTE, close(0, 1))) == [(0, 1, "final")]
+
+
+def test_the_end_of_a_stream_makes_all_its_windows_final() -> None:
+    center = Center("a", lateness="10m")
+    emissions = center.says("a", MAX_TIME_MS, close(0, 1), close(5 * MINUTE, 1))
+    assert told(emissions) == [(0, 1, "final"), (5 * MINUTE, 1, "final")]
+    assert center.ledger.next_deadline() is None
+
+
+def test_a_window_without_records_is_not_answered() -> None:
+    center = Center("a")
+    assert center.says("a", 3 * MINUTE, close(0, 0)) == []
+
+
+def test_through_never_goes_back() -> None:
+    center = Center("a", "b")
+    center.says("a", MINUTE, close(0, 1))
+    center.says("a", 0)
+    assert told(center.says("b", MINUTE)) == [(0, 1, "final")]
+
+
+def test_frames_of_a_batch_apply_in_the_order_of_their_positions() -> None:
+    center = Center("a")
+    older, newer = center.fact("a", 0, close(0, 5)), center.fact("a", MINUTE, close(0, 9))
+    (answer,) = center.reports(newer, older)
+    assert answer.quality.observed == 9
+
+
+def test_without_a_staleness_budget_there_is_no_early_answer_and_no_deadline() -> None:
+    center = Center("a", "b")
+    center.says("a", MINUTE, close(0, 1))
+    center.tick(10**9)
+    assert center.ledger.next_deadline() is None
+    assert center.tick(10**12) == []
+
+
+def test_nothing_is_complete_as_long_as_no_edge_is_known() -> None:
+    center = Center()
+    center.tick(10**9)
+    assert center.ledger.queries() == [REF]
+    center.joins("a")
+    center.joins("b")
+    assert center.says("a", MINUTE, close(0, 1)) == []
+
+
+# Staleness
+
+
+def test_the_staleness_deadline_fires_on_a_tick_without_any_data() -> None:
+    center = Center("a", "b", budget={"staleness": "2s"})
+    center.says("a", 30_000, close(0, 3), now_ms=30_000)
+    deadline = center.ledger.next_deadline()
+    assert deadline == MINUTE + 2000 - MARGIN_MS
+    assert center.tick(deadline - 1) == []
+    (answer,) = center.tick(deadline)
+    assert told([answer]) == [(0, 1, "early")]
+    assert answer.quality.missing == ("a", "b")
+    mapping = answer.quality.to_mapping()
+    assert mapping["records"]["expected"] is None
+    assert mapping["error"]["missing"] is None
+    assert mapping["contract"]["requested"] == {"staleness_ms": 2000} and not mapping["contract"]["met"]
+    assert [v.code for v in answer.quality.violations] == ["missing-edges"], "in time, but nobody knows how far off"
+
+
+def test_a_silent_edge_does_not_hold_up_an_early_answer_but_does_hold_up_complete() -> None:
+    center = Center("a", "b", budget={"staleness": "2s"})
+    assert center.says("a", MINUTE, close(0, 3), now_ms=MINUTE) == []
+    (early,) = center.tick(MINUTE + 1800)
+    assert early.phase is Phase.EARLY
+    assert early.quality.missing == ("b",)
+    assert center.tick(10 * MINUTE)[0].window_start_ms == MINUTE
+    assert told(center.says("b", MINUTE, now_ms=10 * MINUTE)) == [(0, 2, "final")]
+
+
+def test_all_edges_silent_still_gets_an_answer_per_window() -> None:
+    center = Center("a", "b", budget={"staleness": "2s"})
+    assert told(center.tick(MINUTE + 1800)) == [(0, 1, "early")]
+    assert center.tick(MINUTE + 1801) == []
+    assert center.ledger.next_deadline() == 2 * MINUTE + 1800
+    assert told(center.tick(3 * MINUTE + 1800)) == [(MINUTE, 1, "early"), (2 * MINUTE, 1, "early")]
+
+
+def test_an_early_answer_without_reports_is_completed_when_the_edges_report_again() -> None:
+    center = Center("a", budget={"staleness": "2s"})
+    center.tick(MINUTE + 1800)
+    (answer,) = center.says("a", MINUTE, close(0, 8), now_ms=2 * MINUTE)
+    assert told([answer]) == [(0, 2, "final")]
+    assert answer.quality.observed == 8
+    assert not answer.quality.violations, "the first answer was in time, later ones are extra"
+
+
+def test_an_early_answer_to_an_empty_window_becomes_final_without_data() -> None:
+    center = Center("a", budget={"staleness": "2s"})
+    center.tick(MINUTE + 1800)
+    assert told(center.says("a", MINUTE)) == [(0, 2, "final")]
+
+
+def test_edges_that_are_up_and_have_no_events_leave_no_empty_answers() -> None:
+    center = Center("a", budget={"staleness": "2s"})
+    center.says("a", 5 * MINUTE, now_ms=5 * MINUTE)
+    assert center.tick(5 * MINUTE + 1800) == []
+    assert center.ledger.next_deadline() == 6 * MINUTE + 1800
+
+
+def test_a_window_closed_before_its_deadline_is_answered_at_once_and_only_once() -> None:
+    center = Center("a", budget={"staleness": "2s"})
+    assert told(center.says("a", MINUTE, close(0, 3), now_ms=MINUTE + 10)) == [(0, 1, "final")]
+    assert center.tick(MINUTE + 1800) == []
+
+
+def test_data_that_arrives_after_its_deadline_is_answered_with_its_batch() -> None:
+    center = Center("a", "b", budget={"staleness": "2s"}, registered_at_ms=10 * MINUTE)
+    (answer,) = center.says("a", 30_000, close(0, 1), now_ms=10 * MINUTE)
+    assert told([answer]) == [(0, 1, "early")]
+    assert [v.code for v in answer.quality.violations] == ["staleness-budget", "missing-edges"]
+    assert "540000 ms" in answer.quality.violations[0].message
+    assert told(center.says("b", 30_000, close(0, 1), now_ms=10 * MINUTE)) == [(0, 2, "early")]
+
+
+def test_windows_from_before_the_registration_are_not_due_without_data() -> None:
+    center = Center("a", budget={"staleness": "2s"}, registered_at_ms=10 * MINUTE + 1)
+    assert told(center.tick(11 * MINUTE + 1800)) == [(10 * MINUTE, 1, "early")]
+
+
+def test_after_a_long_pause_a_tick_answers_a_bounded_number_of_windows_and_asks_for_another() -> None:
+    center = Center("a", budget={"staleness": "2s"})
+    now = (MAX_OVERDUE_PER_TICK + 500) * MINUTE + 1800
+    assert len(center.tick(now)) == MAX_OVERDUE_PER_TICK
+    assert (center.ledger.next_deadline() or 0) <= now
+    assert len(center.tick(now)) == 500
+    assert (center.ledger.next_deadline() or 0) > now
+
+
+def test_deadlines_of_a_replay_run_on_the_replays_clock() -> None:
+    clock = StreamClock(event_origin_ms=1000 * MINUTE, wall_origin_ms=5_000_000, speed=60.0)
+    center = Center("a", clock=clock, budget={"staleness": "2s"}, registered_at_ms=0)
+    deadline = 5_000_000 + 1000 + 1800
+    assert center.ledger.next_deadline() == deadline
+    (answer,) = center.tick(deadline)
+    assert answer.window_start_ms == 1000 * MINUTE
+    assert answer.quality.staleness_ms == 1800
+
+
+def test_an_ended_stream_has_no_deadlines() -> None:
+    center = Center("a", budget={"staleness": "2s"})
+    center.says("a", MAX_TIME_MS, close(0, 1), now_ms=MINUTE)
+    assert center.ledger.next_deadline() is None
+    assert center.tick(10**9) == []
+
+
+def test_handling_a_deadline_always_moves_the_deadline_forward() -> None:
+    center = Center("a", "b", budget={"staleness": "2s"}, window={"sliding": "5m", "every": "1m"}, lateness="2m")
+    center.says("a", 3 * MINUTE, *(close(m * MINUTE, 1) for m in range(3)), now_ms=3 * MINUTE)
+    answered: set[int] = set()
+    for _ in range(20):
+        deadline = center.ledger.next_deadline()
+        assert deadline is not None
+        starts = {e.window_start_ms for e in center.tick(deadline)}
+        assert starts and not starts & answered
+        answered |= starts
+        after = center.ledger.next_deadline()
+        assert after is not None and after > deadline
+
+
+# Who is expected
+
+
+def test_an_edge_that_joins_late_is_expected_from_then_on() -> None:
+    center = Center("a")
+    assert told(center.says("a", MINUTE, close(0, 1))) == [(0, 1, "final")]
+    center.joins("b")
+    assert center.says("a", 2 * MINUTE, close(MINUTE, 1)) == []
+    (answer,) = center.says("b", 2 * MINUTE, close(MINUTE, 1))
+    assert told([answer]) == [(MINUTE, 1, "final")]
+    assert answer.quality.expected == 2
+
+
+def test_an_edge_that_joins_after_complete_does_not_take_the_phase_back() -> None:
+    center = Center("a", lateness="1m")
+    center.says("a", MINUTE, close(0, 1))
+    center.joins("b")
+    center.tick(0)
+    (answer,) = center.says("b", 30_000, close(0, 2))
+    assert told([answer]) == [(0, 2, "complete")]
+    assert answer.quality.missing == ("b",)
+    assert [v.code for v in answer.quality.violations] == ["missing-edges"]
+
+
+def test_a_complete_window_is_answered_again_when_an_edge_that_joined_later_has_closed_it() -> None:
+    center = Center("a", lateness="1h")
+    (whole,) = center.says("a", MINUTE, close(0, 5))
+    assert whole.phase is Phase.COMPLETE and whole.quality.missing == ()
+    center.joins("b")
+    (lacking,) = center.says("b", 0, touched=(0,))
+    assert lacking.phase is Phase.COMPLETE and lacking.quality.missing == ("b",)
+    restored = Ledger(margin_ms=MARGIN_MS)
+    restored.restore(REF, center.ledger.snapshot(REF))
+    restored.handle(EdgesChanged(tuple(center.edges.values())))
+    for ledger in (center.ledger, restored):
+        (again,) = ledger.handle(FramesMerged((center.fact("b", MINUTE),), 0))
+        assert (again.revision, again.phase, again.quality.missing) == (3, Phase.COMPLETE, ())
+        assert ledger.handle(TimeAdvanced(0)) == []
+
+
+def test_an_edge_that_reports_before_the_catalog_lists_it_is_expected() -> None:
+    center = Center("a")
+    center.says("b", 30_000, close(0, 1))
+    assert center.says("a", MINUTE, close(0, 1)) == []
+    assert told(center.says("b", MINUTE, close(0, 2))) == [(0, 1, "final")]
+
+
+def test_a_retired_edge_no_longer_holds_a_window_up() -> None:
+    center = Center("a", "b")
+    center.says("a", MINUTE, close(0, 3))
+    center.says("b", 30_000, close(0, 1))
+    assert center.ledger.next_deadline() is None
+    center.retires("b")
+    assert center.ledger.next_deadline() == AT_ONCE_MS
+    (answer,) = center.tick(77)
+    assert told([answer]) == [(0, 1, "final")]
+    assert answer.quality.expected == 1
+    assert answer.quality.observed == 4, "what it had sent stays in"
+    assert center.ledger.next_deadline() is None
+
+
+def test_retiring_the_last_edge_keeps_its_closes() -> None:
+    center = Center("a", "b")
+    center.says("a", MINUTE, close(0, 1), close(MINUTE, 1))
+    center.retires("a")
+    center.retires("b")
+    assert told(center.tick(0)) == [(0, 1, "final")]
+
+
+def test_a_query_that_names_its_edges_expects_them_before_they_connect() -> None:
+    center = Center("a", edges=["a", "z"])
+    assert center.says("a", MINUTE, close(0, 1)) == []
+    assert told(center.says("z", MINUTE)) == [(0, 1, "final")]
+
+
+def test_a_query_that_names_its_edges_expects_no_others() -> None:
+    center = Center("a", "b", edges=["a"])
+    center.says("b", 0, close(0, 4))
+    (answer,) = center.says("a", MINUTE, close(0, 1))
+    assert (answer.quality.observed, answer.quality.expected) == (5, 1)
+
+
+def test_an_edge_that_does_not_serve_the_stream_is_not_expected() -> None:
+    center = Center("a")
+    others = (*center.edges.values(), edge_record("b", stream="others"))
+    center.ledger.handle(EdgesChanged(others))
+    assert told(center.says("a", MINUTE, close(0, 1))) == [(0, 1, "final")]
+
+
+def test_a_window_whose_beginning_an_edge_lacks_is_final_but_incomplete() -> None:
+    center = Center("a", "b")
+    center.says("a", 2 * MINUTE, close(0, 3), close(MINUTE, 3))
+    late = replace(center.fact("b", 2 * MINUTE, close(0, 1), close(MINUTE, 2)), since_ms=30_000)
+    first, second = center.reports(late)
+    assert told([first, second]) == [(0, 1, "final"), (MINUTE, 1, "final")]
+    assert first.quality.missing == ("b",)
+    assert first.quality.to_mapping()["records"]["expected"] is None
+    message = "1 of 2 expected edges have closed the window with all their records"
+    assert [(v.code, v.message) for v in first.quality.violations] == [("missing-edges", message)]
+    assert second.quality.missing == () and second.quality.violations == ()
+
+
+def test_an_edge_that_lost_its_state_lacks_the_slices_it_had_not_closed() -> None:
+    center = Center("a", lateness="10m")
+    center.says("a", MINUTE, close(0, 3))
+    new = replace(center.fact("a", MINUTE, close(MINUTE, 1), incarnation="i2"), since_ms=MINUTE + 30_000)
+    center.reports(new)
+    again = replace(new, position=9, through_ms=3 * MINUTE, closes=(close(2 * MINUTE, 1),), touched=(2 * MINUTE,))
+    emissions = center.reports(again)
+    assert [(e.window_start_ms, e.quality.missing) for e in emissions] == [(MINUTE, ("a",)), (2 * MINUTE, ())]
+    (revised,) = center.says("a", 3 * MINUTE, close(0, 1), incarnation="i2")
+    assert revised.quality.missing == (), "the old incarnation had closed it"
+
+
+# Revisions
+
+
+def test_late_data_after_complete_revises_only_its_window() -> None:
+    center = Center("a", lateness="10m")
+    center.says("a", 3 * MINUTE, close(0, 1), close(MINUTE, 1), close(2 * MINUTE, 1))
+    (answer,) = center.says("a", 3 * MINUTE, close(MINUTE, 2, 1))
+    assert told([answer]) == [(MINUTE, 2, "complete")]
+    assert (answer.quality.observed, answer.quality.late) == (2, 1)
+
+
+def test_late_data_revises_exactly_the_sliding_windows_over_its_slice() -> None:
+    center = Center("a", lateness="1h", window={"sliding": "3m", "every": "1m"})
+    center.says("a", 10 * MINUTE, *(close(m * MINUTE, 1) for m in range(10)))
+    emissions = center.says("a", 10 * MINUTE, close(5 * MINUTE, 4, 3))
+    assert told(emissions) == [(m * MINUTE, 2, "complete") for m in (3, 4, 5)]
+    assert [e.quality.observed for e in emissions] == [6, 6, 6]
+
+
+def test_a_repeated_close_is_no_revision() -> None:
+    center = Center("a", lateness="10m")
+    center.says("a", MINUTE, close(0, 1))
+    assert center.says("a", MINUTE, close(0, 1), touched=()) == []
+
+
+def test_partials_without_a_new_close_are_a_revision() -> None:
+    center = Center("a", lateness="10m")
+    center.says("a", MINUTE, close(0, 1))
+    assert told(center.says("a", MINUTE, touched=(0,))) == [(0, 2, "complete")]
+
+
+def test_counters_of_a_new_incarnation_add_to_those_of_the_old_one() -> None:
+    center = Center("a", lateness="10m")
+    center.says("a", 0, close(0, 10), incarnation="i1")
+    (answer,) = center.says("a", MINUTE, close(0, 5), incarnation="i2")
+    assert answer.quality.observed == 15
+
+
+def test_revisions_of_a_window_count_up_by_one_and_phases_never_go_back() -> None:
+    center = Center("a", "b", budget={"staleness": "2s"}, lateness="1m")
+    emissions = center.tick(MINUTE + 1800)
+    emissions += center.says("a", MINUTE, close(0, 1), now_ms=2 * MINUTE)
+    emissions += center.says("b", MINUTE, close(0, 1), now_ms=2 * MINUTE)
+    emissions += center.says("b", 2 * MINUTE, close(0, 2, 1), now_ms=2 * MINUTE)
+    emissions += center.says("a", 2 * MINUTE, now_ms=2 * MINUTE)
+    mine = [e for e in emissions if e.window_start_ms == 0]
+    assert [e.revision for e in mine] == [1, 2, 3, 4, 5]
+    assert [e.phase.value for e in mine] == ["early", "early", "complete", "complete", "final"]
+
+
+# After final
+
+
+def test_data_after_final_is_counted_and_never_applied() -> None:
+    center = Center("a", "b")
+    center.says("a", MINUTE, close(0, 5))
+    center.says("b", MINUTE, close(0, 5))
+    assert center.ledger.sealed_before(REF) == MINUTE
+    assert center.says("b", MINUTE, close(0, 7, 2)) == []
+    assert center.ledger.after_final(REF) == 2
+    assert center.says("b", MINUTE, close(0, 7, 2)) == [], "counters are totals: said twice is counted once"
+    assert center.ledger.after_final(REF) == 2
+    center.says("a", 2 * MINUTE, close(MINUTE, 1))
+    (answer,) = center.says("b", 2 * MINUTE)
+    assert answer.quality.to_mapping()["records"]["after_final"] == 2
+
+
+def test_an_edge_that_comes_back_from_retirement_has_only_its_new_records_counted_after_final() -> None:
+    center = Center("a", "b")
+    center.says("b", 30_000, close(0, 4))
+    center.says("a", MINUTE, close(0, 1))
+    center.retires("b")
+    assert told(center.tick(0)) == [(0, 1, "final")]
+    center.says("b", MINUTE, close(0, 10))
+    assert center.ledger.after_final(REF) == 6
+
+
+def test_a_late_record_still_counts_in_those_sliding_windows_that_are_not_final() -> None:
+    center = Center("a", window={"sliding": "3m", "every": "1m"})
+    final = center.says("a", 3 * MINUTE, *(close(m * MINUTE, 1) for m in range(3)))
+    assert told(final) == [(m * MINUTE, 1, "final") for m in (-2, -1, 0)]
+    center.says("a", 3 * MINUTE, close(2 * MINUTE, 5, 4))
+    assert center.ledger.after_final(REF) == 4, "the window at 0 lacks them"
+    emissions = center.says("a", 5 * MINUTE)
+    assert [(e.window_start_ms, e.quality.observed) for e in emissions] == [(MINUTE, 6), (2 * MINUTE, 5)]
+
+
+def test_the_state_of_final_windows_is_dropped() -> None:
+    center = Center("a")
+    for minute in range(10_000):
+        center.says("a", (minute + 1) * MINUTE, close(minute * MINUTE, 1))
+    query = center.ledger._queries[REF]
+    kinds = [kind for kind, _, _ in query.all_entries()]
+    assert set(kinds) == {"sealed"}
+    assert len(kinds) == MAX_SEALED_STATEMENTS
+    for heap in (query._awaiting_close, query._awaiting_final, query._awaiting_due, query._open_slices):
+        assert heap == []
+
+
+# What is withheld, and the contract
+
+
+def test_withheld_bounds_of_a_sum_add_up_over_edges_and_slices() -> None:
+    center = Center(
+        "a", "b", measures={"s": "sum(x)"}, window={"sliding": "2m", "every": "1m"}, budget={"error": {"s": 10}}
+    )
+    center.says("a", 2 * MINUTE, close(0, 1, 0, withheld("s", 2.0, 1.0)), close(MINUTE, 1, 0, withheld("s", 3.0, 0.5)))
+    emissions = center.says("b", 2 * MINUTE, close(MINUTE, 1, 0, withheld("s", 4.0, 0.0)))
+    answer = emissions[-1]
+    assert answer.window_start_ms == 0
+    assert answer.quality.to_mapping()["error"]["withheld"] == {"s": {"above": 9.0, "below": 1.5}}
+    assert answer.quality.violations == ()
+
+
+def test_the_withheld_bound_of_an_extremum_is_the_largest_and_not_the_sum() -> None:
+    center = Center("a", "b", measures={"m": "max(x)"}, budget={"error": {"m": 5}})
+    center.says("a", MINUTE, close(0, 1, 0, withheld("m", 5.0)))
+    (answer,) = center.says("b", MINUTE, close(0, 1, 0, withheld("m", 4.0)))
+    assert answer.quality.withheld["m"].above == 5.0
+    assert answer.quality.violations == ()
+
+
+def test_an_exceeded_error_budget_is_a_violation_with_its_numbers() -> None:
+    center = Center("a", "b", measures={"s": "sum(x)"}, budget={"error": {"s": 5}})
+    center.says("a", MINUTE, close(0, 1, 0, withheld("s", 3.0)))
+    (answer,) = center.says("b", MINUTE, close(0, 1, 0, withheld("s", 3.0)))
+    contract = answer.quality.to_mapping()["contract"]
+    assert contract["requested"] == {"error": {"s": 5.0}}
+    assert not contract["met"]
+    message = "s: edges withhold up to 6 per group; the budget is 5"
+    assert contract["violations"] == [{"code": "error-budget", "message": message}]
+
+
+def test_shares_that_add_up_to_the_budget_keep_it_in_spite_of_rounding() -> None:
+    edges = tuple("abcdefghij")
+    center = Center(*edges, measures={"s": "sum(x)"}, budget={"error": {"s": 0.3}})
+    for edge in edges:
+        emissions = center.says(edge, MINUTE, close(0, 1, 0, withheld("s", 0.03)))
+    assert sum([0.03] * 10) > 0.3 - 1e-12
+    assert emissions[0].quality.violations == ()
+
+
+def test_withholding_from_an_exact_query_violates_its_contract() -> None:
+    center = Center("a")
+    (answer,) = center.says("a", MINUTE, close(0, 1, 0, withheld("n", 1.0)))
+    assert [v.code for v in answer.quality.violations] == ["withheld"]
+
+
+def test_withholding_under_a_staleness_budget_is_reported_and_no_violation() -> None:
+    center = Center("a", budget={"staleness": "2s"})
+    (answer,) = center.says("a", MINUTE, close(0, 1, 0, withheld("n", 7.0)), now_ms=MINUTE)
+    assert answer.quality.to_mapping()["error"]["withheld"] == {"n": {"above": 7.0, "below": 0.0}}
+    assert answer.quality.violations == ()
+
+
+# Queries come and go
+
+
+def test_frames_of_an_unregistered_query_are_refused() -> None:
+    center = Center("a")
+    before = center.ledger.snapshot(REF)
+    stray = replace(center.fact("a", MINUTE, close(0, 1)), query=QueryRef("other", 1))
+    with pytest.raises(NotFound, match="other@1"):
+        center.reports(center.fact("a", MINUTE, close(0, 1)), stray)
+    assert center.ledger.snapshot(REF) == before
+
+
+def test_frames_of_a_deleted_query_are_ignored() -> None:
+    center = Center("a")
+    center.ledger.handle(QueryDeleted(REF))
+    assert center.says("a", MINUTE, close(0, 1)) == []
+    assert center.ledger.queries() == []
+    center.ledger.handle(QueryRegistered(RegisteredQuery(REF, spec(), 0, None)))
+    assert center.ledger.queries() == [], "a stale list of queries does not bring it back"
+
+
+def test_registering_again_changes_nothing() -> None:
+    center = Center("a")
+    center.says("a", 30_000, close(0, 1))
+    before = center.ledger.snapshot(REF)
+    center.ledger.handle(QueryRegistered(RegisteredQuery(REF, spec(), 99, None)))
+    assert center.ledger.snapshot(REF) == before
+
+
+def test_a_heartbeat_in_the_list_of_edges_changes_nothing() -> None:
+    center = Center("a")
+    center.tick(0)
+    center.ledger.handle(EdgesChanged((replace(center.edges["a"], last_seen_ms=999, watermarks={"events": 5}),)))
+    assert center.ledger.next_deadline() is None
+
+
+def test_a_snapshot_of_another_query_or_of_nothing_is_refused() -> None:
+    center = Center("a")
+    with pytest.raises(StorageError, match="q@1"):
+        Ledger().restore(QueryRef("q", 2), center.ledger.snapshot(REF))
+    with pytest.raises(StorageError, match="cannot be read"):
+        Ledger().restore(REF, b"{}")
+
+
+# Transactions
+
+
+def test_a_ledger_loaded_after_a_failed_transaction_decides_what_the_first_attempt_did() -> None:
+    center = Center("a", "b", lateness="1m", budget={"staleness": "2s"})
+    center.says("a", 2 * MINUTE, close(0, 1), close(MINUTE, 1), now_ms=MINUTE)
+    before, deadline = center.ledger.snapshot(REF), center.ledger.next_deadline()
+    facts = (center.fact("b", 5 * MINUTE, close(0, 1), close(MINUTE, 3)), center.fact("a", 5 * MINUTE))
+
+    def attempt() -> list[Emission]:
+        emissions = center.ledger.handle(FramesMerged(facts, 6 * MINUTE))
+        emissions += center.ledger.handle(TimeAdvanced(9 * MINUTE))
+        return emissions
+
+    with pytest.raises(ZeroDivisionError), center.ledger.transaction():
+        first = attempt()
+        center.ledger.handle(
+            QueryRegistered(RegisteredQuery(QueryRef("other", 1), replace(spec(), name="other"), 0, None))
+        )
+        center.ledger.handle(QueryDeleted(REF))
+        raise ZeroDivisionError
+    assert center.ledger.next_deadline() == AT_ONCE_MS, "somebody has to load it"
+    with pytest.raises(AssertionError, match="load the ledger"):
+        attempt()
+    center.ledger.load({REF: before})
+    assert center.ledger.queries() == [REF]
+    assert center.ledger.snapshot(REF) == before
+    assert center.tick(MINUTE) == [] and center.ledger.next_deadline() == deadline
+    assert attempt() == first
+
+
+def test_edges_that_a_failed_transaction_listed_are_not_kept() -> None:
+    center = Center("a")
+    before = center.ledger.snapshot(REF)
+    listed = EdgesChanged((edge_record("a"), edge_record("b")))
+    with pytest.raises(ZeroDivisionError), center.ledger.transaction():
+        center.ledger.handle(listed)
+        raise ZeroDivisionError
+    center.ledger.load({REF: before})
+    assert center.ledger.snapshot(REF) == before
+    with center.ledger.transaction() as transaction:
+        center.ledger.handle(listed)
+        (change,) = transaction.changes()
+    assert change.state is not None and '"expected":["a","b"]' in change.state
+
+
+def test_a_deletion_that_is_loaded_stays() -> None:
+    ledger = Ledger()
+    ledger.load({REF: None})
+    ledger.handle(QueryRegistered(RegisteredQuery(REF, spec(), 0, None)))
+    assert ledger.queries() == [] and ledger.is_deleted(REF)
+
+
+def test_a_transaction_lists_only_what_changed() -> None:
+    center = Center("a", lateness="1d")
+    for minute in range(500):
+        center.says("a", (minute + 1) * MINUTE, close(minute * MINUTE, 1))
+    with center.ledger.transaction() as transaction:
+        center.says("a", 500 * MINUTE, close(7 * MINUTE, 2, 1))
+        (change,) = transaction.changes()
+    assert {(kind, start) for kind, start, _ in change.entries} == {("slice", 7 * MINUTE), ("window", 7 * MINUTE)}
+
+
+def test_a_transaction_in_which_nothing_happens_has_no_changes() -> None:
+    center = Center("a", budget={"staleness": "2s"})
+    center.tick(0)
+    with center.ledger.transaction() as transaction:
+        center.tick(1)
+        assert transaction.changes() == []

@@ -1,0 +1,185 @@
+"""`edgewater center …` as an operator types it, and the components as the processes that they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from center.catalog import ComponentRegistry
+from edgewater.__main__ import main
+
+WAIT_S = 120.0
+ANY = "127.0.0.1:0"
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(main, ["center", *args], prog_name="edgewater")
+
+
+def test_every_command_says_what_it_does_and_the_group_shows_the_file() -> None:
+    text = invoke("--help").output
+    for key in ("data_dir", "gateway", "api", "tokens", "tls", "catalog_url", "log_dir", "spark", "retention"):
+        assert f"{key}: " in text
+    for command in ("run", "gateway", "job", "api", "check"):
+        assert "--config" in invoke(command, "--help").output
+
+
+def test_the_keys_in_the_help_are_keys_that_are_accepted() -> None:
+    import yaml
+
+    from center.config import CenterConfig
+
+    file = invoke("--help").output.partition("every key has a default:\n")[2].partition("\n\n")[0]
+    shown = yaml.safe_load("\n".join(line.strip() for line in file.splitlines()))
+    CenterConfig.from_mapping(shown)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("check", "--set", "api.listen=7480"), "api.listen: '7480' is not accepted"),
+        (("api", "--set", "api.prot=1"), "api.prot: '1' is not accepted; unknown key"),
+        (("gateway", "--set", "nothing"), "--set: 'nothing' is not accepted; expected key=value"),
+        (("job", "--config", "/nowhere.yaml"), "--config: '/nowhere.yaml' is not accepted"),
+        (("gateway", "--set", "gateway.listen=0.0.0.0:0"), "tokens: {} is not accepted"),
+    ],
+)
+def test_a_configuration_that_is_wrong_ends_with_code_2_and_names_the_key(args: tuple[str, ...], said: str) -> None:
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_check_finds_what_is_there_and_what_is_in_the_way(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        busy = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = invoke(
+            "check",
+            "--json",
+            "--data-dir",
+            str(tmp_path),
+            "--set",
+            f"gateway.listen={busy}",
+            "--set",
+            f"api.listen={ANY}",
+        )
+    assert result.exit_code == 1
+    found = {c["name"]: c for c in json.loads(result.output)["checks"]}
+    assert not found["gateway.listen"]["ok"]
+    assert busy in found["gateway.listen"]["message"]
+    assert found["api.listen"]["ok"]
+    assert found["catalog_url"] == {"name": "catalog_url", "ok": True, "message": "0 queries, 0 edges"}
+
+
+def test_check_says_what_to_install_when_java_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    result = invoke(
+        "check", "--data-dir", str(tmp_path), "--set", f"api.listen={ANY}", "--set", f"gateway.listen={ANY}"
+    )
+    assert re.search(r"NOT +java .*install", result.output)
+    assert result.exit_code == 1
+
+
+@contextmanager
+def process(*args: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A command as a process of its own; killed at the end if it still runs."""
+    command = [sys.executable, "-m", "edgewater", "center", *args]
+    with subprocess.Popen(command, text=True, stdin=subprocess.DEVNULL, **options) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def eventually(look: Callable[[], Any]) -> Any:
+    """What `look` finds once it finds something; another process is at work, so it is asked again."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            if found := look():
+                return found
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError("not in time")
+
+
+@pytest.mark.e2e
+def test_the_api_is_a_process_that_beats_answers_and_signs_off(tmp_path: Path) -> None:
+    registry = ComponentRegistry(f"sqlite:///{tmp_path}/catalog.db")
+    with process("api", "--data-dir", str(tmp_path), "--set", f"api.listen={ANY}") as api:
+        (beat,) = eventually(registry.heartbeats)
+        assert beat.component == "api"
+        url = f"http://{beat.address}"
+        assert eventually(lambda: httpx.get(f"{url}/livez").json() == {"live": True})
+        unready = httpx.get(f"{url}/readyz")
+        assert unready.status_code == 503
+        assert unready.json()["missing"] == ["gateway: has not started", "job: has not started"]
+        api.send_signal(signal.SIGTERM)
+        assert api.wait(WAIT_S) == 0
+    assert registry.heartbeats() == []
+
+
+@pytest.mark.e2e
+def test_the_gateway_is_a_process_that_beats_and_shows_its_metrics(tmp_path: Path) -> None:
+    registry = ComponentRegistry(f"sqlite:///{tmp_path}/catalog.db")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        metrics = f"127.0.0.1:{probe.getsockname()[1]}"
+    flags = ("--data-dir", str(tmp_path), "--set", f"gateway.listen={ANY}", "--set", f"gateway.metrics={metrics}")
+    with process("gateway", *flags) as gateway:
+        (beat,) = eventually(registry.heartbeats)
+        assert (beat.component, beat.problem) == ("gateway", "")
+        host, _, port = beat.address.rpartition(":")
+        socket.create_connection((host, int(port))).close()
+        assert eventually(lambda: httpx.get(f"http://{metrics}/readyz").status_code == 200)
+        assert "edgewater_gateway" in httpx.get(f"http://{metrics}/metrics").text
+        gateway.send_signal(signal.SIGTERM)
+        assert gateway.wait(WAIT_S) == 0
+    assert registry.heartbeats() == []
+
+
+@pytest.mark.e2e
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_whole_center_runs_outlives_the_death_of_each_component_and_stops_as_one(tmp_path: Path) -> None:
+    flags = ("--data-dir", str(tmp_path), "--set", f"gateway.listen={ANY}", "--set", f"api.listen={ANY}")
+    with process("run", "--json", *flags, stdout=subprocess.PIPE) as center:
+        assert center.stdout is not None
+        ready = json.loads(center.stdout.readline())
+        assert set(ready["pids"]) == {"gateway", "job", "api"}
+        assert httpx.get(f"{ready['api']}/readyz").json()["ready"]
+        refused = invoke("run", *flags)
+        assert "another `edgewater center run` uses this directory" in refused.output
+
+        for component in ("gateway", "job", "api"):
+            pid_file = tmp_path / "pids" / f"{component}.pid"
+            killed = int(pid_file.read_text())
+            assert killed == ready["pids"][component]
+            os.kill(killed, signal.SIGKILL)
+            eventually(lambda f=pid_file, pid=killed: f.exists() and int(f.read_text()) != pid)  # type: ignore[misc]
+        eventually(lambda: httpx.get(f"{ready['api']}/readyz").json()["components"]["gateway"]["instances"] == 1)
+        again = eventually(lambda: (r := httpx.get(f"{ready['api']}/readyz").json())["ready"] and r)
+        # Ports that were left to chance stay what they were, or nobody would find the center again.
+        assert again["components"]["gateway"]["address"] == ready["gateway"]
+
+        pids = [int(f.read_text()) for f in (tmp_path / "pids").iterdir()]
+        center.send_signal(signal.SIGTERM)
+        assert center.wait(WAIT_S) == 0
+    assert list((tmp_path / "pids").iterdir()) == []
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

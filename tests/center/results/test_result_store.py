@@ -1,0 +1,428 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import event
+
+from center.catalog import Catalog
+from center.ledger import AT_ONCE_MS, EdgesChanged, FramesMerged, Ledger, Phase, QueryDeleted
+from center.results import ResultStore
+from center.results import schema as t
+from center.results.writes import MAX_SIDE_BY_SIDE
+from edgewater.errors import Conflict, IncompatibleSynopses, InvalidRequest, NotFound, StorageError
+from edgewater.measure import Measure
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import QueryRef
+from tests.center.results_world import KEY, MINUTE, REF, Job, edge_record, registered, total
+
+OpenJob = Callable[..., Job]
+
+
+@pytest.fixture
+def job(open_job: OpenJob) -> Job:
+    return open_job("a", "b", lateness="10m")
+
+
+# Answers
+
+
+def test_an_answer_is_the_merge_of_all_batches_of_its_window(job: Job) -> None:
+    assert job.batch(job.frame("a", 30_000, m0=1), job.frame("a", 30_000, m0=2)) == []
+    assert job.batch(job.frame("a", MINUTE, m0=4)) == []
+    (emission,) = job.batch(job.frame("b", MINUTE, m0=8, m1=16), now_ms=MINUTE + 40)
+    record = job.store.latest(REF)
+    assert record is not None
+    assert total(record.synopsis) == 15
+    assert (record.answer_id, record.query, record.window_start_ms, record.window_end_ms) == (1, REF, 0, MINUTE)
+    assert (record.revision, record.phase, record.answered_at_ms, record.staleness_ms) == (
+        1,
+        "complete",
+        MINUTE + 40,
+        40,
+    )
+    assert record.quality == emission.quality.to_mapping()
+    assert job.store.consumed() == {KEY: 4}
+
+
+def test_sliding_windows_share_their_slices(open_job: OpenJob) -> None:
+    job = open_job("a", window={"sliding": "3m", "every": "1m"})
+    job.batch(job.frame("a", 0, m0=1, m1=2, m2=4), job.frame("a", 6 * MINUTE, m3=8))
+    records, _ = job.store.windows(REF, None, None, 100)
+    assert [(r.window_start_ms // MINUTE, total(r.synopsis)) for r in records] == [
+        (-2, 1), (-1, 3), (0, 7), (1, 14), (2, 12), (3, 8),
+    ]  # fmt: skip
+
+
+def test_a_revision_leaves_the_one_before_as_it_was(job: Job) -> None:
+    job.batch(job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2))
+    first = job.store.answer(REF, 0, 1)
+    job.batch(job.frame("a", MINUTE, m0=4))
+    assert job.store.revisions(REF, 0) == [1, 2]
+    assert job.store.answer(REF, 0, 1) == first
+    assert total(first.synopsis) == 3
+    assert total(job.store.answer(REF, 0, 2).synopsis) == 7
+
+
+def test_a_window_without_data_is_answered_without_a_synopsis(open_job: OpenJob) -> None:
+    job = open_job("a", budget={"staleness": "2s"})
+    (emission,) = job.store.tick(job.ledger, [], MINUTE + 2000)
+    record = job.store.latest(REF)
+    assert record is not None
+    assert (record.phase, record.synopsis) == (Phase.EARLY, None)
+    assert emission.phase is Phase.EARLY
+
+
+def test_data_for_a_final_window_is_never_applied(open_job: OpenJob) -> None:
+    job = open_job("a", "b", window={"sliding": "2m", "every": "1m"})
+    job.batch(job.frame("a", 2 * MINUTE, m0=1, m1=2), job.frame("b", 2 * MINUTE))
+    final = job.store.answer(REF, 0, 1)
+    assert final.phase is Phase.FINAL
+    assert job.batch(job.frame("a", 2 * MINUTE, m0=100, m1=4)) == []
+    assert job.store.revisions(REF, 0) == [1]
+    assert job.store.answer(REF, 0, 1) == final
+    (emission,) = job.batch(job.frame("a", 3 * MINUTE), job.frame("b", 3 * MINUTE))
+    assert total(job.store.answer(REF, MINUTE, 1).synopsis) == 6, "minute 1 still counts in the window at 1"
+    assert emission.quality.after_final == 2
+
+
+def test_slices_of_final_windows_are_dropped(open_job: OpenJob) -> None:
+    job = open_job("a")
+    for minute in range(30):
+        job.batch(job.frame("a", minute * MINUTE, **{f"m{minute}": 1}))
+    assert job.count(t.deltas) == 1
+    assert job.count(t.answers) == 29
+
+
+def test_deltas_of_a_slice_are_merged_when_there_are_too_many(job: Job) -> None:
+    for i in range(3 * MAX_SIDE_BY_SIDE):
+        job.batch(job.frame("a", 0, m0=1 << i))
+        assert job.count(t.deltas) <= MAX_SIDE_BY_SIDE
+    job.batch(job.frame("a", MINUTE), job.frame("b", MINUTE))
+    record = job.store.latest(REF)
+    assert record is not None
+    assert total(record.synopsis) == (1 << 3 * MAX_SIDE_BY_SIDE) - 1
+
+
+# Exactly once
+
+
+def test_a_batch_that_is_applied_again_changes_nothing(job: Job) -> None:
+    frames = [job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2)]
+    assert len(job.batch(*frames)) == 1
+    before, state = job.contents(), job.ledger.snapshot(REF)
+    assert job.batch(*frames) == []
+    after = job.contents()
+    del before["result_counters"], after["result_counters"]
+    assert after == before
+    assert job.ledger.snapshot(REF) == state
+
+
+def test_a_batch_that_is_applied_again_after_a_restart_changes_nothing(open_job: OpenJob, job: Job) -> None:
+    frames = [job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2)]
+    job.batch(*frames)
+    again = open_job("a", "b", lateness="10m")
+    assert again.batch(*frames) == []
+    assert again.store.revisions(REF, 0) == [1]
+    (emission,) = again.batch((replace(frames[0][0], position=3), frames[0][1]))
+    assert emission.revision == 2
+    assert total(again.store.answer(REF, 0, 2).synopsis) == 4
+
+
+def test_a_batch_that_was_applied_in_part_is_refused(job: Job) -> None:
+    old, new = job.frame("a", 0, m0=1), job.frame("a", 0, m0=2)
+    job.batch(old)
+    before = job.contents()
+    with pytest.raises(Conflict, match="the frame at 1 was applied already"):
+        job.batch(old, new)
+    assert job.contents() == before
+
+
+TABLES = ("deltas", "ledger_queries", "ledger_entries", "answers", "shipped", "consumed")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_failure_in_mid_transaction_leaves_store_and_ledger_as_they_were(job: Job, table: str) -> None:
+    job.batch(job.frame("a", MINUTE, m0=1, m1=1))
+    before, state = job.contents(), job.ledger.snapshot(REF)
+    frames = [job.frame("b", MINUTE, m0=2, m1=2), job.frame("a", MINUTE, m0=4)]
+    broken = True
+
+    def refuse(_conn: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if broken and statement.startswith(f"INSERT INTO {table}"):
+            raise OSError("the disk is gone")
+
+    event.listen(job.store._engine, "before_cursor_execute", refuse)
+    with pytest.raises(OSError, match="the disk is gone"):
+        job.batch(*frames)
+    assert job.ledger.snapshot(REF) == state
+    assert job.contents() == before
+    broken = False
+    (emission,) = job.batch(*frames)
+    assert (emission.window_start_ms, emission.revision, emission.quality.observed) == (0, 1, 3)
+    assert total(job.store.answer(REF, 0, 1).synopsis) == 7
+
+
+def test_a_commit_that_fails_leaves_the_ledger_as_it_was(job: Job) -> None:
+    state = job.ledger.snapshot(REF)
+    failures = [OSError("no space left on device")]
+
+    def refuse(_conn: Any) -> None:
+        if failures:
+            raise failures.pop()
+
+    event.listen(job.store._engine, "commit", refuse)
+    frame = job.frame("a", MINUTE, m0=1)
+    with pytest.raises(OSError, match="no space"):
+        job.batch(frame)
+    assert job.ledger.snapshot(REF) == state
+    job.batch(frame)
+    assert job.store.consumed() == {KEY: 1}
+
+
+def test_a_ledger_that_cannot_be_loaded_again_at_once_is_loaded_before_the_next_batch(job: Job) -> None:
+    state = job.ledger.snapshot(REF)
+    broken = True
+
+    def refuse(*_: Any) -> None:
+        if broken:
+            raise OSError("the server is gone")
+
+    frames = [job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2)]
+    event.listen(job.store._engine, "commit", refuse)
+    for _ in range(2):
+        with pytest.raises(OSError, match="the server is gone"):
+            job.batch(*frames)
+        assert job.ledger.next_deadline() == AT_ONCE_MS
+    broken = False
+    assert job.store.tick(job.ledger, [], 0) == []
+    assert job.ledger.snapshot(REF) == state
+    (emission,) = job.batch(*frames)
+    assert (emission.revision, total(job.store.answer(REF, 0, 1).synopsis)) == (1, 3)
+
+
+def test_a_commit_whose_confirmation_is_lost_is_noticed_and_not_repeated(url: str, job: Job) -> None:
+    frames = [job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2)]
+    real = ResultStore(url)
+    real.load_ledger(shadow := Ledger())
+    # Another connection has written what this job believes to have failed.
+    facts, deltas = [f for f, _ in frames], [d for _, ds in frames for d in ds]
+    real.apply(shadow, deltas, facts, {KEY: 2}, 0)
+    with pytest.raises(Conflict, match="try again"):
+        job.batch(*frames)
+    assert job.batch(*frames) == []
+    assert job.ledger.snapshot(REF) == shadow.snapshot(REF)
+    assert job.store.revisions(REF, 0) == [1]
+    real.close()
+
+
+def test_a_delta_that_no_frame_touches_is_refused(job: Job) -> None:
+    fact, deltas = job.frame("a", 0, m0=1)
+    stray = replace(deltas[0], slice_start_ms=MINUTE)
+    with pytest.raises(StorageError, match="no frame touches"):
+        job.store.apply(job.ledger, [stray], [fact], {KEY: 1}, 0)
+
+
+def test_a_partial_of_another_shape_is_refused_on_arrival(job: Job) -> None:
+    job.batch(job.frame("a", 0, m0=1))
+    measure = Measure.parse("s", "sum(x)")
+    floats = GroupedAggregate({}, {"s": measure.function.make((), pa.float64())}).to_bytes()
+    fact, deltas = job.frame("b", 0, m1=2)
+    before = job.contents()
+    with pytest.raises(IncompatibleSynopses, match=r"q@1.*float_sum.*integer_sum"):
+        job.batch((fact, [replace(deltas[0], synopsis=floats)]))
+    assert job.contents() == before
+
+
+def test_a_frame_beyond_the_batchs_end_is_refused(job: Job) -> None:
+    fact, deltas = job.frame("a", 0, m0=1)
+    with pytest.raises(StorageError, match="the batch ends at 0"):
+        job.store.apply(job.ledger, deltas, [fact], {KEY: 0}, 0)
+
+
+def test_frames_do_not_come_in_through_a_tick(job: Job) -> None:
+    with pytest.raises(ValueError, match="apply"):
+        job.store.tick(job.ledger, [FramesMerged((), 0)], 0)
+
+
+def test_a_tick_that_changes_nothing_writes_nothing(job: Job) -> None:
+    job.store.tick(job.ledger, [], 1)
+    before = job.contents()
+    job.store.tick(job.ledger, [EdgesChanged((edge_record("a"), edge_record("b")))], 2)
+    assert job.contents() == before
+
+
+def test_a_batch_writes_no_more_of_the_ledger_than_it_touches(open_job: OpenJob) -> None:
+    job = open_job("a", lateness="1d")
+    for minute in range(100):
+        job.batch(job.frame("a", minute * MINUTE, **{f"m{minute}": 1}))
+    written: list[Any] = []
+
+    def note(_c: Any, _cur: Any, statement: str, _parameters: Any, context: Any, _many: bool) -> None:
+        if "INTO ledger_entries" in statement:
+            written.extend(row["start_ms"] for row in context.compiled_parameters)
+
+    event.listen(job.store._engine, "before_cursor_execute", note)
+    job.batch(job.frame("a", 99 * MINUTE, m5=1))
+    assert len(written) == 2
+    assert set(written) == {5 * MINUTE}
+
+
+COURSE = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.integers(0, 4), st.integers(-(2**40), 2**40), st.booleans()),
+    min_size=1,
+    max_size=12,
+)
+
+
+@pytest.mark.slow
+@given(COURSE)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_answers_are_exact_however_often_the_job_is_restarted_and_batches_are_repeated(
+    new_database: Callable[[], str], course: list[tuple[str, int, int, int, bool]]
+) -> None:
+    """Each step: an edge closes up to a minute and ships one value of a slice; perhaps a crash."""
+    url = new_database()
+    job = Job(url, "a", "b", lateness="1d")
+    sums: dict[int, int] = {}
+    frames = []
+    for edge, through, minute, value, crash in course:
+        frame = job.frame(edge, through * MINUTE, **{f"m{minute}": value})
+        frames.append(frame)
+        sums[minute] = sums.get(minute, 0) + value
+        job.batch(frame)
+        if crash:
+            position, observed = job.position, job.observed
+            job.store.close()
+            job = Job(url, "a", "b", lateness="1d")
+            job.position, job.observed = position, observed
+            assert job.batch(*frames) == []
+    job.batch(job.frame("a", 1 << 62), job.frame("b", 1 << 62))
+    records, _ = job.store.windows(REF, None, None, 100)
+    assert {r.window_start_ms // MINUTE: total(r.synopsis) for r in records} == sums
+    assert all(r.phase is Phase.FINAL for r in records)
+    assert sum(r.quality["records"]["observed"] for r in records) == len(course)
+    job.store.close()
+
+
+# Queries come and go
+
+
+def test_a_deleted_querys_state_is_dropped_and_its_answers_stay_until_forgotten(open_job: OpenJob, job: Job) -> None:
+    job.batch(job.frame("a", MINUTE, m0=1, m1=1), job.frame("b", MINUTE))
+    job.store.tick(job.ledger, [QueryDeleted(REF)], 0)
+    assert (job.count(t.deltas), job.count(t.ledger_entries)) == (0, 0)
+    assert job.store.latest(REF) is not None
+    late = job.frame("a", 2 * MINUTE, m1=1)
+    assert job.batch(late) == []
+    assert (job.count(t.deltas), job.store.consumed()) == (0, {KEY: 3})
+    job.store.forget(REF)
+    assert job.store.latest(REF) is None
+    assert job.store.shipped(REF) == {}
+    assert job.store.last_answer_id() == 1, "ids are never given twice"
+    ledger = Ledger()
+    job.store.load_ledger(ledger)
+    assert ledger.is_deleted(REF) and ledger.queries() == []
+
+
+def test_frames_of_a_query_that_the_ledger_does_not_know_fail_the_batch(job: Job) -> None:
+    other = Job.__new__(Job)
+    other.__dict__.update(job.__dict__, ref=QueryRef("unknown", 1))
+    before = job.contents()
+    with pytest.raises(NotFound, match="unknown@1"):
+        other.batch(other.frame("a", 0, m0=1))
+    assert job.contents() == before
+
+
+# Reading
+
+
+def four_windows(open_job: OpenJob) -> Job:
+    job = open_job("a", lateness="1d")
+    job.batch(job.frame("a", 4 * MINUTE, m0=1, m1=2, m2=4, m3=8))
+    job.batch(job.frame("a", 4 * MINUTE, m1=16))
+    return job
+
+
+def test_windows_are_listed_in_pages_with_their_newest_revisions(open_job: OpenJob) -> None:
+    store = four_windows(open_job).store
+    first, cursor = store.windows(REF, None, None, 3)
+    assert [(r.window_start_ms // MINUTE, r.revision) for r in first] == [(0, 1), (1, 2), (2, 1)]
+    rest, end = store.windows(REF, None, None, 3, cursor)
+    assert [r.window_start_ms // MINUTE for r in rest] == [3]
+    assert end is None
+    assert store.windows(REF, None, None, 4)[1] is None
+
+
+def test_a_range_of_windows_includes_its_start_and_excludes_its_end(open_job: OpenJob) -> None:
+    records, _ = four_windows(open_job).store.windows(REF, MINUTE, 3 * MINUTE, 10)
+    assert [r.window_start_ms // MINUTE for r in records] == [1, 2]
+
+
+def test_the_last_windows_are_found_by_the_start_of_the_first_of_them(open_job: OpenJob) -> None:
+    store = four_windows(open_job).store
+    assert [store.last(REF, n) for n in (1, 2, 4, 1000)] == [3 * MINUTE, 2 * MINUTE, 0, 0]
+    assert store.last(QueryRef("none", 1), 3) is None
+
+
+def test_a_foreign_cursor_is_refused(job: Job) -> None:
+    with pytest.raises(InvalidRequest, match="cursor"):
+        job.store.windows(REF, None, None, 3, "x")
+
+
+def test_the_windows_at_a_time_are_those_that_contain_it(open_job: OpenJob) -> None:
+    job = open_job("a", window={"sliding": "3m", "every": "1m"})
+    job.batch(job.frame("a", 9 * MINUTE, **{f"m{m}": 1 for m in range(6)}))
+    assert [r.window_start_ms // MINUTE for r in job.store.at(REF, 3 * MINUTE)] == [1, 2, 3]
+    assert [r.window_start_ms // MINUTE for r in job.store.at(REF, 3 * MINUTE - 1)] == [0, 1, 2]
+    assert job.store.at(REF, 100 * MINUTE) == []
+    assert job.store.at(QueryRef("none", 1), 0) == []
+
+
+def test_answers_after_an_id_come_in_the_order_they_were_given(open_job: OpenJob) -> None:
+    store = four_windows(open_job).store
+    assert [(r.answer_id, r.window_start_ms // MINUTE, r.revision) for r in store.answers_after(2, 10)] == [
+        (3, 2, 1), (4, 3, 1), (5, 1, 2),
+    ]  # fmt: skip
+    assert [r.answer_id for r in store.answers_after(0, 2, REF)] == [1, 2]
+    assert store.answers_after(0, 10, QueryRef("q", 2)) == []
+    assert store.last_answer_id() == 5
+
+
+def test_a_revision_that_was_never_given_is_not_found(open_job: OpenJob) -> None:
+    store = four_windows(open_job).store
+    with pytest.raises(NotFound, match="no revision 3 of the window at 60000 ms"):
+        store.answer(REF, MINUTE, 3)
+    assert store.revisions(REF, 77) == []
+    assert store.latest(QueryRef("none", 1)) is None
+
+
+def test_what_edges_shipped_is_counted_in_frames_and_bytes(job: Job) -> None:
+    job.batch(job.frame("a", 0, m0=1), job.frame("a", 0), job.frame("b", 0))
+    job.batch(job.frame("a", 0))
+    assert job.store.shipped(REF) == {
+        "a": {"frames": 3, "wire_bytes": 300},
+        "b": {"frames": 1, "wire_bytes": 100},
+    }
+
+
+def test_catalog_and_results_may_share_a_database(url: str, open_job: OpenJob) -> None:
+    catalog = Catalog(url)
+    query = catalog.register(registered().query.spec, 0)
+    job = open_job("a", lateness="1m")
+    job.batch(job.frame("a", MINUTE, m0=1))
+    assert catalog.queries() == [query]
+    assert job.store.latest(REF) is not None
+    catalog.close()
+
+
+def test_a_store_of_another_schema_version_is_not_opened(url: str, job: Job) -> None:
+    with job.store._engine.begin() as connection:
+        connection.execute(t.counters.update().where(t.counters.c.name == "schema").values(value=99))
+    with pytest.raises(StorageError, match="schema version 99"):
+        ResultStore(url)

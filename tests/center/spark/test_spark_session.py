@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from center.spark.session import SessionConfig, java_version, require_java, spark_settings
+from edgewater.errors import InvalidConfig
+
+
+def java_home(path: Path, answer: str, code: int = 0) -> dict[str, str]:
+    java = path / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho '{answer}' >&2\nexit {code}\n")
+    java.chmod(0o755)
+    return {"JAVA_HOME": str(path), "PATH": "/usr/bin:/bin"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_402"', 8),
+        ('openjdk version "25" 2025-09-16', 25),
+        ("Picked up JAVA_TOOL_OPTIONS: -Xmx1g", None),
+    ],
+)
+def test_the_version_is_read_as_java_says_it(tmp_path: Path, answer: str, version: int | None) -> None:
+    assert java_version(java_home(tmp_path / "jdk", answer)) == version
+
+
+@pytest.mark.parametrize("home", ["nowhere", "broken"])
+def test_a_missing_or_broken_java_is_told_in_one_line_that_says_what_to_install(tmp_path: Path, home: str) -> None:
+    java_home(tmp_path / "broken", "Error: could not find libjava.so", code=2)
+
+    with pytest.raises(InvalidConfig, match="openjdk-17-jre-headless") as caught:
+        require_java({"JAVA_HOME": str(tmp_path / home), "PATH": "/usr/bin:/bin"})
+
+    assert "\n" not in str(caught.value)
+
+
+def test_no_java_at_all_is_told_too(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="none can be run"):
+        require_java({"PATH": str(tmp_path)})
+
+
+def test_an_old_java_is_refused_with_its_version(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="this is Java 11"):
+        require_java(java_home(tmp_path / "jdk", 'openjdk version "11.0.2"'))
+
+
+@pytest.mark.parametrize(
+    ("master", "cores", "local"),
+    [("local[3]", 3, True), ("local[2,4]", 2, True), ("local", 1, True), ("spark://host:7077", 8, False)],
+)
+def test_the_shuffle_is_as_wide_as_the_master(master: str, cores: int, local: bool) -> None:
+    settings = spark_settings(SessionConfig(master=master))
+
+    assert settings["spark.sql.shuffle.partitions"] == str(cores)
+    assert ("spark.driver.bindAddress" in settings) == local
+
+
+def test_bulk_work_is_compiled_well_and_comes_in_large_batches() -> None:
+    bulk, micro = (spark_settings(SessionConfig(work=work)) for work in ("bulk", "micro_batches"))
+
+    assert "TieredStopAtLevel" in micro["spark.driver.extraJavaOptions"]
+    assert "TieredStopAtLevel" not in bulk["spark.driver.extraJavaOptions"]
+    rows = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    assert int(bulk[rows]) > int(micro[rows])
+
+
+def test_a_users_settings_win() -> None:
+    config = SessionConfig(settings={"spark.ui.enabled": "true"})
+
+    assert spark_settings(config)["spark.ui.enabled"] == "true"

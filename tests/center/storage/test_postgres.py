@@ -1,0 +1,177 @@
+"""What is asked of PostgreSQL alone: row locks that meet, a server that dies, sessions and their settings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event
+
+from center.catalog import Catalog, ComponentHeartbeat, ComponentRegistry, IndexOutcome, SegmentDropped
+from center.storage.database import open_engine, read_transaction, write_transaction
+from edgewater.errors import StorageError
+from edgewater.wire import QueryRef
+from tests.center.catalog_world import frame, hello, spec
+from tests.center.postgres import PostgresServer
+from tests.center.results_world import MINUTE, REF, Job, total
+
+OpenCatalog = Callable[[], Catalog]
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    return postgres.new_database()
+
+
+@pytest.fixture
+def ref(catalog: Catalog) -> QueryRef:
+    """A live query of which one frame is indexed."""
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    assert catalog.index([frame(ref, 0)]) == [IndexOutcome.NEW]
+    return ref
+
+
+def before(engine: Engine, fragment: str, action: Callable[[], object]) -> None:
+    """Once, before a statement that contains the fragment, something else happens."""
+    waiting = [action]
+
+    def look(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if fragment in statement and waiting:
+            waiting.pop()()
+
+    event.listen(engine, "before_cursor_execute", look)
+
+
+def setting(engine: Engine, name: str) -> str:
+    with write_transaction(engine) as connection:
+        return str(connection.exec_driver_sql(f"SHOW {name}").scalar_one())
+
+
+@pytest.mark.parametrize("moment", ["FROM incarnations", "FROM queries"])
+def test_no_frame_is_indexed_in_a_segment_that_is_given_up_meanwhile(
+    catalog: Catalog, open_catalog: OpenCatalog, ref: QueryRef, moment: str
+) -> None:
+    retention = open_catalog()
+    given_up: list[str] = []
+    before(catalog._engine, moment, lambda: given_up.extend(retention.drop_frames({"miles@1": 1})))
+    with pytest.raises(SegmentDropped):
+        catalog.index([frame(ref, 1)])
+    assert given_up == ["miles@1/w-1.frames"]
+    assert catalog.acked_through(frame(ref, 1).edge, "i1") == 0
+
+
+def test_a_frame_that_meets_its_querys_deletion_is_discarded(
+    catalog: Catalog, open_catalog: OpenCatalog, ref: QueryRef
+) -> None:
+    other = open_catalog()
+    before(catalog._engine, "FROM queries", lambda: other.delete("miles", 2))
+    assert catalog.index([frame(ref, 1)]) == [IndexOutcome.DISCARDED]
+    assert catalog.last_positions() == {"miles@1": 1}
+
+
+@pytest.mark.parametrize("moment", ["INSERT INTO frames", "UPDATE incarnations"])
+def test_a_server_killed_in_mid_transaction_costs_time_and_nothing_else(
+    postgres: PostgresServer, catalog: Catalog, open_catalog: OpenCatalog, ref: QueryRef, moment: str
+) -> None:
+    bystander, sleeper = open_catalog(), open_catalog()
+    version = sleeper.version()  # Its connection lies in its pool while the server dies and comes back.
+    before(catalog._engine, moment, postgres.kill)
+    try:
+        for attempt in range(2):
+            with pytest.raises(StorageError, match="closed" if attempt == 0 else "refused") as caught:
+                catalog.index([frame(ref, 1)])
+            assert "***" in caught.value.message, "the URL is told, its password is not"
+        for ask in (bystander.version, bystander.last_positions, lambda: bystander.delete("miles", 1)):
+            with pytest.raises(StorageError):
+                ask()
+        with pytest.raises(StorageError):
+            open_catalog()
+    finally:
+        postgres.start()
+    assert sleeper.version() == version
+    assert bystander.last_positions() == {"miles@1": 1}
+    assert catalog.index([frame(ref, 0), frame(ref, 1)]) == [IndexOutcome.DUPLICATE, IndexOutcome.NEW]
+    assert [e.seq for e in bystander.frames("miles@1", 0, 9)] == [0, 1]
+
+
+@pytest.mark.parametrize("moment", ["INSERT INTO deltas", "INSERT INTO answers", "INSERT INTO consumed"])
+def test_a_batch_whose_server_dies_is_applied_once_when_it_is_back(
+    postgres: PostgresServer, open_job: Callable[..., Job], moment: str
+) -> None:
+    job = open_job("a", "b", lateness="10m")
+    frames = [job.frame("a", MINUTE, m0=1), job.frame("b", MINUTE, m0=2)]
+    state = job.ledger.snapshot(REF)
+    before(job.store._engine, moment, postgres.kill)
+    try:
+        for _ in range(2):
+            with pytest.raises(StorageError):
+                job.batch(*frames)
+    finally:
+        postgres.start()
+    assert job.store.tick(job.ledger, [], 0) == [], "the ledger is loaded again before anything else happens"
+    assert job.ledger.snapshot(REF) == state
+    (emission,) = job.batch(*frames)
+    assert (emission.revision, total(job.store.answer(REF, 0, 1).synopsis)) == (1, 3)
+    assert job.batch(*frames) == []
+
+
+def test_heartbeats_resume_when_the_server_is_back(postgres: PostgresServer, url: str) -> None:
+    registry, beat = ComponentRegistry(url), ComponentHeartbeat("job", "host:1", "", 0, 5)
+    postgres.kill()
+    try:
+        with pytest.raises(StorageError):
+            registry.record(beat)
+    finally:
+        postgres.start()
+    registry.record(beat)
+    assert registry.heartbeats() == [beat]
+    registry.close()
+
+
+def test_a_lock_that_nobody_gives_back_is_a_storage_error(url: str, catalog: Catalog, ref: QueryRef) -> None:
+    impatient = Catalog(f"{url}%20-c%20lock_timeout=50ms")
+    with write_transaction(catalog._engine) as connection:
+        connection.exec_driver_sql("SELECT 1 FROM queries FOR UPDATE")
+        with pytest.raises(StorageError, match="lock timeout"):
+            impatient.index([frame(ref, 1)])
+    assert impatient.index([frame(ref, 1)]) == [IndexOutcome.NEW]
+    impatient.close()
+
+
+def test_a_commit_is_durable_whatever_the_server_is_set_to(postgres: PostgresServer, url: str) -> None:
+    engine = open_engine(url)
+    with write_transaction(engine) as connection:
+        theirs = "SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit'"
+        assert connection.exec_driver_sql(theirs).scalar_one() == "off"
+    assert setting(engine, "synchronous_commit") == "on"
+    engine.dispose()
+
+
+def test_transactions_have_the_isolation_they_rest_on_whatever_the_server_is_set_to(url: str) -> None:
+    engine = open_engine(url)
+    for _ in range(2):  # The second time on a connection that has served the other kind.
+        assert setting(engine, "transaction_isolation") == "read committed"
+        with read_transaction(engine) as connection:
+            assert connection.exec_driver_sql("SHOW transaction_isolation").scalar_one() == "repeatable read"
+            assert connection.exec_driver_sql("SHOW transaction_read_only").scalar_one() == "on"
+    engine.dispose()
+
+
+def test_settings_that_the_url_has_stay_and_those_that_wait_for_ever_do_not(url: str) -> None:
+    engine = open_engine(f"{url}%20-c%20lock_timeout=5s%20-c%20synchronous_commit=remote_apply&application_name=mine")
+    names = ("lock_timeout", "synchronous_commit", "application_name", "idle_in_transaction_session_timeout")
+    assert [setting(engine, name) for name in names] == ["5s", "remote_apply", "mine", "1min"]
+    engine.dispose()
+
+
+def test_any_postgresql_url_is_opened_with_the_driver_that_comes_along(url: str) -> None:
+    Catalog(url.replace("postgresql+psycopg://", "postgresql://")).close()
+
+
+def test_a_missing_driver_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(StorageError, match=r"pip install 'edgewater\[postgres\]'"):
+        open_engine("postgresql://localhost/edgewater")

@@ -1,0 +1,50 @@
+"""Documents, docstrings and comments cite files and modules that exist."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("edgewater", "edge", "center", "sim")
+FOLDERS = (*PACKAGES, "tests", "bench", "docs", "deploy", "k8s", "proto", "examples")
+_PATH = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*[\w/]")
+_MODULE = re.compile(rf"``?((?:{'|'.join(PACKAGES)})(?:\.\w+)+)``?")
+_NOT_PATHS = ("bench/out", "deploy/edgewater-")
+"""What a command makes, and names of Kubernetes objects."""
+_NOT_MODULES = re.compile(r".*\.(?:yaml|md|lock)|edgewater\.(?:commands|functions|answers|v1.*)")
+"""Names of files, entry-point groups, OpenAPI extensions and protobuf packages."""
+
+
+def _documents() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "*.md", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    skipped = {"CHANGELOG.md"}
+    return [ROOT / name for name in listed.stdout.split() if name not in skipped and "_pb2" not in name]
+
+
+def _prose(path: Path) -> str:
+    """The text between backticks, which is where names are cited."""
+    return "\n".join(re.findall(r"`+[^`\n]+`+", path.read_text()))
+
+
+def _exists(dotted: str) -> bool:
+    """Whether a dotted name is a module or an attribute of one."""
+    try:
+        pkgutil.resolve_name(dotted)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("path", _documents(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_cited_files_and_modules_exist(path: Path) -> None:
+    prose = _prose(path)
+    cited = {m for m in _PATH.findall(prose) if not m.startswith(_NOT_PATHS)}
+    missing = sorted(c for c in cited if not list(ROOT.glob(c.rstrip("/"))) and not (path.parent / c).exists())
+    modules = {m for m in _MODULE.findall(prose) if not _NOT_MODULES.fullmatch(m)}
+    missing += sorted(m for m in modules if not _exists(m))
+    assert not missing, f"{path.relative_to(ROOT)} cites what is not there: {missing}"

@@ -1,0 +1,261 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.arrivals import SubstreamMonitor
+from edgewater.arrivals import Moments, SlotGrid, SubstreamStatistics, lag_groups
+from edgewater.errors import CorruptSynopsis, InvalidQuery, InvalidRecord, UnsupportedVersion
+from edgewater.synopses.encoding.state import State
+
+GRID = SlotGrid(slot_ms=20, substream_slots=30, lags=100)
+
+
+def batch(rng, count):
+    born = np.sort(rng.integers(0, 3000, count))
+    return born, born + rng.integers(0, 900, count), rng.normal(5, 2, count)
+
+
+def same(a, b):
+    assert (a.index, a.events, a.skewed, a.from_future) == (b.index, b.events, b.skewed, b.from_future)
+    assert np.array_equal(a.cells, b.cells)
+    assert np.array_equal(a.counts, b.counts)
+    assert np.allclose(a.value_sums, b.value_sums)
+    for name in ("delay", "value"):
+        for part in ("count", "mean", "deviations"):
+            assert getattr(getattr(a, name), part) == pytest.approx(getattr(getattr(b, name), part), rel=1e-9, abs=1e-6)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 199))
+def test_batches_add_up_to_the_whole(seed, cut):
+    born, arrival, value = batch(np.random.default_rng(seed), 200)
+    every = np.arange(200)
+    whole, parts = SubstreamMonitor(GRID), SubstreamMonitor(GRID)
+    whole.observe(born, arrival, value, every)
+    parts.observe(born[:cut], arrival[:cut], value[:cut], every[:cut])
+    first = {s.index: s for s in parts.take()}
+    parts.observe(born[cut:], arrival[cut:], value[cut:], every[: 200 - cut])
+    for s in parts.take():
+        if s.index in first:
+            first[s.index].merge(s)
+        else:
+            first[s.index] = s
+    for s in whole.take():
+        same(first[s.index], s)
+
+
+def test_statistics_are_those_of_the_events():
+    born, arrival, value = batch(np.random.default_rng(4), 1000)
+    monitor = SubstreamMonitor(GRID)
+    monitor.observe(born, arrival, value[::2], np.arange(0, 1000, 2))
+    found = monitor.take()
+    assert sum(s.events for s in found) == 1000
+    assert sum(s.value.count for s in found) == 500
+    inside = (born >= 600) & (born < 1200)
+    second = next(s for s in found if s.index == 1)
+    assert second.delay.mean == pytest.approx((arrival - born)[inside].mean(), abs=GRID.slot_ms / 4)
+    assert second.delay.variance == pytest.approx((arrival - born)[inside].var(ddof=1), rel=0.05)
+    assert second.value_sums[0].sum() == second.value.count
+    assert monitor.take() == []
+
+
+def test_arrivals_are_by_slot_and_lag():
+    monitor = SubstreamMonitor(GRID)
+    monitor.observe(np.array([605, 610, 700]), np.array([650, 611, 5000]))
+    (s,) = monitor.take()
+    slots, lags, counts = s.arrivals()
+    assert sorted(zip(slots.tolist(), lags.tolist(), counts.tolist(), strict=True)) == [
+        (30, 0, 1),
+        (32, 2, 1),
+        (134, 99, 1),
+    ]
+
+
+def test_an_event_from_the_future_is_neither_counted_nor_measured():
+    monitor = SubstreamMonitor(GRID, max_skew_ms=100)
+    monitor.observe(np.array([500, 560, 90_000]), np.array([510, 550, 520]), np.array([1.0, 2.0, 3.0]), np.arange(3))
+    found = monitor.take()
+    assert sum(s.events for s in found) == 2
+    assert sum(s.from_future for s in found) == 1
+    assert sum(s.skewed for s in found) == 1
+    assert min(s.delay.mean for s in found if s.events) >= 0
+    assert sum(s.value.count for s in found) == 2
+
+
+def test_a_clock_that_is_set_back_makes_no_negative_gap():
+    monitor = SubstreamMonitor(GRID)
+    monitor.observe(np.array([100, 50, 300]), np.array([400, 400, 400]))
+    (s,) = monitor.take()
+    assert s.gap.mean == pytest.approx(250 / 3)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2**32 - 1))
+def test_statistics_are_read_as_they_were_written(seed):
+    born, arrival, value = batch(np.random.default_rng(seed), 300)
+    monitor = SubstreamMonitor(GRID)
+    monitor.observe(born, arrival, value, np.arange(300))
+    for s in monitor.take():
+        again = SubstreamStatistics.from_state(s.to_state(), GRID)
+        same(again, s)
+        assert again.to_state() == s.to_state()
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_damaged_state_is_refused_or_reads_as_statistics(data):
+    monitor = SubstreamMonitor(GRID)
+    monitor.observe(*batch(np.random.default_rng(1), 50)[:2])
+    state = bytearray(monitor.take()[0].to_state())
+    state[data.draw(st.integers(0, len(state) - 1))] ^= data.draw(st.integers(1, 255))
+    cut = bytes(state[: data.draw(st.integers(0, len(state)))])
+    try:
+        SubstreamStatistics.from_state(cut, GRID)
+    except (CorruptSynopsis, UnsupportedVersion):
+        return
+    assert len(cut) == len(state)
+
+
+def test_statistics_of_different_substreams_do_not_merge():
+    with pytest.raises(InvalidRecord, match="substream"):
+        SubstreamStatistics(GRID, 1).merge(SubstreamStatistics(GRID, 2))
+
+
+def test_moments_merge_exactly():
+    v = np.random.default_rng(1).normal(size=100)
+    one, two = Moments.of(v[:30]), Moments.of(v[30:])
+    one.merge(two)
+    assert one.variance == pytest.approx(v.var(ddof=1))
+
+
+def test_a_substream_that_does_not_divide_the_window_is_refused():
+    with pytest.raises(InvalidQuery, match="divisor"):
+        SlotGrid.of(3000, 700, 6000)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.sampled_from([0.0, 1e6]))
+def test_a_batch_that_arrived_at_once_equals_its_events_one_by_one(seed, size, offset):
+    rng = np.random.default_rng(seed)
+    at_once, one_by_one = SubstreamMonitor(GRID), SubstreamMonitor(GRID)
+    now = 10_000
+    for _ in range(8):
+        born = now - rng.exponential(300, size).astype(np.int64)
+        values = offset + rng.normal(5, 2, size)
+        values[rng.random(size) < 0.1] = np.nan
+        kept = np.flatnonzero(rng.random(size) < 0.5)
+        at_once.observe(born, now, values[kept], kept)
+        one_by_one.observe(born, np.full(size, now), values[kept], kept)
+        now += int(rng.integers(0, 30))
+    found, expected = at_once.take(), one_by_one.take()
+    assert [s.index for s in found] == [s.index for s in expected]
+    for a, b in zip(found, expected, strict=True):
+        same(a, b)
+
+
+def test_far_from_zero_the_variance_keeps_its_digits():
+    rng = np.random.default_rng(3)
+    values = 1e9 + rng.normal(0, 1, 4000)
+    monitor = SubstreamMonitor(GRID)
+    monitor.observe(np.full(4000, 50), 60, values, np.arange(4000))
+    assert monitor.take()[0].value.variance == pytest.approx(values.var(ddof=1), rel=1e-6)
+
+
+def test_the_buffer_between_takes_is_bounded():
+    rng = np.random.default_rng(4)
+    monitor = SubstreamMonitor(GRID)
+    most = 0
+    for number in range(4000):
+        now = 5000 + 20 * (number % 50)
+        monitor.observe(now - rng.integers(0, 1000, 20), now, np.ones(20), np.arange(20))
+        if number % 500 == 0:
+            most = max(most, len(monitor.to_state().pack("monitor")))
+    cells = 50 * 100  # arrival slots, lags
+    assert most < cells * 16 + (8192 + 20) * 24
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 11), max_size=4))
+def test_reading_or_restoring_the_state_at_any_moment_changes_no_byte_of_the_statistics(seed, moments):
+    """A replay of the journal from any checkpoint must build the same frames."""
+    rng = np.random.default_rng(seed)
+    # The large batches have more values in a slot than are buffered.
+    sizes = [40] * 8 + [1500] * 4
+    batches = [(*batch(rng, n), np.flatnonzero(rng.random(n) < 0.7)) for n in sizes]
+    unread, read_out = SubstreamMonitor(GRID), SubstreamMonitor(GRID)
+    restored = read_out
+    for number, (born, _, value, kept) in enumerate(batches):
+        now = 4000 + 7 * number
+        for monitor in {id(m): m for m in (unread, read_out, restored)}.values():
+            monitor.observe(born, now, value[kept], kept)
+        if number in moments:
+            restored = SubstreamMonitor.from_state(State.unpack(read_out.to_state().pack("monitor"), "monitor"), GRID)
+    taken = [[s.to_state() for s in m.take()] for m in (unread, read_out)]
+    assert taken[0] == taken[1]
+    if restored is not read_out:
+        assert [s.to_state() for s in restored.take()] == taken[0]
+
+
+@pytest.mark.parametrize("size", [50, 5000])
+def test_sums_by_lag_are_those_of_the_events(size):
+    """Few values are summed by event, many of one slot by the millisecond."""
+    rng = np.random.default_rng(size)
+    now = 10_000
+    born = now - rng.exponential(300, size).astype(np.int64)
+    values = rng.lognormal(1, 1, size)
+    monitor = SubstreamMonitor(GRID)
+    monitor.observe(born, now, values)
+    lag = np.minimum(now // 20 - born // 20, 99)
+    for s in monitor.take():
+        mine = born // 600 == s.index
+        for row, weights in zip(s.value_sums, (np.ones(size), values, values**2), strict=True):
+            assert row == pytest.approx(np.bincount(lag_groups(100)[lag[mine]], weights[mine], len(row)), rel=1e-9)
+        assert s.events == s.value.count == mine.sum()
+
+
+def test_values_without_positions_belong_to_all_events():
+    born, arrival, value = batch(np.random.default_rng(5), 300)
+    named, unnamed = SubstreamMonitor(GRID), SubstreamMonitor(GRID)
+    named.observe(born, arrival, value, np.arange(300))
+    unnamed.observe(born, arrival, value)
+    assert [s.to_state() for s in named.take()] == [s.to_state() for s in unnamed.take()]
+
+
+def test_a_wrong_number_of_values_is_refused():
+    with pytest.raises(InvalidRecord, match="values"):
+        SubstreamMonitor(GRID).observe(np.arange(5), 60, np.ones(4))
+    with pytest.raises(InvalidRecord, match="values"):
+        SubstreamMonitor(GRID).observe(np.arange(5), 60, np.ones(4), np.arange(3))
+
+
+def test_events_that_span_hours_are_counted():
+    rng = np.random.default_rng(6)
+    born = rng.integers(0, 6 * 3_600_000, 2500)
+    now = 6 * 3_600_000
+    at_once, one_by_one = SubstreamMonitor(GRID), SubstreamMonitor(GRID)
+    at_once.observe(born, now, born / 1e3)
+    one_by_one.observe(born, np.full(2500, now), born / 1e3)
+    found, expected = at_once.take(), one_by_one.take()
+    assert sum(s.events for s in found) == sum(s.value.count for s in found) == 2500
+    for a, b in zip(found, expected, strict=True):
+        same(a, b)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(-5000, 5000), min_size=1, max_size=40), st.integers(0, 5000))
+def test_clock_jumps_lose_no_event_and_cause_no_negative_delay(steps, first):
+    """Each batch comes when its edge's clock says, however that jumps."""
+    monitor = SubstreamMonitor(GRID, max_skew_ms=1_000)
+    now, given = 10_000_000 + first, 0
+    for step in steps:
+        now += step
+        monitor.observe(now + np.array([-700, 0, 1_000, 1_001, 9_999_999]), now)
+        given += 3
+    found = monitor.take()
+    assert sum(s.events for s in found) == given
+    assert sum(s.from_future for s in found) == 2 * len(steps)
+    assert sum(s.skewed for s in found) == len(steps)
+    for s in found:
+        assert not s.events or s.delay.mean >= 0
+        assert s.gap.count == 0 or s.gap.mean >= 0

@@ -1,0 +1,110 @@
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from edge.codecs import DAY_MS, EventTime, RecordSchema, cast_or_null, parse_iso8601
+from edge.codecs.event_time import extract_event_times
+from edge.records import Decoded, Rejections
+
+NOW = 1_700_000_000_000
+
+
+def times(values: pa.Array, unit: str = "ms", **more: object) -> Decoded:
+    schema = RecordSchema({}, EventTime("t", unit, **more))  # type: ignore[arg-type]
+    return extract_event_times(pa.table({"t": values}), schema, NOW, Rejections())
+
+
+def millis(values: pa.Array, unit: str = "ms", **more: object) -> list[int]:
+    result = times(values, unit, **more)
+    assert result.rejected == ()
+    return list(result.batch.column("event_time_ms").to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("values", "unit"),
+    [
+        ([NOW], "ms"),
+        ([NOW / 1000], "s"),
+        ([NOW * 1000], "us"),
+        ([NOW * 1000 + 999], "us"),
+        ([NOW + 0.9], "ms"),
+        (["2023-11-14T22:13:20Z"], "iso8601"),
+        (["2023-11-14 22:13:20"], "iso8601"),
+        (["2023-11-15T03:43:20.000999+05:30"], "iso8601"),
+        ([datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)], "ms"),
+    ],
+)
+def test_every_unit_comes_out_in_whole_milliseconds(values: list[object], unit: str) -> None:
+    assert millis(pa.array(values), unit) == [NOW]
+
+
+def test_fractions_of_seconds_are_exact_to_the_millisecond() -> None:
+    wanted = NOW + np.arange(1000)
+    assert millis(pa.array(wanted / 1000), "s") == wanted.tolist()
+
+
+def test_texts_of_mixed_shapes_are_parsed_and_only_the_bad_ones_refused() -> None:
+    texts = pa.array(
+        ["2023-11-14T22:13:20Z", "2023-11-14 22:13:20.5", "2023-11-14", "2023-11-14T22:13:20.123456789+01", "noon",
+         "2023-13-14T22:13:20Z", None]
+    )  # fmt: skip
+    result = times(texts, "iso8601")
+    found = [str(np.datetime64(t, "ms")) for t in result.batch.column("event_time_ms").to_pylist()]
+    assert found == [
+        "2023-11-14T22:13:20.000",
+        "2023-11-14T22:13:20.500",
+        "2023-11-14T00:00:00.000",
+        "2023-11-14T21:13:20.123",
+    ]
+    rejected = {r.reason: r for r in result.rejected}
+    assert (rejected["time-unparseable"].count, rejected["time-missing"].count) == (2, 1)
+    assert rejected["time-unparseable"].example == "t = noon"
+    assert "2013-01-01T05:15:00Z" in rejected["time-unparseable"].message
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "says"),
+    [
+        (NOW // 1000, "ms", "looks like seconds; set time.unit: s"),
+        (NOW, "s", "looks like milliseconds; set time.unit: ms"),
+        (NOW, "us", "looks like milliseconds; set time.unit: ms"),
+        (NOW * 1000, "ms", "looks like microseconds; set time.unit: us"),
+        (5, "ms", "before 2000-01-01T00:00:00.000Z"),
+        (-1, "s", "before 2000-01-01T00:00:00.000Z"),
+        (NOW + 2 * DAY_MS, "ms", "more than 1d later than its arrival"),
+        (1e300, "s", "more than 1d later"),
+    ],
+)
+def test_an_implausible_time_is_refused_and_the_likely_unit_named(value: float, unit: str, says: str) -> None:
+    (rejection,) = times(pa.array([value]), unit).rejected
+    assert rejection.reason == "time-out-of-range"
+    assert says in rejection.message
+
+
+def test_what_is_plausible_can_be_configured() -> None:
+    assert millis(pa.array([5]), "ms", min_ms=0) == [5]
+    assert millis(pa.array([NOW + 2 * DAY_MS]), "ms", max_skew_ms=3 * DAY_MS) == [NOW + 2 * DAY_MS]
+
+
+def test_a_replay_has_no_upper_bound_but_still_knows_its_units() -> None:
+    future = NOW + 1000 * DAY_MS
+    assert millis(pa.array([future]), "ms", max_skew_ms=None) == [future]
+    (rejection,) = times(pa.array([NOW]), "s", max_skew_ms=None).rejected
+    assert "looks like milliseconds" in rejection.message
+
+
+def test_nan_is_no_time() -> None:
+    (rejection,) = times(pa.array([float("nan"), float(NOW)])).rejected
+    assert (rejection.reason, rejection.count) == ("time-unparseable", 1)
+
+
+def test_casting_keeps_the_good_values_among_bad_ones() -> None:
+    texts = pa.array(["x" if n % 3 == 0 else str(n) for n in range(100)])
+    wanted = [None if n % 3 == 0 else n for n in range(100)]
+    assert cast_or_null(texts, pa.int64()).to_pylist() == wanted
+
+
+def test_no_texts_are_no_times() -> None:
+    assert len(parse_iso8601(pa.array([], pa.string()))) == 0

@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge.core import (
+    Acked,
+    BudgetSet,
+    Configured,
+    Dropped,
+    EdgeCore,
+    Effect,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    QueryAccepted,
+    QueryRefused,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+    TickEvent,
+)
+from edgewater.errors import StorageError
+from edgewater.query import QuerySpec
+from edgewater.streams import TIME_COLUMN, StreamClock
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import FrameBody, QueryRef, Withheld
+from tests.edge.recovery_world import BUDGETED, COLUMNS, EXACT, QUERIES, SHARE, flights, truth, values_of
+
+EXACT_REF, BUDGETED_REF = QUERIES[0][0], QUERIES[1][0]
+ALL_OPEN = {"flights": (-(1 << 61), 1 << 61)}
+
+
+LATER = (
+    QueryRef("later", 1),
+    QuerySpec.from_mapping({**EXACT.to_mapping(), "name": "later", "window": {"tumbling": "10s"}}),
+)
+LRU = ((EXACT_REF, QuerySpec.from_mapping({**EXACT.to_mapping(), "cache": {"eviction": "lru"}})),)
+
+
+def make_core(spec: StreamSpec | None = None, queries: tuple[Any, ...] = QUERIES) -> EdgeCore:
+    core = EdgeCore({"flights": spec or StreamSpec(COLUMNS)})
+    core.handle(SourcesOpened((("flights", "file"),)))
+    core.handle(Configured(queries))
+    return core
+
+
+def batch(*rows: tuple[str, int, int]) -> pa.RecordBatch:
+    carriers, distances, times = zip(*rows, strict=True) if rows else ((), (), ())
+    return pa.record_batch(
+        {
+            "carrier": pa.array(carriers, pa.string()),
+            "distance": pa.array(distances, pa.int64()),
+            TIME_COLUMN: pa.array(times, pa.int64()),
+        }
+    )
+
+
+def ingest(
+    core: EdgeCore, *rows: tuple[str, int, int], arrival_ms: int = 1 << 40, source: str = "file"
+) -> list[Effect]:
+    return core.handle(Ingested("flights", source, batch(*rows), arrival_ms))
+
+
+def pull_all(
+    core: EdgeCore, capacity: int = 1 << 20, drain_windows: dict[str, tuple[int, int]] | None = None
+) -> list[Any]:
+    """Every frame there is to be had now, as (query name, body)."""
+    bodies = []
+    while True:
+        built = [e for e in core.handle(PullEvent(capacity, drain_windows or {})) if isinstance(e, FrameBuilt)]
+        if not built:
+            return bodies
+        bodies += [(e.frame.query.name, e.frame.unpack()) for e in built]
+
+
+def merged(bodies: list[tuple[str, FrameBody]]) -> dict[tuple[str, int], dict[Any, dict[str, float]]]:
+    result: dict[tuple[str, int], GroupedAggregate] = {}
+    for name, body in bodies:
+        for partial in body.partials:
+            part = GroupedAggregate.from_bytes(partial.synopsis)
+            key = (name, partial.slice_start_ms)
+            if key in result:
+                result[key].merge(part)
+            else:
+                result[key] = part
+    return {key: values_of(aggregate) for key, aggregate in result.items()}
+
+
+def test_an_open_slice_stays_until_the_watermark_passes_its_end() -> None:
+    core = make_core()
+    ingest(core, ("UA", 500, 1_000), ("UA", 700, 9_999))
+    assert merged(pull_all(core)) == {}
+    ingest(core, ("DL", 300, 10_000))
+    bodies = dict(pull_all(core))
+    assert [p.slice_start_ms for p in bodies["exact"].partials] == [0]
+    assert bodies["exact"].through_ms == 10_000
+    assert [(c.slice_start_ms, c.observed, c.late) for c in bodies["exact"].closes] == [(0, 2, 0)]
+
+
+def test_a_late_record_causes_a_new_close_of_its_slice_only() -> None:
+    core = make_core()
+    ingest(core, ("UA", 500, 1_000), ("UA", 1, 25_000))
+    pull_all(core)
+    ingest(core, ("UA", 700, 2_000))
+    ((name, body),) = [b for b in pull_all(core) if b[0] == "exact"]
+    assert name == "exact"
+    assert [(c.slice_start_ms, c.observed, c.late) for c in body.closes] == [(0, 2, 1)]
+    assert merged([(name, body)])[("exact", 0)]["UA"]["miles"] == 700
+    assert body.through_ms == 25_000
+
+
+def test_a_record_later_than_the_lateness_is_dropped_and_counted_per_query() -> None:
+    core = make_core()
+    ingest(core, ("UA", 500, 100_000))
+    dropped = ingest(core, ("UA", 700, 2_000), ("UA", 700, 3_000))
+    # exact: its last window ends at 30 s, 30 s late at 60 s; budgeted: ends at 10 s, no lateness.
+    assert dropped == [Dropped(EXACT_REF, "too-late", 2), Dropped(BUDGETED_REF, "too-late", 2)]
+
+
+def test_a_quiet_slice_still_moves_the_progress() -> None:
+    core = make_core()
+    ingest(core, ("UA", 500, 1_000))
+    ingest(core, ("UA", 500, 55_000))
+    through = {name: body.through_ms for name, body in pull_all(core)}
+    assert through == {"exact": 55_000, "budgeted": 55_000}
+    assert pull_all(core) == []
+
+
+def test_a_stream_waits_for_the_slowest_of_its_sources() -> None:
+    core = make_core()
+    core.handle(SourcesOpened((("flights", "file"), ("flights", "second"))))
+    ingest(core, ("UA", 500, 1_000), ("UA", 500, 50_000))
+    assert pull_all(core) == []
+    core.handle(SourceEnded("flights", "second"))
+    assert {name for name, _ in pull_all(core)} == {"exact", "budgeted"}
+
+
+def test_an_ended_stream_closes_everything() -> None:
+    core = make_core()
+    ingest(core, ("UA", 500, 1_000), ("DL", 300, 59_000))
+    core.handle(SourceEnded("flights", "file"))
+    bodies = pull_all(core)
+    assert {c.slice_start_ms for n, b in bodies if n == "exact" for c in b.closes} == {0, 50_000}
+    assert core.stream_ended("flights")
+    assert core.queries[EXACT_REF].slices == {}, "final slices are forgotten"
+
+
+def test_an_idle_stream_follows_its_clock() -> None:
+    core = make_core(StreamSpec(COLUMNS, idle_ms=5_000))
+    ingest(core, ("UA", 500, 100_000), arrival_ms=100_000)
+    core.handle(TickEvent(104_999))
+    assert core.streams["flights"].watermark_ms == 100_000
+    assert core.next_deadline() == 105_000
+    core.handle(TickEvent(130_000))
+    assert core.streams["flights"].watermark_ms == 125_000
+
+
+IDLE = StreamSpec(COLUMNS, idle_ms=5_000)
+
+
+def test_a_quiet_source_does_not_hold_back_a_busy_one() -> None:
+    core = make_core(IDLE)
+    core.handle(SourcesOpened((("flights", "file"), ("flights", "quiet"))))
+    for now_ms in range(100_000, 120_000, 1_000):
+        ingest(core, ("UA", 500, now_ms), arrival_ms=now_ms)
+        core.handle(TickEvent(now_ms))
+    assert core.streams["flights"].watermark_ms == 119_000 - 5_000
+
+
+def test_records_of_a_source_that_was_not_read_are_not_late() -> None:
+    core = make_core(IDLE)
+    ingest(core, ("UA", 500, 100_000), arrival_ms=100_000)
+    core.handle(SourcesOpened((("flights", "file"),)))  # it was down for a while
+    core.handle(TickEvent(200_000))
+    assert core.streams["flights"].watermark_ms == 100_000
+    core.handle(TickEvent(206_000, unread=("file",)))
+    assert core.streams["flights"].watermark_ms == 100_000
+    assert core.next_deadline() == 211_000
+    core.handle(TickEvent(211_000))
+    assert core.streams["flights"].watermark_ms == 206_000
+
+
+def test_a_removed_source_does_not_hold_back_the_watermark() -> None:
+    core = make_core()
+    ingest(core, ("UA", 500, 1_000))
+    core.handle(SourcesOpened((("flights", "moved"),)))
+    ingest(core, ("UA", 500, 50_000), source="moved")
+    assert core.streams["flights"].watermark_ms == 50_000
+
+
+def test_a_journal_with_records_of_a_removed_stream_is_refused() -> None:
+    core = make_core()
+    with pytest.raises(StorageError, match="stream weather, which is not in the configuration"):
+        core.handle(SourcesOpened((("weather", "file"),)))
+
+
+def test_a_refusal_ends_with_the_configuration_that_caused_it() -> None:
+    wide = (("q", 1), {**EXACT.to_mapping(), "name": "q", "group_by": ["tail"]})
+    query = (QueryRef(*wide[0]), QuerySpec.from_mapping(wide[1]))
+    core = make_core(queries=(query,))
+    assert list(core.refused) == [query[0]]
+    core.streams["flights"].spec = StreamSpec({**COLUMNS, "tail": pa.string()})
+    core.handle(SourcesOpened((("flights", "file"),)))
+    assert core.handle(Configured((query,))) == [QueryAccepted(query[0])]
+
+
+def test_a_device_whose_clock_is_ahead_closes_no_window() -> None:
+    core = make_core()
+    ingest(core, ("UA", 1, 9_000_000), arrival_ms=20_000)
+    assert core.streams["flights"].watermark_ms == 20_000
+    assert core.handle(Configured((*QUERIES, LATER))) == [QueryAccepted(LATER[0])]
+    assert core.queries[LATER[0]].since_ms == 30_000, "and no query waits for its time to come"
+
+
+def test_a_watermark_never_goes_back() -> None:
+    core = make_core()
+    ingest(core, ("UA", 1, 50_000))
+    ingest(core, ("UA", 1, 20_000))
+    assert core.streams["flights"].watermark_ms == 50_000
+
+
+def test_a_later_query_starts_with_a_complete_slice() -> None:
+    core = make_core(queries=QUERIES[:1])
+    ingest(core, ("UA", 500, 13_000))
+    assert core.handle(Configured(QUERIES)) == [QueryAccepted(BUDGETED_REF)]
+    assert Dropped(BUDGETED_REF, "before-query", 1) in ingest(core, ("UA", 500, 14_000), ("UA", 500, 21_000))
+    core.handle(SourceEnded("flights", "file"))
+    bodies = pull_all(core)
+    assert {body.since_ms for name, body in bodies if name == "budgeted"} == {20_000}
+    assert {body.since_ms for name, body in bodies if name == "exact"} == {None}
+    assert merged(bodies)[("budgeted", 20_000)] == {"UA": {"miles": 500}}
+
+
+def test_a_query_that_does_not_match_is_refused_and_the_others_continue() -> None:
+    stray = QuerySpec.from_mapping({**EXACT.to_mapping(), "name": "stray", "from": "boats"})
+    wrong = QuerySpec.from_mapping({**EXACT.to_mapping(), "name": "wrong", "measures": {"x": "sum(carrier)"}})
+    core = EdgeCore({"flights": StreamSpec(COLUMNS)})
+    effects = core.handle(Configured((*QUERIES, (QueryRef("stray", 1), stray), (QueryRef("wrong", 1), wrong))))
+    refused = {e.query.name: e.message for e in effects if isinstance(e, QueryRefused)}
+    assert set(refused) == {"stray", "wrong"}
+    assert "boats" in refused["stray"] and "flights" in refused["stray"]
+    assert "carrier" in refused["wrong"] or "string" in refused["wrong"]
+    assert set(core.queries) == {EXACT_REF, BUDGETED_REF}
+
+
+def test_a_query_that_is_not_in_the_new_set_ends() -> None:
+    core = make_core()
+    ingest(core, ("UA", 500, 1_000))
+    core.handle(Configured(QUERIES[:1]))
+    core.handle(SourceEnded("flights", "file"))
+    assert {name for name, _ in pull_all(core)} == {"exact"}
+
+
+def test_without_a_share_a_budgeted_query_is_exact() -> None:
+    core = make_core()
+    ingest(core, ("UA", 500, 1_000), ("UA", 500, 11_000))
+    (body,) = [b for n, b in pull_all(core) if n == "budgeted"]
+    assert merged([("budgeted", body)]) == {("budgeted", 0): {"UA": {"miles": 500}}}
+    assert body.closes[0].withheld == ()
+
+
+def test_values_within_the_share_are_withheld_and_reported() -> None:
+    core = make_core()
+    core.handle(BudgetSet(BUDGETED_REF, {"miles": SHARE}))
+    ingest(core, ("UA", 1_500, 1_000), ("UA", 501, 2_000), ("DL", 1_999, 3_000), ("AA", 300, 4_000), ("AA", 1, 10_000))
+    (body,) = [b for n, b in pull_all(core) if n == "budgeted"]
+    assert merged([("budgeted", body)]) == {("budgeted", 0): {"UA": {"miles": 2_001}}}
+    assert body.closes[0].withheld == (Withheld("miles", 1_999, 0, 2_299, 0, 2),)
+
+
+def test_values_above_a_smaller_share_are_sent() -> None:
+    core = make_core()
+    core.handle(BudgetSet(BUDGETED_REF, {"miles": SHARE}))
+    late = QuerySpec.from_mapping({**BUDGETED.to_mapping(), "lateness": "1h"})
+    core.handle(Configured(()))
+    core.handle(Configured(((BUDGETED_REF, late),)))
+    core.handle(BudgetSet(BUDGETED_REF, {"miles": SHARE}))
+    ingest(core, ("UA", 1_500, 1_000), ("DL", 300, 1_000), ("AA", 1, 10_000))
+    assert merged(pull_all(core)) == {}
+    core.handle(BudgetSet(BUDGETED_REF, {"miles": 400.0}))
+    bodies = pull_all(core)
+    assert merged(bodies) == {("budgeted", 0): {"UA": {"miles": 1_500}}}
+    assert bodies[-1][1].closes[0].withheld == (Withheld("miles", 300, 0, 300, 0, 1),)
+
+
+def test_a_narrow_link_sends_from_open_slices_least_recently_used_first() -> None:
+    core = make_core(queries=LRU)
+    for i, carrier in enumerate(["UA", "DL", "AA", "UA"]):
+        ingest(core, (carrier, 100, 1_000 + i))
+    (effect,) = core.handle(PullEvent(1, ALL_OPEN))
+    assert isinstance(effect, FrameBuilt)
+    assert list(merged([("exact", effect.frame.unpack())])[("exact", 0)]) == ["DL"]
+
+
+def test_open_slices_are_sent_early_only_if_draining_them_takes_long() -> None:
+    core = make_core(StreamSpec(COLUMNS, clock=StreamClock(0, 1_000_000, 1.0)), QUERIES[:1])
+    rng = np.random.default_rng(0)
+    rows = [(f"c{int(k)}", 100, 1_000) for k in rng.integers(0, 1000, 3000)]
+    ingest(core, *rows, arrival_ms=1_001_000)
+    assert merged(pull_all(core)) == {}
+    slow, fast = core.next_pull_ms(20_000.0, 1_001_000), core.next_pull_ms(1e9, 1_001_000)
+    assert fast is not None and slow is not None
+    assert 1_009_990 <= fast <= 1_010_000, "a fast link waits for the slice's end"
+    assert slow < 1_007_000, "a slow link starts early"
+    now, drained = core.drain_windows(20_000.0, slow)["flights"]
+    assert drained - now > 1_000, "what there is would take more than a second"
+
+
+def test_an_open_slice_that_the_clock_has_passed_waits_for_its_records() -> None:
+    backfill = make_core(StreamSpec(COLUMNS, clock=StreamClock(0, 0, 1.0)), QUERIES[:1])
+    ingest(backfill, ("UA", 1, 1_000))
+    pull_all(backfill)
+    assert backfill.next_pull_ms(1.0, now_ms=60_000) is None
+    assert pull_all(backfill, drain_windows=backfill.drain_windows(1.0, 60_000)) == []
+
+
+def test_under_a_staleness_budget_a_slice_that_should_have_closed_is_sent() -> None:
+    stale = QuerySpec.from_mapping({**EXACT.to_mapping(), "budget": {"staleness": "2s"}})
+    core = make_core(StreamSpec(COLUMNS, clock=StreamClock(0, 0, 1.0)), ((EXACT_REF, stale),))
+    ingest(core, ("UA", 1, 1_000))
+    pull_all(core)
+    due = core.next_pull_ms(1e9, now_ms=60_000)
+    assert due is not None and due <= 60_000
+    assert merged(pull_all(core, drain_windows=core.drain_windows(1e9, 60_000))) != {}
+
+
+def test_acknowledged_frames_are_dropped_and_the_others_kept() -> None:
+    core = make_core()
+    ingest(core, ("UA", 500, 1_000), ("UA", 500, 25_000))
+    pull_all(core)
+    assert [f.seq for f in core.unacked] == [1, 2]
+    core.handle(Acked(1))
+    assert [f.seq for f in core.unacked] == [2]
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    steps=st.lists(st.tuples(st.sampled_from(["ingest", "pull", "early", "tick"]), st.integers(1, 60)), max_size=30),
+)
+def test_for_any_pulls_the_center_gets_the_truth_less_the_withheld_error(
+    seed: int, steps: list[tuple[str, int]]
+) -> None:
+    data = flights(200, seed)
+    core = make_core(StreamSpec(COLUMNS, disorder_ms=4_000))
+    core.handle(BudgetSet(BUDGETED_REF, {"miles": SHARE}))
+    bodies: list[tuple[str, FrameBody]] = []
+    row = 0
+    for step, amount in [*steps, ("ingest", data.num_rows)]:
+        if step == "ingest":
+            core.handle(Ingested("flights", "file", data.slice(row, amount), (1 << 40) + row))
+            row = min(row + amount, data.num_rows)
+        elif step == "tick":
+            core.handle(TickEvent((1 << 40) + row))
+        else:
+            effects = core.handle(PullEvent(amount * 10, ALL_OPEN if step == "early" else {}))
+            bodies += [(e.frame.query.name, e.frame.unpack()) for e in effects if isinstance(e, FrameBuilt)]
+    core.handle(SourceEnded("flights", "file"))
+    bodies += pull_all(core, 500)
+    center = merged(bodies)
+    assert {k: v for k, v in center.items() if k[0] == "exact"} == truth(data, EXACT)
+    stated = {c.slice_start_ms: c.withheld for n, b in bodies if n == "budgeted" for c in b.closes}
+    for key, groups in truth(data, BUDGETED).items():
+        sent = center.get(key, {})
+        missing = [v["miles"] - sent.get(g, {"miles": 0.0})["miles"] for g, v in groups.items()]
+        kept = [m for m in missing if m]
+        assert all(0 < m <= SHARE for m in kept)
+        expected = (Withheld("miles", max(kept), 0.0, sum(kept), 0.0, len(kept)),) if kept else ()
+        assert stated[key[1]] == expected
+
+
+@pytest.mark.parametrize("cls", [dict, int])
+def test_an_unknown_event_is_a_type_error(cls: type) -> None:
+    with pytest.raises(TypeError, match="not an event of the edge"):
+        make_core().handle(cls())

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pyarrow as pa
+
+from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
+from edgewater.query import QuerySpec
+
+
+def test_integers_beyond_2_to_53_are_observed_as_the_nearest_float() -> None:
+    spec = QuerySpec.from_mapping(
+        {
+            "name": "q", "from": "s", "measures": {"total": "sum(x)"}, "window": {"tumbling": "1s"},
+            "accuracy": {"error": "5%"},
+        }
+    )  # fmt: skip
+    bound = spec.bind({"x": pa.int64()})
+    records = pa.record_batch({"x": [2**60 + 1, 3], "event_time_ms": [0, 0]})
+
+    seen = AccuracyMeasure(bound).observed(MeasureArguments(bound, records), None)
+
+    assert seen.values is not None
+    assert seen.values.tolist() == [2.0**60, 3.0]

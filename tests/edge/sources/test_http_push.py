@@ -1,0 +1,245 @@
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+from starlette.applications import Starlette
+
+from edge.config import EdgeConfig, parse_config
+from edge.records import Chunk
+from edge.sources import Unavailable, push_routes
+from edgewater.errors import StorageError
+
+NDJSON = {"content-type": "application/x-ndjson"}
+CSV = {"content-type": "text/csv; charset=utf-8"}
+ARROW = {"content-type": "application/vnd.apache.arrow.stream"}
+PATH = "/v1/streams/flights"
+
+
+def config(**limits: object) -> EdgeConfig:
+    columns = {"carrier": "string", "distance": "int64", "delay": "float64", "late": "bool"}
+    stream = {"columns": columns, "time": {"column": "t"}, "sources": [{"http": None}]}
+    return parse_config(
+        {
+            "edge": "jfk",
+            "state_dir": "state",
+            "streams": {"flights": stream, "quiet": {**stream, "sources": [{"stdin": None}]}},
+            "limits": limits,
+        }
+    )
+
+
+class Agent:
+    """The other side of the routes: takes chunks once `durable` is set."""
+
+    def __init__(self, arrival_ms: int, **limits: object) -> None:
+        self.taken: list[tuple[str, Chunk]] = []
+        self.durable = asyncio.Event()
+        self.durable.set()
+        self.entered = asyncio.Event()
+        self.unavailable: Unavailable | None = None
+        self.failure: Exception | None = None
+        routes = push_routes(config(**limits), self.accept, lambda: self.unavailable, lambda: arrival_ms)
+        self.transport = httpx.ASGITransport(app=Starlette(routes=routes))
+
+    async def accept(self, chunk: Chunk, stream: str) -> None:
+        self.entered.set()
+        if self.failure is not None:
+            raise self.failure
+        self.taken.append((stream, chunk))
+        await self.durable.wait()
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=self.transport, base_url="http://edge")
+
+    async def post(self, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
+        async with self.client() as client:
+            return await client.post(path, content=body, headers=headers)
+
+    def push(self, body: Any, headers: dict[str, str] = NDJSON, path: str = PATH) -> httpx.Response:
+        return asyncio.run(self.post(path, body, headers))
+
+
+@pytest.fixture
+def agent(arrival_ms: int) -> Agent:
+    return Agent(arrival_ms)
+
+
+def problem(response: httpx.Response, status: int, code: str) -> str:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    body = response.json()
+    assert (body["status"], body["type"]) == (status, f"https://edgewater.dev/problems/{code}")
+    return str(body["detail"])
+
+
+def test_records_are_taken_and_counted(agent: Agent, ndjson: Any) -> None:
+    response = agent.push(ndjson(0, 3))
+    assert (response.status_code, response.json()) == (200, {"accepted": 3, "rejected": []})
+    ((stream, chunk),) = agent.taken
+    assert (stream, chunk.source) == ("flights", "flights:http")
+    assert chunk.batch.column("distance").to_pylist() == [0, 1, 2]
+
+
+def test_bad_records_are_named_in_the_reply_and_the_others_taken(agent: Agent, ndjson: Any) -> None:
+    response = agent.push(ndjson(0, 2) + "oops\n" + ndjson(2, 3))
+    assert response.json()["accepted"] == 3
+    (rejected,) = response.json()["rejected"]
+    assert (rejected["reason"], rejected["count"], rejected["example"]) == ("malformed", 1, "oops")
+    assert agent.taken[0][1].rejected[0].reason == "malformed"
+
+
+def test_csv_arrow_and_gzip_are_read_by_their_headers(agent: Agent, ndjson: Any, arrival_ms: int) -> None:
+    csv = "t,carrier,distance,delay,late\n1700000000000,AA,7,,\n"
+    table = pa.table(
+        {"t": [arrival_ms], "carrier": ["AA"], "distance": pa.array([8], pa.int16()), "delay": [1.0], "late": [True]}
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    zipped = gzip.compress(ndjson(9, 10).encode()) + gzip.compress(ndjson(10, 11).encode())
+    for body, headers in (
+        (csv, CSV),
+        (sink.getvalue().to_pybytes(), ARROW),
+        (zipped, {**NDJSON, "content-encoding": "gzip"}),
+    ):
+        assert agent.push(body, headers).status_code == 200
+    assert [n for _, chunk in agent.taken for n in chunk.batch.column("distance").to_pylist()] == [7, 8, 9, 10]
+
+
+def test_a_body_of_several_blocks_is_taken_as_one_chunk(agent: Agent, ndjson: Any) -> None:
+    assert agent.push(ndjson(0, 25_000)).json() == {"accepted": 25_000, "rejected": []}
+    ((_, chunk),) = agent.taken
+    assert chunk.batch.column("distance").to_pylist() == list(range(25_000))
+
+
+def test_the_reply_comes_only_when_the_records_are_durable(agent: Agent, ndjson: Any) -> None:
+    async def run() -> None:
+        agent.durable.clear()
+        reply = asyncio.ensure_future(agent.post(PATH, ndjson(0, 1), NDJSON))
+        await asyncio.wait_for(agent.entered.wait(), 10)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not reply.done()
+        agent.durable.set()
+        assert (await asyncio.wait_for(reply, 10)).status_code == 200
+
+    asyncio.run(run())
+
+
+def test_a_stream_without_http_source_is_not_found_and_the_reply_names_those_with_one(agent: Agent) -> None:
+    for path in ("/v1/streams/trains", "/v1/streams/quiet"):
+        assert "streams that do: flights" in problem(agent.push("", path=path), 404, "not-found")
+
+
+def test_another_media_type_is_refused_and_the_right_ones_named(agent: Agent) -> None:
+    detail = problem(agent.push("x", {"content-type": "text/html"}), 415, "unsupported-media-type")
+    assert "expected application/x-ndjson, text/csv or application/vnd.apache.arrow.stream" in detail
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "says"),
+    [
+        (b"t,carrier\n", CSV, "missing column"),
+        (b"", NDJSON, "the body is empty"),
+        (b"not arrow", ARROW, "an Arrow IPC stream"),
+        (b"not gzip", {**NDJSON, "content-encoding": "gzip"}, "gzip data, as Content-Encoding says"),
+        (gzip.compress(b"{}" * 99, mtime=0)[:-5], {**NDJSON, "content-encoding": "gzip"}, "the data is cut off"),
+        (b"x", {**NDJSON, "content-encoding": "br"}, "expected gzip or identity"),
+    ],
+)
+def test_a_body_that_cannot_be_used_as_a_whole_is_refused(
+    agent: Agent, body: bytes, headers: dict[str, str], says: str
+) -> None:
+    assert says in problem(agent.push(body, headers), 422, "invalid-record")
+    assert agent.taken == []
+
+
+def test_a_damaged_arrow_body_is_refused_and_does_not_crash(agent: Agent, arrival_ms: int) -> None:
+    table = pa.table(
+        {"t": [arrival_ms], "carrier": ["AA"], "distance": [1], "delay": [1.0], "late": [True]}
+    )  # fmt: skip
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    whole = sink.getvalue().to_pybytes()
+    damaged = whole.replace(b"AA", b"\xff\xff", 1)
+    assert damaged != whole
+    problem(agent.push(damaged, ARROW), 422, "invalid-record")
+    problem(agent.push(whole[: len(whole) // 2], ARROW), 422, "invalid-record")
+
+
+def test_a_body_over_the_limit_is_refused_announced_or_not_packed_or_not(arrival_ms: int, ndjson: Any) -> None:
+    agent = Agent(arrival_ms, max_push_bytes=1000)
+    body = ndjson(0, 100).encode()
+
+    async def in_parts() -> Any:
+        for at in range(0, len(body), 100):
+            yield body[at : at + 100]
+
+    for sent, headers in (
+        (body, NDJSON),
+        (in_parts(), NDJSON),
+        (gzip.compress(body), {**NDJSON, "content-encoding": "gzip"}),
+    ):
+        assert "longer than 1000 bytes" in problem(agent.push(sent, headers), 413, "too-large")
+    assert agent.taken == []
+    assert agent.push(ndjson(0, 5)).status_code == 200
+
+
+def test_an_unavailable_agent_sends_retry_after(agent: Agent, ndjson: Any) -> None:
+    agent.unavailable = Unavailable("no queries known yet", retry_after_s=3)
+    response = agent.push(ndjson(0, 1))
+    assert problem(response, 503, "unavailable") == "no queries known yet"
+    assert response.headers["retry-after"] == "3"
+
+
+def test_a_journal_that_fails_is_no_positive_reply(agent: Agent, ndjson: Any) -> None:
+    agent.failure = StorageError("the disk is full")
+    response = agent.push(ndjson(0, 1))
+    assert problem(response, 503, "storage") == "the disk is full"
+    assert response.headers["retry-after"] == "1"
+
+
+def test_bodies_that_wait_are_bounded(arrival_ms: int, ndjson: Any) -> None:
+    agent = Agent(arrival_ms, max_push_bytes=1000)
+    body = ndjson(0, 8).ljust(1000)
+
+    async def run() -> None:
+        agent.durable.clear()
+        waiting = [asyncio.ensure_future(agent.post(PATH, body, NDJSON)) for _ in range(4)]
+        while len(agent.taken) < 4:
+            agent.entered.clear()
+            await asyncio.wait_for(agent.entered.wait(), 10)
+        async with agent.client() as client:
+            turned_away = await client.post(PATH, content=body, headers=NDJSON)
+        assert "4000 bytes are pending; the limit is 4000" in problem(turned_away, 429, "too-many-requests")
+        assert turned_away.headers["retry-after"] == "1"
+        agent.durable.set()
+        replies = await asyncio.wait_for(asyncio.gather(*waiting), 10)
+        assert [reply.status_code for reply in replies] == [200] * 4
+
+    asyncio.run(run())
+    assert json.loads(agent.push(body).text)["accepted"] == 8
+
+
+def test_a_dictionary_that_would_expand_beyond_the_limit_is_refused(arrival_ms: int) -> None:
+    agent = Agent(arrival_ms, max_push_bytes=10_000)
+    rows = 1_000
+    carrier = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int8()), pa.array(["x" * 1_000]))
+    batch = pa.record_batch(
+        {
+            "t": pa.array([arrival_ms] * rows), "carrier": carrier, "distance": pa.array([1] * rows),
+            "delay": pa.array([0.5] * rows), "late": pa.array([False] * rows),
+        }
+    )  # fmt: skip
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    body = sink.getvalue().to_pybytes()
+    assert len(body) < 10_000
+    problem(agent.push(body, ARROW), 413, "too-large")
+    assert agent.taken == []

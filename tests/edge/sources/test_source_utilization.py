@@ -1,0 +1,225 @@
+"""A source that keeps up is idle at times; one that does not keep up never is."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from edge.codecs import TextFormat
+from edge.config import EdgeConfig, parse_config
+from edge.records import COALESCE_S, Chunk
+from edge.sources import HttpSource, StdinSource, Unavailable, push_routes
+from edge.sources.pacing import paced
+from edge.utilization import BusyMeter
+from edgewater.streams import TIME_COLUMN, StreamClock
+
+WALL_MS = 1_700_000_000_000
+
+
+class Wall:
+    """A clock that work and sleep move."""
+
+    def __init__(self) -> None:
+        self.ms = float(WALL_MS)
+        self.meter = BusyMeter(lambda: self.ms / 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        with self.meter.idle("s"):
+            self.ms += seconds * 1000
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("work", "share"), [(0.05, 0.05), (0.3, 0.3), (0.8, 0.8), (1.5, 1.0)])
+def test_a_replay_is_as_busy_as_its_records_make_it(work: float, share: float) -> None:
+    """10 records a ms, so that at any moment some are due. `work`: ms of work per ms of records."""
+    wall, batches = Wall(), 0
+    times = [i // 10 for i in range(20_000)]
+
+    async def source() -> AsyncIterator[Chunk]:
+        for at in range(0, len(times), 5_000):
+            batch = pa.record_batch({TIME_COLUMN: pa.array(times[at : at + 5_000], pa.int64())})
+            yield Chunk("s", batch, None, None, (), 1)
+
+    async def run() -> int:
+        count = 0
+        with wall.meter.busy("s"):
+            pacing = paced(source(), StreamClock(0, WALL_MS, 1.0), now_ms=lambda: int(wall.ms), sleep=wall.sleep)
+            async for one in pacing:
+                wall.ms += work * one.batch.num_rows / 10
+                count += 1
+        return count
+
+    batches = asyncio.run(run())
+    assert wall.meter.take_busy_share() == pytest.approx(share, abs=0.05)
+    assert batches <= 2_000 / 20 + 2 * 4, "parts are at least the release interval apart"
+
+
+def test_short_reads_of_a_growing_file_are_coalesced(world: Any, ndjson: Any, numbers: Any) -> None:
+    world.write("a.log", ndjson(0, 1))
+    source, chunks = world.source("a.log", format="ndjson", follow=True), []
+
+    async def run() -> None:
+        async for chunk in source.chunks(None):
+            chunks.append(chunk)
+            if len(chunks) == 40:
+                break
+            world.append("a.log", ndjson(len(chunks), len(chunks) + 1))  # before the source looks again
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert numbers(chunks) == list(range(40))
+    assert len(world.slept) >= 37 and set(world.slept) == {COALESCE_S}
+
+
+def test_a_file_with_much_unread_input_is_read_without_a_pause(world: Any, ndjson: Any, numbers: Any) -> None:
+    world.write("a.log", ndjson(0, 2_000))
+    source, chunks = world.source("a.log", format="ndjson", follow=True), []
+
+    async def run() -> None:
+        async for chunk in source.chunks(None):
+            chunks.append(chunk)
+            if len(chunks) == 10:
+                break
+            world.append("a.log", ndjson(2_000 * len(chunks), 2_000 * (len(chunks) + 1)))
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert numbers(chunks) == list(range(20_000)) and world.slept == []
+
+
+def test_short_reads_of_standard_input_are_coalesced(schema: Any, arrival_ms: int, ndjson: Any) -> None:
+    read_end, write_end = os.pipe()
+    slept: list[float] = []
+    marks: list[str] = []
+
+    async def sleep(seconds: float) -> None:
+        assert marks[-1] == "begin", "the source is idle during the pause"
+        slept.append(seconds)
+
+    source = StdinSource(
+        "s", "flights", TextFormat("ndjson", schema), now_ms=lambda: arrival_ms, fd=read_end, sleep=sleep,
+        idle=lambda name: _marked(marks),
+    )  # fmt: skip
+
+    async def run() -> int:
+        os.write(write_end, ndjson(0, 1).encode())
+        count = 0
+        async for _ in source.chunks(None):
+            count += 1
+            if count < 20:
+                os.write(write_end, ndjson(count, count + 1).encode())
+            elif count == 20:
+                os.close(write_end)
+        return count
+
+    assert asyncio.run(asyncio.wait_for(run(), 30)) == 20
+    assert len(slept) >= 17 and set(slept) == {COALESCE_S}
+    os.close(read_end)
+
+
+@contextmanager
+def _marked(marks: list[str]) -> Iterator[None]:
+    marks.append("begin")
+    try:
+        yield
+    finally:
+        marks.append("end")
+
+
+def test_standard_input_without_a_line_is_idle(schema: Any, arrival_ms: int, ndjson: Any) -> None:
+    read_end, write_end = os.pipe()
+    marks: list[str] = []
+    text = TextFormat("ndjson", schema)
+    source = StdinSource("s", "flights", text, now_ms=lambda: arrival_ms, fd=read_end, idle=lambda name: _marked(marks))
+
+    async def run() -> None:
+        first = asyncio.ensure_future(anext(source.chunks(None)))
+        while not marks:
+            await asyncio.sleep(0)
+        assert marks == ["begin"]
+        os.write(write_end, ndjson(0, 1).encode())
+        await asyncio.wait_for(first, 10)
+        assert marks == ["begin", "end"]
+
+    asyncio.run(run())
+    os.close(write_end)
+    os.close(read_end)
+
+
+def test_decoding_a_push_is_busy_time_and_waiting_for_the_disk_is_not(ndjson: Any, arrival_ms: int) -> None:
+    happened: list[str] = []
+
+    async def accept(chunk: Chunk, stream: str) -> None:
+        happened.append(f"accept {chunk.source}")
+
+    routes = push_routes(pushed(), accept, lambda: None, lambda: arrival_ms, lambda name: _marked(happened))
+    assert asyncio.run(push(routes, ndjson(0, 3))) == 200
+    assert happened == ["begin", "end", "accept flights:http"]
+
+
+def test_a_refused_push_counts_as_unread_input(ndjson: Any, arrival_ms: int) -> None:
+    wall = Wall()
+
+    async def accept(chunk: Chunk, stream: str) -> None:
+        pass
+
+    def routes(unavailable: Unavailable | None) -> list[Route]:
+        return push_routes(pushed(), accept, lambda: unavailable, lambda: arrival_ms, on_refused=wall.meter.on_refused)
+
+    with wall.meter.busy("flights:http"), wall.meter.idle("flights:http"):
+        assert asyncio.run(push(routes(None), ndjson(0, 3))) == 200
+        assert wall.meter.unread_sources(0.1) == set()
+        assert asyncio.run(push(routes(Unavailable("the edge is full")), ndjson(0, 3))) == 503
+        wall.ms += 1_500
+        assert wall.meter.unread_sources(0.1) == {"flights:http"}, "its sender retries after a second"
+        wall.ms += 1_000
+        assert wall.meter.unread_sources(0.1) == set(), "or never"
+
+
+def pushed() -> EdgeConfig:
+    return parse_config(
+        {
+            "edge": "jfk",
+            "center": {"address": "127.0.0.1:1"},
+            "state_dir": "unused",
+            "streams": {
+                "flights": {
+                    "columns": {"carrier": "string", "distance": "int64", "delay": "float64", "late": "bool"},
+                    "time": {"column": "t", "unit": "ms"},
+                    "sources": [{"http": None}],
+                }
+            },
+        }
+    )
+
+
+async def push(routes: list[Route], body: bytes) -> int:
+    transport = httpx.ASGITransport(app=Starlette(routes=routes))
+    async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
+        headers = {"content-type": "application/x-ndjson"}
+        return (await client.post("/v1/streams/flights", content=body, headers=headers)).status_code
+
+
+def test_an_http_source_is_idle_without_pushes(schema: Any) -> None:
+    wall = Wall()
+    source = HttpSource("s", "flights", schema, wall.meter.idle)
+
+    async def run() -> None:
+        with wall.meter.busy("s"):
+            waiting = asyncio.ensure_future(anext(source.chunks(None)))
+            await asyncio.sleep(0)
+            wall.ms += 1_000
+            assert wall.meter.take_busy_share() == 0.0
+            with wall.meter.busy("s"):
+                wall.ms += 250
+            wall.ms += 750
+            assert wall.meter.take_busy_share() == pytest.approx(0.25)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(run())

@@ -1,0 +1,120 @@
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.config import parse_config
+from edge.preflight import CheckReport, check
+
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    """Checks a configuration with one file source over the given files."""
+
+    def run(files: dict[str, str | bytes], *, path: str = "*", file: Any = None, **stream: Any) -> CheckReport:
+        data = tmp_path / "data"
+        data.mkdir(exist_ok=True)
+        for name, content in files.items():
+            (data / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        given = {
+            "columns": {"carrier": "string", "distance": "int64"},
+            "time": {"column": "t"},
+            "sources": [{"file": {"path": str(data / path), "format": "csv", **(file or {})}}],
+            **stream,
+        }
+        config = {"edge": "jfk", "state_dir": str(tmp_path / "state"), "streams": {"flights": given}}
+        return check(parse_config(config), lambda: NOW_MS)
+
+    return run
+
+
+def rows(*times: int) -> str:
+    return "t,carrier,distance\n" + "".join(f"{t},AA,{n}\n" for n, t in enumerate(times))
+
+
+def test_a_configuration_that_fits_is_ok(run: Any, tmp_path: Path) -> None:
+    report = run({"a.csv": rows(NOW_MS, NOW_MS + 5), "b.csv.gz": gzip.compress(rows(NOW_MS + 9).encode())})
+    (source,) = report.streams[0].sources
+    assert report.ok
+    assert (source.files, source.records, source.rejected, source.advice) == (2, 3, (), ())
+    assert (source.first_ms, source.last_ms) == (NOW_MS, NOW_MS + 9)
+    assert "3 valid records" in report.to_text()
+    assert report.to_text().endswith("ok")
+    assert not (tmp_path / "state").exists()
+
+
+def test_bad_records_are_shown_with_their_reason_and_are_no_problem(run: Any) -> None:
+    report = run({"a.csv": rows(NOW_MS) + "17,AA\n"})
+    (source,) = report.streams[0].sources
+    assert report.ok
+    assert [(r.reason, r.count, r.example) for r in source.rejected] == [("malformed", 1, "17,AA")]
+    assert "rejected, malformed: 1 record(s); 2 fields; expected 3" in report.to_text()
+
+
+def test_a_wrong_unit_is_a_problem_with_its_cure(run: Any) -> None:
+    report = run({"a.csv": rows(NOW_MS // 1000)})
+    assert not report.ok
+    assert "looks like seconds; set time.unit: s" in report.to_text()
+    assert "problem: every record that was read is rejected" in report.to_text()
+
+
+def test_a_missing_column_is_a_problem_and_the_other_files_are_still_looked_at(run: Any) -> None:
+    report = run({"a.csv": "t,carrier\n", "b.csv": rows(NOW_MS)})
+    (source,) = report.streams[0].sources
+    assert not report.ok
+    assert "missing column" in source.problems[0]
+    assert "present: t, carrier" in source.problems[0]
+    assert source.records == 1
+
+
+def test_no_file_is_a_problem_unless_files_are_waited_for(run: Any) -> None:
+    assert "no file matches" in run({}).to_text()
+    assert not run({}).ok
+    assert run({}, file={"follow": True}).ok
+
+
+def test_a_truncated_archive_is_shown(run: Any) -> None:
+    whole = gzip.compress(rows(*range(NOW_MS, NOW_MS + 1000)).encode())
+    report = run({"a.csv.gz": whole[: len(whole) // 2]})
+    assert [r.reason for r in report.streams[0].sources[0].rejected] == ["truncated"]
+
+
+def test_disorder_beyond_the_allowed_is_advised(run: Any) -> None:
+    files = {"a.csv": rows(NOW_MS, NOW_MS - 90_000, NOW_MS + 1)}
+    (source,) = run(files).streams[0].sources
+    assert source.disorder_ms == 90_000
+    assert "records arrive up to 90s behind the newest" in source.advice[0]
+    assert run(files, disorder="2m").streams[0].sources[0].advice == ()
+
+
+def test_a_column_that_never_has_a_value_is_advised(run: Any) -> None:
+    lines = f'{{"t": {NOW_MS}, "carrier": "AA", "dist": 5}}\n'
+    report = run({"a.ndjson": lines}, file={"format": "ndjson"})
+    assert "column distance is null in every record" in report.streams[0].sources[0].advice[0]
+
+
+def test_records_outside_a_replay_are_advised(run: Any) -> None:
+    replay = {"speed": 1, "start": "2023-11-14T22:00:00Z"}
+    late = run({"a.csv": rows(NOW_MS)}, replay=replay).streams[0].sources[0].advice
+    assert late == ("the first record is released 800s after the replay's start",)
+    early = run({"a.csv": rows(NOW_MS - 3_600_000)}, replay=replay).streams[0].sources[0].advice
+    assert "before replay.start" in early[0]
+
+
+def test_a_state_folder_that_cannot_be_made_is_a_problem(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    report = run({"a.csv": rows(NOW_MS)})
+    assert not report.ok
+    assert "is not a writable directory" in report.problems[0]
+
+
+def test_the_report_is_json_too(run: Any) -> None:
+    report = json.loads(json.dumps(run({"a.csv": rows(NOW_MS) + "x\n"}).to_json()))
+    (source,) = report["streams"]["flights"]
+    assert (report["edge"], report["ok"], source["records"]) == ("jfk", True, 1)
+    assert source["first_event_time"] == "2023-11-14T22:13:20.000Z"
+    assert source["rejected"][0]["reason"] == "malformed"

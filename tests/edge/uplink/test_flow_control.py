@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import heapq
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.core import MAX_FRAME_BYTES
+from edge.durability import QuotaFile
+from edge.uplink import MIN_FRAME_BYTES, DailyQuota
+from edge.uplink.flow_control import (
+    DAY_MS,
+    IN_FLIGHT_GAIN,
+    MIN_IN_FLIGHT_BYTES,
+    LinkEstimator,
+    TokenBucket,
+    WindowedExtreme,
+)
+
+CREDIT = 64 << 20
+FRAME = 32 << 10
+
+
+class Pipe:
+    """A link of a fixed rate and delay, driven by a sender that uses all the room that the estimator allows."""
+
+    def __init__(self, link: LinkEstimator, rate_bytes_s: float, rtt_s: float) -> None:
+        self.link, self.rate, self.rtt = link, rate_bytes_s, rtt_s
+        self.now, self.busy_until, self.seq = 0.0, 0.0, 0
+        self.acks: list[tuple[float, int]] = []
+        self.queued_most_s = 0.0
+
+    def run(self, until_s: float) -> None:
+        while self.now < until_s:
+            while (room := self.link.room_bytes(1 << 20)) > 0 and self.link.delay_s(self.now) == 0:
+                self._send(min(room, FRAME))
+            paced = self.now + self.link.delay_s(self.now) if room else float("inf")
+            if self.acks and self.acks[0][0] <= paced:
+                self.now, seq = heapq.heappop(self.acks)
+                self.link.on_acknowledged(seq, self.now)
+            else:
+                self.now = paced
+
+    def _send(self, size: int) -> None:
+        self.link.on_sent(self.seq, size, self.now)
+        self.queued_most_s = max(self.queued_most_s, self.busy_until - self.now)
+        self.busy_until = max(self.busy_until, self.now) + size / self.rate
+        heapq.heappush(self.acks, (self.busy_until + self.rtt, self.seq))
+        self.seq += 1
+
+
+def begun(credit: int = CREDIT) -> LinkEstimator:
+    link = LinkEstimator()
+    link.begin_session(credit)
+    return link
+
+
+@pytest.mark.parametrize("rate", [50e3, 1e6, 20e6])
+@pytest.mark.parametrize("rtt", [0.002, 0.05, 0.3])
+def test_the_estimates_find_a_links_rate_and_round_trip(rate: float, rtt: float) -> None:
+    pipe = Pipe(begun(), rate, rtt)
+    pipe.run(30)
+    assert pipe.link.bandwidth_bytes_s == pytest.approx(rate, rel=0.1)
+    assert rtt <= pipe.link.rtt_ms / 1000 <= 1.05 * rtt + MIN_IN_FLIGHT_BYTES / rate
+
+
+@pytest.mark.parametrize("rate", [1e6, 20e6])
+def test_the_queue_stays_in_the_cache_and_not_in_the_link(rate: float) -> None:
+    rtt = 0.1
+    pipe = Pipe(begun(), rate, rtt)
+    pipe.run(20)
+    pipe.queued_most_s = 0.0
+    pipe.run(120)
+    # A round trip as seen from acknowledgements includes the time that frames take to pass.
+    bound = (IN_FLIGHT_GAIN * 1.1 - 1) * rtt + (FRAME + IN_FLIGHT_GAIN * MIN_IN_FLIGHT_BYTES) / rate
+    assert pipe.queued_most_s <= bound
+
+
+def test_a_drop_in_bandwidth_is_detected_once_the_window_expires() -> None:
+    pipe = Pipe(begun(), 10e6, 0.05)
+    pipe.run(20)
+    pipe.rate = 1e6
+    pipe.run(60)
+    assert pipe.link.bandwidth_bytes_s == pytest.approx(1e6, rel=0.2)
+
+
+def test_a_longer_round_trip_is_detected_once_the_minimum_expires() -> None:
+    pipe = Pipe(begun(), 10e6, 0.05)
+    pipe.run(20)
+    pipe.rtt = 0.2
+    pipe.run(60)
+    assert pipe.link.rtt_ms == pytest.approx(200, rel=0.1)
+    assert pipe.link.bandwidth_bytes_s == pytest.approx(10e6, rel=0.1)
+
+
+def test_draining_the_link_for_a_new_measurement_costs_little() -> None:
+    pipe = Pipe(begun(), 10e6, 0.1)
+    pipe.run(10)
+    sent = pipe.seq
+    pipe.run(110)
+    assert (pipe.seq - sent) * FRAME >= 0.95 * 10e6 * 100
+
+
+def test_a_link_that_is_not_full_does_not_lower_the_bandwidth_estimate() -> None:
+    pipe = Pipe(begun(), 10e6, 0.05)
+    pipe.run(5)
+    link, now, seq = pipe.link, pipe.now, pipe.seq
+    for _, left in sorted(pipe.acks):
+        link.on_acknowledged(left, now)
+    before = link.bandwidth_bytes_s
+    for n in range(200):
+        link.on_sent(seq + n, 500, now + n * 0.1)
+        link.on_acknowledged(seq + n, now + n * 0.1 + 0.05)
+    assert link.bandwidth_bytes_s == before
+
+
+def test_the_in_flight_limit_starts_at_the_minimum_and_never_exceeds_the_credit() -> None:
+    assert begun().in_flight_limit_bytes == MIN_IN_FLIGHT_BYTES
+    assert begun(1_000).in_flight_limit_bytes == 1_000
+    link = begun()
+    Pipe(link, 20e6, 0.3).run(30)
+    assert link.in_flight_limit_bytes > 4 << 20
+    link.set_credit(1 << 20)
+    assert link.in_flight_limit_bytes == 1 << 20
+
+
+def test_an_empty_link_has_room_for_one_frame_and_a_full_one_for_none() -> None:
+    link = begun(10_000)
+    assert link.room_bytes(1 << 20) == 10_000
+    link.on_sent(0, 9_000, 0.0)
+    assert link.room_bytes(1 << 20) == 0
+    link.on_acknowledged(0, 0.1)
+    assert link.room_bytes(1 << 20) > 0
+    link.begin_session(0)
+    assert link.room_bytes(1 << 20) == MIN_FRAME_BYTES, "with no credit at all the session would stall"
+    assert link.room_bytes(100) == 100, "the center limits the frame size"
+
+
+def test_a_frame_is_never_larger_than_what_a_slow_link_delivers_in_a_second() -> None:
+    pipe = Pipe(begun(), 20e3, 0.05)
+    pipe.run(60)
+    pipe.link.begin_session(CREDIT)
+    assert pipe.link.room_bytes(1 << 20) <= 22e3
+
+
+def test_a_new_session_begins_with_an_empty_link_and_the_old_estimates() -> None:
+    pipe = Pipe(begun(), 1e6, 0.05)
+    pipe.run(10)
+    bandwidth = pipe.link.bandwidth_bytes_s
+    pipe.link.begin_session(CREDIT)
+    assert pipe.link.in_flight_bytes == 0
+    assert pipe.link.bandwidth_bytes_s == bandwidth
+    pipe.link.on_acknowledged(pipe.seq, 11.0)
+    assert pipe.link.in_flight_bytes == 0, "an acknowledgement of what is not in flight changes nothing"
+
+
+def test_the_round_trip_of_heartbeats_replaces_that_of_frames() -> None:
+    link = begun()
+    assert link.rtt_ms == 0
+    link.on_sent(0, 1_000, 0.0)
+    link.on_acknowledged(0, 0.08)
+    assert link.rtt_ms == pytest.approx(80)
+    link.on_echo(0.03, 1.0)
+    assert link.rtt_ms == pytest.approx(30)
+    assert link.slowest_ack_s == pytest.approx(0.08)
+
+
+@given(st.lists(st.integers(1, 100_000), max_size=60), st.data())
+def test_bytes_in_flight_are_those_sent_and_not_acknowledged(sizes: list[int], data: st.DataObject) -> None:
+    link, sent, acked, now = begun(), [], 0, 0.0
+    for seq, size in enumerate(sizes):
+        now += data.draw(st.floats(0, 1))
+        link.on_sent(seq, size, now)
+        sent.append(size)
+        if data.draw(st.booleans()):
+            acked = data.draw(st.integers(acked, len(sent)))
+            link.on_acknowledged(acked - 1, now)
+        assert link.in_flight_bytes == sum(sent[acked:])
+        assert 0 < link.in_flight_limit_bytes <= CREDIT
+
+
+@given(st.lists(st.tuples(st.floats(0, 3), st.floats(0, 100)), min_size=1, max_size=50))
+def test_a_windowed_extreme_is_that_of_the_samples_in_the_window(steps: list[tuple[float, float]]) -> None:
+    largest, smallest = WindowedExtreme("max", 5.0), WindowedExtreme("min", 5.0)
+    now, samples = 0.0, []
+    for step, value in steps:
+        now += step
+        samples.append((now, value))
+        largest.add(value, now)
+        smallest.add(value, now)
+        recent = [v for at, v in samples if at >= now - 5.0]
+        assert largest.value == max(recent)
+        assert smallest.value == min(recent)
+
+
+@given(
+    rate=st.integers(100, 1_000_000),
+    sizes=st.lists(st.integers(1, MAX_FRAME_BYTES), min_size=1, max_size=50),
+    pauses=st.lists(st.floats(0, 30), min_size=50, max_size=50),
+)
+def test_over_any_time_the_limit_is_exceeded_by_one_frame_at_most(
+    rate: int, sizes: list[int], pauses: list[float]
+) -> None:
+    bucket, now, sent = TokenBucket(rate, 0.0), 0.0, []
+    for size, pause in zip(sizes, pauses, strict=False):
+        now += pause
+        now += bucket.delay_s(now)
+        bucket.consume(size, now)
+        sent.append((now, size))
+    for i, (began, _) in enumerate(sent):
+        for j, (ended, size) in enumerate(sent[i:], i):
+            assert sum(s for _, s in sent[i:j]) <= rate * (ended - began) * (1 + 1e-9) + 1e-3, f"and one of {size}"
+    busy = sum(sizes[:-1]) / rate
+    assert now <= busy + sum(pauses[: len(sizes)]) + 1e-3, "no capacity is lost"
+
+
+def test_the_daily_quota_is_used_up_once_and_restored_at_midnight() -> None:
+    quota, noon = DailyQuota(1_000, None, lambda *_: None), 20_000 * DAY_MS + DAY_MS // 2
+    assert quota.delay_s(noon) == 0
+    quota.consume(999, noon)
+    assert quota.delay_s(noon) == 0
+    quota.consume(500, noon)
+    assert quota.delay_s(noon) == DAY_MS / 2 / 1000
+    assert quota.delay_s(noon + DAY_MS // 2) == 0
+
+
+class DiskRefuses(Exception):
+    pass
+
+
+@given(
+    limit=st.integers(1_000, 1_000_000),
+    sizes=st.lists(st.integers(1, 50_000), max_size=60),
+    trouble=st.lists(st.sampled_from(["", "", "", "crash", "stop", "disk", "midnight"]), min_size=60, max_size=60),
+)
+def test_the_daily_quota_holds_through_crashes_restarts_and_disk_failures(
+    limit: int, sizes: list[int], trouble: list[str]
+) -> None:
+    kept: list[tuple[int, int]] = []
+    broken = False
+
+    def keep(day: int, spent: int) -> None:
+        if broken:
+            raise DiskRefuses
+        kept[:] = [(day, spent)]
+
+    def begin() -> DailyQuota:
+        return DailyQuota(limit, kept[0] if kept else None, keep)
+
+    quota, now, sent, restarts = begin(), 20_000 * DAY_MS, 0, 0
+    for size, what in zip(sizes, trouble, strict=False):
+        broken = what == "disk"
+        if what == "stop":
+            quota.close()
+        if what in ("crash", "stop"):
+            quota, restarts = begin(), restarts + (what == "crash")
+        if what == "midnight":
+            now, sent, restarts = now + DAY_MS, 0, 0
+        if quota.delay_s(now) == 0:
+            try:
+                quota.consume(size, now)
+            except DiskRefuses:
+                continue
+            sent += size
+            assert sent - size < limit, "one message over it at most"
+        elif not broken:
+            assert sent >= limit - restarts * (limit // 100 + 1), "a crash costs a hundredth of it at most"
+
+
+def test_a_clock_that_is_set_back_does_not_grant_a_day_twice() -> None:
+    quota, noon = DailyQuota(1_000, None, lambda *_: None), 20_000 * DAY_MS + DAY_MS // 2
+    quota.consume(1_000, noon)
+    assert quota.delay_s(noon - DAY_MS) > 0
+
+
+def test_the_quota_file_is_read_back_and_a_damaged_one_is_ignored(tmp_path: Path) -> None:
+    file = QuotaFile(tmp_path)
+    assert file.load() is None
+    file.save(20_000, 12)
+    assert QuotaFile(tmp_path).load() == (20_000, 12)
+    (tmp_path / "quota.json").write_text("{")
+    assert file.load() is None
+
+
+def test_a_link_that_was_never_full_has_no_known_capacity() -> None:
+    link = begun()
+    link.on_sent(1, 1_000, 0.0)
+    link.on_acknowledged(1, 0.05)
+    assert link.bandwidth_bytes_s > 0
+    assert link.capacity_bytes_s == 0.0
+    pipe = Pipe(link, 10e6, 0.05)
+    pipe.run(5)
+    assert pipe.link.capacity_bytes_s == pipe.link.bandwidth_bytes_s > 5e6

@@ -1,0 +1,137 @@
+"""`UplinkOutbox` against a real gateway: shares are journaled before they are confirmed, and the center's processing
+delay shortens the edge's deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from center.budgets import Grant
+from center.catalog import Catalog
+from center.ingest.budget_sync import grants_of
+from edge.core import EdgeCore, Ingested, SourcesOpened, StreamSpec
+from edge.durability import DurableCore, JournalGroupCommit
+from edge.uplink import UplinkOutbox
+from edgewater.errors import StorageError
+from edgewater.query import QuerySpec
+from edgewater.streams import TIME_COLUMN, EdgeId
+from edgewater.wire import QueryRef
+from tests.edge.uplink_world import gateway, on_a_loop, uplink
+
+REF = QueryRef("q", 1)
+COLUMNS = {"k": pa.string(), "x": pa.int64()}
+
+
+def spec(**budget: object) -> QuerySpec:
+    parts = {"group_by": ["k"], "measures": {"s": "sum(x)"}, "window": {"tumbling": "1s"}, "budget": budget}
+    return QuerySpec.from_mapping({"name": "q", "from": "events", **parts})
+
+
+@dataclass(slots=True)
+class Edge:
+    durable: DurableCore
+    outbox: UplinkOutbox
+
+    def ingest(self, *times_ms: int) -> None:
+        columns = {"k": ["p"] * len(times_ms), "x": [10] * len(times_ms), TIME_COLUMN: list(times_ms)}
+        batch = pa.record_batch(columns, pa.schema({**COLUMNS, TIME_COLUMN: pa.int64()}))
+        self.durable.ingest_payload(Ingested("events", "f", batch, 1 << 40))
+        self.outbox.changed.set()
+
+    @property
+    def shares(self) -> dict[str, float]:
+        pipeline = self.durable.core.queries.get(REF)
+        return dict(pipeline.shares) if pipeline is not None else {}
+
+
+@asynccontextmanager
+async def edge(path: Path, port: int, name: str = "jfk") -> AsyncIterator[Edge]:
+    durable = DurableCore(path / name, lambda: EdgeCore({"events": StreamSpec(COLUMNS)}), _no_ranges, f"i-{name}")
+    durable.handle(SourcesOpened((("events", "f"),)))
+    commit = JournalGroupCommit(durable)
+    outbox = UplinkOutbox(name, {}, durable, commit, lambda: 1_000)
+    tasks = [asyncio.create_task(commit.run()), asyncio.create_task(uplink(port, outbox).run())]
+    try:
+        yield Edge(durable, outbox)
+    finally:
+        for task in reversed(tasks):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        durable.close()
+
+
+def _no_ranges(*_: object) -> pa.RecordBatch:
+    raise AssertionError("no source here can be read again")
+
+
+async def until(test: object) -> None:
+    while not test():  # type: ignore[operator]
+        await asyncio.sleep(0.01)
+
+
+def word(catalog: Catalog, name: str) -> Grant:
+    books = catalog.budget_states(-1)
+    return grants_of(books[REF]).get(EdgeId(name), Grant()) if REF in books else Grant()
+
+
+@on_a_loop
+async def test_a_budget_moves_from_one_edge_to_two_by_confirmations(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
+        catalog.register(spec(error={"s": 100}), 1)
+        await until(lambda: jfk.shares == {"s": 100.0})
+        jfk.ingest(500, 1_500, 2_500)
+        await until(lambda: jfk.durable.core.queries[REF].progress.through_ms >= 2_500)
+        async with edge(tmp_path, port, "lga") as lga:
+            await until(lambda: lga.shares == {"s": 50.0})
+            assert jfk.shares == {"s": 50.0}
+            assert lga.durable.core.queries[REF].schedule.last.from_ms == 2_000, "jfk closed two slices under 100"
+
+
+@on_a_loop
+async def test_a_share_survives_a_restart_and_is_confirmed_without_a_new_message(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (port, catalog):
+        catalog.register(spec(error={"s": 100}), 1)
+        async with edge(tmp_path, port) as jfk:
+            await until(lambda: jfk.shares == {"s": 100.0})
+            before = word(catalog, "jfk")
+        async with edge(tmp_path, port) as jfk:
+            assert jfk.shares == {"s": 100.0}
+            await until(lambda: jfk.outbox._reported_ms)
+            assert word(catalog, "jfk") == before
+
+
+@on_a_loop
+async def test_a_share_is_confirmed_only_once_it_is_in_the_journal(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
+        await until(jfk.outbox.configured.is_set)
+        refusing = jfk.durable.sync
+
+        def refuse() -> None:
+            raise StorageError("no space left on device")
+
+        jfk.durable.sync = refuse  # type: ignore[method-assign]
+        catalog.register(spec(error={"s": 100}), 1)
+        await until(lambda: jfk.outbox._reported_ms)  # and now it waits for the disk
+        confirmed = asyncio.create_task(until(lambda: word(catalog, "jfk") != Grant()))
+        done, _ = await asyncio.wait([confirmed], timeout=0.2)
+        assert not done, "not even that it applies nothing"
+        jfk.durable.sync = refusing  # type: ignore[method-assign]
+        await confirmed
+        await until(lambda: jfk.shares == {"s": 100.0})
+
+
+@on_a_loop
+async def test_the_processing_delay_of_the_center_adds_to_the_path_delay(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (port, catalog), edge(tmp_path, port) as jfk:
+        catalog.register(spec(staleness="2s"), 1)
+        await until(lambda: REF in jfk.durable.core.queries)
+        catalog.record_processing_delay(REF, 340, 5)
+        await until(lambda: jfk.outbox.path_delay_ms >= 340)
+        jfk.outbox.on_link_estimate(100_000.0, 80.0, 50_000)
+        assert jfk.outbox.path_delay_ms == 40 + 500 + 340

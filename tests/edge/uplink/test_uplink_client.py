@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from center.config import TlsSection as ServerTls
+from center.storage.frame_log import FrameLog
+from edge.uplink import LinkLimits, TlsFiles
+from edgewater.errors import InvalidConfig
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire import uplink_pb2_grpc
+from tests.edge.uplink_world import (
+    MILES,
+    SCRIPTED,
+    SPEC,
+    Agent,
+    Proxy,
+    ScriptedCenter,
+    entries,
+    frame,
+    gateway,
+    on_a_loop,
+    running,
+    uplink,
+)
+
+pytestmark = pytest.mark.slow
+
+
+@on_a_loop
+async def test_frames_reach_the_center_and_are_acknowledged_in_order(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (port, catalog):
+        catalog.register(SPEC, 1)
+        agent = Agent()
+        async with running(uplink(port, agent)):
+            agent.make(frame(n) for n in range(100))
+            await agent.until(lambda: agent.acked == 99)
+        assert entries(catalog) == list(range(100))
+        assert agent.welcomes == [None]
+
+
+@on_a_loop
+async def test_queries_and_shares_come_down_and_statuses_go_up(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (port, catalog):
+        agent = Agent()
+        agent.refuse = True
+        async with running(uplink(port, agent)):
+            await agent.until(lambda: agent.welcomes)
+            await asyncio.to_thread(catalog.register, SPEC, 1)
+            await agent.until(lambda: agent.shares)
+            assert agent.queries == [(MILES, SPEC)]
+            assert agent.shares == {"miles": 100}
+            while not (statuses := await asyncio.to_thread(catalog.query_statuses, MILES)):
+                await asyncio.sleep(0.005)
+        assert [(s.accepted, s.code) for s in statuses.values()] == [(False, "invalid-query")]
+
+
+@on_a_loop
+async def test_the_link_is_measured_by_acknowledgements_and_heartbeats(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (port, catalog):
+        catalog.register(SPEC, 1)
+        agent = Agent()
+        async with running(uplink(port, agent)):
+            agent.make(frame(n, 20_000) for n in range(50))
+            await agent.until(lambda: agent.acked == 49 and agent.link[1] > 0)
+            assert agent.link[0] > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+@on_a_loop
+async def test_a_link_that_is_cut_again_and_again_loses_nothing_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
+    cuts = np.random.default_rng(seed)
+    async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
+        catalog.register(SPEC, 1)
+        agent = Agent()
+        frames = [frame(n, int(cuts.integers(100, 60_000))) for n in range(150)]
+        async with running(uplink(proxy.port, agent)):
+            agent.make(frames)
+            for _ in range(6):
+                proxy.cut_after = proxy.passed + int(cuts.integers(1, 400_000))
+                welcomes = len(agent.welcomes)
+                await agent.until(lambda seen=welcomes: len(agent.welcomes) > seen or agent.acked == 149)
+            proxy.cut_after = None
+            await agent.until(lambda: agent.acked == 149)
+        assert entries(catalog) == list(range(150))
+        assert catalog.alarms() == []
+        log = FrameLog(tmp_path / "log")
+        for entry, sent in zip(catalog.frames("miles@1", 0, 999), frames, strict=True):
+            assert log.read(entry.segment, entry.offset, entry.length).frame == sent
+
+
+@on_a_loop
+async def test_a_center_that_goes_away_and_comes_back_is_found_again(tmp_path: Path) -> None:
+    agent = Agent()
+    async with gateway(tmp_path) as (port, catalog):
+        catalog.register(SPEC, 1)
+        link = uplink(port, agent)
+        task = asyncio.create_task(link.run())
+        agent.make([frame(0)])
+        await agent.until(lambda: agent.acked == 0)
+        assert link.connected
+    agent.make([frame(1)])
+    while link.connected or not agent.journal:
+        await asyncio.sleep(0.005)
+    async with gateway(tmp_path, f"127.0.0.1:{port}") as (_, catalog):
+        await agent.until(lambda: agent.acked == 1)
+        assert entries(catalog) == [0, 1]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert agent.welcomes[-1] == 0
+
+
+@on_a_loop
+async def test_a_frame_made_durable_while_the_link_breaks_is_sent_once_and_in_order(
+    tmp_path: Path,
+) -> None:
+    async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
+        catalog.register(SPEC, 1)
+        agent = Agent()
+        async with running(uplink(proxy.port, agent)):
+            agent.make([frame(0)])
+            await agent.until(lambda: agent.acked == 0)
+            agent.durable.clear()
+            agent.make([frame(1), frame(2)])
+            proxy.cut()
+            await agent.until(lambda: len(agent.welcomes) == 2)
+            assert agent.taking == 1, "the take outlives the session"
+            agent.durable.set()
+            await agent.until(lambda: agent.acked == 2)
+        assert entries(catalog) == [0, 1, 2]
+
+
+@on_a_loop
+async def test_a_link_that_drops_all_data_is_detected_and_replaced(tmp_path: Path) -> None:
+    limits = LinkLimits(heartbeat_s=0.02, reconnect_max_s=0.02, silence_s=0.3)
+    async with gateway(tmp_path) as (port, catalog), Proxy(port) as proxy:
+        catalog.register(SPEC, 1)
+        agent = Agent()
+        async with running(uplink(proxy.port, agent, limits)):
+            await agent.until(lambda: agent.welcomes)
+            proxy.swallow = True
+            agent.make([frame(0)])
+            seen = proxy.connections
+            while proxy.connections == seen:
+                await asyncio.sleep(0.01)
+            proxy.swallow = False
+            await agent.until(lambda: agent.acked == 0)
+        assert entries(catalog) == [0]
+
+
+@on_a_loop
+async def test_a_clean_stop_sends_goodbye_and_receives_the_last_acknowledgements(tmp_path: Path) -> None:
+    script = ScriptedCenter()
+    async with script.serve() as port:
+        agent = Agent()
+        link = uplink(port, agent)
+        async with running(link):
+            agent.make([frame(0), frame(1)])
+            await script.until_received("frame", 2)
+            assert agent.acked == -1
+            assert link.connected
+        assert agent.acked == 1
+        assert script.messages[-1].HasField("goodbye")
+        assert not link.connected
+        assert agent.taking == 0
+
+
+@on_a_loop
+async def test_after_a_clean_stop_the_center_knows_that_the_edge_is_gone(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (port, catalog):
+        catalog.register(SPEC, 1)
+        agent = Agent()
+        async with running(uplink(port, agent)):
+            agent.make(frame(n) for n in range(200))
+            await agent.until(lambda: agent.acked >= 0)
+        assert entries(catalog) == list(range(agent.acked + 1)), "what the center has, the agent knows of"
+        while catalog.edge("jfk").connected:
+            await asyncio.sleep(0.005)
+
+
+@on_a_loop
+async def test_frame_sizes_respect_the_limits_of_link_and_center(tmp_path: Path) -> None:
+    async with gateway(tmp_path, credit_bytes=100_000, max_frame_bytes=50_000) as (port, catalog):
+        catalog.register(SPEC, 1)
+        agent = Agent()
+        async with running(uplink(port, agent)):
+            agent.make(frame(n, 4_000) for n in range(100))
+            await agent.until(lambda: agent.acked == 99)
+        assert all(0 < capacity <= 50_000 for capacity in agent.capacities)
+
+
+@on_a_loop
+async def test_a_cap_on_bandwidth_is_kept(tmp_path: Path) -> None:
+    clock = [0.0]
+    limits = LinkLimits(bandwidth_bytes_s=20_000, heartbeat_s=60)
+    async with gateway(tmp_path) as (port, catalog):
+        catalog.register(replace(SPEC, budget=None), 1)
+        agent = Agent()
+        async with running(uplink(port, agent, limits, monotonic=lambda: clock[0])):
+            while not await asyncio.to_thread(catalog.query_statuses, MILES):  # all messages but frames have been sent
+                await asyncio.sleep(0.01)
+            agent.make(frame(n, 4_800) for n in range(20))  # a quarter of a second each
+            for step in range(1, 24):
+                clock[0] = step / 4
+                await agent.until(lambda due=step - 2: agent.acked >= min(19, due))
+                assert (agent.acked + 1) * 4_800 <= 20_000 * clock[0] + 4_800
+        assert entries(catalog) == list(range(20))
+
+
+@on_a_loop
+async def test_a_throttled_edge_waits_until_the_throttle_ends(tmp_path: Path) -> None:
+    script = ScriptedCenter()
+    async with script.serve() as port:
+        agent = Agent()
+        async with running(uplink(port, agent, SCRIPTED)):
+            script.send(pb.ToEdge(throttle=pb.Throttle(retry_after_ms=3_600_000)))
+            script.send(pb.ToEdge(budget=pb.Budget(query="miles", query_version=1, shares={"miles": 7})))
+            await agent.until(lambda: agent.shares)
+            agent.make([frame(0)])
+            await script.until_received("heartbeat", 5)
+            # One take may have been in progress when the throttle arrived.
+            assert len(script.frames) <= 1
+            before = len(script.frames)
+            agent.make([frame(1)])
+            await script.until_received("heartbeat", 5)
+            assert len(script.frames) == before
+            script.send(pb.ToEdge(throttle=pb.Throttle(retry_after_ms=0)))
+            await script.until_received("frame", 2)
+
+
+@on_a_loop
+async def test_an_acknowledgement_of_an_unsent_frame_ends_the_session(tmp_path: Path) -> None:
+    script = ScriptedCenter()
+    async with script.serve() as port:
+        agent = Agent()
+        async with running(uplink(port, agent, SCRIPTED)):
+            await agent.until(lambda: agent.welcomes)
+            script.send(pb.ToEdge(ack=pb.Ack(through=12)))
+            await agent.until(lambda: len(agent.welcomes) == 2)
+            assert agent.acked == -1
+
+
+@on_a_loop
+async def test_a_query_that_this_release_cannot_read_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+    script = ScriptedCenter()
+    async with script.serve() as port:
+        agent = Agent()
+        async with running(uplink(port, agent, SCRIPTED)):
+            text = '{"name": "miles", "from": "flights", "measures": {"m": "sum(x)"}, "window": {"tumbling": "1s"}}'
+            strange = text.replace("sum(x)", "oracle(x)").replace("miles", "future")
+            queries = [
+                pb.Query(name="future", version=1, spec=strange),
+                pb.Query(name="broken", version=1, spec="{"),
+                pb.Query(name="miles", version=1, spec=text),
+            ]
+            script.send(pb.ToEdge(queries=pb.Queries(version=1, queries=queries)))
+            await script.until_received("query_status", 3)
+        assert [ref.name for ref, _ in agent.queries] == ["miles"]
+        statuses = {m.query_status.query: m.query_status for m in script.messages if m.HasField("query_status")}
+        assert {name: s.accepted for name, s in statuses.items()} == {"future": False, "broken": False, "miles": True}
+        assert "oracle" in statuses["future"].message
+
+
+@on_a_loop
+async def test_a_gap_in_the_frame_numbers_is_an_error(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (port, catalog):
+        catalog.register(SPEC, 1)
+        agent = Agent()
+        link = uplink(port, agent)
+        agent.make([frame(0), frame(2)])
+        with pytest.raises(RuntimeError, match="frame 2 follows 0"):
+            await link.run()
+
+
+@on_a_loop
+async def test_a_wrong_token_is_tried_again_until_it_is_right(tmp_path: Path) -> None:
+    async with gateway(tmp_path, tokens={"jfk": "secret"}) as (port, _catalog):
+        agent = Agent()
+        async with running(uplink(port, agent, token="wrong")) as task:
+            while "unknown credential" not in str(await refusals(port, "wrong")):
+                pass
+            assert not task.done()
+            assert agent.welcomes == []
+        async with running(uplink(port, agent, token="secret")):
+            await agent.until(lambda: agent.welcomes)
+
+
+async def refusals(port: int, token: str) -> str | None:
+    async with grpc.aio.insecure_channel(f"localhost:{port}") as channel:
+        call = uplink_pb2_grpc.UplinkStub(channel).Session(metadata=(("authorization", f"Bearer {token}"),))
+        return await call.details()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CA, and certificates of it for the center (localhost) and for edge jfk."""
+    path = tmp_path_factory.mktemp("tls")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=path, check=True, capture_output=True)
+
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "2")
+    for name in ("localhost", "jfk"):
+        (path / f"{name}.ext").write_text(f"subjectAltName=DNS:{name}")
+        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        openssl(
+            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
+            *("-out", f"{name}.pem", "-extfile", f"{name}.ext", "-days", "2"),
+        )
+    return path
+
+
+@on_a_loop
+async def test_mutual_tls_authenticates_the_edge(tmp_path: Path, certificates: Path) -> None:
+    c = certificates
+    server = ServerTls(cert=c / "localhost.pem", key=c / "localhost.key", client_ca=c / "ca.pem")
+    client = TlsFiles(c / "ca.pem", c / "jfk.pem", c / "jfk.key")
+    async with gateway(tmp_path, tls=server) as (port, catalog):
+        catalog.register(SPEC, 1)
+        agent, impostor = Agent("jfk"), Agent("lga")
+        async with running(uplink(port, impostor, tls=client)), running(uplink(port, agent, tls=client)):
+            agent.make([frame(0)])
+            await agent.until(lambda: agent.acked == 0)
+        assert impostor.welcomes == []
+        assert [e.edge for e in catalog.edges()] == ["jfk"]
+
+
+def test_tls_files_that_cannot_be_read_are_named() -> None:
+    async def build() -> None:
+        uplink(1, Agent(), tls=TlsFiles(ca=Path("/nowhere/ca.pem")))
+
+    with pytest.raises(InvalidConfig, match=r"center\.tls\.ca: '/nowhere/ca\.pem'"):
+        asyncio.run(build())

@@ -1,0 +1,179 @@
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
+from edgewater.synopses.encoding import codec
+from edgewater.wire.synopsis_pb2 import Array
+
+TYPES = ["|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8"]
+
+
+def same(left: np.ndarray, right: np.ndarray) -> bool:
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0)
+odd_floats = [-0.0, math.nan, math.inf, -math.inf, 5e-324, 1.7e308, 2.0**53, 2.0**62, -(2.0**63), 2.0**63]
+
+
+@given(st.sampled_from(TYPES).flatmap(lambda t: hnp.arrays(np.dtype(t), shapes)))
+def test_arrays_round_trip_bit_by_bit(values: np.ndarray) -> None:
+    assert same(codec.decode(codec.encode(values)), values)
+
+
+@given(st.sampled_from(["<i8", "<u8", "<f8"]), st.lists(st.integers(0, 300), max_size=40), st.integers(0, 1 << 62))
+def test_small_and_large_integers_round_trip(kind: str, small: list[int], large: int) -> None:
+    for values in (small, [*small, large]):
+        array = np.array(values, np.dtype(kind))
+        assert same(codec.decode(codec.encode(array)), array)
+
+
+def stored_as(values: np.ndarray) -> str:
+    return codec.encode(values).stored
+
+
+def test_arrays_are_stored_in_the_narrowest_type_that_is_exact() -> None:
+    assert stored_as(np.array([0, 255])) == "|u1"
+    assert stored_as(np.array([-1, 127])) == "|i1"
+    assert stored_as(np.array([0, 256])) == "<u2"
+    assert stored_as(np.array([-32768])) == "<i2"
+    assert stored_as(np.array([1 << 31])) == "<u4"
+    assert stored_as(np.array([-1, 1 << 31])) == "<i8"
+    assert stored_as(np.array([1 << 63], np.uint64)) == "<u8"
+    assert stored_as(np.array([3.0, 250.0])) == "|u1"
+    assert stored_as(np.array([2.5])) == "<f8"
+    assert stored_as(np.array([-0.0, 1.0])) == "<f8", "-0.0 is no integer"
+    assert stored_as(np.array([2.0**53])) == "<f8"
+    assert stored_as(np.array([True])) == "|b1"
+
+
+@pytest.mark.parametrize("value", odd_floats)
+def test_special_floats_round_trip_alone_and_among_others(value: float) -> None:
+    with np.errstate(over="ignore"):
+        narrow = np.array([value] * 3).astype(np.float32)
+    for values in (np.array([value]), np.array([value, 1.0]), narrow):
+        assert same(codec.decode(codec.encode(values)), values)
+
+
+def test_nan_keeps_its_payload_and_big_endian_arrays_are_converted() -> None:
+    nan = np.array([0x7FF8_0000_DEAD_BEEF], np.uint64).view(np.float64)
+    assert same(codec.decode(codec.encode(nan)), nan)
+    turned = codec.decode(codec.encode(np.array([1, 2**40], ">i8")))
+    assert turned.dtype == np.dtype("<i8") and turned.tolist() == [1, 2**40]
+    strided = np.arange(20)[::3]
+    assert codec.decode(codec.encode(strided)).tolist() == strided.tolist()
+
+
+def test_decoded_arrays_may_be_written_to() -> None:
+    for values in (np.array([1, 1 << 40]), np.array([1.5]), np.array([True])):
+        decoded = codec.decode(codec.encode(values))
+        decoded[0] = 0
+
+
+def test_other_types_have_no_encoding() -> None:
+    for values in (np.array(["a"]), np.array([1j]), np.array([None])):
+        with pytest.raises(TypeError, match="no encoding"):
+            codec.encode(values)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"encoding": Array.ENCODING_UNSPECIFIED},
+        {"encoding": Array.UTF8},
+        {"type": "|S1"},
+        {"type": "O"},
+        {"stored": "<M8[s]"},
+        {"shape": [3]},
+        {"shape": [1 << 40, 1 << 40]},
+        {"data": b""},
+        {"stored": "<f8", "data": bytes(16)},
+        {"type": "<u8", "stored": "|i1"},
+    ],
+)
+def test_invalid_arrays_are_corrupt(change: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"encoding": Array.FIXED, "type": "<i8", "stored": "|u1", "shape": [2], "data": b"\1\2"}
+    assert codec.decode(Array(**fields)).tolist() == [1, 2]
+    with pytest.raises(CorruptSynopsis):
+        codec.decode(Array(**{**fields, **change}))
+
+
+COLUMNS = {
+    "string": st.text(max_size=5) | st.none(),
+    "int64": st.integers(-(1 << 63), (1 << 63) - 1) | st.none(),
+    "float64": st.floats() | st.none(),
+    "bool": st.booleans() | st.none(),
+}
+ARROW = {"string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_()}
+
+
+@given(
+    st.sampled_from(sorted(COLUMNS)).flatmap(lambda t: st.tuples(st.just(t), st.lists(COLUMNS[t]))), st.integers(0, 3)
+)
+def test_key_columns_round_trip_with_their_nulls(given: tuple[str, list[Any]], skip: int) -> None:
+    kind, values = given
+    column = pa.array(values, ARROW[kind]).slice(min(skip, len(values)))
+    again = codec.decode_keys(codec.encode_keys(column))
+    assert again.type == column.type
+    assert repr(again.to_pylist()) == repr(column.to_pylist())
+
+
+def test_invalid_key_columns_are_corrupt() -> None:
+    good = codec.encode_keys(pa.array(["ab", None, "ä"]))
+    cases: list[dict[str, Any]] = [
+        {"data": b"ab\xff\xff"},
+        {"data": b"abc"},
+        {"valid": b"\1"},
+        {"lengths": codec.encode(np.array([5, -1]))},
+        {"lengths": codec.encode(np.array([1.5, 2.5]))},
+        {"lengths": codec.encode(np.array([[2, 0, 2]]))},
+    ]
+    for change in cases:
+        message = Array(
+            encoding=good.encoding, shape=good.shape, data=good.data, lengths=good.lengths, valid=good.valid
+        )
+        for name, value in change.items():
+            message.ClearField(name)
+            message.MergeFrom(Array(**{name: value}))
+        with pytest.raises(CorruptSynopsis):
+            codec.decode_keys(message)
+
+
+def test_sealed_messages_round_trip_and_other_bytes_are_corrupt() -> None:
+    message = codec.header("count", 1, {"b": 1, "a": [2]}, seed=(1 << 64) - 1, records=5)
+    assert message.parameters == '{"a":[2],"b":1}', "canonical: equal parameters are equal bytes"
+    data = codec.seal(message)
+    assert codec.unseal(data) == message
+    assert codec.open_message(message, "count", 1, 0) == {"a": [2], "b": 1}
+    for bad, reason in [
+        (b"", "0 bytes"),
+        (b"EWS1", "4 bytes"),
+        (b"EWS2" + data[4:], "foreign"),
+        (data + b"x", "damaged"),
+    ]:
+        with pytest.raises(CorruptSynopsis, match=reason):
+            codec.unseal(bad)
+    nonsense = b"\xff\xff\xff"
+    with pytest.raises(CorruptSynopsis, match="no Synopsis message"):
+        codec.unseal(codec._HEADER.pack(codec.MAGIC, codec.google_crc32c.value(nonsense)) + nonsense)
+
+
+def test_open_message_names_the_mismatch() -> None:
+    message = codec.header("count", 3, {})
+    with pytest.raises(CorruptSynopsis, match="a 'count' where a 'sum' was expected"):
+        codec.open_message(message, "sum", 3, 0)
+    with pytest.raises(UnsupportedVersion, match="version 3; this release reads 1 to 2"):
+        codec.open_message(message, "count", 2, 0)
+    with pytest.raises(CorruptSynopsis, match="0 arrays and 0 parts, expected 1 and 2"):
+        codec.open_message(message, "count", 3, 1, 2)
+    with pytest.raises(ValueError):
+        codec.header("count", 1, {"x": math.nan})
+    with pytest.raises(IncompatibleSynopses, match="count: 1 and 2 do not merge"):
+        codec.require_equal("count", 1, 2)

@@ -1,0 +1,221 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.synopses import Count, CountMin, Distinct, Frequency, Synopsis, from_bytes
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.frequency.count_min import CountMinStack
+from edgewater.synopses.hashing import hash_values
+from edgewater.synopses.items import row_hashes
+
+SEED = 11
+
+
+def test_counters_match_the_definition() -> None:
+    values = np.random.default_rng(SEED).integers(0, 300, 2000)
+    sketch = CountMin(64, 3)
+    sketch.update(values)
+    expected = np.zeros((3, 64), np.int64)
+    for row in range(3):
+        for h in row_hashes(hash_values(values), row).tolist():
+            expected[row, h >> 58] += 1
+    np.testing.assert_array_equal(sketch._stack._table()[0], expected)
+
+
+def test_a_story_of_one_sketch() -> None:
+    sketch: CountMin = CountMin.for_error(0.001, 0.01)
+    assert isinstance(sketch, Synopsis) and sketch._stack.parameters == {"width": 4096, "depth": 5}
+    sketch.update(pa.array(["/", "/a", None, "/"]))
+    assert sketch.query(Count()).value == 3 == sketch.query().value == sketch.records
+    answer = sketch.query(Frequency("/"))
+    assert (answer.value, answer.upper, answer.basis) == (2, 2, "count_min")
+    assert answer.lower == 2 and answer.confidence == pytest.approx(1 - math.exp(-5)), "e·3/4096 is less than one"
+    other = CountMin.for_error(0.001, 0.01)
+    other.update(["/", "/b"])
+    both = sketch.merge_many([other])
+    assert both.query(Frequency("/")).value == 3 and sketch.query(Frequency("/")).value == 2
+    assert both.invert(other).to_bytes() == sketch.to_bytes()
+    again = from_bytes(both.to_bytes())
+    assert isinstance(again, CountMin) and again.query(Frequency("/b")) == both.query(Frequency("/b"))
+
+
+def test_an_estimate_is_an_upper_bound() -> None:
+    """3 × 16 counters of 200 items, once each: as a lower bound the estimate would be wrong 200 times."""
+    items = np.arange(200)
+    sketch = CountMin(16, 3)
+    sketch.update(items)
+    given = [sketch.query(Frequency(i)) for i in items.tolist()]
+    assert all(g.lower <= 1 <= g.upper == g.value for g in given)
+    assert all(g.value > 1 for g in given)
+
+
+# A bound that holds with probability exactly 1 - e^-depth fails in more of 400 groups than this with probability 1e-6.
+@pytest.mark.parametrize(("depth", "most"), [(1, 195), (2, 91), (3, 43), (5, 14)])
+@pytest.mark.parametrize("skewed", [False, True])
+def test_the_bound_holds_as_often_as_stated(depth: int, most: int, skewed: bool) -> None:
+    rng = np.random.default_rng([SEED, depth])
+    stack = CountMinStack(400, width=16, depth=depth)
+    values = rng.zipf(1.3, 400 * 300) if skewed else rng.integers(1, 1 << 60, 400 * 300)
+    values[values == 7] = 8
+    stack.update(np.repeat(np.arange(400), 300), values)
+    stack.update(np.repeat(np.arange(400), 5), np.full(2000, 7))
+    given = stack.query(Frequency(7))
+    assert (given.upper >= 5).all()
+    assert (given.lower > 5).sum() <= most
+
+
+def test_a_merge_of_256_partials_equals_one_pass() -> None:
+    values = np.random.default_rng(SEED).zipf(1.2, 60_000)
+    whole, parts = CountMin(1024, 4), []
+    whole.update(values)
+    for part in np.array_split(values, 256):
+        parts.append(CountMin(1024, 4))
+        parts[-1].update(part)
+    assert CountMin(1024, 4).merge_many(parts).to_bytes() == whole.to_bytes()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_collisions_in_two_rows_are_independent(seed: int) -> None:
+    """One in 64² of the 1.1 million pairs of 1500 items collides in two rows: 275 ± 17; beyond 6 standard deviations:
+    1e-9.
+
+    With rows made of two hashes (Kirsch and Mitzenmacher), a pair that meets in two rows meets in all.
+    """
+    words = hash_values(np.arange(1500), seed)
+    columns = [(row_hashes(words, row) >> np.uint64(58)).astype(np.int64) for row in range(4)]
+
+    def pairs(*rows: int) -> int:
+        together = sum(columns[r] * 64**i for i, r in enumerate(rows))
+        return sum(n * (n - 1) // 2 for n in Counter(together.tolist()).values())
+
+    all_pairs = 1500 * 1499 / 2
+    for two in ((0, 1), (1, 2), (0, 3)):
+        assert abs(pairs(*two) - all_pairs / 64**2) < 6 * math.sqrt(all_pairs / 64**2)
+    assert pairs(0, 1, 2, 3) <= 3, "1 in 64^4"
+
+
+def test_counting_distinct_items_first_makes_no_difference() -> None:
+    """A batch with many duplicates is counted by distinct items, but not with groups, weights or in small batches."""
+    values = np.random.default_rng(SEED).integers(0, 40, 5000)
+    whole, small, weighted = CountMin(64, 3), CountMin(64, 3), CountMin(64, 3)
+    whole.update(values)
+    for part in np.array_split(values, 50):
+        small.update(part)
+    weighted.update(values, weights=np.ones(5000, np.int64))
+    assert whole.to_bytes() == small.to_bytes() == weighted.to_bytes()
+    grouped = CountMinStack(2, width=64, depth=3)
+    grouped.update(np.ones(5000, np.int64), values)
+    np.testing.assert_array_equal(grouped._table()[1], whole._stack._table()[0])
+
+
+def test_weights_are_added_exactly_beyond_float64() -> None:
+    sketch = CountMin(64, 3)
+    sketch.update(["a", "b", None], weights=[(1 << 60) + 1, 5, 7])
+    assert sketch.query(Frequency("b")).value == 5
+    assert int(sketch._stack._view("n")[0]) == (1 << 60) + 6
+    sketch.update(["a"], weights=[-(1 << 60)])
+    assert sketch.query(Frequency("a")).value == 1
+    for weights in ([0.5], [1, 2], ["x"]):
+        with pytest.raises(InvalidRecord, match=r"weights.*1 whole numbers"):
+            sketch.update(["a"], weights=weights)
+
+
+def test_subtracting_all_added_values_gives_the_empty_sketch() -> None:
+    values = np.random.default_rng(SEED).integers(0, 100, 1000)
+    sketch = CountMin(64, 3)
+    sketch.update(values)
+    sketch.decrement(values[:400])
+    rest = CountMin(64, 3)
+    rest.update(values[400:])
+    assert sketch.to_bytes() == rest.to_bytes()
+
+
+def test_after_subtracting_too_much_the_answer_is_a_median_without_bounds() -> None:
+    sketch = CountMin(64, 5)
+    sketch.update(np.arange(100))
+    sketch.decrement(np.full(20, 1000))
+    answer = sketch.query(Frequency(1000))
+    assert answer.value == pytest.approx(-20, abs=5), "the least counter of 5 would be lower still"
+    assert (answer.lower, answer.upper) == (-math.inf, math.inf) and "more was subtracted" in answer.basis
+    assert from_bytes(sketch.to_bytes()).query(Frequency(1000)) == answer
+
+
+def test_folding_equals_a_narrower_sketch() -> None:
+    values = np.random.default_rng(SEED).zipf(1.3, 3000)
+    wide = CountMin(1024, 3)
+    wide.update(values)
+    for level in range(7):
+        narrow = CountMin(1024 >> level, 3)
+        narrow.update(values)
+        np.testing.assert_array_equal(wide.fold(level)._stack._table(), narrow._stack._table())
+    with pytest.raises(InvalidRequest, match=r"level: 7 .*0 to 6"):
+        wide.fold(7)
+
+
+def test_for_error_gives_the_sizes_of_the_paper() -> None:
+    assert CountMin.for_error(math.e / 65536 * 1.0001, math.exp(-5) * 1.0001)._stack.parameters == {
+        "width": 65536,
+        "depth": 5,
+    }
+    assert CountMin.for_error(0.9, 0.9)._stack.parameters == {"width": 16, "depth": 1}
+    for epsilon, delta, match in ((0, 0.1, "epsilon"), (1e-9, 0.1, "epsilon: 1e-09 .*at least"), (0.1, 1, "delta")):
+        with pytest.raises(InvalidRequest, match=match):
+            CountMin.for_error(epsilon, delta)
+    with pytest.raises(InvalidRequest, match=r"delta: 1e-20 .*at least"):
+        CountMin.for_error(0.1, 1e-20)
+
+
+@pytest.mark.parametrize(("width", "depth"), [(100, 5), (8, 5), (1 << 25, 1), (64, 0), (64, 33), (64.0, 5), (64, True)])
+def test_widths_and_depths_out_of_range_are_refused(width: object, depth: object) -> None:
+    with pytest.raises(InvalidRequest, match=r"width: .*from 16 to|depth: .*from 1 to 32"):
+        CountMin(width, depth)  # type: ignore[arg-type]
+
+
+def test_an_item_of_another_type_is_refused() -> None:
+    sketch = CountMin(64, 3)
+    assert sketch.query(Frequency("anything")).value == 0, "nothing is in it, so nothing is known of its type"
+    sketch.update(np.array([1.0, 2.5]))
+    assert sketch.query(Frequency(1)).value == 1, "a whole number is a float"
+    with pytest.raises(InvalidRequest, match=r"item: '1' .*an item of type float64"):
+        sketch.query(Frequency("1"))
+    with pytest.raises(InvalidRecord, match=r"values: 'string'.*one type.*items of type float64"):
+        sketch.update(["a"])
+    whole = CountMin(64, 3)
+    whole.update([1, 2])
+    assert whole.query(Frequency(np.float64(2.0))).value == 1
+    for item in (2.5, math.nan, math.inf, True, 1 << 70, None):
+        with pytest.raises(InvalidRequest, match="item of type int64"):
+            whole.query(Frequency(item))
+    with pytest.raises(IncompatibleSynopses, match="of items: float64 and int64"):
+        sketch.merge_many([whole])
+    assert CountMin(64, 3).merge_many([whole]).query(Frequency(2)).value == 1
+
+
+def test_unequal_sketches_and_questions_are_named() -> None:
+    with pytest.raises(IncompatibleSynopses, match=r"'width': 64.*'width': 128"):
+        CountMin(64).merge_many([CountMin(128)])
+    with pytest.raises(IncompatibleSynopses, match=r"'seed': 1\b.*'seed': 2\b"):
+        CountMin(seed=1).merge_many([CountMin(seed=2)])
+    with pytest.raises(InvalidRequest, match="one of Count, Frequency"):
+        CountMin().query(Distinct())
+
+
+def test_counters_that_do_not_add_up_are_corrupt() -> None:
+    sketch = CountMin(16, 2)
+    sketch.update([1, 2])
+    message = sketch._stack.to_message()
+    message.arrays[1].CopyFrom(codec.encode(np.array([3])))
+    with pytest.raises(CorruptSynopsis, match="do not add up"):
+        from_bytes(codec.seal(message))
+
+
+def test_a_sketch_with_few_values_takes_few_bytes() -> None:
+    sketch = CountMin()
+    sketch.update(np.arange(100))
+    assert len(sketch.to_bytes()) < 3000 < sketch.nbytes
+    sketch.update(np.arange(1_000_000) % 200_000)
+    assert len(sketch.to_bytes()) < 5 * 65536 + 500, "small counts take a byte each"

@@ -1,0 +1,170 @@
+import math
+
+import numpy as np
+import pytest
+
+from edgewater.errors import IncompatibleSynopses, InvalidRequest
+from edgewater.synopses import Count, Distinct, FastAgms, Frequency, JoinSize, SelfJoinSize, from_bytes
+from edgewater.synopses.frequency.fast_agms import FastAgmsStack, deviations, polynomial
+from edgewater.synopses.hashing import hash_values
+
+SEED = 12
+PRIME = (1 << 61) - 1
+
+
+def sketch_of(values: object, width: int = 1024, depth: int = 5) -> FastAgms:
+    sketch = FastAgms(width, depth)
+    sketch.update(values)
+    return sketch
+
+
+def second_moment(values: np.ndarray, others: np.ndarray | None = None) -> int:
+    others = values if others is None else others
+    counts = [dict(zip(*(a.tolist() for a in np.unique(v, return_counts=True)), strict=True)) for v in (values, others)]
+    return sum(n * counts[1].get(item, 0) for item, n in counts[0].items())
+
+
+def test_polynomials_are_exact_modulo_the_prime() -> None:
+    rng = np.random.default_rng(SEED)
+    edges = np.array([0, 1, PRIME - 1, PRIME, PRIME + 1, (1 << 64) - 1, 1 << 63, (1 << 32) - 1], np.uint64)
+    words = np.concatenate([edges, rng.integers(0, 1 << 63, 300, dtype=np.uint64) * np.uint64(2)])
+    for coefficients in ([PRIME - 1] * 4, [0, 0, 0, 5], rng.integers(0, PRIME, 4).tolist()):
+        expected = []
+        for x in words.tolist():
+            value = 0
+            for c in coefficients:
+                value = (value * x + c) % PRIME
+            expected.append(value)
+        assert polynomial(words, [np.uint64(c) for c in coefficients]).tolist() == expected
+
+
+def test_signs_are_4_wise_independent() -> None:
+    """The mean of the product of four keys' signs over 4000 random polynomials is 0 ± 0.016; beyond 5 sd: 6e-7 each."""
+    rng = np.random.default_rng(SEED)
+    keys = np.array([1, 2, 3, 4, 1 << 40, (1 << 40) + 1, PRIME - 1], np.uint64)
+    signs = np.array(
+        [
+            (polynomial(keys, list(rng.integers(0, PRIME, 4, dtype=np.uint64))) & np.uint64(1)).astype(int) * 2 - 1
+            for _ in range(4000)
+        ]
+    )
+    for chosen in ([0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [3, 4, 5, 6], [0, 2, 4, 6]):
+        assert abs(signs[:, chosen].prod(axis=1).mean()) < 5 / math.sqrt(4000), chosen
+
+
+def test_counters_match_the_definition() -> None:
+    values = np.random.default_rng(SEED).integers(0, 50, 500)
+    stack = FastAgmsStack(1, width=32, depth=2)
+    stack.update(np.zeros(500, np.int64), values)
+    expected = np.zeros((2, 32), np.int64)
+    for row in range(2):
+        for value in polynomial(hash_values(values), stack._coefficients[row]).tolist():
+            expected[row, value >> 56] += 1 if value & 1 else -1
+    np.testing.assert_array_equal(stack._table()[0], expected)
+
+
+def test_a_story_of_two_relations() -> None:
+    orders, lines = sketch_of(["ann", "ann", "bob"]), sketch_of(["ann", "cy", "bob", "bob"])
+    assert orders.query().value == orders.query(SelfJoinSize()).value == 5
+    join = orders.query(JoinSize(lines))
+    assert join.value == 4 and join.lower <= 4 <= join.upper and join.basis == "fast_agms"
+    assert lines.query(JoinSize(orders)) == join
+    assert orders.query(Frequency("ann")).value == 2 and orders.query(Count()).value == 3
+    both = orders.merge_many([lines])
+    assert both.query().value == 9 + 9 + 1
+    assert both.invert(lines).to_bytes() == orders.to_bytes()
+    assert from_bytes(both.to_bytes()).query(JoinSize(lines)) == both.query(JoinSize(lines))
+    difference = orders.invert(lines)
+    assert difference.query().value == 1 + 1 + 1, "the squared distance: ann 1, bob -1, cy -1"
+    assert difference.query(JoinSize(lines)).value == 1 - 2 - 1, "an estimate may be negative"
+    assert FastAgms().query(JoinSize(orders)).upper == 0 == FastAgms().query().upper
+
+
+# For a coverage of exactly 95 %, fewer than 265 of 300 intervals hold with probability 3e-7, the rate of false alarms;
+# Chebyshev's inequality is conservative, and the actual coverage is near 100 %.
+@pytest.mark.parametrize("width", [64, 1024])
+@pytest.mark.parametrize("depth", [1, 5, 7])
+@pytest.mark.parametrize("skewed", [False, True])
+def test_intervals_contain_the_true_value_as_often_as_stated(width: int, depth: int, skewed: bool) -> None:
+    rng = np.random.default_rng([SEED, width, depth])
+    groups, n = 300, 200
+    left, right = (FastAgmsStack(groups, width=width, depth=depth) for _ in range(2))
+    offset = np.repeat(np.arange(groups) * 1_000_000, n)  # different items, and so different hashes, in each group
+    values = [offset + (rng.zipf(1.5, groups * n) % 999 if skewed else rng.integers(0, 150, groups * n)) for _ in "ab"]
+    codes = np.repeat(np.arange(groups), n)
+    for stack, v in zip((left, right), values, strict=True):
+        stack.update(codes, v)
+    a, b = (v.reshape(groups, n) for v in values)
+    truths = {
+        SelfJoinSize(): [second_moment(row) for row in a],
+        JoinSize(right): [second_moment(x, y) for x, y in zip(a, b, strict=True)],
+    }
+    for question, truth in truths.items():
+        given = left.query(question)
+        assert ((given.lower <= truth) & (truth <= given.upper)).sum() >= 265, question
+    item = int(a[7, 0])
+    given = left.query(Frequency(item))
+    truth = (a == item).sum(axis=1)
+    assert ((given.lower <= truth) & (truth <= given.upper)).sum() >= 265
+
+
+def test_the_error_is_that_of_the_paper() -> None:
+    """The RMS of the median of 5 rows is 0.54 times that of one row, √(2/w), if normal; twice that: at most 1e-9."""
+    rng = np.random.default_rng(SEED)
+    stack = FastAgmsStack(200, width=1024, depth=5)
+    stack.update(np.repeat(np.arange(200), 2000), rng.integers(0, 1 << 60, 400_000))
+    errors = stack.query().value / 2000 - 1
+    assert np.sqrt(np.mean(errors**2)) < 0.75 * math.sqrt(2 / 1024)
+    assert abs(errors.mean()) < 5 * 0.54 * math.sqrt(2 / 1024 / 200)
+
+
+def test_deviations_grow_with_confidence_and_shrink_with_depth() -> None:
+    assert deviations(1, 0.75) == pytest.approx(2)
+    assert deviations(1, 0.95) > deviations(5, 0.95) > deviations(9, 0.95) > math.sqrt(2)
+    assert deviations(5, 0.99) > deviations(5, 0.95)
+
+
+def test_a_sketch_too_narrow_for_a_confidence_has_infinite_bounds() -> None:
+    sketch = sketch_of(np.arange(100), 16, 1)
+    answer = sketch.query(SelfJoinSize(0.999))
+    assert answer.upper == math.inf and answer.lower <= 100
+    join = sketch.query(JoinSize(sketch, 0.999))
+    assert (join.lower, join.upper) == (-math.inf, math.inf)
+
+
+def test_folding_equals_a_narrower_sketch_and_joins_with_it() -> None:
+    values = np.random.default_rng(SEED).zipf(1.3, 3000)
+    wide, other = sketch_of(values, 256, 3), sketch_of(values[:1000], 256, 3)
+    for level in range(5):
+        narrow = FastAgmsStack(1, width=256 >> level, depth=3)
+        narrow.update(np.zeros(3000, np.int64), values)
+        np.testing.assert_array_equal(wide.fold(level)._stack._table(), narrow._table())
+    assert wide.fold(2).query(JoinSize(other)) == wide.fold(2).query(JoinSize(other.fold(2)))
+    assert wide.query(JoinSize(other.fold(1))) == wide.fold(1).query(JoinSize(other))
+
+
+def test_for_error_returns_a_sketch_with_this_error() -> None:
+    sketch = FastAgms.for_error(0.1, 0.05)
+    sketch.update(np.arange(5000))
+    answer = sketch.query(SelfJoinSize(0.95))
+    assert answer.upper / answer.value - 1 <= 0.101 and 1 - answer.lower / answer.value <= 0.1
+    for epsilon, delta in ((0, 0.1), (1e-6, 0.1), (0.1, 0)):
+        with pytest.raises(InvalidRequest, match=r"epsilon|delta"):
+            FastAgms.for_error(epsilon, delta)
+
+
+def test_only_sketches_of_equal_parameters_join() -> None:
+    with pytest.raises(IncompatibleSynopses, match=r"'width': 64.*'width': 128"):
+        FastAgms(64).query(JoinSize(FastAgms(128)))
+    with pytest.raises(IncompatibleSynopses, match=r"'seed': 1\b.*'seed': 2\b"):
+        FastAgms(seed=1).query(JoinSize(FastAgms(seed=2)))
+    with pytest.raises(IncompatibleSynopses, match="fast_agms and str"):
+        FastAgms().query(JoinSize("not one"))
+    with pytest.raises(IncompatibleSynopses, match="of items: int64 and string"):
+        sketch_of([1]).query(JoinSize(sketch_of(["1"])))
+    with pytest.raises(InvalidRequest, match=r"other: '3 groups'.*1 group or 2"):
+        FastAgmsStack(2, width=64, depth=3).query(JoinSize(FastAgmsStack(3, width=64, depth=3)))
+    with pytest.raises(InvalidRequest, match="confidence"):
+        FastAgms().query(SelfJoinSize(1.5))
+    with pytest.raises(InvalidRequest, match="one of Count, SelfJoinSize, JoinSize, Frequency"):
+        FastAgms().query(Distinct())

@@ -1,0 +1,146 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgewater.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.synopses import Count, EquiWidthHistogram, Mean, Quantile, Range, Rank, Synopsis, from_bytes
+from edgewater.synopses.histograms.equi_width import EquiWidthStack
+
+SEED = 14
+
+
+def histogram_of(values: object, low: float = -2.0, high: float = 3.0, bins: int = 40) -> EquiWidthHistogram:
+    histogram = EquiWidthHistogram(low, high, bins)
+    histogram.update(values)
+    return histogram
+
+
+def test_bins_are_those_of_numpy_and_values_outside_are_counted() -> None:
+    values = np.random.default_rng(SEED).normal(0, 2, 20_000)
+    histogram = histogram_of(np.r_[values, math.nan, math.inf, -math.inf, 3.0])
+    expected, edges = np.histogram(np.r_[values, 3.0], 40, (-2, 3))
+    np.testing.assert_array_equal(histogram.counts, expected)
+    np.testing.assert_array_equal(histogram.edges, edges)
+    outside = {"below": (values < -2).sum() + 1, "above": (values > 3).sum() + 1, "nan": 1}
+    assert histogram.outside == outside
+    assert histogram.query(Count()).value == 20_003 and histogram.records == 20_004
+    assert sum(histogram.outside.values()) + histogram.counts.sum() == histogram.records, "nothing is dropped"
+
+
+ends = st.floats(-4, 5) | st.sampled_from([-math.inf, math.inf, -2.0, 3.0, 0.0, 1e308, -1e308])
+numbers = st.floats() | st.floats(-2, 3) | st.sampled_from([-2.0, 3.0, 0.5, 2.9999999999999996, math.nan])
+
+
+@settings(max_examples=300)
+@given(st.lists(numbers, max_size=40), ends, ends, st.sampled_from([1, 3, 8, 64]))
+def test_ranges_ranks_and_quantiles_are_within_their_bounds(
+    values: list[float], low: float, high: float, bins: int
+) -> None:
+    array = np.array(values, float)
+    histogram = histogram_of(array, bins=bins)
+    answer = histogram.query(Range(low, high))
+    assert answer.lower <= ((array >= low) & (array <= high)).sum() <= answer.upper
+    assert answer.lower <= answer.value <= answer.upper and answer.confidence == 1.0
+    real = np.sort(array[~np.isnan(array)])
+    if not len(real):
+        assert math.isnan(histogram.query(Quantile(0.5)).value) and math.isnan(histogram.query(Rank(low)).value)
+        return
+    share = histogram.query(Rank(high))
+    assert share.lower <= (real <= high).mean() + 1e-12 and (real <= high).mean() <= share.upper + 1e-12
+    for q in (0.0, 0.3, 0.5, 1.0):
+        found = histogram.query(Quantile(q))
+        assert found.lower <= real[math.floor(q * (len(real) - 1))] <= found.upper
+        assert found.lower <= found.value <= found.upper
+
+
+def test_a_range_along_bin_edges_is_exact_but_for_values_on_the_upper_edge() -> None:
+    histogram = histogram_of(np.linspace(-2, 3, 10_001), bins=50)
+    answer = histogram.query(Range(-1.0, 1.0))
+    assert answer.upper - answer.lower <= histogram.counts.max()
+    assert histogram.query(Range(-2.0, 3.0)).lower == histogram.query(Range(-2.0, 3.0)).upper == 10_001
+
+
+def test_values_on_an_edge_are_in_the_bin_above_it_for_every_range() -> None:
+    for low, high, bins in ((0, 1, 10), (-0.3, 0.7, 7), (1e15, 1e15 + 3, 3), (-8e307, 8e307, 4), (0, 1e-300, 64)):
+        histogram = EquiWidthHistogram(low, high, bins)
+        edges = histogram.edges
+        histogram.update(edges)
+        expected = np.ones(bins, int)
+        expected[-1] = 2
+        np.testing.assert_array_equal(histogram.counts, expected)
+        below = EquiWidthHistogram(low, high, bins)
+        below.update(np.nextafter(edges[1:-1], -np.inf))
+        assert below.counts.sum() == bins - 1 and below.counts.max() <= 1
+
+
+def test_merged_or_added_values_can_be_subtracted() -> None:
+    rng = np.random.default_rng(SEED)
+    one, two = histogram_of(rng.normal(0, 1, 500)), histogram_of(rng.normal(1, 3, 700))
+    both = one.merge_many([two])
+    assert both.invert(two).to_bytes() == one.to_bytes()
+    values = rng.normal(0, 1, 50)
+    both.update(values)
+    both.decrement(values)
+    assert both.to_bytes() == one.merge_many([two]).to_bytes()
+    before = one.to_bytes()
+    with pytest.raises(IncompatibleSynopses, match="were not added"):
+        one.decrement(np.full(400, 0.0))
+    with pytest.raises(IncompatibleSynopses, match="were not added"):
+        one.invert(both)
+    assert one.to_bytes() == before
+
+
+def test_weights_count_a_value_several_times() -> None:
+    weighted, plain = EquiWidthHistogram(0, 10, 10), EquiWidthHistogram(0, 10, 10)
+    weighted.update([1.0, 5.0, 12.0], weights=[3, 0, 1 << 60])
+    plain.update([1.0, 1.0, 1.0])
+    assert weighted.counts.tolist() == plain.counts.tolist()
+    assert weighted.outside["above"] == 1 << 60, "exact beyond float64"
+    for weights in ([1.5, 1, 1], [1, 1], [-1, 1, 1]):
+        with pytest.raises(InvalidRecord, match=r"weights: .*whole numbers"):
+            weighted.update([1.0, 5.0, 12.0], weights=weights)
+
+
+def test_folding_joins_neighbouring_bins_and_merges_with_unfolded_ones() -> None:
+    values = np.random.default_rng(SEED).normal(0, 2, 5000)
+    folded = histogram_of(values).fold(3)
+    np.testing.assert_array_equal(folded.counts, histogram_of(values, bins=5).counts)
+    assert (
+        folded.merge_many([histogram_of(values)]).to_bytes() == histogram_of(np.r_[values, values]).fold(3).to_bytes()
+    )
+    with pytest.raises(InvalidRequest, match="0 to 3"):
+        histogram_of(values).fold(4)
+    folded.update(values)
+    np.testing.assert_array_equal(folded.counts, 2 * histogram_of(values, bins=5).counts)
+
+
+def test_thousands_of_groups_are_updated_by_one_call() -> None:
+    rng = np.random.default_rng(SEED)
+    groups, values = rng.integers(0, 5000, 40_000), rng.uniform(0, 1, 40_000)
+    stack = EquiWidthStack(5000, low=0, high=1, bins=8)
+    stack.update(groups, values)
+    expected = np.histogram2d(groups, values, (5000, 8), ((0, 5000), (0, 1)))[0]
+    np.testing.assert_array_equal(stack.counts[:, 1:-2], expected)
+    np.testing.assert_array_equal(stack.query().value, np.bincount(groups, minlength=5000))
+
+
+def test_bad_ranges_and_questions_are_refused_by_name() -> None:
+    for low, high in ((1, 1), (2, 1), (0, 5e-324), (1e16, 1e16 + 4), (-1e308, 1e308)):
+        with pytest.raises(InvalidRequest, match="high: "):
+            EquiWidthHistogram(low, high, 64)
+    for low in (math.nan, -math.inf, True, "0"):
+        with pytest.raises(InvalidRequest, match=r"low: .*a finite number"):
+            EquiWidthHistogram(low, 1)  # type: ignore[arg-type]
+    for bins in (0, 1.5, 1 << 21):
+        with pytest.raises(InvalidRequest, match="bins: "):
+            EquiWidthHistogram(0, 1, bins)  # type: ignore[arg-type]
+    histogram = EquiWidthHistogram(0, 1)
+    for question in (Range(math.nan, 1), Range(0, math.nan), Quantile(2.0), Mean()):
+        with pytest.raises(InvalidRequest):
+            histogram.query(question)
+    with pytest.raises(IncompatibleSynopses, match=r"'high': 1\.0.*'high': 2\.0"):
+        histogram.merge_many([EquiWidthHistogram(0, 2)])
+    assert isinstance(histogram, Synopsis) and isinstance(from_bytes(histogram.to_bytes()), EquiWidthHistogram)

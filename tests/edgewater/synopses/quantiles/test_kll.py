@@ -1,0 +1,189 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
+from edgewater.synopses import Count, Distinct, Kll, Maximum, Minimum, Quantile, Rank, Synopsis, from_bytes
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.quantiles.kll import KllStack
+from tests.edgewater.synopses.interval_coverage import least_hits, zoo
+
+pytestmark = pytest.mark.slow
+
+SEED = 16
+
+
+def sketch_of(values: object, k: int = 200, parts: int = 1, **given: int) -> Kll:
+    found = []
+    for source, part in enumerate(np.array_split(np.asarray(values), parts)):
+        found.append(Kll(k, **{"source": source, **given}))
+        found[-1].update(part)
+    return found[0].merge_many(found[1:])
+
+
+@pytest.mark.parametrize("data", zoo(np.random.default_rng(SEED), 10))
+@pytest.mark.parametrize("parts", [1, 64])
+def test_intervals_contain_the_true_value_as_often_as_stated(data: str, parts: int) -> None:
+    n, trials = 4000, 60
+    values = zoo(np.random.default_rng(SEED), n)[data]
+    ordered = np.sort(values)
+    truths = {}
+    for confidence in (0.5, 0.95):
+        for q in (0.01, 0.3, 0.5, 0.999):
+            x = float(ordered[math.floor(q * (n - 1))])
+            truths[Quantile(q, confidence)] = x
+            truths[Rank(x, confidence)] = (values <= x).mean()
+    hits = dict.fromkeys(truths, 0)
+    for seed in range(trials):
+        sketch = sketch_of(values, 24, parts, seed=seed)
+        for question, truth in truths.items():
+            answer = sketch.query(question)
+            hits[question] += answer.lower <= truth <= answer.upper
+            assert answer.lower <= answer.value <= answer.upper
+    for question, held in hits.items():
+        assert held >= least_hits(trials, question.confidence), question  # type: ignore[attr-defined]
+
+
+def test_ranks_are_unbiased_and_their_variance_is_at_most_the_tracked_one() -> None:
+    """1000 sketches: the mean deviates by 5 standard errors for one of a million seeds."""
+    values, x, trials = np.arange(3000.0), 1234.5, 1000
+    rng = np.random.default_rng(SEED)
+    shuffled = rng.permutation(values)
+    errors, counted = [], []
+    for seed in range(trials):
+        sketch = sketch_of(shuffled, 16, 1, seed=seed)
+        errors.append(sketch.query(Rank(x)).value * 3000 - 1235)
+        counted.append(sketch._stack._view("variance")[0])
+    assert abs(np.mean(errors)) < 5 * np.std(errors) / math.sqrt(trials)
+    assert 0 < np.var(errors) < np.mean(counted)
+
+
+def test_for_error_holds_for_one_pass_small_batches_and_small_partials() -> None:
+    rng = np.random.default_rng(SEED)
+    for epsilon in (0.2, 0.05, 0.01):
+        for n, parts in ((50_000, 1), (20_000, 700), (300, 1)):
+            values = rng.normal(0, 1, n)
+            batched = Kll.for_error(epsilon)
+            for part in np.array_split(values, parts):
+                batched.update(part)
+                batched.query()
+            merged = Kll.for_error(epsilon)
+            for source, part in enumerate(np.array_split(values, parts)):
+                one = Kll.for_error(epsilon, source=source)
+                one.update(part)
+                merged = merged.merge_many([one])
+                merged.query()
+            assert max(batched.rank_error(), merged.rank_error()) <= epsilon
+
+
+def test_its_size_grows_with_the_logarithm_of_the_number_of_values() -> None:
+    sizes = [len(sketch_of(np.random.default_rng(SEED).normal(0, 1, n)).to_bytes()) for n in (10_000, 1_000_000)]
+    assert sizes[1] < 7000 and sizes[1] < 2 * sizes[0]
+    values = np.random.default_rng(SEED).normal(0, 1, 100_000)
+    assert len(sketch_of(values, parts=256).to_bytes()) < 7000
+
+
+finite = st.floats(allow_nan=False)
+
+
+@settings(max_examples=200)
+@given(st.lists(finite, min_size=1, max_size=80), st.floats(0, 1))
+def test_few_values_are_exact(values: list[float], q: float) -> None:
+    sketch, ordered = sketch_of(values, 64), np.sort(np.array(values))
+    answer = sketch.query(Quantile(q))
+    assert answer.lower == answer.value == answer.upper == ordered[math.floor(q * (len(values) - 1))]
+    rank = sketch.query(Rank(values[0]))
+    assert rank.lower == rank.upper == pytest.approx((ordered <= values[0]).mean())
+    assert sketch.query(Count()).value == len(values)
+
+
+def test_extremes_are_exact_and_weights_add_up() -> None:
+    values = np.random.default_rng(SEED).normal(0, 1, 70_001)
+    sketch = sketch_of(np.r_[values, math.nan, math.inf, -math.inf], parts=9)
+    assert sketch.query(Minimum()).value == -math.inf == sketch.query(Quantile(0)).value
+    assert sketch.query(Maximum()).value == math.inf == sketch.query(Quantile(1)).upper
+    assert sketch.query(Count()).value == 70_003, "NaN has no rank"
+    _, _, levels = sketch._stack._compacted_copy()._rows
+    assert (2.0**levels).sum() == 70_003
+    assert sketch.query(Rank(math.inf)).lower == 1
+
+
+def test_a_replay_has_the_same_coins_and_another_source_has_others() -> None:
+    values = np.random.default_rng(SEED).normal(0, 1, 20_000)
+    assert sketch_of(values).to_bytes() == sketch_of(values).to_bytes()
+    ours, theirs = (sketch_of(values, source=source)._stack._compacted_copy()._rows for source in (1, 2))
+    assert not np.array_equal(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("groups", [1, 7])
+def test_queries_and_serialisation_do_not_change_later_states(groups: int) -> None:
+    """Batches larger than a chunk: the compactions must begin at the same values."""
+    rng = np.random.default_rng(SEED)
+    plain, asked, read_back = (KllStack(groups, k=32, source=9) for _ in range(3))
+    for rows in (20_000, 20_000, 5, 40_000, 1000, 33_000):
+        codes, values = rng.integers(0, groups, rows), rng.normal(0, 1, rows)
+        asked.query()
+        assert codec.seal(asked.to_message()) == codec.seal(asked.to_message())
+        read_back = KllStack.from_message(read_back.to_message())
+        for stack in (plain, asked, read_back):
+            stack.update(codes, values)
+        assert codec.seal(plain.to_message()) == codec.seal(asked.to_message()) == codec.seal(read_back.to_message())
+    assert len(plain.to_message().arrays) == len(plain.take(np.arange(groups)).to_message().arrays) + 3
+
+
+def test_equal_data_at_many_sources_keep_the_bound() -> None:
+    """With coins of the data alone, the errors of equal partials would add up instead of cancelling."""
+    values = np.random.default_rng(SEED).normal(0, 1, 2000)
+    ordered = np.sort(np.tile(values, 64))
+    sketch = sketch_of(np.tile(values, 64), 32, 64)
+    for q in (0.1, 0.5, 0.9):
+        answer = sketch.query(Quantile(q, 0.999))
+        assert answer.lower <= ordered[math.floor(q * (len(ordered) - 1))] <= answer.upper
+
+
+def test_folding_makes_it_smaller_and_keeps_the_bound() -> None:
+    values = np.random.default_rng(SEED).normal(0, 1, 50_000)
+    sketch, ordered = sketch_of(values), np.sort(values)
+    folded = sketch.fold(2)
+    assert len(folded.to_bytes()) < len(sketch.to_bytes()) / 2
+    assert sketch.rank_error() < folded.rank_error() < 0.1
+    answer = folded.query(Quantile(0.5, 0.999))
+    assert answer.lower <= ordered[24_999] <= answer.upper
+    assert len(sketch.merge_many([folded]).to_bytes()) < len(sketch.to_bytes())
+    with pytest.raises(InvalidRequest, match="0 to 4"):
+        sketch.fold(5)
+
+
+def test_thousands_of_groups_are_sketched_by_one_call() -> None:
+    rng = np.random.default_rng(SEED)
+    groups = rng.zipf(1.3, 100_000) % 2000
+    values = groups + rng.uniform(0, 0.5, 100_000)
+    stack = KllStack(2000, k=16)
+    stack.update(groups, values)
+    median = stack.query(Quantile(0.5))
+    some = np.bincount(groups, minlength=2000) > 0
+    assert ((median.value >= np.arange(2000)) & (median.value <= np.arange(2000) + 0.5))[some].all()
+    assert np.isnan(median.value[~some]).all()
+    np.testing.assert_array_equal(stack.query(Count()).value, np.bincount(groups, minlength=2000))
+
+
+def test_bad_parameters_questions_and_bytes_are_refused() -> None:
+    for k in (7, 1 << 17, 20.5, True):
+        with pytest.raises(InvalidRequest, match="k: "):
+            Kll(k)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="epsilon"):
+        Kll.for_error(1e-6)
+    sketch = sketch_of([1.0, 2.0, 3.0])
+    for question in (Quantile(-0.1), Rank(math.nan), Quantile(0.5, 1.0), Distinct()):
+        with pytest.raises(InvalidRequest):
+            sketch.query(question)
+    with pytest.raises(IncompatibleSynopses, match=r"'k': 200.*'k': 100"):
+        sketch.merge_many([Kll(100)])
+    message = codec.unseal(sketch.to_bytes())
+    message.arrays[0].CopyFrom(codec.encode(np.array([4], np.int64)))
+    with pytest.raises(CorruptSynopsis, match="add up to n"):
+        from_bytes(codec.seal(message))
+    assert isinstance(sketch, Synopsis) and isinstance(from_bytes(sketch.to_bytes()), Kll)

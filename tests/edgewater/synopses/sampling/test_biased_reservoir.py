@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+
+from edgewater.errors import IncompatibleSynopses, InvalidRequest
+from edgewater.synopses import BiasedReservoir, Count, Mean, Minimum, Quantile, Rank, Since, Sum, from_bytes
+from edgewater.synopses.hashing import DEFAULT_SEED
+from edgewater.synopses.sampling.sample_rows import record_tags
+from tests.edgewater.synopses.interval_coverage import least_hits, zoo
+
+pytestmark = pytest.mark.slow
+
+SEED = 13
+
+
+def parts_of(values: np.ndarray, times: np.ndarray, parts: np.ndarray, size: int) -> list[BiasedReservoir]:
+    """Returns one sample per partial, of records numbered as in one source."""
+    found = []
+    for part in np.unique(parts):
+        at = np.flatnonzero(parts == part)
+        found.append(BiasedReservoir(size))
+        found[-1].update(values[at], times=times[at], ids=at)
+    return found
+
+
+def test_the_merged_sample_is_that_of_a_single_pass_bit_for_bit() -> None:
+    rng = np.random.default_rng(SEED)
+    values, times = rng.normal(0, 1, 30_000), rng.integers(0, 20_000, 30_000)
+    single = BiasedReservoir(256)
+    single.update(values, times=times, ids=np.arange(30_000))
+    # One partial has most of the traffic, as one site would.
+    parts = parts_of(values, times, rng.zipf(1.5, 30_000) % 40, 256)
+    merged = parts[-1].merge_many(parts[:-1])
+    assert merged.to_bytes() == single.to_bytes()
+    assert merged.merge_many([parts[3]]).items() == single.items(), "a part that comes twice changes nothing"
+    oldest = np.sort(times)[-256]
+    assert (single._stack.times() < oldest).any(), "it is no FIFO"
+
+
+def test_it_equals_aggarwals_algorithm_record_by_record() -> None:
+    """Algorithm 2.1 with p_in = 1: each record replaces the one in a slot chosen at random."""
+    values = np.random.default_rng(SEED).normal(0, 1, 2000)
+    sample = BiasedReservoir(32)
+    sample.update(values)
+    tags = record_tags(0, np.arange(2000), DEFAULT_SEED)
+    slots: dict[int, float] = {}
+    for tag, value in zip(tags.tolist(), values.tolist(), strict=True):
+        slots[tag % 32] = value
+    assert sorted(slots.values()) == sorted(sample.items().to_pylist()) and len(slots) == 32
+
+
+def test_the_inclusion_probability_falls_with_each_later_record() -> None:
+    size, n, trials = 64, 400, 400
+    there = np.zeros(n)
+    for seed in range(trials):
+        sample = BiasedReservoir(size, seed=seed)
+        sample.update(np.arange(n))
+        there[sample.items().to_numpy()] += 1
+    expected = BiasedReservoir(size).inclusion(np.arange(n)[::-1])
+    # 20 averages over 20 records; each deviates by more than 5 standard deviations for one of 10^6 seeds.
+    off = (there / trials - expected).reshape(20, 20).mean(axis=1)
+    assert np.abs(off).max() < 5 * np.sqrt(0.25 / (trials * 20))
+
+
+@pytest.mark.parametrize("data", zoo(np.random.default_rng(SEED), 10))
+def test_intervals_contain_the_true_value_as_often_as_stated(data: str) -> None:
+    n, size, trials = 3000, 200, 200
+    values = zoo(np.random.default_rng(SEED), n)[data]
+    weights = BiasedReservoir(size).inclusion(np.arange(n)[::-1])
+    middle = float(np.quantile(values, 0.3))
+    order = np.argsort(values, kind="stable")
+    mass = np.cumsum(weights[order]) / weights.sum()
+    for confidence in (0.9, 0.99):
+        truths = {
+            Mean(confidence): np.average(values, weights=weights),
+            Rank(middle, confidence): np.average(values <= middle, weights=weights),
+            Quantile(0.5, confidence): values[order][np.searchsorted(mass, 0.5)],
+            Since(n - 150, Count(confidence)): 150,
+            Since(n - 150, Sum(confidence)): values[-150:].sum(),
+            Since(n - 400, Mean(confidence)): values[-400:].mean(),
+        }
+        hits = dict.fromkeys(truths, 0)
+        for seed in range(trials):
+            parts = [BiasedReservoir(size, seed=seed, source=k) for k in range(4)]
+            for k, part in enumerate(parts):
+                part.update(values[k::4], times=np.arange(n)[k::4])
+            sample = parts[0].merge_many(parts[1:])
+            for question, truth in truths.items():
+                answer = sample.query(question)
+                slack = 1e-9 * abs(truth)
+                hits[question] += answer.lower - slack <= truth <= answer.upper + slack
+        for question, held in hits.items():
+            assert held >= least_hits(trials, confidence), question
+
+
+def test_the_count_has_no_upper_bound_when_all_slots_are_newer() -> None:
+    sample = BiasedReservoir(16)
+    sample.update(np.arange(10_000.0))
+    answer = sample.query(Since(0, Count()))
+    assert answer.upper == np.inf and answer.lower == 16
+    assert sample.query(Since(20_000, Count())).value == 0
+
+
+def test_folding_takes_slots_modulo_half_as_many() -> None:
+    values = np.random.default_rng(SEED).normal(0, 1, 5000)
+    large, small = BiasedReservoir(64), BiasedReservoir(16)
+    large.update(values)
+    small.update(values)
+    assert large.fold(2).items() == small.items()
+    with pytest.raises(InvalidRequest, match="0 to 1"):
+        BiasedReservoir(6).fold(2)
+
+
+def test_bad_questions_and_unequal_sizes_are_refused() -> None:
+    sample = BiasedReservoir(8)
+    sample.update([1.0])
+    with pytest.raises(InvalidRequest, match="Count, Sum or Mean"):
+        sample.query(Since(0, Quantile(0.5)))
+    with pytest.raises(InvalidRequest, match="Mean, Proportion"):
+        sample.query(Minimum())
+    with pytest.raises(IncompatibleSynopses, match=r"8.*16"):
+        sample.merge_many([BiasedReservoir(16)])
+    assert isinstance(from_bytes(sample.to_bytes()), BiasedReservoir)

@@ -1,0 +1,257 @@
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from edgewater.errors import IncompatibleSynopses, InvalidRecord, InvalidRequest
+from edgewater.synopses import (
+    BernoulliSample,
+    Count,
+    Distinct,
+    Mean,
+    Proportion,
+    Quantile,
+    Rank,
+    ReservoirSample,
+    SubsetCount,
+    Sum,
+    Synopsis,
+    from_bytes,
+)
+from edgewater.synopses.sampling.bernoulli import BernoulliStack
+from edgewater.synopses.sampling.reservoir import ReservoirStack
+from tests.edgewater.synopses.interval_coverage import least_hits, zoo
+
+pytestmark = pytest.mark.slow
+
+SEED = 11
+N = 12_000
+
+
+def sample_of(values: object, size: int = 200, **given: int) -> ReservoirSample:
+    sample = ReservoirSample(size, **given)
+    sample.update(values)
+    return sample
+
+
+def test_a_sample_of_all_records_is_exact() -> None:
+    values = np.random.default_rng(SEED).normal(0, 1, 150)
+    sample = sample_of(values)
+    assert sorted(sample.items().to_pylist()) == sorted(values.tolist())
+    for question, truth in (
+        (Count(), 150),
+        (Sum(), values.sum()),
+        (Mean(), values.mean()),
+        (Proportion(0, 9), (values >= 0).mean()),
+        (SubsetCount(0, 9), (values >= 0).sum()),
+        (Rank(0.0), (values <= 0).mean()),
+        (Quantile(0.5), np.sort(values)[74]),
+    ):
+        answer = sample.query(question)
+        assert answer.lower == answer.value == answer.upper == pytest.approx(truth)
+
+
+def test_partials_merge_to_the_sample_of_a_single_pass_in_any_order_and_twice() -> None:
+    """The records are numbered as in one source, so that one pass and many partials have equal identities."""
+    rng = np.random.default_rng(SEED)
+    values, numbers = rng.normal(0, 1, 50_000), np.arange(50_000)
+    whole = ReservoirSample(100)
+    whole.update(values, ids=numbers)
+    parts = []
+    for at in np.array_split(rng.permutation(50_000), 256):
+        parts.append(ReservoirSample(100))
+        parts[-1].update(values[at], ids=numbers[at])
+    merged = parts[0].merge_many([*parts[1:], parts[7], parts[9]])
+    assert merged.items() == whole.items()
+    assert merged.query(Count()) == whole.query(Count())
+    assert merged.merge_many([merged]).items() == whole.items()
+
+
+def test_a_replay_and_a_restored_sample_give_the_same_sample() -> None:
+    values = np.random.default_rng(SEED).normal(0, 1, 9000)
+    first, second = sample_of(values, source=3), sample_of(values[:4000], source=3)
+    restored = ReservoirSample.from_bytes(second.to_bytes())
+    restored.update(values[4000:])
+    assert restored.to_bytes() == first.to_bytes()
+    assert first.merge_many([second]).items() == first.items(), "an older state of itself adds nothing"
+    assert sample_of(values, source=4).items() != first.items()
+
+
+def test_partials_of_one_source_with_different_records_are_refused() -> None:
+    rng = np.random.default_rng(SEED)
+    left, right = sample_of(rng.normal(0, 1, 500)), sample_of(rng.normal(0, 1, 500))
+    with pytest.raises(IncompatibleSynopses, match=r"identity.*`source` of its own"):
+        left.merge_many([right])
+
+
+def test_record_numbers_continue_after_a_reset() -> None:
+    stack, merged = ReservoirStack(1, size=500), ReservoirStack(1, size=500)
+    for part in range(3):
+        stack.update(np.zeros(100, np.int64), np.full(100, float(part)))
+        merged.merge(stack, np.zeros(1, np.int64))
+        stack.reset(np.zeros(1, np.int64))
+    assert np.bincount(merged.estimator().values.astype(int)).tolist() == [100, 100, 100]
+
+
+CONFIDENCES = (0.9, 0.99)
+TRIALS = 200
+
+
+@pytest.mark.parametrize("data", zoo(np.random.default_rng(SEED), 10))
+@pytest.mark.parametrize("merged", [False, True], ids=["single", "merged"])
+@pytest.mark.parametrize("kind", ["reservoir", "bernoulli"])
+def test_intervals_contain_the_true_value_as_often_as_stated(data: str, merged: bool, kind: str) -> None:
+    values = zoo(np.random.default_rng(SEED), N)[data]
+    ordered = np.sort(values)
+    low, high = float(ordered[N // 3]), float(ordered[N // 3 + 20])
+    truths = {
+        Count: (N, ()),
+        Sum: (values.sum(), ()),
+        Mean: (values.mean(), ()),
+        Proportion: (((values >= -1) & (values <= 0.5)).mean(), (-1.0, 0.5)),
+        SubsetCount: (((values >= low) & (values <= high)).sum(), (low, high)),
+        Rank: ((values <= ordered[150]).mean(), (float(ordered[150]),)),
+        Quantile: (ordered[math.floor(0.97 * (N - 1))], (0.97,)),
+    }
+    hits = {(question, c): 0 for question in truths for c in CONFIDENCES}
+    for trial in range(TRIALS):
+        parts = []
+        for source, part in enumerate(np.array_split(values, 16 if merged else 1)):
+            args = {"seed": trial, "source": source}
+            parts.append(ReservoirSample(200, **args) if kind == "reservoir" else BernoulliSample(1 / 60, **args))
+            parts[-1].update(part)
+        sample = parts[0].merge_many(parts[1:])
+        for (question, confidence), held in hits.items():
+            truth, arguments = truths[question]
+            answer = sample.query(question(*arguments, confidence=confidence))
+            assert answer.confidence == confidence
+            slack = 1e-9 * abs(truth)
+            hits[question, confidence] = held + (answer.lower - slack <= truth <= answer.upper + slack)
+    for (question, confidence), held in hits.items():
+        assert held >= least_hits(TRIALS, confidence), (question.__name__, confidence)
+
+
+def test_the_finite_population_correction_narrows_intervals() -> None:
+    values = np.random.default_rng(SEED).normal(0, 1, 250)
+    widths = []
+    for population in (250, 10_000_000):
+        answer = sample_of(values, 200).query(Mean(), population=population)
+        widths.append(answer.upper - answer.lower)
+    assert widths[0] == pytest.approx(widths[1] * math.sqrt(1 - 200 / 250), rel=0.01)
+
+
+def test_a_known_population_makes_sums_as_precise_as_means() -> None:
+    values = np.random.default_rng(SEED).normal(100, 1, 50_000)
+    sample = sample_of(values)
+    blind, known = sample.query(Sum()), sample.query(Sum(), population=sample.records)
+    assert blind.lower <= values.sum() <= blind.upper
+    assert known.lower <= values.sum() <= known.upper
+    assert known.upper - known.lower < (blind.upper - blind.lower) / 20
+    assert sample.query(Count(), population=50_000).lower == 50_000
+    part = sample.query(SubsetCount(100, 200), population=50_000)
+    assert part.lower <= (values >= 100).sum() <= part.upper
+    with pytest.raises(InvalidRequest, match="population"):
+        sample.query(Sum(), population=20)
+
+
+def test_one_update_samples_each_group_independently() -> None:
+    rng = np.random.default_rng(SEED)
+    groups = rng.zipf(1.5, 60_000) % 3000
+    values = groups + rng.normal(0, 0.1, 60_000)
+    stack = ReservoirStack(3000, size=20)
+    stack.update(groups, values)
+    counts = np.bincount(groups, minlength=3000)
+    means = stack.query(Mean())
+    assert np.abs(means.value - np.arange(3000))[counts > 0].max() < 0.5
+    assert np.isnan(means.value[counts == 0]).all()
+    small = counts <= 20
+    assert (stack.query(Count()).value[small] == counts[small]).all()
+    assert np.bincount(stack.estimator().groups, minlength=3000).max() == 20
+
+
+def test_strings_are_sampled_and_counted_but_not_averaged() -> None:
+    sample = sample_of(pa.array([f"user-{i}" for i in range(5000)] + [None]), 10)
+    assert len(set(sample.items().to_pylist())) == 10 and sample.records == 5000
+    assert sample.query(Count()).lower <= 5000 <= sample.query(Count()).upper
+    assert from_bytes(sample.to_bytes()).to_bytes() == sample.to_bytes()
+    with pytest.raises(InvalidRequest, match="a sample of strings"):
+        sample.query(Mean())
+    with pytest.raises(InvalidRecord, match="one type of items"):
+        sample.update([1.5])
+
+
+def test_special_numbers_do_not_give_wrong_answers() -> None:
+    sample = sample_of([math.nan, 1.0, math.inf])
+    assert math.isnan(sample.query(Mean()).value) and sample.query(Count()).value == 3
+    assert sample.query(Rank(5.0)).value == 0.5 and sample.query(Quantile(1.0)).value == math.inf
+    few = sample_of(np.r_[np.full(500, math.inf), 1.0], 20).query(Mean())
+    assert (few.lower, few.upper) == (-math.inf, math.inf)
+    assert sample_of(np.full(500, 1e300), 20).query(Sum()).upper == math.inf
+    empty = ReservoirSample(5)
+    assert math.isnan(empty.query(Mean()).value) and empty.query(Count()).upper == 0
+    one = sample_of(np.arange(1000.0), 1)
+    assert (one.query(Mean()).lower, one.query(Quantile(0.5)).upper) == (-math.inf, math.inf), "one value says little"
+
+
+def test_for_error_gives_the_size_that_the_error_needs() -> None:
+    assert ReservoirSample.for_error(0.05)._stack.size == 385
+    assert ReservoirSample.for_error(0.05, confidence=0.99)._stack.size == 664
+    with pytest.raises(InvalidRequest, match="epsilon"):
+        ReservoirSample.for_error(1e-5)
+
+
+def test_folding_a_sample_gives_the_smaller_sample() -> None:
+    values = np.random.default_rng(SEED).normal(0, 1, 5000)
+    assert sample_of(values, 200).fold(2).items() == sample_of(values, 50).items()
+    assert len(sample_of(values).fold(3).to_bytes()) < len(sample_of(values).to_bytes()) / 5
+    with pytest.raises(InvalidRequest, match="0 to 7"):
+        sample_of(values, 200).fold(8)
+
+
+def test_a_bernoulli_sample_keeps_its_rate_until_it_is_full() -> None:
+    values = np.random.default_rng(SEED).normal(0, 1, 40_000)
+    sample = BernoulliSample(0.1, source=1)
+    sample.update(values)
+    assert sample.rate == 0.1 and abs(len(sample.items()) - 4000) < 300
+    bounded = BernoulliSample(0.1, limit=1000, source=1)
+    bounded.update(values)
+    assert bounded.rate == 0.0125 and len(bounded.items()) <= 1000
+    assert set(bounded.items().to_pylist()) <= set(sample.items().to_pylist())
+    halves = [BernoulliSample(0.1, limit=1000, source=1) for _ in range(2)]
+    for half, at in zip(halves, (slice(0, 20_000), slice(20_000, None)), strict=True):
+        half.update(values[at], ids=np.arange(40_000)[at])
+    assert halves[0].merge_many([halves[1]]).items() == bounded.items()
+    whole = BernoulliSample(1.0)
+    whole.update(values[:100])
+    assert whole.query(Mean()).lower == whole.query(Mean()).upper == pytest.approx(values[:100].mean())
+
+
+def test_bad_parameters_and_batches_are_refused_by_name() -> None:
+    for size in (0, -1, 1.5, True, 1 << 25):
+        with pytest.raises(InvalidRequest, match="size: "):
+            ReservoirSample(size)  # type: ignore[arg-type]
+    for source in (-1, 1 << 64, 0.5):
+        with pytest.raises(InvalidRequest, match="source: "):
+            ReservoirSample(source=source)  # type: ignore[arg-type]
+    for rate in (0, 1.1, 1e-12, math.nan, True):
+        with pytest.raises(InvalidRequest, match="rate: "):
+            BernoulliSample(rate)
+    with pytest.raises(InvalidRecord, match="weights"):
+        ReservoirSample().update([1], weights=[2])
+    with pytest.raises(InvalidRecord, match=r"ids: .*3 whole numbers"):
+        ReservoirSample().update([1, 2, 3], ids=[1, 2])
+    with pytest.raises(InvalidRecord, match="times: "):
+        ReservoirStack(1).update(np.zeros(2, np.int64), np.zeros(2), times=np.zeros(3, np.int64))
+    with pytest.raises(IncompatibleSynopses, match=r"5.*6"):
+        ReservoirSample(5).merge_many([ReservoirSample(6)])
+    with pytest.raises(IncompatibleSynopses, match=r"0\.5.*0\.25"):
+        BernoulliSample(0.5).merge_many([BernoulliSample(0.25)])
+    with pytest.raises(InvalidRequest, match="Mean, Sum, Count"):
+        ReservoirSample().query(Distinct())
+    for question in (Quantile(1.5), Proportion(math.nan, 1), Mean(1.0)):
+        with pytest.raises(InvalidRequest):
+            sample_of([1.0, 2.0]).query(question)
+    assert isinstance(ReservoirSample(), Synopsis) and isinstance(BernoulliSample(0.1), Synopsis)
+    assert isinstance(from_bytes(BernoulliSample(0.1).to_bytes()), BernoulliSample)
+    assert BernoulliStack(0, rate=0.5).rates().shape == (0,)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from edge.core import BudgetSet
+from edgewater.caching import EVICTIONS, SIZINGS, CacheSpec
+from edgewater.errors import InvalidRequest
+from edgewater.query import QuerySpec
+from edgewater.synopses import CountStack, GroupedAggregate
+from edgewater.wire import FrameBody
+from sim.budgets import edges as edges_module
+from sim.budgets.center import MergingCenter
+from sim.budgets.edges import TicketCodec
+from sim.budgets.experiment import SimulatedPolicy, run
+from sim.budgets.link import LinkModel, LinkSimulation
+from sim.budgets.trace import Trace, zipf
+
+pytestmark = pytest.mark.slow
+
+WINDOW_MS = 10_000
+TRACE = zipf(3, WINDOW_MS, records=3000, groups=400, seed=4)
+FAST, SLOW = 600.0, 12.0
+"""Updates per second; about 300 groups appear in a window of 10 s."""
+
+
+def query(measure: str = "sum(value)", **budget: Any) -> QuerySpec:
+    return QuerySpec.from_mapping(
+        {
+            "name": "q", "from": "s", "group_by": ["key"], "measures": {"v": measure}, "window": {"tumbling": "10s"},
+            **({"budget": budget} if budget else {}),
+        }
+    )  # fmt: skip
+
+
+def link(updates_s: float, **more: Any) -> LinkModel:
+    return LinkModel(updates_s * 32, bytes_per_update=32.0, **more)
+
+
+@pytest.mark.parametrize("eviction", EVICTIONS)
+@pytest.mark.parametrize("measure,budget", [("sum(value)", 300_000.0), ("count()", 12.0), ("max(value)", 40_000.0)])
+def test_under_an_error_budget_the_center_is_within_it_and_what_is_withheld_is_stated(
+    eviction: str, measure: str, budget: float
+) -> None:
+    out = run(TRACE, query(measure, error={"v": budget}), link(SLOW), SimulatedPolicy(cache=CacheSpec(eviction)))
+    assert (out.error <= budget * (1 + 1e-9)).all()
+    assert (out.error > 0).any(), "a budget that withholds nothing tests nothing"
+    np.testing.assert_allclose(out.stated, out.error, rtol=1e-9)
+
+
+def test_five_edges_together_keep_the_budget_and_their_statements_cover_the_error() -> None:
+    out = run(TRACE, query(error={"v": 500_000.0}), link(SLOW), edges=5)
+    assert (out.error <= 500_000.0 * (1 + 1e-9)).all()
+    assert (out.stated >= out.error * (1 - 1e-9)).all()
+
+
+def test_a_relative_budget_is_kept_by_every_group_over_all_edges() -> None:
+    out = _values(query(error={"v": "5%"}), edges=3)
+    for sent, true in out:
+        seen = np.isfinite(true)
+        assert (np.abs(true - np.nan_to_num(sent))[seen] <= 0.05 * np.abs(true[seen]) * (1 + 1e-9)).all()
+
+
+def _values(asked: QuerySpec, edges: int) -> list[tuple[Any, Any]]:
+    """(at the center, true) per window."""
+    held: list[tuple[Any, Any]] = []
+
+    class Keeping(MergingCenter):
+        def outcome(self, truth: Any, *rest: Any) -> Any:
+            held.extend((self.values(start), truth[start]) for start in truth)
+            return super().outcome(truth, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(edges_module, "MergingCenter", Keeping)
+        run(TRACE, asked, link(SLOW), edges=edges)
+    return held
+
+
+def test_without_a_budget_the_center_has_the_truth() -> None:
+    out = run(TRACE, query(), link(FAST))
+    np.testing.assert_allclose(out.error, 0.0, atol=1e-3)
+
+
+@pytest.mark.parametrize("sizing", SIZINGS)
+@pytest.mark.parametrize("estimate", ["acc", pytest.param("explicit", marks=pytest.mark.slow)])
+def test_under_a_staleness_budget_the_deadline_is_kept_and_what_is_omitted_is_stated(
+    sizing: str, estimate: str
+) -> None:
+    for eviction in ("gain", "lru"):
+        cache = CacheSpec(eviction, sizing, estimate)
+        out = run(TRACE, query(staleness="1s"), link(SLOW), SimulatedPolicy(cache=cache))
+        assert (out.staleness <= 0.1 + 2e-3).all()
+        np.testing.assert_allclose(out.stated, out.error, rtol=1e-9)
+
+
+def test_the_same_run_twice_is_the_same_run() -> None:
+    first, second = (run(TRACE, query(staleness="1s"), link(SLOW, jitter_ms=20.0)) for _ in range(2))
+    assert first.staleness.tolist() == second.staleness.tolist()
+    assert (first.error.tolist(), first.updates, first.bytes) == (second.error.tolist(), second.updates, second.bytes)
+
+
+def test_the_fast_center_equals_the_merge_of_production() -> None:
+    frames: dict[int, list[bytes]] = {}
+
+    class Recording(MergingCenter):
+        def receive(self, edge: int, body: FrameBody, parts: Any, arrival_ms: float) -> None:
+            for start, part in parts:
+                frames.setdefault(start, []).append(part.to_bytes())
+            super().receive(edge, body, parts, arrival_ms)
+
+        def outcome(self, *given: Any) -> Any:
+            for start, parts in frames.items():
+                merged = GroupedAggregate.from_bytes(GroupedAggregate.merge_bytes(parts))
+                codes = merged.rows()[0].to_numpy()
+                np.testing.assert_allclose(self.values(start)[codes], merged.query("v").value)
+                assert int(np.isfinite(self.values(start)).sum()) == len(merged)
+            return super().outcome(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(edges_module, "MergingCenter", Recording)
+        run(TRACE, query(error={"v": 100_000.0}), link(SLOW), edges=3)
+    assert len(frames) == 3
+
+
+def test_a_ticket_costs_what_its_updates_cost_and_is_good_for_the_partial_once() -> None:
+    office = TicketCodec(32.0)
+    part = GroupedAggregate({"key": pa.int64()}, {"v": CountStack()})
+    part.update([pa.array([1, 2, 3])], {"v": None}, 3)
+    data = office.encode(part)
+    assert len(data) == 3 * 32
+    assert office.decode(data) is part
+    with pytest.raises(KeyError):
+        office.decode(data)
+
+
+def test_no_policy_is_faster_than_the_optimum_and_the_default_is_faster_than_batching() -> None:
+    asked = query(error={"v": 300_000.0})
+    stale = {name: run(TRACE, asked, link(SLOW), SimulatedPolicy(name)).staleness for name in
+             ("optimal", "caching", "streaming", "batching", "random")}  # fmt: skip
+    for name, staleness in stale.items():
+        assert (staleness[:1] >= stale["optimal"][:1] - 1e-3).all(), name
+    assert stale["caching"].mean() < stale["batching"].mean()
+
+
+def test_a_window_that_is_late_delays_the_next_one() -> None:
+    out = run(TRACE, query(), link(SLOW), SimulatedPolicy("batching"))
+    assert out.staleness[0] < out.staleness[1] < out.staleness[2]
+
+
+def test_a_hook_that_hands_out_shares_reaches_the_edges() -> None:
+    heard: list[int] = []
+
+    def rebalance(window: int, runs: list[edges_module.EdgeSimulation]) -> dict[str, float]:
+        heard.append(window)
+        assert isinstance(BudgetSet(runs[0].ref, {}), BudgetSet)
+        return {"v": 0.0}
+
+    out = run(TRACE, query(error={"v": 300_000.0}), link(FAST), edges=2, rebalance=rebalance)
+    assert heard[:2] == [0, 1]
+    assert out.error[-1] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_real_bytes_count_frames_and_keys() -> None:
+    out = run(TRACE, query(error={"v": 300_000.0}), LinkModel(2_000.0))
+    assert out.bytes > 8 * out.updates
+    assert (out.error <= 300_000.0 * (1 + 1e-9)).all()
+
+
+def test_a_frame_waits_for_an_outage_to_end_and_frames_do_not_overtake_each_other() -> None:
+    wire = LinkSimulation(LinkModel(1000.0, latency_ms=5.0, jitter_ms=50.0, outages=((100.0, 300.0),)), 0)
+    arrivals = [wire.transmit(80.0, 0.0), wire.transmit(80.0, wire.free_ms)]
+    assert wire.free_ms == pytest.approx(360.0)
+    assert arrivals == sorted(arrivals)
+
+
+def test_a_trace_of_unequal_columns_is_refused_with_the_column_named() -> None:
+    with pytest.raises(InvalidRequest, match="value"):
+        Trace.from_columns([1, 2], {"key": ["a", "b"]}, {"value": [1.0]})
+    with pytest.raises(InvalidRequest, match="policy"):
+        SimulatedPolicy("best")  # type: ignore[arg-type]
