@@ -24,7 +24,8 @@ demo: $(STAMP)demo ## run everything on a year of New York flights: center, thre
 	@$(VENV)/bin/edgewater demo $(ARGS)
 
 # One run on two workers: one has all tests that start a JVM or processes, the other the rest until it helps (tests/conftest.py).
-PYTEST := $(PY) -m pytest -n 2 --dist loadgroup
+# Bytecode is kept: each process that a test starts would compile the product anew.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 2 --dist loadgroup
 
 test: $(STAMP)dev ## all tests, on two cores; ARGS="tests/center -k ledger" picks some
 	@$(PYTEST) $(ARGS)
