@@ -16,6 +16,8 @@ from edge.core import SamplingSet, SourceEnded
 from edgewater.wire import SamplingReason
 from tests.center.accuracy_world import BEGIN_MS, REF, STEP_MS, Site, World, exponential, record_of, spec
 
+pytestmark = pytest.mark.slow
+
 RATE = 0.3
 SAMPLED_FROM_MS = 4_000
 

@@ -20,6 +20,8 @@ from edgewater.wire import Arrivals, FrameBody, Partial
 from tests.center.accuracy_world import BEGIN_MS, REF, spec
 from tests.center.stored_world import KEY, Stored, stored
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Stored:

@@ -39,6 +39,8 @@ from edgewater.synopses import GroupedAggregate
 from edgewater.wire import Frame, QueryRef, SamplingReason, preset
 from tests.edge.recovery_world import Center, World, flights
 
+pytestmark = pytest.mark.slow
+
 REF = QueryRef("q", 1)
 FIELDS = {"key": pa.int64(), "value": pa.float64()}
 GROUPS = 110
