@@ -15,9 +15,9 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
+from center.early_trigger.named_arrays import Arrays
 from edgewater.errors import CorruptSynopsis
 from edgewater.synopses import normal_quantile
-from edgewater.synopses.encoding.named_arrays import Arrays
 
 DEFAULT_FACTOR = 4.0
 """Standard errors per half-width without a record: Chebyshev's at 94 %, the normal distribution's at 99.99 %."""

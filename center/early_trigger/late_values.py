@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from center.early_trigger.named_arrays import ArrayState
 from edgewater.arrivals import lag_groups
 from edgewater.synopses import FloatArray
-from edgewater.synopses.encoding.named_arrays import ArrayState
 
 MEMORY_SUBSTREAMS = 25.0
 

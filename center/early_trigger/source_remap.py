@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from center.early_trigger import named_arrays
 from center.early_trigger.trigger import STATE_KIND, EarlyTrigger
-from edgewater.synopses.encoding import named_arrays
 
 
 class SourceRemap:

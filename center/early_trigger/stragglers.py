@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from center.early_trigger.named_arrays import ArrayState
 from center.early_trigger.triangle import LONG, SHORT, ArrivalTriangle
 from edgewater.synopses import BoolArray, FloatArray, IntArray
-from edgewater.synopses.encoding.named_arrays import ArrayState
 
 INFORMATIVE_SLOTS = 15.0
 """The rate is estimated from as many slots as contain the arrivals of this many complete ones."""

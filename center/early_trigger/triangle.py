@@ -23,10 +23,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from center.early_trigger.named_arrays import Arrays, ArrayState
 from edgewater.arrivals import SlotGrid
 from edgewater.errors import CorruptSynopsis, InvalidInput
 from edgewater.synopses import BoolArray, FloatArray, IntArray
-from edgewater.synopses.encoding.named_arrays import Arrays, ArrayState
 
 LONG, SHORT = 0, 1
 LONG_SUBSTREAMS = 50

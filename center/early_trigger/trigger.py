@@ -16,6 +16,7 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
+from center.early_trigger import named_arrays
 from center.early_trigger.backtest import advance_slot
 from center.early_trigger.batch import window_models
 from center.early_trigger.calibration import DEFAULT_FACTOR, OFFSETS, Calibration
@@ -28,7 +29,6 @@ from edgewater.accuracy import AccuracyTarget, MeasureKind, check_measure
 from edgewater.arrivals import SlotGrid
 from edgewater.errors import CorruptSynopsis, InvalidInput
 from edgewater.synopses import BoolArray, FloatArray, normal_quantile
-from edgewater.synopses.encoding import named_arrays
 
 STATE_KIND = "early-trigger"
 

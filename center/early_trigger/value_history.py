@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from center.early_trigger.estimate import WindowSample
+from center.early_trigger.named_arrays import ArrayState
 from edgewater.synopses import FloatArray, IntArray
-from edgewater.synopses.encoding.named_arrays import ArrayState
 
 MEMORY_WINDOWS = 20.0
 UPWARD, DOWNWARD = 10.0, 40.0

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from center.serving.cells import intervals, plain
 from center.serving.function_values import FunctionPart, function_confidence
-from center.serving.measures import is_incomplete, widen_by_missing, widen_by_withheld
+from center.serving.measures import is_incomplete, widen_by_missing, widen_by_withheld, without_bounds
 from center.serving.question_lines import SecondSynopsis, WindowQuestion
 from center.serving.render import rfc3339, sorted_groups, with_prediction
 from center.serving.synopsis_cache import SynopsisCache
@@ -290,7 +290,7 @@ class _StackAnswer:
         widened = self._widened_by_withheld(estimates, own)
         if not any(is_incomplete(w.completeness) for w in self.windows):
             return widened
-        return widen_by_missing(widened, self.measure) if own else _without_bounds(widened)
+        return widen_by_missing(widened, self.measure) if own else without_bounds(widened)
 
     def _widened_by_withheld(self, estimates: Estimates, own: bool) -> Estimates:
         """Over several windows the bounds of sums add up; of extrema the largest holds."""
@@ -300,7 +300,7 @@ class _StackAnswer:
         bounds = [b for w in held if (b := w.get(self.measure.name)) is not None]
         if not own or self.measure.function.error is None or (self.of_all_groups and bounds):
             # A bound applies to each group, and the number of affected groups is unknown.
-            return _without_bounds(estimates)
+            return without_bounds(estimates)
         if not bounds:
             return estimates
         fold = sum if self.measure.function.error == "sum" else max
@@ -309,11 +309,6 @@ class _StackAnswer:
             for side in ("above", "below")
         }
         return widen_by_withheld(estimates, self.measure, {self.measure.name: total})
-
-
-def _without_bounds(estimates: Estimates) -> Estimates:
-    unknown = np.full(len(estimates), np.nan)
-    return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
 
 
 def _reports_withheld_records(spec: QuerySpec) -> bool:

@@ -291,6 +291,12 @@ def widen_by_withheld(estimates: Estimates, measure: Measure, withheld: Mapping[
     return Estimates(estimates.value, lower, upper, estimates.confidence, estimates.basis)
 
 
+def without_bounds(estimates: Estimates) -> Estimates:
+    """Returns the estimates with unknown bounds."""
+    unknown = np.full(len(estimates), np.nan)
+    return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
+
+
 def is_incomplete(completeness: Mapping[str, Any]) -> bool:
     """Whether an answer lacks an expected edge, from the completeness in its quality."""
     return bool(completeness.get("missing")) or completeness.get("expected") == 0

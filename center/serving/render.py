@@ -28,6 +28,7 @@ from center.serving.measures import (
     is_incomplete,
     widen_by_missing,
     widen_by_withheld,
+    without_bounds,
 )
 from edgewater.accuracy import Accuracy, group_key, group_values
 from edgewater.measure import Measure
@@ -201,9 +202,8 @@ def with_prediction(
         groups: the rows' key columns.
     """
     p = predictions.get(measure.name)
-    unknown = np.full(len(estimates), np.nan)
     if p is None:
-        return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
+        return without_bounds(estimates)
     if "groups" not in p:
         rows = [[p[name] for name in ("estimate", "lower", "upper")]] * len(estimates)
     else:

@@ -4,6 +4,6 @@ The stacks of this package, `merge_bytes`, and the snapshots of the edge and the
 messages, but no kind of synopsis: it imports no stack.
 """
 
-from edgewater.synopses.encoding import codec, columns, flat, named_arrays, state
+from edgewater.synopses.encoding import codec, columns, flat, state
 
-__all__ = ["codec", "columns", "flat", "named_arrays", "state"]
+__all__ = ["codec", "columns", "flat", "state"]

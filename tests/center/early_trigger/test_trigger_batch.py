@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from center.early_trigger import named_arrays
 from center.early_trigger.batch import TriggerBatch
 from center.early_trigger.estimate import WindowSample
 from center.early_trigger.trigger import STATE_KIND, AnswerNow, EarlyTrigger
 from edgewater.accuracy import MEASURES, AccuracyTarget, MeasureKind
 from edgewater.arrivals import SlotGrid
 from edgewater.synopses import FloatArray
-from edgewater.synopses.encoding import named_arrays
 
 GRID = SlotGrid(slot_ms=20, substream_slots=6, lags=90)
 SLOTS, SOURCES = 30, 3

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from center.early_trigger.estimate import WindowSample
+from center.early_trigger.named_arrays import VERSION
 from center.early_trigger.trigger import STATE_KIND, AnswerNow, EarlyTrigger
 from edgewater.accuracy import MEASURES, AccuracyTarget
 from edgewater.arrivals import SlotGrid
 from edgewater.errors import CorruptSynopsis, UnsupportedVersion
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.named_arrays import VERSION
 
 pytestmark = pytest.mark.slow
 

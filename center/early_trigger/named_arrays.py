@@ -1,7 +1,7 @@
 """Snapshots as bytes: named arrays and a few numbers in the byte format of synopses.
 
-The early trigger of the center and the arrival monitors of the edge write their states with it. Magic, checksum and
-narrow integers are `codec`'s. Arrays are restored exactly, so a restored object behaves as one that never stopped.
+Magic, checksum and narrow integers are those of `edgewater.synopses.encoding.codec`. Arrays are restored exactly, so a
+restored object behaves as one that never stopped.
 """
 
 from __future__ import annotations
