@@ -1,0 +1,442 @@
+"""Checks every statement of answers, as they are served, against the truth.
+
+`check_query` takes all answers to one query and its `QueryTruth`; `RevisionWatch` takes answers as they are read, over
+and over. Both return the statements that are false. What has a confidence below 1 is not checked one by one, but over
+many runs: `Findings.outcomes` and `false_confidences`.
+
+The simulation (`tests.simulation`) and the soak of real processes use the same checkers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from fractions import Fraction
+from typing import Any
+
+from edgewater.measure import Measure
+from edgewater.quantities import fraction
+from edgewater.windows import SessionWindow
+from tests.simulation.truth import UNKNOWN, Bounds, Fate, Group, QueryTruth, TrueWindow
+
+Answer = Mapping[str, Any]
+EXACT_FUNCTIONS = ("count", "sum", "min", "max", "mean", "var")
+_RANKS = {"early": 0, "complete": 1, "final": 2}
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Falsehood:
+    """A false statement. `kind` is stable, for counting; `message` has the numbers."""
+
+    kind: str
+    query: str
+    window: str
+    revision: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.query} {self.window} r{self.revision}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Whether a statement with a confidence below 1 was true this time.
+
+    Attributes:
+        kind: statements of one kind are judged together.
+    """
+
+    kind: str
+    confidence: float
+    held: bool
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was checked, and what was false."""
+
+    false: list[Falsehood] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    answers: int = 0
+    cells: int = 0
+
+    def add(self, other: Findings) -> None:
+        self.false += other.false
+        self.outcomes += other.outcomes
+        self.answers += other.answers
+        self.cells += other.cells
+
+
+def time_ms(text: str) -> int:
+    """The ms of an RFC 3339 time, as answers state times."""
+    moment = datetime.fromisoformat(text)
+    return math.floor(moment.timestamp()) * 1000 + moment.microsecond // 1000
+
+
+class RevisionWatch:
+    """Remembers every answer that was read; one that is read again must be the same, and none may follow a final."""
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[str, int, str], dict[int, tuple[str, str]]] = defaultdict(dict)
+
+    def note(self, answer: Answer, version: int = 1) -> list[Falsehood]:
+        """Notes an answer of version `version` of its query."""
+        query, window, revision = answer["query"], answer["window"]["start"], int(answer["revision"])
+        text = json.dumps(answer, sort_keys=True)
+        known = self._read[query, version, window]
+        false = []
+        if revision in known and known[revision][1] != text:
+            false.append(("revision-changed", f"was {known[revision][1]}, is {text}"))
+        known[revision] = answer["phase"], text
+        phases = [known[r][0] for r in sorted(known)]
+        if [_RANKS[p] for p in phases] != sorted(_RANKS[p] for p in phases):
+            false.append(("phase-moved-back", " ".join(phases)))
+        if phases.count("final") > 1:
+            false.append(("answer-after-final", " ".join(phases)))
+        return [Falsehood(kind, query, window, revision, message) for kind, message in false]
+
+
+def check_query(
+    truth: QueryTruth,
+    answers: Sequence[Answer],
+    *,
+    at_rest: bool,
+    counted: int = 0,
+    closed_through_ms: int | None = None,
+    strict_floats: bool = False,
+) -> Findings:
+    """Checks all answers to one query.
+
+    Args:
+        answers: all revisions that were read, in any order.
+        at_rest: nothing is on its way any more: the last answer to each window has every record that has come.
+        counted: number of records of the query that counters name as not in the answers (`after_final`, drops); they
+            may explain records of fate EITHER that are missing.
+        closed_through_ms: at rest, all edges have closed the windows that end by then, so each that has records must
+            have an answer; None: this is not checked.
+        strict_floats: a sum of floats may not differ from the exact sum by its rounding, unless its bounds say so.
+    """
+    return _QueryCheck(truth, at_rest, strict_floats).run(answers, counted, closed_through_ms)
+
+
+def false_confidences(outcomes: Iterable[Outcome], alpha: float = 1e-6) -> list[Falsehood]:
+    """The kinds of statements that were false so often that their confidence is false.
+
+    Args:
+        alpha: probability of a false alarm per kind, were each statement true with exactly its confidence.
+    """
+    by_kind: defaultdict[tuple[str, float], list[bool]] = defaultdict(list)
+    for outcome in outcomes:
+        by_kind[outcome.kind, outcome.confidence].append(outcome.held)
+    false = []
+    for (kind, confidence), held in sorted(by_kind.items()):
+        missed, most = held.count(False), _most_misses(len(held), 1 - confidence, alpha)
+        if missed > most:
+            message = f"{missed} of {len(held)} were false; at confidence {confidence:g} at most {most} could be"
+            false.append(Falsehood("confidence", kind, "", 0, message))
+    return false
+
+
+def _most_misses(trials: int, probability: float, alpha: float) -> int:
+    """The least k with P(more than k misses) ≤ alpha, of a binomial distribution."""
+    tail = 0.0
+    for k in range(trials, 0, -1):
+        log_choose = math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
+        tail += math.exp(log_choose + k * math.log(probability) + (trials - k) * math.log1p(-probability))
+        if tail > alpha:
+            return k
+    return 0
+
+
+class _QueryCheck:
+    def __init__(self, truth: QueryTruth, at_rest: bool, strict_floats: bool) -> None:
+        self.truth = truth
+        self.spec = truth.spec
+        self.at_rest = at_rest
+        self.strict_floats = strict_floats
+        self.findings = Findings()
+        self.is_session = isinstance(self.spec.window, SessionWindow)
+
+    def run(self, answers: Sequence[Answer], counted: int, closed_through_ms: int | None) -> Findings:
+        by_window: defaultdict[int, dict[int, Answer]] = defaultdict(dict)
+        for answer in answers:
+            by_window[time_ms(answer["window"]["start"])][int(answer["revision"])] = answer
+        for start, revisions in sorted(by_window.items()):
+            if self.is_session and self.truth.has_doubt:
+                continue  # which sessions there are is not known
+            for revision, answer in sorted(revisions.items()):
+                self._answer(answer, self.truth.windows.get(start), last=revision == max(revisions))
+        if self.at_rest and not (self.is_session and self.truth.has_doubt):
+            self._nothing_is_missing(by_window, counted, closed_through_ms)
+        return self.findings
+
+    def _say(self, kind: str, answer: Answer, message: str) -> None:
+        window = f"{answer['window']['start']} {answer['phase']}"
+        self.findings.false.append(Falsehood(kind, answer["query"], window, int(answer["revision"]), message))
+
+    # One answer
+
+    def _answer(self, answer: Answer, window: TrueWindow | None, *, last: bool) -> None:
+        self.findings.answers += 1
+        quality = answer["quality"]
+        is_early, is_settled = answer["phase"] == "early", last and self.at_rest
+        if self.is_session and (not is_settled or "merged_into" in quality):
+            return  # a session may have been another one then
+        if self.is_session and (window is None or time_ms(answer["window"]["end"]) != window.end_ms):
+            self._say("session", answer, f"the session is {window and (window.start_ms, window.end_ms)}")
+            return
+        window = window or TrueWindow(time_ms(answer["window"]["start"]), time_ms(answer["window"]["end"]))
+        completeness = quality["completeness"]
+        whole = not is_early and completeness["ratio"] == 1.0 and not completeness["missing"]
+        if completeness["missing"] and completeness["ratio"] == 1.0:
+            self._say("completeness", answer, f"ratio 1.0, missing {completeness['missing']}")
+        sure = [self._is_sure(i, whole, is_settled) for i in window.records]
+        self._counters(answer, window, sure, whole, is_settled)
+        rows = {tuple(row["group"].get(name) for name in self.spec.group_by): row for row in answer["data"]}
+        certain = dict(zip(window.records, sure, strict=True))
+        groups = self.truth.by_group(window.records)
+        for group in sorted({*rows, *groups}, key=repr):
+            members = groups.get(group, [])
+            row = rows.get(group)
+            if whole and row is not None and not members and self.spec.group_by:
+                self._say("group", answer, f"{group} has no record")
+            for measure in self.spec.measures:
+                self._cell(answer, measure, group, row, members, [certain[i] for i in members], whole)
+        if answer["contract"]["met"] and not whole and self.spec.accuracy is None:
+            requested = answer["contract"]["requested"]
+            if "exact" in requested or isinstance(requested.get("error"), Mapping):
+                self._say("met", answer, f"met, with completeness {completeness}")
+        self._staleness(answer)
+
+    def _is_sure(self, i: int, whole: bool, is_settled: bool) -> bool:
+        """Whether the value that the answer states must have record i."""
+        record = self.truth.records[i]
+        if record.fate is Fate.LOST:
+            return whole
+        # A bound of an answer that is not whole holds for everything that was given, heard of or not.
+        return record.fate is Fate.COUNTED and (is_settled or not whole or not record.late)
+
+    def _counters(
+        self, answer: Answer, window: TrueWindow, sure: Sequence[bool], whole: bool, is_settled: bool
+    ) -> None:
+        stated, must, most = answer["quality"]["records"], sum(sure), len(sure)
+        observed, late = stated["observed"], stated["late"]
+        if observed > most:
+            self._say("observed", answer, f"observed {observed}, there are {most}")
+        if whole and observed < must:
+            self._say(
+                "completeness",
+                answer,
+                f"observed {observed} of {must}, completeness {answer['quality']['completeness']}",
+            )
+        if whole and stated["expected"] is not None and not must <= stated["expected"] <= most:
+            self._say("expected", answer, f"expected {stated['expected']}, there are {must} to {most}")
+        records = [self.truth.records[i] for i in window.records]
+        doubtful = sum(r.fate in (Fate.UNCERTAIN, Fate.EITHER, Fate.LOST) for r in records)
+        arrived_late = sum(r.late and r.fate is Fate.COUNTED for r in records)
+        if late > arrived_late + doubtful or (whole and is_settled and late < arrived_late):
+            self._say("late", answer, f"late {late}, there are {arrived_late} (and {doubtful} in doubt)")
+
+    def _staleness(self, answer: Answer) -> None:
+        budget_ms = answer["contract"]["requested"].get("staleness_ms")
+        stale_ms = answer["quality"]["staleness_ms"]
+        if budget_ms is not None and answer["contract"]["met"] and answer["revision"] == 1 and stale_ms > budget_ms:
+            self._say("met", answer, f"stale by {stale_ms} ms, the budget is {budget_ms} ms, and the contract is met")
+
+    # One cell
+
+    def _cell(
+        self, answer: Answer, measure: Measure, group: Group, row: Answer | None, members: list[int],
+        sure: list[bool], whole: bool,
+    ) -> None:  # fmt: skip
+        self.findings.cells += 1
+        name = measure.function.name
+        if name in ("quantiles", "kll"):
+            self._quantiles(answer, measure, group, row, members, sure, whole)
+            return
+        if name not in (*EXACT_FUNCTIONS, "distinct"):
+            return
+        bounds = self.truth.bounds(measure, members, sure)
+        cell = row[measure.name] if row is not None else self._absent(answer, measure)
+        accuracy = self.spec.accuracy
+        is_predicted = accuracy is not None and accuracy.measure == measure.name and "accuracy" in answer["quality"]
+        if is_predicted and not whole:
+            if row is not None or group == ():
+                self._prediction(answer, measure, group, cell, bounds)
+            return
+        if row is None and not whole:
+            return  # an answer that is not whole does not say that there are no other groups
+        if name == "distinct":
+            self._interval(answer, measure, group, cell, bounds, answer["confidence"], whole)
+            self._exactly(answer, measure, group, cell, bounds, whole)
+            return
+        confidence = answer["confidence"] if is_predicted else 1.0
+        self._interval(answer, measure, group, cell, bounds, confidence, whole)
+        self._exactly(answer, measure, group, cell, bounds, whole)
+        self._within_budget(answer, measure, group, cell, bounds)
+
+    def _absent(self, answer: Answer, measure: Measure) -> dict[str, Any]:
+        """What an answer says of a group that it has no row of: zero, but for what edges withhold."""
+        withheld = answer["quality"]["error"]["withheld"]
+        bound = withheld.get(measure.name)
+        if measure.function.name not in ("sum", "count") or (withheld and bound is None):
+            return {"estimate": None if withheld else 0, "lower": None, "upper": None}
+        bound = bound or {"above": 0, "below": 0}
+        upper, lower = bound["above"], bound["below"]
+        return {"estimate": 0, "lower": None if lower is None else -lower, "upper": upper}
+
+    def _tolerance(self, bounds: Bounds) -> float:
+        return 0.0 if self.strict_floats or not bounds.floats else 2**-52 * (bounds.count + 1) * bounds.magnitude
+
+    def _interval(
+        self, answer: Answer, measure: Measure, group: Group, cell: Mapping[str, Any], bounds: Bounds,
+        confidence: float, whole: bool,
+    ) -> None:  # fmt: skip
+        """The interval contains the truth: one of the possible values, where there are several."""
+        lower, upper = cell["lower"], cell["upper"]
+        if lower is None and upper is None:
+            return
+        shown = f"{measure.name} of {group}: {cell['estimate']} [{lower}, {upper}], the truth is {_shown(bounds)}"
+        if bounds.low is None or bounds is UNKNOWN:
+            if bounds.low is None and whole:
+                self._say("interval", answer, shown)
+            return
+        if not math.isfinite(bounds.low):
+            if whole or bounds.is_one:
+                self._say("not-a-number", answer, shown)
+            return
+        slack = Fraction(self._tolerance(bounds))
+        held = (lower is None or bounds.high >= Fraction(lower) - slack) and (
+            upper is None or bounds.low <= Fraction(upper) + slack
+        )
+        if confidence >= 1.0:
+            if not held:
+                self._say("interval" if not whole else "number", answer, shown)
+        elif bounds.is_one:
+            self.findings.outcomes.append(Outcome(f"interval of {measure.function.name}", confidence, held))
+
+    def _exactly(
+        self, answer: Answer, measure: Measure, group: Group, cell: Mapping[str, Any], bounds: Bounds, whole: bool
+    ) -> None:
+        contract = answer["contract"]
+        if not whole or not contract["met"] or not contract["requested"].get("exact") or bounds is UNKNOWN:
+            return
+        estimate = cell["estimate"]
+        shown = f"{measure.name} of {group} is exact: {estimate}, the truth is {_shown(bounds)}"
+        if bounds.low is None or not math.isfinite(bounds.low):
+            if estimate is not None:
+                self._say("not-a-number" if bounds.low is not None else "number", answer, shown)
+            return
+        if estimate is None:
+            self._say("number", answer, shown)
+            return
+        slack = Fraction(self._tolerance(bounds))
+        if not bounds.low - slack <= Fraction(estimate) <= bounds.high + slack:
+            self._say("exact" if measure.function.name == "distinct" else "number", answer, shown)
+
+    def _within_budget(
+        self, answer: Answer, measure: Measure, group: Group, cell: Mapping[str, Any], bounds: Bounds
+    ) -> None:
+        contract = answer["contract"]
+        limits = contract["requested"].get("error")
+        if not contract["met"] or not isinstance(limits, Mapping) or measure.name not in limits:
+            return
+        if measure.function.error is None or not bounds.is_one or bounds.low is None:
+            return
+        estimate, limit = cell["estimate"], limits[measure.name]
+        shown = f"{measure.name} of {group}: {estimate}, the truth is {_shown(bounds)}, the budget is {limit}"
+        if not math.isfinite(bounds.low):
+            if estimate is not None:
+                self._say("not-a-number", answer, shown)
+            return
+        if estimate is None:
+            return  # nothing is said of it; its bounds are checked
+        share = fraction(limit) if isinstance(limit, str) else None
+        most = float(limit) if share is None else share * max(abs(float(bounds.low)), 1.0)
+        error = abs(Fraction(estimate) - bounds.low)
+        if error > Fraction(most) * Fraction(1 + _ROUNDING) + Fraction(self._tolerance(bounds)):
+            self._say("budget", answer, shown)
+
+    def _prediction(
+        self, answer: Answer, measure: Measure, group: Group, cell: Mapping[str, Any], bounds: Bounds
+    ) -> None:
+        """An estimate of what is still to come: judged over many answers."""
+        accuracy, contract = self.spec.accuracy, answer["contract"]
+        assert accuracy is not None
+        if not bounds.is_one or bounds.low is None or not math.isfinite(bounds.low):
+            return
+        estimate, lower, upper = cell["estimate"], cell["lower"], cell["upper"]
+        true = float(bounds.low)
+        if lower is not None and upper is not None:
+            held = lower <= true * (1 + _ROUNDING) and upper >= true * (1 - _ROUNDING)
+            self.findings.outcomes.append(Outcome("interval of an early answer", accuracy.confidence, held))
+        if contract["met"]:
+            if estimate is None:
+                self._say("met", answer, f"met without an estimate of {measure.name} of {group}")
+                return
+            held = abs(estimate - true) <= accuracy.error * abs(true) * (1 + _ROUNDING)
+            self.findings.outcomes.append(Outcome("error of an early answer", accuracy.confidence, held))
+
+    def _quantiles(
+        self, answer: Answer, measure: Measure, group: Group, row: Answer | None, members: list[int],
+        sure: list[bool], whole: bool,
+    ) -> None:  # fmt: skip
+        if row is None or not all(sure) or not whole or self.truth.has_non_finite(measure, members):
+            return
+        contract = answer["contract"]
+        for key, cell in row[measure.name]["quantiles"].items():
+            true = self.truth.quantile_range(measure, members, float(key))
+            if true is None or cell["lower"] is None or cell["upper"] is None:
+                continue
+            shown = f"{measure.name} {key} of {group}: {cell}, the truth is {true}"
+            held = cell["lower"] <= true[1] and cell["upper"] >= true[0]
+            if measure.function.name == "quantiles" and not held:
+                self._say("interval", answer, shown)
+            elif measure.function.name == "kll":
+                self.findings.outcomes.append(Outcome("interval of kll", answer["confidence"], held))
+            if contract["met"] and contract["requested"].get("exact") and not true[0] <= cell["estimate"] <= true[1]:
+                self._say("exact", answer, shown)
+
+    # All answers
+
+    def _nothing_is_missing(
+        self, by_window: Mapping[int, Mapping[int, Answer]], counted: int, closed_through_ms: int | None
+    ) -> None:
+        """Every accepted record is in an answer, or counted by a counter."""
+        missing, where = 0, ""
+        for start, window in self.truth.windows.items():
+            records = [self.truth.records[i] for i in window.records]
+            must = sum(r.fate is Fate.COUNTED for r in records)
+            either = sum(r.fate is Fate.EITHER for r in records)
+            revisions = by_window.get(start)
+            if revisions:
+                last = revisions[max(revisions)]
+                observed = last["quality"]["records"]["observed"] if last["phase"] != "early" else must + either
+            elif closed_through_ms is None or window.end_ms > closed_through_ms:
+                continue
+            else:
+                observed = 0
+                if must:
+                    name, shown = self.spec.name, f"[{window.start_ms}, {window.end_ms})"
+                    self.findings.false.append(Falsehood("no-answer", name, shown, 0, f"{must} records, and no answer"))
+            if observed < must + either:
+                missing += must + either - observed
+                where = where or f"first in [{window.start_ms}, {window.end_ms})"
+        overlaps = -(-self.spec.window.longest_ms // self.spec.window.slice_ms) if not self.is_session else 1
+        if missing > counted * overlaps:
+            message = f"{missing} records are in no answer, and counters name {counted}; {where}"
+            self.findings.false.append(Falsehood("conservation", self.spec.name, "", 0, message))
+
+
+def _shown(bounds: Bounds) -> str:
+    if bounds.low is None:
+        return "no value"
+    if not math.isfinite(bounds.low) or not math.isfinite(bounds.high):
+        return f"{bounds.low}"
+    values = [int(v) if v == int(v) else float(v) for v in (bounds.low, bounds.high)]
+    return str(values[0]) if bounds.is_one else f"{values[0]} to {values[1]}"

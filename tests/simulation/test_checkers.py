@@ -1,0 +1,177 @@
+"""Each checker finds the statement that it is there to find, and nothing in a true answer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from edgewater.query import QuerySpec
+from tests.simulation.checkers import Outcome, RevisionWatch, check_query, false_confidences, time_ms
+from tests.simulation.truth import Fate, QueryTruth, TrueRecord
+
+COLUMNS = {"k": pa.string(), "x": pa.int64(), "f": pa.float64()}
+
+
+def spec(**parts: object) -> QuerySpec:
+    mapping = {"name": "q", "from": "s", "measures": {"n": "count()", "s": "sum(x)"}, "window": {"tumbling": "1s"}}
+    return QuerySpec.from_mapping({**mapping, "group_by": ["k"], **parts})
+
+
+def record(at_ms: int, k: str = "a", x: int | None = 1, f: float = 0.0, **parts: Any) -> TrueRecord:
+    return TrueRecord("e1", at_ms, {"k": k, "x": x, "f": f}, **parts)
+
+
+def exactly(value: float | None) -> dict[str, Any]:
+    return {"estimate": value, "lower": value, "upper": value}
+
+
+def answer(data: list[dict[str, Any]], *, phase: str = "final", observed: int = 3, **parts: Any) -> dict[str, Any]:
+    whole = phase != "early"
+    missing = [] if whole else ["e2"]
+    return {
+        "query": "q",
+        "window": {"start": "1970-01-01T00:00:00Z", "end": "1970-01-01T00:00:01Z"},
+        "phase": phase,
+        "revision": 1,
+        "data": copy.deepcopy(data),
+        "confidence": 1.0,
+        "quality": {
+            "completeness": {"ratio": 1.0 if whole else 0.5, "expected": 2, "reported": 2, "missing": missing},
+            "records": {"observed": observed, "expected": None, "late": 0, "after_final": 0},
+            "staleness_ms": 10,
+            "error": {"sketch": 0, "sampling": 0, "withheld": {}, "missing": 0},
+        },
+        "contract": {"requested": {"exact": True}, "met": whole, "violations": []},
+        **parts,
+    }
+
+
+TRUE_ROWS = [
+    {"group": {"k": "a"}, "n": exactly(2), "s": exactly(3)},
+    {"group": {"k": "b"}, "n": exactly(1), "s": exactly(5)},
+]
+RECORDS = (record(0, x=1), record(10, x=2), record(999, "b", 5))
+
+
+def kinds(
+    given: dict[str, Any], records: tuple[TrueRecord, ...] = RECORDS, query: QuerySpec | None = None, counted: int = 0
+) -> set[str]:
+    truth = QueryTruth(query or spec(), records, COLUMNS)
+    return {f.kind for f in check_query(truth, [given], at_rest=True, counted=counted, closed_through_ms=1000).false}
+
+
+def test_true_answers_have_no_falsehood() -> None:
+    assert kinds(answer(TRUE_ROWS)) == set()
+
+
+def changed(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    result = copy.deepcopy(answer(TRUE_ROWS))
+    change(result)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("number", lambda a: a["data"][0]["s"].update(estimate=4)),
+        ("number", lambda a: a["data"][0]["s"].update(lower=4, upper=5)),
+        ("number", lambda a: a["data"].pop()),
+        ("group", lambda a: a["data"].append({"group": {"k": "c"}, "n": exactly(0), "s": exactly(0)})),
+        ("completeness", lambda a: a["quality"]["records"].update(observed=2)),
+        ("observed", lambda a: a["quality"]["records"].update(observed=4)),
+        ("late", lambda a: a["quality"]["records"].update(late=1)),
+        ("expected", lambda a: a["quality"]["records"].update(expected=4)),
+        ("met", lambda a: a.update(phase="early")),
+        ("completeness", lambda a: a["quality"]["completeness"].update(missing=["e2"])),
+    ],
+)
+def test_a_false_statement_is_found(kind: str, change: Callable[[dict[str, Any]], None]) -> None:
+    assert kind in kinds(changed(change))
+
+
+def test_an_early_bound_that_excludes_what_is_missing() -> None:
+    """A count's lower bound is true of an early answer; its upper bound is not known."""
+    rows = [{"group": {"k": "a"}, "n": {"estimate": 1, "lower": 1, "upper": None}, "s": exactly(None)}]
+    assert kinds(answer(rows, phase="early", observed=1)) == set()
+    rows[0]["n"]["upper"] = 1
+    assert kinds(answer(rows, phase="early", observed=1)) == {"interval"}
+
+
+def test_records_in_doubt_may_be_in_an_answer_or_not() -> None:
+    doubtful = (*RECORDS, record(20, x=10, fate=Fate.UNCERTAIN))
+    assert kinds(answer(TRUE_ROWS), doubtful) == set()
+    rows = copy.deepcopy(TRUE_ROWS)
+    rows[0] |= {"n": exactly(3), "s": exactly(13)}
+    assert kinds(answer(rows, observed=4), doubtful) == set()
+    rows[0] |= {"s": exactly(14)}
+    assert kinds(answer(rows, observed=4), doubtful) == {"number"}
+
+
+def test_lost_records_are_said_to_be_lost() -> None:
+    lost = (*RECORDS, record(20, x=10, fate=Fate.LOST))
+    assert {"completeness", "number"} <= kinds(answer(TRUE_ROWS), lost)
+    said = answer(TRUE_ROWS)
+    said["quality"]["completeness"] |= {"ratio": 0.5, "missing": ["e1"]}
+    said["contract"]["met"] = False
+    for row in said["data"]:
+        row |= {"n": {"estimate": 1, "lower": 1, "upper": None}, "s": exactly(None)}
+    assert kinds(said, lost) == set()
+
+
+def test_records_that_come_after_final_are_counted() -> None:
+    after = (*RECORDS, record(20, x=10, fate=Fate.EITHER))
+    assert kinds(answer(TRUE_ROWS), after) == {"conservation"}
+    assert kinds(answer(TRUE_ROWS), after, counted=1) == set()
+
+
+def test_a_window_without_an_answer() -> None:
+    truth = QueryTruth(spec(), RECORDS, COLUMNS)
+    false = check_query(truth, [], at_rest=True, closed_through_ms=1000).false
+    assert {f.kind for f in false} == {"no-answer", "conservation"}
+
+
+def test_nan_is_not_dropped() -> None:
+    query = spec(measures={"s": "sum(f)"}, group_by=[])
+    records = (record(0, f=1.0), record(1, f=float("nan")))
+    assert kinds(answer([{"group": {}, "s": exactly(1.0)}], observed=2), records, query) == {"not-a-number"}
+    assert kinds(answer([{"group": {}, "s": exactly(None)}], observed=2), records, query) == set()
+
+
+def test_budgets_hold_where_they_are_said_to_be_met() -> None:
+    query = spec(measures={"s": "sum(x)"}, budget={"error": {"s": 2}})
+    given = answer([{"group": {"k": "b"}, "s": {"estimate": 5, "lower": 2, "upper": 8}}])
+    given["contract"] |= {"requested": {"error": {"s": 2.0}}}
+    given["quality"]["error"]["withheld"] = {"s": {"above": 3.0, "below": 3.0}}
+    assert kinds(given, query=query) == {"budget"}
+    assert kinds(given, (record(0, x=2), record(1, x=0), record(2, "b", 5)), query) == set()
+
+
+def test_sessions() -> None:
+    query = spec(window={"session": "1s"}, group_by=[])
+    given = answer([{"group": {}, "n": exactly(3), "s": exactly(8)}])
+    given["window"] = {"start": "1970-01-01T00:00:00Z", "end": "1970-01-01T00:00:01.999Z"}
+    assert kinds(given, query=query) == set()
+    given["window"]["end"] = "1970-01-01T00:00:01Z"
+    assert kinds(given, query=query) == {"session"}
+
+
+def test_revisions_never_change() -> None:
+    watch, given = RevisionWatch(), answer(TRUE_ROWS)
+    assert watch.note(given) == watch.note(copy.deepcopy(given)) == []
+    assert {f.kind for f in watch.note(answer(TRUE_ROWS, observed=4))} == {"revision-changed"}
+    assert {f.kind for f in watch.note({**given, "revision": 2, "phase": "complete"})} == {"phase-moved-back"}
+    assert {f.kind for f in watch.note({**given, "revision": 3})} >= {"answer-after-final"}
+
+
+def test_confidences_are_judged_over_many_statements() -> None:
+    assert false_confidences([Outcome("k", 0.95, i % 20 > 0) for i in range(1000)]) == []
+    assert [f.query for f in false_confidences([Outcome("k", 0.95, i % 5 > 0) for i in range(1000)])] == ["k"]
+
+
+def test_times() -> None:
+    assert time_ms("1970-01-01T00:00:01Z") == 1000
+    assert time_ms("2026-11-22T06:00:00.123Z") % 1000 == 123
