@@ -122,6 +122,7 @@ class Agent:
             "bandwidth_bytes_per_second": ("Measured bandwidth to the center.", self.outbox.bandwidth_bytes_s),
             "rtt_seconds": ("Measured round-trip time.", self.outbox.rtt_ms / 1000),
             "queries": ("Number of queries.", len(core.queries)),
+            "clock_step_seconds": ("Step of the system's clock that is not followed yet.", now_ms.step_s),
             "busy_share": ("Fraction of time the busiest source is busy.", self.meter.recent_busy_share),
         }
 

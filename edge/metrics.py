@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from edge.durability import DurableCore
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 
 
 class EdgeCollector:
@@ -29,11 +30,14 @@ class EdgeCollector:
         core = self._durable.core
         records = CounterMetricFamily("edgewater_edge_records", "Records read, by stream.", labels=["stream"])
         watermark = GaugeMetricFamily(
-            "edgewater_edge_watermark_seconds", "Watermark of the stream, event time.", labels=["stream"]
+            "edgewater_edge_watermark_seconds",
+            "Watermark of the stream, event time; no sample before the first record and after the stream has ended.",
+            labels=["stream"],
         )
         for name, stream in core.streams.items():
             records.add_metric([name], stream.records)
-            watermark.add_metric([name], stream.watermark_ms / 1000)
+            if MIN_TIME_MS < stream.watermark_ms < MAX_TIME_MS:
+                watermark.add_metric([name], stream.watermark_ms / 1000)
         yield records
         yield watermark
         dropped = CounterMetricFamily(

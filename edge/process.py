@@ -8,14 +8,67 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import time
+from collections.abc import Callable
 
 import pyarrow as pa
 
+log = logging.getLogger(__name__)
 
-def now_ms() -> int:
-    """Returns milliseconds since the epoch, UTC."""
-    return int(time.time() * 1000)  # noqa: TID251
+CLOCK_STEP_S = 1.0
+"""A larger change of the wall clock between two readings is a step."""
+CLOCK_STEP_CONFIRMED_S = 60.0
+"""A step is followed when the wall clock has kept it for this long."""
+
+
+class WallClock:
+    """The wall clock without its steps: it follows the system's clock while that one advances steadily.
+
+    Watermarks never go back. If one followed a clock that is set forward by mistake, the records of the time in between
+    would all be late once the clock is corrected. So a step takes effect when it has lasted `CLOCK_STEP_CONFIRMED_S`;
+    until then the time goes on as the monotonic clock counts it. Slewing, as by NTP, is followed at once.
+
+    Args:
+        wall: the system's clock, seconds since the epoch, UTC.
+        elapsed: seconds that have passed since an arbitrary time, also while the machine was suspended.
+    """
+
+    def __init__(self, wall: Callable[[], float], elapsed: Callable[[], float]) -> None:
+        self._wall, self._elapsed = wall, elapsed
+        self._offset_s = wall() - elapsed()
+        self._step: tuple[float, float] | None = None  # the offset after a step, and when it was first seen
+
+    def __call__(self) -> int:
+        """Returns milliseconds since the epoch, UTC."""
+        elapsed_s = self._elapsed()
+        offset_s = self._wall() - elapsed_s
+        if abs(offset_s - self._offset_s) <= CLOCK_STEP_S:
+            if self._step is not None:
+                log.warning("the system's clock is back; its step was not followed")
+            self._offset_s, self._step = offset_s, None
+        elif self._step is None or abs(offset_s - self._step[0]) > CLOCK_STEP_S:
+            self._step = offset_s, elapsed_s
+            log.warning(
+                "the system's clock was set by %+.1f s; this is followed if it stays so for %.0f s",
+                offset_s - self._offset_s, CLOCK_STEP_CONFIRMED_S,
+            )  # fmt: skip
+        elif elapsed_s - self._step[1] >= CLOCK_STEP_CONFIRMED_S:
+            log.warning("the system's clock keeps its step of %+.1f s: followed", offset_s - self._offset_s)
+            self._offset_s, self._step = offset_s, None
+        return int((self._offset_s + elapsed_s) * 1000)
+
+    @property
+    def step_s(self) -> float:
+        """The step of the system's clock that is not followed yet, in seconds; 0: none."""
+        return 0.0 if self._step is None else self._step[0] - self._offset_s
+
+
+def _elapsed_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+now_ms = WallClock(time.time, _elapsed_s)  # noqa: TID251
 
 
 def use_system_allocator() -> None:

@@ -42,7 +42,7 @@ class StreamClock:
     """The mapping between event time and wall time of one stream.
 
     On a live stream, event time is wall time. A replay advances recorded event time by `speed` milliseconds per
-    millisecond of wall time, so deadlines and staleness have the same meaning in both.
+    millisecond of wall time. Staleness and its budget are wall time in both.
     """
 
     event_origin_ms: int = 0

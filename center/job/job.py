@@ -40,6 +40,8 @@ from edgewater.health import health_server
 logger = logging.getLogger(__name__)
 
 STOP_POLL_S = 0.2
+IDLE = ("Waiting for data to arrive", "Waiting for next trigger")
+"""Spark's status of a stream that has read the log up to its end. Before the first read it has others."""
 MAX_RESTART_DELAY_S = 10.0
 
 
@@ -114,7 +116,10 @@ class Job:
         self._stream_problem = "Spark is starting"
 
     def problem(self) -> str:
-        """Why the job cannot do its work; empty: it can."""
+        """Why the job cannot do its work; empty: it can.
+
+        A stream that has been started counts once a batch of it was applied, or it has found no more frames.
+        """
         return self._stream_problem or self._deadlines.problem
 
     def _missing(self) -> list[str]:
@@ -161,13 +166,16 @@ class Job:
     def _stream(self, spark: Any, stop: threading.Event, began_s: float) -> None:
         if stop.is_set():
             return
+        applied = self.processor.applied
         query = start_stream(spark, self._config, self.processor)
         try:
-            self._stream_problem = ""
-            self.metrics.start_seconds.set(time.monotonic() - began_s)
             while not stop.is_set():
                 if query.awaitTermination(STOP_POLL_S) and not stop.is_set():
                     raise StreamStopped("the stream stopped without a request")
+                if self._stream_problem and (self.processor.applied > applied or query.status["message"] in IDLE):
+                    self._stream_problem = ""
+                    self.metrics.start_seconds.set(time.monotonic() - began_s)
+                    logger.info("the stream is read")
         finally:
             _stop_quietly(query.stop)
 

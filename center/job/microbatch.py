@@ -145,6 +145,7 @@ class BatchProcessor:
 
     Attributes:
         failure: the exception of the last failed batch.
+        applied: number of batches that were applied.
     """
 
     def __init__(
@@ -167,6 +168,7 @@ class BatchProcessor:
         self._rates_at_ms = 0
         self._stuck: dict[str, str] = {}
         self.failure: Exception | None = None
+        self.applied = 0
 
     @property
     def stuck(self) -> Mapping[str, str]:
@@ -178,6 +180,7 @@ class BatchProcessor:
             began_s = self._monotonic()
             frames = self._process(frame)
             took_s = self._monotonic() - began_s
+            self.applied += 1
             self._metrics.batch_seconds.observe(took_s)
             logger.debug("batch %d: %d frames applied in %.3f s", batch_id, frames, took_s)
         except Exception as exc:

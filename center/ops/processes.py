@@ -14,19 +14,32 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    sleep_using_event,
+    stop_after_delay,
+    stop_when_event_set,
+    wait_random_exponential,
+)
 
 from center.config import CenterConfig
+from edgewater.errors import StorageError
 from edgewater.health import bound_address, health_server, listen
 
 if TYPE_CHECKING:  # imported when a component runs: the API must not load Spark, nor the gateway
-    from center.catalog import Component, HeartbeatThread
+    from center.catalog import Catalog, Component, HeartbeatThread
     from center.ingest import GatewayConfig
     from center.job.job import JobConfig
 
 log = logging.getLogger(__name__)
 
+OPENING_S = 60.0
+"""How long a component tries to open a database that it cannot reach when it starts."""
 GRACE_S = 5
 """How long open requests may take once the API is told to stop."""
 
@@ -40,11 +53,44 @@ def instance_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
+Store = TypeVar("Store")
+
+
+def opened(open_store: Callable[[], Store], stop: threading.Event | None = None) -> Store:
+    """Opens what needs a database, again and again while the database cannot be reached.
+
+    Args:
+        stop: ends the attempts.
+
+    Raises:
+        StorageError: it could not be reached for `OPENING_S`, or cannot be used for another reason.
+    """
+
+    def failed(attempt: RetryCallState) -> None:
+        log.warning("%s; trying again", attempt.outcome.exception() if attempt.outcome else "")
+
+    pause = sleep_using_event(stop) if stop is not None else time.sleep
+    ended: Any = stop_after_delay(OPENING_S)
+    return Retrying(
+        retry=retry_if_exception(_is_unreachable),
+        wait=wait_random_exponential(multiplier=0.2, max=5),
+        stop=ended if stop is None else ended | stop_when_event_set(stop),
+        sleep=pause,
+        before_sleep=failed,
+        reraise=True,
+    )(open_store)
+
+
+def _is_unreachable(exc: BaseException) -> bool:
+    # PEP 249 names the class; SQLAlchemy wraps most errors of drivers, not all.
+    return isinstance(exc, StorageError) and any(c.__name__ == "OperationalError" for c in type(exc.__cause__).__mro__)
+
+
 @contextlib.contextmanager
 def _heartbeat(config: CenterConfig, component: Component, **kwargs: Any) -> Iterator[HeartbeatThread]:
     from center.catalog import ComponentRegistry, HeartbeatThread
 
-    registry = ComponentRegistry(config.catalog)
+    registry = opened(lambda: ComponentRegistry(config.catalog))
     try:
         with HeartbeatThread(registry, component, instance_name(), now_ms=now_ms, **kwargs) as thread:
             yield thread
@@ -65,9 +111,9 @@ def run_api(config: CenterConfig) -> None:
         signal.signal(number, lambda *_: sys.exit(0))
     listener = listen(config.api.listen, "api.listen")
     app = create_app(
-        Catalog(config.catalog),
-        ResultStore(config.results),
-        ComponentRegistry(config.catalog),
+        opened(lambda: Catalog(config.catalog)),
+        opened(lambda: ResultStore(config.results)),
+        opened(lambda: ComponentRegistry(config.catalog)),
         config.api,
         now_ms=now_ms,
     )
@@ -89,18 +135,20 @@ def run_api(config: CenterConfig) -> None:
 
 def run_gateway(config: CenterConfig) -> None:
     """Serves edges until SIGTERM or SIGINT."""
-    asyncio.run(_gateway(config))
-
-
-async def _gateway(config: CenterConfig) -> None:
     from center.catalog import Catalog
+
+    # Before the loop: until then a signal ends the process.
+    asyncio.run(_gateway(config, opened(lambda: Catalog(config.catalog))))
+
+
+async def _gateway(config: CenterConfig, catalog: Catalog) -> None:
     from center.ingest import Gateway
     from center.storage.frame_log import FrameLog
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    gateway = Gateway(Catalog(config.catalog), FrameLog(config.frames_dir), gateway_config(config), now_ms)
+    gateway = Gateway(catalog, FrameLog(config.frames_dir), gateway_config(config), now_ms)
     port = await gateway.start(config.gateway.listen)
     host = config.gateway.listen.rpartition(":")[0]
     log.info("edges connect to %s:%d", host, port)
@@ -129,10 +177,10 @@ def run_job(config: CenterConfig) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    job = Job(job_config(config))
+    job = opened(lambda: Job(job_config(config)), stop)
     with contextlib.ExitStack() as stack:
         if config.retention.answers is not None:
-            store = ResultStore(config.results)
+            store = opened(lambda: ResultStore(config.results), stop)
             stack.callback(store.close)
             stack.enter_context(trimming(store, config.retention.answers, now_ms))
         stack.enter_context(_heartbeat(config, "job", problem=job.problem))

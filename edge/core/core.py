@@ -243,10 +243,10 @@ class EdgeCore:
             )
 
     def _link_estimate(self, stream: str, event: PullEvent) -> LinkEstimate:
-        """Returns the link in the stream's event time, in which budgets and deadlines are given."""
+        """Returns the link in the stream's event time, in which slices end."""
         clock = self.streams[stream].spec.clock
         speed = clock.speed if clock is not None else 1.0
-        return LinkEstimate(event.bandwidth_bytes_s / 1000.0 / speed, event.path_delay_ms * speed)
+        return LinkEstimate(event.bandwidth_bytes_s / 1000.0 / speed, event.path_delay_ms * speed, speed)
 
     def _oldest_first(self) -> list[QueryPipeline]:
         """Returns the queries with the oldest progress first, so that a busy query starves no other."""

@@ -159,15 +159,15 @@ def remaining_slots(
 ) -> SendSlots | None:
     """Returns, under a staleness budget, how many entries can still be sent in time; None without one.
 
-    A slice that is first found closed after its deadline (a backfill, or after an outage of the link) could not be in
-    time; it is sent completely.
+    The budget is wall time, as at the center; a slice's end and `now_ms` are event time. A slice that is first found
+    closed after its deadline (a backfill, or after an outage of the link) could not be in time; it is sent completely.
     """
     if not isinstance(spec.budget, StalenessBudget):
         return None
     if link.bytes_per_ms <= 0.0 or now_ms == MIN_TIME_MS:
         return SendSlots(np.inf, np.inf)
     rate = link.bytes_per_ms / entry_bytes
-    allowed = spec.budget.staleness_ms - link.path_delay_ms
+    allowed = spec.budget.staleness_ms * link.speed - link.path_delay_ms
     remaining = rate * (end_ms + allowed - now_ms)
     return SendSlots(max(remaining, 0.0), max(rate * (spec.window.slice_ms + allowed), 0.0))
 

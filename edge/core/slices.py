@@ -96,10 +96,12 @@ class LinkEstimate:
     Attributes:
         bytes_per_ms: bytes per ms of event time; 0: unknown, treated as unlimited.
         path_delay_ms: event time from sending a frame to its values being in an answer.
+        speed: ms of event time in a ms of wall time.
     """
 
     bytes_per_ms: float = 0.0
     path_delay_ms: float = 0.0
+    speed: float = 1.0
 
 
 UNKNOWN_LINK = LinkEstimate()

@@ -110,7 +110,11 @@ def assert_a_stream_that_fails_is_started_again_by_itself(world: Any, job: JobPr
         world.ship_window(ref, 6)  # into the segment that is open
     line = job.wait_for("the stream failed and is restarted")
     assert "cannot be read" in line or "Python" in line
+    job.said.clear()
+    job.wait_for("the stream failed and is restarted")
+    assert not any("the stream is read" in said for said in job.said), "not ready between two failures"
     away.rename(world.log_dir)
+    job.wait_for("the stream is read")
     for ref in refs:
         world.end(ref)
     until_all_is_consumed(world, job)

@@ -330,6 +330,27 @@ def test_under_a_staleness_budget_a_slice_that_should_have_closed_is_sent() -> N
     assert merged(pull_all(core, drain_windows=core.drain_windows(1e9, 60_000))) != {}
 
 
+@pytest.mark.parametrize("speed", [1.0, 1_000.0])
+def test_a_staleness_budget_is_wall_time_at_any_speed(speed: float) -> None:
+    """At 1 kB/s two seconds carry 2 kB: some twenty of the groups. The rest is reported as withheld."""
+    stale = QuerySpec.from_mapping({**EXACT.to_mapping(), "budget": {"staleness": "2s"}})
+    clock = StreamClock(0, 0, speed)
+    core = make_core(StreamSpec(COLUMNS, clock=clock), ((EXACT_REF, stale),))
+    rows = [(f"c{k}", 1 + k, 1_000) for k in range(1_000)]
+    ingest(core, *rows, ("next", 1, 10_000), arrival_ms=clock.to_wall_ms(10_000))
+    sent, closes = 0, []
+    for wall_ms in range(0, 3_000, 100):
+        now_ms = clock.to_event_ms(clock.to_wall_ms(10_000) + wall_ms)
+        for effect in core.handle(PullEvent(100, {"flights": (now_ms, now_ms)}, 1_000.0)):
+            if isinstance(effect, FrameBuilt):
+                body = effect.frame.unpack()
+                sent += sum(len(GroupedAggregate.from_bytes(p.synopsis)) for p in body.partials)
+                closes += [c for c in body.closes if c.slice_start_ms == 0]
+    assert 10 <= sent <= 50
+    assert closes[-1].observed == 1_000
+    assert {w.measure for w in closes[-1].withheld} >= {"flights", "miles"}
+
+
 def test_acknowledged_frames_are_dropped_and_the_others_kept() -> None:
     core = make_core()
     ingest(core, ("UA", 500, 1_000), ("UA", 500, 25_000))

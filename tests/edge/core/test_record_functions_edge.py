@@ -31,7 +31,7 @@ from edgewater.accuracy import report_schedule
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
 from edgewater.query import QuerySpec
 from edgewater.record_functions import RecordFunction
-from edgewater.streams import LIVE, TIME_COLUMN
+from edgewater.streams import LIVE, MAX_TIME_MS, TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, QueryRef
 from tests.edgewater.functions_world import Counting, install_functions
@@ -271,7 +271,12 @@ def test_failures_are_counted_logged_once_a_reason_and_survive_a_restart(
     assert again.function_failures == {"score": 4}
     registry = CollectorRegistry()
     registry.register(EdgeCollector(again, dict, {}))
-    assert 'edgewater_edge_function_failures_total{function="score"} 4.0' in generate_latest(registry).decode()
+    exposed = generate_latest(registry).decode()
+    assert 'edgewater_edge_function_failures_total{function="score"} 4.0' in exposed
+    assert "edgewater_edge_watermark_seconds{stream=" in exposed
+    again.handle(SourceEnded("s", "f"))
+    assert again.core.streams["s"].watermark_ms == MAX_TIME_MS
+    assert "edgewater_edge_watermark_seconds{stream=" not in generate_latest(registry).decode(), "an ended stream"
     again.close()
 
 

@@ -1,0 +1,41 @@
+"""Components that start while their database cannot be reached."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from center.catalog import Catalog
+from center.ops.processes import opened
+from edgewater.errors import StorageError
+
+
+def test_a_database_that_cannot_be_reached_is_tried_again(tmp_path: Path) -> None:
+    unreachable = tmp_path / "away"
+    unreachable.mkdir()  # SQLite: unable to open database file
+    urls = iter([f"sqlite:///{unreachable}", f"sqlite:///{unreachable}", f"sqlite:///{tmp_path}/catalog.db"])
+    catalog = opened(lambda: Catalog(next(urls)))
+    assert catalog.queries() == []
+    catalog.close()
+
+
+def test_a_stop_ends_the_attempts(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StorageError, match="unable to open"):
+        opened(lambda: Catalog(f"sqlite:///{tmp_path}"), stop)
+
+
+def test_a_database_that_is_not_one_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "catalog.db").write_text("not a database, but long enough to have a header of SQLite's size" * 50)
+    attempts = []
+
+    def open_catalog() -> Catalog:
+        attempts.append(1)
+        return Catalog(f"sqlite:///{tmp_path}/catalog.db")
+
+    with pytest.raises(StorageError, match="not a database"):
+        opened(open_catalog)
+    assert len(attempts) == 1
