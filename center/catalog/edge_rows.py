@@ -31,12 +31,28 @@ def count_rows(connection: Connection, table: Table) -> int:
 def select_edges(connection: Connection, edge: str | None = None) -> list[EdgeRecord]:
     """All edges by id, or only `edge`."""
     counts = select(t.incarnations.c.edge, func.count()).group_by(t.incarnations.c.edge)
+    lost = select(t.lost_states.c.edge, t.lost_states.c.lost_at_ms)
     rows = select(t.edges).order_by(t.edges.c.edge)
     if edge is not None:
         counts = counts.where(t.incarnations.c.edge == edge)
+        lost = lost.where(t.lost_states.c.edge == edge)
         rows = rows.where(t.edges.c.edge == edge)
     incarnations: dict[str, int] = dict(connection.execute(counts).all())
-    return [edge_from_row(r, incarnations.get(r.edge, 0)) for r in connection.execute(rows)]
+    lost_at_ms: dict[str, int] = dict(connection.execute(lost).all())
+    return [edge_from_row(r, incarnations.get(r.edge, 0), lost_at_ms.get(r.edge)) for r in connection.execute(rows)]
+
+
+def incarnation_in_use(connection: Connection, edge: EdgeId) -> str | None:
+    """The incarnation of the edge's last session; None: it has never connected."""
+    return connection.execute(select(t.edges.c.incarnation).where(t.edges.c.edge == edge)).scalar_one_or_none()
+
+
+def record_lost_state(connection: Connection, edge: EdgeId, now_ms: int) -> None:
+    """Records that what the edge had accepted until now and not shipped is unknown."""
+    row = t.lost_states.c.edge == edge
+    if connection.execute(update(t.lost_states).where(row).values(lost_at_ms=now_ms)).rowcount == 0:
+        connection.execute(insert(t.lost_states).values(edge=edge, lost_at_ms=now_ms))
+    increment_version(connection)
 
 
 def select_incarnation(

@@ -40,6 +40,9 @@ class EdgeRecord:
         clock_offset_ms: the edge's wall clock less the center's.
         retired: declared gone for good; answers no longer wait for it.
         incarnations: number of incarnations seen.
+        state_lost_at_ms: wall time at which the center last noticed that the edge's state was lost: a new incarnation
+            took the place of another one, or frames were lost on both sides. What the edge had accepted by then and
+            not shipped is unknown. None: never.
     """
 
     edge: EdgeId
@@ -58,6 +61,7 @@ class EdgeRecord:
     clock_offset_ms: float
     retired: bool
     incarnations: int
+    state_lost_at_ms: int | None = None
 
     def reachable(self, now_ms: int, within_ms: int = 5_000) -> bool:
         """Whether a session has received a message from it within `within_ms`."""
@@ -143,7 +147,7 @@ def streams_from_json(streams: Iterable[Mapping[str, Any]]) -> tuple[StreamRecor
     )
 
 
-def edge_from_row(row: Row[Any], incarnations: int) -> EdgeRecord:
+def edge_from_row(row: Row[Any], incarnations: int, state_lost_at_ms: int | None) -> EdgeRecord:
     """An `edges` row as a record."""
     return EdgeRecord(
         edge=EdgeId(row.edge),
@@ -162,6 +166,7 @@ def edge_from_row(row: Row[Any], incarnations: int) -> EdgeRecord:
         clock_offset_ms=row.clock_offset_ms,
         retired=row.retired,
         incarnations=incarnations,
+        state_lost_at_ms=state_lost_at_ms,
     )
 
 

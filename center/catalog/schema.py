@@ -56,6 +56,14 @@ edges = Table(
 )
 """One row per edge that ever sent a Hello. ``progress``: watermarks, records and drops."""
 
+lost_states = Table(
+    "lost_states",
+    metadata,
+    Column("edge", Identifier(128), primary_key=True),
+    Column("lost_at_ms", BigInteger, nullable=False),
+)
+"""Edges whose state was lost, with the wall time at which the center noticed last."""
+
 incarnations = Table(
     "incarnations",
     metadata,

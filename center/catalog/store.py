@@ -20,8 +20,10 @@ from center.catalog import schema as t
 from center.catalog.budget_rows import ComputeBudgetUpdate
 from center.catalog.edge_rows import (
     count_rows,
+    incarnation_in_use,
     increment_version,
     lock_catalog,
+    record_lost_state,
     select_edges,
     select_incarnation,
     upsert_edge,
@@ -218,8 +220,9 @@ class Catalog:
     ) -> int | None:
         """Records the start of a session; returns the highest durable seq of this incarnation, or None.
 
-        A retired edge is no longer retired. If frames are lost on both sides (the center's state is older than what it
-        acknowledged), an alarm is added.
+        A retired edge is no longer retired. An alarm is added, and `EdgeRecord.state_lost_at_ms` set, if frames are
+        lost on both sides (the center's state is older than what it acknowledged), or if another incarnation of the
+        edge was in use: what that one had accepted and not shipped is unknown.
 
         Args:
             oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
@@ -246,7 +249,17 @@ class Catalog:
                 if oldest_seq > awaited:
                     lost = f"edge {edge}: frames {awaited} to {oldest_seq - 1} of incarnation {incarnation} are lost"
                     _alarm(connection, "frames-lost", lost, edge, now_ms)
+                    record_lost_state(connection, edge, now_ms)
                     awaited = oldest_seq
+                previous = incarnation_in_use(connection, edge)
+                if previous is not None and previous != incarnation:
+                    lost = (
+                        f"edge {edge}: incarnation {incarnation} has taken the place of {previous} without its state;"
+                        f" what {previous} had accepted and not shipped is in no answer, and windows that were open"
+                        " are not complete"
+                    )
+                    _alarm(connection, "state-lost", lost, edge, now_ms)
+                    record_lost_state(connection, edge, now_ms)
                 upsert_incarnation(connection, edge, incarnation, first, awaited)
                 upsert_edge(connection, edge, incarnation, labels, streams, now_ms, session)
         if behind:

@@ -284,4 +284,4 @@ def _ledger_of(state: QueryState, entries: Iterable[tuple[EntryKind, int, StateE
 
 
 def _membership(edges: tuple[EdgeRecord, ...]) -> list[tuple[object, ...]]:
-    return [(e.edge, e.retired, e.streams, e.first_seen_ms) for e in edges]
+    return [(e.edge, e.retired, e.streams, e.first_seen_ms, e.state_lost_at_ms) for e in edges]

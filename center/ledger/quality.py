@@ -90,6 +90,9 @@ _ROUNDING = 1e-9
 STALENESS = "staleness-budget"
 """Violation code: the answer came later than its staleness budget."""
 
+LOST_STATE = "lost-state"
+"""Violation code: an edge lost its state while the window was open, so it may lack records or count some twice."""
+
 ACCURACY = "accuracy"
 """Violation code: the answer's interval is wider than the requested error."""
 
@@ -183,7 +186,8 @@ class Quality:
     Attributes:
         expected: number of expected edges.
         missing: those, sorted, that have not closed the window, or closed it without all its records because they
-            joined too late.
+            joined too late or lost their state.
+        lost_state: those of `missing` that lost their state while the window was open.
         observed, late: records in the answer, and those of them that arrived after their slice's close.
         after_final: number of records of the query so far that arrived for a final window and are in no answer.
         withheld: per measure, where an edge withholds anything.
@@ -203,6 +207,7 @@ class Quality:
     violations: tuple[Violation, ...] = ()
     session: SessionQuality | None = None
     accuracy: AccuracyQuality | None = None
+    lost_state: tuple[str, ...] = ()
 
     @property
     def reported(self) -> int:
@@ -243,6 +248,8 @@ class Quality:
                 "violations": [{"code": v.code, "message": v.message} for v in self.violations],
             },
         }
+        if self.lost_state:
+            result["completeness"]["lost_state"] = list(self.lost_state)
         if self.accuracy is not None:
             result["accuracy"] = self.accuracy.to_mapping()
             predicted = self.accuracy.prediction
@@ -276,6 +283,7 @@ def assess(
     after_final: int,
     staleness_ms: int,
     first_staleness_ms: int,
+    lost_state: tuple[str, ...] = (),
 ) -> Quality:
     """Computes the quality of an answer.
 
@@ -295,6 +303,7 @@ def assess(
         # The error of a function's value is checked where the value is computed (`center.serving.function_values`).
         promised = {"staleness_ms": requested["staleness_ms"]} if "staleness_ms" in requested else {}
         requested = {**spec.accuracy.to_contract(), **promised}
+    violations += _lost_state(lost_state)
     return Quality(
         expected=expected,
         missing=missing,
@@ -305,6 +314,7 @@ def assess(
         withheld=withheld,
         requested=requested,
         violations=tuple(violations),
+        lost_state=lost_state,
     )
 
 
@@ -327,7 +337,7 @@ def with_accuracy(
     """
     accuracy = spec.accuracy
     assert accuracy is not None
-    violations = [v for v in quality.violations if v.code == STALENESS]
+    violations = [v for v in quality.violations if v.code in (STALENESS, LOST_STATE)]
     if prediction is None and early:
         violations.append(Violation(ACCURACY, TOO_MANY_GROUPS if too_many_groups else TOO_FEW_ARRIVALS))
     elif prediction is not None and not prediction.met:
@@ -363,6 +373,13 @@ def _incomplete(expected: int, missing: tuple[str, ...]) -> list[Violation]:
             "missing-edges", f"{reported} of {expected} expected edges have closed the window with all their records"
         )
     ]
+
+
+def _lost_state(edges: tuple[str, ...]) -> list[Violation]:
+    if not edges:
+        return []
+    message = f"{', '.join(edges)} lost its state while the window was open: records may be missing or counted twice"
+    return [Violation(LOST_STATE, message)]
 
 
 def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> list[Violation]:

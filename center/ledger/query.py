@@ -35,7 +35,7 @@ from center.ledger.state import (
     WindowState,
 )
 from edgewater.query import StalenessBudget
-from edgewater.streams import MIN_TIME_MS, EdgeId, StreamClock
+from edgewater.streams import LIVE, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.wire import SliceClose
 
 MAX_SEALED_STATEMENTS = 4096
@@ -88,10 +88,29 @@ class QueryLedger(ABC):
             due_from_ms = self._first_due_window(clock, min(e.first_seen_ms for e in serving))
         of_stream = tuple(sorted(e.edge for e in edges if e.retired and e.stream(self._spec.stream)))
         changed = replace(
-            state, expected=tuple(sorted(expected)), retired=of_stream, clock=clock, due_from_ms=due_from_ms
+            state,
+            expected=tuple(sorted(expected)),
+            retired=of_stream,
+            clock=clock,
+            due_from_ms=due_from_ms,
+            lost_states=self._lost_states(edges, clock),
         )
         if changed != state:
             self._set_state(changed)
+
+    def _lost_states(self, edges: Sequence[EdgeRecord], clock: StreamClock | None) -> Mapping[str, tuple[int, int]]:
+        """The edges that have lost their state, each with the event time that the stream had reached by then.
+
+        A replay begins anew with the new state, so the time is also taken from the clock that was in use before.
+        """
+        lost = dict(self._state.lost_states)
+        clocks = [c for c in (self._state.clock, clock) if c is not None] or [LIVE]
+        for edge in edges:
+            at_ms = edge.state_lost_at_ms
+            if at_ms is not None and at_ms != lost.get(edge.edge, (None, 0))[0] and edge.stream(self._spec.stream):
+                until = max(c.to_event_ms(at_ms) for c in clocks)
+                lost[edge.edge] = at_ms, max(until, lost.get(edge.edge, (0, MIN_TIME_MS))[1])
+        return lost
 
     def report(self, frames: Iterable[FrameSummary], unlisted: Iterable[EdgeId], now_ms: int) -> list[Emission]:
         """Applies merged frames of this query.
@@ -284,16 +303,24 @@ class QueryLedger(ABC):
             Totals.union((s.totals for s in states if s is not None), self._spec),
             expected=len(self._state.expected),
             missing=tuple(e for e in self._state.expected if self._is_missing(e, start_ms)),
+            lost_state=tuple(e for e in self._state.expected if self._has_lost_state(e, start_ms)),
             after_final=self._state.after_final,
             staleness_ms=staleness_ms,
             first_staleness_ms=first_staleness_ms,
         )
 
     def _is_missing(self, edge: EdgeId, start_ms: int) -> bool:
-        """Whether the window lacks records of the edge: the edge has not closed it, or has a gap in it."""
+        """Whether the window may lack records of the edge: the edge has not closed it, has a gap in it, or has lost
+        its state."""
         begin, end = self._required_span(start_ms)
         gap_from, gap_to = self._state.gaps.get(edge, (MIN_TIME_MS, MIN_TIME_MS))
-        return self._state.through_ms.get(edge, MIN_TIME_MS) < end or max(begin, gap_from) < min(end, gap_to)
+        has_gap = max(begin, gap_from) < min(end, gap_to)
+        return self._state.through_ms.get(edge, MIN_TIME_MS) < end or has_gap or self._has_lost_state(edge, start_ms)
+
+    def _has_lost_state(self, edge: EdgeId, start_ms: int) -> bool:
+        """Whether the edge lost its state when the window had begun and was not final."""
+        _, until = self._state.lost_states.get(edge, (0, MIN_TIME_MS - 1))
+        return self._required_span(start_ms)[0] <= until
 
     def _close_window(self, start_ms: int) -> None:
         """Removes a window that has its final answer."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from center.catalog import RegisteredQuery
@@ -44,6 +44,9 @@ class QueryState:
         after_final: number of records so far that arrived for a final window.
         sealed_before_ms: session windows: slices that start before it belong to final sessions only. Never decreases.
         sessions_cut: number of final sessions so far that were cut at their maximum length.
+        lost_states: per edge that has lost its state, the wall time at which that was noticed and the stream's event
+            time then. Windows that begin by the latter, and were not final, may lack records of the edge or, if
+            it has read its sources again, count them twice.
     """
 
     query: RegisteredQuery
@@ -57,6 +60,7 @@ class QueryState:
     after_final: int
     sealed_before_ms: int = MIN_TIME_MS
     sessions_cut: int = 0
+    lost_states: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def to_json(self) -> str:
         query = self.query
@@ -78,6 +82,7 @@ class QueryState:
                 "after_final": self.after_final,
                 "sealed_before_ms": self.sealed_before_ms,
                 "sessions_cut": self.sessions_cut,
+                "lost_states": dict(self.lost_states),
             }
         )
 
@@ -99,6 +104,7 @@ class QueryState:
             value["after_final"],
             value["sealed_before_ms"],
             value["sessions_cut"],
+            {edge: (lost_at_ms, until) for edge, (lost_at_ms, until) in value.get("lost_states", {}).items()},
         )
 
     @property

@@ -18,7 +18,13 @@ import pyarrow.compute as pc
 
 from center.serving.cells import intervals, plain
 from center.serving.function_values import FunctionPart, function_confidence
-from center.serving.measures import is_incomplete, widen_by_missing, widen_by_withheld, without_bounds
+from center.serving.measures import (
+    is_incomplete,
+    may_count_twice,
+    widen_by_missing,
+    widen_by_withheld,
+    without_bounds,
+)
 from center.serving.question_lines import SecondSynopsis, WindowQuestion
 from center.serving.render import rfc3339, sorted_groups, with_prediction
 from center.serving.synopsis_cache import SynopsisCache
@@ -285,8 +291,12 @@ class _StackAnswer:
         """Widens intervals by what edges withhold, and removes bounds that missing edges may exceed."""
         # The bound of a sum does not bound the number of missing records, which other questions depend on.
         own = self.question.name in (None, self.measure.function.name)
+        doubtful = any(may_count_twice(w.completeness) for w in self.windows)
         if any(w.prediction is not None for w in self.windows):
-            return self._predicted(estimates, own)
+            predicted = self._predicted(estimates, own)
+            return without_bounds(predicted) if doubtful else predicted
+        if doubtful:
+            return without_bounds(estimates)
         widened = self._widened_by_withheld(estimates, own)
         if not any(is_incomplete(w.completeness) for w in self.windows):
             return widened
@@ -410,4 +420,8 @@ def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Se
     ratios = [w.completeness.get("ratio") for w in found]
     ratio = None if any(r is None for r in ratios) else min(r for r in ratios if r is not None)
     head["windows"] = [{"start": rfc3339(w.start_ms), "revision": w.revision} for w in found]
-    return {**head, "completeness": {"ratio": ratio, "missing": missing}}
+    completeness: dict[str, Any] = {"ratio": ratio, "missing": missing}
+    lost_state = sorted({edge for w in found for edge in w.completeness.get("lost_state", ())})
+    if lost_state:
+        completeness["lost_state"] = lost_state
+    return {**head, "completeness": completeness}

@@ -302,6 +302,11 @@ def is_incomplete(completeness: Mapping[str, Any]) -> bool:
     return bool(completeness.get("missing")) or completeness.get("expected") == 0
 
 
+def may_count_twice(completeness: Mapping[str, Any]) -> bool:
+    """Whether an edge lost its state while the window was open: then not even a count has a bound."""
+    return bool(completeness.get("lost_state"))
+
+
 def widen_by_missing(estimates: Estimates, measure: Measure) -> Estimates:
     """Removes the bounds that records of missing edges may exceed.
 

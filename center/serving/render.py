@@ -26,6 +26,7 @@ from center.serving.measures import (
     MeasureEvaluator,
     MeasureQuestions,
     is_incomplete,
+    may_count_twice,
     widen_by_missing,
     widen_by_withheld,
     without_bounds,
@@ -158,7 +159,8 @@ def rfc3339(time_ms: int) -> str:
 def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) -> AnswerRows:
     withheld = record.quality["error"]["withheld"]
     predictions = record.quality.get("prediction")
-    incomplete = is_incomplete(record.quality["completeness"])
+    completeness = record.quality["completeness"]
+    incomplete, doubtful = is_incomplete(completeness), may_count_twice(completeness)
     if record.synopsis is None:
         groups = {name: pa.nulls(0) for name in spec.group_by}
         stacks = {m.name: m.function.make(m.parameters, None) for m in spec.measures}
@@ -176,7 +178,10 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) ->
 
     def widen(estimates: Estimates, measure: Measure) -> Estimates:
         if predictions is not None:
-            return with_prediction(estimates, measure, predictions, groups)
+            predicted = with_prediction(estimates, measure, predictions, groups)
+            return without_bounds(predicted) if doubtful else predicted
+        if doubtful:
+            return without_bounds(estimates)
         widened = widen_by_withheld(estimates, measure, withheld)
         return widen_by_missing(widened, measure) if incomplete else widened
 
