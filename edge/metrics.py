@@ -60,6 +60,12 @@ class EdgeCollector:
         for (stream_name, reason), count in self._rejected.items():
             rejected.add_metric([stream_name, reason], count)
         yield rejected
+        lost = CounterMetricFamily(
+            "edgewater_edge_input_losses", "Stated losses of input, by reason.", labels=["stream", "reason"]
+        )
+        for kind, count in self._durable.losses.items():
+            lost.add_metric(kind.split("/", 1), count)
+        yield lost
         yield CounterMetricFamily("edgewater_edge_frames", "Frames built.", core.next_seq - 1)
         yield CounterMetricFamily(
             "edgewater_edge_journal_damaged_records",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NewType
 
 import pyarrow as pa
@@ -27,6 +28,14 @@ COLUMN_TYPES: dict[str, pa.DataType] = {
     "bool": pa.bool_(),
 }
 """The column types of a stream by their names in configurations. Decoding widens narrower types."""
+
+
+class Delivery(StrEnum):
+    """How often a record of a source is counted if processes crash."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_MOST_ONCE = "at-most-once"
+    """The source cannot be read again: what it gave shortly before a crash may be lost."""
 
 
 def type_name(data_type: pa.DataType) -> str:

@@ -13,7 +13,7 @@ from center.api.edge_progress import EdgeState, edge_state, watermark
 from center.api.measure_models import AnswerRow, Rfc3339, WindowRange
 from center.catalog import AlarmRecord, EdgeRecord, QueryStatusRecord, RegisteredQuery
 from center.serving import rfc3339
-from edgewater.streams import type_name
+from edgewater.streams import Delivery, type_name
 
 EXAMPLE_SPEC: dict[str, Any] = {
     "name": "flights_by_carrier",
@@ -160,6 +160,7 @@ class Stream(BaseModel):
     watermark: Rfc3339 | None = Field(description="Null before the first, and once the stream has ended.")
     watermark_ms: int | None = Field(description="The same as unix ms; 2^62 once the stream has ended.")
     ended: bool
+    delivery: Delivery = Field(description="`at-most-once`: a source cannot be read again after a crash.")
     records: int = Field(description="Accepted since the edge's incarnation began.")
 
 
@@ -195,6 +196,7 @@ class Edge(BaseModel):
                     name=s.name,
                     columns=[Column(name=n, type=type_name(t)) for n, t in s.columns.items()],
                     speed=s.clock.speed,
+                    delivery=s.delivery,
                     records=record.records.get(s.name, 0),
                     watermark_ms=record.watermarks.get(s.name),
                     **watermark(record.watermarks.get(s.name)),
@@ -247,7 +249,8 @@ class Answer(BaseModel):
     data: list[AnswerRow] = Field(description="A row per group.")
     confidence: float = Field(description="Probability that a value lies in [lower, upper]; 1: the bounds always hold.")
     quality: dict[str, Any] = Field(
-        description="Completeness, records, staleness, and the error by cause. A session window also has `session`:"
+        description="Completeness (with the `delivery` of edges that count at most once, and stated `losses` of input),"
+        " records, staleness, and the error by cause. A session window also has `session`:"
         " whether it was `cut` at its maximum length, and the number of such sessions (`cuts`). `merged_into`: start of"
         " the session that this one was merged into; its window is empty and has no data."
     )

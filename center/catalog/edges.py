@@ -11,7 +11,7 @@ from sqlalchemy import Row
 
 from edgewater.errors import ProtocolError
 from edgewater.query import QuerySpec
-from edgewater.streams import COLUMN_TYPES, EdgeId, StreamClock, type_name
+from edgewater.streams import COLUMN_TYPES, Delivery, EdgeId, StreamClock, type_name
 from edgewater.wire import QueryRef
 
 NO_PROGRESS: dict[str, dict[str, int]] = {"watermarks": {}, "records": {}, "drops": {}}
@@ -20,11 +20,12 @@ NO_PROGRESS: dict[str, dict[str, int]] = {"watermarks": {}, "records": {}, "drop
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """A stream as one edge serves it."""
+    """A stream as one edge serves it; `delivery` is the weakest of its sources."""
 
     name: str
     columns: dict[str, pa.DataType]
     clock: StreamClock
+    delivery: Delivery = Delivery.EXACTLY_ONCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +136,24 @@ def expected_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> list[EdgeId]
 
 def streams_to_json(streams: Iterable[StreamRecord]) -> list[dict[str, Any]]:
     return [
-        {"name": s.name, "columns": [[n, type_name(t)] for n, t in s.columns.items()], "clock": asdict(s.clock)}
+        {
+            "name": s.name,
+            "columns": [[n, type_name(t)] for n, t in s.columns.items()],
+            "clock": asdict(s.clock),
+            **({} if s.delivery is Delivery.EXACTLY_ONCE else {"delivery": s.delivery}),
+        }
         for s in streams
     ]
 
 
 def streams_from_json(streams: Iterable[Mapping[str, Any]]) -> tuple[StreamRecord, ...]:
     return tuple(
-        StreamRecord(s["name"], {n: COLUMN_TYPES[t] for n, t in s["columns"]}, StreamClock(**s["clock"]))
+        StreamRecord(
+            s["name"],
+            {n: COLUMN_TYPES[t] for n, t in s["columns"]},
+            StreamClock(**s["clock"]),
+            Delivery(s.get("delivery", Delivery.EXACTLY_ONCE)),
+        )
         for s in streams
     )
 

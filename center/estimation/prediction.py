@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import Any
 
@@ -112,6 +112,18 @@ class Prediction:
         before = {g.key: g for g in published.by_group if g.eligible}
         changed = (_differs(g, before.get(g.key)) for g in self.by_group if g.eligible)
         return self.met != published.met or any(changed)
+
+    def without_bounds(self, reason: str) -> Prediction:
+        """Returns the prediction of a window that may lack records of which nothing is known."""
+        unknown: dict[str, Any] = {
+            "lower": math.nan,
+            "upper": math.nan,
+            "missing": math.inf,
+            "met": False,
+            "reason": reason,
+        }
+        groups = None if self.groups is None else tuple(replace(g, **unknown) for g in self.groups)
+        return replace(self, **unknown, groups=groups, bounded=False)
 
     def to_list(self) -> list[Any]:
         """JSON for `from_list`. (`dataclasses.astuple` would copy each number of each group.)"""

@@ -12,7 +12,7 @@ from center.catalog import HeartbeatRecord, StreamRecord
 from edgewater.errors import ProtocolError
 from edgewater.measure import NAME
 from edgewater.query import MAX_MEASURES
-from edgewater.streams import COLUMN_TYPES, LIVE, MAX_TIME_MS, EdgeId, StreamClock
+from edgewater.streams import COLUMN_TYPES, LIVE, MAX_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
 
@@ -94,7 +94,8 @@ def _stream(message: pb.Stream) -> StreamRecord:
                     f"Hello: stream {message.name}: {field}_origin_ms {origin}; expected at most {MAX_ORIGIN_MS}"
                 )
     columns = {bounded_text(c.name): COLUMN_TYPES[c.type] for c in message.columns}
-    return StreamRecord(message.name, columns, clock)
+    at_most_once = message.delivery == pb.Stream.AT_MOST_ONCE
+    return StreamRecord(message.name, columns, clock, Delivery.AT_MOST_ONCE if at_most_once else Delivery.EXACTLY_ONCE)
 
 
 def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> HeartbeatRecord:

@@ -63,6 +63,10 @@ class JobMetrics:
         self.skipped = Counter(
             f"{name}_skipped", "Frames and partials that cannot be applied.", ["kind"], registry=self.registry
         )
+        self.losses = Counter(
+            f"{name}_input_losses", "Losses of input that edges have stated, once per query.", ["reason"],
+            registry=self.registry,
+        )  # fmt: skip
         self.stuck = Gauge(f"{name}_stuck_queries", "Queries whose frames cannot be applied.", registry=self.registry)
         self.coverage = Gauge(
             f"{name}_interval_coverage_ratio",

@@ -131,6 +131,7 @@ def _summary(row: FrameRow) -> FrameSummary:
         incarnation=row.incarnation,
         since_ms=body.since_ms,
         arrivals=body.arrivals,
+        losses=body.losses,
     )
 
 
@@ -198,6 +199,7 @@ class BatchProcessor:
         self._check_gaps(gaps(rows, consumed))
         batch = to_micro_batch(rows)
         self._raise_alarms(batch.skipped)
+        self._report_losses(batch.summaries)
         merged_ms = self._now_ms()
         emissions = self._apply(batch) if batch.through else []
         now_ms = self._now_ms()
@@ -271,6 +273,18 @@ class BatchProcessor:
             logger.error("%s are no longer in the index and were never applied", where)
             self._metrics.skipped.labels("lost").inc()
             self._catalog.add_alarm("frames-lost", f"{where} were dropped unread", EdgeId(""), self._now_ms())
+
+    def _report_losses(self, summaries: Iterable[FrameSummary]) -> None:
+        """Counts stated losses of input and adds alarms; as `_raise_alarms`."""
+        for summary in summaries:
+            for loss in summary.losses:
+                count = "an unknown number of" if loss.records is None else f"{loss.records}"
+                message = (
+                    f"edge {summary.edge}, source {loss.source}: {count} records are lost or may be: {loss.reason}"
+                )
+                logger.error("%s (query %s)", message, summary.query.name)
+                self._metrics.losses.labels(loss.reason).inc()
+                self._catalog.add_alarm("input-lost", message, summary.edge, self._now_ms())
 
     def _raise_alarms(self, skipped: Iterable[FrameRow]) -> None:
         """Counts skipped rows and adds alarms, before the batch is applied: after a crash twice rather than never."""

@@ -171,6 +171,8 @@ class EarlyAnswerLedger(TimeWindowLedger):
             if not dirty or not observed or not estimator.is_revision_due(start_ms):
                 return None
             revision, last = estimator.predict(start_ms), estimator.last_answer(start_ms)
+            if self._lacks_records(start_ms):
+                revision = replace(revision, met=False)
             if last is not None and not revision.differs_from(last):
                 return None
             prediction = revision

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from center.catalog import EdgeRecord, RegisteredQuery
 from center.ledger.quality import Phase, Quality
 from edgewater.streams import EdgeId
-from edgewater.wire import Arrivals, QueryRef, SliceClose
+from edgewater.wire import Arrivals, InputLoss, QueryRef, SliceClose
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class FrameSummary:
         incarnation: incarnation of the edge; the counters of closes are totals per incarnation.
         since_ms: event time from which the edge has all records of the query; None: it has all.
         arrivals: arrival statistics, of a query with an accuracy; None: the frame has none.
+        losses: input of the edge that is or may be lost.
     """
 
     query: QueryRef
@@ -36,6 +37,7 @@ class FrameSummary:
     incarnation: str = ""
     since_ms: int | None = None
     arrivals: Arrivals | None = None
+    losses: tuple[InputLoss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -13,7 +13,8 @@ from center.sampling import describe_reasons, is_expensive
 from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.wire import SamplingReason, SliceClose
+from edgewater.streams import Delivery, EdgeId
+from edgewater.wire import InputLoss, SamplingReason, SliceClose
 
 
 class Phase(StrEnum):
@@ -92,6 +93,9 @@ STALENESS = "staleness-budget"
 
 LOST_STATE = "lost-state"
 """Violation code: an edge lost its state while the window was open, so it may lack records or count some twice."""
+
+INPUT_LOST = "input-lost"
+"""Violation code: an edge has lost, or may have lost, input of the window."""
 
 ACCURACY = "accuracy"
 """Violation code: the answer's interval is wider than the requested error."""
@@ -186,7 +190,7 @@ class Quality:
     Attributes:
         expected: number of expected edges.
         missing: those, sorted, that have not closed the window, or closed it without all its records because they
-            joined too late or lost their state.
+            joined too late, lost their state or have lost input.
         lost_state: those of `missing` that lost their state while the window was open.
         observed, late: records in the answer, and those of them that arrived after their slice's close.
         after_final: number of records of the query so far that arrived for a final window and are in no answer.
@@ -194,6 +198,8 @@ class Quality:
         requested: the budget as requested; ``{"exact": true}`` without one.
         session: set for session windows.
         accuracy: set for a query with an accuracy.
+        losses: by edge, the stated losses of input that the window may lack.
+        at_most_once: expected edges whose delivery is at most once, sorted.
     """
 
     expected: int
@@ -208,6 +214,8 @@ class Quality:
     session: SessionQuality | None = None
     accuracy: AccuracyQuality | None = None
     lost_state: tuple[str, ...] = ()
+    losses: tuple[tuple[EdgeId, InputLoss], ...] = ()
+    at_most_once: tuple[EdgeId, ...] = ()
 
     @property
     def reported(self) -> int:
@@ -250,6 +258,10 @@ class Quality:
         }
         if self.lost_state:
             result["completeness"]["lost_state"] = list(self.lost_state)
+        if self.at_most_once:
+            result["completeness"]["delivery"] = dict.fromkeys(self.at_most_once, Delivery.AT_MOST_ONCE)
+        if self.losses:
+            result["completeness"]["losses"] = [{"edge": edge, **asdict(loss)} for edge, loss in self.losses]
         if self.accuracy is not None:
             result["accuracy"] = self.accuracy.to_mapping()
             predicted = self.accuracy.prediction
@@ -284,6 +296,8 @@ def assess(
     staleness_ms: int,
     first_staleness_ms: int,
     lost_state: tuple[str, ...] = (),
+    losses: tuple[tuple[EdgeId, InputLoss], ...] = (),
+    at_most_once: tuple[EdgeId, ...] = (),
 ) -> Quality:
     """Computes the quality of an answer.
 
@@ -313,8 +327,10 @@ def assess(
         staleness_ms=staleness_ms,
         withheld=withheld,
         requested=requested,
-        violations=tuple(violations),
+        violations=(*violations, *_lost(losses)),
         lost_state=lost_state,
+        losses=losses,
+        at_most_once=at_most_once,
     )
 
 
@@ -337,7 +353,9 @@ def with_accuracy(
     """
     accuracy = spec.accuracy
     assert accuracy is not None
-    violations = [v for v in quality.violations if v.code in (STALENESS, LOST_STATE)]
+    violations = [v for v in quality.violations if v.code in (STALENESS, LOST_STATE, INPUT_LOST)]
+    if prediction is not None and quality.losses:
+        prediction = prediction.without_bounds("an edge may have lost input of the window")
     if prediction is None and early:
         violations.append(Violation(ACCURACY, TOO_MANY_GROUPS if too_many_groups else TOO_FEW_ARRIVALS))
     elif prediction is not None and not prediction.met:
@@ -380,6 +398,23 @@ def _lost_state(edges: tuple[str, ...]) -> list[Violation]:
         return []
     message = f"{', '.join(edges)} lost its state while the window was open: records may be missing or counted twice"
     return [Violation(LOST_STATE, message)]
+
+
+def _lost(losses: Iterable[tuple[EdgeId, InputLoss]]) -> list[Violation]:
+    """One violation per edge, source and reason."""
+    found: dict[tuple[str, str, str], int | None] = {}
+    for edge, loss in losses:
+        key = edge, loss.source, loss.reason
+        known = found.get(key, 0)
+        found[key] = None if known is None or loss.records is None else known + loss.records
+    return [
+        Violation(
+            INPUT_LOST,
+            f"edge {edge}: {'an unknown number of' if records is None else records} records of source {source} are"
+            f" lost or may be ({reason})",
+        )
+        for (edge, source, reason), records in found.items()
+    ]
 
 
 def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> list[Violation]:

@@ -1,9 +1,9 @@
 """`QueryLedger`: what edges have reported of one query's windows, and when each window is answered.
 
 Three frontiers in event time decide. *Closed*: every expected edge has closed the slices before it, so windows that end
-there are ``complete``; it moves back when an edge joins. *Final*: the closed frontier less the lateness; it never moves
-back. *Due*: the stream's clock less the staleness budget; windows that it passes before they are closed are answered
-``early`` with the data at hand.
+there are ``complete``, unless an edge has stated that it lacks some of their records; it moves back when an edge joins.
+*Final*: the closed frontier less the lateness; it never moves back. *Due*: the stream's clock less the staleness
+budget; windows that it passes before they are closed are answered ``early`` with the data at hand.
 
 Windows are kept in heaps by start, and a frontier that advances pops those it has passed. A batch therefore costs what
 it touches and closes, however many windows are open. Heap entries are hints: the tables (`StateTable`) are
@@ -35,8 +35,8 @@ from center.ledger.state import (
     WindowState,
 )
 from edgewater.query import StalenessBudget
-from edgewater.streams import LIVE, MIN_TIME_MS, EdgeId, StreamClock
-from edgewater.wire import SliceClose
+from edgewater.streams import LIVE, MIN_TIME_MS, Delivery, EdgeId, StreamClock
+from edgewater.wire import InputLoss, SliceClose
 
 MAX_SEALED_STATEMENTS = 4096
 """Counts (slice, edge) that are kept of final windows, to detect records that arrive after them."""
@@ -86,6 +86,7 @@ class QueryLedger(ABC):
         due_from_ms = state.due_from_ms
         if serving and clock != state.clock:
             due_from_ms = self._first_due_window(clock, min(e.first_seen_ms for e in serving))
+        at_most_once = {e.edge for e in serving if _delivery(e, self._spec.stream) is Delivery.AT_MOST_ONCE}
         of_stream = tuple(sorted(e.edge for e in edges if e.retired and e.stream(self._spec.stream)))
         changed = replace(
             state,
@@ -94,6 +95,7 @@ class QueryLedger(ABC):
             clock=clock,
             due_from_ms=due_from_ms,
             lost_states=self._lost_states(edges, clock),
+            at_most_once=tuple(sorted(at_most_once & expected)),
         )
         if changed != state:
             self._set_state(changed)
@@ -118,7 +120,13 @@ class QueryLedger(ABC):
         Args:
             unlisted: edges among them that `edges_changed` has not listed yet.
         """
-        return self._emit_due(self._affected_windows(self._apply_frames(frames, unlisted)), now_ms)
+        frames = list(frames)
+        dirty = self._affected_windows(self._apply_frames(frames, unlisted))
+        for frame in frames:
+            if frame.losses:
+                self._set_state(self._state.with_losses(frame.edge, frame.losses))
+                dirty.update(*(self._windows_lacking(loss, now_ms) for loss in frame.losses))
+        return self._emit_due(dirty, now_ms)
 
     def emit_due(self, now_ms: int) -> list[Emission]:
         """Emits the windows that became due by time or by `edges_changed`."""
@@ -255,13 +263,17 @@ class QueryLedger(ABC):
         final = max(self._state.final_through_ms, self._closed_ms - self._spec.lateness_ms)
         if final > self._state.final_through_ms:
             self._set_state(replace(self._state, final_through_ms=final))
-        due = self._pop_due(now_ms)
+        due, closed = self._pop_due(now_ms), self._pop_closed()
+        # Nobody has more records of these before they are final, so they are answered now, without being complete.
+        lacking = {start for start in closed if self._lacks_records(start)}
+        dirty, due = dirty | lacking, due | lacking
         emissions = []
-        for start in sorted(dirty | due | self._pop_closed()):
+        for start in sorted(dirty | due | closed):
             emission = self._answer_window(start, start in dirty, start in due, now_ms)
             if emission is not None:
                 emissions.append(emission)
         self._seal_slices()
+        self._set_state(self._state.without_losses_before(self.sealed_before()))
         return emissions
 
     def _answer_window(self, start_ms: int, dirty: bool, due: bool, now_ms: int) -> Emission | None:
@@ -307,20 +319,43 @@ class QueryLedger(ABC):
             after_final=self._state.after_final,
             staleness_ms=staleness_ms,
             first_staleness_ms=first_staleness_ms,
+            losses=self._losses(start_ms),
+            at_most_once=self._state.at_most_once,
         )
 
     def _is_missing(self, edge: EdgeId, start_ms: int) -> bool:
-        """Whether the window may lack records of the edge: the edge has not closed it, has a gap in it, or has lost
-        its state."""
+        """Whether the window lacks records of the edge: the edge has not closed it, or lacks records itself."""
+        end = self._required_span(start_ms)[1]
+        return self._state.through_ms.get(edge, MIN_TIME_MS) < end or self._edge_lacks_records(edge, start_ms)
+
+    def _edge_lacks_records(self, edge: EdgeId, start_ms: int) -> bool:
+        """Whether the edge has a gap in the window, may have lost input of it, or has lost its state."""
         begin, end = self._required_span(start_ms)
         gap_from, gap_to = self._state.gaps.get(edge, (MIN_TIME_MS, MIN_TIME_MS))
-        has_gap = max(begin, gap_from) < min(end, gap_to)
-        return self._state.through_ms.get(edge, MIN_TIME_MS) < end or has_gap or self._has_lost_state(edge, start_ms)
+        lost = any(loss.overlaps(begin, end) for loss in self._state.losses.get(edge, ()))
+        return lost or max(begin, gap_from) < min(end, gap_to) or self._has_lost_state(edge, start_ms)
 
     def _has_lost_state(self, edge: EdgeId, start_ms: int) -> bool:
         """Whether the edge lost its state when the window had begun and was not final."""
         _, until = self._state.lost_states.get(edge, (0, MIN_TIME_MS - 1))
         return self._required_span(start_ms)[0] <= until
+
+    def _lacks_records(self, start_ms: int) -> bool:
+        """Whether an expected edge does not have all records of the window, so that it cannot become complete."""
+        state = self._state
+        if not state.gaps and not state.losses and not state.lost_states:
+            return False
+        return any(self._edge_lacks_records(edge, start_ms) for edge in state.expected)
+
+    def _losses(self, start_ms: int) -> tuple[tuple[EdgeId, InputLoss], ...]:
+        """The stated losses of expected edges that the window may lack."""
+        begin, end = self._required_span(start_ms)
+        by_edge = ((e, loss) for e in self._state.expected for loss in self._state.losses.get(e, ()))
+        return tuple((edge, loss) for edge, loss in by_edge if loss.overlaps(begin, end))
+
+    def _windows_lacking(self, loss: InputLoss, now_ms: int) -> set[int]:
+        """The windows, not final, that need a new answer because of a loss."""
+        return {start for start in self._windows if loss.overlaps(*self._required_span(start))}
 
     def _close_window(self, start_ms: int) -> None:
         """Removes a window that has its final answer."""
@@ -385,7 +420,8 @@ class QueryLedger(ABC):
         closed_at_ms = self._required_span(start_ms)[1]
         if self._is_final(closed_at_ms):
             return Phase.FINAL
-        return Phase.COMPLETE if closed_at_ms <= self._closed_ms else Phase.EARLY
+        is_complete = closed_at_ms <= self._closed_ms and not self._lacks_records(start_ms)
+        return Phase.COMPLETE if is_complete else Phase.EARLY
 
     def _is_final(self, end_ms: int) -> bool:
         return end_ms <= self._state.final_through_ms
@@ -415,3 +451,8 @@ class QueryLedger(ABC):
         heaps = (self._awaiting_close, self._awaiting_final, self._awaiting_due, self._open_slices, self._sealed_starts)
         for heap in heaps:
             heapify(heap)
+
+
+def _delivery(edge: EdgeRecord, stream: str) -> Delivery | None:
+    served = edge.stream(stream)
+    return served.delivery if served is not None else None

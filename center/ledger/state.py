@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from center.catalog import RegisteredQuery
@@ -16,11 +16,13 @@ from center.ledger.quality import Phase, Totals
 from center.ledger.sessionize import ObservedSession
 from edgewater.errors import StorageError, UnsupportedVersion
 from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, MIN_TIME_MS, EdgeId, StreamClock
+from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, EdgeId, StreamClock
 from edgewater.windows import Extent
-from edgewater.wire import QueryRef, SliceClose, Withheld
+from edgewater.wire import InputLoss, QueryRef, SliceClose, Withheld
 
 STATE_VERSION = 1
+MAX_LOSSES = 32
+"""Losses of one edge that are kept apart; further ones are united with the oldest."""
 
 EdgeIncarnation = tuple[str, str]
 """(edge, incarnation): counters of a close are totals per incarnation."""
@@ -39,6 +41,8 @@ class QueryState:
         clock: the stream's clock; None: no known edge serves the stream.
         through_ms: per edge, event time before which all its slices are closed.
         gaps: per edge, the latest range [from, to) of event time for which the edge does not have all records.
+        losses: per edge, the input that is or may be lost, as far as windows that are not final may lack it.
+        at_most_once: expected edges whose delivery of the stream is at most once, sorted.
         final_through_ms: windows that end at or before it are final. Never decreases.
         due_from_ms: start of the next window that may become due without data; None: there is none.
         after_final: number of records so far that arrived for a final window.
@@ -61,6 +65,8 @@ class QueryState:
     sealed_before_ms: int = MIN_TIME_MS
     sessions_cut: int = 0
     lost_states: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    losses: Mapping[str, tuple[InputLoss, ...]] = field(default_factory=dict)
+    at_most_once: tuple[EdgeId, ...] = ()
 
     def to_json(self) -> str:
         query = self.query
@@ -83,6 +89,8 @@ class QueryState:
                 "sealed_before_ms": self.sealed_before_ms,
                 "sessions_cut": self.sessions_cut,
                 "lost_states": dict(self.lost_states),
+                "losses": {edge: [astuple(loss) for loss in losses] for edge, losses in self.losses.items()},
+                "at_most_once": self.at_most_once,
             }
         )
 
@@ -105,11 +113,25 @@ class QueryState:
             value["sealed_before_ms"],
             value["sessions_cut"],
             {edge: (lost_at_ms, until) for edge, (lost_at_ms, until) in value.get("lost_states", {}).items()},
+            {edge: tuple(InputLoss(*loss) for loss in losses) for edge, losses in value.get("losses", {}).items()},
+            tuple(map(EdgeId, value.get("at_most_once", ()))),
         )
 
     @property
     def running_clock(self) -> StreamClock:
         return self.clock or LIVE
+
+    def with_losses(self, edge: EdgeId, losses: Iterable[InputLoss]) -> QueryState:
+        known = [*self.losses.get(edge, ()), *losses]
+        while len(known) > MAX_LOSSES:
+            known[:2] = [known[0].union(known[1])]
+        return replace(self, losses={**self.losses, edge: tuple(known)})
+
+    def without_losses_before(self, event_ms: int) -> QueryState:
+        """Forgets the losses that no window at or after this event time can lack."""
+        kept = {e: tuple(x for x in losses if x.overlaps(event_ms, MAX_TIME_MS)) for e, losses in self.losses.items()}
+        kept = {edge: losses for edge, losses in kept.items() if losses}
+        return self if kept == self.losses else replace(self, losses=kept)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,13 @@ from center.ledger.query import QueryLedger
 from center.ledger.state import WindowState
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.windows import SlidingWindow
+from edgewater.wire import InputLoss
 
 MAX_OVERDUE_PER_TICK = 1000
 """Overdue windows without data that one `TimeAdvanced` answers; the deadline stays in the past, so another follows."""
+
+MAX_LACKING_WINDOWS = 1000
+"""Windows without data that one stated loss adds, the last ones of its event times."""
 
 
 class TimeWindowLedger(QueryLedger):
@@ -42,6 +46,22 @@ class TimeWindowLedger(QueryLedger):
             elif state is None and not self._is_final(self._end(start)):
                 self._windows.put(start, WindowState(has_data=True))
                 self._track_window(start)
+
+    def _windows_lacking(self, loss: InputLoss, now_ms: int) -> set[int]:
+        if loss.from_ms is not None:
+            # A window without a record is not known to be empty any more, so it gets an answer too.
+            start = self._first_ending_after(max(loss.from_ms, self._state.final_through_ms))
+            before = self._state.running_clock.to_event_ms(now_ms)
+            before = before if loss.to_ms is None else min(loss.to_ms, before)
+            last = (before - 1 - start) // self._window.every_ms
+            for n in range(max(0, last + 1 - MAX_LACKING_WINDOWS), last + 1):
+                self._track_empty(start + n * self._window.every_ms)
+        return super()._windows_lacking(loss, now_ms)
+
+    def _track_empty(self, start_ms: int) -> None:
+        if start_ms not in self._windows:
+            self._windows.put(start_ms, WindowState(has_data=False))
+            self._track_window(start_ms)
 
     def _end(self, start_ms: int) -> int:
         return self._window.end(start_ms)

@@ -26,6 +26,7 @@ from edge.core.events import (
     FrameDiverged,
     FunctionFailed,
     Ingested,
+    InputLost,
     PullEvent,
     PullReplayed,
     QueryAccepted,
@@ -131,7 +132,9 @@ class EdgeCore:
             if stream.newest_ms == MIN_TIME_MS
             else spec.window.slice_start(stream.newest_ms) + spec.window.slice_ms
         )
-        self.queries[ref] = QueryPipeline(ref, bound, since, source=self.source, encode=self._encode)
+        pipeline = self.queries[ref] = QueryPipeline(ref, bound, since, source=self.source, encode=self._encode)
+        for loss in stream.losses:
+            pipeline.lose(loss)
         return QueryAccepted(ref)
 
     def _refuse(self, ref: QueryRef, error: InvalidQuery) -> Effect:
@@ -172,6 +175,14 @@ class EdgeCore:
             effects += [FunctionFailed(pipeline.ref, f.function, f.reason, f.detail, f.calls) for f in failed]
         stream.advance(event.source, event.batch, event.arrival_ms)
         return effects
+
+    @_handle.register
+    def _(self, event: InputLost) -> list[Effect]:
+        self._now_ms = max(self._now_ms, event.at_ms)
+        loss = self._stream(event.stream, event.source).lose(event)
+        for pipeline in self._queries_of(event.stream):
+            pipeline.lose(loss)
+        return []
 
     @_handle.register
     def _(self, event: SourceEnded) -> list[Effect]:

@@ -53,6 +53,29 @@ class SourceEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class InputLost:
+    """Input of a source is lost, or cannot be excluded to be.
+
+    Attributes:
+        reason: a `LossReason`.
+        at_ms: wall time at which the loss was found; the lost records arrived before.
+        from_ms, to_ms: event times of the lost records, [from_ms, to_ms). None: unknown. On a stream with a clock the
+            latter is then bounded by `at_ms` and the newest record of the stream.
+        records: number of lost records; None: unknown.
+        was_ingested: an `Ingested` of these records was journaled, and recovery cannot repeat it.
+    """
+
+    stream: str
+    source: str
+    reason: str
+    at_ms: int
+    from_ms: int | None = None
+    to_ms: int | None = None
+    records: int | None = None
+    was_ingested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TickEvent:
     """Time has passed. Due at `EdgeCore.next_deadline`; harmless at any other time.
 
@@ -144,6 +167,7 @@ Event = (
     | SourcesOpened
     | Ingested
     | SourceEnded
+    | InputLost
     | TickEvent
     | PullEvent
     | PullReplayed

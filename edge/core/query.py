@@ -12,7 +12,7 @@ query with session windows each frame with records of a slice has a `SliceClose`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,7 @@ from edge.core.drift import estimate_drift
 from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
 from edge.core.selection import PullContext, PullResult, RecordedPull, limit_to_capacity, remaining_slots, select_groups
 from edge.core.slices import UNKNOWN_LINK, LinkEstimate, Progress, Slice
-from edge.core.streams import StreamState
+from edge.core.streams import StreamState, add_loss
 from edgewater.accuracy import report_schedule
 from edgewater.algebra import LateRecordPolicy, late_record_policy_of
 from edgewater.errors import InvalidQuery, StorageError
@@ -41,7 +41,7 @@ from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
 from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, is_sampled
 from edgewater.synopses.encoding.state import State
 from edgewater.windows import SessionWindow
-from edgewater.wire import Arrivals, FrameBody, Partial, QueryRef, SliceClose
+from edgewater.wire import Arrivals, FrameBody, InputLoss, Partial, QueryRef, SliceClose
 
 NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 EAGER_MARGIN = 0.5
@@ -64,6 +64,7 @@ class QueryPipeline:
         monitor: the arrival statistics of a query with early answers.
         encode: serialises a partial. The simulator replaces it where bytes are not measured.
         sampling_rate: for a function of a sample: the probability with which a record is processed.
+        losses: losses of input that have not been sent.
     """
 
     ref: QueryRef
@@ -81,6 +82,7 @@ class QueryPipeline:
     monitor: ArrivalMonitor | None = None
     encode: Callable[[GroupedAggregate], bytes] = GroupedAggregate.to_bytes
     sampling_rate: float = 1.0
+    losses: tuple[InputLoss, ...] = ()
 
     def __post_init__(self) -> None:
         if self.bounded_measures and not self.history.measures:
@@ -159,6 +161,18 @@ class QueryPipeline:
             if kept is not None and self.monitor is not None:
                 self.slices[start].unreported_until_ms = self.monitor.last_arrival_ms
         return dropped
+
+    def lose(self, loss: InputLoss) -> None:
+        """Adds a loss of input, to be sent with the next frame, if the query may lack its records.
+
+        Records of windows that are final here would not have been counted.
+        """
+        through = self.progress.through_ms
+        counted_from = max(self.since_ms, MIN_TIME_MS if through == MIN_TIME_MS else through - self.spec.lateness_ms)
+        if counted_from > MIN_TIME_MS:
+            loss = replace(loss, from_ms=max(counted_from, loss.from_ms or MIN_TIME_MS))
+        if loss.from_ms is None or loss.to_ms is None or loss.from_ms < loss.to_ms:
+            self.losses = add_loss(self.losses, loss)
 
     def apply_sampling(self, settings: SamplingSettings) -> None:
         """Applies the sampling settings from the center."""
@@ -289,11 +303,15 @@ class QueryPipeline:
             yield self._end(start), int(pending * self.progress.entry_bytes)
 
     def has_unreported_closes(self, watermark_ms: int) -> bool:
-        """Returns whether the watermark has closed slices that have not been reported."""
+        """Returns whether the watermark has closed slices that have not been reported, or input was lost."""
         through = self._close_barrier_ms(watermark_ms)
-        return self._passed_slice_end(through) or any(
-            not slice_.close_reported and self._end(start) <= through and not self._is_unreported(slice_)
-            for start, slice_ in self.slices.items()
+        return (
+            bool(self.losses)
+            or self._passed_slice_end(through)
+            or any(
+                not slice_.close_reported and self._end(start) <= through and not self._is_unreported(slice_)
+                for start, slice_ in self.slices.items()
+            )
         )
 
     def _is_unreported(self, slice_: Slice) -> bool:
@@ -373,13 +391,22 @@ class QueryPipeline:
             and not partials
             and not closes
             and arrivals is None
+            and not self.losses
             and not self._passed_slice_end(through)
         ):
             return None
         self.progress.through_ms = through
+        losses = self._take_losses(recorded)
         self._drop_final(watermark_ms)
         since = None if self.since_ms == MIN_TIME_MS else self.since_ms
-        return PullResult(FrameBody(through, tuple(partials), tuple(closes), since, arrivals), tuple(closed))
+        return PullResult(FrameBody(through, tuple(partials), tuple(closes), since, arrivals, losses), tuple(closed))
+
+    def _take_losses(self, recorded: RecordedPull | None) -> tuple[InputLoss, ...]:
+        losses = self.losses
+        sent = losses if recorded is None or recorded.result is None else recorded.result.body.losses
+        # A loss that this replay has found is not in the recorded frame; it is sent with the next one.
+        self.losses = tuple(loss for loss in losses if loss not in sent)
+        return losses
 
     def _close(self, start: int, slice_: Slice) -> SliceClose:
         """Closes a slice that has been sent completely; returns its report."""
@@ -495,6 +522,7 @@ class QueryPipeline:
             "schedule": self.schedule.to_state(),
             "progress": [self.progress.through_ms, self.progress.entry_bytes],
             "sampling_rate": self.sampling_rate,
+            "losses": [astuple(loss) for loss in self.losses],
             "finished_counters": sorted(self.finished_counters.items()),
         }
         slices = {str(start): slice_.to_state() for start, slice_ in sorted(self.slices.items())}
@@ -533,6 +561,7 @@ class QueryPipeline:
         result = cls(ref, bound, numbers["since_ms"], schedule, source=source, encode=encode)
         result.progress, result.sampling_rate = Progress(*numbers["progress"]), numbers["sampling_rate"]
         result.finished_counters = {start: tuple(counters) for start, counters in numbers["finished_counters"]}
+        result.losses = tuple(InputLoss(*loss) for loss in numbers.get("losses", ()))
         result.history = GroupHistory.from_state(components["history"])
         if result.monitor is not None:
             reports, key_types = result.monitor.schedule, result.monitor.key_types

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, StreamClock
+from edge.core.events import InputLost
+from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, Delivery, StreamClock
+from edgewater.wire import InputLoss
+
+MAX_LOSSES = 32
+"""Losses of input that are kept apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +27,14 @@ class StreamSpec:
         disorder_ms: the watermark lags this much behind the newest event time.
         idle_ms: the watermark of a source that has been silent for this long (wall time) follows the clock; None:
             never.
+        delivery: the weakest delivery of its sources.
     """
 
     columns: Mapping[str, pa.DataType]
     clock: StreamClock | None = LIVE
     disorder_ms: int = 0
     idle_ms: int | None = None
+    delivery: Delivery = Delivery.EXACTLY_ONCE
 
 
 class StreamState:
@@ -35,13 +42,17 @@ class StreamState:
 
     Attributes:
         records: number of records read.
-        newest_ms: the newest event time.
+        newest_ms: the newest event time, at most the clock's at the arrival of its record.
+        latest_ms: the newest event time, of whatever clock.
+        losses: the losses of input so far; the oldest are united.
     """
 
     def __init__(self, spec: StreamSpec) -> None:
         self.spec = spec
         self.records = 0
         self.newest_ms = MIN_TIME_MS
+        self.latest_ms = MIN_TIME_MS
+        self.losses: tuple[InputLoss, ...] = ()
         self._sources: dict[str, int] = {}  # watermark of each source
         # Wall time since which a source may have been silent. Absent: no tick has seen the source yet.
         self._quiet_since_ms: dict[str, int] = {}
@@ -60,17 +71,38 @@ class StreamState:
 
     def advance(self, source: str, batch: pa.RecordBatch, arrival_ms: int) -> None:
         """Updates the watermark with a batch of a source."""
-        if batch.num_rows:
-            newest = int(np.max(batch.column(TIME_COLUMN).to_numpy()))
+        newest = int(np.max(batch.column(TIME_COLUMN).to_numpy())) if batch.num_rows else MIN_TIME_MS
+        self._advance(source, newest, batch.num_rows, arrival_ms)
+
+    def _advance(self, source: str, newest: int, records: int, arrival_ms: int) -> None:
+        if records:
+            self.latest_ms = max(self.latest_ms, newest)
             if self.spec.clock is not None:
                 # A device whose clock is ahead must not close windows for which others have records.
                 newest = min(newest, self.spec.clock.to_event_ms(arrival_ms))
             self.newest_ms = max(self.newest_ms, newest)
             current = self._sources.get(source, MIN_TIME_MS)
             self._sources[source] = max(current, newest - self.spec.disorder_ms)
-            self.records += batch.num_rows
+            self.records += records
         self._quiet_since_ms[source] = max(self._quiet_since_ms.get(source, 0), arrival_ms)
         self._update_watermark()
+
+    def lose(self, event: InputLost) -> InputLoss:
+        """Applies a loss of input; returns it with the bounds that the stream's clock gives."""
+        to_ms = event.to_ms
+        if to_ms is None and self.spec.clock is not None:
+            to_ms = max(self.spec.clock.to_event_ms(event.at_ms), self.latest_ms) + 1
+        loss = InputLoss(event.source, event.reason, event.from_ms, to_ms, event.records)
+        self.losses = add_loss(self.losses, loss)
+        if event.was_ingested:
+            # The records keep their numbers, and the watermark has passed them.
+            newest = self.newest_ms if event.to_ms is None else event.to_ms - 1
+            self._advance(event.source, newest, event.records or 0, event.at_ms)
+        return loss
+
+    def is_open(self, source: str) -> bool:
+        """Whether the source was opened and has not ended."""
+        return self._sources.get(source, MAX_TIME_MS) < MAX_TIME_MS
 
     def end(self, source: str) -> None:
         self._sources[source] = MAX_TIME_MS
@@ -111,6 +143,8 @@ class StreamState:
         return {
             "records": self.records,
             "newest_ms": self.newest_ms,
+            "latest_ms": self.latest_ms,
+            "losses": [astuple(loss) for loss in self.losses],
             "sources": self._sources,
             "watermark_ms": self._watermark_ms,
             "quiet_since_ms": self._quiet_since_ms,
@@ -122,4 +156,15 @@ class StreamState:
         result.records, result.newest_ms = state["records"], state["newest_ms"]
         result._sources, result._quiet_since_ms = dict(state["sources"]), dict(state["quiet_since_ms"])
         result._watermark_ms = state["watermark_ms"]
+        result.latest_ms = state.get("latest_ms", result.newest_ms)
+        result.losses = tuple(InputLoss(*loss) for loss in state.get("losses", ()))
         return result
+
+
+def add_loss(losses: tuple[InputLoss, ...], loss: InputLoss) -> tuple[InputLoss, ...]:
+    """Adds a loss. It is united with the last one if it continues that, and more than `MAX_LOSSES` with the first."""
+    if losses and (losses[-1].source, losses[-1].reason) == (loss.source, loss.reason):
+        return (*losses[:-1], losses[-1].union(loss))
+    if len(losses) >= MAX_LOSSES:
+        return (losses[0].union(losses[1]), *losses[2:], loss)
+    return (*losses, loss)

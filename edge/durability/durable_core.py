@@ -25,6 +25,7 @@ import logging
 import platform
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +48,7 @@ from edge.core import (
     FrameDiverged,
     FunctionFailed,
     Ingested,
+    InputLost,
     PullEvent,
     PullReplayed,
     SamplingSet,
@@ -70,10 +72,11 @@ Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
 
 _CHECKPOINT = "edge-checkpoint"
 # Kinds of journal records. Numbers are never reused.
-CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING = range(1, 11)
+CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
 KIND_NAMES = {
     CONFIGURED: "configured", SOURCES_OPENED: "sources-opened", RANGE: "range", PAYLOAD: "payload",
     SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", ACKED: "acked", BUDGET: "budget", SAMPLING: "sampling",
+    LOST: "lost",
 }  # fmt: skip
 
 
@@ -141,6 +144,7 @@ class DurableCore:
         positions: by source, the position after the last ingested record.
         drops: numbers of records that were not counted in a query, by reason.
         function_failures: numbers of failed calls of user-defined functions, by function.
+        losses: numbers of stated losses of input, by "stream/reason".
         damaged_records: number of journal records and checkpoints that recovery skipped.
         diverged: numbers of the frames that recovery would build with other bodies; they are sent as recorded.
     """
@@ -150,6 +154,7 @@ class DurableCore:
         self.positions: dict[str, Position] = {}
         self.drops: dict[str, int] = {}
         self.function_failures: dict[str, int] = {}
+        self.losses: dict[str, int] = {}
         self._logged: set[tuple[str, str]] = set()
         self.damaged_records = 0
         self.diverged: list[int] = []
@@ -183,6 +188,9 @@ class DurableCore:
 
     def _apply(self, event: Event) -> list[Effect]:
         effects = self.core.handle(event)
+        if isinstance(event, InputLost):
+            kind = f"{event.stream}/{event.reason}"
+            self.losses[kind] = self.losses.get(kind, 0) + 1
         for effect in effects:
             if isinstance(effect, Dropped):
                 self.drops[effect.reason] = self.drops.get(effect.reason, 0) + effect.count
@@ -217,7 +225,12 @@ class DurableCore:
             StorageError: writing failed; the old checkpoint and journal stay in use.
         """
         self._segment.sync()
-        counters = {"positions": self.positions, "drops": self.drops, "function_failures": self.function_failures}
+        counters = {
+            "positions": self.positions,
+            "drops": self.drops,
+            "function_failures": self.function_failures,
+            "losses": self.losses,
+        }
         number = self._number + 1
         path = self.directory / f"checkpoint-{number}.ckpt"
         try:
@@ -298,7 +311,7 @@ class DurableCore:
                 continue
             counters = checkpoint.numbers
             self.positions, self.drops = counters["positions"], counters["drops"]
-            self.function_failures = counters["function_failures"]
+            self.function_failures, self.losses = counters["function_failures"], counters.get("losses", {})
             self.core.restore(checkpoint.arrays["core"])
             return number
         if numbers and not (self.directory / "journal-0.log").exists():
@@ -371,6 +384,8 @@ def _encode(event: Event) -> Record:
         case SamplingSet(ref, rate, offset, reason):
             sampling = {"rate": rate, "clock_offset_ms": offset, "reason": int(reason)}
             return _json(SAMPLING, {"query": [ref.name, ref.version], **sampling})
+        case InputLost():
+            return _json(LOST, asdict(event))
         case PullEvent() | PullReplayed():
             raise TypeError("a pull is journaled with the frame that it built")
         case Ingested():
@@ -384,6 +399,7 @@ def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
         ),
         SOURCES_OPENED: lambda: SourcesOpened(tuple((s, n) for s, n in fields["sources"])),
         SOURCE_ENDED: lambda: SourceEnded(fields["stream"], fields["source"]),
+        LOST: lambda: InputLost(**fields),
         TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"])),
         ACKED: lambda: Acked(fields["through"]),
         BUDGET: lambda: BudgetSet(QueryRef(*fields["query"]), fields["shares"], fields["version"], fields["from_ms"]),

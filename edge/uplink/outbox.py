@@ -21,7 +21,7 @@ from edge.core import (
 from edge.durability import DurableCore, JournalGroupCommit
 from edge.uplink.ports import BudgetUpdate, QueryStatusReport
 from edgewater.query import ErrorBudget, QuerySpec
-from edgewater.streams import LIVE, MAX_TIME_MS, type_name
+from edgewater.streams import LIVE, MAX_TIME_MS, Delivery, type_name
 from edgewater.wire import Frame, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 
@@ -224,11 +224,14 @@ class UplinkOutbox:
         spec = self._durable.core.streams[name].spec
         columns = [pb.Stream.Column(name=n, type=type_name(t)) for n, t in spec.columns.items()]
         clock = spec.clock or LIVE
+        at_most_once = spec.delivery is Delivery.AT_MOST_ONCE
+        delivery = pb.Stream.AT_MOST_ONCE if at_most_once else pb.Stream.DELIVERY_UNSPECIFIED
         if clock.is_live:
-            return pb.Stream(name=name, columns=columns)
+            return pb.Stream(name=name, columns=columns, delivery=delivery)
         return pb.Stream(
             name=name,
             columns=columns,
+            delivery=delivery,
             clock=pb.Stream.Clock(
                 event_origin_ms=clock.event_origin_ms, wall_origin_ms=clock.wall_origin_ms, speed=clock.speed
             ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 import google_crc32c
 import pyarrow as pa
@@ -102,6 +102,53 @@ class Arrivals:
     unread: bool = False
 
 
+class LossReason(StrEnum):
+    """Why input is or may be lost. A newer release may add reasons, so receivers treat them as text."""
+
+    RESTART = "restart"
+    """The agent restarted; its source cannot be read again."""
+    FILE_GONE = "file-gone"
+    """A file was deleted before its end was known to have been read."""
+    FILE_TRUNCATED = "file-truncated"
+    """A file was truncated or overwritten in place; what was appended shortly before may not have been read."""
+    FILE_DAMAGED = "file-damaged"
+    """A part of a file cannot be read, such as the rest of a damaged compressed file."""
+    JOURNAL_DAMAGED = "journal-damaged"
+    """Records of the edge's journal are damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputLoss:
+    """Records of one source of an edge that are, or may be, in none of its frames.
+
+    Attributes:
+        source: name of the source.
+        reason: a `LossReason`, or one that a newer release has added.
+        from_ms, to_ms: event times of the lost records, [from_ms, to_ms); None: unknown, no bound.
+        records: number of lost records; None: unknown, possibly none.
+    """
+
+    source: str
+    reason: str
+    from_ms: int | None = None
+    to_ms: int | None = None
+    records: int | None = None
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        """Returns whether a lost record may have an event time in [begin_ms, end_ms)."""
+        return (self.from_ms is None or self.from_ms < end_ms) and (self.to_ms is None or begin_ms < self.to_ms)
+
+    def union(self, other: InputLoss) -> InputLoss:
+        """Returns a loss that covers both; source and reason are of this one."""
+        return InputLoss(
+            self.source,
+            self.reason,
+            None if self.from_ms is None or other.from_ms is None else min(self.from_ms, other.from_ms),
+            None if self.to_ms is None or other.to_ms is None else max(self.to_ms, other.to_ms),
+            None if self.records is None or other.records is None else self.records + other.records,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class FrameBody:
     """Partials and closes of one query.
@@ -111,6 +158,7 @@ class FrameBody:
             an earlier one, or is stated as withheld. Never decreases.
         since_ms: event time from which the edge has all records; None: it has all records.
         arrivals: new arrival statistics, for a query with an accuracy.
+        losses: input that is or may be lost, stated since the query's last frame.
     """
 
     through_ms: int
@@ -118,6 +166,7 @@ class FrameBody:
     closes: tuple[SliceClose, ...] = ()
     since_ms: int | None = None
     arrivals: Arrivals | None = None
+    losses: tuple[InputLoss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +290,10 @@ def body_to_wire(body: FrameBody) -> pb.FrameBody:
         through_ms=body.through_ms,
         since_ms=body.since_ms,
         arrivals=None if body.arrivals is None else arrivals_to_wire(body.arrivals),
+        losses=[
+            pb.InputLoss(source=x.source, reason=x.reason, from_ms=x.from_ms, to_ms=x.to_ms, records=x.records)
+            for x in body.losses
+        ],
     )
 
 
@@ -251,6 +304,17 @@ def body_from_wire(message: pb.FrameBody) -> FrameBody:
         tuple(close_from_wire(c) for c in message.closes),
         message.since_ms if message.HasField("since_ms") else None,
         arrivals_from_wire(message.arrivals) if message.HasField("arrivals") else None,
+        tuple(loss_from_wire(loss) for loss in message.losses),
+    )
+
+
+def loss_from_wire(message: pb.InputLoss) -> InputLoss:
+    return InputLoss(
+        message.source,
+        message.reason,
+        message.from_ms if message.HasField("from_ms") else None,
+        message.to_ms if message.HasField("to_ms") else None,
+        message.records if message.HasField("records") else None,
     )
 
 

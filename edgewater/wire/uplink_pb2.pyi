@@ -185,6 +185,23 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 class Stream(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    class _Delivery:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _DeliveryEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Stream._Delivery.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        DELIVERY_UNSPECIFIED: Stream._Delivery.ValueType  # 0
+        EXACTLY_ONCE: Stream._Delivery.ValueType  # 1
+        AT_MOST_ONCE: Stream._Delivery.ValueType  # 2
+        """A source cannot be read again: what it gave shortly before a crash may be lost, and is never counted twice."""
+
+    class Delivery(_Delivery, metaclass=_DeliveryEnumTypeWrapper): ...
+    DELIVERY_UNSPECIFIED: Stream.Delivery.ValueType  # 0
+    EXACTLY_ONCE: Stream.Delivery.ValueType  # 1
+    AT_MOST_ONCE: Stream.Delivery.ValueType  # 2
+    """A source cannot be read again: what it gave shortly before a crash may be lost, and is never counted twice."""
+
     @_typing.final
     class Column(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
@@ -234,7 +251,10 @@ class Stream(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     COLUMNS_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
+    DELIVERY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
+    delivery: Global___Stream.Delivery.ValueType
+    """The weakest delivery of its sources; UNSPECIFIED: exactly once."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___Stream.Column]: ...
     @_builtins.property
@@ -245,10 +265,11 @@ class Stream(_message.Message):
         name: _builtins.str = ...,
         columns: _abc.Iterable[Global___Stream.Column] | None = ...,
         clock: Global___Stream.Clock | None = ...,
+        delivery: Global___Stream.Delivery.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "columns", b"columns", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "columns", b"columns", "delivery", b"delivery", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -324,6 +345,7 @@ class FrameBody(_message.Message):
     THROUGH_MS_FIELD_NUMBER: _builtins.int
     SINCE_MS_FIELD_NUMBER: _builtins.int
     ARRIVALS_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
     through_ms: _builtins.int
     """The edge's data of all slices that end at or before this event time has been shipped in this frame
     or an earlier one, or is stated as withheld in a SliceClose. Never decreases.
@@ -340,6 +362,10 @@ class FrameBody(_message.Message):
     def arrivals(self) -> Global___Arrivals:
         """For a query with an accuracy: new arrival statistics."""
 
+    @_builtins.property
+    def losses(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputLoss]:
+        """Input that the edge knows to be lost, or cannot exclude to be, stated since the last frame of the query."""
+
     def __init__(
         self,
         *,
@@ -348,10 +374,11 @@ class FrameBody(_message.Message):
         through_ms: _builtins.int = ...,
         since_ms: _builtins.int | None = ...,
         arrivals: Global___Arrivals | None = ...,
+        losses: _abc.Iterable[Global___InputLoss] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "since_ms", b"since_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "closes", b"closes", "partials", b"partials", "since_ms", b"since_ms", "through_ms", b"through_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "closes", b"closes", "losses", b"losses", "partials", b"partials", "since_ms", b"since_ms", "through_ms", b"through_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__arrivals: _TypeAlias = _typing.Literal["arrivals"]  # noqa: Y015
     _WhichOneofArgType__arrivals: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals"]  # noqa: Y015
@@ -363,6 +390,54 @@ class FrameBody(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__since_ms) -> _WhichOneofReturnType__since_ms | None: ...
 
 Global___FrameBody: _TypeAlias = FrameBody  # noqa: Y015
+
+@_typing.final
+class InputLoss(_message.Message):
+    """Records that are or may be in no frame of the edge. Travels in order with the data, like through_ms."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    TO_MS_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """The edge's source, such as "access:file:/var/log/access.log"."""
+    reason: _builtins.str
+    """A stable label, such as "file-truncated"."""
+    from_ms: _builtins.int
+    """Event times of the lost records, [from_ms, to_ms). Absent: unknown, no bound."""
+    to_ms: _builtins.int
+    records: _builtins.int
+    """Number of lost records. Absent: unknown, possibly none."""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        from_ms: _builtins.int | None = ...,
+        to_ms: _builtins.int | None = ...,
+        records: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms", "_records", b"_records", "_to_ms", b"_to_ms", "from_ms", b"from_ms", "records", b"records", "to_ms", b"to_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms", "_records", b"_records", "_to_ms", b"_to_ms", "from_ms", b"from_ms", "reason", b"reason", "records", b"records", "source", b"source", "to_ms", b"to_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__from_ms: _TypeAlias = _typing.Literal["from_ms"]  # noqa: Y015
+    _WhichOneofArgType__from_ms: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms"]  # noqa: Y015
+    _WhichOneofReturnType__records: _TypeAlias = _typing.Literal["records"]  # noqa: Y015
+    _WhichOneofArgType__records: _TypeAlias = _typing.Literal["_records", b"_records"]  # noqa: Y015
+    _WhichOneofReturnType__to_ms: _TypeAlias = _typing.Literal["to_ms"]  # noqa: Y015
+    _WhichOneofArgType__to_ms: _TypeAlias = _typing.Literal["_to_ms", b"_to_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_ms) -> _WhichOneofReturnType__from_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__records) -> _WhichOneofReturnType__records | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to_ms) -> _WhichOneofReturnType__to_ms | None: ...
+
+Global___InputLoss: _TypeAlias = InputLoss  # noqa: Y015
 
 @_typing.final
 class Arrivals(_message.Message):

@@ -1,0 +1,104 @@
+"""Input that edges have lost: the windows that may lack it are never complete, whenever the loss becomes known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from center.catalog import StreamRecord
+from center.ledger import EdgesChanged, Emission, Phase
+from center.ledger.state import MAX_LOSSES
+from edgewater.streams import LIVE, Delivery
+from edgewater.wire import InputLoss
+from tests.center.ledger.test_ledger import MINUTE, REF, Center, close
+
+SOURCE = "events:file:/var/log/a.log"
+
+
+def lost(from_ms: int | None, to_ms: int | None, records: int | None = None) -> InputLoss:
+    return InputLoss(SOURCE, "file-truncated", from_ms, to_ms, records)
+
+
+def states_loss(center: Center, edge: str, through_ms: int, loss: InputLoss, now_ms: int = 0) -> list[Emission]:
+    return center.reports(replace(center.fact(edge, through_ms), losses=(loss,)), now_ms=now_ms)
+
+
+def test_a_window_that_may_lack_lost_input_is_answered_but_not_complete() -> None:
+    center = Center("a", "b", lateness="10m")
+    center.says("b", 2 * MINUTE, close(0, 5), close(MINUTE, 5))
+    loss = lost(30_000, 40_000, 7)
+    states_loss(center, "a", 0, loss)
+    first, second = center.says("a", 2 * MINUTE, close(0, 3), close(MINUTE, 3))
+    assert (first.phase, second.phase) == (Phase.EARLY, Phase.COMPLETE)
+    assert (first.quality.missing, second.quality.missing) == (("a",), ())
+    stated = first.quality.to_mapping()
+    assert stated["completeness"]["losses"] == [
+        {"edge": "a", "source": SOURCE, "reason": "file-truncated", "from_ms": 30_000, "to_ms": 40_000, "records": 7}
+    ]
+    assert stated["records"]["expected"] is None and stated["error"]["missing"] is None
+    assert not stated["contract"]["met"]
+    assert "edge a: 7 records of source" in {v.code: v.message for v in first.quality.violations}["input-lost"]
+    assert "losses" not in second.quality.to_mapping()["completeness"]
+
+
+def test_a_complete_answer_is_revised_by_a_loss_and_the_final_one_states_it() -> None:
+    center = Center("a", lateness="1m")
+    (complete,) = center.says("a", MINUTE, close(0, 3))
+    assert (complete.phase, complete.quality.is_complete) == (Phase.COMPLETE, True)
+    (revised,) = states_loss(center, "a", MINUTE, lost(None, 50_000))
+    assert (revised.revision, revised.quality.missing) == (2, ("a",)), "no phase moves back, but nothing is claimed"
+    assert not revised.quality.to_mapping()["contract"]["met"]
+    (final, other) = center.says("a", 2 * MINUTE, close(MINUTE, 3))
+    assert (final.phase, final.quality.missing, other.quality.missing) == (Phase.FINAL, ("a",), ())
+
+
+def test_a_window_without_a_record_is_not_known_to_be_empty_if_input_was_lost() -> None:
+    center = Center("a", lateness="1m")
+    center.says("a", MINUTE, close(0, 3))
+    states_loss(center, "a", MINUTE, lost(MINUTE, 3 * MINUTE), now_ms=3 * MINUTE)
+    emissions = center.says("a", 5 * MINUTE, close(3 * MINUTE, 1), now_ms=5 * MINUTE)
+    answered = {e.window_start_ms: (e.phase, e.quality.missing) for e in emissions}
+    assert answered[MINUTE] == answered[2 * MINUTE] == (Phase.FINAL, ("a",))
+    assert answered[3 * MINUTE] == (Phase.FINAL, ())
+    assert 4 * MINUTE not in answered, "this one is known to be empty"
+
+
+def test_unbounded_losses_are_stated_for_every_later_window() -> None:
+    center = Center("a")
+    states_loss(center, "a", 0, lost(None, None))
+    (answer,) = center.says("a", MINUTE, close(0, 3))
+    assert answer.quality.missing == ("a",)
+    assert answer.quality.to_mapping()["completeness"]["losses"][0]["to_ms"] is None
+
+
+@pytest.mark.parametrize("query", [{}, {"window": {"session": "30s"}}, {"budget": {"staleness": "2s"}}], ids=str)
+def test_losses_survive_a_restart_of_the_center(query: dict[str, object]) -> None:
+    center = Center("a", lateness="10m", **query)
+    states_loss(center, "a", 0, lost(0, 40_000))
+    center.ledger.restore(REF, center.ledger.snapshot(REF))
+    emissions = center.says("a", 3 * MINUTE, replace(close(0, 3), first_ms=10_000, last_ms=20_000))
+    assert [e.quality.missing for e in emissions if e.window_start_ms < MINUTE] == [("a",)]
+
+
+def test_losses_are_bounded_and_forgotten_once_no_window_can_lack_them() -> None:
+    center = Center("a")
+    for n in range(3 * MAX_LOSSES):
+        states_loss(center, "a", 0, lost(n * MINUTE, (n + 1) * MINUTE))
+    state = center.ledger._query(REF).state
+    assert len(state.losses["a"]) == MAX_LOSSES
+    emissions = center.says("a", 200 * MINUTE, *(close(n * MINUTE, 1) for n in range(200)))
+    assert [e.window_start_ms for e in emissions if e.quality.missing] == [n * MINUTE for n in range(3 * MAX_LOSSES)]
+    assert not center.ledger._query(REF).state.losses
+
+
+def test_the_delivery_of_an_edge_that_cannot_read_again_is_stated() -> None:
+    center = Center("a", "b")
+    streams = (StreamRecord("events", center.edges["b"].streams[0].columns, LIVE, Delivery.AT_MOST_ONCE),)
+    center.edges["b"] = replace(center.edges["b"], streams=streams)
+    center.ledger.handle(EdgesChanged(tuple(center.edges.values())))
+    center.ledger.restore(REF, center.ledger.snapshot(REF))
+    center.says("a", MINUTE, close(0, 3))
+    (answer,) = center.says("b", MINUTE, close(0, 3))
+    assert answer.quality.to_mapping()["completeness"]["delivery"] == {"b": "at-most-once"}
+    assert answer.quality.is_complete, "no loss is known"
