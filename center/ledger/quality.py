@@ -14,7 +14,7 @@ from edgewater.accuracy import MAX_GROUPS
 from edgewater.caching import format_fraction
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import Delivery, EdgeId
-from edgewater.wire import InputLoss, SamplingReason, SliceClose
+from edgewater.wire import InputLoss, SamplingReason, Signs, SliceClose
 
 
 class Phase(StrEnum):
@@ -34,32 +34,57 @@ _RANKS = {Phase.EARLY: 0, Phase.COMPLETE: 1, Phase.FINAL: 2}
 
 @dataclass(frozen=True, slots=True)
 class WithheldBound:
-    """How far, at most, any group's true value lies above and below its estimate; both are ≥ 0."""
+    """How far, at most, any group's true value lies above and below its estimate; both are ≥ 0.
+
+    Attributes:
+        unsent: the largest maximum of which an edge sent nothing, for its group. Any group's true maximum is at most
+            this, or its estimate plus `above`. None: every edge sent something of each of its groups.
+    """
 
     above: float
     below: float
+    unsent: float | None = None
+
+    def to_mapping(self) -> dict[str, float | None]:
+        result = {"above": _finite(self.above), "below": _finite(self.below)}
+        return result if self.unsent is None else {**result, "unsent": _finite(self.unsent)}
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Union of all edges' closes of a slice, or of all slices of a window."""
 
+    """Union of all edges' closes of a slice, or of all slices of a window.
+
+    Attributes:
+        withheld: per measure of which anything is withheld.
+        signs: per sum with a relative limit, the signs of the values of any edge and slice: a set of +1 and -1.
+    """
+
     observed: int = 0
     late: int = 0
     withheld: Mapping[str, WithheldBound] | None = None
+    signs: Mapping[str, frozenset[int]] | None = None
 
     @classmethod
     def of_closes(cls, closes: Iterable[SliceClose], spec: QuerySpec) -> Totals:
         """Totals of one slice; `closes` holds one close per edge and incarnation."""
-        return cls.union(
-            (
-                cls(
-                    c.observed, c.late, {w.measure: WithheldBound(w.largest_above, w.largest_below) for w in c.withheld}
-                )
-                for c in closes
-            ),
-            spec,
-        )
+        return cls.union((cls._of_close(c, spec) for c in closes), spec)
+
+    @classmethod
+    def _of_close(cls, close: SliceClose, spec: QuerySpec) -> Totals:
+        bounds = {
+            w.measure: WithheldBound(w.largest_above, w.largest_below, w.largest_unsent)
+            for w in close.withheld
+            if w.groups or w.largest_unsent is not None
+        }
+        relative = dict(spec.budget.relative) if isinstance(spec.budget, ErrorBudget) else {}
+        sums = [m.name for m in spec.measures if m.name in relative and m.function.error == "sum"]
+        signs: dict[str, frozenset[int]] = {}
+        if sums and close.observed:
+            stated = {w.measure: Signs(w.signs) for w in close.withheld}
+            signs = {name: _SIGNS[stated.get(name, Signs.NOT_NEGATIVE)] for name in sums}
+        return cls(close.observed, close.late, bounds, signs)
 
     @classmethod
     def union(cls, parts: Iterable[Totals], spec: QuerySpec) -> Totals:
@@ -68,14 +93,18 @@ class Totals:
         extrema = {m.name for m in spec.measures if m.function.error == "extremum"}
         observed = late = 0
         bounds: dict[str, WithheldBound] = {}
+        signs: dict[str, frozenset[int]] = {}
         for part in parts:
             observed += part.observed
             late += part.late
+            for measure, some in (part.signs or {}).items():
+                signs[measure] = signs.get(measure, frozenset()) | some
             for measure, bound in (part.withheld or {}).items():
                 held = bounds.get(measure, _NOTHING)
                 join = max if measure in extrema else _add
-                bounds[measure] = WithheldBound(join(held.above, bound.above), join(held.below, bound.below))
-        return cls(observed, late, bounds)
+                unsent = max((u for u in (held.unsent, bound.unsent) if u is not None), default=None)
+                bounds[measure] = WithheldBound(join(held.above, bound.above), join(held.below, bound.below), unsent)
+        return cls(observed, late, bounds, signs)
 
 
 def _add(left: float, right: float) -> float:
@@ -83,6 +112,11 @@ def _add(left: float, right: float) -> float:
 
 
 _NOTHING = WithheldBound(0.0, 0.0)
+_SIGNS = {
+    Signs.NOT_NEGATIVE: frozenset({1}),
+    Signs.NEGATIVE: frozenset({-1}),
+    Signs.BOTH: frozenset({1, -1}),
+}
 _NONE: Mapping[str, frozenset[SamplingReason]] = {}
 _ROUNDING = 1e-9
 """Relative tolerance: n shares of E/n need not add up to E in floating point."""
@@ -245,9 +279,7 @@ class Quality:
             "error": {
                 "sketch": 0,
                 "sampling": 0,
-                "withheld": {
-                    name: {"above": _finite(b.above), "below": _finite(b.below)} for name, b in self.withheld.items()
-                },
+                "withheld": {name: bound.to_mapping() for name, bound in self.withheld.items()},
                 "missing": 0 if self.is_complete else None,
             },
             "contract": {
@@ -312,7 +344,7 @@ def assess(
         budget = spec.budget or ErrorBudget(())
         limits = {**dict(budget.limits), **{name: format_fraction(share) for name, share in budget.relative}}
         requested = {"error": limits} if spec.budget else {"exact": True}
-        violations = _incomplete(expected, missing) + _over_budget(withheld, budget)
+        violations = _incomplete(expected, missing) + _over_budget(withheld, budget) + _of_both_signs(totals)
     if spec.accuracy is not None and spec.accuracy.kind is None:
         # The error of a function's value is checked where the value is computed (`center.serving.function_values`).
         promised = {"staleness_ms": requested["staleness_ms"]} if "staleness_ms" in requested else {}
@@ -414,6 +446,17 @@ def _lost(losses: Iterable[tuple[EdgeId, InputLoss]]) -> list[Violation]:
             f" lost or may be ({reason})",
         )
         for (edge, source, reason), records in found.items()
+    ]
+
+
+def _of_both_signs(totals: Totals) -> list[Violation]:
+    """Sums whose values have both signs while edges withhold a fraction of them: the values of a group may cancel, and
+    then its sum is smaller than the values of which the fractions are withheld."""
+    withheld = totals.withheld or {}
+    both = [name for name, signs in sorted((totals.signs or {}).items()) if len(signs) > 1 and name in withheld]
+    return [
+        Violation("both-signs", f"{name}: edges withhold a percentage of values of both signs, which may cancel")
+        for name in both
     ]
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ import pyarrow as pa
 from edgewater.synopses import Estimates, FloatArray, IntArray
 
 Cell = dict[str, Any]
+_DECIMAL = pa.decimal128(38, 0)
+_LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 
 
 class CellPart(Protocol):
@@ -118,7 +121,7 @@ class ItemsPart:
         return min((e.confidence for _, e in self.answers), default=1.0)
 
     def cells(self, rows: int) -> list[Cell]:
-        each = [(plain(item), intervals(e, self.whole)) for item, e in self.answers]
+        each = [(plain_key(item), intervals(e, self.whole)) for item, e in self.answers]
         return [{self.name: [{"item": item, **cells[row]} for item, cells in each]} for row in range(rows)]
 
     def columns(self, measure: str, rows: int) -> dict[str, pa.Array]:
@@ -150,7 +153,7 @@ class ListPart:
         return 1.0 if self.estimates is None or not len(self.estimates) else self.estimates.confidence
 
     def _entries(self) -> list[Any]:
-        columns = {name: [plain(v) for v in column.to_pylist()] for name, column in self.keys.items()}
+        columns = {name: [plain_key(v) for v in column.to_pylist()] for name, column in self.keys.items()}
         if self.estimates is None:
             (values,) = columns.values()
             return values
@@ -190,23 +193,61 @@ def without_lists(table: pa.Table) -> pa.Table:
 
 
 def _text(value: list[Any]) -> str:
-    shown = [{k: plain(v) for k, v in e.items()} if isinstance(e, dict) else plain(e) for e in value]
+    shown = [{k: plain_key(v) for k, v in e.items()} if isinstance(e, dict) else plain_key(e) for e in value]
     return json.dumps(shown, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def interval_columns(name: str, estimates: Estimates) -> dict[str, pa.Array]:
-    """An estimate and its bounds as float64 columns; unknown values are null."""
-    return {
-        name: nullable(estimates.value),
-        f"{name}_lower": nullable(estimates.lower),
-        f"{name}_upper": nullable(estimates.upper),
-    }
+    """An estimate and its bounds as columns; unknown bounds are null, and so is the value of a group without one.
+
+    Integers are int64, or decimal128(38, 0) if one of them exceeds int64. All others are float64; of these, values may
+    be NaN or infinite.
+    """
+    names = (name, f"{name}_lower", f"{name}_upper")
+    if estimates.integers is not None:
+        exact, lower, upper = _integers(estimates)
+        columns = [[_rounded(b, by) for b in of] for of, by in ((exact, int), (lower, math.floor), (upper, math.ceil))]
+        fits = all(i is None or _LEAST <= i <= _GREATEST for column in columns for i in column)
+        kind = pa.int64() if fits else _DECIMAL
+        return {
+            n: pa.array([i if i is None or fits else Decimal(i) for i in column], kind)
+            for n, column in zip(names, columns, strict=True)
+        }
+    absent = np.isnan(estimates.value) if estimates.present is None else ~estimates.present
+    value = pa.array(np.asarray(estimates.value, np.float64), pa.float64(), mask=absent)
+    return dict(zip(names, (value, nullable(estimates.lower), nullable(estimates.upper)), strict=True))
 
 
 def intervals(estimates: Estimates, whole: bool) -> list[Cell]:
-    """One interval per row, as JSON."""
-    columns = [numbers(c, whole) for c in (estimates.value, estimates.lower, estimates.upper)]
-    return [{"estimate": e, "lower": low, "upper": high} for e, low, high in zip(*columns, strict=True)]
+    """One interval per row, as JSON; `not_finite` names a value for which JSON has no number: NaN and infinities."""
+    if estimates.integers is not None:
+        columns: Sequence[Sequence[float | None]] = _integers(estimates)
+    else:
+        columns = [numbers(c, whole) for c in (estimates.value, estimates.lower, estimates.upper)]
+    cells: list[Cell] = [{"estimate": e, "lower": low, "upper": high} for e, low, high in zip(*columns, strict=True)]
+    odd = np.isinf(estimates.value)
+    if estimates.present is not None:
+        odd |= np.isnan(estimates.value) & estimates.present
+    for row in np.flatnonzero(odd).tolist():
+        cells[row]["not_finite"] = not_finite(float(estimates.value[row]))
+    return cells
+
+
+def _integers(estimates: Estimates) -> list[list[float | None]]:
+    """Value, lower and upper bounds; the value is an integer, and so is a bound that is equal to it."""
+    assert estimates.integers is not None
+    exact = [None if v is None else int(v) for v in estimates.integers.to_pylist()]
+    bounds = (numbers(np.where(b == estimates.value, np.nan, b), True) for b in (estimates.lower, estimates.upper))
+    moved = [(b != estimates.value).tolist() for b in (estimates.lower, estimates.upper)]
+    columns = [
+        [bound if m else e for e, bound, m in zip(exact, each, those, strict=True)]
+        for each, those in zip(bounds, moved, strict=True)
+    ]
+    return [list(exact), *columns]
+
+
+def _rounded(number: float | None, rounded: Callable[[float], int]) -> int | None:
+    return None if number is None else rounded(number)
 
 
 def numbers(values: FloatArray, whole: bool) -> list[float | int | None]:
@@ -219,6 +260,19 @@ def numbers(values: FloatArray, whole: bool) -> list[float | int | None]:
 def plain(value: Any) -> Any:
     """A value as JSON: NaN and infinity become null."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plain_key(value: Any) -> Any:
+    """A value of a group's key, or an item, as JSON: NaN and infinity become their names, since null is another key."""
+    return not_finite(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+
+
+def not_finite(value: float) -> str:
+    """The name of NaN or of an infinity in JSON."""
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def nullable(values: FloatArray) -> pa.Array:

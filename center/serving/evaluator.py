@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from center.serving.cells import intervals, plain
+from center.serving.cells import NOT_FINITE, intervals, plain_key
 from center.serving.function_values import FunctionPart, function_confidence
 from center.serving.measures import (
     is_incomplete,
@@ -269,7 +269,7 @@ class _StackAnswer:
         require_confidence(ranked.frequencies, self.question.confidence, name)
         estimates = self._widened(ranked.frequencies)
         entries = [
-            {"item": plain(item), **cell}
+            {"item": plain_key(item), **cell}
             for item, cell in zip(ranked.items.to_pylist(), intervals(estimates, True), strict=True)
         ]
         stated = {"confidence": estimates.confidence, "basis": estimates.basis}
@@ -314,9 +314,13 @@ class _StackAnswer:
         if not bounds:
             return estimates
         fold = sum if self.measure.function.error == "sum" else max
+        folds = {"above": fold, "below": fold, "unsent": max}
         total = {
-            side: None if any(b[side] is None for b in bounds) else fold([b[side] for b in bounds])
-            for side in ("above", "below")
+            side: None
+            if any(b[side] is None for b in bounds if side in b)
+            else join(b[side] for b in bounds if side in b)
+            for side, join in folds.items()
+            if any(side in b for b in bounds)
         }
         return widen_by_withheld(estimates, self.measure, {self.measure.name: total})
 
@@ -355,6 +359,14 @@ def _chosen(aggregate: GroupedAggregate, group: Mapping[str, Any]) -> Any:
         value = group[name]
         if value is None:
             keep &= column.is_null().to_numpy(zero_copy_only=False)
+            continue
+        if pa.types.is_floating(column.type) and value in NOT_FINITE:
+            floats = column.to_numpy(zero_copy_only=False)
+            keep &= (
+                np.isnan(floats) & column.is_valid().to_numpy(zero_copy_only=False)
+                if value == "NaN"
+                else floats == float(value)
+            )
             continue
         try:
             if isinstance(value, bool) != pa.types.is_boolean(column.type):
@@ -401,7 +413,7 @@ def _same_window(there: AnsweredWindows, window: WindowAnswer, second: SecondSyn
 
 
 def _json_group(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: plain(value) for name, value in group.items()}
+    return {name: plain_key(value) for name, value in group.items()}
 
 
 def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Sequence[WindowAnswer]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -279,22 +279,42 @@ def widen_by_withheld(estimates: Estimates, measure: Measure, withheld: Mapping[
     if measure.function.error is not None:
         if bound is None:
             return estimates
-        above = math.inf if bound["above"] is None else bound["above"]
-        below = math.inf if bound["below"] is None else bound["below"]
-        lower, upper = estimates.lower - below, estimates.upper + above
-        if measure.function.name == "max":
-            # A maximum that was never sent is bounded from 0 up, regardless of what other edges have sent.
-            upper = np.maximum(upper, above) if above else upper
+        above, below, unsent = known_bound(bound)
+        lower, upper = _lowered(estimates, below), _raised(estimates, above)
+        if unsent is not None:
+            # Of its own maximum an edge sent nothing, so what other edges sent does not matter.
+            upper = np.maximum(upper, unsent)
     else:
         # Records are missing, and no bound says how far they would move the value.
         lower = upper = np.full(len(estimates), np.nan)
-    return Estimates(estimates.value, lower, upper, estimates.confidence, estimates.basis)
+    return replace(estimates, lower=lower, upper=upper)
+
+
+def _lowered(estimates: Estimates, below: float) -> FloatArray:
+    """The lower bounds less an amount. Large integers are rounded in float64, so their bounds are rounded outwards."""
+    lower = estimates.lower - below
+    if estimates.integers is None or not below:
+        return lower
+    return np.where(np.abs(lower) < 2.0**53, lower, np.nextafter(np.nextafter(lower, -np.inf), -np.inf))
+
+
+def _raised(estimates: Estimates, above: float) -> FloatArray:
+    upper = estimates.upper + above
+    if estimates.integers is None or not above:
+        return upper
+    return np.where(np.abs(upper) < 2.0**53, upper, np.nextafter(np.nextafter(upper, np.inf), np.inf))
+
+
+def known_bound(bound: Mapping[str, float | None]) -> tuple[float, float, float | None]:
+    """`above`, `below` and `unsent` of a withheld bound in an answer's quality, where null means infinite."""
+    above, below, unsent = (math.inf if (b := bound.get(n, 0.0)) is None else b for n in ("above", "below", "unsent"))
+    return above, below, unsent if "unsent" in bound else None
 
 
 def without_bounds(estimates: Estimates) -> Estimates:
     """Returns the estimates with unknown bounds."""
     unknown = np.full(len(estimates), np.nan)
-    return Estimates(estimates.value, unknown, unknown, estimates.confidence, estimates.basis)
+    return replace(estimates, lower=unknown, upper=unknown)
 
 
 def is_incomplete(completeness: Mapping[str, Any]) -> bool:
@@ -316,4 +336,4 @@ def widen_by_missing(estimates: Estimates, measure: Measure) -> Estimates:
     unknown = np.full(len(estimates), np.nan)
     lower = estimates.lower if measure.function.name in ("count", "max") else unknown
     upper = estimates.upper if measure.function.name == "min" else unknown
-    return Estimates(estimates.value, lower, upper, estimates.confidence, estimates.basis)
+    return replace(estimates, lower=lower, upper=upper)

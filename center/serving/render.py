@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from center.results import AnswerRecord
-from center.serving.cells import Cell, CellPart, plain, without_lists
+from center.serving.cells import Cell, CellPart, not_finite, plain_key, without_lists
 from center.serving.function_values import FunctionPart, function_confidence, with_function_accuracy
 from center.serving.measures import (
     DEFAULT_QUANTILES,
@@ -31,6 +31,7 @@ from center.serving.measures import (
     widen_by_withheld,
     without_bounds,
 )
+from center.serving.unsent_maxima import UnsentMaximum, with_unsent_maxima
 from edgewater.accuracy import Accuracy, group_key, group_values
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
@@ -69,11 +70,16 @@ class MeasureValues:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRows:
-    """An answer's rows as columns, sorted by group."""
+    """An answer's rows as columns, sorted by group.
+
+    Attributes:
+        unsent_maxima: per maximum with groups of which an edge sent nothing; over all groups of the answer.
+    """
 
     groups: dict[str, pa.Array]
     values: tuple[MeasureValues, ...]
     length: int
+    unsent_maxima: Mapping[str, UnsentMaximum]
 
     def function_of(self, accuracy: Accuracy) -> FunctionPart | None:
         """The accuracy's function of a sample, if there is one and no question replaces it."""
@@ -103,11 +109,14 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
         function = whole.function_of(spec.accuracy)
         assert function is not None
         quality, contract = with_function_accuracy(quality, contract, spec, function)
+    contract = with_unsent_maxima(contract, spec, rows.unsent_maxima)
     if "merged_into_ms" in quality:
         quality["merged_into"] = rfc3339(quality.pop("merged_into_ms"))
     names = list(rows.groups)
     keys = [column.to_pylist() for column in rows.groups.values()]
-    groups = [{n: plain(v) for n, v in zip(names, key, strict=True)} for key in zip(*keys, strict=True)] if keys else []
+    groups = (
+        [{n: plain_key(v) for n, v in zip(names, key, strict=True)} for key in zip(*keys, strict=True)] if keys else []
+    )
     columns = [(values.name, values.cells(rows.length)) for values in rows.values]
     data = [
         {"group": groups[i] if keys else {}, **{name: cells[i] for name, cells in columns}} for i in range(rows.length)
@@ -166,6 +175,7 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) ->
         stacks = {m.name: m.function.make(m.parameters, None) for m in spec.measures}
         order: IntArray = np.zeros(0, np.int64)
         groups_in_all = 0
+        unsent = {}
     else:
         aggregate = GroupedAggregate.from_bytes(record.synopsis)
         _add_expected(aggregate, predictions or {})
@@ -173,6 +183,7 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) ->
         groups_in_all = len(aggregate)
         groups = dict(zip(aggregate.key_names, aggregate.rows(order), strict=True))
         stacks = dict(aggregate.measures)
+        unsent = UnsentMaximum.of_all(withheld, stacks)
         if not np.array_equal(order, np.arange(len(aggregate))):
             stacks = {name: stack.take(order) for name, stack in stacks.items()}
 
@@ -194,7 +205,7 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) ->
         for m in spec.measures
         if not questions.measures or m.name in questions.measures
     )
-    return AnswerRows(groups, values, len(order))
+    return AnswerRows(groups, values, len(order), unsent)
 
 
 def with_prediction(
@@ -260,6 +271,8 @@ def matches_text(value: object, text: str) -> bool:
     if isinstance(value, bool):
         return text == ("true" if value else "false")
     try:
-        return float(text) == value if isinstance(value, float) else int(text) == value
+        if isinstance(value, float):
+            return text == not_finite(value) if not math.isfinite(value) else float(text) == value
+        return int(text) == value
     except ValueError:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -14,6 +15,7 @@ from edgewater.query import BoundQuery
 from edgewater.synopses import (
     BoolArray,
     BoundedError,
+    ExtremumStack,
     FloatArray,
     GroupedAggregate,
     IntArray,
@@ -23,11 +25,13 @@ from edgewater.synopses import (
     hash_values,
 )
 from edgewater.synopses.encoding.state import State
-from edgewater.wire import Withheld
+from edgewater.wire import Signs, Withheld
 
 _COUNTERS = {"last_batch": "<i8", "arrivals": "<i4", "unsent": "<i4", "sends": "<i4", "first": "<f4"}
 _NULL: dict[pa.DataType, Any] = {pa.string(): "", pa.int64(): 0, pa.float64(): 0.0, pa.bool_(): False}
 """Replaces null in a group's hash. A collision makes a forecast worse and changes no answer."""
+MAX_SIZE = 1e19
+"""Values beyond it take no part in forecasts; the square of a smaller one fits into float32."""
 
 
 @dataclass(slots=True)
@@ -56,9 +60,11 @@ class SliceEntries:
 
     def __init__(self, pending: GroupedAggregate, bounded: Sequence[str] = ()) -> None:
         self.pending = pending
-        self._arrays: dict[str, npt.NDArray[Any]] = {
-            name: np.zeros(0, dtype) for name, dtype in (*_COUNTERS.items(), *_per_measure(pending, bounded))
+        self._empty: dict[str, tuple[str, float]] = {
+            **{name: (dtype, 0.0) for name, dtype in _COUNTERS.items()},
+            **_per_measure(pending, bounded),
         }
+        self._arrays: dict[str, npt.NDArray[Any]] = {n: np.zeros(0, dtype) for n, (dtype, _) in self._empty.items()}
         self._bounded = tuple(bounded)
         self._hashes: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._with_error = frozenset(n for n in bounded if isinstance(pending.measures[n], BoundedError))
@@ -172,8 +178,10 @@ class SliceEntries:
             kept = self._arrays.get(f"squares:{name}")
             argument = values[name]
             if kept is not None and argument is not None:
-                numbers = np.nan_to_num(argument.to_numpy(zero_copy_only=False).astype(np.float64))
-                kept[:groups] += np.bincount(codes, numbers * numbers, groups).astype(np.float32)
+                numbers = argument.to_numpy(zero_copy_only=False).astype(np.float64)
+                numbers = np.where(np.abs(numbers) <= MAX_SIZE, numbers, 0.0)
+                squares = kept[:groups] + np.bincount(codes, numbers * numbers, groups)
+                kept[:groups] = np.minimum(squares, MAX_SIZE**2).astype(np.float32)
 
     def add_groups(self, keys: Sequence[pa.Array], rows: int, batch_number: int, elapsed: float) -> None:
         """Adds the groups of records that may all be sampled out; each group then has a value to send."""
@@ -190,42 +198,60 @@ class SliceEntries:
         groups = len(self.pending)
         if groups > len(self._arrays["last_batch"]):
             capacity = max(groups, 2 * len(self._arrays["last_batch"]))
-            self._arrays = {name: _grown(array, capacity) for name, array in self._arrays.items()}
+            self._arrays = {name: _grown(a, capacity, self._empty[name][1]) for name, a in self._arrays.items()}
 
     def accumulated_error(self, measure: str, groups: IntArray | None = None) -> FloatArray:
-        """Returns the signed error(F, F ⊕ V) = F ⊕ V − F per group (None: all). For a measure without an error function
-        it is the record mass: the number of records that were not sent."""
-        if measure in self._with_error:
-            pending, sent = self._pending_and_sent(measure, groups)
-            change = pending.change(sent)
-            if isinstance(pending, MaxStack) and self._has_negative(measure):
-                never = (sent == 0.0) & (change > 0.0)
-                change = np.where(never, np.inf, change)
-            return change
-        unsent = self._column("unsent")
-        return (unsent if groups is None else unsent[groups]).astype(np.float64)
+        """Returns the signed error(F, F ⊕ V) = F ⊕ V − F per group (None: all); infinite where it is unknown. For a
+        measure without an error function it is the record mass: the number of records that were not sent."""
+        error = self._error(measure, groups)
+        return np.where(np.isnan(error), np.inf, error)
+
+    def _error(self, measure: str, groups: IntArray | None) -> FloatArray:
+        """Returns `accumulated_error`, but NaN where the value would become NaN, which is an error either way."""
+        if measure not in self._with_error:
+            unsent = self._column("unsent")
+            return (unsent if groups is None else unsent[groups]).astype(np.float64)
+        pending, sent = self._pending_and_sent(measure, groups)
+        error = pending.change(sent)
+        if isinstance(pending, MaxStack) and self._has_negative(measure):
+            error = np.where(self._never_sent(pending, sent), np.inf, error)
+        # A value that is NaN at the center stays NaN there, whatever is sent.
+        return np.where(np.isnan(sent), 0.0, error) if sent.dtype.kind == "f" else error
+
+    @staticmethod
+    def _never_sent(pending: ExtremumStack, sent: npt.NDArray[Any]) -> BoolArray:
+        """Returns which groups have a value, none of which was sent."""
+        return np.asarray((sent == pending.unsent) & (pending.advance(sent) != sent), bool)
 
     def _has_negative(self, measure: str) -> bool:
         """Returns whether the maximum of any group is below 0. Another edge may then send a negative maximum of a
         group, so for a group that this edge has never sent, 0 is no bound of the withheld value."""
-        pending, sent = self._pending_and_sent(measure, None)
-        return bool((sent < 0.0).any() or (pending.advance(sent) < 0.0).any())
+        return bool((self.total(measure) < 0.0).any())
 
     def has_both_signs(self, measure: str) -> bool:
         """Returns whether there are groups above 0 and groups below 0. The values that several edges have for one group
         may then cancel."""
         total = self.total(measure)
-        return bool(total.min(initial=0.0) < 0.0 < total.max(initial=0.0))
+        return bool((total < 0.0).any() and (total > 0.0).any())
 
     def total(self, measure: str, groups: IntArray | None = None) -> FloatArray:
-        """Returns F ⊕ V per group (None: all), the value so far; without an error function, the number of records."""
+        """Returns F ⊕ V per group (None: all), the value so far, 0 if there is none; without an error function, the
+        number of records."""
         if measure in self._with_error:
             pending, sent = self._pending_and_sent(measure, groups)
-            return pending.advance(sent)
+            total = pending.advance(sent)
+            if isinstance(pending, ExtremumStack):
+                return np.where(total == pending.unsent, 0.0, total.astype(np.float64))
+            return total
         arrivals = self._column("arrivals")
         return (arrivals if groups is None else arrivals[groups]).astype(np.float64)
 
-    def _pending_and_sent(self, measure: str, groups: IntArray | None) -> tuple[BoundedError, FloatArray]:
+    def size(self, measure: str, groups: IntArray | None = None) -> FloatArray:
+        """Returns |F ⊕ V| per group (None: all) for forecasts and ranks: 0 where it is not finite."""
+        total = np.abs(self.total(measure, groups))
+        return np.where(total <= MAX_SIZE, total, 0.0)
+
+    def _pending_and_sent(self, measure: str, groups: IntArray | None) -> tuple[BoundedError, npt.NDArray[Any]]:
         stack, sent = self.pending.measures[measure], self._column(f"sent:{measure}")
         if groups is not None:
             stack, sent = stack.take(groups), sent[groups]
@@ -264,25 +290,52 @@ class SliceEntries:
         self._column("sends")[groups] += 1
         return taken
 
-    def withheld(self) -> tuple[Withheld, ...]:
-        """Summarises the pending values over all groups, per measure: the error that a closed slice withholds."""
+    def withheld(self, relative: Sequence[str] = ()) -> tuple[Withheld, ...]:
+        """Summarises the pending values over all groups, per measure: the error that a closed slice withholds.
+
+        Args:
+            relative: sums with a relative limit, for which the signs of values matter.
+        """
         result = []
         for name in self._bounded:
-            error = np.where(self.has_pending, self.accumulated_error(name), 0.0)
-            above, below = np.maximum(error, 0.0), np.maximum(-error, 0.0)
-            groups = int(np.count_nonzero(error))
-            if groups:
+            error = np.where(self.has_pending, self._error(name, None), 0.0)
+            unknown = np.isnan(error)
+            above = np.where(unknown, np.inf, np.maximum(error, 0.0))
+            below = np.where(unknown, np.inf, np.maximum(-error, 0.0))
+            groups, unsent = int(np.count_nonzero(error)), self._largest_unsent(name)
+            signs = self._signs(name) if name in relative else Signs.NOT_NEGATIVE
+            if groups or unsent is not None or signs is not Signs.NOT_NEGATIVE:
                 result.append(
                     Withheld(
                         name,
-                        float(above.max()),
-                        float(below.max()),
+                        float(above.max(initial=0.0)),
+                        float(below.max(initial=0.0)),
                         float(above.sum()),
                         float(below.sum()),
                         groups,
+                        unsent,
+                        signs,
                     )
                 )
         return tuple(result)
+
+    def _largest_unsent(self, measure: str) -> float | None:
+        """Returns the largest maximum of the groups with a value, none of which was sent; None: there is no such
+        group, or the measure is not a maximum."""
+        stack = self.pending.measures[measure]
+        if not isinstance(stack, MaxStack):
+            return None
+        never = self._never_sent(stack, self._column(f"sent:{measure}"))
+        largest = self.total(measure)[never].max(initial=-np.inf)
+        if not never.any():
+            return None
+        return math.inf if math.isnan(largest) else float(largest)
+
+    def _signs(self, measure: str) -> Signs:
+        total = self.total(measure)
+        if not (total < 0.0).any():
+            return Signs.NOT_NEGATIVE
+        return Signs.BOTH if (total > 0.0).any() else Signs.NEGATIVE
 
     def to_state(self) -> State:
         arrays = {name: self._column(name) for name in self._arrays}
@@ -296,17 +349,22 @@ class SliceEntries:
         return result
 
 
-def _per_measure(pending: GroupedAggregate, bounded: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns the arrays (name, dtype) for F, and for sums of squares, from which the spread of sums is forecast."""
-    kept: list[tuple[str, str]] = []
+def _per_measure(pending: GroupedAggregate, bounded: Sequence[str]) -> dict[str, tuple[str, float]]:
+    """Returns the arrays (name -> dtype, empty value) for F, and for sums of squares, from which the spread of sums is
+    forecast."""
+    kept: dict[str, tuple[str, float]] = {}
     for name in bounded:
         stack = pending.measures[name]
-        kept += [(f"sent:{name}", "<f8")] if isinstance(stack, BoundedError) else []
-        kept += [(f"squares:{name}", "<f4")] if isinstance(stack, SumStack) else []
+        if isinstance(stack, ExtremumStack):
+            kept[f"sent:{name}"] = stack.arrays["best"]
+        elif isinstance(stack, BoundedError):
+            kept[f"sent:{name}"] = ("<f8", 0.0)
+        if isinstance(stack, SumStack):
+            kept[f"squares:{name}"] = ("<f4", 0.0)
     return kept
 
 
-def _grown(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
-    grown = np.zeros(capacity, array.dtype)
+def _grown(array: npt.NDArray[Any], capacity: int, empty: float) -> npt.NDArray[Any]:
+    grown = np.full(capacity, empty, array.dtype)
     grown[: len(array)] = array
     return grown

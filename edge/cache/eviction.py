@@ -69,8 +69,8 @@ def smallest_potential_error(view: SliceView, groups: IntArray) -> FloatArray:
         return np.maximum(past.arrivals - view.entries.arrivals[groups], 0.0)
     result = np.zeros(len(groups))
     for measure in _measures(view):
-        now = view.entries.total(measure)[groups]
-        left = np.maximum(past.totals[measure] - np.abs(now), 0.0)
+        now = view.entries.size(measure, groups)
+        left = np.maximum(past.totals[measure] - now, 0.0)
         result += left / np.maximum(view.limits.for_values(measure, now), 1e-300)
     return result
 
@@ -95,8 +95,8 @@ def extrapolated_rate(view: SliceView, groups: IntArray) -> FloatArray:
         return np.asarray(view.entries.arrivals[groups] * left, np.float64)
     result = np.zeros(len(groups))
     for measure in _measures(view):
-        now = view.entries.total(measure)[groups]
-        result += np.abs(now) * left / np.maximum(view.limits.for_values(measure, now), 1e-300)
+        now = view.entries.size(measure, groups)
+        result += now * left / np.maximum(view.limits.for_values(measure, now), 1e-300)
     return result
 
 
@@ -119,8 +119,8 @@ def largest_gain(view: SliceView, groups: IntArray) -> FloatArray:
 
 def _slack(view: SliceView, groups: IntArray, expected: Forecast, measure: str) -> tuple[FloatArray, FloatArray]:
     """Returns per group its limit, and the limit less the pending error; below 0 the group must be sent."""
-    now = view.entries.total(measure, groups)
-    limit = view.limits.for_values(measure, np.abs(now) + expected.mean(measure))
+    now = view.entries.size(measure, groups)
+    limit = view.limits.for_values(measure, now + expected.mean(measure))
     pending = np.abs(view.entries.accumulated_error(measure, groups))
     return limit, limit - pending
 

@@ -106,7 +106,7 @@ def forecast(entries: SliceEntries, groups: IntArray, history: GroupHistory, ela
     first, second, extrema = {}, {}, set()
     for name in entries.bounded:
         stack = entries.pending.measures[name]
-        total = np.abs(entries.total(name))
+        total = entries.size(name)
         if isinstance(stack, ExtremumStack):
             extrema.add(name)
             first[name] = np.maximum(total[groups], past.totals[name]) / np.maximum(records, 1.0)

@@ -94,7 +94,7 @@ class GroupHistory:
         fresh = np.array(
             [
                 entries.arrivals,
-                *(a for m in self.measures for a in (np.abs(entries.total(m)), entries.squares(m))),
+                *(a for m in self.measures for a in (entries.size(m), entries.squares(m))),
             ],
             np.float32,
         ).reshape(len(self._values), len(entries))
@@ -106,7 +106,7 @@ class GroupHistory:
         values[:, inverse[known:]] += np.float32(weight) * fresh
         self._hashes, self._values = _bounded(hashes, values)
         if not self.scale:
-            self.scale = {m: max(float(np.abs(entries.total(m)).max(initial=0.0)), 1e-300) for m in self.measures}
+            self.scale = {m: max(float(entries.size(m).max(initial=0.0)), 1e-300) for m in self.measures}
         self.slices += 1
         self.groups = len(entries)
         self.max_sends = max(1, int(entries.sends.max(initial=1)))

@@ -7,8 +7,8 @@ is pending, because a record may change a value by 0 and still has to be counted
 A relative limit ε allows |F ⊕ V − F| ≤ ε·|F ⊕ V|. If all values of a group have one sign, the limit then also holds
 for the sum over edges and slices, so a relative limit is not divided among them. If an edge has groups of both signs
 in a slice, it withholds nothing of the measure, because values of one group may cancel. At a true value of 0 nothing
-is withheld. (At the center, relative error is |V̂ − V| / max(|V|, 1): below one unit of the measure the error counts
-as absolute.)
+is withheld, nor at one that is infinite or NaN. (At the center, relative error is |V̂ − V| / max(|V|, 1): below one
+unit of the measure the error counts as absolute.)
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class ErrorLimits:
         return not self.measures or min([*self.absolute.values(), *self.relative.values()]) <= 0.0
 
     def for_values(self, measure: str, values: FloatArray) -> FloatArray:
-        """Returns the largest |error| per group, for the groups' values."""
+        """Returns the largest |error| per group, for the groups' values; 0 for a value that is not finite."""
         if measure in self.absolute:
             return np.full(len(values), self.absolute[measure])
-        return np.asarray(self.relative[measure] * np.abs(values), np.float64)
+        return np.where(np.isfinite(values), self.relative[measure] * np.abs(values), 0.0)
 
 
 def primary_mask(

@@ -102,7 +102,7 @@ def learn(entries: SliceEntries, history: GroupHistory, slots: SendSlots | None)
         errors = accumulated_errors(entries, history, np.flatnonzero(entries.has_pending))
         totals = np.zeros(len(entries))
         for measure, scale in error_scales(entries, history).items():
-            totals = np.maximum(totals, np.abs(entries.total(measure)) / scale)
+            totals = np.maximum(totals, entries.size(measure) / scale)
         important = totals > nth_largest(totals, slots.total)
         history.learn_curve(entries.first_seen[important])
         history.error_target.learn(errors, slots.remaining)

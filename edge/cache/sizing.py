@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.cache.entries import SliceEntries
+from edge.cache.entries import MAX_SIZE, SliceEntries
 from edge.cache.error_target import nth_largest
 from edge.cache.forecast import forecast
 from edge.cache.history import GroupHistory
@@ -44,16 +44,20 @@ class SendSlots:
 
 def error_scales(entries: SliceEntries, history: GroupHistory) -> Mapping[str, float]:
     """Returns the unit of each measure's error; without history, the largest values of this slice."""
-    return history.scale or {m: max(float(np.abs(entries.total(m)).max(initial=0.0)), 1e-300) for m in entries.bounded}
+    return history.scale or {m: max(float(entries.size(m).max(initial=0.0)), 1e-300) for m in entries.bounded}
 
 
 def accumulated_errors(entries: SliceEntries, history: GroupHistory, groups: IntArray) -> FloatArray:
     """Estimate `acc`: the accumulated error, as initial prefix error. The largest over the measures, in their units."""
     result = np.zeros(len(groups))
     for measure, scale in error_scales(entries, history).items():
-        errors = np.abs(entries.accumulated_error(measure, groups))
+        errors, totals = np.abs(entries.accumulated_error(measure, groups)), entries.total(measure, groups)
+        finite = np.isfinite(totals)
         # The error of an extremum that was never sent is unbounded; its value replaces it.
-        errors = np.where(np.isfinite(errors), errors, np.abs(entries.total(measure, groups)))
+        errors = np.where(np.isfinite(errors), errors, np.where(finite, np.abs(totals), 0.0))
+        # A group that becomes infinite or NaN ranks above all others, by a finite error.
+        odd = ~finite & (entries.accumulated_error(measure, groups) != 0.0)
+        errors = np.where(odd, 2.0 * max(float(errors.max(initial=0.0)), scale), np.minimum(errors, MAX_SIZE))
         result = np.maximum(result, errors / scale)
     return result
 
@@ -63,7 +67,7 @@ def explicit_errors(entries: SliceEntries, history: GroupHistory, groups: IntArr
     expected = forecast(entries, groups, history, elapsed)
     result = np.zeros(len(groups))
     for measure, scale in error_scales(entries, history).items():
-        result = np.maximum(result, (np.abs(entries.total(measure)[groups]) + expected.mean(measure)) / scale)
+        result = np.maximum(result, (entries.size(measure)[groups] + expected.mean(measure)) / scale)
     return result
 
 

@@ -17,6 +17,8 @@ import numpy as np
 from edgewater.streams import MAX_TIME_MS
 from edgewater.synopses import FloatArray
 
+MAX_DRIFT = 1e200
+"""The drift of a slice counts as at most this, so that sums over slices stay finite."""
 MEMORY_WINDOWS = 5
 """Time constant of the rates, in windows: slower than the noise of the load, faster than its daily cycle."""
 
@@ -30,7 +32,8 @@ def estimate_drift(errors: FloatArray, share: float) -> float:
     """
     sizes = np.abs(errors[np.isfinite(errors)])
     if share <= 0.0:
-        return float(sizes.sum())
+        with np.errstate(over="ignore"):
+            return float(min(sizes.sum(), MAX_DRIFT))
     return float(share * np.count_nonzero((sizes > share / 2) & (sizes <= 2 * share)) / 1.5)
 
 

@@ -466,12 +466,19 @@ class QueryPipeline:
         return select_groups(slice_, self.spec, self.history, self._limits(start), context, slots)
 
     @property
+    def _relative_sums(self) -> tuple[str, ...]:
+        if not isinstance(self.spec.budget, ErrorBudget):
+            return ()
+        relative = dict(self.spec.budget.relative)
+        return tuple(m.name for m in self.spec.measures if m.name in relative and m.function.error == "sum")
+
+    @property
     def _has_session_windows(self) -> bool:
         return isinstance(self.spec.window, SessionWindow)
 
     def _slice_close(self, start: int, slice_: Slice) -> SliceClose:
         extent = (slice_.first_ms, slice_.last_ms) if self._has_session_windows else (None, None)
-        return SliceClose(start, slice_.observed, slice_.late, slice_.entries.withheld(), *extent)
+        return SliceClose(start, slice_.observed, slice_.late, slice_.entries.withheld(self._relative_sums), *extent)
 
     def _may_send_early(self, end: int, drain_window_ms: tuple[int, int]) -> bool:
         if self.monitor is not None:

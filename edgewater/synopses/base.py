@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -73,13 +74,24 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """One estimate per group: three float64 arrays of shape (groups,)."""
+    """One estimate per group: three float64 arrays of shape (groups,).
+
+    Attributes:
+        integers: the values as int64, or as decimal128(38, 0) if one exceeds int64; null where there is none. `value`
+            has the nearest float64. None: the values are no integers.
+        present: which groups have a value; a NaN of such a group is the value, as of a sum of NaN. None: those whose
+            `value` is not NaN.
+        rounding: how far values may be from those without rounding; None: not at all, or the bounds include it.
+    """
 
     value: FloatArray
     lower: FloatArray
     upper: FloatArray
     confidence: float = 1.0
     basis: str = "exact"
+    integers: pa.Array | None = None
+    present: BoolArray | None = None
+    rounding: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.value)
@@ -93,6 +105,20 @@ class Estimates:
     def exact(cls, value: npt.NDArray[Any]) -> Estimates:
         values = value.astype(np.float64)
         return cls(values, values, values)
+
+    @classmethod
+    def exact_integers(cls, value: pa.Array, present: BoolArray | None = None) -> Estimates:
+        """Exact int64 or decimal128 values, one per group; null where there is none."""
+        mask = None if present is None or present.all() else pa.array(present)
+        integers = value if mask is None else pc.if_else(mask, value, None)
+        values = integers.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        return cls(values, values, values, integers=integers, present=present)
+
+    @classmethod
+    def exact_floats(cls, value: FloatArray, present: BoolArray, rounding: FloatArray | None = None) -> Estimates:
+        """Values that are exact up to rounding; of a group without a value, `value` does not matter."""
+        values = np.where(present, value, np.nan)
+        return cls(values, values, values, present=present, rounding=rounding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,10 +288,11 @@ class BoundedError(Protocol):
 
     def change(self, sent: FloatArray) -> FloatArray:
         """Returns error(F, F ⊕ V) per group, signed: by how much the center's value would change if the pending
-        state V (this stack) were sent. `sent` is F, the value sent so far (0 if none was)."""
+        state V (this stack) were sent. `sent` is F, the value sent so far (0 if none was; minima and maxima have their
+        own type and empty value). Infinite, or NaN, where the change has no bound: such groups are always sent."""
 
     def advance(self, sent: FloatArray) -> FloatArray:
-        """Returns F ⊕ V per group: the center's value after the pending state is sent."""
+        """Returns F ⊕ V per group, in the type of F: the center's value after the pending state is sent."""
 
 
 Interval = tuple[FloatArray, FloatArray, FloatArray, float]

@@ -20,14 +20,32 @@ FRAME_OVERHEAD_BYTES = 64
 """Upper bound of the bytes of a frame on the wire without its body and the query's name."""
 
 
+class Signs(IntEnum):
+    """The signs of an edge's values of a measure in a slice; the numbers are those on the wire."""
+
+    NOT_NEGATIVE = 0
+    """No group is below 0, or the edge does not report signs."""
+    NEGATIVE = 1
+    """Some group is below 0, and none above."""
+    BOTH = 2
+
+    @classmethod
+    def from_number(cls, number: int) -> Signs:
+        """Returns the signs with this number; BOTH, which excludes nothing, for one that is not known."""
+        return cls(number) if number in cls._value2member_map_ else cls.BOTH
+
+
 @dataclass(frozen=True, slots=True)
 class Withheld:
     """The amounts of a measure in a slice that an edge withheld, over all groups.
 
     Attributes:
-        largest_above, total_above: by how much true values exceed the sent ones.
+        largest_above, total_above: by how much true values exceed the sent ones; infinite: by an unknown amount.
         largest_below, total_below: by how much true values fall below the sent ones, as positive numbers.
         groups: number of groups with a withheld amount.
+        largest_unsent: for a maximum: the largest one of the groups of which the edge sent none; None: there is none.
+            It bounds the true maximum of any group at the center, whatever other edges sent.
+        signs: for a sum with a relative limit, whose error a sum of values of both signs may exceed.
     """
 
     measure: str
@@ -36,6 +54,8 @@ class Withheld:
     total_above: float
     total_below: float
     groups: int
+    largest_unsent: float | None = None
+    signs: Signs = Signs.NOT_NEGATIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +366,8 @@ def close_to_wire(close: SliceClose) -> pb.SliceClose:
                 total_above=w.total_above,
                 total_below=w.total_below,
                 groups=w.groups,
+                largest_unsent=w.largest_unsent,
+                signs=int(w.signs),  # type: ignore[arg-type]
             )
             for w in close.withheld
         ],
@@ -359,10 +381,21 @@ def close_from_wire(message: pb.SliceClose) -> SliceClose:
         message.slice_start_ms,
         message.observed,
         message.late,
-        tuple(
-            Withheld(w.measure, w.largest_above, w.largest_below, w.total_above, w.total_below, w.groups)
-            for w in message.withheld
-        ),
+        tuple(map(_withheld_from_wire, message.withheld)),
         message.first_ms if message.HasField("first_ms") else None,
         message.last_ms if message.HasField("last_ms") else None,
+    )
+
+
+def _withheld_from_wire(message: pb.Withheld) -> Withheld:
+    largest_unsent = message.largest_unsent if message.HasField("largest_unsent") else None
+    return Withheld(
+        message.measure,
+        message.largest_above,
+        message.largest_below,
+        message.total_above,
+        message.total_below,
+        message.groups,
+        largest_unsent,
+        Signs.from_number(message.signs),
     )

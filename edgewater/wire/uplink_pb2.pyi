@@ -558,12 +558,31 @@ Global___SliceClose: _TypeAlias = SliceClose  # noqa: Y015
 class Withheld(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    class _Signs:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _SignsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Withheld._Signs.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        NOT_NEGATIVE: Withheld._Signs.ValueType  # 0
+        NEGATIVE: Withheld._Signs.ValueType  # 1
+        BOTH: Withheld._Signs.ValueType  # 2
+
+    class Signs(_Signs, metaclass=_SignsEnumTypeWrapper):
+        """For a sum with a relative limit: the signs of the groups' values."""
+
+    NOT_NEGATIVE: Withheld.Signs.ValueType  # 0
+    NEGATIVE: Withheld.Signs.ValueType  # 1
+    BOTH: Withheld.Signs.ValueType  # 2
+
     MEASURE_FIELD_NUMBER: _builtins.int
     LARGEST_ABOVE_FIELD_NUMBER: _builtins.int
     LARGEST_BELOW_FIELD_NUMBER: _builtins.int
     TOTAL_ABOVE_FIELD_NUMBER: _builtins.int
     TOTAL_BELOW_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    LARGEST_UNSENT_FIELD_NUMBER: _builtins.int
+    SIGNS_FIELD_NUMBER: _builtins.int
     measure: _builtins.str
     largest_above: _builtins.float
     """The largest withheld amount of a group above and below zero; below as a positive number."""
@@ -572,6 +591,9 @@ class Withheld(_message.Message):
     """Sums over the groups with withheld amounts, and the number of these groups."""
     total_below: _builtins.float
     groups: _builtins.int
+    largest_unsent: _builtins.float
+    """For a maximum: the largest one of the groups of which the edge sent none."""
+    signs: Global___Withheld.Signs.ValueType
     def __init__(
         self,
         *,
@@ -581,12 +603,16 @@ class Withheld(_message.Message):
         total_above: _builtins.float = ...,
         total_below: _builtins.float = ...,
         groups: _builtins.int = ...,
+        largest_unsent: _builtins.float | None = ...,
+        signs: Global___Withheld.Signs.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_largest_unsent", b"_largest_unsent", "largest_unsent", b"largest_unsent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "largest_above", b"largest_above", "largest_below", b"largest_below", "measure", b"measure", "total_above", b"total_above", "total_below", b"total_below"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_largest_unsent", b"_largest_unsent", "groups", b"groups", "largest_above", b"largest_above", "largest_below", b"largest_below", "largest_unsent", b"largest_unsent", "measure", b"measure", "signs", b"signs", "total_above", b"total_above", "total_below", b"total_below"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__largest_unsent: _TypeAlias = _typing.Literal["largest_unsent"]  # noqa: Y015
+    _WhichOneofArgType__largest_unsent: _TypeAlias = _typing.Literal["_largest_unsent", b"_largest_unsent"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__largest_unsent) -> _WhichOneofReturnType__largest_unsent | None: ...
 
 Global___Withheld: _TypeAlias = Withheld  # noqa: Y015
 

@@ -6,7 +6,7 @@ update of Chan, Golub and LeVeque (1979), which avoids the cancellation of sums 
 
 from __future__ import annotations
 
-import math
+from decimal import Decimal
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -74,6 +74,15 @@ def wide_as_float(sums: WideSums) -> FloatArray:
     return np.asarray(low + carry * 2.0**64, np.float64)
 
 
+def wide_as_integers(sums: WideSums) -> pa.Array:
+    """Returns the sums as int64, or as decimal128(38, 0) if one exceeds int64."""
+    low, carry = sums
+    if not carry.any():
+        return pa.array(low.copy())
+    exact = [(high << 64) + rest for high, rest in zip(carry.tolist(), low.tolist(), strict=True)]
+    return pa.array([Decimal(total) for total in exact], pa.decimal128(38, 0))
+
+
 class CountStack(ArrayStack):
     """Records, or non-null values, per group."""
 
@@ -90,7 +99,7 @@ class CountStack(ArrayStack):
 
     def query(self, question: Question | None = None) -> Estimates:
         self.check(question)
-        return Estimates.exact(self._view("n"))
+        return Estimates.exact_integers(pa.array(self._view("n").copy()))
 
     def change(self, sent: FloatArray) -> FloatArray:
         return np.asarray(self._view("n"), np.float64)
@@ -130,14 +139,18 @@ class SumStack(_CountAndSumStack):
     def query(self, question: Question | None = None) -> Estimates:
         self.check(question)
         if isinstance(question, Count):
-            return Estimates.exact(self._view("n"))
-        return Estimates.exact(np.where(self._view("n") > 0, self._total(), np.nan))
+            return Estimates.exact_integers(pa.array(self._view("n").copy()))
+        return self._sums(self._view("n") > 0)
+
+    def _sums(self, present: BoolArray) -> Estimates:
+        return Estimates.exact_floats(self._total(), present)
 
     def change(self, sent: FloatArray) -> FloatArray:
         return self._total()
 
     def advance(self, sent: FloatArray) -> FloatArray:
-        return np.asarray(sent + self._total())
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.asarray(sent + self._total())
 
 
 class IntegerSumStack(SumStack):
@@ -155,6 +168,9 @@ class IntegerSumStack(SumStack):
 
     def _total(self) -> FloatArray:
         return wide_as_float(self._wide())
+
+    def _sums(self, present: BoolArray) -> Estimates:
+        return Estimates.exact_integers(wide_as_integers(self._wide()), present)
 
     def merge(self, other: Self, codes: IntArray) -> None:
         self._view("n")[codes] += other._view("n")
@@ -181,44 +197,75 @@ class FloatSumStack(SumStack):
 
 
 class ExtremumStack(ArrayStack):
-    """The smallest or the largest value per group. NaN values are skipped."""
+    """The smallest or the largest value per group; NaN if any value is NaN.
+
+    The empty value of ``best`` also stands for "nothing was sent" in `change` and `advance`.
+    """
 
     properties = Properties(idempotent=True)
     better: ClassVar[np.ufunc]
 
+    @property
+    def unsent(self) -> float:
+        """F of a group of which nothing was sent."""
+        return self.arrays["best"][1]
+
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
-        real = values == values
-        if not real.all():
-            codes, values = codes[real], values[real]
-        self.better.at(self._view("best"), codes, values.astype(np.float64))
-        self._view("n")[:] += np.bincount(codes, minlength=self._length) > 0
+        best = self._view("best")
+        with np.errstate(invalid="ignore"):  # NaN propagates
+            self.better.at(best, codes, _one_zero(values, best.dtype))
+        self._view("n")[:] |= np.bincount(codes, minlength=self._length) > 0
+        _one_nan(best)
 
     def merge(self, other: Self, codes: IntArray) -> None:
         best = self._view("best")
-        best[codes] = self.better(best[codes], other._view("best"))
+        with np.errstate(invalid="ignore"):
+            best[codes] = _one_nan(self.better(best[codes], other._view("best")))
         self._view("n")[codes] |= other._view("n")
 
     def query(self, question: Question | None = None) -> Estimates:
         self.check(question)
-        return Estimates.exact(np.where(self._view("n"), self._view("best"), np.nan))
+        best, present = self._view("best"), self._view("n")
+        if best.dtype.kind == "i":
+            return Estimates.exact_integers(pa.array(best.copy()), present.copy())
+        return Estimates.exact_floats(best, present.copy())
 
-    def advance(self, sent: FloatArray) -> FloatArray:
-        # At the center, a group without a sent value counts as 0.
-        pending = self._view("best")
-        combined = np.where(sent == 0.0, pending, self.better(sent, pending))
-        return np.where(self._view("n"), combined, sent)
+    def advance(self, sent: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self.better(sent, self._view("best")))
 
-    def change(self, sent: FloatArray) -> FloatArray:
-        """Returns the change; infinite where nothing was sent and the change has no bound: for any minimum, and for a
-        maximum below 0, since another edge may have sent any value. These are therefore always sent once. A maximum
-        of 0 or more bounds its own change, provided that no edge's maximum of the group is below 0."""
-        change = self.advance(sent) - sent
-        unbounded = (sent == 0.0) & self._view("n") & self._unbounded(self._view("best"))
-        return np.where(unbounded, math.copysign(np.inf, -self.arrays["best"][1]), change)
+    def change(self, sent: npt.NDArray[Any]) -> FloatArray:
+        """Returns the change. Of a group of which nothing was sent it is infinite, since another edge may have sent any
+        value; such a group is therefore always sent once. The exception is a maximum of 0 or more, which is its own
+        change: what the edge reports as `largest_unsent` bounds the maximum of such a group at the center."""
+        best, combined = self._view("best"), self.advance(sent)
+        change = np.where(combined == sent, 0.0, _difference(combined, sent))
+        return np.where((sent == self.unsent) & self._view("n"), self._first_change(best), change)
 
     @staticmethod
-    def _unbounded(best: FloatArray) -> BoolArray:
+    def _first_change(best: npt.NDArray[Any]) -> FloatArray:
         raise NotImplementedError
+
+
+def _one_zero(values: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    return values + 0.0 if dtype.kind == "f" else values  # -0.0 + 0.0 is 0.0
+
+
+def _one_nan(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Gives every NaN, in place, the same bits: those of NaN depend on the operation and the processor."""
+    if values.dtype.kind == "f":
+        values[np.isnan(values)] = np.nan
+    return values
+
+
+def _difference(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> FloatArray:
+    if left.dtype.kind == "f":
+        with np.errstate(invalid="ignore", over="ignore"):
+            return np.asarray(left - right, np.float64)
+    # Differences of int64 need 65 bits: an unsigned one and the sign.
+    larger, smaller = np.maximum(left, right), np.minimum(left, right)
+    size: FloatArray = (larger.view(np.uint64) - smaller.view(np.uint64)).astype(np.float64)
+    return np.where(left >= right, size, -size)
 
 
 class MinStack(ExtremumStack):
@@ -228,8 +275,8 @@ class MinStack(ExtremumStack):
     arrays = {"n": ("|b1", False), "best": ("<f8", np.inf)}
 
     @staticmethod
-    def _unbounded(best: FloatArray) -> BoolArray:
-        return np.ones(len(best), bool)
+    def _first_change(best: npt.NDArray[Any]) -> FloatArray:
+        return np.full(len(best), -np.inf)
 
 
 class MaxStack(ExtremumStack):
@@ -239,8 +286,22 @@ class MaxStack(ExtremumStack):
     arrays = {"n": ("|b1", False), "best": ("<f8", -np.inf)}
 
     @staticmethod
-    def _unbounded(best: FloatArray) -> BoolArray:
-        return best < 0.0
+    def _first_change(best: npt.NDArray[Any]) -> FloatArray:
+        return np.where(best < 0, np.inf, best)
+
+
+class IntegerMinStack(MinStack):
+    """The smallest int64 per group, as int64."""
+
+    kind = "integer_min"
+    arrays = {"n": ("|b1", False), "best": ("<i8", (1 << 63) - 1)}
+
+
+class IntegerMaxStack(MaxStack):
+    """The largest int64 per group, as int64."""
+
+    kind = "integer_max"
+    arrays = {"n": ("|b1", False), "best": ("<i8", -(1 << 63))}
 
 
 class VarianceStack(ArrayStack):
@@ -305,11 +366,22 @@ def _sum(_: Parameters, argument: pa.DataType | None) -> SumStack:
     return IntegerSumStack() if argument is not None and pa.types.is_integer(argument) else FloatSumStack()
 
 
-for _stack in (CountStack, IntegerSumStack, FloatSumStack, MinStack, MaxStack, MeanStack, VarianceStack):
+def _min(_: Parameters, argument: pa.DataType | None) -> MinStack:
+    return IntegerMinStack() if argument is not None and pa.types.is_integer(argument) else MinStack()
+
+
+def _max(_: Parameters, argument: pa.DataType | None) -> MaxStack:
+    return IntegerMaxStack() if argument is not None and pa.types.is_integer(argument) else MaxStack()
+
+
+for _stack in (
+    CountStack, IntegerSumStack, FloatSumStack, MinStack, MaxStack, IntegerMinStack, IntegerMaxStack, MeanStack,
+    VarianceStack,
+):  # fmt: skip
     register_kind(_stack)
 register_function(Function("count", lambda *_: CountStack(), "optional", ITEM_TYPES, error="sum"))
 register_function(Function("sum", _sum, error="sum"))
-register_function(Function("min", lambda *_: MinStack(), error="extremum"), "minimum")
-register_function(Function("max", lambda *_: MaxStack(), error="extremum"), "maximum")
+register_function(Function("min", _min, error="extremum"), "minimum")
+register_function(Function("max", _max, error="extremum"), "maximum")
 register_function(Function("mean", lambda *_: MeanStack()), "avg", "average")
 register_function(Function("var", lambda *_: VarianceStack()), "variance", "var_samp")

@@ -236,7 +236,7 @@ def test_a_table_has_a_column_per_group_and_three_per_measure() -> None:
         "s_lower": [2.0, None],
         "s_upper": [2.0, None],
     }
-    assert [str(table.schema.field(n).type) for n in ("carrier", "late", "n")] == ["string", "bool", "double"]
+    assert [str(table.schema.field(n).type) for n in ("carrier", "late", "n")] == ["string", "bool", "int64"]
 
 
 def test_csv_is_the_table_with_a_header() -> None:

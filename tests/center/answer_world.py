@@ -1,0 +1,133 @@
+"""Answers of real parts: edge cores, their frames, the ledger, the merge of partials, and rendering."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from center.catalog import EdgeRecord, RegisteredQuery, StreamRecord
+from center.ledger import EdgesChanged, Emission, FramesMerged, FrameSummary, Ledger, Phase, QueryRegistered
+from center.results import AnswerRecord
+from center.serving import render, to_csv, to_table
+from edge.core import (
+    BudgetSet,
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    PullEvent,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+)
+from edgewater.query import QuerySpec
+from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import FrameBody, QueryRef
+
+REF = QueryRef("q", 1)
+COLUMNS = {"key": pa.string(), "f": pa.float64(), "i": pa.int64()}
+WINDOW_MS = 1000
+
+
+def query(measures: Mapping[str, str], **parts: object) -> QuerySpec:
+    given = {"name": "q", "from": "s", "group_by": ["key"], "measures": dict(measures), "window": {"tumbling": "1s"}}
+    return QuerySpec.from_mapping({**given, **parts})
+
+
+@dataclass
+class World:
+    """Edges that all read one window's records, then close it.
+
+    Args:
+        shares: of the error budget, of each edge.
+    """
+
+    spec: QuerySpec
+    edges: int = 2
+    columns: Mapping[str, pa.DataType] = field(default_factory=lambda: COLUMNS)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    bodies: list[list[FrameBody]] = field(init=False)
+    cores: list[EdgeCore] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bodies = [[] for _ in range(self.edges)]
+        self.cores = []
+        for number in range(self.edges):
+            core = EdgeCore({"s": StreamSpec(dict(self.columns))}, number)
+            core.handle(SourcesOpened((("s", "file"),)))
+            core.handle(Configured(((REF, self.spec),)))
+            if self.shares:
+                core.handle(BudgetSet(REF, self.shares))
+            self.cores.append(core)
+
+    def reads(self, edge: int, rows: Sequence[Mapping[str, Any]], time_ms: int = 0, pulls: bool = False) -> None:
+        """One batch; with `pulls`, the link has room before the slice ends."""
+        columns = {name: pa.array([row.get(name) for row in rows], t) for name, t in self.columns.items()}
+        times = pa.array([time_ms] * len(rows), pa.int64())
+        self.cores[edge].handle(Ingested("s", "file", pa.record_batch({**columns, TIME_COLUMN: times}), time_ms))
+        if pulls:
+            self._pull(edge, PullEvent(1 << 12, {"s": (time_ms, time_ms + 400)}, 1000.0, 0))
+
+    def _pull(self, edge: int, event: PullEvent) -> int:
+        built = [e.frame.unpack() for e in self.cores[edge].handle(event) if isinstance(e, FrameBuilt)]
+        self.bodies[edge] += built
+        return len(built)
+
+    def record(self) -> AnswerRecord:
+        """Ends the input; the answer to the window that starts at 0, complete."""
+        for edge, core in enumerate(self.cores):
+            core.handle(SourceEnded("s", "file"))
+            while self._pull(edge, PullEvent(1 << 20)):
+                pass
+        ledger = Ledger(margin_ms=0)
+        names = [EdgeId(f"e{number}") for number in range(self.edges)]
+        ledger.handle(EdgesChanged(tuple(map(self._edge_record, names))))
+        ledger.handle(QueryRegistered(RegisteredQuery(REF, self.spec, 0, None)))
+        answers: list[Emission] = []
+        position = 0
+        for name, bodies in zip(names, self.bodies, strict=True):
+            for body in bodies:
+                position += 1
+                touched = tuple(sorted({p.slice_start_ms for p in body.partials}))
+                summary = FrameSummary(REF, position, name, body.through_ms, body.closes, touched, 100, 0, "i1")
+                answers += ledger.handle(FramesMerged((summary,), WINDOW_MS))
+        emission = [a for a in answers if a.window_start_ms == 0][-1]
+        parts = [p.synopsis for bodies in self.bodies for b in bodies for p in b.partials if p.slice_start_ms == 0]
+        return AnswerRecord(
+            answer_id=1,
+            query=REF,
+            window_start_ms=0,
+            window_end_ms=WINDOW_MS,
+            revision=emission.revision,
+            phase=Phase.COMPLETE,
+            answered_at_ms=WINDOW_MS,
+            staleness_ms=0,
+            quality=emission.quality.to_mapping(),
+            synopsis=GroupedAggregate.merge_bytes(parts) if parts else None,
+        )
+
+    def _edge_record(self, name: EdgeId) -> EdgeRecord:
+        return EdgeRecord(
+            edge=name, incarnation="i1", labels={}, streams=(StreamRecord("s", dict(self.columns), LIVE),),
+            first_seen_ms=0, last_seen_ms=0, connected=True, watermarks={}, records={}, drops={}, backlog_bytes=0,
+            bandwidth_bytes_s=0.0, rtt_ms=0.0, clock_offset_ms=0.0, retired=False, incarnations=1,
+        )  # fmt: skip
+
+    def answer(self) -> dict[str, Any]:
+        return render(self.record(), self.spec)
+
+    def table(self) -> pa.Table:
+        return to_table(self.record(), self.spec)
+
+    def csv(self) -> str:
+        return io.TextIOWrapper(io.BytesIO(to_csv(self.record(), self.spec))).read()
+
+
+def rows(answer: Mapping[str, Any]) -> dict[Any, Mapping[str, Any]]:
+    """The rows of an answer by the value of their first key column."""
+    return {next(iter(row["group"].values()), None): row for row in answer["data"]}
