@@ -1,6 +1,7 @@
 """`AnswerRenderer`: answers as bytes, rendered once per selection of questions.
 
-(query, window, revision) never changes, so rendered bytes stay valid; an LRU cache bounded by bytes holds them. Lists
+The data of (query, window, revision) never change, so rendered bytes stay valid until records come after the final
+answer, which it then states; an LRU cache bounded by bytes holds them. Lists
 and live streams are joined from the same pieces.
 """
 
@@ -59,7 +60,7 @@ class AnswerRenderer:
 
     def answer(self, record: AnswerRecord, query: RegisteredQuery, questions: MeasureQuestions) -> bytes:
         """One answer as JSON without line breaks."""
-        key = (record.query, record.window_start_ms, record.revision, questions)
+        key = (record.query, record.window_start_ms, record.revision, _late(record), questions)
         with self._lock:
             held = self._cache.get(key)
         self._on_lookup(held is not None)
@@ -135,9 +136,16 @@ def entity_tag(
 ) -> str:
     """A strong entity tag: different bytes have different tags. It includes the version of the renderer."""
     identity = (
-        RELEASE, query.ref, [(r.answer_id, r.window_start_ms, r.revision) for r in records], questions, page, form
+        RELEASE, query.ref, [(r.answer_id, r.window_start_ms, r.revision, _late(r)) for r in records], questions, page,
+        form,
     )  # fmt: skip
     return f'"{hashlib.sha256(repr(identity).encode()).hexdigest()[:32]}"'
+
+
+def _late(record: AnswerRecord) -> int:
+    """The part of an answer that may change: the number of records that have come since it was final."""
+    late: int = record.quality["records"]["after_final"]
+    return late
 
 
 def to_json(value: object) -> bytes:

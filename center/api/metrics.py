@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -91,7 +91,14 @@ class CenterCollector(Collector):
 
     def _answer_families(self) -> list[Metric]:
         given = self._results.last_answer_id()
-        return [GaugeMetricFamily("edgewater_last_answer_id", "The id of the newest answer.", value=given)]
+        late = CounterMetricFamily(
+            "edgewater_after_final_records",
+            "Accepted records that came for final windows, and are in no answer to them.",
+            labels=["query", "edge", "reason"],
+        )
+        for (ref, edge, reason), records in self._results.late_records().items():
+            late.add_metric([ref.name, edge, reason], records)
+        return [GaugeMetricFamily("edgewater_last_answer_id", "The id of the newest answer.", value=given), late]
 
 
 class MetricsMiddleware:

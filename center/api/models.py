@@ -123,10 +123,18 @@ class QueryEdge(BaseModel):
     code: str | None = Field(default=None, description="If refused: the error's code.")
     message: str | None = Field(default=None, description="If refused: why.")
     shipped: Shipped
+    after_final: dict[str, int] = Field(
+        description="Accepted records that came for final windows, and are in no answer to them, by reason."
+    )
 
     @classmethod
     def of(
-        cls, progress: dict[str, Any], expected: bool, status: QueryStatusRecord | None, shipped: dict[str, int]
+        cls,
+        progress: dict[str, Any],
+        expected: bool,
+        status: QueryStatusRecord | None,
+        shipped: dict[str, int],
+        after_final: dict[str, int],
     ) -> Self:
         refused = status is not None and not status.accepted
         return cls(
@@ -136,6 +144,7 @@ class QueryEdge(BaseModel):
             code=status.code if status and refused else None,
             message=status.message if status and refused else None,
             shipped=Shipped(**shipped),
+            after_final=after_final,
         )
 
 
@@ -144,6 +153,7 @@ class QueryDetail(Query):
 
     edges: list[QueryEdge]
     latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
+    after_final: int = Field(description="Accepted records that came for final windows, over all edges.")
 
 
 class Column(BaseModel):

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from center.catalog import Catalog
+from center.catalog import Catalog, query_key
 from center.job.metrics import JobMetrics
 from center.ledger import (
     STALENESS,
@@ -26,6 +26,8 @@ from edgewater.wire import QueryRef
 
 logger = logging.getLogger(__name__)
 
+ALARM_EVERY_MS = 10_000
+"""Least time between two alarms about records of one edge that came for final windows."""
 CATALOG_POLL_S = 0.2
 """Interval of polling the catalog's version while nothing else happens."""
 
@@ -52,6 +54,10 @@ class CatalogEvents:
         events += [QueryDeleted(query.ref) for query in queries if query.deleted_at_ms is not None]
         events += [QueryRegistered(query) for query in queries if query.deleted_at_ms is None]
         return version, events
+
+    def alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int) -> None:
+        """Adds an alarm to the catalog. Raises StorageError."""
+        self._catalog.add_alarm(kind, message, edge, now_ms)
 
     def acknowledge(self, version: int) -> None:
         """The ledger has applied the events of this version."""
@@ -82,6 +88,10 @@ class LedgerWriter:
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._closed = False
+        # What alarms have said of records that came for final windows, and when the next ones may follow.
+        self._alarmed: dict[tuple[QueryRef, str, str], int] = {}
+        self._alarmed_in_all = 0
+        self._next_alarms_ms = 0
 
     def consumed(self) -> dict[str, int]:
         """As `ResultStore.consumed`. Only `apply` changes it."""
@@ -97,6 +107,7 @@ class LedgerWriter:
             self._apply_catalog_events(self._now_ms())
             emissions = self._store.apply(self._ledger, deltas, summaries, through, self._now_ms())
             self._observe_report_delay(summaries)
+            self._raise_alarms()
         self._count(emissions, "report")
         self._changed.set()
         return emissions
@@ -121,7 +132,31 @@ class LedgerWriter:
             due_ms = self._ledger.next_deadline()
             if due_ms is not None and due_ms <= now_ms:
                 emissions = [*emissions, *self._tick([], now_ms)]
+            self._raise_alarms()
         return emissions
+
+    def _raise_alarms(self) -> None:
+        """Adds alarms for records that came for final windows; also, after a start, for all earlier ones.
+
+        The store has them. So none is forgotten, whatever happens between its transaction and this one.
+        """
+        in_all, now_ms = sum(self._ledger.after_final(ref) for ref in self._ledger.queries()), self._now_ms()
+        if in_all == self._alarmed_in_all or now_ms < self._next_alarms_ms:
+            return
+        self._next_alarms_ms = now_ms + ALARM_EVERY_MS
+        try:
+            for late, records in self._store.late_records().items():
+                if self._alarmed.get(late) != records:
+                    ref, edge, reason = late
+                    message = (
+                        f"query {query_key(ref)}: accepted records came for windows that were final ({reason}); their"
+                        f" answers and GET /v1/queries/{ref.name} say how many"
+                    )
+                    self._catalog_events.alarm("records-after-final", message, EdgeId(edge), now_ms)
+                    self._alarmed[late] = records
+            self._alarmed_in_all = in_all
+        except StorageError as exc:  # the records are counted in the store; the next call tries again
+            logger.warning("the alarm about records that came after final answers is not stored: %s", exc)
 
     def _apply_catalog_events(self, now_ms: int) -> list[Emission]:
         version, events = self._catalog_events.pending()

@@ -132,6 +132,7 @@ def _summary(row: FrameRow) -> FrameSummary:
         since_ms=body.since_ms,
         arrivals=body.arrivals,
         losses=body.losses,
+        dropped=body.dropped,
     )
 
 

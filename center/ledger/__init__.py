@@ -8,13 +8,21 @@ from center.ledger.events import (
     Emission,
     FramesMerged,
     FrameSummary,
+    LateSlice,
     LedgerEvent,
     QueryDeleted,
     QueryRegistered,
     TimeAdvanced,
 )
 from center.ledger.ledger import AT_ONCE_MS, Ledger, LedgerTransaction, QueryChanges
-from center.ledger.quality import ACCURACY, ALL_RECORDS_NEEDED, STALENESS, Phase, Quality
+from center.ledger.quality import (
+    ACCURACY,
+    ALL_RECORDS_NEEDED,
+    STALENESS,
+    Phase,
+    Quality,
+    with_late_records,
+)
 from center.ledger.state import pack_state
 
 __all__ = [
@@ -26,6 +34,7 @@ __all__ = [
     "Emission",
     "FrameSummary",
     "FramesMerged",
+    "LateSlice",
     "Ledger",
     "LedgerEvent",
     "LedgerTransaction",
@@ -36,4 +45,5 @@ __all__ = [
     "QueryRegistered",
     "TimeAdvanced",
     "pack_state",
+    "with_late_records",
 ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from center.catalog import EdgeRecord, RegisteredQuery
 from center.ledger.quality import Phase, Quality
 from edgewater.streams import EdgeId
-from edgewater.wire import Arrivals, InputLoss, QueryRef, SliceClose
+from edgewater.wire import Arrivals, DroppedRecords, InputLoss, QueryRef, SliceClose
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class FrameSummary:
         since_ms: event time from which the edge has all records of the query; None: it has all.
         arrivals: arrival statistics, of a query with an accuracy; None: the frame has none.
         losses: input of the edge that is or may be lost.
+        dropped: records that the edge accepted and did not count, as they came too late.
     """
 
     query: QueryRef
@@ -38,6 +39,7 @@ class FrameSummary:
     since_ms: int | None = None
     arrivals: Arrivals | None = None
     losses: tuple[InputLoss, ...] = ()
+    dropped: tuple[DroppedRecords, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,23 @@ class TimeAdvanced:
     """The wall clock reached `now_ms`."""
 
     now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LateSlice:
+    """Records of a slice that an edge accepted and that are in no answer to some of its windows, which were final.
+
+    Attributes:
+        slice_start_ms, slice_end_ms: `MIN_TIME_MS`: the slice is not known.
+        through_ms: the windows over the slice that end at or before it lack the records.
+        reason: ``after-final`` (the center had given the final answer) or a `DropReason.label`.
+    """
+
+    edge: EdgeId
+    slice_start_ms: int
+    slice_end_ms: int
+    through_ms: int
+    reason: str
 
 
 LedgerEvent = QueryRegistered | QueryDeleted | EdgesChanged | FramesMerged | TimeAdvanced

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from center.catalog import EdgeRecord, RegisteredQuery, query_key
 from center.ledger.early_answers import EarlyAnswerLedger
@@ -17,6 +17,7 @@ from center.ledger.events import (
     Emission,
     FramesMerged,
     FrameSummary,
+    LateSlice,
     LedgerEvent,
     QueryDeleted,
     QueryRegistered,
@@ -43,11 +44,13 @@ class QueryChanges:
     Attributes:
         state: `QueryState` as JSON; None: the query is deleted, with all its entries.
         entries: (kind, start, JSON, or None for a removed entry).
+        late: numbers of records that came for windows when these were final.
     """
 
     ref: QueryRef
     state: str | None
     entries: tuple[tuple[EntryKind, int, str | None], ...] = ()
+    late: Mapping[LateSlice, int] = field(default_factory=dict)
 
 
 class Ledger:
@@ -112,7 +115,7 @@ class Ledger:
         return ledger.sealed_before() if ledger else MIN_TIME_MS
 
     def after_final(self, ref: QueryRef) -> int:
-        """Number of records so far that arrived for a final window of the query."""
+        """Number of records so far that came for windows of the query when these were final."""
         return self._query(ref).state.after_final
 
     def needed_rates(self) -> dict[QueryRef, dict[EdgeId, float]]:
@@ -270,7 +273,7 @@ class LedgerTransaction:
                 continue
             entries = [(k, start, v.to_json() if v else None) for k, start, v in ledger.changed_entries()]
             if entries or ledger.state_changed():
-                changes.append(QueryChanges(ref, ledger.state.to_json(), tuple(entries)))
+                changes.append(QueryChanges(ref, ledger.state.to_json(), tuple(entries), ledger.late_records()))
         return list({c.ref: c for c in changes}.values())
 
 

@@ -131,6 +131,9 @@ LOST_STATE = "lost-state"
 INPUT_LOST = "input-lost"
 """Violation code: an edge has lost, or may have lost, input of the window."""
 
+AFTER_FINAL = "after-final"
+"""Violation code: records of the window are not in the answer, as they came when the window was final."""
+
 ACCURACY = "accuracy"
 """Violation code: the answer's interval is wider than the requested error."""
 
@@ -227,7 +230,6 @@ class Quality:
             joined too late, lost their state or have lost input.
         lost_state: those of `missing` that lost their state while the window was open.
         observed, late: records in the answer, and those of them that arrived after their slice's close.
-        after_final: number of records of the query so far that arrived for a final window and are in no answer.
         withheld: per measure, where an edge withholds anything.
         requested: the budget as requested; ``{"exact": true}`` without one.
         session: set for session windows.
@@ -240,7 +242,6 @@ class Quality:
     missing: tuple[str, ...]
     observed: int
     late: int
-    after_final: int
     staleness_ms: int
     withheld: Mapping[str, WithheldBound]
     requested: Mapping[str, Any]
@@ -273,7 +274,7 @@ class Quality:
                 "expected": self.observed if self.is_complete else None,
                 "sampled": self.observed,
                 "late": self.late,
-                "after_final": self.after_final,
+                "after_final": 0,
             },
             "staleness_ms": self.staleness_ms,
             "error": {
@@ -324,7 +325,6 @@ def assess(
     *,
     expected: int,
     missing: tuple[str, ...],
-    after_final: int,
     staleness_ms: int,
     first_staleness_ms: int,
     lost_state: tuple[str, ...] = (),
@@ -355,7 +355,6 @@ def assess(
         missing=missing,
         observed=totals.observed,
         late=totals.late,
-        after_final=after_final,
         staleness_ms=staleness_ms,
         withheld=withheld,
         requested=requested,
@@ -364,6 +363,36 @@ def assess(
         losses=losses,
         at_most_once=at_most_once,
     )
+
+
+def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+    """Extends `Quality.to_mapping()` by records that are in no answer to the window, as it was final when they came.
+
+    Args:
+        counts: number of records by reason (`LateSlice.reason`).
+    """
+    records = sum(counts.values())
+    if not records:
+        return dict(quality)
+    reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(counts.items()))
+    message = f"{records} accepted records of the window are not in the answer ({reasons})"
+    counted, contract = dict(quality["records"]), dict(quality["contract"])
+    counted["after_final"] = records
+    held = counted["observed"] / (counted["observed"] + records)
+    completeness = quality["completeness"]
+    if counted["expected"] is not None and "prediction" not in quality:
+        counted["expected"] = counted["observed"] + records
+    return {
+        **quality,
+        "completeness": {**completeness, "ratio": completeness["ratio"] * held, "after_final": records},
+        "records": counted,
+        "error": {**quality["error"], "missing": None},
+        "contract": {
+            **contract,
+            "met": False,
+            "violations": [*contract["violations"], {"code": AFTER_FINAL, "message": message}],
+        },
+    }
 
 
 def with_accuracy(

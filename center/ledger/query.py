@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from center.catalog import EdgeRecord, expected_edges
-from center.ledger.events import Emission, FrameSummary
+from center.ledger.events import Emission, FrameSummary, LateSlice
 from center.ledger.quality import Phase, Quality, Totals, assess
 from center.ledger.state import (
     EdgeIncarnation,
@@ -35,9 +35,11 @@ from center.ledger.state import (
     WindowState,
 )
 from edgewater.query import StalenessBudget
-from edgewater.streams import LIVE, MIN_TIME_MS, Delivery, EdgeId, StreamClock
+from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.wire import InputLoss, SliceClose
 
+AFTER_FINAL = "after-final"
+"""Why records are in no answer to a window: the center received them when it had given the final one."""
 MAX_SEALED_STATEMENTS = 4096
 """Counts (slice, edge) that are kept of final windows, to detect records that arrive after them."""
 
@@ -63,6 +65,7 @@ class QueryLedger(ABC):
             elif isinstance(entry, SealedSlice):
                 self._sealed.put(start, entry)
         self._state_before: QueryState | None = None
+        self._late: dict[LateSlice, int] = {}
         self._set_state(state)
         self._rebuild_heaps()
 
@@ -149,6 +152,7 @@ class QueryLedger(ABC):
 
     def begin(self) -> None:
         self._state_before = self._state
+        self._late = {}
         for _, table in self._tables():
             table.begin()
 
@@ -158,6 +162,10 @@ class QueryLedger(ABC):
     def changed_entries(self) -> list[tuple[EntryKind, int, StateEntry | None]]:
         """The entries changed since `begin`; None: removed."""
         return [(kind, start, value) for kind, table in self._tables() for start, value in table.changes().items()]
+
+    def late_records(self) -> dict[LateSlice, int]:
+        """The numbers of records, counted since `begin`, that came for windows when these were final."""
+        return dict(self._late)
 
     def all_entries(self) -> list[tuple[EntryKind, int, StateEntry]]:
         return [(kind, start, value) for kind, table in self._tables() for start, value in sorted(table.items())]
@@ -183,7 +191,11 @@ class QueryLedger(ABC):
         """Start times of the window's slices."""
 
     @abstractmethod
-    def _has_final_window(self, slice_start_ms: int) -> bool: ...
+    def _lost_through(self, slice_start_ms: int) -> int:
+        """The windows over the slice that end at or before this event time are final: later records are lost to them.
+
+        `MAX_TIME_MS`: all of them; `MIN_TIME_MS`: none.
+        """
 
     def _next_without_data(self) -> list[int]:
         """The next window that becomes due without data, if there is one."""
@@ -202,6 +214,7 @@ class QueryLedger(ABC):
     def _apply_frames(self, frames: Iterable[FrameSummary], unlisted: Iterable[EdgeId]) -> list[int]:
         """Applies frames and returns the slices, not final, that they changed."""
         through, gaps = dict(self._state.through_ms), dict(self._state.gaps)
+        late_before = sum(self._late.values())
         touched: set[int] = set()
         closes_by_slice: dict[int, dict[EdgeIncarnation, SliceClose]] = {}
         for frame in sorted(frames, key=lambda f: f.position):
@@ -210,14 +223,15 @@ class QueryLedger(ABC):
                 # The edge joined or lost its state: it does not have the records between its last close and then.
                 gaps[frame.edge] = (closed, frame.since_ms)
             through[frame.edge] = max(closed, frame.through_ms)
+            for drop in frame.dropped:
+                self._add_late(frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, drop.records)
             touched.update(frame.touched)
             for close in frame.closes:
                 closes_by_slice.setdefault(close.slice_start_ms, {})[frame.edge, frame.incarnation] = close
         changed = []
-        after_final = self._state.after_final
         for start in sorted(touched | closes_by_slice.keys()):
             closes = closes_by_slice.get(start, {})
-            after_final += self._count_after_final(start, closes)
+            self._count_after_final(start, closes)
             if start < self.sealed_before():
                 self._update_sealed(start, {o: c.observed for o, c in closes.items()})
             elif self._update_slice(start, closes, start in touched):
@@ -225,16 +239,26 @@ class QueryLedger(ABC):
         expected = self._state.expected
         if self._spec.edges is None:
             expected = tuple(sorted({*expected, *unlisted}))
+        after_final = self._state.after_final + sum(self._late.values()) - late_before
         self._set_state(replace(self._state, through_ms=through, gaps=gaps, expected=expected, after_final=after_final))
         return changed
 
-    def _count_after_final(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose]) -> int:
-        """Number of records that these closes add to a slice that belongs to a final window."""
-        if not self._has_final_window(start_ms):
-            return 0
+    def _add_late(self, edge: EdgeId, start_ms: int, through_ms: int, reason: str, records: int) -> None:
+        end_ms = start_ms + self._spec.window.slice_ms if start_ms > MIN_TIME_MS else MIN_TIME_MS
+        late = LateSlice(edge, start_ms, end_ms, through_ms, reason)
+        self._late[late] = self._late.get(late, 0) + records
+
+    def _count_after_final(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose]) -> None:
+        """Counts the records that these closes add to a slice that belongs to a final window."""
+        through_ms = self._lost_through(start_ms)
+        if through_ms == MIN_TIME_MS:
+            return
         state, sealed = self._slices.get(start_ms), self._sealed.get(start_ms)
         known = {o: c.observed for o, c in state.closes.items()} if state else dict(sealed.observed) if sealed else {}
-        return sum(max(0, c.observed - known.get(o, 0)) for o, c in closes.items())
+        for origin, close in closes.items():
+            if close.observed > known.get(origin, 0):
+                records = close.observed - known.get(origin, 0)
+                self._add_late(EdgeId(origin[0]), start_ms, through_ms, AFTER_FINAL, records)
 
     def _update_slice(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose], touched: bool) -> bool:
         held = self._slices.get(start_ms)
@@ -316,7 +340,6 @@ class QueryLedger(ABC):
             expected=len(self._state.expected),
             missing=tuple(e for e in self._state.expected if self._is_missing(e, start_ms)),
             lost_state=tuple(e for e in self._state.expected if self._has_lost_state(e, start_ms)),
-            after_final=self._state.after_final,
             staleness_ms=staleness_ms,
             first_staleness_ms=first_staleness_ms,
             losses=self._losses(start_ms),

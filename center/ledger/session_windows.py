@@ -110,8 +110,8 @@ class SessionWindowLedger(QueryLedger):
         assert session is not None, "only a session has slices"
         return session.slices(self._window)
 
-    def _has_final_window(self, slice_start_ms: int) -> bool:
-        return slice_start_ms < self.sealed_before()
+    def _lost_through(self, slice_start_ms: int) -> int:
+        return MAX_TIME_MS if slice_start_ms < self.sealed_before() else MIN_TIME_MS
 
     def _update_slice(self, start_ms: int, closes: Mapping[EdgeIncarnation, SliceClose], touched: bool) -> bool:
         changed = super()._update_slice(start_ms, closes, touched)
@@ -143,7 +143,6 @@ class SessionWindowLedger(QueryLedger):
             Totals(),
             expected=len(self._state.expected),
             missing=(),
-            after_final=self._state.after_final,
             staleness_ms=0,
             first_staleness_ms=state.first_staleness_ms or 0,
         )

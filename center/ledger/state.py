@@ -45,7 +45,7 @@ class QueryState:
         at_most_once: expected edges whose delivery of the stream is at most once, sorted.
         final_through_ms: windows that end at or before it are final. Never decreases.
         due_from_ms: start of the next window that may become due without data; None: there is none.
-        after_final: number of records so far that arrived for a final window.
+        after_final: number of records so far that came for windows when these were final.
         sealed_before_ms: session windows: slices that start before it belong to final sessions only. Never decreases.
         sessions_cut: number of final sessions so far that were cut at their maximum length.
         lost_states: per edge that has lost its state, the wall time at which that was noticed and the stream's event

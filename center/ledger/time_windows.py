@@ -72,8 +72,11 @@ class TimeWindowLedger(QueryLedger):
     def _slices_of(self, start_ms: int) -> range:
         return self._window.slices_of_window(start_ms)
 
-    def _has_final_window(self, slice_start_ms: int) -> bool:
-        return self._is_final(self._end(self._window.windows_of_slice(slice_start_ms)[0]))
+    def _lost_through(self, slice_start_ms: int) -> int:
+        if slice_start_ms < self.sealed_before():
+            return MAX_TIME_MS
+        has_final_window = self._is_final(self._end(self._window.windows_of_slice(slice_start_ms)[0]))
+        return self._state.final_through_ms if has_final_window else MIN_TIME_MS
 
     # Windows without data
 

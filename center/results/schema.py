@@ -20,7 +20,8 @@ counters = Table(
     Column("value", BigInteger, nullable=False),
 )
 """``schema``: version of these tables. ``answer``: last answer id, incremented in the order in which answers become
-visible. ``step``: incremented by each transaction of the job; its row is the writers' lock."""
+visible. ``late``: incremented when records have come for final windows. ``step``: incremented by each transaction of
+the job; its row is the writers' lock."""
 
 consumed = Table(
     "consumed",
@@ -85,6 +86,28 @@ answers = Table(
 Index("answers_of_query", answers.c.query, answers.c.answer_id)
 Index("answers_by_phase", answers.c.phase, answers.c.answered_at_ms)
 """For trimming."""
+
+late_slices = Table(
+    "late_slices",
+    metadata,
+    Column("query", _Query, primary_key=True),
+    Column("slice_start_ms", BigInteger, primary_key=True),
+    Column("slice_end_ms", BigInteger, nullable=False),
+    Column("through_ms", BigInteger, primary_key=True),
+    Column("reason", Identifier(32), primary_key=True),
+    Column("records", BigInteger, nullable=False),
+)
+"""Records that came for windows when these were final: windows over the slice that end by ``through_ms`` lack them."""
+
+late_records = Table(
+    "late_records",
+    metadata,
+    Column("query", _Query, primary_key=True),
+    Column("edge", Identifier(128), primary_key=True),
+    Column("reason", Identifier(32), primary_key=True),
+    Column("records", BigInteger, nullable=False),
+)
+"""The same per edge, also of windows that are no longer, or never were, in the store."""
 
 shipped = Table(
     "shipped",

@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, case, delete, func, insert, select, update
@@ -26,6 +26,7 @@ from center.ledger import (
     Phase,
     TimeAdvanced,
     pack_state,
+    with_late_records,
 )
 from center.results import schema as t
 from center.results.writes import (
@@ -33,6 +34,7 @@ from center.results.writes import (
     add_deltas,
     add_shipped,
     drop_answers,
+    late_by_window,
     set_consumed,
     write_answers,
     write_ledger,
@@ -56,11 +58,11 @@ class MergedDelta:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """A stored answer. Immutable.
+    """A stored answer. Immutable, but for `quality`, which states what is known when it is read.
 
     Attributes:
         answer_id: increases with each answer of any query, in the order in which answers become visible.
-        quality: `Quality.to_mapping()`.
+        quality: `Quality.to_mapping()`; of a final answer, with the records that have come since (`with_late_records`).
         synopsis: the window's merged `GroupedAggregate` as bytes; None: no edge had data.
     """
 
@@ -96,7 +98,7 @@ class ResultStore:
         self._step: int | None = None
         with schema_transaction(self._engine, t.metadata) as connection:
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
-            for name, value in (("schema", SCHEMA_VERSION), ("answer", 0), ("step", 0)):
+            for name, value in (("schema", SCHEMA_VERSION), ("answer", 0), ("late", 0), ("step", 0)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
             if (version := counters.get("schema", SCHEMA_VERSION)) != SCHEMA_VERSION:
@@ -206,7 +208,7 @@ class ResultStore:
         """Drops a deleted query's answers. Its slices were dropped with `QueryDeleted`; the consumed positions stay, so
         that a frame read again is not applied."""
         with write_transaction(self._engine) as connection:
-            for table in (t.answers, t.shipped):
+            for table in (t.answers, t.shipped, t.late_slices, t.late_records):
                 connection.execute(delete(table).where(table.c.query == query_key(ref)))
 
     def trim(self, before_ms: int) -> int:
@@ -317,12 +319,25 @@ class ResultStore:
         with read_transaction(self._engine) as connection:
             return _counter(connection, "answer")
 
+    def newest(self) -> tuple[int, int]:
+        """`last_answer_id`, and a number that increases whenever records come for final windows."""
+        with read_transaction(self._engine) as connection:
+            return _counter(connection, "answer"), _counter(connection, "late")
+
     def shipped(self, ref: QueryRef) -> dict[str, dict[str, int]]:
         """Per edge, the applied ``frames`` and ``wire_bytes``."""
         rows = select(t.shipped.c.edge, t.shipped.c.frames, t.shipped.c.wire_bytes)
         rows = rows.where(t.shipped.c.query == query_key(ref)).order_by(t.shipped.c.edge)
         with read_transaction(self._engine) as connection:
             return {edge: {"frames": n, "wire_bytes": size} for edge, n, size in connection.execute(rows)}
+
+    def late_records(self, ref: QueryRef | None = None) -> dict[tuple[QueryRef, str, str], int]:
+        """By query, edge and reason, the number of records that came for windows when these were final."""
+        rows = select(t.late_records)
+        if ref is not None:
+            rows = rows.where(t.late_records.c.query == query_key(ref))
+        with read_transaction(self._engine) as connection:
+            return {(query_from_key(r.query), r.edge, r.reason): r.records for r in connection.execute(rows)}
 
     def _newest(self, ref: QueryRef, newest: Any) -> list[AnswerRecord]:
         """The answers whose (window_start_ms, revision) `newest` selects."""
@@ -336,7 +351,7 @@ class ResultStore:
 
     def _answers(self, rows: Any) -> list[AnswerRecord]:
         with read_transaction(self._engine) as connection:
-            return [_record(row) for row in connection.execute(rows)]
+            return _with_late_records(connection, [_record(row) for row in connection.execute(rows)])
 
 
 def _newest_revisions(ref: QueryRef) -> Select[Any]:
@@ -361,6 +376,21 @@ def _record(row: Row[Any]) -> AnswerRecord:
         quality=json.loads(row.quality),
         synopsis=row.synopsis,
     )
+
+
+def _with_late_records(connection: Connection, records: list[AnswerRecord]) -> list[AnswerRecord]:
+    """The final answers among them state the records that have come since; no revision can hold them."""
+    windows: defaultdict[QueryRef, list[tuple[int, int]]] = defaultdict(list)
+    for r in records:
+        if r.phase is Phase.FINAL:
+            windows[r.query].append((r.window_start_ms, r.window_end_ms))
+    late = {ref: late_by_window(connection, query_key(ref), each) for ref, each in windows.items()}
+    return [
+        replace(r, quality=with_late_records(r.quality, counts))
+        if r.phase is Phase.FINAL and (counts := late[r.query].get(r.window_start_ms))
+        else r
+        for r in records
+    ]
 
 
 def _counter(connection: Connection, name: str) -> int:

@@ -10,11 +10,21 @@ from typing import Any
 from sqlalchemy import Connection, delete, exists, func, insert, or_, select, update
 
 from center.catalog import query_key
-from center.ledger import Emission, FrameSummary, Ledger, Phase, QueryChanges
+from center.ledger import (
+    Emission,
+    FrameSummary,
+    LateSlice,
+    Ledger,
+    Phase,
+    QueryChanges,
+    with_late_records,
+)
 from center.results import schema as t
 from edgewater.errors import IncompatibleSynopses
+from edgewater.streams import MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding import codec
+from edgewater.wire import QueryRef
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 MAX_SIDE_BY_SIDE = 8
@@ -106,6 +116,8 @@ def write_ledger(connection: Connection, changes: Iterable[QueryChanges]) -> Non
             by_kind.setdefault(part_kind, {})[start] = state
         for kind, states in by_kind.items():
             _replace_parts(connection, key, kind, states)
+        if change.late:
+            add_late_records(connection, key, change.late)
 
 
 def _replace_parts(connection: Connection, key: str, kind: str, states: Mapping[int, str | None]) -> None:
@@ -120,6 +132,69 @@ def _replace_parts(connection: Connection, key: str, kind: str, states: Mapping[
         connection.execute(insert(t.ledger_entries), rows)
 
 
+def add_late_records(connection: Connection, key: str, late: Mapping[LateSlice, int]) -> None:
+    """Adds records that came for windows when these were final: per edge, and per slice of windows in the store."""
+    totals: dict[tuple[str, str], int] = {}
+    slices: dict[int, dict[tuple[int, int, str], int]] = {}
+    first = connection.execute(select(func.min(t.answers.c.window_start_ms)).where(t.answers.c.query == key)).scalar()
+    for place, records in late.items():
+        totals[place.edge, place.reason] = totals.get((place.edge, place.reason), 0) + records
+        if place.slice_end_ms > (first if first is not None else MIN_TIME_MS):
+            counts = slices.setdefault(place.slice_start_ms, {})
+            kind = (place.slice_end_ms, place.through_ms, place.reason)
+            counts[kind] = counts.get(kind, 0) + records
+    counter = t.counters.c.name == "late"
+    connection.execute(update(t.counters).where(counter).values(value=t.counters.c.value + 1))
+    table = t.late_records
+    for (edge, reason), records in totals.items():
+        row = (table.c.query == key) & (table.c.edge == edge) & (table.c.reason == reason)
+        if connection.execute(update(table).where(row).values(records=table.c.records + records)).rowcount == 0:
+            connection.execute(insert(table).values(query=key, edge=edge, reason=reason, records=records))
+    starts = list(slices)
+    for at in range(0, len(starts), _CHUNK):
+        _add_late_slices(connection, key, {start: slices[start] for start in starts[at : at + _CHUNK]})
+
+
+def _add_late_slices(connection: Connection, key: str, slices: Mapping[int, dict[tuple[int, int, str], int]]) -> None:
+    c = t.late_slices.c
+    held = (c.query == key) & c.slice_start_ms.in_(slices)
+    for row in connection.execute(select(t.late_slices).where(held)).all():
+        counts, at = slices[row.slice_start_ms], (row.slice_end_ms, row.through_ms, row.reason)
+        counts[at] = counts.get(at, 0) + row.records
+    connection.execute(delete(t.late_slices).where(held))
+    rows = [
+        {
+            "query": key,
+            "slice_start_ms": start,
+            "slice_end_ms": end,
+            "through_ms": through,
+            "reason": reason,
+            "records": n,
+        }
+        for start, counts in slices.items()
+        for (end, through, reason), n in counts.items()
+    ]
+    connection.execute(insert(t.late_slices), rows)
+
+
+def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int, int]]) -> dict[int, dict[str, int]]:
+    """By window start, the number of records that came when the window was final, by reason; others are absent.
+
+    Args:
+        windows: start and end of each.
+    """
+    windows, c = list(windows), t.late_slices.c
+    span = (c.slice_end_ms > min(w[0] for w in windows)) & (c.slice_start_ms < max(w[1] for w in windows))
+    rows = connection.execute(select(t.late_slices).where(c.query == key, span)).all()
+    found: dict[int, dict[str, int]] = {}
+    for start, end in windows if rows else ():
+        for row in rows:
+            if row.slice_start_ms < end and row.slice_end_ms > start and end <= row.through_ms:
+                counts = found.setdefault(start, {})
+                counts[row.reason] = counts.get(row.reason, 0) + row.records
+    return found
+
+
 def write_answers(connection: Connection, ledger: Ledger, emissions: Sequence[Emission]) -> None:
     """Writes the answers, and drops the slices that no open window needs."""
     if not emissions:
@@ -128,6 +203,7 @@ def write_answers(connection: Connection, ledger: Ledger, emissions: Sequence[Em
     connection.execute(update(t.counters).where(counter).values(value=t.counters.c.value + len(emissions)))
     last = int(connection.execute(select(t.counters.c.value).where(counter)).scalar_one())
     first = last - len(emissions) + 1
+    late = _late_now(connection, ledger, emissions)
     connection.execute(
         insert(t.answers),
         [
@@ -140,7 +216,11 @@ def write_answers(connection: Connection, ledger: Ledger, emissions: Sequence[Em
                 "phase": e.phase.value,
                 "answered_at_ms": e.answered_at_ms,
                 "staleness_ms": e.quality.staleness_ms,
-                "quality": json.dumps(e.quality.to_mapping(), separators=(",", ":"), allow_nan=False),
+                "quality": json.dumps(
+                    with_late_records(e.quality.to_mapping(), late.get((e.query, e.window_start_ms), {})),
+                    separators=(",", ":"),
+                    allow_nan=False,
+                ),
                 "synopsis": _window(connection, e),
             }
             for i, e in enumerate(emissions)
@@ -149,6 +229,22 @@ def write_answers(connection: Connection, ledger: Ledger, emissions: Sequence[Em
     for ref in {e.query for e in emissions if e.phase is Phase.FINAL}:
         spent = t.deltas.c.slice_start_ms < ledger.sealed_before(ref)
         connection.execute(delete(t.deltas).where(t.deltas.c.query == query_key(ref), spent))
+
+
+def _late_now(
+    connection: Connection, ledger: Ledger, emissions: Iterable[Emission]
+) -> dict[tuple[QueryRef, int], dict[str, int]]:
+    """By query and window start, the late records that answers which are not final state; readers add them to final
+    ones (`ResultStore`), as these are not revised."""
+    windows: dict[QueryRef, list[tuple[int, int]]] = {}
+    for e in emissions:
+        if e.phase is not Phase.FINAL and e.window_end_ms > e.window_start_ms and ledger.after_final(e.query):
+            windows.setdefault(e.query, []).append((e.window_start_ms, e.window_end_ms))
+    return {
+        (ref, start): counts
+        for ref, each in windows.items()
+        for start, counts in late_by_window(connection, query_key(ref), each).items()
+    }
 
 
 def _window(connection: Connection, emission: Emission) -> bytes | None:
@@ -198,6 +294,8 @@ def drop_answers(connection: Connection, before_ms: int) -> int:
     dropped = 0
     for key, start in last.items():
         dropped += connection.execute(delete(t.answers).where(a.query == key, a.window_start_ms <= start)).rowcount
+        late = t.late_slices.c
+        connection.execute(delete(t.late_slices).where(late.query == key, late.slice_end_ms <= start))
     return dropped + _drop_deleted(connection, before_ms)
 
 
@@ -211,7 +309,8 @@ def _drop_deleted(connection: Connection, before_ms: int) -> int:
         newest = select(a.answered_at_ms).where(a.query == key).order_by(a.answer_id.desc()).limit(1)
         answered_at_ms = connection.execute(newest).scalar_one_or_none()
         if answered_at_ms is None:
-            connection.execute(delete(t.shipped).where(t.shipped.c.query == key))
+            for table in (t.shipped, t.late_slices, t.late_records):
+                connection.execute(delete(table).where(table.c.query == key))
         elif answered_at_ms < before_ms:
             first = mine.order_by(a.answer_id).limit(MAX_TRIMMED_WINDOWS)
             dropped += connection.execute(delete(t.answers).where(a.answer_id.in_(first))).rowcount

@@ -436,4 +436,7 @@ def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Se
     lost_state = sorted({edge for w in found for edge in w.completeness.get("lost_state", ())})
     if lost_state:
         completeness["lost_state"] = lost_state
+    after_final = sum(w.completeness.get("after_final", 0) for w in found)
+    if after_final:
+        completeness["after_final"] = after_final
     return {**head, "completeness": completeness}

@@ -318,8 +318,9 @@ def without_bounds(estimates: Estimates) -> Estimates:
 
 
 def is_incomplete(completeness: Mapping[str, Any]) -> bool:
-    """Whether an answer lacks an expected edge, from the completeness in its quality."""
-    return bool(completeness.get("missing")) or completeness.get("expected") == 0
+    """Whether an answer lacks an expected edge or records that are known, from the completeness in its quality."""
+    lacks_records = completeness.get("missing") or completeness.get("after_final")
+    return bool(lacks_records) or completeness.get("expected") == 0
 
 
 def may_count_twice(completeness: Mapping[str, Any]) -> bool:

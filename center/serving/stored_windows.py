@@ -1,7 +1,7 @@
 """`StoredWindows`: `AnsweredWindows` over the result store.
 
-Lookups are cached until any query has a newer answer, which `refresh` checks with one small read. Synopses are read and
-decoded once, and kept in a `SynopsisCache`.
+Lookups are cached until any query has a newer answer or late record, which `refresh` checks with one small read.
+Synopses are read and decoded once, and kept in a `SynopsisCache`.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class StoredWindows:
             _CACHED_WINDOWS, lambda found: len(found) + 1
         )
         self._other_queries: dict[str, StoredWindows] = {}
-        self._newest_id = -1
+        self._newest = (-1, 0)
 
     @property
     def spec(self) -> QuerySpec:
         return self._query.spec
 
     def refresh(self) -> None:
-        """Drops cached lookups if the store has newer answers."""
-        newest = self._results.last_answer_id()
-        if newest != self._newest_id:
+        """Drops cached lookups if the store has newer answers or late records."""
+        newest = self._results.newest()
+        if newest != self._newest:
             self._lookups.clear()
             self._other_queries.clear()
-            self._newest_id = newest
+            self._newest = newest
 
     def for_query(self, query: str) -> StoredWindows:
         if query not in self._other_queries:

@@ -55,6 +55,8 @@ DRAIN_SAFETY = 2.0
 EMPTY_PULL_WAIT_FRACTION = 0.02
 """After a pull that sent nothing, the next pull waits for this fraction of the slice's remaining time."""
 EMPTY_PULL_WAIT_MIN_MS = 20
+REPORT_DROPS_MS = 1_000
+"""Wall time after which records that came too late are reported, if no other frame has taken the report with it."""
 MIN_DRAIN_MS = 20
 """Pending values that can be sent in less time are sent when their slice closes: earlier, many would be sent twice."""
 _KIND = "edge-core"
@@ -171,6 +173,7 @@ class EdgeCore:
         for pipeline in self._queries_of(event.stream):
             dropped = pipeline.ingest(event.batch, watermark, self._batch_number, stream.records, arrival_ms)
             effects += [Dropped(pipeline.ref, reason, count) for reason, count in dropped.items()]
+            pipeline.unreported_drops.begin(event.arrival_ms)
             failed = pipeline.bound.failures.take()
             effects += [FunctionFailed(pipeline.ref, f.function, f.reason, f.detail, f.calls) for f in failed]
         stream.advance(event.source, event.batch, event.arrival_ms)
@@ -238,7 +241,16 @@ class EdgeCore:
             self._link_estimate(stream, event),
             stream in event.unread,
             recorded,
+            self._drops_are_due(pipeline, event),
         )
+
+    def _drops_are_due(self, pipeline: QueryPipeline, event: PullEvent) -> bool:
+        """Whether the first record that came too late was long enough ago; always in a stream without a clock."""
+        due_ms, stream = pipeline.unreported_drops.since_ms, pipeline.spec.stream
+        clock = self.streams[stream].spec.clock
+        if due_ms is None or clock is None or stream not in event.drain_windows:
+            return True
+        return clock.to_wall_ms(event.drain_windows[stream][0]) >= due_ms + REPORT_DROPS_MS
 
     def _append_unacked(self, frame: Frame) -> None:
         self.next_seq = frame.seq + 1
@@ -306,9 +318,11 @@ class EdgeCore:
             watermark = stream.watermark_ms
             if any(p.has_unreported_closes(watermark) or p.closed_bytes(watermark) for p in self._queries_of(name)):
                 return now_ms
-            report_ms = self._next_report_ms(name, now_ms)
-            if report_ms is not None:
-                earliest = report_ms if earliest is None else min(earliest, report_ms)
+            drops = [p.unreported_drops.since_ms for p in self._queries_of(name)]
+            drops_due = [since_ms + REPORT_DROPS_MS for since_ms in drops if since_ms is not None]
+            for due_ms in (self._next_report_ms(name, now_ms), *drops_due):
+                if due_ms is not None:
+                    earliest = due_ms if earliest is None else min(earliest, due_ms)
             drain_ms, first_end = self._drain(name, bandwidth_bytes_s, now_ms)
             if first_end is not None and stream.spec.clock is not None:
                 end = stream.spec.clock.to_wall_ms(first_end)

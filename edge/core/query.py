@@ -29,6 +29,7 @@ from edge.cache import (
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings, close_barrier_ms, is_unreported
 from edge.core.budget_schedule import ShareSchedule
 from edge.core.drift import estimate_drift
+from edge.core.dropped import UnreportedDrops
 from edge.core.measure_inputs import AccuracyMeasure, MeasureArguments
 from edge.core.selection import PullContext, PullResult, RecordedPull, limit_to_capacity, remaining_slots, select_groups
 from edge.core.slices import UNKNOWN_LINK, LinkEstimate, Progress, Slice
@@ -65,6 +66,7 @@ class QueryPipeline:
         encode: serialises a partial. The simulator replaces it where bytes are not measured.
         sampling_rate: for a function of a sample: the probability with which a record is processed.
         losses: losses of input that have not been sent.
+        unreported_drops: records that came too late, which the center has not been told of.
     """
 
     ref: QueryRef
@@ -83,6 +85,7 @@ class QueryPipeline:
     encode: Callable[[GroupedAggregate], bytes] = GroupedAggregate.to_bytes
     sampling_rate: float = 1.0
     losses: tuple[InputLoss, ...] = ()
+    unreported_drops: UnreportedDrops = field(default_factory=UnreportedDrops)
 
     def __post_init__(self) -> None:
         if self.bounded_measures and not self.history.measures:
@@ -140,6 +143,7 @@ class QueryPipeline:
             reason = self._drop_reason(start, watermark_ms)
             if reason:
                 dropped[reason] = dropped.get(reason, 0) + records.num_rows
+                self.unreported_drops.add(start, reason, records.num_rows)
                 continue
             when, numbers = (times, ids) if rows is None else (times[rows], ids[rows])
             keys = [records.column(name) for name in self.spec.group_by]
@@ -337,6 +341,7 @@ class QueryPipeline:
         link: LinkEstimate = UNKNOWN_LINK,
         unread: bool = False,
         recorded: RecordedPull | None = None,
+        report_drops: bool = False,
     ) -> PullResult | None:
         """Builds the body of the most urgent frame: closed slices first, oldest first; None: nothing to send.
 
@@ -348,6 +353,7 @@ class QueryPipeline:
             link: the measured link, for staleness budgets.
             unread: whether the stream may have unread input.
             recorded: in a replay, the recorded outcome: the same groups are sent again, with the values of this state.
+            report_drops: a frame is built even if it has nothing but `unreported_drops`.
         """
         arrivals, partials = self._take_due_arrivals(drain_window_ms[0], watermark_ms, capacity_bytes, unread, recorded)
         closes: list[SliceClose] = []
@@ -393,13 +399,16 @@ class QueryPipeline:
             and arrivals is None
             and not self.losses
             and not self._passed_slice_end(through)
+            and not (report_drops and self.unreported_drops)
         ):
             return None
         self.progress.through_ms = through
         losses = self._take_losses(recorded)
         self._drop_final(watermark_ms)
         since = None if self.since_ms == MIN_TIME_MS else self.since_ms
-        return PullResult(FrameBody(through, tuple(partials), tuple(closes), since, arrivals, losses), tuple(closed))
+        dropped = self.unreported_drops.take()
+        body = FrameBody(through, tuple(partials), tuple(closes), since, arrivals, losses, dropped)
+        return PullResult(body, tuple(closed))
 
     def _take_losses(self, recorded: RecordedPull | None) -> tuple[InputLoss, ...]:
         losses = self.losses
@@ -531,6 +540,7 @@ class QueryPipeline:
             "sampling_rate": self.sampling_rate,
             "losses": [astuple(loss) for loss in self.losses],
             "finished_counters": sorted(self.finished_counters.items()),
+            "unreported_drops": self.unreported_drops.to_state(),
         }
         slices = {str(start): slice_.to_state() for start, slice_ in sorted(self.slices.items())}
         components = {"history": self.history.to_state(), "slices": State(components=slices)}
@@ -569,6 +579,7 @@ class QueryPipeline:
         result.progress, result.sampling_rate = Progress(*numbers["progress"]), numbers["sampling_rate"]
         result.finished_counters = {start: tuple(counters) for start, counters in numbers["finished_counters"]}
         result.losses = tuple(InputLoss(*loss) for loss in numbers.get("losses", ()))
+        result.unreported_drops = UnreportedDrops.from_state(numbers["unreported_drops"])
         result.history = GroupHistory.from_state(components["history"])
         if result.monitor is not None:
             reports, key_types = result.monitor.schedule, result.monitor.key_types

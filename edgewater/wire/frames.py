@@ -86,6 +86,38 @@ class SliceClose:
     last_ms: int | None = None
 
 
+class DropReason(IntEnum):
+    """Why an edge did not count a record that it had accepted; the numbers are those on the wire."""
+
+    TOO_LATE = 0
+    """The lateness had passed at the edge."""
+    OUT_OF_ORDER = 1
+    """The slice was closed, and a measure accepts no late records."""
+
+    @property
+    def label(self) -> str:
+        """The reason in metrics and answers."""
+        return self.name.lower().replace("_", "-")
+
+    @classmethod
+    def from_number(cls, number: int) -> DropReason:
+        """Returns the reason with this number; TOO_LATE for a number that a newer release has added."""
+        return cls(number) if number in cls._value2member_map_ else cls.TOO_LATE
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedRecords:
+    """Records of a slice that an edge accepted and did not count, as they came too late.
+
+    Attributes:
+        slice_start_ms: `MIN_TIME_MS`: the slices are not known, as there were too many.
+    """
+
+    slice_start_ms: int
+    reason: DropReason
+    records: int
+
+
 class SamplingReason(IntEnum):
     """Why an edge processes a sample of its records; the numbers are those on the wire."""
 
@@ -179,6 +211,7 @@ class FrameBody:
         since_ms: event time from which the edge has all records; None: it has all records.
         arrivals: new arrival statistics, for a query with an accuracy.
         losses: input that is or may be lost, stated since the query's last frame.
+        dropped: records not counted since the last frame; additive.
     """
 
     through_ms: int
@@ -187,6 +220,7 @@ class FrameBody:
     since_ms: int | None = None
     arrivals: Arrivals | None = None
     losses: tuple[InputLoss, ...] = ()
+    dropped: tuple[DroppedRecords, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +348,12 @@ def body_to_wire(body: FrameBody) -> pb.FrameBody:
             pb.InputLoss(source=x.source, reason=x.reason, from_ms=x.from_ms, to_ms=x.to_ms, records=x.records)
             for x in body.losses
         ],
+        dropped=[
+            pb.DroppedRecords(
+                slice_start_ms=d.slice_start_ms, reason=pb.DroppedRecords.Reason.ValueType(d.reason), records=d.records
+            )
+            for d in body.dropped
+        ],
     )
 
 
@@ -325,6 +365,7 @@ def body_from_wire(message: pb.FrameBody) -> FrameBody:
         message.since_ms if message.HasField("since_ms") else None,
         arrivals_from_wire(message.arrivals) if message.HasField("arrivals") else None,
         tuple(loss_from_wire(loss) for loss in message.losses),
+        tuple(DroppedRecords(d.slice_start_ms, DropReason.from_number(d.reason), d.records) for d in message.dropped),
     )
 
 

@@ -346,6 +346,7 @@ class FrameBody(_message.Message):
     SINCE_MS_FIELD_NUMBER: _builtins.int
     ARRIVALS_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
     through_ms: _builtins.int
     """The edge's data of all slices that end at or before this event time has been shipped in this frame
     or an earlier one, or is stated as withheld in a SliceClose. Never decreases.
@@ -366,6 +367,10 @@ class FrameBody(_message.Message):
     def losses(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputLoss]:
         """Input that the edge knows to be lost, or cannot exclude to be, stated since the last frame of the query."""
 
+    @_builtins.property
+    def dropped(self) -> _containers.RepeatedCompositeFieldContainer[Global___DroppedRecords]:
+        """Records that the edge accepted and did not count, since the last frame. Additive."""
+
     def __init__(
         self,
         *,
@@ -375,10 +380,11 @@ class FrameBody(_message.Message):
         since_ms: _builtins.int | None = ...,
         arrivals: Global___Arrivals | None = ...,
         losses: _abc.Iterable[Global___InputLoss] | None = ...,
+        dropped: _abc.Iterable[Global___DroppedRecords] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "since_ms", b"since_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "closes", b"closes", "losses", b"losses", "partials", b"partials", "since_ms", b"since_ms", "through_ms", b"through_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals", "_since_ms", b"_since_ms", "arrivals", b"arrivals", "closes", b"closes", "dropped", b"dropped", "losses", b"losses", "partials", b"partials", "since_ms", b"since_ms", "through_ms", b"through_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__arrivals: _TypeAlias = _typing.Literal["arrivals"]  # noqa: Y015
     _WhichOneofArgType__arrivals: _TypeAlias = _typing.Literal["_arrivals", b"_arrivals"]  # noqa: Y015
@@ -438,6 +444,51 @@ class InputLoss(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__to_ms) -> _WhichOneofReturnType__to_ms | None: ...
 
 Global___InputLoss: _TypeAlias = InputLoss  # noqa: Y015
+
+@_typing.final
+class DroppedRecords(_message.Message):
+    """Records of a slice that came too late to be counted in any window."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Reason:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[DroppedRecords._Reason.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        TOO_LATE: DroppedRecords._Reason.ValueType  # 0
+        """The lateness had passed at the edge."""
+        OUT_OF_ORDER: DroppedRecords._Reason.ValueType  # 1
+        """The slice was closed, and a measure accepts no late records."""
+
+    class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
+    TOO_LATE: DroppedRecords.Reason.ValueType  # 0
+    """The lateness had passed at the edge."""
+    OUT_OF_ORDER: DroppedRecords.Reason.ValueType  # 1
+    """The slice was closed, and a measure accepts no late records."""
+
+    SLICE_START_MS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    slice_start_ms: _builtins.int
+    """-2^62: the slices are not known, as there were too many."""
+    reason: Global___DroppedRecords.Reason.ValueType
+    records: _builtins.int
+    def __init__(
+        self,
+        *,
+        slice_start_ms: _builtins.int = ...,
+        reason: Global___DroppedRecords.Reason.ValueType = ...,
+        records: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "records", b"records", "slice_start_ms", b"slice_start_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DroppedRecords: _TypeAlias = DroppedRecords  # noqa: Y015
 
 @_typing.final
 class Arrivals(_message.Message):

@@ -68,15 +68,18 @@ class Border:
 
     def get(self, path: str) -> Any:
         """The JSON of a GET of the API."""
+        response = self.fetch(path)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def fetch(self, path: str) -> httpx.Response:
         app = create_app(self.catalog, self.results, self.components, ApiSection(), now_ms=lambda: self.now_ms)
 
         async def once() -> httpx.Response:
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://center") as client:
                 return await client.get(path)
 
-        response = asyncio.run(once())
-        assert response.status_code == 200, response.text
-        return response.json()
+        return asyncio.run(once())
 
     def answer(self, start_ms: int = T0) -> Any:
         return self.get(f"/v1/queries/q/windows/{start_ms}")
@@ -139,10 +142,23 @@ class Site:
             key, body = f"{frame.query.name}@{frame.query.version}", frame.unpack()
             through[key] = through.get(key, consumed.get(key, 0)) + 1
             touched = tuple(sorted({p.slice_start_ms for p in body.partials}))
-            summaries.append(FrameSummary(
-                frame.query, through[key], EdgeId(self.name), body.through_ms, body.closes, touched, frame.wire_bytes,
-                self.center.now_ms, self.durable.incarnation, body.since_ms, body.arrivals,
-            ))  # fmt: skip
+            summaries.append(
+                FrameSummary(
+                    query=frame.query,
+                    position=through[key],
+                    edge=EdgeId(self.name),
+                    through_ms=body.through_ms,
+                    closes=body.closes,
+                    touched=touched,
+                    wire_bytes=frame.wire_bytes,
+                    received_at_ms=self.center.now_ms,
+                    incarnation=self.durable.incarnation,
+                    since_ms=body.since_ms,
+                    arrivals=body.arrivals,
+                    losses=body.losses,
+                    dropped=body.dropped,
+                )
+            )
             for partial in body.partials:
                 parts.setdefault((frame.query, partial.slice_start_ms), []).append(partial.synopsis)
         deltas = [MergedDelta(ref, s, 0, GroupedAggregate.merge_bytes(p)) for (ref, s), p in parts.items()]

@@ -78,7 +78,7 @@ def record(
     **changes: Any,
 ) -> AnswerRecord:  # fmt: skip
     totals = Totals(observed=5, withheld=withheld)
-    quality = assess(query, totals, expected=1, missing=(), after_final=0, staleness_ms=1, first_staleness_ms=1)
+    quality = assess(query, totals, expected=1, missing=(), staleness_ms=1, first_staleness_ms=1)
     given: dict[str, Any] = {
         "answer_id": 1, "query": QueryRef(query.name, 1), "window_start_ms": start_ms,
         "window_end_ms": start_ms + MINUTE, "revision": 1, "phase": Phase.COMPLETE, "answered_at_ms": 0,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from center.serving import StoredWindows, SynopsisCache
 from tests.center.border_world import MINUTE, T0, Border
 
 
@@ -72,3 +73,151 @@ def test_an_edge_that_restarts_with_its_state_loses_nothing(center: Border) -> N
     assert (answer["data"][0]["n"]["upper"], answer["contract"]["met"]) == (2, True)
     assert "lost_state" not in answer["quality"]["completeness"]
     assert center.get("/v1/alarms")["alarms"] == []
+
+
+# Records that come for final windows
+
+
+def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good(center: Border) -> None:
+    first = center.edge("a")
+    center.register()
+    center.now_ms = T0 + 2 * MINUTE
+    first.accept(T0 + 1_000, T0 + MINUTE + 1_000, T0 + 2 * MINUTE)
+    first.ship()
+    before = center.answer()
+    assert (before["phase"], before["contract"]["met"], before["data"][0]["n"]["upper"]) == ("final", True, 1)
+    etag = center.fetch(f"/v1/queries/q/windows/{T0}").headers["etag"]
+
+    late = center.edge("b")
+    late.accept(*[T0 + 2_000] * 7, *[T0 + MINUTE + 5] * 3, T0 + 2 * MINUTE)
+    late.ship()
+    center.open_job()
+    for start, records in ((T0, 7), (T0 + MINUTE, 3)):
+        answer = center.answer(start)
+        assert (answer["phase"], answer["revision"]) == ("final", 1)
+        assert answer["quality"]["records"] == {
+            "observed": 1, "expected": 1 + records, "sampled": 1, "late": 0, "after_final": records,
+        }  # fmt: skip
+        completeness = answer["quality"]["completeness"]
+        assert (completeness["ratio"], completeness["after_final"]) == (1 / (1 + records), records)
+        assert answer["quality"]["error"]["missing"] is None
+        assert answer["contract"]["met"] is False
+        assert [v["code"] for v in answer["contract"]["violations"]] == ["after-final"]
+        cell = answer["data"][0]["n"]
+        assert (cell["estimate"], cell["lower"], cell["upper"]) == (1, 1, None)
+    assert center.fetch(f"/v1/queries/q/windows/{T0}").headers["etag"] != etag
+    revision = center.fetch(f"/v1/queries/q/windows/{T0}?revision=1")
+    assert revision.json() == center.answer() and "no-cache" in revision.headers["cache-control"]
+    page = center.get("/v1/queries/q")
+    assert page["after_final"] == 10
+    assert {e["edge"]: e["after_final"] for e in page["edges"]} == {"a": {}, "b": {"after-final": 10}}
+    alarms = [a for a in center.get("/v1/alarms")["alarms"] if a["kind"] == "records-after-final"]
+    assert [a["edge"] for a in alarms] == ["b"]
+    metrics = center.fetch("/metrics").text
+    assert 'edgewater_after_final_records_total{edge="b",query="q",reason="after-final"} 10.0' in metrics
+
+
+def test_records_that_an_edge_drops_as_too_late_are_counted_on_their_window(center: Border) -> None:
+    edge = center.edge("a")
+    center.register()
+    center.now_ms = T0 + 2 * MINUTE
+    edge.accept(T0 + 1_000, T0 + 2 * MINUTE)
+    edge.ship()
+    edge.accept(T0 + 5_000, T0 + 6_000, T0 + MINUTE + 5_000)
+    assert edge.ship() == 0, "a frame for each of them would be many"
+    center.now_ms += 1_000
+    assert edge.ship() == 1
+    assert edge.ship() == 0
+    answer = center.answer()
+    assert (answer["quality"]["records"]["observed"], answer["quality"]["records"]["after_final"]) == (1, 2)
+    assert answer["contract"]["met"] is False
+    page = center.get("/v1/queries/q")
+    assert (page["after_final"], page["edges"][0]["after_final"]) == (3, {"too-late": 3})
+
+
+def test_too_late_records_are_counted_once_through_kill_and_replay(center: Border) -> None:
+    edge = center.edge("a")
+    center.register()
+    center.now_ms = T0 + 2 * MINUTE
+    edge.accept(T0 + 1_000, T0 + 2 * MINUTE)
+    edge.ship()
+    edge.accept(T0 + 5_000)
+    again = center.edge("a")  # kill -9 before the report
+    center.now_ms += 1_000
+    again.ship()
+    assert center.edge("a").ship() == 0, "the report is in the journal"
+    again = center.edge("a")
+    again.durable.checkpoint()
+    again.accept(T0 + 6_000)
+    again.durable.checkpoint()
+    again = center.edge("a")
+    center.now_ms += 1_000
+    assert again.ship() == 1
+    assert center.answer()["quality"]["records"]["after_final"] == 2
+
+
+def test_a_sliding_window_lacks_only_what_came_after_it_was_final(center: Border) -> None:
+    first = center.edge("a")
+    center.register(window={"sliding": "2m", "every": "1m"})
+    center.now_ms = T0 + 2 * MINUTE
+    first.accept(T0 + 1_000, T0 + MINUTE + 1_000, T0 + 2 * MINUTE)
+    first.ship()
+    late = center.edge("b")
+    late.accept(*[T0 + MINUTE + 2_000] * 4, T0 + 2 * MINUTE)
+    late.ship()
+    center.now_ms = T0 + 3 * MINUTE
+    first.accept(T0 + 3 * MINUTE)
+    late.accept(T0 + 3 * MINUTE)
+    first.ship()
+    late.ship()
+    records = {start: center.answer(start)["quality"]["records"] for start in (T0, T0 + MINUTE)}
+    assert [(r["observed"], r["after_final"]) for r in records.values()] == [(2, 4), (7, 0)]
+    assert center.get("/v1/queries/q")["after_final"] == 4
+
+
+def test_records_before_the_first_window_that_is_kept_are_counted_on_the_query(center: Border) -> None:
+    first = center.edge("a")
+    center.register()
+    center.now_ms = T0 + 10 * MINUTE
+    first.accept(T0 + 1_000, T0 + 9 * MINUTE)
+    first.ship()
+    center.now_ms += 1_000
+    center.results.trim(center.now_ms)
+    late = center.edge("b")
+    late.accept(*[T0 + 2_000] * 7, T0 + 9 * MINUTE)
+    late.ship()
+    page = center.get("/v1/queries/q")
+    assert page["after_final"] == 7
+
+
+def test_an_evaluated_question_states_records_after_final(center: Border) -> None:
+    first = center.edge("a")
+    query = center.register()
+    center.now_ms = T0 + MINUTE
+    first.accept(T0 + 1_000, T0 + MINUTE)
+    first.ship()
+    windows = StoredWindows(
+        center.results, center.catalog.query(query.name), SynopsisCache(1 << 20), center.catalog.query
+    )
+    (window,) = windows.latest(1)
+    assert "after_final" not in window.completeness
+    late = center.edge("b")
+    late.accept(*[T0 + 2_000] * 7, T0 + MINUTE)
+    late.ship()
+    windows.refresh()
+    (window,) = windows.latest(1)
+    assert window.completeness["after_final"] == 7
+
+
+def test_a_final_session_states_the_records_that_came_for_it(center: Border) -> None:
+    first = center.edge("a")
+    center.register(window={"session": "30s"})
+    center.now_ms = T0 + 3 * MINUTE
+    first.accept(T0 + 1_000, T0 + 2_000, T0 + 3 * MINUTE)
+    first.ship()
+    assert center.answer(T0 + 1_000)["phase"] == "final"
+    late = center.edge("b")
+    late.accept(*[T0 + 5_000] * 4, T0 + 3 * MINUTE)
+    late.ship()
+    answer = center.answer(T0 + 1_000)
+    assert (answer["quality"]["records"]["after_final"], answer["contract"]["met"]) == (4, False)

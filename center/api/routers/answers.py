@@ -18,6 +18,7 @@ from center.api.query_params import QuestionParams
 from center.api.services import Center, Services
 from center.api.time_params import Time
 from center.catalog import RegisteredQuery
+from center.ledger import Phase
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, rfc3339
 from edgewater.errors import InvalidRequest, NotFound
@@ -108,14 +109,19 @@ def at(name: str, params: Annotated[AtParams, Query()], request: Request, center
 def window(
     name: str, start: Time, params: Annotated[RevisionParams, Query()], request: Request, center: Center
 ) -> Response:
-    """The answer to the window that starts at `start`. A revision never changes, so it may be cached."""
+    """The answer to the window that starts at `start`.
+
+    A revision never changes, so it may be cached; the quality of a final one states the records that have come since,
+    so it is validated each time.
+    """
     form = negotiate(request.headers.get("accept"))
     query = _live(center, name, params.version)
     questions = params.questions(query.spec)
     revision = params.revision or _revisions(center, query, start)[-1]
     record = center.results.answer(query.ref, start, revision)
     cache = CHANGING
-    if params.revision is not None:
+    if params.revision is not None and record.phase is not Phase.FINAL:
+        # A final answer states the records that have come since.
         cache = IMMUTABLE if params.version is not None else IMMUTABLE_SHORT
     return _respond(request, center, query, [record], questions, form, cache=cache)
 

@@ -130,6 +130,9 @@ def query(name: str, center: Center) -> QueryDetail:
     statuses = center.catalog.query_statuses(query.ref)
     expected = expected_edges(query.spec, edges.values())
     latest, shipped = center.results.latest(query.ref), center.results.shipped(query.ref)
+    late: dict[str, dict[str, int]] = {}
+    for (_, edge, reason), records in center.results.late_records(query.ref).items():
+        late.setdefault(edge, {})[reason] = records
     now_ms = center.now_ms()
     return QueryDetail(
         **Query.of(query).model_dump(),
@@ -139,10 +142,12 @@ def query(name: str, center: Center) -> QueryDetail:
                 edge in expected,
                 statuses.get(edge),
                 shipped.get(edge, {}),
+                late.get(edge, {}),
             )
-            for edge in sorted({*expected, *statuses, *map(EdgeId, shipped)})
+            for edge in sorted({*expected, *statuses, *map(EdgeId, shipped), *map(EdgeId, late)})
         ],
         latest_window=rfc3339(latest.window_start_ms) if latest else None,
+        after_final=sum(records for reasons in late.values() for records in reasons.values()),
     )
 
 

@@ -85,10 +85,14 @@ def test_data_for_a_final_window_is_never_applied(open_job: OpenJob) -> None:
     assert final.phase is Phase.FINAL
     assert job.batch(job.frame("a", 2 * MINUTE, m0=100, m1=4)) == []
     assert job.store.revisions(REF, 0) == [1]
-    assert job.store.answer(REF, 0, 1) == final
+    now = job.store.answer(REF, 0, 1)
+    assert replace(now, quality=final.quality) == final
+    assert (final.quality["records"]["after_final"], now.quality["records"]["after_final"]) == (0, 2)
     (emission,) = job.batch(job.frame("a", 3 * MINUTE), job.frame("b", 3 * MINUTE))
     assert total(job.store.answer(REF, MINUTE, 1).synopsis) == 6, "minute 1 still counts in the window at 1"
-    assert emission.quality.after_final == 2
+    assert emission.quality.observed == 2
+    assert job.store.answer(REF, MINUTE, 1).quality["records"]["after_final"] == 0
+    assert job.store.late_records(REF) == {(REF, "a", "after-final"): 2}
 
 
 def test_slices_of_final_windows_are_dropped(open_job: OpenJob) -> None:

@@ -46,9 +46,7 @@ def record(
     **changes: Any,
 ) -> AnswerRecord:
     totals = Totals(observed=5, withheld=withheld)
-    quality = assess(
-        query, totals, expected=2, missing=missing, after_final=0, staleness_ms=180, first_staleness_ms=180
-    ).to_mapping()
+    quality = assess(query, totals, expected=2, missing=missing, staleness_ms=180, first_staleness_ms=180).to_mapping()
     given = {
         "answer_id": 7,
         "query": QueryRef(query.name, 1),
