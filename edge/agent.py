@@ -164,7 +164,13 @@ class Agent:
         for rejection in chunk.rejected:
             key = (stream, rejection.reason)
             if key not in self.rejected:
-                log.warning("stream %s, source %s: %s (%s)", stream, chunk.source, rejection.message, rejection.example)
+                # Messages and examples may quote records, which are nobody's business but their owner's.
+                log.warning(
+                    "stream %s, source %s: records are rejected: %s; `edgewater edge check` and the log level debug "
+                    "show an example",
+                    stream, chunk.source, rejection.reason,
+                )  # fmt: skip
+                log.debug("stream %s, source %s: %s (%s)", stream, chunk.source, rejection.message, rejection.example)
             self.rejected[key] = self.rejected.get(key, 0) + rejection.count
 
     async def _read_all(self) -> None:

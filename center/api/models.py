@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from center.api.edge_progress import EdgeState, edge_state, watermark
 from center.api.measure_models import AnswerRow, Rfc3339, WindowRange
+from center.api.waiting import EdgeCause, QueryState, QueryWait
 from center.catalog import AlarmRecord, EdgeRecord, QueryStatusRecord, RegisteredQuery
 from center.serving import rfc3339
 from edgewater.streams import Delivery, type_name
@@ -154,6 +155,48 @@ class QueryDetail(Query):
     edges: list[QueryEdge]
     latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
     after_final: int = Field(description="Accepted records that came for final windows, over all edges.")
+
+
+class WaitedEdge(BaseModel):
+    """What a query waits for at an expected edge."""
+
+    edge: str
+    cause: EdgeCause = Field(description="`ended`, and `open` (its next window has not ended), hold no answer back.")
+    text: str
+    since: Rfc3339 | None
+
+
+class QueryStatus(BaseModel):
+    """Whether a query has answers; if not, or no newer ones: why, since when, and what to do."""
+
+    query: str
+    version: int
+    state: QueryState
+    reason: str = Field(description="Empty: nothing holds answers back.")
+    remedy: str = Field(description="What to do; empty: nothing.")
+    since: Rfc3339 | None
+    waits_for: list[str] = Field(description="The expected edges without which no window can be complete.")
+    edges: list[WaitedEdge] = Field(description="Every expected edge.")
+    registered_at: Rfc3339
+    latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
+
+    @classmethod
+    def of(cls, query: RegisteredQuery, wait: QueryWait, latest_ms: int | None) -> Self:
+        def shown(millis: int | None) -> str | None:
+            return None if millis is None else rfc3339(millis)
+
+        return cls(
+            query=query.ref.name,
+            version=query.ref.version,
+            state=wait.state,
+            reason=wait.reason,
+            remedy=wait.remedy,
+            since=shown(wait.since_ms),
+            waits_for=[e.edge for e in wait.edges if e.holds_back],
+            edges=[WaitedEdge(edge=e.edge, cause=e.cause, text=e.text, since=shown(e.since_ms)) for e in wait.edges],
+            registered_at=rfc3339(query.registered_at_ms),
+            latest_window=shown(latest_ms),
+        )
 
 
 class Column(BaseModel):

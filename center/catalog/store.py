@@ -222,7 +222,8 @@ class Catalog:
 
         A retired edge is no longer retired. An alarm is added, and `EdgeRecord.state_lost_at_ms` set, if frames are
         lost on both sides (the center's state is older than what it acknowledged), or if another incarnation of the
-        edge was in use: what that one had accepted and not shipped is unknown.
+        edge was in use: what that one had accepted and not shipped is unknown. If two incarnations take turns, the
+        alarm says that two agents have one id.
 
         Args:
             oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
@@ -237,7 +238,8 @@ class Catalog:
             lock_catalog(connection)
             # Under the lock: the second of two concurrent first Hellos must see the first.
             require_consistent_schema(edge, streams, select_edges(connection))
-            first, awaited = select_incarnation(connection, edge, incarnation, locked=True) or (oldest_seq, oldest_seq)
+            known = select_incarnation(connection, edge, incarnation, locked=True)
+            first, awaited = known or (oldest_seq, oldest_seq)
             behind = next_seq < awaited
             if behind:
                 message = (
@@ -258,7 +260,13 @@ class Catalog:
                         f" what {previous} had accepted and not shipped is in no answer, and windows that were open"
                         " are not complete"
                     )
-                    _alarm(connection, "state-lost", lost, edge, now_ms)
+                    if known is not None:
+                        pair = " and ".join(sorted((incarnation, previous)))
+                        lost = (
+                            f"edge {edge}: incarnations {pair} take turns: two agents run under this id, or from copies"
+                            " of one state directory; give each agent an id and a directory of its own"
+                        )
+                    _alarm(connection, "state-lost" if known is None else "id-in-use-twice", lost, edge, now_ms)
                     record_lost_state(connection, edge, now_ms)
                 upsert_incarnation(connection, edge, incarnation, first, awaited)
                 upsert_edge(connection, edge, incarnation, labels, streams, now_ms, session)

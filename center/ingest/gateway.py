@@ -290,8 +290,15 @@ class Gateway:
         """Replaces an older session of the edge, which a broken link has left behind."""
         older = self._sessions.get(session.edge)
         self._sessions[session.edge] = session
-        if older is not None:
-            older.fail(Conflict(f"edge {session.edge}: a newer session has taken this one's place"))
+        if older is None:
+            return
+        reason = "a newer session has taken this one's place"
+        if older.hello.incarnation != session.hello.incarnation:
+            reason = (
+                f"another agent, of incarnation {session.hello.incarnation}, has connected under this id; give each"
+                " agent an id of its own, and stop this one or the other"
+            )
+        older.fail(Conflict(f"edge {session.edge}: {reason}"))
 
     def _welcome(self, session: GatewaySession) -> pb.ToEdge:
         acked = session.acked_through

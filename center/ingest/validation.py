@@ -12,7 +12,7 @@ from center.catalog import HeartbeatRecord, StreamRecord
 from edgewater.errors import ProtocolError
 from edgewater.measure import NAME
 from edgewater.query import MAX_MEASURES
-from edgewater.streams import COLUMN_TYPES, LIVE, MAX_TIME_MS, Delivery, EdgeId, StreamClock
+from edgewater.streams import COLUMN_TYPES, LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
 from edgewater.wire import QueryRef
 from edgewater.wire import uplink_pb2 as pb
 
@@ -104,7 +104,11 @@ def read_heartbeat(edge: EdgeId, message: pb.Heartbeat, now_ms: int) -> Heartbea
     rtt_ms = _finite(message.rtt_ms)
     return HeartbeatRecord(
         edge=edge,
-        watermarks={s.stream: MAX_TIME_MS if s.ended else s.watermark_ms for s in streams},
+        watermarks={
+            s.stream: MAX_TIME_MS if s.ended else s.watermark_ms
+            for s in streams
+            if s.ended or s.watermark_ms > MIN_TIME_MS
+        },
         records={s.stream: s.records for s in streams},
         drops=_drops(message.drops),
         backlog_bytes=min(message.backlog_bytes, MAX_SEQ),

@@ -2,7 +2,7 @@
 
 A positive reply guarantees that the records are counted exactly once. It is therefore sent only after
 `accept` has returned, which waits for the journal. A request is accepted as a whole or not at all;
-invalid records in it are rejected individually and listed in the reply.
+invalid records in it are rejected individually and listed in the reply. If all are, the reply is an error.
 """
 
 from __future__ import annotations
@@ -190,8 +190,12 @@ class _PushEndpoint:
             return self._refuse(source, 503, exc.code, exc.message, exc.retry_after_s)
         except StorageError as exc:
             return self._refuse(source, 503, exc.code, exc.message, self._limits.retry_after_s)
-        reply = {"accepted": decoded.batch.num_rows, "rejected": [r.to_json() for r in decoded.rejected]}
-        return JSONResponse(reply)
+        accepted, rejected = decoded.batch.num_rows, [r.to_json() for r in decoded.rejected]
+        if rejected and not accepted:
+            first = decoded.rejected[0]
+            detail = f"none of {sum(r.count for r in decoded.rejected)} records can be read: {first.message}"
+            return problem(422, "invalid-record", detail, members={"accepted": 0, "rejected": rejected})
+        return JSONResponse({"accepted": accepted, "rejected": rejected})
 
     async def _read(self, request: Request) -> bytes:
         received, size = [], 0
@@ -212,8 +216,16 @@ class _PushEndpoint:
         return problem(413, "too-large", f"the body is longer than {limit} bytes; expected several smaller requests")
 
 
-def problem(status: int, code: str, detail: str, *, retry_after_s: int | None = None) -> Response:
-    """Returns an RFC 9457 reply with the stable error code `code`."""
+def problem(
+    status: int,
+    code: str,
+    detail: str,
+    *,
+    retry_after_s: int | None = None,
+    members: Mapping[str, object] | None = None,
+) -> Response:
+    """Returns an RFC 9457 reply with the stable error code `code` and the extension `members`."""
     body = {"type": TYPE_BASE + code, "title": code.replace("-", " "), "status": status, "detail": detail}
+    body |= members or {}
     headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return JSONResponse(body, status, headers, media_type="application/problem+json")

@@ -14,7 +14,9 @@ from center.api.models import Answer, AnswerList, AnswerPage, Revisions
 from center.api.negotiation import JSON, matches, negotiate
 from center.api.openapi import answers as answer_responses
 from center.api.openapi import problems
+from center.api.problems import problem_response
 from center.api.query_params import QuestionParams
+from center.api.routers.queries import query_status
 from center.api.services import Center, Services
 from center.api.time_params import Time
 from center.catalog import RegisteredQuery
@@ -85,14 +87,27 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
 
 @router.get("/latest", response_model=None, responses=answer_responses(Answer, 422), summary="The last window")
 def latest(name: str, params: Annotated[QuestionParams, Query()], request: Request, center: Center) -> Response:
-    """The newest revision of the last window that has an answer."""
+    """The newest revision of the last window that has an answer.
+
+    Without one, the problem (404) says why: `state`, `reason`, `remedy`, `since` and `waits_for`, as `/status` does.
+    """
     form = negotiate(request.headers.get("accept"))
     query = center.catalog.query(name)
     questions = params.questions(query.spec)
     record = center.results.latest(query.ref)
     if record is None:
-        raise NotFound(f"query {name} has no answer yet")
+        return _no_answer(request, center, query)
     return _respond(request, center, query, [record], questions, form)
+
+
+def _no_answer(request: Request, center: Services, query: RegisteredQuery) -> Response:
+    """404 with the query's status: why it has no answer, whom it waits for, and what to do."""
+    status = query_status(center, query)
+    detail = f"query {query.ref.name} has no answer yet: {status.reason}"
+    if status.remedy:
+        detail += f". What to do: {status.remedy}"
+    members = status.model_dump(include={"state", "reason", "remedy", "since", "waits_for", "edges"})
+    return problem_response("not-found", detail, instance=request.url.path, extra=members)
 
 
 @router.get("/at", response_model=None, responses=answer_responses(AnswerList, 422), summary="At a moment")

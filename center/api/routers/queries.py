@@ -12,11 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from center.api.edge_progress import edge_progress
-from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, Query, QueryDetail, QueryEdge, QueryList
+from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, Query, QueryDetail, QueryEdge, QueryList, QueryStatus
 from center.api.openapi import problems
 from center.api.problems import HttpProblem
 from center.api.services import Center, Services
-from center.catalog import expected_edges
+from center.api.waiting import explain
+from center.catalog import COMPONENTS, RegisteredQuery, component_status, expected_edges
 from center.serving import rfc3339
 from edgewater.errors import InvalidQuery
 from edgewater.plain_yaml import load_yaml
@@ -149,6 +150,30 @@ def query(name: str, center: Center) -> QueryDetail:
         latest_window=rfc3339(latest.window_start_ms) if latest else None,
         after_final=sum(records for reasons in late.values() for records in reasons.values()),
     )
+
+
+@router.get("/{name}/status", summary="Whether a query has answers, and why not", responses=problems(404))
+def status(name: str, center: Center) -> QueryStatus:
+    """Which edges the query waits for, since when, and what to do."""
+    return query_status(center, center.catalog.query(name))
+
+
+def query_status(center: Services, query: RegisteredQuery) -> QueryStatus:
+    """The status of a query at this moment."""
+    latest, now_ms = center.results.latest(query.ref), center.now_ms()
+    heartbeats = center.components.heartbeats()
+    components = (component_status(c, heartbeats, now_ms) for c in COMPONENTS if c != "api")
+    merged = center.results.consumed().get(query.key, 0)
+    wait = explain(
+        query,
+        center.catalog.edges(),
+        center.catalog.query_statuses(query.ref),
+        answered=latest is not None,
+        unmerged=max(0, center.catalog.last_positions().get(query.key, 0) - merged),
+        not_ready=[f"{c.component}: {c.reason}" for c in components if not c.ready],
+        now_ms=now_ms,
+    )
+    return QueryStatus.of(query, wait, latest.window_start_ms if latest else None)
 
 
 @router.delete("/{name}", status_code=204, summary="Delete a query", responses=problems(404))

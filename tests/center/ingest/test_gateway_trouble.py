@@ -282,6 +282,18 @@ async def test_calls_that_say_nothing_are_limited_too(tmp_path: Path) -> None:
 
 
 @on_a_loop
+async def test_two_agents_with_one_id_are_told_so_and_raise_an_alarm(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as one, RawEdge(c.port) as two, RawEdge(c.port) as again:
+        await one.hello(incarnation="i1")
+        await two.hello(incarnation="i2")
+        assert "another agent, of incarnation i2, has connected under this id" in (await one.refusal())[2]
+        await again.hello(incarnation="i1")
+        assert "another agent, of incarnation i1, has connected under this id" in (await two.refusal())[2]
+        (alarm,) = [a for a in c.catalog.alarms() if a.kind == "id-in-use-twice"]
+        assert "incarnations i1 and i2 take turns: two agents run under this id" in alarm.message
+
+
+@on_a_loop
 async def test_a_newer_session_of_an_edge_takes_the_older_ones_place(tmp_path: Path) -> None:
     async with center(tmp_path) as c, RawEdge(c.port) as old, RawEdge(c.port) as new:
         await old.hello()

@@ -1,0 +1,158 @@
+"""Why a query has no answer yet, or no newer one: which edges it waits for, since when, and what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from center.api.edge_progress import edge_state
+from center.catalog import EdgeRecord, QueryStatusRecord, RegisteredQuery, expected_edges
+from center.serving import rfc3339
+from edgewater.streams import MAX_TIME_MS, EdgeId
+
+NAMED_EDGES = 3
+"""A reason names this many edges, and the number of the others."""
+
+EdgeCause = Literal[
+    "never_connected", "retired", "unreachable", "unconfirmed", "refused", "no_records", "ended", "open"
+]
+"""What a query waits for at an edge; `ended` and `open` (the next window has not ended there) are not problems."""
+
+QueryState = Literal["answered", "waiting", "refused", "no_edges", "no_records", "merging", "center_not_ready"]
+
+REMEDIES: dict[QueryState, str] = {
+    "refused": "register the query in another form, or change the streams of the edges",
+    "no_edges": "start an edge whose configuration has this stream, or correct `from`",
+    "no_records": "register the query before the edges read their records, or check `where`",
+    "merging": "wait: the answers follow within seconds",
+    "center_not_ready": "see /readyz and the log of the component",
+}
+EDGE_REMEDIES: dict[EdgeCause, str] = {
+    "never_connected": "start the edge, or register the query with other `edges`",
+    "retired": "start the edge again, or register the query with other `edges`",
+    "unreachable": "start the edge, or mend its link; retire it if it is gone for good",
+    "refused": REMEDIES["refused"],
+    "no_records": "see /readyz of the edge, and whether its sources have input",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeWait:
+    """What a query waits for at an expected edge.
+
+    Attributes:
+        text: a sentence without its full stop.
+        since_ms: wall time since which it is so; None: unknown.
+    """
+
+    edge: EdgeId
+    cause: EdgeCause
+    text: str
+    since_ms: int | None = None
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether windows cannot be complete because of it."""
+        return self.cause not in ("ended", "open")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryWait:
+    """Why a query has no answer, or no newer one.
+
+    Attributes:
+        remedy: what a user can do; empty: nothing is wrong.
+        since_ms: wall time since which it is so; None: unknown.
+        edges: of each expected edge.
+    """
+
+    state: QueryState
+    reason: str
+    remedy: str
+    since_ms: int | None
+    edges: tuple[EdgeWait, ...]
+
+
+def explain(
+    query: RegisteredQuery,
+    edges: Sequence[EdgeRecord],
+    statuses: Mapping[EdgeId, QueryStatusRecord],
+    *,
+    answered: bool,
+    unmerged: int,
+    not_ready: Sequence[str],
+    now_ms: int,
+) -> QueryWait:
+    """Explains what a query waits for.
+
+    Args:
+        answered: whether a window of it has an answer.
+        unmerged: number of its frames that the job has not merged yet.
+        not_ready: components that are not ready, with the reason.
+    """
+    known = {e.edge: e for e in edges}
+    expected = expected_edges(query.spec, edges)
+    waits = tuple(_at_edge(edge, known.get(edge), statuses.get(edge), query, now_ms) for edge in expected)
+    blocking = [w for w in waits if w.holds_back]
+
+    def result(state: QueryState, reason: str, remedy: str = "", since_ms: int | None = None) -> QueryWait:
+        return QueryWait(state, reason, remedy or REMEDIES.get(state, ""), since_ms, waits)
+
+    if not_ready:
+        return result("center_not_ready", "; ".join(not_ready))
+    if not expected:
+        served = sorted({s.name for e in edges if not e.retired for s in e.streams})
+        others = f"; the edges serve {', '.join(served)}" if served else "; no edge has connected"
+        return result("no_edges", f"no edge serves stream {query.spec.stream}{others}", since_ms=query.registered_at_ms)
+    if blocking and all(w.cause == "refused" for w in waits):
+        return result("refused", _joined(blocking), since_ms=query.registered_at_ms)
+    if blocking:
+        remedies = dict.fromkeys(EDGE_REMEDIES[w.cause] for w in blocking if w.cause in EDGE_REMEDIES)
+        since = [w.since_ms for w in blocking if w.since_ms is not None]
+        state: QueryState = "answered" if answered else "waiting"
+        return result(state, _joined(blocking), "; ".join(remedies), min(since, default=None))
+    if unmerged and not answered:
+        return result("merging", f"{unmerged} frames wait for the job")
+    ended = all(w.cause == "ended" for w in waits)
+    if answered:
+        return result("answered", "every expected edge has ended the stream" if ended else "")
+    if ended:
+        reason = (
+            "the stream has ended at every expected edge, and no record that was read since the query was registered"
+        )
+        return result("no_records", f"{reason} counts in it: {_joined(waits)}", since_ms=query.registered_at_ms)
+    return result("waiting", f"no window has been closed by every expected edge: {_joined(waits)}")
+
+
+def _at_edge(
+    edge: EdgeId, record: EdgeRecord | None, status: QueryStatusRecord | None, query: RegisteredQuery, now_ms: int
+) -> EdgeWait:
+    stream = query.spec.stream
+    if record is None:
+        return EdgeWait(edge, "never_connected", f"{edge} has never connected", query.registered_at_ms)
+    if status is not None and not status.accepted:
+        return EdgeWait(edge, "refused", f"{edge} refuses the query: {status.message}", query.registered_at_ms)
+    state = edge_state(record, now_ms)
+    watermark_ms, records = record.watermarks.get(stream), record.records.get(stream, 0)
+    if watermark_ms is not None and watermark_ms >= MAX_TIME_MS and status is not None:
+        text = f"{edge} has read {records} records of {stream} to the end"
+        return EdgeWait(edge, "ended", text)
+    if state == "retired":
+        return EdgeWait(edge, "retired", f"{edge} is retired", record.last_seen_ms)
+    if state == "unreachable":
+        text = f"{edge} has been unreachable since {rfc3339(record.last_seen_ms)}"
+        return EdgeWait(edge, "unreachable", text, record.last_seen_ms)
+    if status is None:
+        return EdgeWait(edge, "unconfirmed", f"{edge} has not confirmed the query yet", query.registered_at_ms)
+    if watermark_ms is None:
+        return EdgeWait(edge, "no_records", f"{edge} has read no record of {stream}", record.first_seen_ms)
+    text = f"{edge} has read {records} records of {stream} and expects more from {rfc3339(watermark_ms)} on"
+    return EdgeWait(edge, "open", text)
+
+
+def _joined(waits: Sequence[EdgeWait]) -> str:
+    shown = [w.text for w in waits[:NAMED_EDGES]]
+    if len(waits) > NAMED_EDGES:
+        shown.append(f"{len(waits) - NAMED_EDGES} more edges likewise or for other reasons")
+    return "; ".join(shown)

@@ -1,0 +1,156 @@
+"""A query without an answer says why, whom it waits for, since when and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from center.catalog import ComponentHeartbeat
+from center.serving import rfc3339
+from edgewater.streams import MAX_TIME_MS, EdgeId
+from tests.center.api.conftest import HOUR, T0
+
+
+def running(desk):
+    """Gateway and job send heartbeats."""
+    for component in ("gateway", "job"):
+        desk.components.record(ComponentHeartbeat(component, "host:1", "", desk.now, desk.now))
+
+
+def accept(desk, query, *edges, message=""):
+    for edge in edges:
+        code = "invalid-query" if message else ""
+        desk.catalog.record_query_status(EdgeId(edge), query.ref, not message, code, message)
+
+
+def status_of(desk, name="flights"):
+    """The status; the 404 of `latest`, if there is no answer, says the same."""
+    status = desk.get(f"/v1/queries/{name}/status").json()
+    latest = desk.get(f"/v1/queries/{name}/latest")
+    if status["latest_window"] is None:
+        assert latest.status_code == 404
+        problem = latest.json()
+        assert problem["type"] == "https://edgewater.dev/problems/not-found"
+        assert status["reason"] in problem["detail"]
+        assert status["remedy"] in problem["detail"]
+        for member in ("state", "reason", "remedy", "since", "waits_for", "edges"):
+            assert problem[member] == status[member]
+    else:
+        assert latest.status_code == 200
+    return status
+
+
+def test_a_center_that_does_not_work_is_named_first(desk):
+    desk.register()
+    status = status_of(desk)
+    assert status["state"] == "center_not_ready"
+    assert status["reason"] == "gateway: has not started; job: has not started"
+
+
+def test_a_stream_that_no_edge_serves_is_named_with_the_streams_that_there_are(desk):
+    running(desk)
+    desk.connect("jfk")
+    query = desk.register(name="typo", **{"from": "flihgts"})
+    status = status_of(desk, "typo")
+    assert status["state"] == "no_edges"
+    assert status["reason"] == "no edge serves stream flihgts; the edges serve flights"
+    assert status["since"] == rfc3339(query.registered_at_ms)
+
+
+def test_an_expected_edge_that_never_connected_is_named(desk):
+    running(desk)
+    desk.connect("jfk")
+    desk.beat("jfk", T0)
+    query = desk.register(edges=["jfk", "lga"])
+    accept(desk, query, "jfk")
+    status = status_of(desk)
+    assert (status["state"], status["waits_for"]) == ("waiting", ["lga"])
+    assert status["reason"] == "lga has never connected"
+    assert "start the edge" in status["remedy"]
+    assert [e["cause"] for e in status["edges"]] == ["open", "never_connected"]
+
+
+def test_an_edge_that_is_silent_is_named_with_the_time_since_when(desk):
+    running(desk)
+    desk.connect("jfk")
+    desk.beat("jfk", T0)
+    query = desk.register()
+    accept(desk, query, "jfk")
+    silent_since = desk.now
+    desk.now += 60_000
+    running(desk)
+    status = status_of(desk)
+    assert status["since"] == rfc3339(silent_since)
+    assert status["reason"] == f"jfk has been unreachable since {rfc3339(silent_since)}"
+
+
+def test_a_query_that_every_edge_refuses_says_so_with_the_reason(desk):
+    running(desk)
+    desk.connect("jfk")
+    query = desk.register()
+    accept(desk, query, "jfk", message="measures.n: no such column")
+    status = status_of(desk)
+    assert status["state"] == "refused"
+    assert status["reason"] == "jfk refuses the query: measures.n: no such column"
+
+
+def test_an_edge_that_has_not_confirmed_or_not_read_is_named(desk):
+    running(desk)
+    desk.connect("jfk")
+    query = desk.register()
+    assert status_of(desk)["reason"] == "jfk has not confirmed the query yet"
+    accept(desk, query, "jfk")
+    assert status_of(desk)["reason"] == "jfk has read no record of flights"
+
+
+def test_a_query_that_came_after_all_records_says_so(desk):
+    """The tutorial's own trap: the second query is asked when the file has been read."""
+    running(desk)
+    desk.connect("jfk")
+    desk.beat("jfk", MAX_TIME_MS)
+    query = desk.register()
+    accept(desk, query, "jfk")
+    status = status_of(desk)
+    assert status["state"] == "no_records"
+    assert status["waits_for"] == []
+    assert status["reason"].endswith("jfk has read 7 records of flights to the end")
+    assert "before the edges read" in status["remedy"]
+
+
+def test_a_window_that_has_not_ended_is_no_fault(desk):
+    running(desk)
+    desk.connect("jfk")
+    desk.beat("jfk", T0)
+    query = desk.register()
+    accept(desk, query, "jfk")
+    status = status_of(desk)
+    assert (status["state"], status["remedy"], status["waits_for"]) == ("waiting", "", [])
+    assert "expects more from 2013-01-01T00:00:00Z on" in status["reason"]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_an_answered_query_names_those_without_whom_there_is_no_newer_answer(desk, silent):
+    running(desk)
+    desk.connect("jfk")
+    query = desk.register()
+    accept(desk, query, "jfk")
+    desk.report(query, "jfk", T0, {"UA": 3})
+    desk.beat("jfk", T0 + HOUR)
+    if silent:
+        desk.now += 60_000
+        running(desk)
+    status = status_of(desk)
+    assert (status["state"], status["latest_window"]) == ("answered", rfc3339(T0))
+    assert status["waits_for"] == (["jfk"] if silent else [])
+
+
+def test_before_its_first_record_an_edge_has_no_watermark(desk):
+    """An agent states the least time there is; the catalog and the API state none."""
+    from center.ingest.validation import read_heartbeat
+    from edgewater.streams import MIN_TIME_MS
+    from edgewater.wire import uplink_pb2 as pb
+
+    progress = [pb.StreamProgress(stream="flights", watermark_ms=MIN_TIME_MS)]
+    desk.connect("jfk")
+    desk.catalog.record_heartbeats([read_heartbeat(EdgeId("jfk"), pb.Heartbeat(streams=progress), desk.now)])
+    (stream,) = desk.get("/v1/edges/jfk").json()["streams"]
+    assert (stream["watermark"], stream["watermark_ms"], stream["ended"]) == (None, None, False)
