@@ -177,6 +177,7 @@ class QueryStatus(BaseModel):
     since: Rfc3339 | None
     waits_for: list[str] = Field(description="The expected edges without which no window can be complete.")
     edges: list[WaitedEdge] = Field(description="Every expected edge.")
+    budget: str = Field(description="Why the error budget saves nothing; empty: it saves, or there is none.")
     registered_at: Rfc3339
     latest_window: Rfc3339 | None = Field(description="Start of the last window that has an answer.")
 
@@ -194,6 +195,7 @@ class QueryStatus(BaseModel):
             since=shown(wait.since_ms),
             waits_for=[e.edge for e in wait.edges if e.holds_back],
             edges=[WaitedEdge(edge=e.edge, cause=e.cause, text=e.text, since=shown(e.since_ms)) for e in wait.edges],
+            budget=wait.budget,
             registered_at=rfc3339(query.registered_at_ms),
             latest_window=shown(latest_ms),
         )

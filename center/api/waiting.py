@@ -9,6 +9,7 @@ from typing import Literal
 from center.api.edge_progress import edge_state
 from center.catalog import EdgeRecord, QueryStatusRecord, RegisteredQuery, expected_edges
 from center.serving import rfc3339
+from edgewater.query import Budget, ErrorBudget
 from edgewater.streams import MAX_TIME_MS, EdgeId
 
 NAMED_EDGES = 3
@@ -35,6 +36,13 @@ EDGE_REMEDIES: dict[EdgeCause, str] = {
     "refused": REMEDIES["refused"],
     "no_records": "see /readyz of the edge, and whether its sources have input",
 }
+
+SAVES_NOTHING = (
+    "the edges withheld nothing of the last window: a limit relative to each group's own value is used up by a group's "
+    "first record, so every group is sent once; only what would be sent again can stay behind. A limit as an amount, "
+    "such as {error: {bytes: 1MB}}, lets small groups stay behind. `edgewater plan` shows what a budget saves on your "
+    "data"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,7 @@ class QueryWait:
         remedy: what a user can do; empty: nothing is wrong.
         since_ms: wall time since which it is so; None: unknown.
         edges: of each expected edge.
+        budget: what the error budget saves, if that is nothing.
     """
 
     state: QueryState
@@ -72,6 +81,7 @@ class QueryWait:
     remedy: str
     since_ms: int | None
     edges: tuple[EdgeWait, ...]
+    budget: str = ""
 
 
 def explain(
@@ -80,6 +90,7 @@ def explain(
     statuses: Mapping[EdgeId, QueryStatusRecord],
     *,
     answered: bool,
+    withheld: bool,
     unmerged: int,
     not_ready: Sequence[str],
     now_ms: int,
@@ -88,6 +99,7 @@ def explain(
 
     Args:
         answered: whether a window of it has an answer.
+        withheld: whether edges withheld anything of the last one.
         unmerged: number of its frames that the job has not merged yet.
         not_ready: components that are not ready, with the reason.
     """
@@ -97,7 +109,8 @@ def explain(
     blocking = [w for w in waits if w.holds_back]
 
     def result(state: QueryState, reason: str, remedy: str = "", since_ms: int | None = None) -> QueryWait:
-        return QueryWait(state, reason, remedy or REMEDIES.get(state, ""), since_ms, waits)
+        saved = SAVES_NOTHING if answered and not withheld and _is_relative(query.spec.budget) else ""
+        return QueryWait(state, reason, remedy or REMEDIES.get(state, ""), since_ms, waits, saved)
 
     if not_ready:
         return result("center_not_ready", "; ".join(not_ready))
@@ -123,6 +136,10 @@ def explain(
         )
         return result("no_records", f"{reason} counts in it: {_joined(waits)}", since_ms=query.registered_at_ms)
     return result("waiting", f"no window has been closed by every expected edge: {_joined(waits)}")
+
+
+def _is_relative(budget: Budget | None) -> bool:
+    return isinstance(budget, ErrorBudget) and bool(budget.relative) and not budget.limits
 
 
 def _at_edge(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from center.storage.frame_log import FrameLog
 from edge.agent import Agent, open_agent
 from edge.config import parse_config
 from edge.process import now_ms
+from edge.records import Chunk, Rejection
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS
@@ -150,6 +152,24 @@ def run(test: Callable[[Center], Awaitable[None]], directory: Path) -> None:
             center.catalog.close()
 
     asyncio.run(main())
+
+
+def test_rejected_records_are_not_in_the_log_unless_it_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(center: Center) -> None:
+        agent = open_agent(config(tmp_path, center, [{"http": {}}]))
+        schema = agent.config.streams["flights"].record_schema
+        rejection = Rejection("wrong-type", 2, '{"name": "Jane Doe"}', "distance: got 'Jane Doe'; expected int64")
+        await agent.accept(Chunk("flights:http", schema.empty(), None, None, (rejection,), 1), "flights")
+        agent.durable.close()
+
+    for level in (logging.INFO, logging.DEBUG):
+        caplog.clear()
+        with caplog.at_level(level, "edge.agent"):
+            run(test, tmp_path / str(level))
+        assert "records are rejected: wrong-type" in caplog.text
+        assert ("Jane Doe" in caplog.text) == (level == logging.DEBUG)
 
 
 def test_a_file_is_shipped_whole_and_bad_lines_are_counted(tmp_path: Path) -> None:

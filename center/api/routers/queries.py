@@ -169,6 +169,7 @@ def query_status(center: Services, query: RegisteredQuery) -> QueryStatus:
         center.catalog.edges(),
         center.catalog.query_statuses(query.ref),
         answered=latest is not None,
+        withheld=latest is not None and bool(latest.quality["error"]["withheld"]),
         unmerged=max(0, center.catalog.last_positions().get(query.key, 0) - merged),
         not_ready=[f"{c.component}: {c.reason}" for c in components if not c.ready],
         now_ms=now_ms,

@@ -143,6 +143,17 @@ def test_an_answered_query_names_those_without_whom_there_is_no_newer_answer(des
     assert status["waits_for"] == (["jfk"] if silent else [])
 
 
+@pytest.mark.parametrize("limit", ["1%", 100])
+def test_a_relative_budget_that_saves_nothing_says_why(desk, limit):
+    running(desk)
+    desk.connect("jfk")
+    query = desk.register(budget={"error": {"miles": limit}})
+    accept(desk, query, "jfk")
+    desk.report(query, "jfk", T0, {"UA": 3})
+    desk.beat("jfk", T0 + HOUR)
+    assert ("relative to each group's own value" in status_of(desk)["budget"]) == (limit == "1%")
+
+
 def test_before_its_first_record_an_edge_has_no_watermark(desk):
     """An agent states the least time there is; the catalog and the API state none."""
     from center.ingest.validation import read_heartbeat

@@ -92,6 +92,14 @@ def test_bad_records_are_named_in_the_reply_and_the_others_taken(agent: Agent, n
     assert agent.taken[0][1].rejected[0].reason == "malformed"
 
 
+def test_a_push_of_which_no_record_can_be_read_is_an_error_and_its_records_are_counted(agent: Agent) -> None:
+    response = agent.push("oops\n" * 3)
+    assert "none of 3 records can be read: not JSON" in problem(response, 422, "invalid-record")
+    (rejected,) = response.json()["rejected"]
+    assert (response.json()["accepted"], rejected["reason"], rejected["count"]) == (0, "malformed", 3)
+    assert agent.taken[0][1].rejected[0].count == 3
+
+
 def test_csv_arrow_and_gzip_are_read_by_their_headers(agent: Agent, ndjson: Any, arrival_ms: int) -> None:
     csv = "t,carrier,distance,delay,late\n1700000000000,AA,7,,\n"
     table = pa.table(
