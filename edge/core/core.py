@@ -137,6 +137,8 @@ class EdgeCore:
         pipeline = self.queries[ref] = QueryPipeline(ref, bound, since, source=self.source, encode=self._encode)
         for loss in stream.losses:
             pipeline.lose(loss)
+        # Records ahead of the clock are gone too; only windows with such records lack them.
+        pipeline.losses += stream.losses_ahead(since, counted=bound.where is None)
         return QueryAccepted(ref)
 
     def _refuse(self, ref: QueryRef, error: InvalidQuery) -> Effect:

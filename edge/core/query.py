@@ -579,7 +579,7 @@ class QueryPipeline:
         result.progress, result.sampling_rate = Progress(*numbers["progress"]), numbers["sampling_rate"]
         result.finished_counters = {start: tuple(counters) for start, counters in numbers["finished_counters"]}
         result.losses = tuple(InputLoss(*loss) for loss in numbers.get("losses", ()))
-        result.unreported_drops = UnreportedDrops.from_state(numbers["unreported_drops"])
+        result.unreported_drops = UnreportedDrops.from_state(numbers.get("unreported_drops", (None, ())))
         result.history = GroupHistory.from_state(components["history"])
         if result.monitor is not None:
             reports, key_types = result.monitor.schedule, result.monitor.key_types

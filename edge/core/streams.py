@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from edge.core.ahead import AheadRecords
 from edge.core.events import InputLost
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, Delivery, StreamClock
-from edgewater.wire import InputLoss
+from edgewater.wire import InputLoss, LossReason
 
 MAX_LOSSES = 32
 """Losses of input that are kept apart."""
@@ -45,6 +46,7 @@ class StreamState:
         newest_ms: the newest event time, at most the clock's at the arrival of its record.
         latest_ms: the newest event time, of whatever clock.
         losses: the losses of input so far; the oldest are united.
+        ahead: by source, the records that were ahead of the clock when they were read, until it reaches them.
     """
 
     def __init__(self, spec: StreamSpec) -> None:
@@ -53,6 +55,7 @@ class StreamState:
         self.newest_ms = MIN_TIME_MS
         self.latest_ms = MIN_TIME_MS
         self.losses: tuple[InputLoss, ...] = ()
+        self.ahead: dict[str, AheadRecords] = {}
         self._sources: dict[str, int] = {}  # watermark of each source
         # Wall time since which a source may have been silent. Absent: no tick has seen the source yet.
         self._quiet_since_ms: dict[str, int] = {}
@@ -71,8 +74,25 @@ class StreamState:
 
     def advance(self, source: str, batch: pa.RecordBatch, arrival_ms: int) -> None:
         """Updates the watermark with a batch of a source."""
-        newest = int(np.max(batch.column(TIME_COLUMN).to_numpy())) if batch.num_rows else MIN_TIME_MS
+        times = batch.column(TIME_COLUMN).to_numpy()
+        newest = int(np.max(times)) if batch.num_rows else MIN_TIME_MS
         self._advance(source, newest, batch.num_rows, arrival_ms)
+        if newest > self.newest_ms:
+            self.ahead.setdefault(source, AheadRecords()).add(times[times > self.newest_ms])
+        for records in self.ahead.values():
+            records.drop_before(self.newest_ms)
+
+    def losses_ahead(self, since_ms: int, *, counted: bool) -> tuple[InputLoss, ...]:
+        """The records of slices from `since_ms` on that were read already: a query registered now does not have them.
+
+        Args:
+            counted: whether the query counts every record, so that their number is known.
+        """
+        return tuple(
+            InputLoss(source, LossReason.BEFORE_QUERY, max(first, since_ms), last + 1, records if counted else None)
+            for source, ahead in self.ahead.items()
+            for first, last, records in ahead.spans(since_ms)
+        )
 
     def _advance(self, source: str, newest: int, records: int, arrival_ms: int) -> None:
         if records:
@@ -148,6 +168,7 @@ class StreamState:
             "sources": self._sources,
             "watermark_ms": self._watermark_ms,
             "quiet_since_ms": self._quiet_since_ms,
+            "ahead": {source: ahead.to_state() for source, ahead in self.ahead.items() if len(ahead)},
         }
 
     @classmethod
@@ -158,6 +179,7 @@ class StreamState:
         result._watermark_ms = state["watermark_ms"]
         result.latest_ms = state.get("latest_ms", result.newest_ms)
         result.losses = tuple(InputLoss(*loss) for loss in state.get("losses", ()))
+        result.ahead = {source: AheadRecords.from_state(ahead) for source, ahead in state.get("ahead", {}).items()}
         return result
 
 

@@ -167,6 +167,8 @@ class LossReason(StrEnum):
     """A part of a file cannot be read, such as the rest of a damaged compressed file."""
     JOURNAL_DAMAGED = "journal-damaged"
     """Records of the edge's journal are damaged."""
+    BEFORE_QUERY = "before-query"
+    """Records ahead of the clock were read before the query was registered; they are lost to this query only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,3 +221,25 @@ def test_a_final_session_states_the_records_that_came_for_it(center: Border) -> 
     late.ship()
     answer = center.answer(T0 + 1_000)
     assert (answer["quality"]["records"]["after_final"], answer["contract"]["met"]) == (4, False)
+
+
+# Records that were read before the query was registered
+
+
+def test_windows_of_records_ahead_of_the_clock_read_before_registration_are_not_complete(center: Border) -> None:
+    edge = center.edge("a")
+    center.now_ms = T0 + 10_000
+    edge.accept(T0 + 5_000, *[T0 + 2 * MINUTE + 5_000] * 3)  # three of them two minutes ahead of the clock
+    edge.durable.checkpoint()
+    edge = center.edge("a")  # a restart keeps it in mind
+    center.register()
+    center.now_ms = T0 + 4 * MINUTE
+    edge.accept(T0 + MINUTE + 1_000, *[T0 + 2 * MINUTE + 6_000] * 2, T0 + 3 * MINUTE + 1_000, T0 + 4 * MINUTE)
+    edge.ship()
+    answers = [center.answer(T0 + n * MINUTE) for n in (1, 2, 3)]
+    assert [a["data"][0]["n"]["estimate"] for a in answers] == [1, 2, 1], "records that came later count"
+    assert [a["quality"]["completeness"]["missing"] for a in answers] == [[], ["a"], []]
+    (loss,) = answers[1]["quality"]["completeness"]["losses"]
+    assert (loss["edge"], loss["reason"], loss["records"]) == ("a", "before-query", 3)
+    assert [a["contract"]["met"] for a in answers] == [True, False, True]
+    assert (answers[1]["data"][0]["n"]["lower"], answers[1]["data"][0]["n"]["upper"]) == (2, None)

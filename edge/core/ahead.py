@@ -1,0 +1,71 @@
+"""Records that were ahead of the clock when they were read: queries that are registered later do not have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgewater.synopses import IntArray
+
+MAX_SPANS = 16
+"""Spans of event time that are kept per source. Beyond that, those with the least time between them are joined."""
+JOINED_MS = 1_000
+"""Records less than this apart are one span."""
+
+
+def _nothing() -> IntArray:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class AheadRecords:
+    """The event times of one source's records that are ahead of the clock, as disjoint spans, ascending.
+
+    Attributes:
+        first_ms, last_ms, records: int64, one per span.
+    """
+
+    first_ms: IntArray = field(default_factory=_nothing)
+    last_ms: IntArray = field(default_factory=_nothing)
+    records: IntArray = field(default_factory=_nothing)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def add(self, times_ms: IntArray) -> None:
+        """Adds records with these event times."""
+        times, counts = np.unique(times_ms, return_counts=True)
+        first = np.concatenate([self.first_ms, times])
+        order = np.argsort(first, kind="stable")
+        first = first[order]
+        last = np.maximum.accumulate(np.concatenate([self.last_ms, times])[order])
+        between = first[1:] - last[:-1]
+        apart = between >= JOINED_MS
+        if np.count_nonzero(apart) >= MAX_SPANS:
+            widest = np.argsort(between, kind="stable")[-(MAX_SPANS - 1) :]
+            apart = np.zeros(len(between), bool)
+            apart[widest] = True
+        begins = np.concatenate([[0], np.flatnonzero(apart) + 1])
+        self.first_ms = first[begins]
+        self.last_ms = np.maximum.reduceat(last, begins)
+        self.records = np.add.reduceat(np.concatenate([self.records, counts])[order], begins)
+
+    def drop_before(self, time_ms: int) -> None:
+        """Drops the spans that end before this event time: the clock has reached them."""
+        kept = self.last_ms >= time_ms
+        if not kept.all():
+            self.first_ms, self.last_ms, self.records = self.first_ms[kept], self.last_ms[kept], self.records[kept]
+
+    def spans(self, from_ms: int) -> list[tuple[int, int, int]]:
+        """Returns first time, last time and number of records of the spans that reach beyond an event time."""
+        rows = zip(self.first_ms.tolist(), self.last_ms.tolist(), self.records.tolist(), strict=True)
+        return [row for row in rows if row[1] >= from_ms]
+
+    def to_state(self) -> list[list[int]]:
+        return [self.first_ms.tolist(), self.last_ms.tolist(), self.records.tolist()]
+
+    @classmethod
+    def from_state(cls, state: Sequence[Sequence[int]]) -> AheadRecords:
+        return cls(*(np.array(column, np.int64) for column in state))
