@@ -47,6 +47,8 @@ UNREAD_INPUT_S = 0.1
 most about this much, which is within the usual lateness of records."""
 LONG_BACKPRESSURE_MS = 500
 """After a longer backpressured wait the idle rule restarts for the source: records may have queued up in it."""
+LONG_PAUSE_MS = 500
+"""After a longer time in which the agent did not run, the idle rule restarts for all sources, for the same reason."""
 
 
 @dataclass(slots=True)
@@ -235,7 +237,10 @@ class Agent:
             self.backpressured.discard(source.name)
 
     async def _tick(self) -> None:
+        due = now_ms()
         while True:
+            if now_ms() - due >= LONG_PAUSE_MS:  # the process was stopped, the machine suspended, or the loop blocked
+                self._restart_idle_rule(*self.sources)
             deadline = self.durable.core.next_deadline()
             now = now_ms()
             if deadline is not None and deadline <= now:
@@ -243,7 +248,9 @@ class Agent:
                 self.durable.handle(TickEvent(now, self._unread_sources()))
                 if before != {n: s.watermark_ms for n, s in self.durable.core.streams.items()}:
                     self.outbox.changed.set()
-            await asyncio.sleep(max(TICK_MIN_S, ((deadline or now) - now) / 1000))
+            wait_s = max(TICK_MIN_S, ((deadline or now) - now) / 1000)
+            due = now_ms() + int(wait_s * 1000)
+            await asyncio.sleep(wait_s)
 
     def _unread_sources(self) -> tuple[str, ...]:
         """Returns the sources that are not being read now; their silence does not mean that they are idle."""

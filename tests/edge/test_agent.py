@@ -196,6 +196,44 @@ def test_a_file_is_shipped_whole_and_bad_lines_are_counted(tmp_path: Path) -> No
     run(test, tmp_path)
 
 
+def test_an_agent_that_was_stopped_for_a_while_does_not_take_its_sources_for_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP, or a suspended machine: senders go on, and what they sent is read after the pause."""
+    paused_ms = 0
+    monkeypatch.setattr("edge.agent.now_ms", lambda: now_ms() + paused_ms)
+
+    async def test(center: Center) -> None:
+        nonlocal paused_ms
+        stream = {
+            "columns": {"carrier": "string", "distance": "int64"},
+            "time": {"column": "at", "unit": "ms"},
+            "idle": "2s",
+            "sources": [{"http": {}}],
+        }
+        settings = config(tmp_path, center, [], streams={"flights": stream})
+        spec = {**QUERY.to_mapping(), "name": "pauses", "window": {"tumbling": "1s"}}
+        center.catalog.register(QuerySpec.from_mapping(spec), now_ms())
+        agent = open_agent(settings)
+        async with running(agent) as task, httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
+
+            async def push(at_ms: int) -> None:
+                row = json.dumps({"carrier": "UA", "distance": 1, "at": at_ms})
+                reply = await client.post("/v1/streams/flights", content=row, headers=NDJSON)
+                assert (reply.status_code, reply.json()["accepted"]) == (200, 1)
+
+            await until(agent.outbox.configured.is_set, "queries", task)
+            before_ms = now_ms()
+            await push(before_ms)
+            paused_ms = 60_000
+            resumed_ms = now_ms() + paused_ms
+            await until(lambda: agent.durable.core._now_ms >= resumed_ms, "a tick after the pause", task)
+            await push(before_ms + 1)
+            assert agent.durable.drops == {}
+
+    run(test, tmp_path)
+
+
 def test_pushed_records_are_counted_once_through_a_restart_without_a_clean_stop(tmp_path: Path) -> None:
     async def test(center: Center) -> None:
         settings = config(tmp_path, center, [{"http": {}}])
