@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-data quick check proto lock bench clean
+.PHONY: help demo test test-all test-data soak quick check proto lock bench clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -36,6 +36,11 @@ test-all: $(STAMP)dev ## the same with every law of the synopses on every data s
 test-data: $(STAMP)dev ## the tests that need the data sets in ../shared/data
 	@test -d ../shared/data || { echo "make test-data: there is no ../shared/data; make test needs none"; exit 1; }
 	@$(PYTEST) -m data $(ARGS)
+
+SECONDS ?= 600
+SEED ?= 1
+soak: $(STAMP)dev ## real processes under drawn faults, all answers compared with the truth; SECONDS=600 SEED=1 ARGS="--faults rename,cut"
+	@$(PY) -m tests.e2e.soak --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 quick: $(STAMP)dev ## the fast tests: no JVM, no processes; under a minute
 	@$(PYTEST) -m "not spark and not e2e and not slow and not data" $(ARGS)

@@ -1,4 +1,4 @@
-"""A link between edges and center that a test can cut: a TCP proxy on loopback."""
+"""A link between edges and center that a test can cut, or silence in one direction: a TCP proxy on loopback."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class Link:
 
     def __init__(self, target_port: int) -> None:
         self._target = target_port
-        self._open = threading.Event()
+        self._open, self._answering = threading.Event(), threading.Event()
         self._open.set()
+        self._answering.set()
         self._connections: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -30,11 +31,16 @@ class Link:
     def cut(self) -> None:
         self._open.clear()
 
+    def hold_replies(self) -> None:
+        """What the edges send arrives, replies do not: healed, the edges send what was not acknowledged again."""
+        self._answering.clear()
+
     def heal(self) -> None:
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         self._open.set()
+        self._answering.set()
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -61,13 +67,20 @@ class Link:
             near.shutdown(socket.SHUT_RDWR)
             return
         self._connections.append(far)
-        for source, sink in ((near, far), (far, near)):
-            self._run(self._forward, source, sink)
+        self._run(self._forward, near, far)
+        self._run(self._reply, far, near)
 
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+        self._copy(source, sink, self._open)
+
+    def _reply(self, source: socket.socket, sink: socket.socket) -> None:
+        self._copy(source, sink, self._open, self._answering)
+
+    def _copy(self, source: socket.socket, sink: socket.socket, *gates: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
-                self._open.wait()
+                for gate in gates:
+                    gate.wait()
                 sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,13 +17,13 @@ from sim.demo import data
 from sim.demo.compare import millis
 from sim.demo.data import AIRPORTS, TIME
 from sim.demo.run import Demo
+from tests.e2e.conftest import REPLAY_S
 from tests.e2e.link import Link
 
 pytestmark = pytest.mark.e2e
 
 DAY_MS = 86_400_000
 DAYS = 45
-REPLAY_S = 15.0
 SPEED = DAYS * 86_400 / REPLAY_S
 FIRST_MS = 1_356_998_400_000
 TIMEOUT_S = 180.0
@@ -33,16 +33,6 @@ TIMEOUT_S = 180.0
 def flights() -> pa.Table:
     table = data.load()
     return table.filter(pc.less(table[TIME], FIRST_MS + DAYS * DAY_MS))
-
-
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
-    demo = Demo(tmp_path_factory.mktemp("system"), REPLAY_S)
-    try:
-        demo.start_center()
-        yield demo
-    finally:
-        demo.stop()
 
 
 class Scenario:

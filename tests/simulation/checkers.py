@@ -78,6 +78,17 @@ def time_ms(text: str) -> int:
     return math.floor(moment.timestamp()) * 1000 + moment.microsecond // 1000
 
 
+def _unchanging(answer: Answer) -> str:
+    """What reads the same for ever: of a final answer, whose quality states what came since, its numbers."""
+    if answer["phase"] != "final":
+        return json.dumps(answer, sort_keys=True)
+    numbers = [
+        {name: cell.get("estimate") if isinstance(cell, Mapping) else cell for name, cell in row.items()} | row["group"]
+        for row in answer["data"]
+    ]
+    return json.dumps([answer["window"], numbers], sort_keys=True)
+
+
 class RevisionWatch:
     """Remembers every answer that was read; one that is read again must be the same, and none may follow a final."""
 
@@ -87,7 +98,7 @@ class RevisionWatch:
     def note(self, answer: Answer, version: int = 1) -> list[Falsehood]:
         """Notes an answer of version `version` of its query."""
         query, window, revision = answer["query"], answer["window"]["start"], int(answer["revision"])
-        text = json.dumps(answer, sort_keys=True)
+        text = _unchanging(answer)
         known = self._read[query, version, window]
         false = []
         if revision in known and known[revision][1] != text:
@@ -109,6 +120,7 @@ def check_query(
     counted: int = 0,
     closed_through_ms: int | None = None,
     strict_floats: bool = False,
+    late_is_known: bool = True,
 ) -> Findings:
     """Checks all answers to one query.
 
@@ -120,8 +132,9 @@ def check_query(
         closed_through_ms: at rest, all edges have closed the windows that end by then, so each that has records must
             have an answer; None: this is not checked.
         strict_floats: a sum of floats may not differ from the exact sum by its rounding, unless its bounds say so.
+        late_is_known: `TrueRecord.late` is exact; False: records that are marked so may have been late.
     """
-    return _QueryCheck(truth, at_rest, strict_floats).run(answers, counted, closed_through_ms)
+    return _QueryCheck(truth, at_rest, strict_floats, late_is_known).run(answers, counted, closed_through_ms)
 
 
 def false_confidences(outcomes: Iterable[Outcome], alpha: float = 1e-6) -> list[Falsehood]:
@@ -154,11 +167,12 @@ def _most_misses(trials: int, probability: float, alpha: float) -> int:
 
 
 class _QueryCheck:
-    def __init__(self, truth: QueryTruth, at_rest: bool, strict_floats: bool) -> None:
+    def __init__(self, truth: QueryTruth, at_rest: bool, strict_floats: bool, late_is_known: bool) -> None:
         self.truth = truth
         self.spec = truth.spec
         self.at_rest = at_rest
         self.strict_floats = strict_floats
+        self.late_is_known = late_is_known
         self.findings = Findings()
         self.is_session = isinstance(self.spec.window, SessionWindow)
 
@@ -217,7 +231,7 @@ class _QueryCheck:
         """Whether the value that the answer states must have record i."""
         record = self.truth.records[i]
         if record.fate is Fate.LOST:
-            return whole
+            return whole and (is_settled or not record.late)
         # A bound of an answer that is not whole holds for everything that was given, heard of or not.
         return record.fate is Fate.COUNTED and (is_settled or not whole or not record.late)
 
@@ -239,7 +253,7 @@ class _QueryCheck:
         records = [self.truth.records[i] for i in window.records]
         doubtful = sum(r.fate in (Fate.UNCERTAIN, Fate.EITHER, Fate.LOST) for r in records)
         arrived_late = sum(r.late and r.fate is Fate.COUNTED for r in records)
-        if late > arrived_late + doubtful or (whole and is_settled and late < arrived_late):
+        if late > arrived_late + doubtful or (self.late_is_known and whole and is_settled and late < arrived_late):
             self._say("late", answer, f"late {late}, there are {arrived_late} (and {doubtful} in doubt)")
 
     def _staleness(self, answer: Answer) -> None:

@@ -1,0 +1,431 @@
+"""Runs one episode: processes, inputs and faults; then every answer against the records that were written."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from edgewater.query import QuerySpec
+from edgewater.windows import SessionWindow
+from tests.e2e.soak.plan import FILE_FAULTS, IDLE_MS, INPUT_S, Episode, Fault
+from tests.e2e.soak.questions import specs
+from tests.e2e.soak.reader import Reader
+from tests.e2e.soak.records import COLUMNS, Handed, InputLog, RecordSource
+from tests.e2e.soak.sources import FileInput, Input, PushInput, StdinInput, wall_ms
+from tests.e2e.soak.system import Center, Edge, wait_until_ready
+from tests.simulation.checkers import Falsehood, Findings, check_query, time_ms
+from tests.simulation.truth import Fate, QueryTruth, TrueRecord
+
+SETTLE_S = 45.0
+UNSYNCED_MS = 8000
+"""Records of a source that cannot be read again which are this old at a kill have been synced."""
+ROTATION_MS = 2500
+"""A rotation that loses what has not been read loses records of so long before and after it, at most."""
+LONG_UNREAD_MS = 12_000
+"""As `ROTATION_MS`, where the edge may not have read for a while."""
+LOSSY = ("copytruncate", "delete", "same-inode")
+AWAY = {"kill-edge", "stop-edge", "pause-edge", "lost-state", "disk-full", "join", "clock"}
+"""Faults during which an edge does not read."""
+ARROW_COLUMNS = {name: pa.string() if t == "string" else getattr(pa, t)() for name, t in COLUMNS.items()}
+RECORDS_OF_AN_EDGE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Records of an edge that may be lost, or counted twice, if the answers say that they are not complete.
+
+    Attributes:
+        kinds: kinds of the sources; records handed over in [from_ms, to_ms].
+    """
+
+    edge: str
+    kinds: tuple[str, ...]
+    from_ms: int
+    to_ms: int
+
+
+@dataclass(slots=True)
+class EpisodeResult:
+    """What an episode found.
+
+    Attributes:
+        skipped: faults that could not be made to happen, and why.
+    """
+
+    episode: Episode
+    findings: Findings
+    records: int = 0
+    reads: int = 0
+    seconds: float = 0.0
+    skipped: list[str] = field(default_factory=list)
+
+
+class EpisodeRun:
+    """One episode on a running center."""
+
+    def __init__(self, episode: Episode, center: Center, directory: Path) -> None:
+        self.episode, self.center, self.directory = episode, center, directory
+        self.stream = f"s{episode.number}"
+        self.log = InputLog(episode.disorder_ms, IDLE_MS)
+        own_disk = "disk-full" in episode.kinds
+        port = center.demo.gateway_port
+        self.edges = [Edge(plan, self.stream, port, directory, episode.disorder_ms, own_disk) for plan in episode.edges]
+        self.specs = specs(episode, self.stream, [edge.name for edge in self.edges])
+        self.inputs: dict[str, list[Input]] = {}
+        self.losses: list[Loss] = []
+        self.joined: dict[str, int] = {}
+        self.retired: dict[str, int] = {}
+        self.late_query_ms: int | None = None
+        self.skipped: list[str] = []
+        self.reader = Reader(center, [s["name"] for s in self.specs if not s["name"].endswith("late_query")])
+        self._rng = np.random.default_rng(episode.seed)
+
+    def run(self) -> EpisodeResult:
+        began = time.monotonic()
+        try:
+            self._register([s for s in self.specs if not s["name"].endswith("late_query")])
+            first = [edge for edge in self.edges if not edge.plan.joins_at_s]
+            for edge in first:
+                self._make_inputs(edge)
+                edge.start()
+            wait_until_ready(first)
+            self.reader.start()
+            self._disturb(first)
+            ready = self._settle()
+            self.reader.stop()
+            self.reader.read_all_revisions()
+            self._write_evidence()
+            result = self._check(ready)
+        finally:
+            self._tear_down()
+        result.seconds = time.monotonic() - began
+        return result
+
+    def _register(self, wanted: Sequence[dict[str, Any]]) -> None:
+        for spec in wanted:
+            self.center.request("POST", "/v1/queries", json=spec).raise_for_status()
+
+    def _make_inputs(self, edge: Edge) -> None:
+        e = self.episode
+        for i, source in enumerate(edge.plan.sources):
+            number = (self.edges.index(edge) * 10 + i) * RECORDS_OF_AN_EDGE
+            drawn = RecordSource(f"{edge.name}/{i}", source.profile, e.lateness_ms, number, self._rng.spawn(1)[0])
+            common = (edge.name, drawn, self.log, source.records_per_s, "bad" in e.kinds)
+            made: Input
+            if source.kind == "file":
+                made = FileInput(*common, edge.log_file)
+            elif source.kind == "http":
+                made = PushInput(*common, edge.push_url, bool(self._rng.random() < 0.5))
+            else:
+                made = StdinInput(*common)
+            self.inputs.setdefault(edge.name, []).append(made)
+
+    def _start_inputs(self, edge: Edge) -> None:
+        self._connect_stdin(edge)
+        for made in self.inputs[edge.name]:
+            made.start()
+
+    def _connect_stdin(self, edge: Edge) -> None:
+        for made in self.inputs[edge.name]:
+            if isinstance(made, StdinInput):
+                made.process = edge.process
+
+    # Faults
+
+    def _disturb(self, first: Sequence[Edge]) -> None:
+        """Starts the inputs, and runs the faults at their times, each in a thread of its own."""
+        begin = time.monotonic()
+        failures: list[BaseException] = []
+        for edge in first:
+            self._start_inputs(edge)
+
+        def later(at_s: float, action: Callable[[], None]) -> threading.Thread:
+            def wait_and_act() -> None:
+                try:
+                    time.sleep(max(0.0, begin + at_s - time.monotonic()))
+                    action()
+                except BaseException as exc:
+                    failures.append(exc)
+
+            thread = threading.Thread(target=wait_and_act, daemon=True)
+            thread.start()
+            return thread
+
+        threads = [later(f.at_s, lambda f=f: self._happen(f)) for f in self.episode.faults]  # type: ignore[misc]
+        for edge in self.edges:
+            if edge.plan.joins_at_s:
+                threads.append(later(edge.plan.joins_at_s, lambda edge=edge: self._join(edge)))  # type: ignore[misc]
+        time.sleep(INPUT_S)
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        for inputs in self.inputs.values():
+            for made in inputs:
+                made.stop()
+
+    def _happen(self, fault: Fault) -> None:
+        edge = self.edges[fault.edge]
+        if fault.kind in FILE_FAULTS:
+            self._rotate(fault, edge)
+        else:
+            getattr(self, "_" + fault.kind.replace("-", "_"))(fault, edge)
+
+    def _join(self, edge: Edge) -> None:
+        """An edge that comes later, with a log that it has kept since before."""
+        self._make_inputs(edge)
+        for made in self.inputs[edge.name]:
+            made.capped = False
+            if isinstance(made, FileInput):
+                made.start()
+        time.sleep(1.5)
+        edge.start()
+        wait_until_ready([edge])
+        self.joined[edge.name] = wall_ms()
+        self._connect_stdin(edge)
+        for made in self.inputs[edge.name]:
+            if not isinstance(made, FileInput):
+                made.start()
+
+    def _rotate(self, fault: Fault, edge: Edge) -> None:
+        file = next(i for i in self.inputs[edge.name] if isinstance(i, FileInput))
+        if fault.kind == "same-inode":
+            self._down(edge, ("file",))
+            file.rotate(fault.kind)
+            time.sleep(fault.lasts_s / 2)
+            self._up(edge)
+            return
+        loses = fault.kind in LOSSY or (fault.kind == "compress" and AWAY & set(self.episode.kinds))
+        for rotation in range(1 + int(fault.lasts_s > 2)):
+            file.rotate(fault.kind)
+            # A file that was created and rotated while no agent ran was never under its name.
+            if loses or (rotation and AWAY & set(self.episode.kinds)):
+                self._may_lose(edge, ("file",))
+            time.sleep(fault.lasts_s)
+
+    def _may_lose(self, edge: Edge, kinds: tuple[str, ...]) -> None:
+        now, before_ms = wall_ms(), LONG_UNREAD_MS if AWAY & set(self.episode.kinds) else ROTATION_MS
+        self.losses.append(Loss(edge.name, kinds, now - before_ms, now + ROTATION_MS))
+
+    def _down(self, edge: Edge, at_risk: tuple[str, ...], before_ms: int = UNSYNCED_MS) -> None:
+        for made in self.inputs[edge.name]:
+            made.capped = False
+        edge.kill()
+        now = wall_ms()
+        self.losses.append(Loss(edge.name, at_risk, now - before_ms, now + 1000))
+
+    def _up(self, edge: Edge) -> None:
+        edge.start()
+        self._connect_stdin(edge)
+
+    def _kill_edge(self, fault: Fault, edge: Edge) -> None:
+        self._down(edge, ("stdin",))
+        time.sleep(fault.lasts_s)
+        self._up(edge)
+
+    def _stop_edge(self, fault: Fault, edge: Edge) -> None:
+        for made in self.inputs[edge.name]:
+            made.capped = False
+        self.losses.append(Loss(edge.name, ("stdin",), wall_ms() - 1000, wall_ms() + 5000))
+        edge.stop()
+        time.sleep(fault.lasts_s)
+        self._up(edge)
+
+    def _pause_edge(self, fault: Fault, edge: Edge) -> None:
+        for made in self.inputs[edge.name]:
+            made.capped = False
+        edge.signal(signal.SIGSTOP)
+        time.sleep(fault.lasts_s + IDLE_MS / 1000)
+        edge.signal(signal.SIGCONT)
+
+    def _lost_state(self, fault: Fault, edge: Edge) -> None:
+        self._down(edge, ("file", "http", "stdin"), before_ms=10**9)
+        edge.lose_state()
+        time.sleep(fault.lasts_s)
+        self._up(edge)
+
+    def _clock(self, fault: Fault, edge: Edge) -> None:
+        for made in self.inputs[edge.name]:
+            made.capped = False
+        step_s = float(self._rng.choice([40.0, -20.0, 3600.0, 5.0]))
+        edge.step_clock(step_s)
+        time.sleep(fault.lasts_s)
+        edge.step_clock(0.0)
+
+    def _disk_full(self, fault: Fault, edge: Edge) -> None:
+        if not edge.has_own_disk:
+            self.skipped.append("disk-full: a tmpfs cannot be mounted here")
+            return
+        for made in self.inputs[edge.name]:
+            made.capped = False
+        edge.fill_disk()
+        time.sleep(fault.lasts_s)
+        edge.free_disk()
+        if edge.process is not None and edge.process.poll() is not None:
+            self._up(edge)  # it ended, as service managers expect of a full disk
+
+    def _retire(self, fault: Fault, edge: Edge) -> None:
+        self.retired[edge.name] = wall_ms()
+        self.center.request("DELETE", f"/v1/edges/{edge.name}")
+
+    def _cut(self, fault: Fault, edge: Edge) -> None:
+        edge.link.cut()
+        time.sleep(fault.lasts_s)
+        edge.link.heal()
+
+    def _duplicate(self, fault: Fault, edge: Edge) -> None:
+        for _ in range(2):
+            edge.link.hold_replies()
+            time.sleep(fault.lasts_s / 2)
+            edge.link.heal()
+            time.sleep(0.3)
+
+    def _kill_gateway(self, fault: Fault, edge: Edge) -> None:
+        self.center.kill("gateway")
+
+    def _kill_api(self, fault: Fault, edge: Edge) -> None:
+        self.center.kill("api")
+
+    def _kill_job(self, fault: Fault, edge: Edge) -> None:
+        self.center.kill("job")
+
+    def _checkpoints(self, fault: Fault, edge: Edge) -> None:
+        self.center.kill("job")
+        self.center.delete_checkpoints()
+
+    def _late_query(self, fault: Fault, edge: Edge) -> None:
+        self.late_query_ms = wall_ms()
+        late = [s for s in self.specs if s["name"].endswith("late_query")]
+        self._register(late)
+        self.reader.queries += [s["name"] for s in late]
+
+    # The end
+
+    def _settle(self) -> bool:
+        """Waits until every window with records has its final answer; returns False if it does not come."""
+        truths = self._truths()
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline:
+            if all(self._is_final(truth) for truth in truths.values()):
+                time.sleep(1.5)
+                return True
+            time.sleep(0.5)
+        return False
+
+    def _is_final(self, truth: QueryTruth) -> bool:
+        newest = self.reader.newest(truth.spec.name)
+        phases = {time_ms(start): answer["phase"] for start, answer in newest.items()}
+        if isinstance(truth.spec.window, SessionWindow) or truth.spec.name.endswith("late_query"):
+            return bool(phases) and all(phase == "final" for phase in phases.values())
+        return all(
+            phases.get(start, "" if _must_be_answered(truth, start) else "final") == "final" for start in truth.windows
+        )
+
+    def _truths(self) -> dict[str, QueryTruth]:
+        truths = {}
+        for mapping in self.specs:
+            spec = QuerySpec.from_mapping(mapping)
+            records = [self._true_record(h, spec) for h in self.log.handed]
+            truths[spec.name] = QueryTruth(spec, records, ARROW_COLUMNS)
+        return truths
+
+    def _true_record(self, handed: Handed, spec: QuerySpec) -> TrueRecord:
+        r = handed.record
+        values = {name: getattr(r, name) for name in COLUMNS}
+        if isinstance(spec.window, SessionWindow):
+            closes = r.at + spec.window.longest_ms
+            final = closes + spec.lateness_ms
+        else:
+            start = spec.window.slice_start(r.at)
+            closes = start + spec.window.slice_ms
+            final = spec.window.last_window_end(start) + spec.lateness_ms
+        late = closes <= handed.watermark_ms
+        return TrueRecord(handed.edge, r.at, values, self._fate(handed, spec, final), late)
+
+    def _fate(self, handed: Handed, spec: QuerySpec, final_ms: int) -> Fate:
+        if not handed.certain:
+            return Fate.UNCERTAIN
+        kind = self._kind_of(handed)
+        if any(x.edge == handed.edge and kind in x.kinds and x.from_ms <= handed.at_ms <= x.to_ms for x in self.losses):
+            return Fate.LOST
+        joined = self.joined.get(handed.edge)
+        if joined is not None and not self.episode.listed and handed.at_ms <= joined + 3000:
+            return Fate.EITHER
+        if handed.edge in self.retired:
+            return Fate.EITHER
+        if spec.name.endswith("late_query") and (
+            self.late_query_ms is None or min(handed.record.at, handed.at_ms) <= self.late_query_ms + 3000
+        ):
+            return Fate.LOST
+        return Fate.EITHER if final_ms <= handed.watermark_ms else Fate.COUNTED
+
+    def _kind_of(self, handed: Handed) -> str:
+        edge = next(e for e in self.edges if e.name == handed.edge)
+        return edge.plan.sources[int(handed.record.src.rpartition("/")[2])].kind
+
+    def _write_evidence(self) -> None:
+        """Writes the records and the answers beside the logs, for who looks into a false statement."""
+        with (self.directory / "records.ndjson").open("w") as file:
+            for h in self.log.handed:
+                file.write(json.dumps(asdict(h)) + "\n")
+        with (self.directory / "answers.ndjson").open("w") as file:
+            for windows in self.reader.answers.values():
+                for revisions in windows.values():
+                    file.writelines(json.dumps(answer) + "\n" for answer in revisions.values())
+
+    def _check(self, settled: bool) -> EpisodeResult:
+        findings = Findings()
+        findings.false += self.reader.false
+        self.reader.false = []
+        for name, truth in self._truths().items():
+            answers = [a for revisions in self.reader.answers.get(name, {}).values() for a in revisions.values()]
+            findings.add(self._check_query(truth, answers, settled))
+        starts = {q: list(self.reader.newest(q))[:2] for q in self.reader.queries}
+        findings.cells += self.reader.compare_forms(starts)
+        findings.false += self.reader.false
+        if not settled and self.center.is_ready() and all(edge.is_ready() for edge in self.edges):
+            message = f"/readyz of the center and all edges is 200, and answers are not final {SETTLE_S:.0f} s after"
+            findings.false.append(Falsehood("readyz", self.stream, "", 0, message))
+        return EpisodeResult(
+            self.episode, findings, len(self.log.handed), self.reader.reads, skipped=sorted(set(self.skipped))
+        )
+
+    def _check_query(self, truth: QueryTruth, answers: Sequence[Any], settled: bool) -> Findings:
+        counted = sum(a["quality"]["records"]["after_final"] for a in answers if a["phase"] == "final")
+        end = max((w.end_ms for w in truth.windows.values()), default=0)
+        late = truth.spec.name.endswith("late_query")
+        return check_query(
+            truth,
+            answers,
+            at_rest=settled,
+            counted=counted,
+            closed_through_ms=None if late else end,
+            late_is_known=False,
+        )
+
+    def _tear_down(self) -> None:
+        self.reader.stop()
+        for inputs in self.inputs.values():
+            for made in inputs:
+                made._stopping.set()
+        for edge in self.edges:
+            if edge.process is not None:
+                edge.signal(signal.SIGCONT)
+            edge.close()
+        for spec in self.specs:
+            self.center.request("DELETE", f"/v1/queries/{spec['name']}")
+        for edge in self.edges:
+            self.center.request("DELETE", f"/v1/edges/{edge.name}")
+
+
+def _must_be_answered(truth: QueryTruth, start_ms: int) -> bool:
+    return any(truth.records[i].fate is Fate.COUNTED for i in truth.windows[start_ms].records)

@@ -1,0 +1,250 @@
+"""The inputs of edges: files that are rotated, pushes, pipes. Each runs in a thread and logs what it handed over."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, Queue
+from typing import IO
+
+import httpx
+
+from tests.e2e.soak.records import InputLog, Record, RecordSource, to_arrow
+
+PERIOD_S = 0.1
+PUSH_TIMEOUT_S = 8.0
+GOES_ON_S = 1.0
+COMPRESS_AFTER_S = 1.0
+BAD_LINES = ('{"at": "yesterday"}', "not json", '{"k": "a", "n": 1}', '{"at": 1, "n": 1.5}')
+HEAD_LINE = '{"comment": "' + "the same in every file " * 20 + '"}'
+"""Without a time, so it is no record; it makes the first bytes of all files of an episode equal."""
+
+
+def wall_ms() -> int:
+    return int(time.time() * 1000)  # noqa: TID251
+
+
+class Input:
+    """Writes drawn records until it is stopped.
+
+    Attributes:
+        capped: as in `InputLog.add`; set to False before a fault that makes the edge read later.
+        bad: whether records that cannot be read are mixed in.
+    """
+
+    def __init__(self, edge: str, source: RecordSource, log: InputLog, records_per_s: float, bad: bool) -> None:
+        self.edge, self.log, self.bad = edge, log, bad
+        self.capped = True
+        self._source, self._rate = source, records_per_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.failure: BaseException | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(PUSH_TIMEOUT_S + 5)
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self) -> None:
+        try:
+            self._write_until_stopped()
+        except BaseException as exc:
+            self.failure = exc
+
+    def _write_until_stopped(self) -> None:
+        due = 0.0
+        ticks = 0
+        while not self._stopping.is_set():
+            due += self._rate * PERIOD_S
+            count, due = int(due), due - int(due)
+            ticks += 1
+            if count:
+                self.write(self._source.draw(count, wall_ms()), with_bad=self.bad and ticks % 7 == 0)
+            self.between()
+            self._stopping.wait(PERIOD_S)
+        self.finish()
+
+    def write(self, records: list[Record], with_bad: bool) -> None:
+        raise NotImplementedError
+
+    def between(self) -> None:
+        """Called between writes, in the writing thread."""
+
+    def finish(self) -> None:
+        """Called after the last write."""
+
+
+def _lines(records: list[Record], with_bad: bool) -> bytes:
+    lines = [r.to_json() for r in records]
+    if with_bad:
+        lines[len(lines) // 2 : len(lines) // 2] = BAD_LINES
+    return ("\n".join(lines) + "\n").encode()
+
+
+class FileInput(Input):
+    """Appends to ``app.log`` in a directory and rotates it when asked."""
+
+    def __init__(
+        self, edge: str, source: RecordSource, log: InputLog, records_per_s: float, bad: bool, path: Path
+    ) -> None:
+        super().__init__(edge, source, log, records_per_s, bad)
+        self.path = path
+        path.parent.mkdir(parents=True)
+        self._file = self._create()
+        self._rotations = 0
+        self._commands: Queue[Callable[[], None]] = Queue()
+        self._later: list[tuple[float, Callable[[], None]]] = []
+
+    def _create(self) -> IO[bytes]:
+        file = self.path.open("ab", buffering=0)
+        file.write((HEAD_LINE + "\n").encode())
+        return file
+
+    def write(self, records: list[Record], with_bad: bool) -> None:
+        self._file.write(_lines(records, with_bad))
+        self.log.add(self.edge, records, wall_ms(), capped=self.capped)
+
+    def between(self) -> None:
+        while True:
+            try:
+                self._commands.get_nowait()()
+            except Empty:
+                break
+        due = [action for at, action in self._later if at <= time.monotonic()]
+        self._later = [(at, action) for at, action in self._later if at > time.monotonic()]
+        for action in due:
+            action()
+
+    def finish(self) -> None:
+        for _, action in self._later:
+            action()
+        self._file.close()
+
+    def rotate(self, style: str) -> None:
+        """Rotates before the next write; `style` is one of the kinds of file faults."""
+        self._commands.put(getattr(self, "_" + style.replace("-", "_")))
+
+    def _aside(self) -> Path:
+        self._rotations += 1
+        aside = self.path.with_name(f"{self.path.name}.{self._rotations}")
+        self.path.rename(aside)
+        return aside
+
+    def _rename(self) -> None:
+        self._aside()
+        self._reopen()
+
+    def _reopen(self) -> None:
+        self._file.close()
+        self._file = self._create()
+
+    def _goes_on(self) -> None:
+        self._aside()
+        self.path.touch()
+        self._later.append((time.monotonic() + GOES_ON_S, self._reopen))
+
+    def _copytruncate(self) -> None:
+        self._rotations += 1
+        shutil.copyfile(self.path, self.path.with_name(f"{self.path.name}.{self._rotations}"))
+        os.truncate(self.path, 0)
+
+    def _delete(self) -> None:
+        self.path.unlink()
+        self._reopen()
+
+    def _compress(self) -> None:
+        aside = self._aside()
+        self._reopen()
+        self._later.append((time.monotonic() + COMPRESS_AFTER_S, lambda: _gzip(aside)))
+
+    def _same_inode(self) -> None:
+        """Call only while no process has the file open: its inode is then free, and mostly taken for the next file."""
+        self._file.close()
+        self.path.unlink()
+        self._file = self._create()
+
+
+def _gzip(path: Path) -> None:
+    with path.open("rb") as plain, gzip.open(f"{path}.gz", "wb") as packed:
+        shutil.copyfileobj(plain, packed)
+    path.unlink()
+
+
+class PushInput(Input):
+    """Pushes batches; a refused batch is pushed again, one without a reply is not."""
+
+    def __init__(
+        self, edge: str, source: RecordSource, log: InputLog, records_per_s: float, bad: bool, url: str, arrow: bool
+    ) -> None:
+        super().__init__(edge, source, log, records_per_s, bad)
+        self._client = httpx.Client(timeout=PUSH_TIMEOUT_S)
+        self._url, self._arrow = url, arrow
+        self._waiting: list[Record] = []
+
+    def write(self, records: list[Record], with_bad: bool) -> None:
+        self._waiting += records
+        self._push(with_bad)
+
+    def finish(self) -> None:
+        deadline = time.monotonic() + PUSH_TIMEOUT_S
+        while self._waiting and time.monotonic() < deadline:
+            self._push(False)
+            time.sleep(PERIOD_S)
+        self.log.refused += len(self._waiting)
+        self._client.close()
+
+    def _push(self, with_bad: bool) -> None:
+        batch, arrow = self._waiting, self._arrow and not with_bad
+        content = to_arrow(batch) if arrow else _lines(batch, with_bad)
+        kind = "application/vnd.apache.arrow.stream" if arrow else "application/x-ndjson"
+        try:
+            reply = self._client.post(self._url, content=content, headers={"Content-Type": kind})
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            return  # nothing was taken
+        except httpx.TransportError:
+            self._waiting = []
+            self.log.add(self.edge, batch, wall_ms(), certain=False, capped=False)
+            return
+        if reply.status_code == 200:
+            assert reply.json()["accepted"] == len(batch), reply.text
+            self._waiting = []
+            self.log.add(self.edge, batch, wall_ms(), capped=self.capped)
+        elif reply.status_code != 503:
+            self._waiting = []
+            self.log.refused += len(batch)
+
+
+class StdinInput(Input):
+    """Writes to the standard input of an edge, which a restart replaces.
+
+    Attributes:
+        lost_process: whether a process was killed that may have had lines in its pipe or unsynced.
+    """
+
+    def __init__(self, edge: str, source: RecordSource, log: InputLog, records_per_s: float, bad: bool) -> None:
+        super().__init__(edge, source, log, records_per_s, bad)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.lost_process = False
+
+    def write(self, records: list[Record], with_bad: bool) -> None:
+        process = self.process
+        if process is None or process.stdin is None:
+            return
+        try:
+            process.stdin.write(_lines(records, with_bad))
+            process.stdin.flush()
+        except (OSError, ValueError):
+            # The pipe broke within the write: the dead process may have read a part of it.
+            self.log.add(self.edge, records, wall_ms(), certain=False, capped=False)
+            return
+        self.log.add(self.edge, records, wall_ms(), capped=self.capped)

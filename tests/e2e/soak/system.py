@@ -1,0 +1,229 @@
+"""The processes of a soak: a center, edges, and the links between them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from sim.demo.run import Demo, free_port
+from tests.e2e.link import Link
+from tests.e2e.soak.plan import IDLE_MS, EdgePlan
+from tests.e2e.soak.records import COLUMNS
+
+READY_S = 60.0
+STATE_DISK_BYTES = 16 << 20
+
+
+class SoakFailed(Exception):
+    """The soak itself could not go on; says nothing about the system's statements."""
+
+
+class Edge:
+    """An edge agent as a process, with a link and a clock of its own.
+
+    Attributes:
+        has_own_disk: the state has a file system of its own, that can be filled.
+    """
+
+    def __init__(
+        self, plan: EdgePlan, stream: str, gateway_port: int, directory: Path, disorder_ms: int, own_disk: bool
+    ) -> None:
+        self.plan, self.name, self.stream = plan, plan.name, stream
+        self.directory = directory / plan.name
+        self.directory.mkdir(parents=True)
+        self.link = Link(gateway_port)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+        self._disk: Path | None = None
+        self._state = self.directory / "state"
+        if own_disk:
+            self._mount()
+        self._clock = self.directory / "clock"
+        self._clock.write_bytes(struct.pack("<d", 0.0))
+        self._config = self.directory / "edge.yaml"
+        sources: list[dict[str, Any]] = []
+        for source in plan.sources:
+            if source.kind == "file":
+                sources.append({"file": {"path": str(self.log_file), "format": "ndjson", "follow": True}})
+            else:
+                sources.append({"http": {}} if source.kind == "http" else {"stdin": {"format": "ndjson"}})
+        config = {
+            "edge": self.name,
+            "center": {"address": f"127.0.0.1:{self.link.port}"},
+            "state_dir": str(self._state),
+            "http": {"listen": f"127.0.0.1:{self.port}"},
+            "streams": {
+                stream: {
+                    "columns": COLUMNS,
+                    "time": {"column": "at", "unit": "ms"},
+                    "disorder": f"{disorder_ms}ms",
+                    "idle": f"{IDLE_MS}ms",
+                    "sources": sources,
+                }
+            },
+            "limits": {"checkpoint": "3s"},
+        }
+        self._config.write_text(yaml.safe_dump(config, sort_keys=False))
+
+    @property
+    def log_file(self) -> Path:
+        return self.directory / "logs" / "app.log"
+
+    @property
+    def push_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1/streams/{self.stream}"
+
+    @property
+    def has_own_disk(self) -> bool:
+        return self._disk is not None
+
+    def start(self) -> None:
+        self._close_stdin()
+        with (self.directory / "edge.log").open("ab") as log:
+            module = [sys.executable, "-m", "tests.e2e.soak.stepped_edge", str(self._clock)]
+            command = [*module, "edge", "run", str(self._config)]
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+
+    def _close_stdin(self) -> None:
+        if self.process is not None and self.process.stdin is not None:
+            with contextlib.suppress(OSError):  # what the dead process did not read
+                self.process.stdin.close()
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/readyz", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.signal(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait()
+
+    def stop(self) -> None:
+        """SIGTERM, and waits for the end."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def lose_state(self) -> None:
+        for entry in self._state.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+    def step_clock(self, seconds: float) -> None:
+        with self._clock.open("r+b") as file:
+            file.write(struct.pack("<d", seconds))
+
+    def fill_disk(self) -> None:
+        """Fills the state's disk to the last byte."""
+        assert self._disk is not None
+        with (self._disk / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+
+    def free_disk(self) -> None:
+        assert self._disk is not None
+        (self._disk / "ballast").unlink()
+
+    def close(self) -> None:
+        self.stop()
+        self._close_stdin()
+        self.link.close()
+        if self._disk is not None:
+            subprocess.run(["umount", str(self._disk)], check=False, capture_output=True)
+
+    def _mount(self) -> None:
+        disk = self.directory / "disk"
+        disk.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={STATE_DISK_BYTES}", "tmpfs", str(disk)]
+        try:
+            mounted = subprocess.run(command, check=False, capture_output=True).returncode == 0
+        except OSError:
+            mounted = False
+        if mounted:
+            self._disk, self._state = disk, disk / "state"
+
+
+class Center:
+    """The center of a `Demo` with what a soak does to it."""
+
+    def __init__(self, demo: Demo) -> None:
+        self.demo = demo
+
+    @property
+    def _state(self) -> Path:
+        return self.demo.directory / "state" / "center"
+
+    def get(self, path: str, **params: Any) -> httpx.Response | None:
+        """A reply, or None while the API is away."""
+        try:
+            return self.demo.client.get(path, params=params)
+        except httpx.TransportError:
+            return None
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """A reply; tries again while the API is away or one of its stores is.
+
+        Raises:
+            SoakFailed: it did not come back.
+        """
+        deadline = time.monotonic() + READY_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.TransportError):
+                reply = self.demo.client.request(method, path, **options)
+                if reply.status_code < 500:
+                    return reply
+            time.sleep(0.2)
+        raise SoakFailed(f"{method} {path}: no reply within {READY_S:.0f} s")
+
+    def is_ready(self) -> bool:
+        reply = self.get("/readyz")
+        return reply is not None and reply.status_code == 200
+
+    def kill(self, component: str) -> None:
+        """kill -9 of a component, which the supervisor starts again."""
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError, ValueError):
+            os.kill(int((self._state / "pids" / f"{component}.pid").read_text()), signal.SIGKILL)
+
+    def delete_checkpoints(self) -> None:
+        shutil.rmtree(self._state / "spark", ignore_errors=True)
+
+    def alarms(self) -> list[dict[str, Any]]:
+        alarms: list[dict[str, Any]] = self.request("GET", "/v1/alarms").json()["alarms"]
+        return alarms
+
+
+def wait_until_ready(edges: Sequence[Edge], timeout_s: float = READY_S) -> None:
+    """Raises SoakFailed: an edge did not become ready, and the end of its log."""
+    deadline = time.monotonic() + timeout_s
+    waiting = list(edges)
+    while waiting := [edge for edge in waiting if not edge.is_ready()]:
+        if time.monotonic() > deadline:
+            log = (waiting[0].directory / "edge.log").read_text(errors="replace").splitlines()[-5:]
+            raise SoakFailed(f"{waiting[0].name} was not ready within {timeout_s:.0f} s: {json.dumps(log)}")
+        time.sleep(0.1)
