@@ -26,7 +26,7 @@ from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, load_identity
 from edge.process import now_ms, release_free_memory
 from edge.records import Chunk, Position, Source
-from edge.sources import Unavailable, build_sources, push_routes, replay_clock
+from edge.sources import Gone, Unavailable, build_sources, push_routes, replay_clock
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
 from edgewater.errors import InvalidInput, StorageError
@@ -45,6 +45,7 @@ FAILURE_MS = 3000 * SOURCE_RETRY_S
 UNREAD_INPUT_S = 0.1
 """A source that has not been idle for longer than this may have unread input. Input that is read sooner is late by at
 most about this much, which is within the usual lateness of records."""
+RETIRED = "retired: the center has retired this edge; restart the agent to register it again"
 LONG_BACKPRESSURE_MS = 500
 """After a longer backpressured wait the idle rule restarts for the source: records may have queued up in it."""
 LONG_PAUSE_MS = 500
@@ -124,6 +125,7 @@ class Agent:
             "bandwidth_bytes_per_second": ("Measured bandwidth to the center.", self.outbox.bandwidth_bytes_s),
             "rtt_seconds": ("Measured round-trip time.", self.outbox.rtt_ms / 1000),
             "queries": ("Number of queries.", len(core.queries)),
+            "retired": ("1 once the center has retired this edge.", float(self.uplink.retired.is_set())),
             "clock_step_seconds": ("Step of the system's clock that is not followed yet.", now_ms.step_s),
             "busy_share": ("Fraction of time the busiest source is busy.", self.meter.recent_busy_share),
         }
@@ -131,6 +133,8 @@ class Agent:
     def missing(self) -> list[str]:
         """Returns the reasons why this edge cannot accept records."""
         reasons = []
+        if self.uplink.retired.is_set():
+            reasons.append(RETIRED)
         if not self.outbox.configured.is_set():
             reasons.append("queries: none received yet; the center has not been reached since this state was created")
         if self.commit.failure is not None:
@@ -142,8 +146,10 @@ class Agent:
         now = now_ms()
         return {name: message for name, (message, at_ms) in self.failing.items() if now - at_ms <= FAILURE_MS}
 
-    def unavailable(self) -> Unavailable | None:
-        """Returns why a pushed request cannot be accepted now, or None."""
+    def unavailable(self) -> Unavailable | Gone | None:
+        """Returns why a pushed request cannot be accepted, or None."""
+        if self.uplink.retired.is_set():
+            return Gone(RETIRED)
         if reasons := self.missing():
             return Unavailable("; ".join(reasons), retry_after_s=1)
         if self._over_memory_limit():
@@ -154,7 +160,9 @@ class Agent:
         return self.durable.core.pending_bytes > self.config.limits.max_pending_bytes
 
     async def accept(self, chunk: Chunk, stream: str) -> None:
-        """Ingests a pushed chunk; returns when it is durable."""
+        """Ingests a pushed chunk; returns when it is durable. Raises Gone: the edge has been retired."""
+        if self.uplink.retired.is_set():
+            raise Gone(RETIRED)
         self._count_rejected(stream, chunk)
         if chunk.batch.num_rows:
             with self.meter.busy(chunk.source):
@@ -179,10 +187,21 @@ class Agent:
         # Records that are read before the first queries are known would count in no query.
         await self.outbox.configured.wait()
         self._restart_idle_rule(*self.sources)
+        tasks = [asyncio.create_task(t) for t in (self._read_sources(), self.uplink.retired.wait())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.Event().wait()  # all sources have ended, or none is read any more; serving continues
+
+    async def _read_sources(self) -> None:
         async with asyncio.TaskGroup() as group:
             for source in self.sources:
                 group.create_task(self._read(source))
-        await asyncio.Event().wait()  # all sources have ended; shipping and serving continue
 
     async def _read(self, source: Source) -> None:
         """Reads a source to its end, with retries. A source that cannot be read holds its stream's watermark

@@ -99,6 +99,12 @@ class ProtocolError(EdgewaterError):
     code = "protocol"
 
 
+class Retired(ProtocolError):
+    """The center has retired the edge."""
+
+    code = "retired"
+
+
 class CorruptFrame(ProtocolError):
     code = "corrupt-frame"
 

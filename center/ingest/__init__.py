@@ -3,6 +3,6 @@
 Started by `center.ops`. It never merges frames or answers queries: the job reads what the gateway has committed.
 """
 
-from center.ingest.gateway import CODE_METADATA, Gateway, GatewayConfig
+from center.ingest.gateway import Gateway, GatewayConfig
 
-__all__ = ["CODE_METADATA", "Gateway", "GatewayConfig"]
+__all__ = ["Gateway", "GatewayConfig"]

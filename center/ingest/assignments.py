@@ -67,14 +67,16 @@ class QueryAssignment:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentPlan:
-    """The live queries as of one version of the catalog."""
+    """The live queries and the retired edges as of one version of the catalog."""
 
     version: int
     queries: tuple[QueryAssignment, ...]
+    retired: frozenset[EdgeId] = frozenset()
 
     @classmethod
     def of(cls, version: int, queries: Sequence[RegisteredQuery], edges: Sequence[EdgeRecord]) -> AssignmentPlan:
-        return cls(version, tuple(QueryAssignment.of(q, edges) for q in queries))
+        retired = frozenset(e.edge for e in edges if e.retired)
+        return cls(version, tuple(QueryAssignment.of(q, edges) for q in queries), retired)
 
     def assignment(self, edge: EdgeId, budgets: BudgetSnapshot) -> EdgeAssignment:
         """The assignment of `edge`: the queries that expect it, its budgets and its sampling rates."""

@@ -29,21 +29,21 @@ from center.ingest.session import GatewaySession
 from center.ingest.status_writer import StatusWriter
 from center.ingest.validation import PROTOCOL, Hello, read_hello
 from center.storage.frame_log import FrameLog
-from edgewater.errors import Conflict, EdgewaterError, InvalidConfig, ProtocolError, StorageError
+from edgewater.errors import Conflict, EdgewaterError, InvalidConfig, ProtocolError, Retired, StorageError
 from edgewater.streams import EdgeId
+from edgewater.wire import CODE_METADATA, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire import uplink_pb2_grpc
 
 STATUS_OF_CODE = {
     "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
     "corrupt-frame": grpc.StatusCode.DATA_LOSS,
     "conflict": grpc.StatusCode.DATA_LOSS,
     "protocol": grpc.StatusCode.FAILED_PRECONDITION,
+    "retired": grpc.StatusCode.FAILED_PRECONDITION,
     "storage": grpc.StatusCode.UNAVAILABLE,
 }
 """The gRPC status of an error of `edgewater.errors`; its code is sent as trailing metadata."""
 
-CODE_METADATA = "edgewater-code"
 STOP_GRACE_S = 2.0
 _ENVELOPE_BYTES = 64 << 10
 logger = logging.getLogger(__name__)
@@ -226,7 +226,8 @@ class Gateway:
         try:
             await context.write(self._welcome(session))
             await self._refresh()
-            session.assign(self._plan.assignment(session.edge, self._budget_sync.snapshot))
+            session.opened = True
+            self._assign(session)
             if self._group_commit.stalled is not None:
                 session.outgoing.put(self._throttle())
             await session.run(requests, context.write)
@@ -335,8 +336,20 @@ class Gateway:
                 self._group_commit.live = frozenset(p.query.ref for p in plan.queries)
             if await self._budget_sync.sync(self._plan) or self._unsent:
                 for session in self._sessions.values():
-                    session.assign(self._plan.assignment(session.edge, self._budget_sync.snapshot))
+                    # The plan may be older than the Hello of a session that is being opened.
+                    if session.opened:
+                        self._assign(session)
                 self._unsent = False
+
+    def _assign(self, session: GatewaySession) -> None:
+        """Sends a session its assignment; ends that of an edge that has been retired since its Hello.
+
+        The edge keeps its queries then: an empty assignment would drop what it has accepted and not shipped.
+        """
+        if session.edge in self._plan.retired:
+            session.fail(Retired(f"edge {session.edge} has been retired; restart its agent to register it again"))
+        else:
+            session.assign(self._plan.assignment(session.edge, self._budget_sync.snapshot))
 
     def _read_plan(self, current: AssignmentPlan) -> AssignmentPlan:
         # The version first: a change during the following reads increments it again, and is seen by the next poll.

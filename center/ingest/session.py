@@ -59,6 +59,9 @@ class GatewaySession:
     Args:
         acked_through: the highest durable seq, from the catalog at Hello; None: no frame is durable.
         credit_bytes: bytes that may be in flight; at twice that, the session stops reading.
+
+    Attributes:
+        opened: the gateway's plan is not older than the session's Hello.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class GatewaySession:
         self.hello = hello
         self.edge = hello.edge
         self.outgoing = ConflatingQueue()
+        self.opened = False
         self._group_commit = group_commit
         self._status = status
         self._budget_sync = budget_sync

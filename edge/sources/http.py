@@ -27,7 +27,10 @@ TYPE_BASE = "https://edgewater.dev/problems/"
 """Base URI of problem types, the same as in the center's API."""
 
 Accept = Callable[[Chunk, str], Awaitable[None]]
-"""Ingests a chunk of a stream; returns when it is durable. Raises Unavailable, StorageError: it was not accepted."""
+"""Ingests a chunk of a stream; returns when it is durable.
+
+Raises Unavailable, Gone, StorageError: it was not accepted.
+"""
 
 
 class Unavailable(EdgewaterError):
@@ -38,6 +41,12 @@ class Unavailable(EdgewaterError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(message)
+
+
+class Gone(EdgewaterError):
+    """The agent accepts no more records; a retry will not help."""
+
+    code = "retired"
 
 
 class HttpSource:
@@ -84,7 +93,7 @@ class PushLimits:
 def push_routes(
     config: EdgeConfig,
     accept: Accept,
-    unavailable: Callable[[], Unavailable | None],
+    unavailable: Callable[[], Unavailable | Gone | None],
     now_ms: Callable[[], int],
     busy: ActivityMarker = no_marker,
     on_refused: Callable[[str], None] = lambda _: None,
@@ -119,7 +128,7 @@ class _PushEndpoint:
         self,
         sources: Mapping[str, HttpSource],
         accept: Accept,
-        unavailable: Callable[[], Unavailable | None],
+        unavailable: Callable[[], Unavailable | Gone | None],
         now_ms: Callable[[], int],
         limits: PushLimits,
         busy: ActivityMarker,
@@ -154,7 +163,10 @@ class _PushEndpoint:
         if self._pending_bytes + reserved > self._limits.max_pending_bytes:
             detail = f"{self._pending_bytes} bytes are pending; the limit is {self._limits.max_pending_bytes}"
             return self._refuse(source, 429, "too-many-requests", detail, self._limits.retry_after_s)
-        if (reason := self._unavailable()) is not None:
+        reason = self._unavailable()
+        if isinstance(reason, Gone):
+            return problem(410, reason.code, reason.message)
+        if reason is not None:
             return self._refuse(source, 503, reason.code, reason.message, reason.retry_after_s)
         self._pending_bytes += reserved
         try:
@@ -186,6 +198,8 @@ class _PushEndpoint:
             return problem(400, "incomplete-body", "the body did not arrive completely; nothing was accepted")
         except InvalidInput as exc:
             return problem(422, exc.code, exc.message)
+        except Gone as exc:
+            return problem(410, exc.code, exc.message)
         except Unavailable as exc:
             return self._refuse(source, 503, exc.code, exc.message, exc.retry_after_s)
         except StorageError as exc:

@@ -6,6 +6,7 @@ session may end at any point, and the next one resumes after the last frame that
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from edge.uplink.flow_control import DailyQuota, LinkLimits
 from edge.uplink.ports import UplinkEndpoint
 from edge.uplink.session import LinkDown, Pacing, PendingTake, UplinkSession
-from edgewater.errors import InvalidConfig
-from edgewater.wire import uplink_pb2_grpc
+from edgewater.errors import InvalidConfig, Retired
+from edgewater.wire import CODE_METADATA, uplink_pb2_grpc
 
 MAX_SILENCE_S = 60.0
 RECONNECT_FIRST_S = 0.25
@@ -87,9 +88,12 @@ class Uplink:
         self._silence_s = limits.silence_s
         self.connected = False
         """Whether a session is open: the center has answered Hello with Welcome."""
+        self.retired = asyncio.Event()
+        """Set when the center has ended a session because the edge has been retired. There is no further session: a
+        Hello would register the edge again."""
 
     async def run(self) -> None:
-        """Connects, and reconnects with full jitter, until cancelled; then sends Goodbye.
+        """Connects, and reconnects with full jitter, until cancelled; then sends Goodbye. Returns if retired.
 
         Failures of the link or the center are retried. An exception from the endpoint is raised.
         """
@@ -102,6 +106,9 @@ class Uplink:
             async for attempt in retrying:
                 with attempt:
                     await self._session(attempt.retry_state)
+        except Retired as exc:
+            logger.error("%s; no record is accepted any more", exc)
+            self.retired.set()
         finally:
             await self._pending_take.cancel()
 
@@ -123,6 +130,10 @@ class Uplink:
                 self.connected = True
                 logger.info("connected to the center at %s", self._address)
                 await session.run()
+            except (LinkDown, grpc.aio.AioRpcError):
+                if await _error_code(call) == Retired.code:
+                    raise Retired(await call.details()) from None
+                raise
             finally:
                 self.connected = False
                 call.cancel()
@@ -143,6 +154,14 @@ class Uplink:
         reason = f"{exc.code().name} {exc.details()}" if isinstance(exc, grpc.aio.AioRpcError) else str(exc)
         wait_s = state.next_action.sleep if state.next_action else 0.0
         logger.warning("no session with the center at %s: %s; retry in %.1f s", self._address, reason, wait_s)
+
+
+async def _error_code(call: Any) -> str | None:
+    """The error code with which the center has ended a call; None: it has not, or without a code."""
+    if not call.done() or call.cancelled():
+        return None
+    metadata = await call.trailing_metadata() or ()
+    return next((str(value) for key, value in metadata if key == CODE_METADATA), None)
 
 
 def _credentials(tls: TlsFiles) -> Any:

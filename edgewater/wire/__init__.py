@@ -5,6 +5,7 @@ only, from `edgewater.wire.uplink_pb2_grpc`: Spark's Python workers read frames 
 """
 
 from edgewater.wire.frames import (
+    CODE_METADATA,
     FRAME_OVERHEAD_BYTES,
     MAX_BODY_BYTES,
     Arrivals,
@@ -27,6 +28,7 @@ from edgewater.wire.frames import (
 )
 
 __all__ = [
+    "CODE_METADATA",
     "FRAME_OVERHEAD_BYTES",
     "MAX_BODY_BYTES",
     "Arrivals",

@@ -16,6 +16,9 @@ from edgewater.wire import uplink_pb2 as pb
 MAX_BODY_BYTES = 64 << 20
 """Bytes of a frame's body before compression that a reader accepts."""
 
+CODE_METADATA = "edgewater-code"
+"""Key in the trailing metadata of a session that the gateway refuses or ends: the code of the error."""
+
 FRAME_OVERHEAD_BYTES = 64
 """Upper bound of the bytes of a frame on the wire without its body and the query's name."""
 

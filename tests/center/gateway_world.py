@@ -15,12 +15,12 @@ import grpc
 import pytest
 
 from center.catalog import Catalog, IndexOutcome, UnindexedFrame
-from center.ingest import CODE_METADATA, Gateway, GatewayConfig
+from center.ingest import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
-from edgewater.wire import Frame, FrameBody, Partial, QueryRef, uplink_pb2_grpc
+from edgewater.wire import CODE_METADATA, Frame, FrameBody, Partial, QueryRef, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
 
 PATIENCE_S = 20

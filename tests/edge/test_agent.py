@@ -18,13 +18,13 @@ import pytest
 from center.catalog import Catalog
 from center.ingest import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLog
-from edge.agent import Agent, open_agent
+from edge.agent import RETIRED, Agent, open_agent
 from edge.config import parse_config
 from edge.process import now_ms
 from edge.records import Chunk, Rejection
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
-from edgewater.streams import MAX_TIME_MS
+from edgewater.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import FrameBody
 from tests.edge.core.test_core import merged
 
@@ -351,5 +351,48 @@ def test_a_full_disk_holds_the_reply_until_the_records_are_safe(
                 monkeypatch.setattr(agent.durable, "sync", sound)
                 assert (await push).json()["accepted"] == 100
             assert agent.durable.core.streams["flights"].records == 100
+
+    run(test, tmp_path)
+
+
+def test_an_edge_that_is_retired_while_it_is_connected_accepts_no_more_records(tmp_path: Path) -> None:
+    (tmp_path / "live.ndjson").write_text(lines(range(20_000, 20_050)))
+
+    async def test(center: Center) -> None:
+        sources = [{"http": {}}, {"file": {"path": str(tmp_path / "live.ndjson"), "follow": True}}]
+        settings = config(tmp_path, center, sources)
+        agent, accepted = open_agent(settings), 0
+        async with running(agent) as task, httpx.AsyncClient(base_url=f"http://{settings.http.listen}") as client:
+
+            async def push() -> httpx.Response:
+                nonlocal accepted
+                rows = range(accepted, accepted + 30)
+                reply = await client.post("/v1/streams/flights", content=lines(rows), headers=NDJSON)
+                accepted += 30 if reply.status_code == 200 else 0
+                return reply
+
+            await until(lambda: agent.uplink.connected, "a session", task)
+            await until(lambda: agent.durable.core.streams["flights"].records == 50, "the file", task)
+            assert (await push()).status_code == 200
+            await asyncio.to_thread(center.catalog.retire, EdgeId("jfk"))
+            while (reply := await push()).status_code == 200:
+                await asyncio.sleep(0)
+            assert (reply.status_code, reply.json()["type"]) == (410, "https://edgewater.dev/problems/retired")
+            assert "restart the agent" in reply.json()["detail"]
+            ready = await client.get("/readyz")
+            assert (ready.status_code, ready.json()["missing"]) == (503, [RETIRED])
+            assert "edgewater_edge_retired 1.0" in (await client.get("/metrics")).text
+            with (tmp_path / "live.ndjson").open("a") as file:
+                file.write(lines(range(20_050, 20_100)))
+            assert center.catalog.edge("jfk").retired, "it has not registered itself again"
+            assert agent.durable.core.streams["flights"].records == 50 + accepted
+            assert agent.durable.core.queries, "what has not been shipped is kept"
+        again = open_agent(settings)
+        async with running(again) as task:
+            await until(lambda: again.durable.core.streams["flights"].records == 100 + accepted, "the rest", task)
+            await until(lambda: not center.catalog.edge("jfk").retired, "a session", task)
+            want = expected(range(accepted))
+            closed = {key: groups for key, groups in want.items() if key[1] < max(want)[1]}
+            await until(lambda: merged(center.bodies()) == closed, "all closed days", task)
 
     run(test, tmp_path)

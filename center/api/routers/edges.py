@@ -26,5 +26,9 @@ def edge(edge: str, center: Center) -> Edge:
 
 @router.delete("/{edge}", status_code=204, summary="Retire an edge", responses=problems(404))
 def retire(edge: str, center: Center) -> None:
-    """Declares an edge gone: answers no longer need it. If it connects again, it is expected again."""
+    """Declares an edge gone: answers no longer need it.
+
+    An edge that is connected learns it, accepts no more records, and keeps what it has not shipped until its agent is
+    restarted. An edge that connects again, after a restart or because it was not connected, is expected again.
+    """
     center.catalog.retire(EdgeId(edge))
