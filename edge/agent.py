@@ -26,10 +26,10 @@ from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, load_identity
 from edge.process import now_ms, release_free_memory
 from edge.records import Chunk, Position, Source
-from edge.sources import Gone, Unavailable, build_sources, push_routes, replay_clock
+from edge.sources import Unavailable, build_sources, push_routes, replay_clock
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
-from edgewater.errors import InvalidInput, StorageError
+from edgewater.errors import InvalidInput, Retired, StorageError
 from edgewater.health import EmbeddedServer, health_routes, listen
 from edgewater.streams import StreamClock
 from edgewater.synopses import source_of
@@ -146,10 +146,10 @@ class Agent:
         now = now_ms()
         return {name: message for name, (message, at_ms) in self.failing.items() if now - at_ms <= FAILURE_MS}
 
-    def unavailable(self) -> Unavailable | Gone | None:
+    def unavailable(self) -> Unavailable | Retired | None:
         """Returns why a pushed request cannot be accepted, or None."""
         if self.uplink.retired.is_set():
-            return Gone(RETIRED)
+            return Retired(RETIRED)
         if reasons := self.missing():
             return Unavailable("; ".join(reasons), retry_after_s=1)
         if self._over_memory_limit():
@@ -160,9 +160,9 @@ class Agent:
         return self.durable.core.pending_bytes > self.config.limits.max_pending_bytes
 
     async def accept(self, chunk: Chunk, stream: str) -> None:
-        """Ingests a pushed chunk; returns when it is durable. Raises Gone: the edge has been retired."""
+        """Ingests a pushed chunk; returns when it is durable. Raises Retired: the edge has been retired."""
         if self.uplink.retired.is_set():
-            raise Gone(RETIRED)
+            raise Retired(RETIRED)
         self._count_rejected(stream, chunk)
         if chunk.batch.num_rows:
             with self.meter.busy(chunk.source):

@@ -46,6 +46,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "incompatible-synopses": ProblemType(500, "Incompatible stored synopses"),
     "protocol": ProblemType(400, "Protocol violation"),
     "corrupt-frame": ProblemType(400, "Corrupt frame"),
+    "retired": ProblemType(410, "Edge retired"),
     "unauthenticated": ProblemType(401, "Authentication required"),
     "not-found": ProblemType(404, "Not found"),
     "conflict": ProblemType(409, "Conflict with existing content"),

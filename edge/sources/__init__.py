@@ -5,12 +5,11 @@ chunks with positions; it never touches the core or the journal.
 """
 
 from edge.sources.factory import build_sources, file_opener
-from edge.sources.http import Gone, HttpSource, PushLimits, Unavailable, push_routes
+from edge.sources.http import HttpSource, PushLimits, Unavailable, push_routes
 from edge.sources.pacing import PacedSource, replay_clock
 from edge.sources.stdin import StdinSource
 
 __all__ = [
-    "Gone",
     "HttpSource",
     "PacedSource",
     "PushLimits",

@@ -20,7 +20,7 @@ from edge.config import EdgeConfig
 from edge.records import Chunk, Position
 from edge.sources.http_body import MEDIA_TYPES, BodyTooLarge, decode_body, media_type
 from edge.utilization import ActivityMarker, no_marker
-from edgewater.errors import EdgewaterError, InvalidInput, StorageError
+from edgewater.errors import EdgewaterError, InvalidInput, Retired, StorageError
 
 MAX_BODIES_PENDING = 4
 TYPE_BASE = "https://edgewater.dev/problems/"
@@ -29,7 +29,7 @@ TYPE_BASE = "https://edgewater.dev/problems/"
 Accept = Callable[[Chunk, str], Awaitable[None]]
 """Ingests a chunk of a stream; returns when it is durable.
 
-Raises Unavailable, Gone, StorageError: it was not accepted.
+Raises Unavailable, Retired, StorageError: it was not accepted.
 """
 
 
@@ -41,12 +41,6 @@ class Unavailable(EdgewaterError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(message)
-
-
-class Gone(EdgewaterError):
-    """The agent accepts no more records; a retry will not help."""
-
-    code = "retired"
 
 
 class HttpSource:
@@ -93,7 +87,7 @@ class PushLimits:
 def push_routes(
     config: EdgeConfig,
     accept: Accept,
-    unavailable: Callable[[], Unavailable | Gone | None],
+    unavailable: Callable[[], Unavailable | Retired | None],
     now_ms: Callable[[], int],
     busy: ActivityMarker = no_marker,
     on_refused: Callable[[str], None] = lambda _: None,
@@ -128,7 +122,7 @@ class _PushEndpoint:
         self,
         sources: Mapping[str, HttpSource],
         accept: Accept,
-        unavailable: Callable[[], Unavailable | Gone | None],
+        unavailable: Callable[[], Unavailable | Retired | None],
         now_ms: Callable[[], int],
         limits: PushLimits,
         busy: ActivityMarker,
@@ -164,7 +158,7 @@ class _PushEndpoint:
             detail = f"{self._pending_bytes} bytes are pending; the limit is {self._limits.max_pending_bytes}"
             return self._refuse(source, 429, "too-many-requests", detail, self._limits.retry_after_s)
         reason = self._unavailable()
-        if isinstance(reason, Gone):
+        if isinstance(reason, Retired):
             return problem(410, reason.code, reason.message)
         if reason is not None:
             return self._refuse(source, 503, reason.code, reason.message, reason.retry_after_s)
@@ -198,7 +192,7 @@ class _PushEndpoint:
             return problem(400, "incomplete-body", "the body did not arrive completely; nothing was accepted")
         except InvalidInput as exc:
             return problem(422, exc.code, exc.message)
-        except Gone as exc:
+        except Retired as exc:
             return problem(410, exc.code, exc.message)
         except Unavailable as exc:
             return self._refuse(source, 503, exc.code, exc.message, exc.retry_after_s)
