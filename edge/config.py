@@ -134,7 +134,14 @@ class LimitsConfig(Model):
 
 
 class TimeConfig(Model):
+    """Where the event time of a record is read.
+
+    Attributes:
+        time_of_day: a second column, with the time of day, if `column` holds dates.
+    """
+
     column: str = Field(min_length=1)
+    time_of_day: str | None = Field(default=None, min_length=1)
     unit: TimeUnit = "ms"
     min_time: Instant = YEAR_2000_MS
     max_skew: Duration = DAY_MS
@@ -245,13 +252,21 @@ class StreamConfig(Model):
 
     @model_validator(mode="after")
     def _time_fits(self) -> StreamConfig:
-        declared = self.columns.get(self.time.column)
-        fitting = ("string",) if self.time.unit == "iso8601" else ("int64", "float64")
-        if declared is not None and declared not in fitting:
+        if self.time.time_of_day is not None and self.time.unit != "iso8601":
             raise refusal(
-                f"the type {' or '.join(fitting)} for column {self.time.column}",
-                f"it is declared {declared} and time.unit is {self.time.unit}",
+                "time.unit: iso8601, with dates such as 2013-01-01 and times of day such as 05:15:00",
+                f"time.time_of_day is {self.time.time_of_day} and time.unit is {self.time.unit}",
             )
+        if self.time.time_of_day == self.time.column:
+            raise refusal("two different columns", f"time.column and time.time_of_day are both {self.time.column}")
+        fitting = ("string",) if self.time.unit == "iso8601" else ("int64", "float64")
+        for name in (self.time.column, self.time.time_of_day):
+            declared = self.columns.get(name) if name is not None else None
+            if declared is not None and declared not in fitting:
+                raise refusal(
+                    f"the type {' or '.join(fitting)} for column {name}",
+                    f"it is declared {declared} and time.unit is {self.time.unit}",
+                )
         kinds = [kind for source in self.sources for kind in source.model_fields_set]
         paths = [source.file.path for source in self.sources if source.file]
         if kinds.count("http") > 1 or len(set(paths)) < len(paths):
@@ -266,7 +281,8 @@ class StreamConfig(Model):
     def record_schema(self) -> RecordSchema:
         """The schema that the decoders of this stream's sources produce."""
         skew = self.time.max_skew if self.replay is None else None
-        return RecordSchema(self.arrow_columns, EventTime(self.time.column, self.time.unit, self.time.min_time, skew))
+        time = EventTime(self.time.column, self.time.unit, self.time.min_time, skew, self.time.time_of_day)
+        return RecordSchema(self.arrow_columns, time)
 
     @property
     def idle_ms(self) -> int | None:

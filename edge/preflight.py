@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from edge.codecs import DAY_MS
 from edge.config import EdgeConfig, FileConfig, SourceConfig, StreamConfig
 from edge.records import Rejection, Rejections
 from edge.sources import file_opener
@@ -25,6 +26,7 @@ from edgewater.streams import TIME_COLUMN
 
 MAX_FILES = 3
 MAX_RECORDS_PER_FILE = 50_000
+OK_ADVISED = "ok, but see the advice above"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ class CheckReport:
             lines.append(f"stream {stream.stream}")
             for source in stream.sources:
                 lines += _source_lines(source)
-        lines.append("ok" if self.ok else "not ok: see the problems above")
+        advised = any(s.advice for stream in self.streams for s in stream.sources)
+        lines.append("not ok: see the problems above" if not self.ok else OK_ADVISED if advised else "ok")
         return "\n".join(lines)
 
 
@@ -155,6 +158,7 @@ class _Findings:
     last_ms: int | None = None
     newest_ms: int | None = None
     disorder_ms: int = 0
+    only_midnights: bool = True
     rejections: Rejections = field(default_factory=Rejections)
     problems: list[str] = field(default_factory=list)
     empty_columns: set[str] = field(default_factory=set)
@@ -175,6 +179,7 @@ class _Findings:
         times = batch.column(TIME_COLUMN).to_numpy()
         least, greatest = int(times.min()), int(times.max())
         self.first_ms = least if self.first_ms is None else min(self.first_ms, least)
+        self.only_midnights &= not (times % DAY_MS).any()
         self.last_ms = greatest if self.last_ms is None else max(self.last_ms, greatest)
         newest = np.maximum.accumulate(np.maximum(times, least if self.newest_ms is None else self.newest_ms))
         self.disorder_ms = max(self.disorder_ms, int((newest - times).max()))
@@ -221,6 +226,12 @@ def _read_beginning(path: str, file: FileConfig, stream: StreamConfig, findings:
 
 
 def _advice(stream: StreamConfig, findings: _Findings) -> Iterator[str]:
+    if findings.records and findings.only_midnights and stream.time.time_of_day is None:
+        yield (
+            f"time.column {stream.time.column}: every event time is a midnight, such as {_iso(findings.first_ms)}: a"
+            " date without a time of day. A window shorter than a day would have all records of a day or none: name the"
+            " column with the time of day in time.time_of_day, or let windows be whole days"
+        )
     if findings.disorder_ms > stream.disorder_ms:
         seen, allowed = format_duration(findings.disorder_ms), format_duration(stream.disorder_ms)
         yield f"disorder is {allowed} but records arrive up to {seen} behind the newest; those may count as late"

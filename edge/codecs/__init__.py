@@ -7,7 +7,7 @@ clock and no configuration.
 from edge.codecs.columnar import check_schema, concat, convert, is_text, needed_columns
 from edge.codecs.csv_codec import CsvDialect, read_header
 from edge.codecs.decompression import CODECS, HEAD_BYTES, Input, codec_of
-from edge.codecs.event_time import cast_or_null, parse_iso8601
+from edge.codecs.event_time import cast_or_null, read_times, time_values
 from edge.codecs.formats import EXTENSIONS, Format, TextFormat
 from edge.codecs.framing import Block, BlockReader, ByteStream
 from edge.codecs.line_decoder import LineDecoder
@@ -41,8 +41,9 @@ __all__ = [
     "convert",
     "is_text",
     "needed_columns",
-    "parse_iso8601",
     "read_header",
+    "read_times",
     "split_header",
+    "time_values",
     "too_long",
 ]

@@ -23,7 +23,7 @@ from edgewater.synopses import BoolArray
 
 def needed_columns(schema: RecordSchema) -> list[str]:
     """Returns the names of the columns to read, including the time column."""
-    return list(dict.fromkeys([*schema.columns, schema.time.column]))
+    return list(dict.fromkeys([*schema.columns, *schema.time.columns]))
 
 
 def check_schema(input_schema: pa.Schema, schema: RecordSchema, where: str) -> None:
@@ -34,6 +34,13 @@ def check_schema(input_schema: pa.Schema, schema: RecordSchema, where: str) -> N
         if not _widens(actual, declared):
             raise InvalidRecord(f"{where}: column {name}", type_name(actual), f"{type_name(declared)}, as declared")
     time = schema.time
+    if time.time_of_day is not None:
+        for name, has_type in ((time.column, pa.types.is_date), (time.time_of_day, pa.types.is_time)):
+            actual = _decoded_type(input_schema.field(name).type)
+            if not (is_text(actual) or has_type(actual)):
+                accepted = "text, or Parquet's own date and time of day"
+                raise InvalidRecord(f"{where}: column {name}", str(actual), f"{accepted}, with time.time_of_day")
+        return
     actual = _decoded_type(input_schema.field(time.column).type)
     numeric = pa.types.is_integer(actual) or pa.types.is_floating(actual)
     if pa.types.is_timestamp(actual) or pa.types.is_date(actual):

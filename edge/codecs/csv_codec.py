@@ -151,7 +151,7 @@ class CsvCodec:
 
     def _wrong(self, name: str, declared: pa.DataType, field: str) -> tuple[RejectionReason, str]:
         got = f"got {field[:40]!r}"
-        if name == self.schema.time.column:
+        if name in self.schema.time.columns:
             return RejectionReason.TIME_UNPARSEABLE, f"{name}: {got}; expected {time_accepted(self.schema.time.unit)}"
         kind = type_name(declared)
         return RejectionReason.WRONG_TYPE, f"{name}: {got}; expected {kind} such as {_EXAMPLES.get(kind, '')}"

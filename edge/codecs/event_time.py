@@ -7,6 +7,7 @@ time is rejected, with a message that names the unit that would make the time pl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +30,7 @@ _FAR_MS = float(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
+class ParsedTimes:
     """Parsed times; `millis` is valid where neither `missing` nor `unparseable` is set."""
 
     millis: IntArray
@@ -45,8 +46,8 @@ def extract_event_times(table: pa.Table, schema: RecordSchema, arrival_ms: int, 
         arrival_ms: the time against which event times are validated (`EventTime.latest_ms`).
         rejections: earlier rejections of the same records; those found here are added.
     """
-    raw = _one_array(table.column(schema.time.column))
-    times = _read_times(raw, schema.time.unit)
+    raw = time_values(table, schema.time.columns)
+    times = read_times(raw, schema.time.unit)
     implausible = _implausible(times, schema.time, arrival_ms)
     keep = ~(times.missing | times.unparseable | implausible)
     arrays = [_one_array(table.column(name)) for name in schema.columns]
@@ -62,7 +63,16 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
 
 
-def _read_times(raw: pa.Array, unit: str) -> _Times:
+def time_values(table: pa.Table, columns: Sequence[str]) -> pa.Array:
+    """Returns the raw times of one column; of two, a date and a time of day, joined to ISO 8601 texts."""
+    arrays = [_one_array(table.column(name)) for name in columns]
+    if len(arrays) == 1:
+        return arrays[0]
+    return pc.binary_join_element_wise(*(array.cast(pa.string()) for array in arrays), " ")
+
+
+def read_times(raw: pa.Array, unit: str) -> ParsedTimes:
+    """Converts dates, timestamps, ISO 8601 texts, or numbers of a unit."""
     if pa.types.is_date(raw.type):
         raw = raw.cast(pa.timestamp("us"))
     if pa.types.is_string(raw.type):
@@ -72,13 +82,13 @@ def _read_times(raw: pa.Array, unit: str) -> _Times:
     return _from_numbers(raw, unit)
 
 
-def _from_timestamps(raw: pa.Array, micros: pa.Array) -> _Times:
+def _from_timestamps(raw: pa.Array, micros: pa.Array) -> ParsedTimes:
     missing = _mask(raw.is_null())
     millis = pc.fill_null(micros.cast(pa.int64()), 0).to_numpy() // 1000
-    return _Times(millis, missing, _mask(micros.is_null()) & ~missing)
+    return ParsedTimes(millis, missing, _mask(micros.is_null()) & ~missing)
 
 
-def _from_numbers(raw: pa.Array, unit: str) -> _Times:
+def _from_numbers(raw: pa.Array, unit: str) -> ParsedTimes:
     missing = _mask(raw.is_null())
     numbers = pc.fill_null(raw.cast(pa.float64(), safe=False), 0.0).to_numpy()
     finite = np.isfinite(numbers)
@@ -87,7 +97,7 @@ def _from_numbers(raw: pa.Array, unit: str) -> _Times:
     if unit == "us":
         exact = exact / 1000
     millis = np.floor(np.clip(exact, -_FAR_MS, _FAR_MS)).astype(np.int64)
-    return _Times(millis, missing, ~finite)
+    return ParsedTimes(millis, missing, ~finite)
 
 
 def _mask(array: pa.Array) -> BoolArray:
@@ -122,30 +132,32 @@ def cast_or_null(array: pa.Array, target: pa.DataType) -> pa.Array:
         return pa.concat_arrays([cast_or_null(array[:middle], target), cast_or_null(array[middle:], target)])
 
 
-def _implausible(times: _Times, time: EventTime, arrival_ms: int) -> BoolArray:
+def _implausible(times: ParsedTimes, time: EventTime, arrival_ms: int) -> BoolArray:
     outside = (times.millis < time.min_ms) | (times.millis > time.latest_ms(arrival_ms))
     implausible: BoolArray = outside & ~times.missing & ~times.unparseable
     return implausible
 
 
 def _explain(
-    raw: pa.Array, times: _Times, implausible: BoolArray, time: EventTime, arrival_ms: int, rejections: Rejections
+    raw: pa.Array, times: ParsedTimes, implausible: BoolArray, time: EventTime, arrival_ms: int, rejections: Rejections
 ) -> None:
     def add(reason: RejectionReason, mask: BoolArray, message: str) -> None:
         if mask.any():
             first = raw[int(np.argmax(mask))].as_py()
-            rejections.add(reason, f"{time.column} = {first}", message, int(mask.sum()))
+            rejections.add(reason, f"{field} = {first}", message, int(mask.sum()))
 
-    add(RejectionReason.TIME_MISSING, times.missing, f"{time.column}: no value; every record needs its event time")
+    field = " ".join(time.columns)
+
+    add(RejectionReason.TIME_MISSING, times.missing, f"{field}: no value; every record needs its event time")
     add(
         RejectionReason.TIME_UNPARSEABLE,
         times.unparseable,
-        f"{time.column}: not a time; expected {time_accepted(time.unit)}",
+        f"{field}: not a time; expected {time_accepted(time.unit)}",
     )
     if implausible.any():
         first = int(np.argmax(implausible))
         message = _why_implausible(raw[first].as_py(), int(times.millis[first]), time, arrival_ms)
-        add(RejectionReason.TIME_OUT_OF_RANGE, implausible, f"{time.column}: {message}")
+        add(RejectionReason.TIME_OUT_OF_RANGE, implausible, f"{field}: {message}")
 
 
 def time_accepted(unit: str) -> str:

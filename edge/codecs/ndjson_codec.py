@@ -94,7 +94,7 @@ class NdjsonCodec:
 
     def _wrong(self, name: str, declared: pa.DataType, value: object) -> tuple[RejectionReason, str]:
         got = f"got {_json_type(value)}"
-        if name == self.schema.time.column:
+        if name in self.schema.time.columns:
             return RejectionReason.TIME_UNPARSEABLE, f"{name}: {got}; expected {time_accepted(self.schema.time.unit)}"
         kind = type_name(declared)
         return RejectionReason.WRONG_TYPE, f"{name}: {got}; expected {kind} such as {_EXAMPLES.get(kind, 'null')}"

@@ -28,12 +28,19 @@ class EventTime:
         unit: unit of numbers; or iso8601: strings such as 2013-01-01T05:15:00Z (without a zone: UTC).
         min_ms: earlier event times are rejected.
         max_skew_ms: how far event time may be ahead of the arrival time; None: unchecked (replays).
+        time_of_day: name of the column with the time of day, if `column` holds dates; the unit is iso8601 then.
     """
 
     column: str
     unit: TimeUnit = "ms"
     min_ms: int = YEAR_2000_MS
     max_skew_ms: int | None = DAY_MS
+    time_of_day: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the event time is read from."""
+        return (self.column,) if self.time_of_day is None else (self.column, self.time_of_day)
 
     def latest_ms(self, arrival_ms: int) -> int:
         """Returns the latest plausible event time of a record that arrives at `arrival_ms`."""
@@ -57,10 +64,10 @@ class RecordSchema:
     @property
     def textual(self) -> dict[str, pa.DataType]:
         """Column -> type that a text decoder reads: the declared columns and the time."""
-        if self.time.column in self.columns:
-            return dict(self.columns)
         # float64 represents every ms and us until the year 2200 exactly, and fractions of seconds.
-        return {**self.columns, self.time.column: pa.string() if self.time.unit == "iso8601" else pa.float64()}
+        kind = pa.string() if self.time.unit == "iso8601" else pa.float64()
+        undeclared = [name for name in self.time.columns if name not in self.columns]
+        return {**self.columns, **dict.fromkeys(undeclared, kind)}
 
     def empty(self) -> pa.RecordBatch:
         schema = self.output

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from edge.codecs import YEAR_2000_MS, YEAR_2200_MS, cast_or_null, parse_iso8601
+from edge.codecs import DAY_MS, YEAR_2000_MS, YEAR_2200_MS, cast_or_null, read_times, time_values
 from edgewater.errors import InvalidConfig
-from edgewater.synopses import BoolArray, FloatArray, IntArray
+from edgewater.synopses import BoolArray, IntArray
 
 UNITS = {"s": 1000.0, "ms": 1.0, "us": 1e-3}
 """ms per unit of a number."""
@@ -29,15 +29,24 @@ def event_times(
     """Returns times in ms, and a mask of the valid ones; reports the number of the others to `notify`.
 
     Args:
-        columns: one column, or several whose texts are joined by a blank.
+        columns: one column, or a date and a time of day.
         unit: unit of numeric times, a key of `UNITS`; None: ms.
 
     Raises:
         InvalidConfig: no time can be read, or the range of the numbers shows another unit.
     """
     field = " ".join(columns)
-    raw = _joined(table, columns)
-    millis, valid = _read(raw, unit, field)
+    if len(columns) > 2:
+        raise InvalidConfig("--time", field, "one column, or two: a date and a time of day", f"{len(columns)} columns")
+    raw = time_values(table, columns)
+    read = _numbers_of_text(raw)
+    kind = read.type
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        _check_unit(read, unit, field)
+    elif not (pa.types.is_string(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        raise InvalidConfig("--time", field, ACCEPTED, f"the column has the type {kind}")
+    times = read_times(read, unit or "ms")
+    millis, valid = times.millis, ~(times.missing | times.unparseable)
     negative = valid & (millis < 0)
     valid &= ~negative
     if not valid.any():
@@ -47,55 +56,26 @@ def event_times(
     if unreadable:
         first = raw[int(np.argmin(valid))].as_py()
         notify(f"{unreadable:,} of {len(valid):,} records have no readable time in {field} (the first one is {first})")
+    if not (millis[valid] % DAY_MS).any():
+        notify(f"every time in {field} is a midnight; with a time of day in another column: --time DATE --time TIME")
     return millis, valid
 
 
-def _joined(table: pa.Table, columns: Sequence[str]) -> pa.Array:
-    arrays = [table.column(name).combine_chunks() for name in columns]
-    if len(arrays) == 1:
-        (array,) = arrays
-        return array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
-    texts = [a.cast(pa.string()) for a in arrays]
-    joined = pc.binary_join_element_wise(*texts, " ")
-    return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+def _numbers_of_text(raw: pa.Array) -> pa.Array:
+    """Converts texts that are numbers, as in CSV files, of which the time columns are read as text."""
+    if not pa.types.is_string(raw.type):
+        return raw
+    some = next((v for v in raw.slice(0, 1000).to_pylist() if v), "")
+    return cast_or_null(raw, pa.float64()) if NUMBER.fullmatch(some) else raw
 
 
-def _read(raw: pa.Array, unit: str | None, field: str) -> tuple[IntArray, BoolArray]:
-    kind = raw.type
-    if pa.types.is_date(kind):
-        raw = raw.cast(pa.timestamp("ms"))
-    if pa.types.is_timestamp(raw.type):
-        return _from_micros(raw.cast(pa.timestamp("us", raw.type.tz), safe=False))
-    if pa.types.is_string(kind):
-        some = next((v for v in raw.slice(0, 1000).to_pylist() if v), "")
-        if not NUMBER.fullmatch(some):
-            return _from_micros(parse_iso8601(raw))
-        raw = cast_or_null(raw, pa.float64())
-    if pa.types.is_integer(raw.type) or pa.types.is_floating(raw.type):
-        return _from_numbers(raw, unit, field)
-    raise InvalidConfig("--time", field, ACCEPTED, f"the column has the type {kind}")
-
-
-def _from_micros(micros: pa.Array) -> tuple[IntArray, BoolArray]:
-    valid = micros.is_valid().to_numpy(zero_copy_only=False)
-    whole = pc.fill_null(micros.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    return np.asarray(whole // 1000, np.int64), np.array(valid)
-
-
-def _from_numbers(raw: pa.Array, unit: str | None, field: str) -> tuple[IntArray, BoolArray]:
-    numbers: FloatArray = pc.fill_null(raw.cast(pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
-    valid = np.isfinite(numbers)
-    if not valid.any():
-        return np.zeros(len(numbers), np.int64), valid
-    earliest, latest = float(numbers[valid].min()), float(numbers[valid].max())
-    _check_unit(earliest, latest, unit, field)
-    # Half a microsecond against rounding of floats: 1.001 s is 1001 ms.
-    exact = np.where(valid, numbers, 0.0) * UNITS[unit or "ms"] + (0.0005 if unit == "s" else 0.0)
-    return np.floor(exact).astype(np.int64), valid
-
-
-def _check_unit(earliest: float, latest: float, unit: str | None, field: str) -> None:
+def _check_unit(raw: pa.Array, unit: str | None, field: str) -> None:
     """Raises InvalidConfig if the range of the numbers suggests another unit than the stated one."""
+    numbers = pc.fill_null(raw.cast(pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
+    numbers = numbers[np.isfinite(numbers)]
+    if not len(numbers):
+        return
+    earliest, latest = float(numbers.min()), float(numbers.max())
     scale = UNITS[unit or "ms"]
     if unit is None and YEAR_2000_MS <= earliest * 1000 <= latest * 1000 <= YEAR_2200_MS:
         raise InvalidConfig(

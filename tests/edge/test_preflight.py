@@ -1,12 +1,16 @@
 import gzip
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from edge.config import parse_config
-from edge.preflight import CheckReport, check
+from edge.preflight import OK_ADVISED, CheckReport, check
+from edgewater.errors import InvalidConfig
 
 NOW_MS = 1_700_000_000_000
 
@@ -118,3 +122,45 @@ def test_the_report_is_json_too(run: Any) -> None:
     assert (report["edge"], report["ok"], source["records"]) == ("jfk", True, 1)
     assert source["first_event_time"] == "2023-11-14T22:13:20.000Z"
     assert source["rejected"][0]["reason"] == "malformed"
+
+
+def test_dates_without_a_time_of_day_are_advised_with_what_is_right(run: Any) -> None:
+    lines = "t,at,carrier,distance\n2023-11-13,05:15:00,AA,1\n2023-11-14,22:13:20,AA,2\n"
+    report = run({"a.csv": lines}, time={"column": "t", "unit": "iso8601"})
+    (source,) = report.streams[0].sources
+    (advice,) = source.advice
+    assert "time.column t: every event time is a midnight, such as 2023-11-13T00:00:00.000Z" in advice
+    assert "time.time_of_day" in advice
+    assert report.ok, "whole days are a right window for it"
+    assert report.to_text().endswith(OK_ADVISED)
+    both = run({"a.csv": lines}, time={"column": "t", "time_of_day": "at", "unit": "iso8601"})
+    (source,) = both.streams[0].sources
+    assert (source.advice, source.last_ms, both.to_text().splitlines()[-1]) == ((), NOW_MS, "ok")
+
+
+@pytest.mark.parametrize("kind", ["csv", "ndjson", "parquet"])
+def test_every_format_reads_a_date_and_a_time_of_day(run: Any, tmp_path: Path, kind: str) -> None:
+    stamp = datetime(2023, 11, 14, 22, 13, 20)
+    if kind == "parquet":
+        columns = {"t": [stamp.date()], "at": [stamp.time()], "carrier": ["AA"], "distance": [1]}
+        pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+        content: str | bytes = (tmp_path / "t.parquet").read_bytes()
+    elif kind == "csv":
+        content = "t,at,carrier,distance\n2023-11-14,22:13:20,AA,1\n"
+    else:
+        content = '{"t": "2023-11-14", "at": "22:13:20", "carrier": "AA", "distance": 1}\n'
+    time = {"column": "t", "time_of_day": "at", "unit": "iso8601"}
+    (source,) = run({f"a.{kind}": content}, file={"format": kind}, time=time).streams[0].sources
+    assert (source.records, source.first_ms, source.problems) == (1, NOW_MS, ())
+
+
+def test_a_time_of_day_is_refused_where_it_cannot_be(run: Any, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"time.time_of_day is at and time.unit is ms"):
+        run({}, time={"column": "t", "time_of_day": "at"})
+    with pytest.raises(InvalidConfig, match=r"both t"):
+        run({}, time={"column": "t", "time_of_day": "t", "unit": "iso8601"})
+    pq.write_table(pa.table({"t": [1], "at": ["1"], "carrier": ["AA"], "distance": [1]}), tmp_path / "t.parquet")
+    time = {"column": "t", "time_of_day": "at", "unit": "iso8601"}
+    content = (tmp_path / "t.parquet").read_bytes()
+    (source,) = run({"a.parquet": content}, file={"format": "parquet"}, time=time).streams[0].sources
+    assert "column t: 'int64' is not accepted; expected text, or Parquet's own date" in source.problems[0]

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edge.codecs import DAY_MS, EventTime, RecordSchema, cast_or_null, parse_iso8601
-from edge.codecs.event_time import extract_event_times
+from edge.codecs import DAY_MS, EventTime, RecordSchema, cast_or_null
+from edge.codecs.event_time import extract_event_times, parse_iso8601
 from edge.records import Decoded, Rejections
 
 NOW = 1_700_000_000_000
@@ -108,3 +108,18 @@ def test_casting_keeps_the_good_values_among_bad_ones() -> None:
 
 def test_no_texts_are_no_times() -> None:
     assert len(parse_iso8601(pa.array([], pa.string()))) == 0
+
+
+def test_a_date_and_a_time_of_day_in_two_columns_are_one_time() -> None:
+    schema = RecordSchema({}, EventTime("day", "iso8601", time_of_day="hour"))
+    table = pa.table(
+        {
+            "day": ["2023-11-14", "2023-11-14", "2023-11-14", None, "2023-11-14"],
+            "hour": ["22:13:20", "22:13", "late", "22:13:20", None],
+        }
+    )
+    result = extract_event_times(table, schema, NOW, Rejections())
+    assert result.batch.column("event_time_ms").to_pylist() == [NOW, NOW - 20_000]
+    rejected = {r.reason: r for r in result.rejected}
+    assert (rejected["time-unparseable"].count, rejected["time-missing"].count) == (1, 2)
+    assert rejected["time-unparseable"].example == "day hour = 2023-11-14 late"

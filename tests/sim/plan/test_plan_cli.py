@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edgewater.__main__ import main
+from edgewater.errors import InvalidConfig
 from edgewater.query import QuerySpec
 from sim.plan.event_times import event_times
 from sim.plan.grid import cache_specs
@@ -284,6 +285,17 @@ def test_times_in_seconds_are_read_with_their_unit() -> None:
     millis, valid = event_times(table, ["at"], "s", notes.append)
     assert millis[valid].tolist() == [1420156800500, 1420156801001]
     assert len(notes) == 1
+
+
+def test_dates_without_a_time_of_day_are_said_and_more_than_two_columns_refused() -> None:
+    notes: list[str] = []
+    table = pa.table({"day": ["2015-01-01", "2015-01-02"], "hour": ["00:00:01", "05:15:00"]})
+    event_times(table, ["day"], None, notes.append)
+    assert notes == ["every time in day is a midnight; with a time of day in another column: --time DATE --time TIME"]
+    event_times(table, ["day", "hour"], None, notes.append)
+    assert len(notes) == 1
+    with pytest.raises(InvalidConfig, match="one column, or two: a date and a time of day"):
+        event_times(table, ["day", "hour", "hour"], None, notes.append)
 
 
 def test_windows_at_the_borders_of_the_trace_are_used_only_if_complete() -> None:
