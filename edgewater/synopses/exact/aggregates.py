@@ -1,11 +1,12 @@
 """Exact aggregates per group: count, sum, min, max, mean, variance.
 
-Integer sums are exact, beyond int64 too; float sums are float64. Means and variances merge by the pairwise
+Sums are exact: of integers beyond int64 too, of floats until an answer rounds them. Variances merge by the pairwise
 update of Chan, Golub and LeVeque (1979), which avoids the cancellation of sums of squares.
 """
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from typing import Any, ClassVar, Self
 
@@ -31,6 +32,7 @@ from edgewater.synopses.base import (
     Variance,
 )
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.exact.float_sums import FloatSums, touched, two_sum, weighted_counts
 from edgewater.synopses.registry import Function, Parameters, register_function, register_kind
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
@@ -108,42 +110,36 @@ class CountStack(ArrayStack):
         return np.asarray(sent + self._view("n"))
 
 
-class _CountAndSumStack(ArrayStack):
-    """Count and sum per group; the sum is float64 unless a subclass overrides it."""
+class SumStack(ArrayStack):
+    """Sum per group; no answer where there is no value."""
 
     properties = _LINEAR
-    arrays = {"n": ("<i8", 0), "sum": ("<f8", 0.0)}
+    questions: ClassVar[Questions] = (Sum, Count)
+    arrays = {"n": ("<i8", 0)}
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
-        self._view("n")[:] += np.bincount(codes, minlength=self._length)
-        self._add(codes, values)
+        counts = np.bincount(codes, minlength=self._length)
+        self._view("n")[:] += counts
+        self._add(codes, values, counts)
 
-    def _add(self, codes: IntArray, values: npt.NDArray[Any]) -> None:
-        with np.errstate(invalid="ignore"):
-            self._view("sum")[:] += np.bincount(codes, values, self._length)
-
-    def merge(self, other: Self, codes: IntArray) -> None:
-        self._view("n")[codes] += other._view("n")
-        with np.errstate(invalid="ignore"):  # ∞ - ∞ is NaN, as it should be
-            self._view("sum")[codes] += other._view("sum")
-
-
-class SumStack(_CountAndSumStack):
-    """Sum per group; NaN (no answer) where there is no value."""
-
-    questions: ClassVar[Questions] = (Sum, Count)
+    def _add(self, codes: IntArray, values: npt.NDArray[Any], counts: IntArray) -> None:
+        raise NotImplementedError
 
     def _total(self) -> FloatArray:
-        return np.asarray(self._view("sum"), np.float64)
+        """Returns the nearest float64 of each sum."""
+        raise NotImplementedError
+
+    def _sums(self, present: BoolArray) -> Estimates:
+        raise NotImplementedError
+
+    def merge(self, other: Self, codes: IntArray) -> None:
+        raise NotImplementedError
 
     def query(self, question: Question | None = None) -> Estimates:
         self.check(question)
         if isinstance(question, Count):
             return Estimates.exact_integers(pa.array(self._view("n").copy()))
         return self._sums(self._view("n") > 0)
-
-    def _sums(self, present: BoolArray) -> Estimates:
-        return Estimates.exact_floats(self._total(), present)
 
     def change(self, sent: FloatArray) -> FloatArray:
         return self._total()
@@ -160,7 +156,7 @@ class IntegerSumStack(SumStack):
     kind = "integer_sum"
     arrays = {"n": ("<i8", 0), "sum": ("<i8", 0), "carry": ("<i8", 0)}
 
-    def _add(self, codes: IntArray, values: npt.NDArray[Any]) -> None:
+    def _add(self, codes: IntArray, values: npt.NDArray[Any], counts: IntArray) -> None:
         add_wide(self._wide(), wide_sums(codes, values, self._length))
 
     def _wide(self) -> WideSums:
@@ -192,8 +188,76 @@ class IntegerSumStack(SumStack):
         return result
 
 
-class FloatSumStack(SumStack):
+class _FloatSumsStack(ArrayStack):
+    """A stack with an exact sum of float64 per group besides its arrays."""
+
+    def __init__(self, groups: int = 0) -> None:
+        super().__init__(groups)
+        self._totals = FloatSums(groups)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self._totals.nbytes
+
+    def grow(self, groups: int) -> None:
+        super().grow(groups)
+        self._totals.grow(groups)
+
+    def take(self, groups: IntArray) -> Self:
+        result = super().take(groups)
+        result._totals = self._totals.take(groups)
+        return result
+
+    def reset(self, groups: IntArray) -> None:
+        super().reset(groups)
+        self._totals.reset(groups)
+
+    def to_message(self) -> SynopsisMessage:
+        message = super().to_message()
+        message.arrays.extend(self._totals.to_arrays(self._length))
+        return message
+
+    @classmethod
+    def from_message(cls, message: SynopsisMessage) -> Self:
+        fixed = len(cls.arrays)
+        codec.open_message(message, cls.kind, cls.version, max(len(message.arrays), fixed + 1))
+        result = cls()
+        result._load(SynopsisMessage(arrays=message.arrays[:fixed]))
+        result._totals = FloatSums.from_arrays(message.arrays[fixed:], cls.kind, len(result))
+        return result
+
+    def _add(self, codes: IntArray, values: npt.NDArray[Any], counts: IntArray) -> None:
+        if values.dtype.kind == "f":
+            self._totals.add_values(codes, values, counts)
+        elif len(values):
+            at = touched(counts)
+            self._totals.add(at, [term[at] for term in integer_terms(codes, values, counts)])
+
+
+def integer_terms(codes: IntArray, values: npt.NDArray[Any], counts: IntArray) -> list[FloatArray]:
+    """Returns float64 arrays that add up to the exact sum of each group's int64 values."""
+    largest = max(int(values.max()), -int(values.min()))
+    if largest * int(counts.max()) < 1 << 53:
+        return [weighted_counts(codes, values, len(counts))]
+    low, carry = wide_sums(codes, values, len(counts))
+    return [np.ldexp(carry, 64), np.ldexp(low >> _HALF, _HALF), (low & 0xFFFFFFFF).astype(np.float64)]
+
+
+class FloatSumStack(_FloatSumsStack, SumStack):
+    """Sums of float64, exact until they are rounded in an answer."""
+
     kind = "float_sum"
+
+    def _total(self) -> FloatArray:
+        return self._totals.rounded(self._length)
+
+    def _sums(self, present: BoolArray) -> Estimates:
+        value, rounding = self._totals.rounded_with_error(self._length)
+        return Estimates.exact_floats(value, present, rounding)
+
+    def merge(self, other: Self, codes: IntArray) -> None:
+        self._view("n")[codes] += other._view("n")
+        self._totals.merge(other._totals, codes)
 
 
 class ExtremumStack(ArrayStack):
@@ -304,62 +368,117 @@ class IntegerMaxStack(MaxStack):
     arrays = {"n": ("|b1", False), "best": ("<i8", -(1 << 63))}
 
 
-class VarianceStack(ArrayStack):
-    """Sample variance per group, from a count, a mean and a sum of squared deviations (M2)."""
+class VarianceStack(_FloatSumsStack):
+    """Sample variance per group, from a count, the exact sum, and the sum of squared deviations from the mean (M2).
+
+    All terms of M2 are positive, and means have 104 bits, so that nothing cancels: rounding adds an error of at most
+    `_VARIANCE_ERROR` times the variance, per value.
+    """
 
     kind = "variance"
     properties = Properties()
     questions: ClassVar[Questions] = (Variance, Mean, Count)
-    arrays = {"n": ("<i8", 0), "mean": ("<f8", 0.0), "m2": ("<f8", 0.0)}
+    arrays = {"n": ("<i8", 0), "m2": ("<f8", 0.0)}
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
-        values = values.astype(np.float64)
-        n = np.bincount(codes, minlength=self._length)
+        counts = np.bincount(codes, minlength=self._length)
+        batch = type(self)(self._length)
+        batch._view("n")[:] = counts
+        batch._add(codes, values, counts)
+        high, low = batch._totals.means(counts, slice(0, self._length))
         with np.errstate(over="ignore", invalid="ignore"):  # squares overflow to infinity, infinities give NaN
-            mean: FloatArray = np.bincount(codes, values, self._length) / np.maximum(n, 1)
-            m2 = np.asarray(np.bincount(codes, (values - mean[codes]) ** 2, self._length), np.float64)
-        self._combine(slice(None), n, mean, m2)
+            m2 = weighted_counts(codes, _deviations(values, high[codes], low[codes]) ** 2, self._length)
+            # Deviations of equal values may be a rounding of the mean; any others are far larger.
+            batch._view("m2")[:] = np.where(m2 < counts * (_NO_DEVIATION * high) ** 2, 0.0, m2)
+        at = np.flatnonzero(counts)
+        self.merge(batch.take(at) if len(at) < self._length else batch, at)
 
     def merge(self, other: Self, codes: IntArray) -> None:
-        self._combine(codes, other._view("n"), other._view("mean"), other._view("m2"))
-
-    def _combine(self, at: Any, n: npt.NDArray[Any], mean: FloatArray, m2: FloatArray) -> None:
-        held_n, held_mean, held_m2 = (self._view(k)[at] for k in ("n", "mean", "m2"))
-        total = held_n + n
-        weight = n / np.maximum(total, 1)
+        n, theirs = self._view("n")[codes], other._view("n")
+        total = n + theirs
         with np.errstate(over="ignore", invalid="ignore"):
-            delta = mean - held_mean
-            moved = np.where((held_n > 0) & (n > 0), delta * delta * (held_n * weight), 0.0)
-            # The first form keeps the mean of equal values exact; the second one handles infinite means.
-            both = np.where(np.isfinite(delta), held_mean + delta * weight, held_mean * (1 - weight) + mean * weight)
-            self._view("mean")[at] = np.where(n > 0, both, held_mean)
-            self._view("m2")[at] = held_m2 + m2 + moved
-        self._view("n")[at] = total
+            high, low = self._totals.means(n, codes)
+            other_high, other_low = other._totals.means(theirs, slice(0, len(other)))
+            delta = (other_high - high) + (other_low - low)
+            delta = np.where(np.abs(delta) < _NO_DEVIATION * np.abs(high), 0.0, delta)
+            both = (n > 0) & (theirs > 0)
+            moved = np.where(both, delta * delta * (n * (theirs / np.maximum(total, 1))), 0.0)
+            self._view("m2")[codes] += other._view("m2") + moved
+        self._totals.merge(other._totals, codes)
+        self._view("n")[codes] = total
 
     def query(self, question: Question | None = None) -> Estimates:
         self.check(question)
         n = self._view("n")
         if isinstance(question, Count):
-            return Estimates.exact(n)
+            return Estimates.exact_integers(pa.array(n.copy()))
         if isinstance(question, Mean):
-            return Estimates.exact(np.where(n > 0, self._view("mean"), np.nan))
-        return Estimates.exact(np.where(n > 1, self._view("m2") / np.maximum(n - 1, 1), np.nan))
+            return _means(self._totals, n)
+        with np.errstate(invalid="ignore"):
+            variance = self._view("m2") / np.maximum(n - 1, 1)
+            rounding = variance * ((n + 4) * _VARIANCE_ERROR)
+            mean, _ = self._totals.means(n, slice(0, len(n)))
+            tiny = (variance < _TINY) & (np.abs(mean) < math.sqrt(_TINY))  # squares underflow
+            rounding = np.where(tiny, rounding + (n + 4) * _LEAST_FLOAT, rounding)
+            rounding = np.where(np.isfinite(variance), rounding, np.inf)
+        return Estimates.exact_floats(variance, n > 1, rounding)
 
 
-class MeanStack(_CountAndSumStack):
-    """Mean per group, from a count and a sum: linear, and exact for integers below 2^53."""
+_TINY = 1e-260
+_LEAST_FLOAT = 5e-324
+_VARIANCE_ERROR = 2.0**-49
+"""Bound of the relative rounding error of a variance, per value: each takes part in a few roundings of 2^-53."""
+_NO_DEVIATION = 2.0**-80
+"""Different float64 differ from their mean by more than this part of it."""
+
+
+def _deviations(values: npt.NDArray[Any], high: FloatArray, low: FloatArray) -> FloatArray:
+    """Returns each value's difference from the mean ``high + low``."""
+    if values.dtype.kind == "f" or (values.min(initial=0) > -(1 << 53) and values.max(initial=0) < 1 << 53):
+        return np.asarray((values - high) - low, np.float64)
+    upper = (values >> _HALF) * 2.0**_HALF  # float64 does not represent larger integers, but both halves
+    return np.asarray(((upper - high) + (values & 0xFFFFFFFF)) - low, np.float64)
+
+
+def _means(totals: FloatSums, counts: IntArray) -> Estimates:
+    high, low = totals.means(counts, slice(0, len(counts)))
+    with np.errstate(invalid="ignore"):
+        value, rest = two_sum(high, low)
+        value = np.where(np.isfinite(high), value, high)
+        exact = (low == 0.0) & ~totals.are_rounded(len(counts))
+        bits = 2.0**-52 if totals.huge is not None else 2.0**-100
+        rounding = np.where(exact, 0.0, np.abs(rest) + np.abs(high) * bits + _LEAST_FLOAT)
+        tiny = (np.abs(high) < _TINY) & (totals.rounded(len(counts)) != 0.0)  # errors of products underflow
+        rounding = np.where(tiny, np.abs(high) * 2.0**-52 + _LEAST_FLOAT, rounding)
+    return Estimates.exact_floats(value, counts > 0, np.where(np.isfinite(value), rounding, np.inf))
+
+
+class MeanStack(_FloatSumsStack):
+    """Mean per group, from a count and an exact sum."""
 
     kind = "mean"
+    properties = _LINEAR
     questions: ClassVar[Questions] = (Mean, Sum, Count)
+    arrays = {"n": ("<i8", 0)}
+
+    def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
+        counts = np.bincount(codes, minlength=self._length)
+        self._view("n")[:] += counts
+        self._add(codes, values, counts)
+
+    def merge(self, other: Self, codes: IntArray) -> None:
+        self._view("n")[codes] += other._view("n")
+        self._totals.merge(other._totals, codes)
 
     def query(self, question: Question | None = None) -> Estimates:
         self.check(question)
-        n, total = self._view("n"), self._view("sum")
+        n = self._view("n")
         if isinstance(question, Count):
-            return Estimates.exact(n)
+            return Estimates.exact_integers(pa.array(n.copy()))
         if isinstance(question, Sum):
-            return Estimates.exact(np.where(n > 0, total, np.nan))
-        return Estimates.exact(np.where(n > 0, total / np.maximum(n, 1), np.nan))
+            value, rounding = self._totals.rounded_with_error(self._length)
+            return Estimates.exact_floats(value, n > 0, rounding)
+        return _means(self._totals, n)
 
 
 def _sum(_: Parameters, argument: pa.DataType | None) -> SumStack:

@@ -26,7 +26,7 @@ from edgewater.synopses.sampling.row_sample import RowSampleStack
 from edgewater.synopses.sampling.sample_stack import SampleStack
 from edgewater.synopses.testing import Subject
 
-FLOAT_STATE = {"float_sum", "mean", "variance", "ddsketch", "equi_depth"}
+FLOAT_STATE = {"variance", "ddsketch", "equi_depth"}
 """Kinds whose state has float64 sums: equal up to rounding; all others have equal bytes."""
 
 BOUNDED_STATE = {"top_k", "kll"}
