@@ -188,7 +188,7 @@ class RankStack(MeanStack):
     questions: ClassVar = (Quantile,)
 
     def query(self, question: Any = None) -> Estimates:
-        mean = self._view("sum") / np.maximum(self._view("n"), 1)
+        mean = self._totals.rounded(len(self)) / np.maximum(self._view("n"), 1)
         return Estimates(mean * question.q, mean * question.q - 1, mean * question.q + 1, 0.9, "test")
 
 
