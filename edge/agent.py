@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 
 from edge import metrics
 from edge.config import EdgeConfig, StreamConfig, TlsConfig
-from edge.core import EdgeCore, Ingested, SourceEnded, SourcesOpened, StreamSpec, TickEvent
+from edge.core import EdgeCore, Ingested, InputLost, SourceEnded, SourcesOpened, StreamSpec, TickEvent
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, load_identity
 from edge.process import now_ms, release_free_memory
 from edge.records import Chunk, Position, Source
@@ -31,12 +31,19 @@ from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
 from edgewater.errors import InvalidInput, Retired, StorageError
 from edgewater.health import EmbeddedServer, health_routes, listen
-from edgewater.streams import StreamClock
+from edgewater.streams import Delivery, StreamClock
 from edgewater.synopses import source_of
+from edgewater.wire import LossReason
 
 log = logging.getLogger(__name__)
 
 MAX_UNSYNCED_BYTES = 8 << 20
+MAX_UNSYNCED_UNREPEATABLE_BYTES = 1 << 20
+SYNC_S = 0.05
+"""Journal records of a source that cannot be read again are synced after this time: a crash loses no more."""
+GONE_CHECKPOINT_S = 0.1
+"""Time between a source's report that its input is gone and the checkpoint, which then covers other reports. Longer if
+checkpoints take long."""
 TICK_MIN_S = 0.2
 BACKPRESSURE_POLL_S = 0.05
 SOURCE_RETRY_S = 5.0
@@ -73,6 +80,8 @@ class Agent:
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
     failing: dict[str, tuple[str, int]] = field(default_factory=dict)
     backpressured: set[str] = field(default_factory=set)
+    _unsynced: asyncio.Event = field(default_factory=asyncio.Event)
+    _input_gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set or a task fails; then writes a checkpoint.
@@ -83,7 +92,9 @@ class Agent:
         listening = listen(self.config.http.listen, "http.listen")
         server = EmbeddedServer(uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off"))
         serving = asyncio.create_task(server.serve([listening]))
-        loops = [self.commit.run(), self.uplink.run(), self._tick(), self._checkpoint(), self._read_all()]
+        loops = [
+            self.commit.run(), self.uplink.run(), self._tick(), self._sync(), self._checkpoint(), self._read_all()
+        ]  # fmt: skip
         tasks = [asyncio.create_task(loop) for loop in loops]
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -206,6 +217,8 @@ class Agent:
     async def _read(self, source: Source) -> None:
         """Reads a source to its end, with retries. A source that cannot be read holds its stream's watermark
         back, so that no answer treats it as finished, and is named in /readyz."""
+        if source.delivery is Delivery.AT_MOST_ONCE:
+            await self.commit.durable()  # from now on a restart knows that the source was being read
         with self.meter.busy(source.name):
             while True:
                 try:
@@ -226,10 +239,18 @@ class Agent:
             self.failing.pop(source.name, None)
             self._count_rejected(source.stream, chunk)
             event = Ingested(source.stream, source.name, chunk.batch, now_ms())
+            is_open = self.durable.core.streams[source.stream].is_open(source.name)
+            for reason in chunk.losses if is_open else ():  # one that has ended has nothing to lose
+                # Before the position after it: a crash in between states the loss twice rather than never.
+                self.durable.handle(InputLost(source.stream, source.name, reason, event.arrival_ms))
             if source.replayable and chunk.end is not None:
                 self.durable.ingest_range(event, chunk.start, chunk.end)
             elif chunk.batch.num_rows:
                 self.durable.ingest_payload(event)
+            if source.delivery is Delivery.AT_MOST_ONCE:
+                self._unsynced.set()
+            if chunk.input_gone:
+                self._input_gone.set()
             self.outbox.changed.set()
             await self._wait_for_capacity(source)
         self.failing.pop(source.name, None)
@@ -245,7 +266,9 @@ class Agent:
         self.backpressured.add(source.name)
         try:
             with self.meter.backpressured(source.name):
-                if self.durable.unsynced_bytes > MAX_UNSYNCED_BYTES or self.commit.failure is not None:
+                repeatable = source.delivery is not Delivery.AT_MOST_ONCE
+                unsynced_bytes = MAX_UNSYNCED_BYTES if repeatable else MAX_UNSYNCED_UNREPEATABLE_BYTES
+                if self.durable.unsynced_bytes > unsynced_bytes or self.commit.failure is not None:
                     await self.commit.durable()
                 while self._over_memory_limit():
                     await asyncio.sleep(BACKPRESSURE_POLL_S)
@@ -277,13 +300,26 @@ class Agent:
             return tuple(source.name for source in self.sources)
         return (*self._failures(), *self.backpressured)
 
+    async def _sync(self) -> None:
+        while True:
+            await self._unsynced.wait()
+            await asyncio.sleep(SYNC_S)
+            self._unsynced.clear()
+            await self.commit.durable()
+
     async def _checkpoint(self) -> None:
         interval_s = self.config.limits.checkpoint_ms / 1000
-        written = -1
+        written, took_s = -1, 0.0
         while True:
-            await asyncio.sleep(interval_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval_s):
+                    await self._input_gone.wait()
+                    await asyncio.sleep(max(GONE_CHECKPOINT_S, 10 * took_s))
+            self._input_gone.clear()
             if self.durable.journal_bytes != written or self.commit.failure is not None:
+                began_s = time.monotonic()
                 await self.commit.checkpoint()
+                took_s = time.monotonic() - began_s
                 written = self.durable.journal_bytes
                 release_free_memory()
 
@@ -301,11 +337,15 @@ def open_agent(config: EdgeConfig) -> Agent:
     meter = BusyMeter(time.monotonic)
     sources = build_sources(config, clocks, now_ms=now_ms, idle=meter.idle)
     by_name = {source.name: source for source in sources}
+    delivery = {
+        name: max((s.delivery for s in sources if s.stream == name), key=lambda d: d is Delivery.AT_MOST_ONCE)
+        for name in config.streams
+    }
 
     def make_core() -> EdgeCore:
         return EdgeCore(
             {
-                name: StreamSpec(stream.arrow_columns, clocks[name], stream.disorder_ms, stream.idle_ms)
+                name: StreamSpec(stream.arrow_columns, clocks[name], stream.disorder_ms, stream.idle_ms, delivery[name])
                 for name, stream in config.streams.items()
             },
             source_of(config.edge, str(identity["incarnation"])),
@@ -319,7 +359,13 @@ def open_agent(config: EdgeConfig) -> Agent:
             )
         return by_name[name].reread(start, end).batch
 
-    durable = DurableCore(directory, make_core, reread, identity["incarnation"])
+    durable = DurableCore(directory, make_core, reread, identity["incarnation"], now_ms=now_ms())
+    if durable.core.configured:
+        # Until the first queries nothing was read.
+        for source in sources:
+            if source.delivery is Delivery.AT_MOST_ONCE and durable.core.streams[source.stream].is_open(source.name):
+                log.warning("source %s cannot be read again: records may be lost since the last stop", source.name)
+                durable.handle(InputLost(source.stream, source.name, LossReason.RESTART, now_ms()))
     durable.handle(SourcesOpened(tuple((s.stream, s.name) for s in sources)))
     commit = JournalGroupCommit(durable)
     daily_quota = _daily_quota(config, directory)

@@ -188,9 +188,17 @@ class CsvConfig(Model):
 
 
 class FileConfig(Model):
+    """Files of a pattern.
+
+    Attributes:
+        rotate_wait: how long a followed file that has left the pattern is kept open after its last record, unless it is
+            known that no process has it open for writing.
+    """
+
     path: str = Field(min_length=1)
     format: Format
     follow: bool = False
+    rotate_wait: Duration = 60_000
     compression: Literal["auto", "none", "gzip", "zstd", "bz2"] = "auto"
     csv: CsvConfig = CsvConfig()
 

@@ -14,6 +14,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from edgewater.errors import StorageError
+from edgewater.streams import Delivery
+
 Position = dict[str, Any]
 """A place in a source: serialisable as JSON, opaque to everything but the source that made it."""
 
@@ -119,6 +122,8 @@ class Chunk:
         end: position after the last record, from which reading resumes after a restart; None as for `start`.
         rejected: the records of this input that were rejected, by reason.
         nbytes: bytes of input, decompressed.
+        losses: a `LossReason` for each loss of input that was found before `end`; only if there are no rows.
+        input_gone: the input of earlier chunks can no longer be read again, so they should leave the journal.
     """
 
     source: str
@@ -127,6 +132,8 @@ class Chunk:
     end: Position | None
     rejected: tuple[Rejection, ...]
     nbytes: int
+    losses: tuple[str, ...] = ()
+    input_gone: bool = False
 
     def split(self, rows: int) -> tuple[Chunk, Chunk]:
         """Returns the first `rows` records and the rest as two chunks, each with its own positions.
@@ -155,7 +162,9 @@ def position_inside(start: Position, end: Position, rows: int) -> Position:
     if end.get("row"):
         return {**end, "row": start.get("row", 0) + rows}
     block = end["offset"] - start["offset"]
-    return {**end, "offset": start["offset"], "block": block, "row": start.get("row", 0) + rows}
+    before = {"tail": start["tail"]} if "tail" in start else {}  # it belongs to the offset
+    rest = {key: value for key, value in end.items() if key != "tail"}
+    return {**rest, **before, "offset": start["offset"], "block": block, "row": start.get("row", 0) + rows}
 
 
 def split_rows(chunk: Chunk, rows: int = MAX_CHUNK_ROWS) -> list[Chunk]:
@@ -165,6 +174,10 @@ def split_rows(chunk: Chunk, rows: int = MAX_CHUNK_ROWS) -> list[Chunk]:
         head, chunk = chunk.split(rows)
         pieces.append(head)
     return [*pieces, chunk]
+
+
+class InputGone(StorageError):
+    """Input that was read before cannot be read again: it was deleted, truncated or overwritten."""
 
 
 class Source(Protocol):
@@ -181,6 +194,10 @@ class Source(Protocol):
     def replayable(self) -> bool:
         """Whether chunks have positions and `reread` is supported."""
 
+    @property
+    def delivery(self) -> Delivery:
+        """What a crash may do to its records. Only records that are acknowledged to their sender need no rereading."""
+
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         """Yields all records from the position on (None: from the beginning), in order.
 
@@ -194,5 +211,6 @@ class Source(Protocol):
         """Returns the identical chunk that was read between two positions. Blocking.
 
         Raises:
-            StorageError: the data no longer exists, or the source is not replayable.
+            InputGone: the data no longer exists, or it has changed.
+            StorageError: the data cannot be read now, or the source is not replayable.
         """

@@ -6,7 +6,7 @@ clock and no configuration.
 
 from edge.codecs.columnar import check_schema, concat, convert, is_text, needed_columns
 from edge.codecs.csv_codec import CsvDialect, read_header
-from edge.codecs.decompression import CODECS, HEAD_BYTES, Input, codec_of
+from edge.codecs.decompression import CODECS, HEAD_BYTES, TAIL_BYTES, Input, codec_of
 from edge.codecs.event_time import cast_or_null, read_times, time_values
 from edge.codecs.formats import EXTENSIONS, Format, TextFormat
 from edge.codecs.framing import Block, BlockReader, ByteStream
@@ -20,6 +20,7 @@ __all__ = [
     "DAY_MS",
     "EXTENSIONS",
     "HEAD_BYTES",
+    "TAIL_BYTES",
     "YEAR_2000_MS",
     "YEAR_2200_MS",
     "Block",

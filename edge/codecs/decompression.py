@@ -15,6 +15,8 @@ from edge.records import BLOCK_BYTES, RejectionReason
 
 CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 HEAD_BYTES = 256
+TAIL_BYTES = 1024
+"""How many of the last bytes that were read tell whether a file still has what was read from it."""
 
 
 def codec_of(path: str, compression: str) -> str | None:
@@ -55,6 +57,8 @@ class Input:
 
     Attributes:
         offset: decompressed offset of the next byte that `read` returns.
+        tail: the bytes before `offset`, at most `TAIL_BYTES`.
+        overwritten: set once the bytes before `offset` are others than those that were read. Then `read` returns none.
         damage: set once reading has reached a place after which nothing can be decompressed.
     """
 
@@ -62,6 +66,8 @@ class Input:
         self.path = path
         self.codec = codec
         self.offset = 0
+        self.tail = b""
+        self.overwritten = False
         self.damage: Damage | None = None
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.close = weakref.finalize(self, os.close, self._fd)
@@ -72,6 +78,9 @@ class Input:
             return _Handle(self._fd)
         os.lseek(self._fd, 0, os.SEEK_SET)
         return pa.CompressedInputStream(pa.PythonFile(_Handle(self._fd), "r"), self.codec)
+
+    def fileno(self) -> int:
+        return self._fd
 
     @property
     def inode(self) -> int:
@@ -90,26 +99,43 @@ class Input:
     def seek(self, offset: int) -> None:
         """Moves to a decompressed offset. Backwards in a compressed file it decompresses from the beginning."""
         if self.codec is None:
-            os.lseek(self._fd, offset, os.SEEK_SET)
-            self.offset = offset
+            begin = max(0, offset - TAIL_BYTES)
+            self.offset, self.tail = offset, os.pread(self._fd, offset - begin, begin)
             return
         if offset < self.offset:
-            self._stream, self.offset, self.damage = self._open_stream(), 0, None
+            self._stream, self.offset, self.damage, self.tail = self._open_stream(), 0, None, b""
         while self.offset < offset and self.read(min(BLOCK_BYTES, offset - self.offset)):
             pass
 
     def read(self, size: int) -> bytes:
         """Returns at most `size` bytes; none at the end, or where the file is damaged (see `damage`)."""
-        if self.damage is not None:
+        if self.damage is not None or self.overwritten:
             return b""
+        if self.codec is None:
+            return self._advance(self._read_plain(size))
         try:
-            data: bytes = self._stream.read(size)
+            return self._advance(self._stream.read(size))
         except OSError as exc:
-            if self.codec is None:
-                raise
-            return self._recover(size, str(exc))
+            return self._advance(self._recover(size, str(exc)))
+
+    def _read_plain(self, size: int) -> bytes:
+        """Reads the next bytes together with those before them, which detects a file that was truncated and has grown
+        again, or that was overwritten."""
+        known = len(self.tail)
+        data = os.pread(self._fd, known + size, self.offset - known)
+        self.overwritten = data[:known] != self.tail
+        return b"" if self.overwritten else data[known:]
+
+    def _advance(self, data: bytes) -> bytes:
         self.offset += len(data)
+        self.tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (self.tail + data)[-TAIL_BYTES:]
         return data
+
+    def was_overwritten(self) -> bool:
+        """Returns whether the file no longer has, before `offset`, what was read from it; false if compressed."""
+        if self.codec is None and not self.overwritten:
+            self._read_plain(0)
+        return self.overwritten
 
     def _recover(self, size: int, error: str) -> bytes:
         """Returns the bytes before the damage: Arrow returns nothing from a read that fails midway."""
@@ -130,5 +156,4 @@ class Input:
             os.lseek(self._fd, 0, os.SEEK_CUR),
             error,
         )
-        self.offset += len(good)
         return good

@@ -184,6 +184,7 @@ class EdgeCore:
     @_handle.register
     def _(self, event: InputLost) -> list[Effect]:
         self._now_ms = max(self._now_ms, event.at_ms)
+        self._batch_number += event.was_ingested
         loss = self._stream(event.stream, event.source).lose(event)
         for pipeline in self._queries_of(event.stream):
             pipeline.lose(loss)

@@ -38,7 +38,7 @@ from edgewater.accuracy import report_schedule
 from edgewater.algebra import LateRecordPolicy, late_record_policy_of
 from edgewater.errors import InvalidQuery, StorageError
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
-from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN
 from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, is_sampled
 from edgewater.synopses.encoding.state import State
 from edgewater.windows import SessionWindow
@@ -171,8 +171,9 @@ class QueryPipeline:
 
         Records of windows that are final here would not have been counted.
         """
-        through = self.progress.through_ms
-        counted_from = max(self.since_ms, MIN_TIME_MS if through == MIN_TIME_MS else through - self.spec.lateness_ms)
+        counted_from, through = self.since_ms, self.progress.through_ms
+        if through > MIN_TIME_MS:
+            counted_from = max(counted_from, self.spec.window.slice_start(through - self.spec.lateness_ms))
         if counted_from > MIN_TIME_MS:
             loss = replace(loss, from_ms=max(counted_from, loss.from_ms or MIN_TIME_MS))
         if loss.from_ms is None or loss.to_ms is None or loss.from_ms < loss.to_ms:
@@ -402,20 +403,35 @@ class QueryPipeline:
             and not (report_drops and self.unreported_drops)
         ):
             return None
+        losses = self._take_losses(through, recorded)
         self.progress.through_ms = through
-        losses = self._take_losses(recorded)
         self._drop_final(watermark_ms)
         since = None if self.since_ms == MIN_TIME_MS else self.since_ms
         dropped = self.unreported_drops.take()
         body = FrameBody(through, tuple(partials), tuple(closes), since, arrivals, losses, dropped)
         return PullResult(body, tuple(closed))
 
-    def _take_losses(self, recorded: RecordedPull | None) -> tuple[InputLoss, ...]:
+    def _take_losses(self, through_ms: int, recorded: RecordedPull | None) -> tuple[InputLoss, ...]:
         losses = self.losses
         sent = losses if recorded is None or recorded.result is None else recorded.result.body.losses
-        # A loss that this replay has found is not in the recorded frame; it is sent with the next one.
-        self.losses = tuple(loss for loss in losses if loss not in sent)
+        # A loss that this replay has found is not in the recorded frame; it is sent with the next one. The records of
+        # slices that the recorded frame closes are in it or in an earlier one.
+        kept = (self._not_sent(loss, through_ms) for loss in losses if loss not in sent)
+        self.losses = tuple(
+            loss for loss in kept if loss.to_ms is None or loss.from_ms is None or loss.from_ms < loss.to_ms
+        )
         return losses
+
+    def _not_sent(self, loss: InputLoss, through_ms: int) -> InputLoss:
+        """Returns the part of a loss after the slices that are closed through `through_ms`.
+
+        Progress is made only once all older slices have been sent, those with late records too. With early answers, a
+        slice may be left out.
+        """
+        before_ms, from_ms = self.progress.through_ms, MIN_TIME_MS if loss.from_ms is None else loss.from_ms
+        if through_ms <= before_ms or (self.monitor is not None and from_ms < before_ms):
+            return loss
+        return replace(loss, from_ms=max(from_ms, self.spec.window.slice_start(through_ms)))
 
     def _close(self, start: int, slice_: Slice) -> SliceClose:
         """Closes a slice that has been sent completely; returns its report."""
@@ -429,7 +445,7 @@ class QueryPipeline:
     def _replay_rest(
         self, recorded: RecordedPull, partials: list[Partial], closes: list[SliceClose], closed: Sequence[int]
     ) -> None:
-        """Applies the recorded sends and closes that the replay did not reach because its values differ."""
+        """Applies the recorded sends and closes that the replay did not reach because its values differ or are lost."""
         for start in [s for s in recorded.partials if s in self.slices]:
             slice_ = self.slices[start]
             groups = recorded.replace_selection(start, slice_, EMPTY_SELECTION).groups
@@ -437,6 +453,30 @@ class QueryPipeline:
         for start in recorded.closed:
             if start not in closed and start in self.slices:
                 closes.append(self._close(start, self.slices[start]))
+        for close in recorded.result.body.closes if recorded.result is not None else ():
+            self._restore_counters(close)
+
+    def _restore_counters(self, close: SliceClose) -> None:
+        """Raises the counters of a slice to the recorded ones: records that are lost for a replay have been counted."""
+        start = close.slice_start_ms
+        slice_ = self.slices.get(start)
+        observed, late, first_ms, last_ms = (
+            slice_.counters
+            if slice_ is not None
+            else self.finished_counters.get(start, (0, 0, MAX_TIME_MS, MIN_TIME_MS))
+        )
+        if close.observed <= observed and close.late <= late:
+            return
+        counters = (
+            max(observed, close.observed),
+            max(late, close.late),
+            first_ms if close.first_ms is None else min(first_ms, close.first_ms),
+            last_ms if close.last_ms is None else max(last_ms, close.last_ms),
+        )
+        if slice_ is None:
+            self.finished_counters[start] = counters
+        else:
+            slice_.observed, slice_.late, slice_.first_ms, slice_.last_ms = counters
 
     def _take_due_arrivals(
         self, now_ms: int, watermark_ms: int, capacity_bytes: int, unread: bool, recorded: RecordedPull | None

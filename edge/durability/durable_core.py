@@ -58,11 +58,12 @@ from edge.core import (
 )
 from edge.durability import journal
 from edge.durability.journal import Record, Segment
-from edge.records import Position
+from edge.records import InputGone, Position
 from edgewater.errors import CorruptSynopsis, StorageError
 from edgewater.query import QuerySpec
+from edgewater.streams import TIME_COLUMN
 from edgewater.synopses.encoding.state import State
-from edgewater.wire import Frame, QueryRef, SamplingReason
+from edgewater.wire import Frame, LossReason, QueryRef, SamplingReason
 from edgewater.wire import uplink_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -139,6 +140,7 @@ class DurableCore:
         make_core: builds an empty core.
         reread: reads a range of a replayable source again.
         incarnation: identity of a new state; an existing state keeps its own.
+        now_ms: wall time at which recovery begins: damaged records arrived before.
 
     Attributes:
         positions: by source, the position after the last ingested record.
@@ -149,7 +151,9 @@ class DurableCore:
         diverged: numbers of the frames that recovery would build with other bodies; they are sent as recorded.
     """
 
-    def __init__(self, directory: Path, make_core: Callable[[], EdgeCore], reread: Reread, incarnation: str) -> None:
+    def __init__(
+        self, directory: Path, make_core: Callable[[], EdgeCore], reread: Reread, incarnation: str, *, now_ms: int = 0
+    ) -> None:
         self.directory = directory
         self.positions: dict[str, Position] = {}
         self.drops: dict[str, int] = {}
@@ -163,7 +167,13 @@ class DurableCore:
         self.incarnation = str(load_identity(directory, lambda: {"incarnation": incarnation})["incarnation"])
         self.core = make_core()
         self._number = 0
+        self._now_ms = now_ms
+        self._has_lost = False
+        self._lost_records: dict[str, tuple[int, str]] = {}
         self._segment = self._recover()
+        if self._has_lost:
+            # The journal cannot be replayed in the same way once more, for example if the input is there again.
+            self.checkpoint()
 
     def handle(self, event: Event) -> list[Effect]:
         """Journals an event and applies it. For batches use `ingest_range` or `ingest_payload`."""
@@ -269,6 +279,14 @@ class DurableCore:
         self._number = max([n for _, n in files], default=0)
         for number in range(start, self._number + 1):
             self._replay(self._read(self.directory / f"journal-{number}.log"))
+        for source, (count, why) in self._lost_records.items():
+            log.error(
+                "source %s: %d records that the journal refers to cannot be read again (%s). The edge goes on without "
+                "those that have not been sent; the windows that may lack them are not complete",
+                source,
+                count,
+                why,
+            )
         if self.diverged:
             log.error(
                 "the journal in %s was written by another release, library or processor, and %d frames, the first of "
@@ -292,6 +310,9 @@ class DurableCore:
         if found.damaged:
             self.damaged_records += len(found.damaged)
             log.error("journal %s: damaged records at %s are skipped", path, found.damaged)
+            self._has_lost = True
+            for stream in self.core.streams:
+                self._apply(InputLost(stream, "journal", LossReason.JOURNAL_DAMAGED, self._now_ms))
         return found.records
 
     def _restore_checkpoint(self, numbers: list[int]) -> int:
@@ -338,7 +359,7 @@ class DurableCore:
                 "over: records that its sources have delivered are then counted again"
             )
         for effect in self._apply(event):
-            if isinstance(effect, FrameDiverged):
+            if isinstance(effect, FrameDiverged) and not self._has_lost:
                 if written_on == platform_id():
                     raise StorageError(
                         f"{self.directory}: replaying the journal gave another frame than the recorded one "
@@ -348,10 +369,7 @@ class DurableCore:
 
     def _decode(self, record: Record) -> Event | None:
         if record.kind == RANGE:
-            head = json.loads(record.payload)
-            batch = self._reread(head["source"], head["start"], head["end"])
-            self.positions[head["source"]] = head["end"]
-            return Ingested(head["stream"], head["source"], batch, head["arrival_ms"])
+            return self._reread_range(json.loads(record.payload))
         if record.kind == PAYLOAD:
             return _payload_event(record.payload)
         try:
@@ -360,6 +378,39 @@ class DurableCore:
             log.error("journal record of kind %d is unknown to this release", record.kind)
             self.damaged_records += 1
             return None
+
+    def _reread_range(self, head: dict[str, Any]) -> Event:
+        """Returns the event of a range of positions; the loss of its records if they cannot be read again."""
+        stream, source, arrival_ms = head["stream"], head["source"], head["arrival_ms"]
+        self.positions[source] = head["end"]
+        rows, (first_ms, last_ms) = head.get("rows"), head.get("times", (None, None))
+        try:
+            batch = self._reread(source, head["start"], head["end"])
+            if rows is not None and (batch.num_rows, _time_range(batch)) != (rows, (first_ms, last_ms)):
+                raise InputGone(
+                    f"{rows} records were read between two positions, {batch.num_rows} others are there now"
+                )
+        except InputGone as exc:
+            if rows == 0:
+                return Ingested(stream, source, self._no_records(stream), arrival_ms)
+            self._has_lost = True
+            count, why = self._lost_records.get(source, (0, str(exc)))
+            self._lost_records[source] = count + (rows or 0), why
+            to_ms = None if last_ms is None else last_ms + 1
+            return InputLost(stream, source, LossReason.FILE_GONE, arrival_ms, first_ms, to_ms, rows, was_ingested=True)
+        return Ingested(stream, source, batch, arrival_ms)
+
+    def _no_records(self, stream: str) -> pa.RecordBatch:
+        columns = {**self.core.streams[stream].spec.columns, TIME_COLUMN: pa.int64()}
+        return pa.RecordBatch.from_pylist([], schema=pa.schema(list(columns.items())))
+
+
+def _time_range(batch: pa.RecordBatch) -> tuple[int | None, int | None]:
+    """Returns the first and the last event time of a batch, None without rows."""
+    if not batch.num_rows:
+        return None, None
+    times = batch.column(TIME_COLUMN).to_numpy()
+    return int(times.min()), int(times.max())
 
 
 def _json(kind: int, document: Mapping[str, Any]) -> Record:
@@ -415,7 +466,9 @@ def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
 
 def _range_record(event: Ingested, start: Position | None, end: Position) -> Record:
     head = {"stream": event.stream, "source": event.source, "arrival_ms": event.arrival_ms}
-    return _json(RANGE, {**head, "start": start, "end": end})
+    # For the statement of a loss, should the range not be there any more when it is needed.
+    content = {"rows": event.batch.num_rows, "times": _time_range(event.batch)}
+    return _json(RANGE, {**head, **content, "start": start, "end": end})
 
 
 def _payload_record(event: Ingested) -> Record:

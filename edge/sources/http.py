@@ -21,6 +21,7 @@ from edge.records import Chunk, Position
 from edge.sources.http_body import MEDIA_TYPES, BodyTooLarge, decode_body, media_type
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.errors import EdgewaterError, InvalidInput, Retired, StorageError
+from edgewater.streams import Delivery
 
 MAX_BODIES_PENDING = 4
 TYPE_BASE = "https://edgewater.dev/problems/"
@@ -47,6 +48,7 @@ class HttpSource:
     """A `Source` whose records arrive through `push_routes`; `chunks` yields nothing and never ends."""
 
     replayable = False
+    delivery = Delivery.EXACTLY_ONCE
 
     def __init__(self, name: str, stream: str, schema: RecordSchema, idle: ActivityMarker = no_marker) -> None:
         self.name = name

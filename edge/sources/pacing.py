@@ -44,6 +44,7 @@ class PacedSource:
         self.name = source.name
         self.stream = source.stream
         self.replayable = source.replayable
+        self.delivery = source.delivery
         self._source = source
         self._clock = clock
         self._now_ms = now_ms

@@ -1,4 +1,8 @@
-"""Standard input: lines from another program, until it ends. Not replayable."""
+"""Standard input: lines from another program, until it ends.
+
+It cannot be read again, so a record is counted at most once: what was read and not yet synced, and what was still in
+the pipe, is lost with the process.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from edge.codecs import LineStream, TextFormat
 from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, Position, split_rows
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.errors import StorageError
+from edgewater.streams import Delivery
 
 WAIT_S = 0.25
 
@@ -45,6 +50,7 @@ class StdinSource:
     """
 
     replayable = False
+    delivery = Delivery.AT_MOST_ONCE
 
     def __init__(
         self,

@@ -117,10 +117,14 @@ def truth(batch: pa.RecordBatch, spec: QuerySpec) -> dict[tuple[str, int], dict[
 class World:
     """One edge over `data`, driven by a fixed script of steps, each of which may be the last."""
 
+    now_ms = 1 << 40
+
     def __init__(self, directory: Path, data: pa.RecordBatch, center: Center, *, pushed: bool = False) -> None:
         self.data, self.center, self.pushed = data, center, pushed
         spec = StreamSpec(COLUMNS, disorder_ms=2000)
-        self.edge = DurableCore(directory, lambda: EdgeCore({"flights": spec}), self._reread, "first")
+        self.edge = DurableCore(
+            directory, lambda: EdgeCore({"flights": spec}), self._reread, "first", now_ms=self.now_ms
+        )
 
     def _reread(self, source: str, start: Position | None, end: Position) -> pa.RecordBatch:
         at = start["row"] if start else 0

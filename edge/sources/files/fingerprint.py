@@ -1,15 +1,21 @@
-"""Finds a file again that may have been renamed, replaced or truncated since it was last read."""
+"""Finds a file again that may have been renamed, copied, compressed, replaced or truncated since it was last read."""
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import os
-from collections.abc import Iterable
+import signal
+import stat
+from collections.abc import Callable, Iterable
+from errno import EAGAIN
 from pathlib import Path
 
-import google_crc32c
-
+from edge.codecs import HEAD_BYTES
 from edge.sources.files.position import FilePosition
+
+Contains = Callable[[str, FilePosition], bool]
+"""Whether the file at a path begins with what was read up to a position (`FileReader.contains`); False: or is gone."""
 
 
 def matching_files(pattern: str) -> list[str]:
@@ -25,34 +31,51 @@ def inode_of(path: str) -> int | None:
         return None
 
 
-def has_head(path: str, head: tuple[int, int]) -> bool:
-    """Returns whether the file's first `head[0]` bytes have the CRC32C `head[1]`."""
-    try:
-        with Path(path).open("rb", buffering=0) as file:
-            start = file.read(head[0])
-    except OSError:
-        return False
-    return len(start) == head[0] and google_crc32c.value(start) == head[1]
+def locate(position: FilePosition, contains: Contains, *, by_content: bool) -> str | None:
+    """Returns the current path of a position's file, or of a copy of it; None if there is none.
 
-
-def locate(position: FilePosition, *, by_content: bool) -> str | None:
-    """Returns the current path of a position's file; None if it was not found.
-
-    The file is identified by inode and fingerprint, first under its name and then among the files of
-    the same directory, because log rotation renames files in place.
+    The file is identified by inode and content, first under its name and then among the files of the same directory,
+    because log rotation renames files in place.
 
     Args:
-        by_content: also accept a file of the same name and fingerprint with another inode, such as a
-            restored copy; for files that are not rotated.
+        by_content: also accept a file of the same name and content with another inode, such as a restored copy; for
+            files that are not rotated.
     """
-    path = position.file
-    if _is(path, position) or (by_content and inode_of(path) is not None and has_head(path, position.head)):
+    path = path_of_inode(position)
+    if path is not None and contains(path, position):
         return path
-    return next((near for near in _neighbours(path) if _is(near, position)), None)
+    if by_content and contains(position.file, position):
+        return position.file
+    return find_copy(position, contains)
 
 
-def _is(path: str, position: FilePosition) -> bool:
-    return inode_of(path) == position.inode and has_head(path, position.head)
+def path_of_inode(position: FilePosition) -> str | None:
+    """Returns the path, in the directory of the position's file, that has its inode."""
+    paths = (position.file, *_neighbours(position.file))
+    return next((path for path in paths if inode_of(path) == position.inode), None)
+
+
+def find_copy(position: FilePosition, contains: Contains) -> str | None:
+    """Returns the path of another file in the same directory that has the content up to the position; None without one.
+
+    Log rotation may copy a file or compress it.
+    """
+    if not identifies_content(position):
+        return None
+    return next((path for path in _neighbours(position.file) if _is_copy(path, position, contains)), None)
+
+
+def identifies_content(position: FilePosition) -> bool:
+    """Whether files that contain the position's content are copies. Short files may be alike by chance."""
+    return position.offset >= HEAD_BYTES and position.tail[0] > 0
+
+
+def _is_copy(path: str, position: FilePosition, contains: Contains) -> bool:
+    try:
+        status = Path(path).stat()
+        return stat.S_ISREG(status.st_mode) and status.st_ino != position.inode and contains(path, position)
+    except OSError:  # it was deleted, or is not ours to read
+        return False
 
 
 def _neighbours(path: str) -> Iterable[str]:
@@ -61,3 +84,29 @@ def _neighbours(path: str) -> Iterable[str]:
         return [os.path.join(folder, name) for name in sorted(os.listdir(folder))]  # noqa: PTH118, PTH208
     except OSError:
         return []
+
+
+def current_path(descriptor: int) -> str | None:
+    """Returns the path that an open file has now; None if it was deleted, or the system does not say."""
+    try:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
+    except OSError:
+        return None
+    return path if inode_of(path) == os.fstat(descriptor).st_ino else None
+
+
+def has_writer(descriptor: int) -> bool | None:
+    """Returns whether any process has a file open for writing; None: the system does not say.
+
+    A read lease can only be had on a file that nobody has open for writing. It needs the file's owner or CAP_LEASE.
+    """
+    try:
+        # A process that opens the file for writing breaks the lease, which is signalled. This signal is ignored.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as exc:
+        return True if exc.errno == EAGAIN else None
+    except AttributeError:  # not Linux
+        return None
+    fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False

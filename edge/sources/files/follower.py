@@ -1,28 +1,48 @@
 """Follows the files that match a pattern through appends, rotation and truncation.
 
-A file is identified by its inode, not by its name. Rotation renames a file and creates a new one under
-its name: the old file is read to its end through the open handle, then closed; the new one is read from
-its beginning. A file that is shorter than the part of it that has been read was truncated
-(``copytruncate``): it is read from its beginning, and the possible loss is reported.
+A file is identified by its inode and its content, not by its name. Rotation renames a file and creates a new one under
+its name: the old file is read through the open handle until no process writes to it any more, and the new one from its
+beginning. A copy of a file, compressed or not, is not read again; it is read further if the file itself was truncated
+or deleted before all of it was read.
+
+A file that no longer has what was read from it was truncated or overwritten (``copytruncate``): it is read from its
+beginning. What was appended shortly before may not have been read, so a loss is stated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edge.codecs import CODECS, RecordSchema
+from edge.codecs import CODECS, HEAD_BYTES, TAIL_BYTES, RecordSchema
 from edge.records import Decoded, Rejection, RejectionReason
-from edge.sources.files.fingerprint import has_head, inode_of, locate, matching_files
+from edge.sources.files.fingerprint import (
+    current_path,
+    find_copy,
+    has_writer,
+    identifies_content,
+    inode_of,
+    matching_files,
+    path_of_inode,
+)
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import FileReader, OpenReader, Piece, file_gone_piece
 from edgewater.errors import InvalidConfig
+from edgewater.wire import LossReason
 
 MAX_FOLLOWED_FILES = 1000
+MAX_LEAVING_FILES = 100
+"""Files that have left the pattern and are still open; of more, the quietest are closed."""
+MAX_RELEASED_FILES = 100
+"""Files that have left the pattern and were read to their end, of which the position is kept."""
 MAX_PIECES_PER_VISIT = 16
 LEAVING_QUIET_MS = 500
-"""A writer may append to a renamed file for a moment; the file has ended when nothing was appended for this long."""
+"""A writer may append to a renamed file for a moment: it can only have ended if nothing was appended for this long."""
+ROTATE_WAIT_MS = 60_000
+PARTIAL_COPY_MS = 5_000
+"""A file that begins like another one may be a copy that is being written, unless it has not changed for this long."""
 
 
 Stamp = tuple[int, int]
@@ -41,6 +61,8 @@ class FollowedFile:
         visited: pieces read in this round.
         stamp: of an ended file, its stamp at the end, by which a change is detected; None: unknown.
         damaged: whether the file was unreadable and gave no records.
+        unlinked: whether it has been reported that the file was deleted.
+        expired: whether the file is closed because too many are leaving.
     """
 
     position: FilePosition
@@ -50,41 +72,78 @@ class FollowedFile:
     visited: int = 0
     stamp: Stamp | None = None
     damaged: bool = False
+    unlinked: bool = False
+    expired: bool = False
 
 
 class FollowedFiles:
     """All files of one pattern. Blocking; one thread at a time. The arguments are those of `FileSource`."""
 
     def __init__(
-        self, pattern: str, open_reader: OpenReader, schema: RecordSchema, requires_complete: Callable[[str], bool]
+        self,
+        pattern: str,
+        open_reader: OpenReader,
+        schema: RecordSchema,
+        requires_complete: Callable[[str], bool],
+        rotate_wait_ms: int = ROTATE_WAIT_MS,
     ) -> None:
         self._pattern = pattern
         self._open = open_reader
         self._schema = schema
         self._requires_complete = requires_complete
+        self._rotate_wait_ms = rotate_wait_ms
         self._files: dict[int, FollowedFile] = {}
+        # Positions of files that have left the pattern, by inode; one that has not ended could not be found.
+        self._released: dict[int, FilePosition] = {}
         self._settling: dict[int, Stamp] = {}
+        self._undecided: dict[int, tuple[Stamp, int]] = {}
 
     def resume(self, at: FilePosition | None) -> list[Piece]:
         """Opens the files of a position; returns pieces that report deleted and truncated files."""
-        pieces = []
-        for position in () if at is None else (replace(at, others=()), *at.others):
-            path = locate(position, by_content=False)
+        positions = [] if at is None else [replace(at, others=()), *at.others]
+        for position in positions:
             if position.ended:
-                if path is not None:
-                    damaged = _is_at_beginning(position)
-                    stamp = None if damaged else _stamp(path)
-                    self._files[position.inode] = FollowedFile(position, None, stamp=stamp, damaged=damaged)
-            elif path is not None:
-                self._files[position.inode] = FollowedFile(position, self._open(path, position))
-            elif inode_of(position.file) == position.inode:
-                pieces.append(self._restart(position))
-            else:
-                pieces.append(file_gone_piece(position, self._schema))
+                self._resume_ended(position)
+        pieces = [piece for position in positions if not position.ended for piece in self._resume(position)]
         return [self._with_other_positions(piece) for piece in pieces]
 
-    def refresh(self) -> list[Piece]:
-        """Lists the matching files and opens new ones; returns pieces that report truncated files. Call once per round.
+    def _resume_ended(self, position: FilePosition) -> None:
+        path = path_of_inode(position)
+        if path is None:
+            self._release(position)
+            return
+        damaged, stamp = _is_at_beginning(position), _stamp(path)
+        changed = damaged or (stamp is not None and position.size not in (0, stamp[0]))
+        self._files[position.inode] = FollowedFile(position, None, stamp=None if changed else stamp, damaged=damaged)
+
+    def _resume(self, position: FilePosition) -> Iterator[Piece]:
+        path = path_of_inode(position)
+        if path is not None and self._contains(path, position):
+            self._files[position.inode] = FollowedFile(position, self._open(path, position))
+            return
+        copy = self._continue_in_copy(position)
+        if path == position.file:
+            yield self._restart(position, path, copy)
+        elif copy is None:
+            self._release(position)
+            yield file_gone_piece(position, self._schema)
+
+    def _contains(self, path: str, position: FilePosition) -> bool:
+        return contains(self._open, path, position)
+
+    def _continue_in_copy(self, position: FilePosition) -> str | None:
+        """Reads further in a copy of a file that is no longer there; returns its path."""
+        copy = find_copy(position, self._contains)
+        inode = None if copy is None else inode_of(copy)
+        if copy is None or inode is None or (inode in self._files and self._files[inode].reader is not None):
+            return None
+        moved = replace(position, file=copy, inode=inode, note=None)
+        self._files[inode] = FollowedFile(moved, self._open(copy, moved))
+        return copy
+
+    def refresh(self, now_ms: int) -> list[Piece]:
+        """Lists the matching files and opens new ones; returns pieces that report what happened to the known ones. Call
+        once per round.
 
         Raises:
             InvalidConfig: more than `MAX_FOLLOWED_FILES` match.
@@ -93,47 +152,121 @@ class FollowedFiles:
         if len(listed) > MAX_FOLLOWED_FILES:
             accepted = f"a pattern that matches at most {MAX_FOLLOWED_FILES} files when it is followed"
             raise InvalidConfig("file.path", self._pattern, accepted, f"{len(listed)} files match")
-        pieces = []
+        pieces: list[Piece] = []
         for inode, file in list(self._files.items()):
             file.visited = 0
             file.leaving = inode not in listed
             if file.reader is None:
-                if file.leaving or self._is_another(file, inode, listed[inode]):
-                    del self._files[inode]
-            elif file.reader is not None and file.reader.has_shrunk():
-                file.reader.close()
-                pieces.append(self._with_other_positions(self._restart(file.position)))
+                pieces += self._refresh_ended(inode, file, listed.get(inode))
+            elif file.reader.was_overwritten():
+                pieces.append(self._restart_overwritten(inode, file, file.reader))
+            elif not file.unlinked and os.fstat(file.reader.fileno()).st_nlink == 0:
+                file.unlinked = True
+                pieces.append(self._input_gone(file.position))
+        self._expire()
+        for position in [p for p in self._released.values() if p.inode not in listed]:
+            self._reopen_grown(position)
         for inode, path in listed.items():
             if inode not in self._files:
-                self._open_new(inode, path)
-        return pieces
+                self._open_new(inode, path, now_ms)
+        self._undecided = {inode: since for inode, since in self._undecided.items() if inode in listed}
+        return [self._with_other_positions(piece) for piece in pieces]
 
-    def _is_another(self, ended: FollowedFile, inode: int, path: str) -> bool:
-        """Returns whether an ended file has to be read again: its inode may have been reused for another file, or an
-        incomplete file may have been completed since. False while the file is still changing."""
+    def _input_gone(self, position: FilePosition) -> Piece:
+        end = replace(position, note=None)
+        return Piece(position, end, Decoded(self._schema.empty()), 0, input_gone=True)
+
+    def _expire(self) -> None:
+        leaving = [file for file in self._files.values() if file.leaving and file.reader is not None]
+        leaving.sort(key=lambda file: file.quiet_since_ms or 0)
+        for file in leaving[: max(0, len(leaving) - MAX_LEAVING_FILES)]:
+            file.expired = True
+
+    # Ended files
+
+    def _refresh_ended(self, inode: int, file: FollowedFile, path: str | None) -> Iterator[Piece]:
+        if path is None:
+            del self._files[inode]
+            self._release(file.position)
+            if not file.unlinked and inode_of(file.position.file) != inode:
+                yield self._input_gone(file.position)
+            return
         stamp = _stamp(path)
-        if stamp is None or stamp == ended.stamp:
-            return False
-        seen, self._settling[inode] = self._settling.get(inode), stamp
-        if seen != stamp:
-            return False
-        is_same = has_head(path, ended.position.head)
-        if not is_same and inode_of(path) != inode:
-            return False  # deleted in between
-        del self._settling[inode]
-        ended.stamp = stamp
-        return ended.damaged or not is_same
+        if stamp is None or stamp == file.stamp or not self._is_settled(inode, path):
+            return
+        if not file.damaged and self._contains(path, file.position):
+            file.stamp = stamp
+            if stamp[0] != file.position.size:
+                self._reopen(file.position, path)
+        elif inode_of(path) == inode:
+            del self._files[inode]  # an inode that was reused, or a file that is complete now
 
-    def _open_new(self, inode: int, path: str) -> None:
+    def _release(self, position: FilePosition) -> None:
+        self._released.pop(position.inode, None)
+        self._released[position.inode] = replace(position, note=None, others=())
+        while len(self._released) > MAX_RELEASED_FILES:
+            del self._released[next(iter(self._released))]
+
+    def _reopen_grown(self, position: FilePosition) -> None:
+        """Reads further in a file that has left the pattern, if it has grown or appeared again."""
+        stamp = _stamp(position.file)
+        if stamp is None or (position.ended and stamp[0] == position.size) or inode_of(position.file) != position.inode:
+            return
+        if self._contains(position.file, position):
+            del self._released[position.inode]
+            self._reopen(position, position.file)
+
+    def _reopen(self, position: FilePosition, path: str) -> None:
+        again = replace(position, file=path, ended=False, size=0)
+        self._files[position.inode] = FollowedFile(again, self._open(path, again))
+
+    # New files
+
+    def _open_new(self, inode: int, path: str, now_ms: int) -> None:
         try:
-            if self._is_settled(inode, path):
-                reader = self._open(path, None)
-                self._files[reader.position.inode] = FollowedFile(reader.position, reader)
+            released = self._released.get(inode)
+            if released is not None and self._contains(path, released):
+                del self._released[inode]
+                self._reopen(released, path)
+            elif self._is_settled(inode, path):
+                self._open_settled(inode, path, now_ms)
         except FileNotFoundError:
             pass  # deleted since it was listed
 
+    def _open_settled(self, inode: int, path: str, now_ms: int) -> None:
+        stamp = _stamp(path)
+        original = self._original_of(path)
+        if original is not None:
+            end = replace(original, file=path, inode=inode, ended=True, size=stamp[0] if stamp else 0, note=None)
+            self._files[inode] = FollowedFile(end, None, stamp=stamp)
+        elif stamp is None or not self._is_undecided(inode, path, stamp, now_ms):
+            reader = self._open(path, None)
+            self._files[reader.position.inode] = FollowedFile(reader.position, reader)
+
+    def _original_of(self, path: str) -> FilePosition | None:
+        """Returns the position of a known file of which this one is a copy."""
+        known = [file.position for file in self._files.values()] + list(self._released.values())
+        known = [position for position in known if identifies_content(position)]
+        if not known:
+            return None
+        reader = self._open(path, None)
+        try:
+            return next((position for position in known if reader.contains(position)), None)
+        finally:
+            reader.close()
+
+    def _is_undecided(self, inode: int, path: str, stamp: Stamp, now_ms: int) -> bool:
+        """Returns whether a new file may be a copy of a known one that is still being written."""
+        if self._requires_complete(path) or not any(
+            _begins_with(file, path, stamp[0]) for file in self._files.values()
+        ):
+            return False
+        before, since_ms = self._undecided.get(inode, (stamp, now_ms))
+        self._undecided[inode] = stamp, since_ms if before == stamp else now_ms
+        return before != stamp or now_ms - since_ms < PARTIAL_COPY_MS
+
     def _is_settled(self, inode: int, path: str) -> bool:
-        """Returns whether a new file may be opened: one that must be complete has to be unchanged for a round."""
+        """Returns whether a file may be opened: one that must be complete has to be unchanged for a round."""
         if not self._requires_complete(path):
             return True
         stamp = _stamp(path)
@@ -145,17 +278,33 @@ class FollowedFiles:
         del self._settling[inode]
         return True
 
-    def _restart(self, position: FilePosition) -> Piece:
-        """Opens a truncated file at its beginning; returns the piece that reports the truncation."""
-        reader = self._open(position.file, None)
+    # Files that were overwritten
+
+    def _restart_overwritten(self, inode: int, file: FollowedFile, reader: FileReader) -> Piece:
+        path = current_path(reader.fileno()) or file.position.file
+        reader.close()
+        del self._files[inode]
+        return self._restart(file.position, path, self._continue_in_copy(file.position))
+
+    def _restart(self, position: FilePosition, path: str, copy: str | None) -> Piece:
+        """Opens an overwritten file at its beginning; returns the piece that reports it."""
+        try:
+            reader = self._open(path, None)
+        except FileNotFoundError:
+            return file_gone_piece(position, self._schema)
+        rest = f"read from its copy {copy}" if copy is not None else "not counted"
         message = (
             f"the file was truncated or replaced; it is read from its beginning, and unread records after "
-            f"byte {position.offset} are not counted; expected: rotation by renaming"
+            f"byte {position.offset} are {rest}; expected: rotation by renaming"
         )
         note = Rejection(RejectionReason.FILE_TRUNCATED, 1, position.file, message)
+        self._files[reader.position.inode] = FollowedFile(reader.position, reader)
+        # Even with a copy: what was written between the copy and the truncation is in neither.
+        losses = (LossReason.FILE_TRUNCATED,)
         end = replace(reader.position, note=note)
-        self._files[position.inode] = FollowedFile(reader.position, reader)
-        return Piece(position, end, Decoded(self._schema.empty(), (note,)), 0)
+        return Piece(position, end, Decoded(self._schema.empty(), (note,)), 0, losses, input_gone=True)
+
+    # Reading
 
     def readable(self) -> list[FollowedFile]:
         """Returns the files that have not ended, leaving files first, then by name."""
@@ -170,44 +319,81 @@ class FollowedFiles:
         """
         if file.reader is None or file.visited >= MAX_PIECES_PER_VISIT:
             return None
-        complete = self._requires_complete(file.position.file)
-        quiet_ms = 0 if file.quiet_since_ms is None else now_ms - file.quiet_since_ms
-        final = complete or (file.leaving and quiet_ms >= LEAVING_QUIET_MS)
+        final = self._requires_complete(file.position.file) or self._has_ended(file, file.reader, now_ms)
         piece = file.reader.next(final, now_ms)
         if piece is not None:
             file.quiet_since_ms = None
             file.visited += 1
             if piece.end.ended:
+                # One that gave nothing is read again when it changes: it may not be complete yet.
                 file.damaged = _is_at_beginning(piece.start)
-                self._close(file)
-        elif final:
-            piece = self._end(file)
+                losses = () if file.damaged else piece.losses
+                piece = replace(piece, end=self._close(file, file.reader, piece.end), losses=losses)
+        elif final and not file.reader.was_overwritten():
+            piece = self._end(file, file.reader)
         else:
             if file.quiet_since_ms is None:
                 file.quiet_since_ms = now_ms
             return None
         file.position = piece.end
-        return self._with_other_positions(piece)
+        return self._with_other_positions(replace(piece, input_gone=file.unlinked))
 
-    def _end(self, file: FollowedFile) -> Piece:
+    def _has_ended(self, file: FollowedFile, reader: FileReader, now_ms: int) -> bool:
+        """Returns whether nothing more is expected in a file that has left the pattern."""
+        quiet_ms = 0 if file.quiet_since_ms is None else now_ms - file.quiet_since_ms
+        if not file.leaving or quiet_ms < LEAVING_QUIET_MS:
+            return False
+        return quiet_ms >= self._rotate_wait_ms or file.expired or has_writer(reader.fileno()) is False
+
+    def _end(self, file: FollowedFile, reader: FileReader) -> Piece:
         """Closes the file; returns an empty piece whose position marks the file as ended."""
-        self._close(file)
-        return Piece(file.position, replace(file.position, ended=True), Decoded(self._schema.empty()), 0)
+        # What is written to a renamed file later is found there; a deleted file is out of reach once it is closed.
+        is_lost = file.unlinked and has_writer(reader.fileno()) is True
+        losses = (LossReason.FILE_GONE,) if is_lost else ()
+        end = self._close(file, reader, replace(file.position, ended=True))
+        return Piece(file.position, end, Decoded(self._schema.empty()), 0, losses)
 
-    def _close(self, file: FollowedFile) -> None:
-        assert file.reader is not None
-        file.reader.close()
+    def _close(self, file: FollowedFile, reader: FileReader, end: FilePosition) -> FilePosition:
+        """Closes the file; returns its last position with its path and size now."""
+        status, path = os.fstat(reader.fileno()), current_path(reader.fileno())
+        reader.close()
         file.reader = None
-        file.stamp = _stamp(file.position.file)
+        file.stamp = status.st_size, status.st_mtime_ns
+        return replace(end, file=end.file if path is None or not file.leaving else path, size=status.st_size)
 
     def _with_other_positions(self, piece: Piece) -> Piece:
-        others = tuple(replace(f.position, note=None) for i, f in self._files.items() if i != piece.end.inode)
-        return replace(piece, end=replace(piece.end, others=others))
+        inode = piece.end.inode
+        others = [replace(f.position, note=None) for i, f in self._files.items() if i != inode]
+        others += [p for i, p in self._released.items() if i != inode and p.ended]
+        return replace(piece, end=replace(piece.end, others=tuple(others)))
 
     def close(self) -> None:
         for file in self._files.values():
             if file.reader is not None:
                 file.reader.close()
+
+
+def contains(open_reader: OpenReader, path: str, position: FilePosition) -> bool:
+    """Returns whether the file at a path begins with what was read up to a position; False if there is no such file."""
+    try:
+        reader = open_reader(path, None)
+    except FileNotFoundError:
+        return False
+    try:
+        return reader.contains(position)
+    finally:
+        reader.close()
+
+
+def _begins_with(file: FollowedFile, path: str, size: int) -> bool:
+    """Returns whether the beginning of a known file is, as far as can be seen, the file at a path, which is shorter."""
+    if file.reader is None or not 0 < size <= file.position.offset:
+        return size == 0
+    descriptor = file.reader.fileno()
+    last = max(0, size - TAIL_BYTES)
+    with Path(path).open("rb", buffering=0) as other:
+        head, _, tail = other.read(min(HEAD_BYTES, size)), other.seek(last), other.read(size - last)
+    return os.pread(descriptor, len(head), 0) == head and os.pread(descriptor, len(tail), last) == tail
 
 
 def _stamp(path: str) -> Stamp | None:

@@ -11,10 +11,10 @@ import google_crc32c
 import pyarrow as pa
 
 from edge.codecs import HEAD_BYTES, RecordSchema, check_schema, convert, needed_columns
-from edge.records import MAX_CHUNK_ROWS, Decoded, Rejection, RejectionReason
+from edge.records import MAX_CHUNK_ROWS, Decoded, InputGone, Rejection, RejectionReason
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import Piece, note_piece
-from edgewater.errors import StorageError
+from edgewater.wire import LossReason
 
 
 class ParquetReader:
@@ -105,9 +105,9 @@ class ParquetReader:
             try:
                 batch = self._batch_at(offset)
             except (pa.ArrowInvalid, OSError) as exc:
-                raise StorageError(f"{context.file}: rows from {offset} on cannot be read again: {exc}") from exc
+                raise InputGone(f"{context.file}: rows from {offset} on cannot be read again: {exc}") from exc
             if batch is None or batch.num_rows < length:
-                raise StorageError(f"{context.file}: rows {offset} to {offset + length}, read before, are gone")
+                raise InputGone(f"{context.file}: rows {offset} to {offset + length}, read before, are gone")
             self._last_reread = key, convert(batch.slice(0, length), self._schema, context.arrival_ms)
         return self._last_reread[1]
 
@@ -118,12 +118,20 @@ class ParquetReader:
             f"{self.position.file}: row {self.position.offset}",
             f"not a complete Parquet file ({error}); the rows before are counted, the others cannot be read",
         )
-        piece = note_piece(self.position, note, self._schema, ended=True)
+        piece = note_piece(self.position, note, self._schema, ended=True, losses=(LossReason.FILE_DAMAGED,))
         self.position = piece.end
         return piece
 
-    def has_shrunk(self) -> bool:
+    def contains(self, position: FilePosition) -> bool:
+        head = os.pread(self._file.fileno(), position.head[0], 0)
+        is_same = (len(head), google_crc32c.value(head)) == position.head
+        return is_same and position.size in (0, self._file.size())
+
+    def was_overwritten(self) -> bool:
         return False
+
+    def fileno(self) -> int:
+        return int(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

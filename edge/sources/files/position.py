@@ -19,6 +19,9 @@ class FilePosition:
     Attributes:
         inode: identifies the file, also after it has been renamed.
         head: (n, CRC32C of the file's first n bytes): distinguishes files after an inode was reused.
+        tail: (n, CRC32C of the n decompressed bytes before `offset`): tells whether a file still has what was read from
+            it, and which files are copies. (0, 0): unknown.
+        size: of an ended file, its size on disk at the end; 0: unknown.
         arrival_ms: when the block at or before this position was read; its event times are validated
             against it.
         header: column names, for CSV.
@@ -38,10 +41,13 @@ class FilePosition:
     ended: bool = False
     note: Rejection | None = None
     others: tuple[FilePosition, ...] = ()
+    tail: tuple[int, int] = (0, 0)
+    size: int = 0
 
-    def after_block(self, length: int, arrival_ms: int) -> FilePosition:
+    def after_block(self, length: int, arrival_ms: int, tail: tuple[int, int] = (0, 0)) -> FilePosition:
         """Returns the position after the block of `length` units at `offset`."""
-        return replace(self, offset=self.offset + length, block=0, row=0, arrival_ms=arrival_ms, note=None)
+        offset = self.offset + length
+        return replace(self, offset=offset, block=0, row=0, arrival_ms=arrival_ms, note=None, tail=tail)
 
     def to_json(self) -> Position:
         """Returns the position as JSON, without default values: it is written with every chunk."""
@@ -56,8 +62,12 @@ class FilePosition:
             result |= {"row": self.row, "block": self.block}
         if self.header is not None:
             result["header"] = list(self.header)
+        if self.tail[0]:
+            result["tail"] = list(self.tail)
         if self.ended:
             result["ended"] = True
+        if self.size:
+            result["size"] = self.size
         if self.note is not None:
             result["note"] = self.note.to_json()
         if self.others:
@@ -75,6 +85,7 @@ class FilePosition:
     @classmethod
     def _read(cls, document: dict[str, Any]) -> FilePosition:
         head, header, note = document["head"], document.get("header"), document.get("note")
+        tail = document.get("tail", (0, 0))
         return cls(
             file=str(document["file"]),
             inode=int(document["inode"]),
@@ -87,4 +98,6 @@ class FilePosition:
             ended=bool(document.get("ended", False)),
             note=Rejection(**note) if note is not None else None,
             others=tuple(cls._read(other) for other in document.get("others", ())),
+            tail=(int(tail[0]), int(tail[1])),
+            size=int(document.get("size", 0)),
         )

@@ -9,16 +9,22 @@ from typing import Protocol
 from edge.codecs import RecordSchema
 from edge.records import Decoded, Rejection, RejectionReason
 from edge.sources.files.position import FilePosition
+from edgewater.wire import LossReason
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The records between two positions in one file; `nbytes` is the size of their input, decompressed."""
+    """The records between two positions in one file; `nbytes` is the size of their input, decompressed.
+
+    `losses` and `input_gone` are as in `edge.records.Chunk`.
+    """
 
     start: FilePosition
     end: FilePosition
     decoded: Decoded
     nbytes: int
+    losses: tuple[LossReason, ...] = ()
+    input_gone: bool = False
 
 
 class FileReader(Protocol):
@@ -43,11 +49,20 @@ class FileReader(Protocol):
         """Returns the piece between two positions; `start` None: the beginning of the file.
 
         Raises:
-            StorageError: the file no longer contains it.
+            InputGone: the file no longer contains it.
         """
 
-    def has_shrunk(self) -> bool:
-        """Returns whether the file is shorter than the part of it that has been read."""
+    def contains(self, position: FilePosition) -> bool:
+        """Returns whether the file begins with what was read of a file up to a position, by its fingerprints.
+
+        Afterwards the reader can only be asked again, or closed.
+        """
+
+    def was_overwritten(self) -> bool:
+        """Returns whether the file no longer has what was read from it."""
+
+    def fileno(self) -> int:
+        """Returns the open descriptor."""
 
     def close(self) -> None: ...
 
@@ -56,7 +71,14 @@ OpenReader = Callable[[str, FilePosition | None], FileReader]
 """Opens the file at a path, at its beginning or at a position in the same file."""
 
 
-def note_piece(position: FilePosition, note: Rejection, schema: RecordSchema, *, ended: bool) -> Piece:
+def note_piece(
+    position: FilePosition,
+    note: Rejection,
+    schema: RecordSchema,
+    *,
+    ended: bool,
+    losses: tuple[LossReason, ...] = (),
+) -> Piece:
     """Returns a piece without records that reports a rejection of the file as a whole."""
     end = FilePosition(
         position.file,
@@ -67,8 +89,9 @@ def note_piece(position: FilePosition, note: Rejection, schema: RecordSchema, *,
         header=position.header,
         ended=ended,
         note=note,
+        tail=position.tail,
     )
-    return Piece(position, end, Decoded(schema.empty(), (note,)), 0)
+    return Piece(position, end, Decoded(schema.empty(), (note,)), 0, losses)
 
 
 def file_gone_piece(position: FilePosition, schema: RecordSchema) -> Piece:
@@ -77,4 +100,5 @@ def file_gone_piece(position: FilePosition, schema: RecordSchema) -> Piece:
         f"the file is gone (inode {position.inode}); records after byte {position.offset} are not counted; "
         "expected: rotated files stay in their directory until they have been read"
     )
-    return note_piece(position, Rejection(RejectionReason.FILE_GONE, 1, position.file, message), schema, ended=True)
+    note = Rejection(RejectionReason.FILE_GONE, 1, position.file, message)
+    return note_piece(position, note, schema, ended=True, losses=(LossReason.FILE_GONE,))

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 from edge.codecs import RecordSchema, TextFormat, codec_of
-from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, Position, split_rows
-from edge.sources.files.fingerprint import locate, matching_files
-from edge.sources.files.follower import FollowedFiles, requires_complete_by_name
+from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, InputGone, Position, split_rows
+from edge.sources.files.fingerprint import inode_of, locate, matching_files
+from edge.sources.files.follower import ROTATE_WAIT_MS, FollowedFiles, contains, requires_complete_by_name
 from edge.sources.files.parquet import ParquetReader
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import FileReader, OpenReader, Piece, file_gone_piece, note_piece
 from edge.sources.files.text import TextReader
 from edgewater.errors import InvalidConfig, StorageError
+from edgewater.streams import Delivery
 
 POLL_S = 0.25
 
@@ -42,9 +44,12 @@ class FileSource:
         requires_complete: returns whether the file at a path can only be read once it is complete.
         now_ms: the wall clock, for arrival times.
         sleep: waits between polls of followed files.
+        rotate_wait_ms: how long a file that has left the pattern is kept open after its last record, unless it is known
+            that no process has it open for writing.
     """
 
     replayable = True
+    delivery = Delivery.EXACTLY_ONCE
 
     def __init__(
         self,
@@ -59,6 +64,7 @@ class FileSource:
         requires_complete: Callable[[str], bool] = requires_complete_by_name,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         poll_s: float = POLL_S,
+        rotate_wait_ms: int = ROTATE_WAIT_MS,
     ) -> None:
         self.name = name
         self.stream = stream
@@ -70,6 +76,7 @@ class FileSource:
         self._now_ms = now_ms
         self._sleep = sleep
         self._poll_s = poll_s
+        self._rotate_wait_ms = rotate_wait_ms
         self._reread: FileReader | None = None
 
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
@@ -83,7 +90,7 @@ class FileSource:
             accepted = "a path that matches at least one file, or follow: true to wait for files"
             raise InvalidConfig(f"{self.name}: path", self._pattern, accepted, "no file matches")
         if at is not None:
-            found = None if at.ended else await asyncio.to_thread(locate, at, by_content=True)
+            found = None if at.ended else await asyncio.to_thread(locate, at, self._contains, by_content=True)
             paths = [path for path in paths if path > at.file and path != found]
             if found is None and not at.ended:
                 yield self._chunks(file_gone_piece(at, self._schema))[0]
@@ -104,7 +111,7 @@ class FileSource:
             reader.close()
 
     async def _follow_files(self, at: FilePosition | None) -> AsyncIterator[Chunk]:
-        followed = FollowedFiles(self._pattern, self._open, self._schema, self._requires_complete)
+        followed = FollowedFiles(self._pattern, self._open, self._schema, self._requires_complete, self._rotate_wait_ms)
         try:
             for change in await asyncio.to_thread(followed.resume, at):
                 for chunk in self._chunks(change):
@@ -112,7 +119,7 @@ class FileSource:
             drained = False
             while True:
                 progress, was_drained, drained = False, drained, True
-                for change in await asyncio.to_thread(followed.refresh):
+                for change in await asyncio.to_thread(followed.refresh, self._now_ms()):
                     for chunk in self._chunks(change):
                         yield chunk
                 for file in followed.readable():
@@ -136,7 +143,9 @@ class FileSource:
     def _chunks(self, piece: Piece) -> list[Chunk]:
         decoded = piece.decoded
         start, end = piece.start.to_json(), piece.end.to_json()
-        return split_rows(Chunk(self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes))
+        return split_rows(
+            Chunk(self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes, piece.losses, piece.input_gone)
+        )
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
         last = FilePosition.from_json(end)
@@ -146,21 +155,39 @@ class FileSource:
         if last.note is not None:
             piece = note_piece(first or last, last.note, self._schema, ended=last.ended)
         else:
-            piece = self._reader_for(last).reread(first, last)
+            piece = self._reread_piece(first, last)
         decoded = piece.decoded
         return Chunk(self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes)
+
+    def _reread_piece(self, first: FilePosition | None, last: FilePosition) -> Piece:
+        try:
+            return self._reader_for(last).reread(first, last)
+        except InputGone:
+            self.close()
+            return self._reader_for(last).reread(first, last)  # a copy of the file may still have it
 
     def _reader_for(self, position: FilePosition) -> FileReader:
         """Returns a reader of the position's file. It stays open: recovery reads piece after piece, and a compressed
         file cannot be seeked."""
         reader = self._reread
         if reader is None or reader.position.inode != position.inode or reader.position.head != position.head:
-            path = locate(position, by_content=not self._follow)
+            try:
+                path = locate(position, self._may_contain, by_content=not self._follow)
+            except OSError as exc:
+                raise StorageError(f"{position.file}: recovery needs to read it again: {exc.strerror}") from exc
             if path is None:
-                raise StorageError(f"{position.file}: the file is gone; recovery needs to read it again")
+                raise InputGone(f"{position.file}: the file is gone; recovery needs to read it again")
             self.close()
             reader = self._reread = self._open(path, FilePosition(path, position.inode, position.head, ended=True))
         return reader
+
+    def _contains(self, path: str, position: FilePosition) -> bool:
+        return contains(self._open, path, position)
+
+    def _may_contain(self, path: str, position: FilePosition) -> bool:
+        # A compressed file is not decompressed for this: what is read again is compared anyway.
+        is_compressed = self._requires_complete(path) and inode_of(path) == position.inode
+        return self._contains(path, replace(position, offset=0, tail=(0, 0)) if is_compressed else position)
 
     def close(self) -> None:
         """Closes the file that `reread` holds open."""

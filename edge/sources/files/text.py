@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import google_crc32c
+
 from edge.codecs import (
     BOM,
     HEAD_BYTES,
+    TAIL_BYTES,
     Block,
     BlockReader,
     ByteStream,
@@ -16,10 +19,10 @@ from edge.codecs import (
     split_header,
     too_long,
 )
-from edge.records import Decoded, Rejection, RejectionReason
+from edge.records import Decoded, InputGone, Rejection, RejectionReason
 from edge.sources.files.position import FilePosition
 from edge.sources.files.reader import Piece, note_piece
-from edgewater.errors import StorageError
+from edgewater.wire import LossReason
 
 
 class _Limited:
@@ -47,6 +50,7 @@ class TextReader:
         self.position = replace(position, file=path, note=None, others=())
         if not position.ended:
             self._input.seek(position.offset)
+        self._tail = self._input.tail
         self._blocks = BlockReader(self._input)
         self._last_reread: tuple[tuple[int, int, int], Decoded] | None = None
 
@@ -64,24 +68,30 @@ class TextReader:
                 block = self._blocks.next(final=True)
             if block is None:
                 return None
-            block = self._without_header(block)
-            if block.length:
-                return self._piece(block, arrival_ms)
+            rest = self._without_header(block)
+            if rest.length:
+                return self._piece(rest, arrival_ms)
 
     def _piece(self, block: Block, arrival_ms: int) -> Piece:
         start = self.position
         if start.head[0] < HEAD_BYTES:  # the file was shorter when it was opened
             start = replace(start, head=self._input.head())
-        self.position = start.after_block(block.length, arrival_ms)
+        self.position = start.after_block(block.length, arrival_ms, self._tail_after(block.data, block.too_long))
         return Piece(start, self.position, self._decode(block, start, arrival_ms), block.length)
+
+    def _tail_after(self, data: bytes, too_long: bool = False) -> tuple[int, int]:
+        """Returns `FilePosition.tail` after these bytes; unknown after a line of which only the beginning is held."""
+        self._tail = b"" if too_long else (self._tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+        return len(self._tail), google_crc32c.value(self._tail)
 
     def _without_header(self, block: Block) -> Block:
         """Removes the header from the first block of a CSV file, and moves the position after it."""
         if self.position.header is not None or not self._text.needs_header:
             return block
         header, rest = split_header(block, self._text)
-        offset = self.position.offset + block.length - rest.length
-        self.position = replace(self.position, offset=offset, header=header)
+        read = block.length - rest.length
+        offset, tail = self.position.offset + read, self._tail_after(block.data[:read])
+        self.position = replace(self.position, offset=offset, header=header, tail=tail)
         self._decoder(header)
         return rest
 
@@ -90,8 +100,9 @@ class TextReader:
         start = self.position
         rest = self._reread_block(start.offset, start.block, start)
         self._last_reread = None
-        self.position = start.after_block(start.block, start.arrival_ms)
-        self._input.seek(self.position.offset)
+        self._input.seek(start.offset + start.block)
+        self._tail = b""
+        self.position = start.after_block(start.block, start.arrival_ms, self._tail_after(self._input.tail))
         self._blocks = BlockReader(self._input)
         return Piece(start, self.position, Decoded(rest.batch.slice(start.row)), start.block)
 
@@ -101,6 +112,8 @@ class TextReader:
             return Piece(begin, end, Decoded(self._text.schema.empty(), (end.note,)), 0)
         offset = end.offset if end.row else begin.offset
         length = end.block if end.row else end.offset - begin.offset
+        if not length:
+            return Piece(begin, end, Decoded(self._text.schema.empty()), 0)
         decoded = self._reread_block(offset, length, end)
         rows = slice(begin.row, end.row or None)
         rejected = () if begin.row else decoded.rejected
@@ -114,9 +127,13 @@ class TextReader:
         key = (offset, length, context.arrival_ms)
         if self._last_reread is None or self._last_reread[0] != key:
             self._input.seek(offset)
+            where = f"{context.file}: bytes {offset} to {offset + length}, read before,"
+            unchanged = not context.row or self._has_tail(context)
             block = BlockReader(_Limited(self._input, length)).next(final=True)
             if block is None or block.length != length:
-                raise StorageError(f"{context.file}: bytes {offset} to {offset + length}, read before, are gone")
+                raise InputGone(f"{where} are gone")
+            if not unchanged or not (context.row or self._has_tail(context)):
+                raise InputGone(f"{where} were overwritten")
             if offset == 0 and self._text.needs_header:
                 block = split_header(block, self._text)[1]
             self._last_reread = key, self._decode(block, replace(context, offset=offset), context.arrival_ms)
@@ -144,12 +161,34 @@ class TextReader:
             f"the compressed file {what} ({damage.message}); the records before that byte are counted, "
             "the records after it cannot be read; expected a complete file",
         )
-        piece = note_piece(self.position, note, self._text.schema, ended=True)
+        piece = note_piece(self.position, note, self._text.schema, ended=True, losses=(LossReason.FILE_DAMAGED,))
         self.position = piece.end
         return piece
 
-    def has_shrunk(self) -> bool:
-        return self._input.codec is None and self._input.size < self._input.offset
+    def _has_tail(self, position: FilePosition) -> bool:
+        """Returns whether the bytes before the input's offset are those of a position; true if these are unknown."""
+        length, checksum = position.tail
+        tail = self._input.tail[-length:] if length else b""
+        return len(tail) == length and google_crc32c.value(tail) == checksum
+
+    def contains(self, position: FilePosition) -> bool:
+        if self._input.head(position.head[0]) != position.head and self._decompressed_head(position) != position.head:
+            return False
+        self._input.seek(position.offset)
+        return self._input.offset == position.offset and self._has_tail(position)
+
+    def _decompressed_head(self, position: FilePosition) -> tuple[int, int]:
+        self._input.seek(0)
+        head = b""
+        while len(head) < position.head[0] and (more := self._input.read(position.head[0] - len(head))):
+            head += more
+        return len(head), google_crc32c.value(head)
+
+    def was_overwritten(self) -> bool:
+        return self._input.was_overwritten()
+
+    def fileno(self) -> int:
+        return self._input.fileno()
 
     def close(self) -> None:
         self._input.close()

@@ -1,0 +1,171 @@
+"""The agent as a process of its own, without a center: it is killed, and its state is read from what is on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from edge.agent import Agent, open_agent
+from edge.config import EdgeConfig, parse_config
+from edge.core import Configured, FrameBuilt, PullEvent, SourceEnded
+from edge.durability import DurableCore
+from edge.process import now_ms
+from edgewater.query import QuerySpec
+from edgewater.synopses import GroupedAggregate
+from edgewater.wire import FrameBody, InputLoss, QueryRef
+
+COUNT = QuerySpec.from_mapping(
+    {"name": "n", "from": "events", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}, "lateness": "1h"}
+)
+QUERY = QueryRef("n", 1)
+TIMEOUT_S = 60.0
+
+
+class AgentProcess:
+    """`edgewater edge run` over a directory, with one query, which it has learned before."""
+
+    def __init__(self, directory: Path, sources: list[dict[str, Any]], **limits: Any) -> None:
+        self.directory = directory
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = int(probe.getsockname()[1])
+        self._document = {
+            "edge": "a",
+            "center": {"address": "127.0.0.1:1"},
+            "state_dir": str(directory / "state"),
+            "http": {"listen": f"127.0.0.1:{self._port}"},
+            "streams": {
+                "events": {
+                    "columns": {"x": "int64"},
+                    "time": {"column": "at", "unit": "ms"},
+                    "sources": sources,
+                }
+            },
+            # Nothing is synced by the way: no center pulls frames, and no checkpoint is due.
+            "limits": {"checkpoint": "1h", **limits},
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        with self.state() as agent:  # creates the identity, and syncs nothing
+            state_dir, make_core = agent.durable.directory, agent.durable._make_core
+        prepared = DurableCore(state_dir, make_core, agent.durable._reread, "")
+        prepared.handle(Configured(((QUERY, COUNT),)))
+        prepared.sync()
+        prepared.close()
+
+    @property
+    def config(self) -> EdgeConfig:
+        return parse_config(self._document)
+
+    def start(self) -> None:
+        path = self.directory / "edge.yaml"
+        path.write_text(yaml.safe_dump(self._document))
+        command = [sys.executable, "-m", "edgewater", "edge", "run", str(path)]
+        with (self.directory / "edge.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+            )
+        self.until(lambda: self.metrics() is not None)
+
+    def write(self, data: str) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(data.encode())
+        self._process.stdin.flush()
+
+    def push(self, data: str) -> None:
+        headers = {"Content-Type": "application/x-ndjson"}
+        reply = httpx.post(f"http://127.0.0.1:{self._port}/v1/streams/events", content=data, headers=headers)
+        assert reply.status_code == 200, reply.text
+
+    def kill(self) -> None:
+        """kill -9."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        self._process = None
+
+    def close(self) -> None:
+        if self._process is not None:
+            self.kill()
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "edge.log").read_text()
+
+    def metrics(self) -> dict[str, float] | None:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log
+        try:
+            text = httpx.get(f"http://127.0.0.1:{self._port}/metrics").text
+        except httpx.TransportError:
+            return None
+        samples = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in samples}
+
+    def records(self) -> int:
+        found = self.metrics() or {}
+        return int(found.get('edgewater_edge_records_total{stream="events"}', 0))
+
+    def losses(self) -> dict[str, int]:
+        """Stated losses by reason, from the metrics."""
+        prefix = 'edgewater_edge_input_losses_total{reason="'
+        found = self.metrics() or {}
+        return {k[len(prefix) :].split('"')[0]: int(v) for k, v in found.items() if k.startswith(prefix)}
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not condition():
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.02)
+
+    @contextlib.contextmanager
+    def state(self) -> Iterator[Agent]:
+        """Recovers the state in this process, as the next agent would, and journals nothing."""
+        agent = open_agent(self.config)
+        try:
+            yield agent
+        finally:
+            agent.durable.close()
+
+    def recovered(self) -> tuple[float, list[InputLoss]]:
+        """The records that are counted after a recovery, over all windows, and the stated losses."""
+        with self.state() as agent:
+            for source in agent.sources:
+                agent.durable.handle(SourceEnded(source.stream, source.name))
+            bodies = pull(agent)
+        return counted(bodies), [loss for body in bodies for loss in body.losses]
+
+
+def pull(agent: Agent) -> list[FrameBody]:
+    """All that the agent has to send."""
+    bodies: list[FrameBody] = []
+    while built := [e for e in agent.durable.handle(PullEvent(1 << 20)) if isinstance(e, FrameBuilt)]:
+        bodies += [e.frame.unpack() for e in built]
+    return bodies
+
+
+def counted(bodies: list[FrameBody]) -> float:
+    partials = [GroupedAggregate.from_bytes(p.synopsis) for body in bodies for p in body.partials]
+    return sum(float(p.query("n").value.sum()) for p in partials)
+
+
+def lines(first: int, count: int) -> str:
+    """Records of now, each 40 bytes or more."""
+    at = now_ms()
+    return "".join(f'{{"x": {first + i:9d}, "at": {at}, "pad": "{first + i:09d}"}}\n' for i in range(count))
