@@ -386,18 +386,15 @@ class DurableCore:
         rows, (first_ms, last_ms) = head.get("rows"), head.get("times", (None, None))
         try:
             batch = self._reread(source, head["start"], head["end"])
-            if rows is not None and (batch.num_rows, _time_range(batch)) != (rows, (first_ms, last_ms)):
-                raise InputGone(
-                    f"{rows} records were read between two positions, {batch.num_rows} others are there now"
-                )
         except InputGone as exc:
-            if rows == 0:
-                return Ingested(stream, source, self._no_records(stream), arrival_ms)
-            self._has_lost = True
-            count, why = self._lost_records.get(source, (0, str(exc)))
-            self._lost_records[source] = count + (rows or 0), why
-            to_ms = None if last_ms is None else last_ms + 1
-            return InputLost(stream, source, LossReason.FILE_GONE, arrival_ms, first_ms, to_ms, rows, was_ingested=True)
+            if rows != 0:
+                self._has_lost = True
+                count, why = self._lost_records.get(source, (0, str(exc)))
+                self._lost_records[source] = count + (rows or 0), why
+                to_ms = None if last_ms is None else last_ms + 1
+                reason = LossReason.FILE_GONE
+                return InputLost(stream, source, reason, arrival_ms, first_ms, to_ms, rows, was_ingested=True)
+            batch = self._no_records(stream)
         return Ingested(stream, source, batch, arrival_ms)
 
     def _no_records(self, stream: str) -> pa.RecordBatch:
