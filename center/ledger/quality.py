@@ -131,6 +131,9 @@ LOST_STATE = "lost-state"
 INPUT_LOST = "input-lost"
 """Violation code: an edge has lost, or may have lost, input of the window."""
 
+LEFT = "left"
+"""Violation code: an edge was retired, or stopped to serve the stream, before it had closed the window."""
+
 AFTER_FINAL = "after-final"
 """Violation code: records of the window are not in the answer, as they came when the window was final."""
 
@@ -236,6 +239,8 @@ class Quality:
         accuracy: set for a query with an accuracy.
         losses: by edge, the stated losses of input that the window may lack.
         at_most_once: expected edges whose delivery is at most once, sorted.
+        left: edges, sorted, that were expected when the window had begun and have left since, without having closed it:
+            they were retired, or no longer serve the stream.
     """
 
     expected: int
@@ -251,6 +256,7 @@ class Quality:
     lost_state: tuple[str, ...] = ()
     losses: tuple[tuple[EdgeId, InputLoss], ...] = ()
     at_most_once: tuple[EdgeId, ...] = ()
+    left: tuple[EdgeId, ...] = ()
 
     @property
     def reported(self) -> int:
@@ -258,13 +264,13 @@ class Quality:
 
     @property
     def is_complete(self) -> bool:
-        return not self.missing and self.expected > 0
+        return not self.missing and not self.left and self.expected > 0
 
     def to_mapping(self) -> dict[str, Any]:
         """The members of an answer's JSON: completeness, records, staleness_ms, error, contract."""
         result: dict[str, Any] = {
             "completeness": {
-                "ratio": self.reported / self.expected if self.expected else 0.0,
+                "ratio": self.reported / (self.expected + len(self.left)) if self.expected else 0.0,
                 "expected": self.expected,
                 "reported": self.reported,
                 "missing": list(self.missing),
@@ -291,6 +297,8 @@ class Quality:
         }
         if self.lost_state:
             result["completeness"]["lost_state"] = list(self.lost_state)
+        if self.left:
+            result["completeness"]["left"] = list(self.left)
         if self.at_most_once:
             result["completeness"]["delivery"] = dict.fromkeys(self.at_most_once, Delivery.AT_MOST_ONCE)
         if self.losses:
@@ -330,6 +338,7 @@ def assess(
     lost_state: tuple[str, ...] = (),
     losses: tuple[tuple[EdgeId, InputLoss], ...] = (),
     at_most_once: tuple[EdgeId, ...] = (),
+    left: tuple[EdgeId, ...] = (),
 ) -> Quality:
     """Computes the quality of an answer.
 
@@ -349,7 +358,7 @@ def assess(
         # The error of a function's value is checked where the value is computed (`center.serving.function_values`).
         promised = {"staleness_ms": requested["staleness_ms"]} if "staleness_ms" in requested else {}
         requested = {**spec.accuracy.to_contract(), **promised}
-    violations += _lost_state(lost_state)
+    violations += _lost_state(lost_state) + _left(left)
     return Quality(
         expected=expected,
         missing=missing,
@@ -362,6 +371,7 @@ def assess(
         lost_state=lost_state,
         losses=losses,
         at_most_once=at_most_once,
+        left=left,
     )
 
 
@@ -414,7 +424,7 @@ def with_accuracy(
     """
     accuracy = spec.accuracy
     assert accuracy is not None
-    violations = [v for v in quality.violations if v.code in (STALENESS, LOST_STATE, INPUT_LOST)]
+    violations = [v for v in quality.violations if v.code in (STALENESS, LOST_STATE, INPUT_LOST, LEFT)]
     if prediction is not None and quality.losses:
         prediction = prediction.without_bounds("an edge may have lost input of the window")
     if prediction is None and early:
@@ -459,6 +469,13 @@ def _lost_state(edges: tuple[str, ...]) -> list[Violation]:
         return []
     message = f"{', '.join(edges)} lost its state while the window was open: records may be missing or counted twice"
     return [Violation(LOST_STATE, message)]
+
+
+def _left(edges: tuple[EdgeId, ...]) -> list[Violation]:
+    if not edges:
+        return []
+    message = f"{', '.join(edges)} was retired, or stopped to serve the stream, before it had closed the window"
+    return [Violation(LEFT, message)]
 
 
 def _lost(losses: Iterable[tuple[EdgeId, InputLoss]]) -> list[Violation]:

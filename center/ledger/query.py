@@ -16,7 +16,7 @@ windows ordered by start are ordered by end.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -40,6 +40,8 @@ from edgewater.wire import InputLoss, SliceClose
 
 AFTER_FINAL = "after-final"
 """Why records are in no answer to a window: the center received them when it had given the final one."""
+LEAVING_MS = 10_000
+"""Wall time from an edge's last heartbeat within which it has learned that it is retired, and accepts no more."""
 MAX_SEALED_STATEMENTS = 4096
 """Counts (slice, edge) that are kept of final windows, to detect records that arrive after them."""
 
@@ -98,10 +100,17 @@ class QueryLedger(ABC):
             clock=clock,
             due_from_ms=due_from_ms,
             lost_states=self._lost_states(edges, clock),
+            left={**state.left, **self._leaving(edges, expected)},
             at_most_once=tuple(sorted(at_most_once & expected)),
         )
         if changed != state:
             self._set_state(changed)
+
+    def _leaving(self, edges: Sequence[EdgeRecord], expected: Collection[EdgeId]) -> dict[str, int]:
+        """The edges that are no longer expected, each with an event time up to which it may have accepted records."""
+        clock = self._state.running_clock
+        gone = (e for e in edges if e.edge in self._state.expected and e.edge not in expected)
+        return {e.edge: clock.to_event_ms(e.last_seen_ms + LEAVING_MS) for e in gone}
 
     def _lost_states(self, edges: Sequence[EdgeRecord], clock: StreamClock | None) -> Mapping[str, tuple[int, int]]:
         """The edges that have lost their state, each with the event time that the stream had reached by then.
@@ -340,6 +349,7 @@ class QueryLedger(ABC):
             expected=len(self._state.expected),
             missing=tuple(e for e in self._state.expected if self._is_missing(e, start_ms)),
             lost_state=tuple(e for e in self._state.expected if self._has_lost_state(e, start_ms)),
+            left=self._left(start_ms),
             staleness_ms=staleness_ms,
             first_staleness_ms=first_staleness_ms,
             losses=self._losses(start_ms),
@@ -362,6 +372,12 @@ class QueryLedger(ABC):
         """Whether the edge lost its state when the window had begun and was not final."""
         _, until = self._state.lost_states.get(edge, (0, MIN_TIME_MS - 1))
         return self._required_span(start_ms)[0] <= until
+
+    def _left(self, start_ms: int) -> tuple[EdgeId, ...]:
+        """The edges that left when the window had begun, without having closed it."""
+        state, (begin, end) = self._state, self._required_span(start_ms)
+        left = (e for e, until in sorted(state.left.items()) if begin <= until and e not in state.expected)
+        return tuple(EdgeId(e) for e in left if state.through_ms.get(e, MIN_TIME_MS) < end)
 
     def _lacks_records(self, start_ms: int) -> bool:
         """Whether an expected edge does not have all records of the window, so that it cannot become complete."""

@@ -51,6 +51,7 @@ class QueryState:
         lost_states: per edge that has lost its state, the wall time at which that was noticed and the stream's event
             time then. Windows that begin by the latter, and were not final, may lack records of the edge or, if
             it has read its sources again, count them twice.
+        left: per edge that was expected and is not any more, an event time up to which it may have accepted records.
     """
 
     query: RegisteredQuery
@@ -67,6 +68,7 @@ class QueryState:
     lost_states: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     losses: Mapping[str, tuple[InputLoss, ...]] = field(default_factory=dict)
     at_most_once: tuple[EdgeId, ...] = ()
+    left: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         query = self.query
@@ -91,6 +93,7 @@ class QueryState:
                 "lost_states": dict(self.lost_states),
                 "losses": {edge: [astuple(loss) for loss in losses] for edge, losses in self.losses.items()},
                 "at_most_once": self.at_most_once,
+                "left": dict(self.left),
             }
         )
 
@@ -115,6 +118,7 @@ class QueryState:
             {edge: (lost_at_ms, until) for edge, (lost_at_ms, until) in value.get("lost_states", {}).items()},
             {edge: tuple(InputLoss(*loss) for loss in losses) for edge, losses in value.get("losses", {}).items()},
             tuple(map(EdgeId, value.get("at_most_once", ()))),
+            value.get("left", {}),
         )
 
     @property

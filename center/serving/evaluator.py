@@ -433,9 +433,10 @@ def _head(question: WindowQuestion, spec: QuerySpec, measure: Measure, found: Se
     ratio = None if any(r is None for r in ratios) else min(r for r in ratios if r is not None)
     head["windows"] = [{"start": rfc3339(w.start_ms), "revision": w.revision} for w in found]
     completeness: dict[str, Any] = {"ratio": ratio, "missing": missing}
-    lost_state = sorted({edge for w in found for edge in w.completeness.get("lost_state", ())})
-    if lost_state:
-        completeness["lost_state"] = lost_state
+    for name in ("lost_state", "left"):
+        edges = sorted({edge for w in found for edge in w.completeness.get(name, ())})
+        if edges:
+            completeness[name] = edges
     after_final = sum(w.completeness.get("after_final", 0) for w in found)
     if after_final:
         completeness["after_final"] = after_final

@@ -319,8 +319,8 @@ def without_bounds(estimates: Estimates) -> Estimates:
 
 def is_incomplete(completeness: Mapping[str, Any]) -> bool:
     """Whether an answer lacks an expected edge or records that are known, from the completeness in its quality."""
-    lacks_records = completeness.get("missing") or completeness.get("after_final")
-    return bool(lacks_records) or completeness.get("expected") == 0
+    lacks_records = any(completeness.get(name) for name in ("missing", "left", "after_final"))
+    return lacks_records or completeness.get("expected") == 0
 
 
 def may_count_twice(completeness: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from center.serving import StoredWindows, SynopsisCache
+from edgewater.streams import EdgeId
 from tests.center.border_world import MINUTE, T0, Border
 
 
@@ -243,3 +244,44 @@ def test_windows_of_records_ahead_of_the_clock_read_before_registration_are_not_
     assert (loss["edge"], loss["reason"], loss["records"]) == ("a", "before-query", 3)
     assert [a["contract"]["met"] for a in answers] == [True, False, True]
     assert (answers[1]["data"][0]["n"]["lower"], answers[1]["data"][0]["n"]["upper"]) == (2, None)
+
+
+# An edge that is retired
+
+
+def test_a_window_that_a_retired_edge_had_not_closed_says_so(center: Border) -> None:
+    first, gone = center.edge("a"), center.edge("b")
+    center.register()
+    center.now_ms = T0 + 10_000
+    gone.accept(*[T0 + 5_000] * 100)  # in its journal, for ever
+    center.catalog.end_session(EdgeId("b"), center.now_ms)
+    center.catalog.retire(EdgeId("b"))
+    center.writer.advance()
+    center.open_job()
+    center.now_ms = T0 + 2 * MINUTE
+    first.accept(T0 + 5_000, T0 + MINUTE + 5_000, T0 + 2 * MINUTE)
+    first.ship()
+    answer, later = center.answer(), center.answer(T0 + MINUTE)
+    assert (answer["phase"], answer["data"][0]["n"]["estimate"]) == ("final", 1), "nobody waits for it"
+    assert answer["quality"]["completeness"] == {
+        "ratio": 0.5, "expected": 1, "reported": 1, "missing": [], "left": ["b"],
+    }  # fmt: skip
+    assert answer["quality"]["records"]["expected"] is None
+    assert [v["code"] for v in answer["contract"]["violations"]] == ["left"]
+    assert (answer["data"][0]["n"]["lower"], answer["data"][0]["n"]["upper"]) == (1, None)
+    assert (later["quality"]["completeness"]["ratio"], later["contract"]["met"]) == (1.0, True)
+
+
+def test_a_retired_edge_that_had_closed_a_window_leaves_it_complete(center: Border) -> None:
+    first, gone = center.edge("a"), center.edge("b")
+    center.register(lateness="5m")
+    center.now_ms = T0 + MINUTE
+    gone.accept(*[T0 + 5_000] * 100, T0 + MINUTE)
+    gone.ship()
+    center.catalog.end_session(EdgeId("b"), center.now_ms)
+    center.catalog.retire(EdgeId("b"))
+    center.writer.advance()
+    first.accept(T0 + 5_000, T0 + MINUTE)
+    first.ship()
+    answer = center.answer()
+    assert (answer["phase"], answer["data"][0]["n"]["upper"], answer["contract"]["met"]) == ("complete", 101, True)
