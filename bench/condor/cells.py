@@ -49,7 +49,7 @@ class CondorSize:
 
     Attributes:
         rows: records of each data set.
-        repeats: runs of which the median is reported.
+        repeats: runs of which the median is reported; 0: one that nothing warms up.
         synopses: number of synopses of `SYNOPSES`.
         concurrent: numbers of windows that overlap.
         partitions: partitions of the distributed set-up of table 2.
@@ -64,7 +64,7 @@ class CondorSize:
     made_rides: bool = False
 
 
-SMOKE = CondorSize(20_000, repeats=1, synopses=2, concurrent=(2,), partitions=2, made_rides=True)
+SMOKE = CondorSize(20_000, repeats=0, synopses=2, concurrent=(2,), partitions=2, made_rides=True)
 
 
 def session(cores: int, scratch: Path) -> Any:
@@ -75,10 +75,11 @@ def session(cores: int, scratch: Path) -> Any:
 
 
 def seconds(run: Callable[[], Any], repeats: int) -> float:
-    """Returns the median of several runs, after one that warms up workers and JVM."""
-    run()
+    """Returns the median of several runs, after one that warms up workers and JVM; 0: of that first one."""
+    if repeats:
+        run()
     taken = []
-    for _ in range(repeats):
+    for _ in range(max(repeats, 1)):
         started = time.perf_counter()
         run()
         taken.append(time.perf_counter() - started)
@@ -110,7 +111,7 @@ def concurrent(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[
         for windows in size.concurrent:
             window = SlidingWindow(every_ms * windows, every_ms)
             out = build(df, CountMin(256, 5), of="key", time="ts", window=window, strategy=strategy)
-            result[compute][str(windows)] = size.rows / seconds(lambda out=out: consume(out), 1)
+            result[compute][str(windows)] = size.rows / seconds(lambda out=out: consume(out), min(1, size.repeats))
     return result
 
 
@@ -129,7 +130,7 @@ def skew(spark: Any, directory: Path, size: CondorSize) -> dict[str, float]:
             out = build(
                 df, synopsis, of="key", time="ts", window=TumblingWindow("60s"), stratify_by=strata, strategy=strategy
             )
-            result[f"{label}, {name}"] = size.rows / seconds(lambda out=out: consume(out), 1)
+            result[f"{label}, {name}"] = size.rows / seconds(lambda out=out: consume(out), min(1, size.repeats))
     return result
 
 
@@ -142,7 +143,7 @@ def disorder(spark: Any, directory: Path, size: CondorSize) -> dict[str, dict[st
         for name, kind in classes.items():
             make, column = SYNOPSES[kind]
             out = build(df, make(), of=column, time="ts", window=TumblingWindow("20s"))
-            result.setdefault(name, {})[label] = size.rows / seconds(lambda out=out: consume(out), 1)
+            result.setdefault(name, {})[label] = size.rows / seconds(lambda out=out: consume(out), min(1, size.repeats))
     return result
 
 
