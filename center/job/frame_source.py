@@ -271,13 +271,16 @@ def read_frame(log: FrameLog, log_dir: Path, key: str, entry: FrameEntry) -> lis
         identity = (stored.edge, stored.incarnation, stored.frame.seq, stored.frame.crc32c)
         if identity != (entry.edge, entry.incarnation, entry.seq, entry.crc32c):
             raise StorageError(f"the log holds frame {identity}, the index says {entry}")
-        return rows_of_frame(key, entry, stored.frame.unpack())
-    except CorruptFrame as exc:
-        return [row_of_damage(key, entry, str(exc))]
     except StorageError as exc:
         if isinstance(exc.__cause__, OSError) and not _is_lost(exc.__cause__, log_dir):
             raise
         return [row_of_damage(key, entry, str(exc))]
+    except CorruptFrame as exc:
+        return [row_of_damage(key, entry, str(exc))]
+    try:
+        return rows_of_frame(key, entry, stored.frame.unpack())
+    except Exception as exc:  # bytes from outside may find any fault of the decoders
+        return [row_of_damage(key, entry, f"{type(exc).__name__}: {exc}")]
 
 
 def _is_lost(error: OSError, log_dir: Path) -> bool:

@@ -10,6 +10,8 @@ from center.job.rows import FrameRow, RowKind
 from edgewater.errors import SynopsisError
 from edgewater.synopses import GroupedAggregate
 
+MAX_REASON_BYTES = 2_000
+
 
 def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:
     """Merges partials to one per (query, slice, shard); rows of other kinds are returned unchanged, first."""
@@ -26,10 +28,13 @@ def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:
 
 
 def merge_key(partials: list[FrameRow]) -> list[FrameRow]:
-    """Merges the partials of one key; adds a REFUSED row for each that cannot be merged."""
+    """Merges the partials of one key; adds a REFUSED row for each that cannot be merged.
+
+    Whatever a partial raises costs only that partial: bytes from outside may find any fault of the decoders.
+    """
     try:
         return [replace(partials[0], payload=GroupedAggregate.merge_bytes([p.payload for p in partials]))]
-    except SynopsisError:
+    except Exception:
         return _merge_one_by_one(partials)
 
 
@@ -41,6 +46,8 @@ def _merge_one_by_one(partials: list[FrameRow]) -> list[FrameRow]:
         try:
             payloads = [partial.payload] if merged is None else [merged.payload, partial.payload]
             merged = replace(partial, payload=GroupedAggregate.merge_bytes(payloads))
-        except SynopsisError as exc:
-            refused.append(replace(partial, kind=RowKind.REFUSED, payload=f"{exc.code}: {exc}".encode()))
+        except Exception as exc:
+            code = exc.code if isinstance(exc, SynopsisError) else type(exc).__name__
+            reason = f"{code}: {exc}".encode(errors="backslashreplace")[:MAX_REASON_BYTES]
+            refused.append(replace(partial, kind=RowKind.REFUSED, payload=reason))
     return refused if merged is None else [merged, *refused]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from center.catalog import Catalog, query_from_key
@@ -29,10 +29,13 @@ from center.ledger import Emission, FrameSummary
 from center.results import MergedDelta
 from center.sampling import RATES_EVERY_MS, rates_differ
 from edgewater.errors import StorageError, SynopsisError
-from edgewater.streams import EdgeId
-from edgewater.wire import LossReason, QueryRef
+from edgewater.streams import MIN_TIME_MS, EdgeId
+from edgewater.wire import InputLoss, LossReason, QueryRef
 
 logger = logging.getLogger(__name__)
+
+FRAMES = "frames"
+"""The source of losses that the center states: frames and partials that it cannot read or merge."""
 
 
 class BatchFailed(Exception):
@@ -80,6 +83,7 @@ def to_micro_batch(rows: Iterable[FrameRow]) -> MicroBatch:
             skipped.append(row)
         if row.kind is not RowKind.REFUSED:
             through[row.query] = max(row.position, through.get(row.query, 0))
+    lost = [(row, False) for row in skipped]
     deltas: list[MergedDelta] = []
     for same_key in partials.values():
         for row in same_key if len(same_key) == 1 else merge_key(same_key):
@@ -87,8 +91,43 @@ def to_micro_batch(rows: Iterable[FrameRow]) -> MicroBatch:
                 deltas.append(MergedDelta(query_from_key(row.query), row.slice_start_ms, row.shard, row.payload))
             else:
                 skipped.append(row)
+                lost.append((row, True))
+    for row, merged in lost:
+        _state_loss(summaries, row, merged)
     summaries.sort(key=lambda summary: (summary.query.name, summary.query.version, summary.position))
     return MicroBatch(tuple(deltas), tuple(summaries), through, tuple(skipped))
+
+
+def _state_loss(summaries: list[FrameSummary], row: FrameRow, merged: bool) -> None:
+    """States what a skipped row lacks as lost input of its edge, so that no answer counts it as complete.
+
+    Args:
+        merged: the row is a merge of several frames: each frame that has a partial of the slice may be in it.
+    """
+    query = query_from_key(row.query)
+    if row.kind is RowKind.DAMAGED:
+        summaries.append(
+            FrameSummary(
+                query=query,
+                position=row.position,
+                edge=EdgeId(row.edge),
+                through_ms=MIN_TIME_MS,
+                closes=(),
+                touched=(),
+                wire_bytes=row.wire_bytes,
+                received_at_ms=row.received_at_ms,
+                incarnation=row.incarnation,
+                losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),),
+            )
+        )
+        return
+    start_ms = row.slice_start_ms
+    # The loss is stated of one moment in the slice; the same windows contain all of them.
+    loss = InputLoss(FRAMES, LossReason.PARTIAL_REFUSED, start_ms, start_ms + 1)
+    for i, summary in enumerate(summaries):
+        concerned = start_ms in summary.touched if merged else summary.position == row.position
+        if concerned and summary.query == query:
+            summaries[i] = replace(summary, losses=(*summary.losses, loss))
 
 
 def unapplied(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> list[FrameRow]:
@@ -279,8 +318,8 @@ class BatchProcessor:
         """Counts stated losses of input and adds alarms; as `_raise_alarms`."""
         for summary in summaries:
             for loss in summary.losses:
-                if loss.reason == LossReason.BEFORE_QUERY:
-                    continue  # no assumption is violated: the answers state it
+                if loss.reason == LossReason.BEFORE_QUERY or loss.source == FRAMES:
+                    continue  # no assumption is violated, or the skipped row has an alarm: the answers state both
                 count = "an unknown number of" if loss.records is None else f"{loss.records}"
                 message = (
                     f"edge {summary.edge}, source {loss.source}: {count} records are lost or may be: {loss.reason}"

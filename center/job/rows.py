@@ -13,8 +13,11 @@ from enum import IntEnum
 import pyarrow as pa
 
 from center.storage.frame_log import FrameEntry
+from edgewater.errors import CorruptFrame
 from edgewater.wire import FrameBody, Partial, body_from_wire, body_to_wire
 from edgewater.wire.uplink_pb2 import FrameBody as FrameBodyMessage
+
+MAX_SHARD = (1 << 31) - 1
 
 
 class RowKind(IntEnum):
@@ -66,7 +69,14 @@ class FrameRow:
 
 
 def rows_of_frame(key: str, entry: FrameEntry, body: FrameBody) -> list[FrameRow]:
-    """The rows of a readable frame, the control row first."""
+    """The rows of a readable frame, the control row first.
+
+    Raises:
+        CorruptFrame: a partial has a shard that no query has.
+    """
+    for p in body.partials:
+        if p.shard > MAX_SHARD:
+            raise CorruptFrame(f"the partial of slice {p.slice_start_ms} has shard {p.shard}; at most {MAX_SHARD}")
     stubs = tuple(Partial(p.slice_start_ms, p.shard, b"") for p in body.partials)
     control = body_to_wire(replace(body, partials=stubs)).SerializeToString()
     origin = (str(entry.edge), entry.incarnation)

@@ -19,6 +19,7 @@ from typing import Any
 from center.estimation import EarlyAnswerEstimator, Prediction
 from center.ledger.events import Emission, FrameSummary
 from center.ledger.quality import Phase, Quality, with_accuracy
+from center.ledger.query import MAX_AHEAD_MS
 from center.ledger.state import EntryKind, EstimatorLogEntry, QueryState, StateEntry, StateTable
 from center.ledger.time_windows import TimeWindowLedger
 from center.sampling import needed_rate
@@ -28,8 +29,6 @@ from edgewater.wire import SamplingReason
 
 SNAPSHOT = -1
 """The number of the log entry that is a snapshot."""
-MAX_AHEAD_MS = 60_000
-"""Wall time by which an edge's clock may be ahead of the center's."""
 COMPACT_BYTES = 1 << 18
 """Size of the log at which a snapshot replaces it, if that is also four times the size of the last snapshot."""
 

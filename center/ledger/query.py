@@ -36,12 +36,14 @@ from center.ledger.state import (
 )
 from edgewater.query import StalenessBudget
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
-from edgewater.wire import InputLoss, SliceClose
+from edgewater.wire import InputLoss, LossReason, SliceClose
 
 AFTER_FINAL = "after-final"
 """Why records are in no answer to a window: the center received them when it had given the final one."""
 LEAVING_MS = 10_000
 """Wall time from an edge's last heartbeat within which it has learned that it is retired, and accepts no more."""
+MAX_AHEAD_MS = 60_000
+"""Wall time by which an edge's clock may be ahead of the center's."""
 MAX_SEALED_STATEMENTS = 4096
 """Counts (slice, edge) that are kept of final windows, to detect records that arrive after them."""
 
@@ -136,8 +138,9 @@ class QueryLedger(ABC):
         dirty = self._affected_windows(self._apply_frames(frames, unlisted))
         for frame in frames:
             if frame.losses:
-                self._set_state(self._state.with_losses(frame.edge, frame.losses))
-                dirty.update(*(self._windows_lacking(loss, now_ms) for loss in frame.losses))
+                losses = [self._bounded(loss, frame) for loss in frame.losses]
+                self._set_state(self._state.with_losses(frame.edge, losses))
+                dirty.update(*(self._windows_lacking(loss, now_ms) for loss in losses))
         return self._emit_due(dirty, now_ms)
 
     def emit_due(self, now_ms: int) -> list[Emission]:
@@ -391,6 +394,12 @@ class QueryLedger(ABC):
         begin, end = self._required_span(start_ms)
         by_edge = ((e, loss) for e in self._state.expected for loss in self._state.losses.get(e, ()))
         return tuple((edge, loss) for edge, loss in by_edge if loss.overlaps(begin, end))
+
+    def _bounded(self, loss: InputLoss, frame: FrameSummary) -> InputLoss:
+        """A frame that cannot be read has no records that are newer than it, but for those ahead of the clock."""
+        if loss.reason != LossReason.FRAME_DAMAGED:
+            return loss
+        return replace(loss, to_ms=self._state.running_clock.to_event_ms(frame.received_at_ms + MAX_AHEAD_MS))
 
     def _windows_lacking(self, loss: InputLoss, now_ms: int) -> set[int]:
         """The windows, not final, that need a new answer because of a loss."""

@@ -172,6 +172,10 @@ class LossReason(StrEnum):
     """Records of the edge's journal are damaged."""
     BEFORE_QUERY = "before-query"
     """Records ahead of the clock were read before the query was registered; they are lost to this query only."""
+    FRAME_DAMAGED = "frame-damaged"
+    """The center cannot read a frame of the edge; stated by the center."""
+    PARTIAL_REFUSED = "partial-refused"
+    """The center cannot merge a partial of the edge; stated by the center."""
 
 
 @dataclass(frozen=True, slots=True)

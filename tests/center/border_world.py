@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,21 @@ import httpx
 import pyarrow as pa
 
 from center.api import create_app
-from center.catalog import Catalog, ComponentRegistry, StreamRecord
+from center.catalog import Catalog, ComponentRegistry, StreamRecord, query_key
 from center.config import ApiSection
 from center.job.ledger_writer import CatalogEvents, LedgerWriter
+from center.job.merge import merge_rows
 from center.job.metrics import JobMetrics
-from center.ledger import FrameSummary, Ledger
-from center.results import MergedDelta, ResultStore
+from center.job.microbatch import to_micro_batch
+from center.job.rows import FrameRow, row_of_damage, rows_of_frame
+from center.ledger import Ledger
+from center.results import ResultStore
+from center.storage.frame_log import FrameEntry
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edge.durability import DurableCore
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
-from edgewater.synopses import GroupedAggregate
-from edgewater.wire import QueryRef
+from edgewater.wire import FrameBody, QueryRef
 
 MINUTE = 60_000
 T0 = 1_356_998_400_000  # 2013-01-01T00:00:00Z
@@ -120,8 +123,12 @@ class Site:
         self.durable.ingest_payload(Ingested(STREAM, SOURCE, batch, self.center.now_ms))
         self.durable.sync()
 
-    def ship(self) -> int:
-        """Sends all that is due, in one micro-batch; returns the number of frames."""
+    def ship(self, spoil: Callable[[FrameBody], FrameBody | None] = lambda body: body) -> int:
+        """Sends all that is due, in one micro-batch; returns the number of frames.
+
+        Args:
+            spoil: returns what the center reads of a frame; None: it cannot be read.
+        """
         frames, core = [], self.durable.core
         while (due := core.next_pull_ms(1e6, self.center.now_ms)) is not None and due <= self.center.now_ms:
             pull = PullEvent(1 << 20, core.drain_windows(1e6, self.center.now_ms))
@@ -130,37 +137,20 @@ class Site:
                 break
             frames += built
         self.durable.sync()
-        self._apply(frames)
+        rows: list[FrameRow] = []
+        positions = self.center.writer.consumed()
+        for frame in frames:
+            key = query_key(frame.query)
+            positions[key] = positions.get(key, 0) + 1
+            entry = FrameEntry(
+                frame.query, positions[key], EdgeId(self.name), self.durable.incarnation, frame.seq, frame.crc32c,
+                "segment", 0, 0, frame.wire_bytes, self.center.now_ms,
+            )  # fmt: skip
+            body = spoil(frame.unpack())
+            rows += [row_of_damage(key, entry, "torn")] if body is None else rows_of_frame(key, entry, body)
+        batch = to_micro_batch(merge_rows(rows))
+        if batch.through:
+            self.center.writer.apply(batch.deltas, batch.summaries, batch.through)
         if frames:
             self.durable.handle(Acked(frames[-1].seq))
         return len(frames)
-
-    def _apply(self, frames: Sequence[Any]) -> None:
-        consumed = self.center.writer.consumed()
-        summaries, parts, through = [], dict[tuple[QueryRef, int], list[bytes]](), dict[str, int]()
-        for frame in frames:
-            key, body = f"{frame.query.name}@{frame.query.version}", frame.unpack()
-            through[key] = through.get(key, consumed.get(key, 0)) + 1
-            touched = tuple(sorted({p.slice_start_ms for p in body.partials}))
-            summaries.append(
-                FrameSummary(
-                    query=frame.query,
-                    position=through[key],
-                    edge=EdgeId(self.name),
-                    through_ms=body.through_ms,
-                    closes=body.closes,
-                    touched=touched,
-                    wire_bytes=frame.wire_bytes,
-                    received_at_ms=self.center.now_ms,
-                    incarnation=self.durable.incarnation,
-                    since_ms=body.since_ms,
-                    arrivals=body.arrivals,
-                    losses=body.losses,
-                    dropped=body.dropped,
-                )
-            )
-            for partial in body.partials:
-                parts.setdefault((frame.query, partial.slice_start_ms), []).append(partial.synopsis)
-        deltas = [MergedDelta(ref, s, 0, GroupedAggregate.merge_bytes(p)) for (ref, s), p in parts.items()]
-        if through:
-            self.center.writer.apply(deltas, summaries, through)

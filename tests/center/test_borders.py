@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from center.serving import StoredWindows, SynopsisCache
 from edgewater.streams import EdgeId
+from edgewater.wire import FrameBody
 from tests.center.border_world import MINUTE, T0, Border
 
 
@@ -285,3 +288,34 @@ def test_a_retired_edge_that_had_closed_a_window_leaves_it_complete(center: Bord
     first.ship()
     answer = center.answer()
     assert (answer["phase"], answer["data"][0]["n"]["upper"], answer["contract"]["met"]) == ("complete", 101, True)
+
+
+# Frames that the center cannot use
+
+
+def poisoned(body: FrameBody) -> FrameBody:
+    return replace(body, partials=tuple(replace(p, synopsis=b"rubbish") for p in body.partials))
+
+
+@pytest.mark.parametrize("spoil", [lambda body: None, poisoned], ids=["damaged", "refused"])
+def test_a_window_that_lacks_a_frame_or_a_partial_is_not_complete(center: Border, spoil: Any) -> None:
+    edge, other = center.edge("a"), center.edge("b")
+    center.register(edges=["a", "b"])
+    center.now_ms = T0 + MINUTE
+    edge.accept(*[T0 + 5_000] * 100, T0 + MINUTE)
+    edge.ship(spoil)
+    other.accept(*[T0 + 5_000] * 10, T0 + MINUTE)
+    other.ship()
+    center.now_ms = T0 + 4 * MINUTE
+    for site in (edge, other):
+        site.accept(T0 + 3 * MINUTE, T0 + 4 * MINUTE)
+        site.ship()
+    answer = center.answer()
+    assert answer["data"][0]["n"] == {"estimate": 10, "lower": 10, "upper": None}
+    assert answer["phase"] == "final"
+    assert answer["quality"]["completeness"]["missing"] == ["a"]
+    (loss,) = answer["quality"]["completeness"]["losses"]
+    assert (loss["edge"], loss["source"]) == ("a", "frames")
+    assert answer["contract"]["met"] is False
+    later = center.answer(T0 + 3 * MINUTE)
+    assert (later["quality"]["completeness"]["missing"], later["contract"]["met"]) == ([], True)

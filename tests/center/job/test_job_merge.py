@@ -9,6 +9,7 @@ from center.job.merge import merge_rows
 from center.job.microbatch import gaps, to_micro_batch, unapplied
 from center.job.rows import ROW_SCHEMA, FrameRow, RowKind, from_table, row_of_damage, rows_of_frame, to_batch
 from center.storage.frame_log import FrameEntry
+from edgewater.errors import CorruptFrame
 from edgewater.streams import MAX_TIME_MS, EdgeId
 from edgewater.synopses import GroupedAggregate
 from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
@@ -131,6 +132,51 @@ def test_a_damaged_frame_counts_as_read() -> None:
 
     assert batch.through == {KEY: 2}
     assert [(r.kind, r.position) for r in batch.skipped] == [(RowKind.DAMAGED, 2)]
+
+    (lost,) = batch.summaries[1].losses
+    assert (lost.source, lost.reason) == ("frames", "frame-damaged"), "what it had is lost to its windows"
+
+
+def test_a_refused_partial_is_stated_as_a_loss_of_its_own_frame() -> None:
+    rows = [*frame_rows(1, Partial(0, 0, make_synopsis(1))), *frame_rows(2, Partial(0, 0, b"rubbish"))]
+
+    batch = to_micro_batch(merge_rows(rows))
+
+    assert [[(x.reason, x.from_ms) for x in s.losses] for s in batch.summaries] == [[], [("partial-refused", 0)]]
+
+
+def test_where_merges_of_two_tasks_do_not_fit_every_frame_that_may_be_in_them_is_stated() -> None:
+    good, other = make_synopsis(1), make_synopsis(7, column="host")
+    tasks = [merge_rows(frame_rows(1, Partial(0, 0, good))), merge_rows(frame_rows(2, Partial(0, 0, other)))]
+
+    batch = to_micro_batch(row for rows in tasks for row in rows)
+
+    assert [total(d.synopsis) for d in batch.deltas] == [1]
+    assert all(s.losses for s in batch.summaries)
+
+
+@pytest.mark.parametrize("fault", [ValueError, RecursionError, MemoryError, OverflowError])
+def test_whatever_a_partial_raises_costs_only_that_partial(
+    fault: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge = GroupedAggregate.merge_bytes
+
+    def faulty(parts: list[bytes]) -> bytes:
+        if b"bomb" in parts:
+            raise fault("no decoder foresees this")
+        return merge(parts)
+
+    monkeypatch.setattr(GroupedAggregate, "merge_bytes", staticmethod(faulty))
+    merged = merge_rows([*frame_rows(1, Partial(0, 0, make_synopsis(1))), *frame_rows(2, Partial(0, 0, b"bomb"))])
+
+    assert [total(r.payload) for r in merged if r.kind is RowKind.PARTIAL] == [1]
+    (refused,) = [r for r in merged if r.kind is RowKind.REFUSED]
+    assert refused.payload.startswith(fault.__name__.encode())
+
+
+def test_a_shard_that_no_query_has_damages_its_frame_only() -> None:
+    with pytest.raises(CorruptFrame, match="shard 2147483648"):
+        frame_rows(1, Partial(0, 1 << 31, make_synopsis(1)))
 
 
 def test_a_gap_between_consumed_and_read_positions_is_found() -> None:
