@@ -20,13 +20,14 @@ EdgeCause = Literal[
 ]
 """What a query waits for at an edge; `ended` and `open` (the next window has not ended there) are not problems."""
 
-QueryState = Literal["answered", "waiting", "refused", "no_edges", "no_records", "merging", "center_not_ready"]
+QueryState = Literal["answered", "waiting", "refused", "no_edges", "no_records", "merging", "stuck", "center_not_ready"]
 
 REMEDIES: dict[QueryState, str] = {
     "refused": "register the query in another form, or change the streams of the edges",
     "no_edges": "start an edge whose configuration has this stream, or correct `from`",
     "no_records": "register the query before the edges read their records, or check `where`",
     "merging": "wait: the answers follow within seconds",
+    "stuck": "read the alarms at /v1/alarms; the frames are kept. A query under another name gets answers",
     "center_not_ready": "see /readyz and the log of the component",
 }
 EDGE_REMEDIES: dict[EdgeCause, str] = {
@@ -92,6 +93,7 @@ def explain(
     answered: bool,
     withheld: bool,
     unmerged: int,
+    stuck: str,
     not_ready: Sequence[str],
     now_ms: int,
 ) -> QueryWait:
@@ -101,6 +103,7 @@ def explain(
         answered: whether a window of it has an answer.
         withheld: whether edges withheld anything of the last one.
         unmerged: number of its frames that the job has not merged yet.
+        stuck: why the job cannot merge them; empty: it can.
         not_ready: components that are not ready, with the reason.
     """
     known = {e.edge: e for e in edges}
@@ -125,6 +128,8 @@ def explain(
         since = [w.since_ms for w in blocking if w.since_ms is not None]
         state: QueryState = "answered" if answered else "waiting"
         return result(state, _joined(blocking), "; ".join(remedies), min(since, default=None))
+    if unmerged and stuck:
+        return result("stuck", stuck)
     if unmerged and not answered:
         return result("merging", f"{unmerged} frames wait for the job")
     ended = all(w.cause == "ended" for w in waits)

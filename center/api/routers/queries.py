@@ -164,6 +164,7 @@ def query_status(center: Services, query: RegisteredQuery) -> QueryStatus:
     heartbeats = center.components.heartbeats()
     components = (component_status(c, heartbeats, now_ms) for c in COMPONENTS if c != "api")
     merged = center.results.consumed().get(query.key, 0)
+    alarms = (a.message for a in center.catalog.alarms() if a.kind == "query-stuck")
     wait = explain(
         query,
         center.catalog.edges(),
@@ -171,6 +172,7 @@ def query_status(center: Services, query: RegisteredQuery) -> QueryStatus:
         answered=latest is not None,
         withheld=latest is not None and bool(latest.quality["error"]["withheld"]),
         unmerged=max(0, center.catalog.last_positions().get(query.key, 0) - merged),
+        stuck=next((message for message in alarms if message.startswith(f"query {query.key}: ")), ""),
         not_ready=[f"{c.component}: {c.reason}" for c in components if not c.ready],
         now_ms=now_ms,
     )

@@ -8,6 +8,7 @@ from center.catalog import ComponentHeartbeat
 from center.serving import rfc3339
 from edgewater.streams import MAX_TIME_MS, EdgeId
 from tests.center.api.conftest import HOUR, T0
+from tests.center.catalog_world import frame
 
 
 def running(desk):
@@ -114,6 +115,19 @@ def test_a_query_that_came_after_all_records_says_so(desk):
     assert status["waits_for"] == []
     assert status["reason"].endswith("jfk has read 7 records of flights to the end")
     assert "before the edges read" in status["remedy"]
+
+
+def test_frames_that_the_job_cannot_merge_are_named(desk):
+    running(desk)
+    desk.connect("jfk")
+    desk.beat("jfk", T0)
+    query = desk.register()
+    accept(desk, query, "jfk")
+    desk.catalog.index([frame(query.ref, 0, incarnation="jfk-1")])
+    assert (status_of(desk)["state"], status_of(desk)["reason"]) == ("merging", "1 frames wait for the job")
+    desk.catalog.add_alarm("query-stuck", f"query {query.key}: no common schema", EdgeId(""), desk.now)
+    status = status_of(desk)
+    assert (status["state"], status["reason"]) == ("stuck", f"query {query.key}: no common schema")
 
 
 def test_a_window_that_has_not_ended_is_no_fault(desk):
