@@ -47,7 +47,13 @@ EXAMPLE_ANSWER: dict[str, Any] = {
         "completeness": {"ratio": 0.667, "expected": 3, "reported": 2, "missing": ["lga"]},
         "records": {"observed": 602, "expected": None, "sampled": 602, "late": 0, "after_final": 0},
         "staleness_ms": 1800,
-        "error": {"sketch": 0, "sampling": 0, "withheld": {}, "missing": None},
+        "error": {
+            "rounding": {"flights": 0},
+            "sketch": {"flights": 0},
+            "sampling": {"flights": 0},
+            "withheld": {},
+            "missing": {"flights": None},
+        },
     },
     "contract": {"requested": {"staleness_ms": 2000}, "met": True, "violations": []},
 }

@@ -234,7 +234,8 @@ class Quality:
         lost_state: those of `missing` that lost their state while the window was open.
         observed, late: records in the answer, and those of them that arrived after their slice's close.
         withheld: per measure, where an edge withholds anything.
-        requested: the budget as requested; ``{"exact": true}`` without one.
+        requested: the budget as requested. Without one ``{"exact": true}``, or whether each measure is exact: such an
+            answer has all records, and a measure that is not exact has the error of its synopsis.
         session: set for session windows.
         accuracy: set for a query with an accuracy.
         losses: by edge, the stated losses of input that the window may lack.
@@ -284,7 +285,6 @@ class Quality:
             },
             "staleness_ms": self.staleness_ms,
             "error": {
-                "sketch": 0,
                 "sampling": 0,
                 "withheld": {name: bound.to_mapping() for name, bound in self.withheld.items()},
                 "missing": 0 if self.is_complete else None,
@@ -352,7 +352,7 @@ def assess(
     else:
         budget = spec.budget or ErrorBudget(())
         limits = {**dict(budget.limits), **{name: format_fraction(share) for name, share in budget.relative}}
-        requested = {"error": limits} if spec.budget else {"exact": True}
+        requested = {"error": limits} if spec.budget else {"exact": _exactness(spec)}
         violations = _incomplete(expected, missing) + _over_budget(withheld, budget) + _of_both_signs(totals)
     if spec.accuracy is not None and spec.accuracy.kind is None:
         # The error of a function's value is checked where the value is computed (`center.serving.function_values`).
@@ -444,6 +444,12 @@ def with_accuracy(
     # An open slice's counters arrive with its close; until then the arrival counts say how many records there are.
     observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
     return replace(quality, observed=observed, requested=requested, violations=tuple(violations), accuracy=result)
+
+
+def _exactness(spec: QuerySpec) -> bool | dict[str, bool]:
+    """True if all measures are exact; otherwise, whether each is."""
+    each = {m.name: m.function.exact for m in spec.measures}
+    return True if all(each.values()) else each
 
 
 def _too_stale(first_staleness_ms: int, budget_ms: int) -> list[Violation]:

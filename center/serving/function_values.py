@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,11 +51,13 @@ class FunctionPart:
     Attributes:
         names: names of the function's numbers; a single empty name: it returns one number.
         values: one per group.
+        own_estimates: per number, the intervals before they are widened.
     """
 
     names: Sequence[str]
     values: Sequence[FunctionEstimate]
     confidence: float
+    own_estimates: Sequence[Estimates] = ()
 
     @classmethod
     def of(
@@ -69,9 +71,11 @@ class FunctionPart:
             _estimated(measure, rows, float(rate), confidence)
             for rows, rate in zip(stack.rows_by_group(), stack.rates(), strict=True)
         ]
+        part = cls(tuple(function.names(parameters, stack.columns)), values, confidence)
+        own = [part._estimates(at) for at in range(len(part.names))]
         if np.isnan(widen(Estimates.exact(np.zeros(len(values)))).lower).any():
             values = [v.without_bounds() for v in values]
-        return cls(tuple(function.names(parameters, stack.columns)), values, confidence)
+        return replace(part, values=values, own_estimates=own)
 
     def _estimates(self, at: int) -> Estimates:
         value, lower, upper = (
@@ -139,10 +143,6 @@ def with_function_accuracy(
         "rate": min((v.rate for v in part.values), default=1.0),
     }
     records = {**quality["records"], "sampled": sum(v.size for v in part.values)}
-    width = None if is_sampled else 0
-    if is_sampled and part.names == ("",) and len(part.values) == 1:
-        width = plain(float((part.values[0].upper - part.values[0].lower)[0]) / 2)
-    errors = {**quality["error"], "sampling": width}
     violations = list(contract["violations"])
     failed = next((v.problem for v in part.values if v.problem), "")
     if failed:
@@ -157,7 +157,7 @@ def with_function_accuracy(
             message = f"{len(off)} of {len(part.values)} groups; {message}"
         violations.append({"code": ACCURACY, "message": message})
     return (
-        {**quality, "accuracy": accuracy_quality, "records": records, "error": errors},
+        {**quality, "accuracy": accuracy_quality, "records": records},
         {**contract, "met": not violations, "violations": violations},
     )
 

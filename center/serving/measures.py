@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from center.serving.cells import CellPart, IntervalPart, ItemsPart, KeyedPart, ListPart, NumberPart
 from center.serving.function_values import DEFAULT_CONFIDENCE, FunctionPart
+from center.serving.own_error import OwnError
 from edgewater.errors import InvalidRequest
 from edgewater.measure import Measure
 from edgewater.synopses import (
@@ -131,6 +132,7 @@ class MeasureEvaluator:
     Attributes:
         widen: widens intervals by what the answer lacks.
         confidence: of the interval of a function of a sample.
+        own: the error of what is evaluated, before it is widened; `parts` sets it.
     """
 
     measure: Measure
@@ -138,6 +140,7 @@ class MeasureEvaluator:
     questions: MeasureQuestions
     widen: Callable[[Estimates], Estimates]
     confidence: float = DEFAULT_CONFIDENCE
+    own: OwnError = field(default_factory=OwnError)
 
     def parts(self) -> list[CellPart]:
         """The measure's cell. Raises InvalidRequest."""
@@ -147,7 +150,11 @@ class MeasureEvaluator:
         return [self._part(parameter, name) for parameter, name in selected] if selected else self._default_parts()
 
     def _evaluate(self, kind: Question | None) -> Estimates:
-        return self.widen(evaluate_question(self.stack, kind, self.questions.confidence, measure=self.measure.name))
+        return self._widened(evaluate_question(self.stack, kind, self.questions.confidence, measure=self.measure.name))
+
+    def _widened(self, estimates: Estimates) -> Estimates:
+        self.own.note(estimates)
+        return self.widen(estimates)
 
     def _evaluate_named(self, name: str, **given: Any) -> tuple[Question, Estimates]:
         kind = parse_question(name, given, self.stack, self.questions.confidence, measure=self.measure.name)
@@ -189,7 +196,10 @@ class MeasureEvaluator:
     def _default_parts(self) -> list[CellPart]:
         stack = self.stack
         if isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
-            return [FunctionPart.of(self.measure, stack, self.confidence, self.widen)]
+            part = FunctionPart.of(self.measure, stack, self.confidence, self.widen)
+            for estimates in part.own_estimates:
+                self.own.note(estimates)
+            return [part]
         if isinstance(stack, SampleStack):
             return self._sample(stack)
         if isinstance(stack, ItemRanking):
@@ -223,13 +233,17 @@ class MeasureEvaluator:
         except InvalidRequest as exc:
             raise InvalidRequest("top", k, exc.accepted, exc.reason) from exc
         require_confidence(ranked.frequencies, self.questions.confidence, self.measure.name)
-        return ListPart("top", ranked.groups, {"item": ranked.items}, self.widen(ranked.frequencies), True)
+        return ListPart("top", ranked.groups, {"item": ranked.items}, self._widened(ranked.frequencies), True)
 
     def _sample(self, stack: SampleStack) -> list[CellPart]:
         parts: list[CellPart] = []
         for name in ("mean", "sum", "count"):
             if question_kind(name, stack) is not None:
-                parts.append(IntervalPart(name, self._evaluate_named(name)[1]))
+                kind = parse_question(name, {}, stack, self.questions.confidence, measure=self.measure.name)
+                estimates = evaluate_question(stack, kind, self.questions.confidence, measure=self.measure.name)
+                if not parts:  # the others have other units
+                    self.own.note(estimates)
+                parts.append(IntervalPart(name, self.widen(estimates)))
         groups, _ = stack.sampled()
         return [*parts, NumberPart("size", _per_row(groups, len(stack)), True)]
 
@@ -254,7 +268,7 @@ class MeasureEvaluator:
 
     def _boundaries(self, stack: EquiDepthStack) -> ListPart:
         """The boundaries per row, from the least value to the greatest."""
-        each = [self.widen(e) for e in stack.boundaries()]
+        each = [self._widened(e) for e in stack.boundaries()]
         value, lower, upper = (
             np.stack([getattr(e, name) for e in each], axis=1).reshape(-1) for name in ("value", "lower", "upper")
         )

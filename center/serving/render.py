@@ -31,11 +31,12 @@ from center.serving.measures import (
     widen_by_withheld,
     without_bounds,
 )
+from center.serving.own_error import OwnError, error_by_cause, with_rounding
 from center.serving.unsent_maxima import UnsentMaximum, with_unsent_maxima
 from edgewater.accuracy import Accuracy, group_key, group_values
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
-from edgewater.synopses import Estimates, GroupedAggregate, IntArray
+from edgewater.synopses import Estimates, GroupedAggregate, IntArray, RowSampleStack, SampleStack
 
 _UNSTATED = (None, None, None)
 
@@ -57,6 +58,7 @@ class MeasureValues:
 
     name: str
     parts: tuple[CellPart, ...]
+    own: OwnError
 
     @property
     def confidence(self) -> float:
@@ -109,7 +111,10 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
         function = whole.function_of(spec.accuracy)
         assert function is not None
         quality, contract = with_function_accuracy(quality, contract, spec, function)
-    contract = with_unsent_maxima(contract, spec, rows.unsent_maxima)
+    own = {values.name: values.own for values in rows.values}
+    predicted = record.quality.get("prediction")
+    quality["error"] = error_by_cause(quality["error"], own, next(iter(predicted)) if predicted else None)
+    contract = with_rounding(with_unsent_maxima(contract, spec, rows.unsent_maxima), spec, own)
     if "merged_into_ms" in quality:
         quality["merged_into"] = rfc3339(quality.pop("merged_into_ms"))
     names = list(rows.groups)
@@ -198,13 +203,12 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) ->
 
     def evaluator(measure: Measure) -> MeasureEvaluator:
         confidence = function_confidence(spec, measure, groups_in_all, questions.confidence)
-        return MeasureEvaluator(measure, stacks[measure.name], questions, partial(widen, measure=measure), confidence)
+        stack = stacks[measure.name]
+        own = OwnError(isinstance(stack, SampleStack | RowSampleStack))
+        return MeasureEvaluator(measure, stack, questions, partial(widen, measure=measure), confidence, own)
 
-    values = tuple(
-        MeasureValues(m.name, tuple(evaluator(m).parts()))
-        for m in spec.measures
-        if not questions.measures or m.name in questions.measures
-    )
+    shown = [evaluator(m) for m in spec.measures if not questions.measures or m.name in questions.measures]
+    values = tuple(MeasureValues(e.measure.name, tuple(e.parts()), e.own) for e in shown)
     return AnswerRows(groups, values, len(order), unsent)
 
 

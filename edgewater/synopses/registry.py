@@ -117,6 +117,7 @@ class Function:
             the same ones.
         unavailable: the reason why no query may name it, and where it can be used instead; empty: queries may.
         sample: the function that the center evaluates on the sampled rows; None: the stack answers.
+        exact: its values are exact, but for a stated rounding.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Function:
     size_for: Sizing | None = None
     unavailable: str = ""
     sample: SampleFunction | None = None
+    exact: bool = False
 
     def read_parameters(self, positional: Sequence[Any], named: Mapping[str, Any], at: str) -> Parameters:
         """Returns all parameters, with defaults filled in. Raises InvalidQuery."""

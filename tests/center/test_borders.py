@@ -104,7 +104,7 @@ def test_records_of_an_edge_that_joins_after_windows_are_final_are_said_for_good
         }  # fmt: skip
         completeness = answer["quality"]["completeness"]
         assert (completeness["ratio"], completeness["after_final"]) == (1 / (1 + records), records)
-        assert answer["quality"]["error"]["missing"] is None
+        assert answer["quality"]["error"]["missing"] == {"n": None}
         assert answer["contract"]["met"] is False
         assert [v["code"] for v in answer["contract"]["violations"]] == ["after-final"]
         cell = answer["data"][0]["n"]

@@ -338,7 +338,7 @@ class _QueryCheck:
         self, answer: Answer, measure: Measure, group: Group, cell: Mapping[str, Any], bounds: Bounds, whole: bool
     ) -> None:
         contract = answer["contract"]
-        if not whole or not contract["met"] or not contract["requested"].get("exact") or bounds is UNKNOWN:
+        if not whole or not contract["met"] or not _is_exact(contract, measure) or bounds is UNKNOWN:
             return
         estimate = cell["estimate"]
         shown = f"{measure.name} of {group} is exact: {estimate}, the truth is {_shown(bounds)}"
@@ -413,7 +413,7 @@ class _QueryCheck:
                 self._say("interval", answer, shown)
             elif measure.function.name == "kll":
                 self.findings.outcomes.append(Outcome("interval of kll", answer["confidence"], held))
-            if contract["met"] and contract["requested"].get("exact") and not true[0] <= cell["estimate"] <= true[1]:
+            if contract["met"] and _is_exact(contract, measure) and not true[0] <= cell["estimate"] <= true[1]:
                 self._say("exact", answer, shown)
 
     # All answers
@@ -445,6 +445,11 @@ class _QueryCheck:
         if missing > counted * overlaps:
             message = f"{missing} records are in no answer, and counters name {counted}; {where}"
             self.findings.false.append(Falsehood("conservation", self.spec.name, "", 0, message))
+
+
+def _is_exact(contract: Mapping[str, Any], measure: Measure) -> bool:
+    exact = contract["requested"].get("exact", False)
+    return bool(exact[measure.name] if isinstance(exact, Mapping) else exact)
 
 
 def _shown(bounds: Bounds) -> str:

@@ -420,7 +420,8 @@ class VarianceStack(_FloatSumsStack):
             mean, _ = self._totals.means(n, slice(0, len(n)))
             tiny = (variance < _TINY) & (np.abs(mean) < math.sqrt(_TINY))  # squares underflow
             rounding = np.where(tiny, rounding + (n + 4) * _LEAST_FLOAT, rounding)
-            rounding = np.where(np.isfinite(variance), rounding, np.inf)
+            unknown = np.where(self._totals.are_odd(len(n)), 0.0, np.inf)
+            rounding = np.where(np.isfinite(variance), rounding, unknown)
         return Estimates.exact_floats(variance, n > 1, rounding)
 
 
@@ -450,7 +451,8 @@ def _means(totals: FloatSums, counts: IntArray) -> Estimates:
         rounding = np.where(exact, 0.0, np.abs(rest) + np.abs(high) * bits + _LEAST_FLOAT)
         tiny = (np.abs(high) < _TINY) & (totals.rounded(len(counts)) != 0.0)  # errors of products underflow
         rounding = np.where(tiny, np.abs(high) * 2.0**-52 + _LEAST_FLOAT, rounding)
-    return Estimates.exact_floats(value, counts > 0, np.where(np.isfinite(value), rounding, np.inf))
+    rounding = np.where(np.isfinite(value), rounding, np.where(totals.are_odd(len(counts)), 0.0, np.inf))
+    return Estimates.exact_floats(value, counts > 0, rounding)
 
 
 class MeanStack(_FloatSumsStack):
@@ -498,9 +500,9 @@ for _stack in (
     VarianceStack,
 ):  # fmt: skip
     register_kind(_stack)
-register_function(Function("count", lambda *_: CountStack(), "optional", ITEM_TYPES, error="sum"))
-register_function(Function("sum", _sum, error="sum"))
-register_function(Function("min", _min, error="extremum"), "minimum")
-register_function(Function("max", _max, error="extremum"), "maximum")
-register_function(Function("mean", lambda *_: MeanStack()), "avg", "average")
-register_function(Function("var", lambda *_: VarianceStack()), "variance", "var_samp")
+register_function(Function("count", lambda *_: CountStack(), "optional", ITEM_TYPES, error="sum", exact=True))
+register_function(Function("sum", _sum, error="sum", exact=True))
+register_function(Function("min", _min, error="extremum", exact=True), "minimum")
+register_function(Function("max", _max, error="extremum", exact=True), "maximum")
+register_function(Function("mean", lambda *_: MeanStack(), exact=True), "avg", "average")
+register_function(Function("var", lambda *_: VarianceStack(), exact=True), "variance", "var_samp")

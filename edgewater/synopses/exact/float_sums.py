@@ -197,7 +197,8 @@ class FloatSums:
         return self.rounded_with_error(groups)[0]
 
     def rounded_with_error(self, groups: int) -> tuple[FloatArray, FloatArray]:
-        """Returns the nearest float64 of each sum, and a bound of the distance to it; infinite if unknown."""
+        """Returns the nearest float64 of each sum, and a bound of the distance to it; infinite if a finite sum
+        exceeds float64."""
         parts = self.parts[:, :groups]
         value, error = parts[0].copy(), np.abs(parts[1:]).sum(axis=0) * (1 + 2.0**-50)
         if self.huge is not None:
@@ -209,7 +210,7 @@ class FloatSums:
         if self.odd is not None:
             odd = self.odd[:groups]
             value = np.where(odd != 0.0, odd, value)
-        return value, np.where(np.isfinite(value), error, np.inf)
+        return value, np.where(np.isfinite(value), error, np.where(self.are_odd(groups), 0.0, np.inf))
 
     def means(self, counts: npt.NDArray[Any], at: At) -> tuple[FloatArray, FloatArray]:
         """Returns the mean of the groups `at` as an unevaluated sum of two float64: about 104 bits, or 53 of huge sums.
@@ -225,6 +226,10 @@ class FloatSums:
             product, error = two_product(high, n)
             low = (((parts[0] - product) - error) + (parts[1] if len(parts) > 1 else 0.0)) / n
         return high, np.where(np.isfinite(low), low, 0.0)
+
+    def are_odd(self, groups: int) -> BoolArray:
+        """Returns which of the first `groups` sums are NaN or infinite because a value is."""
+        return np.zeros(groups, bool) if self.odd is None else self.odd[:groups] != 0.0
 
     def are_rounded(self, groups: int) -> BoolArray:
         """Returns which of the first `groups` sums no float64 represents, or may not."""

@@ -47,9 +47,11 @@ def test_an_early_answers_number_is_the_predicted_one_with_its_interval_and_caus
         "requested": {"error": 0.05, "confidence": 0.95, "measure": "total"}, "met": True, "violations": [],
     }  # fmt: skip
     quality = answer["quality"]
-    assert set(quality["error"]) == {"sketch", "sampling", "straggler", "withheld", "missing"}
-    assert quality["error"]["straggler"] > 0 and quality["error"]["missing"] == 0
-    half = (quality["error"]["sampling"] ** 2 + quality["error"]["straggler"] ** 2) ** 0.5
+    causes = quality["error"]
+    assert set(causes) == {"rounding", "sketch", "sampling", "straggler", "withheld", "missing"}
+    assert causes["straggler"]["total"] > 0 and causes["missing"]["total"] == 0
+    assert causes["sampling"]["n"] is causes["straggler"]["n"] is causes["missing"]["n"] is None
+    half = (causes["sampling"]["total"] ** 2 + causes["straggler"]["total"] ** 2) ** 0.5
     assert cell["upper"] - cell["estimate"] == pytest.approx(half)
     assert quality["records"]["observed"] < quality["records"]["expected"]
     assert quality["records"]["sampled"] == quality["records"]["observed"]

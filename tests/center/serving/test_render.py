@@ -88,7 +88,13 @@ def test_an_answer_is_rendered_as_documented() -> None:
             "completeness": {"ratio": 1.0, "expected": 2, "reported": 2, "missing": []},
             "records": {"observed": 5, "expected": 5, "sampled": 5, "late": 0, "after_final": 0},
             "staleness_ms": 180,
-            "error": {"sketch": 0, "sampling": 0, "withheld": {}, "missing": 0},
+            "error": {
+                "rounding": {"n": 0, "mean_delay": 0},
+                "sketch": {"n": 0, "mean_delay": 0},
+                "sampling": {"n": 0, "mean_delay": 0},
+                "withheld": {},
+                "missing": {"n": 0, "mean_delay": 0},
+            },
         },
         "contract": {"requested": {"exact": True}, "met": True, "violations": []},
     }
