@@ -48,14 +48,14 @@ class TimeWindowLedger(QueryLedger):
                 self._track_window(start)
 
     def _windows_lacking(self, loss: InputLoss, now_ms: int) -> set[int]:
-        if loss.from_ms is not None:
-            # A window without a record is not known to be empty any more, so it gets an answer too.
-            start = self._first_ending_after(max(loss.from_ms, self._state.final_through_ms))
-            before = self._state.running_clock.to_event_ms(now_ms)
-            before = before if loss.to_ms is None else min(loss.to_ms, before)
-            last = (before - 1 - start) // self._window.every_ms
-            for n in range(max(0, last + 1 - MAX_LACKING_WINDOWS), last + 1):
-                self._track_empty(start + n * self._window.every_ms)
+        # A window without a record is not known to be empty any more, so it gets an answer too.
+        clock = self._state.running_clock
+        begins = clock.to_event_ms(self._state.query.registered_at_ms) if loss.from_ms is None else loss.from_ms
+        start = self._first_ending_after(max(begins, self._state.final_through_ms))
+        today = clock.to_event_ms(now_ms)
+        last = ((today if loss.to_ms is None else min(loss.to_ms, today)) - 1 - start) // self._window.every_ms
+        for n in range(max(0, last + 1 - MAX_LACKING_WINDOWS), last + 1):
+            self._track_empty(start + n * self._window.every_ms)
         return super()._windows_lacking(loss, now_ms)
 
     def _track_empty(self, start_ms: int) -> None:

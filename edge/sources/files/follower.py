@@ -35,8 +35,9 @@ from edgewater.wire import LossReason
 MAX_FOLLOWED_FILES = 1000
 MAX_LEAVING_FILES = 100
 """Files that have left the pattern and are still open; of more, the quietest are closed."""
-MAX_RELEASED_FILES = 100
-"""Files that have left the pattern and were read to their end, of which the position is kept."""
+MIN_RELEASED_FILES = 4
+"""The positions of so many files that have left the pattern, or of as many as are followed, are kept: for copies of
+them, and in case they grow. Each position of a source contains them."""
 MAX_PIECES_PER_VISIT = 16
 LEAVING_QUIET_MS = 500
 """A writer may append to a renamed file for a moment: it can only have ended if nothing was appended for this long."""
@@ -204,7 +205,7 @@ class FollowedFiles:
     def _release(self, position: FilePosition) -> None:
         self._released.pop(position.inode, None)
         self._released[position.inode] = replace(position, note=None, others=())
-        while len(self._released) > MAX_RELEASED_FILES:
+        while len(self._released) > max(MIN_RELEASED_FILES, len(self._files)):
             del self._released[next(iter(self._released))]
 
     def _reopen_grown(self, position: FilePosition) -> None:

@@ -252,7 +252,6 @@ def test_a_file_that_disappears_and_comes_back_is_read_further(world: Any, ndjso
 def test_leaving_files_are_bounded(world: Any, ndjson: Any, numbers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "has_writer", lambda descriptor: None)
     monkeypatch.setattr(follow, "MAX_LEAVING_FILES", 2)
-    monkeypatch.setattr(follow, "MAX_RELEASED_FILES", 3)
 
     def rotate(n: int) -> Any:
         def step() -> None:
@@ -265,4 +264,15 @@ def test_leaving_files_are_bounded(world: Any, ndjson: Any, numbers: Any, monkey
     steps = [step for n in range(10) for step in (rotate(n), *NOTHING * 3)]
     chunks = follow_through(world, "app.log", *steps, format="ndjson")
     assert sorted(numbers(chunks)) == list(range(10))
-    assert len(chunks[-1].end.get("others", ())) <= 1 + 2 + 3
+    assert len(chunks[-1].end["others"]) <= 1 + 2 + follow.MIN_RELEASED_FILES
+
+
+def test_a_compressed_file_that_ended_too_early_is_read_further_when_it_is_complete(
+    world: Any, ndjson: Any, numbers: Any
+) -> None:
+    packed = gzip.compress("".join(ndjson(n, n + 1) for n in range(20_000)).encode())
+    path = world.write("a.gz", packed[: len(packed) // 2])
+    idle = NOTHING * 4
+    chunks = follow_through(world, "*.gz", *idle, lambda: path.write_bytes(packed), *idle, format="ndjson")
+    assert numbers(chunks) == list(range(20_000))
+    assert losses(chunks) == ["file-damaged"], "nobody knew that it would be completed"
