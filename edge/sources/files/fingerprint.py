@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import glob
 import os
@@ -63,6 +64,22 @@ def find_copy(position: FilePosition, contains: Contains) -> str | None:
     if not identifies_content(position):
         return None
     return next((path for path in _neighbours(position.file) if _is_copy(path, position, contains)), None)
+
+
+def files_named_after(name: str, renamed: str) -> dict[int, str]:
+    """Returns the files that may have had a name after a file that was renamed, and were renamed too: inode -> path.
+
+    They lie beside it, begin with its name and were written later. `renamed` is the file's path now.
+    """
+    found: dict[int, str] = {}
+    with contextlib.suppress(OSError):
+        written_ns = Path(renamed).stat().st_mtime_ns
+        for path in _neighbours(name):
+            status = Path(path).stat()
+            later = stat.S_ISREG(status.st_mode) and status.st_mtime_ns > written_ns
+            if later and path not in (name, renamed) and path.startswith(name):
+                found[status.st_ino] = path
+    return found
 
 
 def identifies_content(position: FilePosition) -> bool:

@@ -20,6 +20,7 @@ from edge.codecs import CODECS, HEAD_BYTES, TAIL_BYTES, RecordSchema
 from edge.records import Decoded, Rejection, RejectionReason
 from edge.sources.files.fingerprint import (
     current_path,
+    files_named_after,
     find_copy,
     has_writer,
     identifies_content,
@@ -96,6 +97,8 @@ class FollowedFiles:
         self._files: dict[int, FollowedFile] = {}
         # Positions of files that have left the pattern, by inode; one that has not ended could not be found.
         self._released: dict[int, FilePosition] = {}
+        # Files outside the pattern that were created and renamed while nobody followed them, by inode.
+        self._missed: dict[int, str] = {}
         self._settling: dict[int, Stamp] = {}
         self._undecided: dict[int, tuple[Stamp, int]] = {}
 
@@ -106,6 +109,8 @@ class FollowedFiles:
             if position.ended:
                 self._resume_ended(position)
         pieces = [piece for position in positions if not position.ended for piece in self._resume(position)]
+        known = {position.inode for position in positions}
+        self._missed = {inode: path for inode, path in self._missed.items() if inode not in known}
         return [self._with_other_positions(piece) for piece in pieces]
 
     def _resume_ended(self, position: FilePosition) -> None:
@@ -121,6 +126,8 @@ class FollowedFiles:
         path = path_of_inode(position)
         if path is not None and self._contains(path, position):
             self._files[position.inode] = FollowedFile(position, self._open(path, position))
+            if path != position.file:
+                self._missed |= files_named_after(position.file, path)
             return
         copy = self._continue_in_copy(position)
         if path == position.file:
@@ -153,10 +160,12 @@ class FollowedFiles:
         if len(listed) > MAX_FOLLOWED_FILES:
             accepted = f"a pattern that matches at most {MAX_FOLLOWED_FILES} files when it is followed"
             raise InvalidConfig("file.path", self._pattern, accepted, f"{len(listed)} files match")
+        missed = {inode: path for inode, path in self._missed.items() if inode not in listed}
+        listed |= missed
         pieces: list[Piece] = []
         for inode, file in list(self._files.items()):
             file.visited = 0
-            file.leaving = inode not in listed
+            file.leaving = inode not in listed or inode in missed
             if file.reader is None:
                 pieces += self._refresh_ended(inode, file, listed.get(inode))
             elif file.reader.was_overwritten():
@@ -308,9 +317,14 @@ class FollowedFiles:
     # Reading
 
     def readable(self) -> list[FollowedFile]:
-        """Returns the files that have not ended, leaving files first, then by name."""
-        files = [file for file in self._files.values() if file.reader is not None]
-        return sorted(files, key=lambda file: (not file.leaving, file.position.file))
+        """Returns the files that have not ended: leaving ones by their last writes, then the others by name."""
+        files = [(file, file.reader) for file in self._files.values() if file.reader is not None]
+
+        def order(entry: tuple[FollowedFile, FileReader]) -> tuple[bool, int, str]:
+            file, reader = entry
+            return not file.leaving, os.fstat(reader.fileno()).st_mtime_ns if file.leaving else 0, file.position.file
+
+        return [file for file, _ in sorted(files, key=order)]
 
     def next(self, file: FollowedFile, now_ms: int) -> Piece | None:
         """Returns the file's next records; None: continue with the next file.

@@ -205,10 +205,9 @@ class EpisodeRun:
             self._up(edge)
             return
         loses = fault.kind in LOSSY or (fault.kind == "compress" and AWAY & set(self.episode.kinds))
-        for rotation in range(1 + int(fault.lasts_s > 2)):
+        for _ in range(1 + int(fault.lasts_s > 2)):
             file.rotate(fault.kind)
-            # A file that was created and rotated while no agent ran was never under its name.
-            if loses or (rotation and AWAY & set(self.episode.kinds)):
+            if loses:
                 self._may_lose(edge, ("file",))
             time.sleep(fault.lasts_s)
 
@@ -360,8 +359,10 @@ class EpisodeRun:
         joined = self.joined.get(handed.edge)
         if joined is not None and not self.episode.listed and handed.at_ms <= joined + 3000:
             return Fate.EITHER
-        if handed.edge in self.retired:
-            return Fate.EITHER
+        if handed.edge in self.retired and final_ms > self.retired[handed.edge] - ROTATION_MS:
+            # What it had accepted in windows that were open is missing, and they say so; later it accepts nothing.
+            is_read = kind == "http" or handed.at_ms <= self.retired[handed.edge]
+            return Fate.LOST if is_read else Fate.UNCERTAIN
         if spec.name.endswith("late_query") and (
             self.late_query_ms is None or min(handed.record.at, handed.at_ms) <= self.late_query_ms + 3000
         ):

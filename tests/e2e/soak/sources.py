@@ -219,7 +219,10 @@ class PushInput(Input):
             assert reply.json()["accepted"] == len(batch), reply.text
             self._waiting = []
             self.log.add(self.edge, batch, wall_ms(), capped=self.capped)
-        elif reply.status_code != 503:
+        elif reply.status_code in (500, 502):  # the agent stopped in the middle of it
+            self._waiting = []
+            self.log.add(self.edge, batch, wall_ms(), certain=False, capped=False)
+        elif reply.status_code not in (429, 503):
             self._waiting = []
             self.log.refused += len(batch)
 

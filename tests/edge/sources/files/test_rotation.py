@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,35 @@ def test_a_file_that_was_compressed_while_the_agent_was_down_is_read_further(
     held.close()
     assert sorted(numbers(more)) == [*range(100, 150), *range(200, 300)]
     assert losses(more) == reasons(more) == []
+
+
+@pytest.mark.parametrize("pattern", ["app.log", "app.log*"])
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "compressed"])
+def test_a_file_that_was_created_and_rotated_while_the_agent_was_down_is_read(
+    world: Any, ndjson: Any, numbers: Any, pattern: str, packed: bool
+) -> None:
+    """Two rotations in one absence, numbered as by logrotate: the file between them was never under its name."""
+    older = world.write("app.log.1", ndjson(900, 950))
+    os.utime(older, (1, 1))
+    log = world.write("app.log", ndjson(0, 100))
+    first = follow_through(world, "app.log", format="ndjson")
+    world.append("app.log", ndjson(100, 150))
+    os.utime(log, (10, 10))
+    older.rename(world.folder / "app.log.3")
+    log.rename(world.folder / "app.log.2")
+    between = world.write("app.log.1", ndjson(200, 300))
+    os.utime(between, (20, 20))
+    if packed:
+        compress(between)
+        os.utime(f"{between}.gz", (20, 20))
+    world.write("app.log", ndjson(300, 400))
+    more = follow_through(world, "app.log", *NOTHING * 4, position=first[-1].end, format="ndjson")
+    assert sorted(numbers(more)) == [*range(100, 150), *range(200, 400)]
+    assert numbers(more)[:50] == [*range(100, 150)]
+    assert losses(more) == reasons(more) == []
+    reread(world, "app.log", more)
+    again = follow_through(world, pattern, *NOTHING * 4, position=more[-1].end, format="ndjson")
+    assert [n for n in numbers(again) if n < 900] == [] and losses(again) == []
 
 
 def test_another_file_of_the_same_inode_and_the_same_head_is_read_from_its_beginning(
