@@ -39,6 +39,9 @@ class SessionWindowLedger(QueryLedger):
 
     # Which sessions exist
 
+    def _open_lacking(self, from_ms: int | None, to_ms: int | None) -> None:
+        return  # without a record there is no session
+
     def _affected_windows(self, changed: Sequence[int]) -> set[int]:
         gap = self._window.gap_ms
         with_records = {start for start in changed if start in self._extents}

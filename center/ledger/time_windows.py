@@ -17,6 +17,9 @@ MAX_OVERDUE_PER_TICK = 1000
 MAX_LACKING_WINDOWS = 1000
 """Windows without data that one stated loss adds, the last ones of its event times."""
 
+MAX_LACKING = 1000
+"""Windows without data that are answered because records of an edge may be lost."""
+
 
 class TimeWindowLedger(QueryLedger):
     """The rules for a query of tumbling or sliding windows."""
@@ -79,6 +82,22 @@ class TimeWindowLedger(QueryLedger):
         return self._state.final_through_ms if has_final_window else MIN_TIME_MS
 
     # Windows without data
+
+    def _open_lacking(self, from_ms: int | None, to_ms: int | None) -> None:
+        if to_ms is None:
+            return
+        if from_ms is None:
+            from_ms = self._state.running_clock.to_event_ms(self._state.query.registered_at_ms)
+            if self._state.final_through_ms > MIN_TIME_MS:
+                from_ms = self._state.final_through_ms
+        start = self._first_ending_after(max(from_ms, self._state.final_through_ms))
+        if to_ms - start > MAX_LACKING * self._window.every_ms:
+            return  # an alarm has said so
+        while start < to_ms:
+            if start not in self._windows:
+                self._windows.put(start, WindowState(has_data=False))
+                self._track_window(start)
+            start += self._window.every_ms
 
     def _next_without_data(self) -> list[int]:
         closed = max(self._closed_ms, self._state.final_through_ms)

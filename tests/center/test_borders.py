@@ -319,3 +319,19 @@ def test_a_window_that_lacks_a_frame_or_a_partial_is_not_complete(center: Border
     assert answer["contract"]["met"] is False
     later = center.answer(T0 + 3 * MINUTE)
     assert (later["quality"]["completeness"]["missing"], later["contract"]["met"]) == ([], True)
+
+
+def test_a_window_of_which_nothing_came_but_may_have_been_accepted_has_an_answer(center: Border) -> None:
+    edge = center.edge("a")
+    center.register()
+    center.now_ms = T0 + 10_000
+    edge.accept(*[T0 + 5_000] * 100)
+    center.now_ms = T0 + 20_000
+    again = center.edge("a", "i2")
+    center.open_job()
+    center.now_ms = T0 + 3 * MINUTE
+    again.accept(T0 + 2 * MINUTE + 1, T0 + 3 * MINUTE)
+    again.ship()
+    assert center.answer()["quality"]["completeness"]["lost_state"] == ["a"]
+    starts = [a["window"]["start"] for a in center.get("/v1/queries/q/windows")["answers"]]
+    assert starts == ["2013-01-01T00:00:00Z", "2013-01-01T00:02:00Z"], "the one between is known to be empty"
