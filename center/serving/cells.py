@@ -225,10 +225,7 @@ def intervals(estimates: Estimates, whole: bool) -> list[Cell]:
     else:
         columns = [numbers(c, whole) for c in (estimates.value, estimates.lower, estimates.upper)]
     cells: list[Cell] = [{"estimate": e, "lower": low, "upper": high} for e, low, high in zip(*columns, strict=True)]
-    odd = np.isinf(estimates.value)
-    if estimates.present is not None:
-        odd |= np.isnan(estimates.value) & estimates.present
-    for row in np.flatnonzero(odd).tolist():
+    for row in np.flatnonzero(estimates.odd).tolist():
         cells[row]["not_finite"] = not_finite(float(estimates.value[row]))
     return cells
 

@@ -207,9 +207,10 @@ class MeasureEvaluator:
         if isinstance(stack, EquiWidthStack):
             return self._buckets(stack)
         if isinstance(stack, EquiDepthStack):
-            return [IntervalPart("count", self._evaluate(Count()), True), self._boundaries(stack)]
+            count = IntervalPart("count", self._evaluate(Count()), True)
+            return [count, self._boundaries(stack), *_nans(stack)]
         if Quantile in stack.questions:
-            return [self._quantiles(DEFAULT_QUANTILES)]
+            return [self._quantiles(DEFAULT_QUANTILES), *_nans(stack)]
         if isinstance(stack, CountMinStack):
             return [IntervalPart("", self._evaluate(Count()), True)]
         parts: list[CellPart] = [
@@ -237,15 +238,17 @@ class MeasureEvaluator:
 
     def _sample(self, stack: SampleStack) -> list[CellPart]:
         parts: list[CellPart] = []
+        groups, _ = stack.sampled()
+        sizes = _per_row(groups, len(stack))
         for name in ("mean", "sum", "count"):
             if question_kind(name, stack) is not None:
                 kind = parse_question(name, {}, stack, self.questions.confidence, measure=self.measure.name)
                 estimates = evaluate_question(stack, kind, self.questions.confidence, measure=self.measure.name)
+                estimates = replace(estimates, present=sizes > 0)  # a NaN is then that of a sampled value
                 if not parts:  # the others have other units
                     self.own.note(estimates)
                 parts.append(IntervalPart(name, self.widen(estimates)))
-        groups, _ = stack.sampled()
-        return [*parts, NumberPart("size", _per_row(groups, len(stack)), True)]
+        return [*parts, NumberPart("size", sizes, True)]
 
     def _values(self) -> ListPart:
         assert isinstance(self.stack, SampleStack)
@@ -274,6 +277,14 @@ class MeasureEvaluator:
         )
         groups = np.repeat(np.arange(len(stack)), len(each))
         return ListPart("boundaries", groups, {}, Estimates(value, lower, upper, each[0].confidence, each[0].basis))
+
+
+def _nans(stack: Stack) -> list[CellPart]:
+    """The number of NaN, which have no rank; nothing if there are none in any group."""
+    nans = getattr(stack, "nans", None)
+    if nans is None or not nans.any():
+        return []
+    return [NumberPart("nan", nans.astype(np.float64), True)]
 
 
 def _key(x: float) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from center.ledger import ACCURACY
 from edgewater.query import QuerySpec
 from edgewater.synopses import Estimates
 
@@ -24,15 +25,18 @@ class OwnError:
         is_sample: the synopsis is a sample of the records.
         half_width: the largest distance of a bound from its estimate; infinite: unknown.
         rounding: the largest rounding of a value; None: the values are not exact but for rounding.
+        has_odd: a value is NaN or infinite.
     """
 
     is_sample: bool = False
     half_width: float = 0.0
     rounding: float | None = None
+    has_odd: bool = False
 
     def note(self, estimates: Estimates) -> None:
         """Takes account of values as the synopsis states them."""
         known = np.isfinite(estimates.value)
+        self.has_odd |= bool(estimates.odd.any())
         if known.any():
             value, lower, upper = (getattr(estimates, name)[known] for name in ("value", "lower", "upper"))
             gap = float(np.maximum(upper - value, value - lower).max())
@@ -50,7 +54,7 @@ def error_by_cause(
 
     Args:
         stored: the record's `error`, whose numbers are about the measure of the accuracy.
-        own: of the measures that are shown.
+        own: of all measures of the answer.
         predicted: the measure that a prediction replaces; the others have no bounds. None: there is no prediction.
     """
     rounding = {name: _number(e.rounding) for name, e in own.items() if e.rounding is not None and name != predicted}
@@ -68,12 +72,15 @@ def error_by_cause(
     return {**result, "missing": missing}
 
 
-def with_rounding(contract: Mapping[str, Any], spec: QuerySpec, own: Mapping[str, OwnError]) -> dict[str, Any]:
-    """The contract, with a violation for each measure that should be exact and has a value beyond float64."""
+def with_own_errors(contract: Mapping[str, Any], spec: QuerySpec, own: Mapping[str, OwnError]) -> dict[str, Any]:
+    """The contract, with a violation for each measure that should be exact and has a value beyond float64, and for one
+    with an accuracy and a value that is NaN or infinite, of which there is no relative error."""
     violations = list(contract["violations"])
     for name, error in own.items():
         if spec.budget is None and spec.accuracy is None and error.rounding is not None and math.isinf(error.rounding):
             violations.append({"code": ROUNDING, "message": f"{name}: a value is beyond the range of float64"})
+        if spec.accuracy is not None and spec.accuracy.measure == name and spec.accuracy.kind and error.has_odd:
+            violations.append({"code": ACCURACY, "message": f"{name}: a value is NaN or infinite"})
     return {**contract, "met": not violations, "violations": violations}
 
 

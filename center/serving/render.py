@@ -31,7 +31,7 @@ from center.serving.measures import (
     widen_by_withheld,
     without_bounds,
 )
-from center.serving.own_error import OwnError, error_by_cause, with_rounding
+from center.serving.own_error import OwnError, error_by_cause, with_own_errors
 from center.serving.unsent_maxima import UnsentMaximum, with_unsent_maxima
 from edgewater.accuracy import Accuracy, group_key, group_values
 from edgewater.measure import Measure
@@ -101,20 +101,16 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
     contract = quality.pop("contract")
     if any("groups" in p for p in quality.get("prediction", {}).values()):
         del quality["prediction"]  # it is in the rows
+    # Quality and contract cover the whole answer, whatever part of it is requested.
+    whole = rows if questions == NO_QUESTIONS else _rows(record, spec, NO_QUESTIONS)
     if spec.accuracy is not None and spec.accuracy.kind is None:
-        # The contract covers the whole answer, whatever part of it is requested.
-        whole = (
-            rows
-            if questions == NO_QUESTIONS
-            else _rows(record, spec, MeasureQuestions(measures=(spec.accuracy.measure,)))
-        )
         function = whole.function_of(spec.accuracy)
         assert function is not None
         quality, contract = with_function_accuracy(quality, contract, spec, function)
-    own = {values.name: values.own for values in rows.values}
+    own = {values.name: values.own for values in whole.values}
     predicted = record.quality.get("prediction")
     quality["error"] = error_by_cause(quality["error"], own, next(iter(predicted)) if predicted else None)
-    contract = with_rounding(with_unsent_maxima(contract, spec, rows.unsent_maxima), spec, own)
+    contract = with_own_errors(with_unsent_maxima(contract, spec, whole.unsent_maxima), spec, own)
     if "merged_into_ms" in quality:
         quality["merged_into"] = rfc3339(quality.pop("merged_into_ms"))
     names = list(rows.groups)
@@ -233,7 +229,10 @@ def with_prediction(
     value = columns[0]
     if "groups" in p:
         value = np.where(np.isnan(value), estimates.value, value)
-    return Estimates(value, columns[1], columns[2], p["confidence"], estimates.basis)
+    # What has arrived decides that the value is NaN or infinite, whatever is still to come.
+    odd = estimates.odd
+    value, lower, upper = (np.where(odd, estimates.value, each) for each in (value, columns[1], columns[2]))
+    return Estimates(value, lower, upper, p["confidence"], estimates.basis, present=odd | ~np.isnan(value))
 
 
 def _add_expected(aggregate: GroupedAggregate, predictions: Mapping[str, Any]) -> None:

@@ -96,6 +96,12 @@ class Estimates:
     def __len__(self) -> int:
         return len(self.value)
 
+    @property
+    def odd(self) -> BoolArray:
+        """Which groups have a value that is NaN or infinite."""
+        present = ~np.isnan(self.value) if self.present is None else self.present
+        return np.asarray(present & ~np.isfinite(self.value))
+
     def __getitem__(self, group: int) -> Estimate:
         return Estimate(
             float(self.value[group]), float(self.lower[group]), float(self.upper[group]), self.confidence, self.basis

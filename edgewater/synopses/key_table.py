@@ -128,7 +128,7 @@ class KeyTable:
         result = cls(types)
         result._length = rows
         if columns:
-            result._loaded = [_with_one_zero(column) for column in columns]
+            result._loaded = [_canonical(column) for column in columns]
         return result
 
     def _index(self) -> None:
@@ -165,13 +165,19 @@ class KeyTable:
         return result
 
 
-def _with_one_zero(column: pa.Array) -> pa.Array:
-    return pc.add(column, 0.0) if pa.types.is_floating(column.type) else column  # -0.0 + 0.0 is 0.0
+def _canonical(column: pa.Array) -> pa.Array:
+    """Returns the column with one zero and one NaN; Arrow takes NaN of different bits for different keys."""
+    if not pa.types.is_floating(column.type):
+        return column
+    odd = pc.is_nan(column)
+    if pc.any(odd).as_py():
+        column = pc.if_else(odd, pa.scalar(float("nan")), column)
+    return pc.add(column, 0.0)  # -0.0 + 0.0 is 0.0
 
 
 def _distinct(columns: list[pa.Array]) -> tuple[IntArray, list[pa.Array]]:
     """Returns the number of each row's key, and the key columns of the distinct keys, in order of appearance."""
-    encoded = [_with_one_zero(c).dictionary_encode(null_encoding="encode") for c in columns]
+    encoded = [_canonical(c).dictionary_encode(null_encoding="encode") for c in columns]
     combined = _codes(encoded[0])
     if len(encoded) == 1:
         return combined, [encoded[0].dictionary]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any, ClassVar, Self
@@ -69,6 +70,8 @@ _ACCURACY = Parameter.number(
 )
 _MAX_LEVEL = 20  # at this level, two bins cover all values of one sign
 _REDUCTIONS = (("nan", add), ("below", add), ("above", add), ("sum", add), ("min", min), ("max", max))
+CANCELLED = 1e-9
+"""A sum of float64 may be off by rounding; beyond this part of it, its bounds say so."""
 _CHUNK = 1 << 15  # a chunk's temporaries stay in the L2 cache
 
 
@@ -298,10 +301,24 @@ class DDSketchStack(ArrayStack):
         n = self._counts()
         if isinstance(question, Count):
             return Estimates.exact(n)
-        total = self._total()
+        total, error = self._total(), self._sum_error(n)
         if isinstance(question, Mean):
-            total = total / np.maximum(n, 1)
-        return Estimates.exact(np.where(n > 0, total, np.nan))
+            total, error = total / np.maximum(n, 1), error / np.maximum(n, 1)
+        exact = Estimates.exact_floats(total, n > 0)
+        return replace(exact, lower=exact.value - error, upper=exact.value + error)
+
+    def _sum_error(self, n: IntArray) -> FloatArray:
+        """Returns by how much sums may be off where values of both signs cancel; 0 where it is but a rounding."""
+        least, greatest = self._view("min"), self._view("max")
+        with np.errstate(over="ignore", invalid="ignore"):
+            error = 2.0**-53 * n * (n * np.maximum(-least, greatest))
+            cancels = (least < 0) & (greatest > 0) & (error > CANCELLED * np.abs(self._view("sum")))
+        return np.where(cancels & np.isfinite(error), error, 0.0)
+
+    @property
+    def nans(self) -> IntArray:
+        """The number of NaN per group, which have no rank."""
+        return np.asarray(self._view("nan"))
 
     def accuracies(self) -> FloatArray:
         """Returns the current relative accuracy of each group, after its collapses."""

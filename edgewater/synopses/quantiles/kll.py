@@ -346,6 +346,11 @@ class KllStack(ArrayStack):
         self._pending = sum(len(block[0]) for block in self._runs)
         self._compacted_self = None
 
+    @property
+    def nans(self) -> IntArray:
+        """The number of NaN per group, which have no rank."""
+        return np.asarray(self._view("nan"))
+
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the answer per group; the default question is the median. NaN where there are no values."""
         self.check(question)
