@@ -422,6 +422,8 @@ class EpisodeRun:
             if edge.process is not None:
                 edge.signal(signal.SIGCONT)
             edge.close()
+        if not self.center.is_alive():
+            return
         for spec in self.specs:
             self.center.request("DELETE", f"/v1/queries/{spec['name']}")
         for edge in self.edges:

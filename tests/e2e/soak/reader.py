@@ -41,7 +41,8 @@ class Reader:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(60)
+        if self._thread.is_alive():
+            self._thread.join(60)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

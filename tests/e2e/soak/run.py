@@ -125,9 +125,10 @@ class Soak:
                 demo.start_center()
             number = only or 0
             while time.monotonic() - began < seconds and number != most:
-                self._run_episode(number, Center(demo), report, keep)
+                center = Center(demo)
+                self._run_episode(number, center, report, keep)
                 number += 1
-                if only is not None:
+                if only is not None or not center.is_alive():
                     break
         finally:
             if self._demo is None:

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import yaml
 
-from sim.demo.run import Demo, free_port
+from sim.demo.run import Demo, DemoFailed, free_port
 from tests.e2e.link import Link
 from tests.e2e.soak.plan import IDLE_MS, EdgePlan
 from tests.e2e.soak.records import COLUMNS
@@ -194,12 +194,26 @@ class Center:
         """
         deadline = time.monotonic() + READY_S
         while time.monotonic() < deadline:
+            self.check_alive()
             with contextlib.suppress(httpx.TransportError):
                 reply = self.demo.client.request(method, path, **options)
                 if reply.status_code < 500:
                     return reply
             time.sleep(0.2)
         raise SoakFailed(f"{method} {path}: no reply within {READY_S:.0f} s")
+
+    def check_alive(self) -> None:
+        """Raises SoakFailed: the center, whose components are restarted when they die, has ended itself."""
+        try:
+            self.demo.check_alive()
+        except DemoFailed as exc:
+            raise SoakFailed(str(exc)) from exc
+
+    def is_alive(self) -> bool:
+        with contextlib.suppress(SoakFailed):
+            self.check_alive()
+            return True
+        return False
 
     def is_ready(self) -> bool:
         reply = self.get("/readyz")
