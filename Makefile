@@ -42,6 +42,10 @@ SEED ?= 1
 soak: $(STAMP)dev ## real processes under drawn faults, all answers compared with the truth; SECONDS=600 SEED=1 ARGS="--faults rename,cut"
 	@$(PY) -m tests.e2e.soak --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
+SEEDS ?= 0..1000
+simulate: $(STAMP)dev ## the whole system in virtual time, killed at every step, checked against the truth; SEEDS=A..B
+	@$(PY) -m tests.simulation --seeds $(SEEDS) $(ARGS)
+
 quick: $(STAMP)dev ## the fast tests: no JVM, no processes; under a minute
 	@$(PYTEST) -m "not spark and not e2e and not slow and not data" $(ARGS)
 

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 import uuid
+from collections.abc import Coroutine
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,7 @@ class Agent:
         listening = listen(self.config.http.listen, "http.listen")
         server = EmbeddedServer(uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off"))
         serving = asyncio.create_task(server.serve([listening]))
-        loops = [
-            self.commit.run(), self.uplink.run(), self._tick(), self._sync(), self._checkpoint(), self._read_all()
-        ]  # fmt: skip
-        tasks = [asyncio.create_task(loop) for loop in loops]
+        tasks = [asyncio.create_task(loop) for loop in self.loops()]
         stopping = asyncio.create_task(stop.wait())
         try:
             await self._first_failure([*tasks, serving], stopping)
@@ -110,6 +108,10 @@ class Agent:
             if self.daily_quota is not None:
                 with contextlib.suppress(StorageError):  # the file then keeps the reserved, larger number
                     self.daily_quota.close()
+
+    def loops(self) -> list[Coroutine[Any, Any, None]]:
+        """Returns everything that runs but the HTTP server; each runs until cancelled."""
+        return [self.commit.run(), self.uplink.run(), self._tick(), self._sync(), self._checkpoint(), self._read_all()]
 
     async def _first_failure(self, tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]) -> None:
         waiting: set[asyncio.Task[None] | asyncio.Task[bool]] = {*tasks, stopping}

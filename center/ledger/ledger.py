@@ -45,12 +45,14 @@ class QueryChanges:
         state: `QueryState` as JSON; None: the query is deleted, with all its entries.
         entries: (kind, start, JSON, or None for a removed entry).
         late: numbers of records that came for windows when these were final.
+        open_from_ms: before the transaction, slices that start from then on belonged to windows that were not final.
     """
 
     ref: QueryRef
     state: str | None
     entries: tuple[tuple[EntryKind, int, str | None], ...] = ()
     late: Mapping[LateSlice, int] = field(default_factory=dict)
+    open_from_ms: int = MIN_TIME_MS
 
 
 class Ledger:
@@ -273,7 +275,11 @@ class LedgerTransaction:
                 continue
             entries = [(k, start, v.to_json() if v else None) for k, start, v in ledger.changed_entries()]
             if entries or ledger.state_changed():
-                changes.append(QueryChanges(ref, ledger.state.to_json(), tuple(entries), ledger.late_records()))
+                changes.append(
+                    QueryChanges(
+                        ref, ledger.state.to_json(), tuple(entries), ledger.late_records(), ledger.open_from_ms
+                    )
+                )
         return list({c.ref: c for c in changes}.values())
 
 

@@ -70,6 +70,7 @@ class QueryLedger(ABC):
                 self._sealed.put(start, entry)
         self._state_before: QueryState | None = None
         self._late: dict[LateSlice, int] = {}
+        self._open_from_ms = MIN_TIME_MS
         self._set_state(state)
         self._rebuild_heaps()
 
@@ -167,6 +168,7 @@ class QueryLedger(ABC):
 
     def begin(self) -> None:
         self._state_before = self._state
+        self._open_from_ms = self.sealed_before()
         self._late = {}
         for _, table in self._tables():
             table.begin()
@@ -181,6 +183,11 @@ class QueryLedger(ABC):
     def late_records(self) -> dict[LateSlice, int]:
         """The numbers of records, counted since `begin`, that came for windows when these were final."""
         return dict(self._late)
+
+    @property
+    def open_from_ms(self) -> int:
+        """At `begin`, `sealed_before`: windows over later slices may get answers that have to state late records."""
+        return self._open_from_ms
 
     def all_entries(self) -> list[tuple[EntryKind, int, StateEntry]]:
         return [(kind, start, value) for kind, table in self._tables() for start, value in sorted(table.items())]

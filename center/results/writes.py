@@ -117,7 +117,7 @@ def write_ledger(connection: Connection, changes: Iterable[QueryChanges]) -> Non
         for kind, states in by_kind.items():
             _replace_parts(connection, key, kind, states)
         if change.late:
-            add_late_records(connection, key, change.late)
+            add_late_records(connection, key, change.late, change.open_from_ms)
 
 
 def _replace_parts(connection: Connection, key: str, kind: str, states: Mapping[int, str | None]) -> None:
@@ -132,14 +132,20 @@ def _replace_parts(connection: Connection, key: str, kind: str, states: Mapping[
         connection.execute(insert(t.ledger_entries), rows)
 
 
-def add_late_records(connection: Connection, key: str, late: Mapping[LateSlice, int]) -> None:
-    """Adds records that came for windows when these were final: per edge, and per slice of windows in the store."""
+def add_late_records(connection: Connection, key: str, late: Mapping[LateSlice, int], open_from_ms: int) -> None:
+    """Adds records that came for windows when these were final: per edge, and per slice of windows that have an answer
+    in the store or may still get one.
+
+    Args:
+        open_from_ms: slices that start from then on may belong to windows that get an answer. At their edges these
+            windows were final earlier than at the center, which waits for all edges.
+    """
     totals: dict[tuple[str, str], int] = {}
     slices: dict[int, dict[tuple[int, int, str], int]] = {}
     first = connection.execute(select(func.min(t.answers.c.window_start_ms)).where(t.answers.c.query == key)).scalar()
     for place, records in late.items():
         totals[place.edge, place.reason] = totals.get((place.edge, place.reason), 0) + records
-        if place.slice_end_ms > (first if first is not None else MIN_TIME_MS):
+        if place.slice_start_ms >= open_from_ms or place.slice_end_ms > (first if first is not None else MIN_TIME_MS):
             counts = slices.setdefault(place.slice_start_ms, {})
             kind = (place.slice_end_ms, place.through_ms, place.reason)
             counts[kind] = counts.get(kind, 0) + records

@@ -79,14 +79,18 @@ def time_ms(text: str) -> int:
 
 
 def _unchanging(answer: Answer) -> str:
-    """What reads the same for ever: of a final answer, whose quality states what came since, its numbers."""
+    """What reads the same for ever. The quality of a final answer states what has come since; its numbers stay."""
     if answer["phase"] != "final":
         return json.dumps(answer, sort_keys=True)
-    numbers = [
-        {name: cell.get("estimate") if isinstance(cell, Mapping) else cell for name, cell in row.items()} | row["group"]
-        for row in answer["data"]
-    ]
-    return json.dumps([answer["window"], numbers], sort_keys=True)
+    records = answer["quality"]["records"]
+    stable = [answer["window"], records["observed"], records["late"], _without_bounds(answer["data"])]
+    return json.dumps(stable, sort_keys=True)
+
+
+def _without_bounds(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_bounds(v) for name, v in value.items() if name not in ("lower", "upper")}
+    return [_without_bounds(v) for v in value] if isinstance(value, list) else value
 
 
 class RevisionWatch:
@@ -127,8 +131,8 @@ def check_query(
     Args:
         answers: all revisions that were read, in any order.
         at_rest: nothing is on its way any more: the last answer to each window has every record that has come.
-        counted: number of records of the query that counters name as not in the answers (`after_final`, drops); they
-            may explain records of fate EITHER that are missing.
+        counted: number of records of the query that other counters than the answers' own (`after_final`) name as not in
+            them; they may explain records of fate EITHER that are missing.
         closed_through_ms: at rest, all edges have closed the windows that end by then, so each that has records must
             have an answer; None: this is not checked.
         strict_floats: a sum of floats may not differ from the exact sum by its rounding, unless its bounds say so.
@@ -209,7 +213,7 @@ class _QueryCheck:
         whole = not is_early and completeness["ratio"] == 1.0 and not completeness["missing"]
         if completeness["missing"] and completeness["ratio"] == 1.0:
             self._say("completeness", answer, f"ratio 1.0, missing {completeness['missing']}")
-        sure = [self._is_sure(i, whole, is_settled) for i in window.records]
+        sure = [self._is_sure(i, window.end_ms, whole, is_settled) for i in window.records]
         self._counters(answer, window, sure, whole, is_settled)
         rows = {tuple(row["group"].get(name) for name in self.spec.group_by): row for row in answer["data"]}
         certain = dict(zip(window.records, sure, strict=True))
@@ -227,13 +231,15 @@ class _QueryCheck:
                 self._say("met", answer, f"met, with completeness {completeness}")
         self._staleness(answer)
 
-    def _is_sure(self, i: int, whole: bool, is_settled: bool) -> bool:
+    def _is_sure(self, i: int, end_ms: int, whole: bool, is_settled: bool) -> bool:
         """Whether the value that the answer states must have record i."""
-        record = self.truth.records[i]
-        if record.fate is Fate.LOST:
-            return whole and (is_settled or not record.late)
+        late, fate = self.truth.records[i].late, self.truth.fate(i, end_ms)
+        if fate is Fate.LOST:
+            return whole and (is_settled or not late)
+        if fate is Fate.EITHER:
+            return whole and is_settled  # nothing is counted as missing
         # A bound of an answer that is not whole holds for everything that was given, heard of or not.
-        return record.fate is Fate.COUNTED and (is_settled or not whole or not record.late)
+        return fate is Fate.COUNTED and (is_settled or not whole or not late)
 
     def _counters(
         self, answer: Answer, window: TrueWindow, sure: Sequence[bool], whole: bool, is_settled: bool
@@ -251,13 +257,17 @@ class _QueryCheck:
             )
         if whole and stated["expected"] is not None and not must <= stated["expected"] <= most:
             self._say("expected", answer, f"expected {stated['expected']}, there are {must} to {most}")
-        records = [self.truth.records[i] for i in window.records]
-        doubtful = sum(r.fate in (Fate.UNCERTAIN, Fate.EITHER, Fate.LOST) for r in records)
-        arrived_late = sum(r.late and r.fate is Fate.COUNTED for r in records)
+        fates = [self.truth.fate(i, window.end_ms) for i in window.records]
+        doubtful = sum(fate is not Fate.COUNTED for fate in fates)
+        arrived_late = sum(
+            self.truth.records[i].late and fate is Fate.COUNTED for i, fate in zip(window.records, fates, strict=True)
+        )
         if late > arrived_late + doubtful or (self.late_is_known and whole and is_settled and late < arrived_late):
             self._say("late", answer, f"late {late}, there are {arrived_late} (and {doubtful} in doubt)")
 
     def _staleness(self, answer: Answer) -> None:
+        if self.is_session:
+            return  # a session's records may have had their first answer in another session
         budget_ms = answer["contract"]["requested"].get("staleness_ms")
         stale_ms = answer["quality"]["staleness_ms"]
         if budget_ms is not None and answer["contract"]["met"] and answer["revision"] == 1 and stale_ms > budget_ms:
@@ -425,13 +435,13 @@ class _QueryCheck:
         """Every accepted record is in an answer, or counted by a counter."""
         missing, where = 0, ""
         for start, window in self.truth.windows.items():
-            records = [self.truth.records[i] for i in window.records]
-            must = sum(r.fate is Fate.COUNTED for r in records)
-            either = sum(r.fate is Fate.EITHER for r in records)
+            fates = [self.truth.fate(i, window.end_ms) for i in window.records]
+            must, either = fates.count(Fate.COUNTED), fates.count(Fate.EITHER)
             revisions = by_window.get(start)
             if revisions:
                 last = revisions[max(revisions)]
-                observed = last["quality"]["records"]["observed"] if last["phase"] != "early" else must + either
+                stated = last["quality"]["records"]
+                observed = stated["observed"] + stated["after_final"] if last["phase"] != "early" else must + either
             elif closed_through_ms is None or window.end_ms > closed_through_ms:
                 continue
             else:

@@ -124,8 +124,12 @@ def test_lost_records_are_said_to_be_lost() -> None:
 
 def test_records_that_come_after_final_are_counted() -> None:
     after = (*RECORDS, record(20, x=10, fate=Fate.EITHER))
-    assert kinds(answer(TRUE_ROWS), after) == {"conservation"}
-    assert kinds(answer(TRUE_ROWS), after, counted=1) == set()
+    assert {"conservation", "completeness"} <= kinds(answer(TRUE_ROWS), after)
+    stated = answer(TRUE_ROWS)
+    stated["quality"]["completeness"]["ratio"] = 0.75
+    stated["quality"]["records"]["after_final"] = 1
+    stated["contract"]["met"] = False
+    assert kinds(stated, after) == set()
 
 
 def test_a_window_without_an_answer() -> None:
@@ -162,8 +166,11 @@ def test_sessions() -> None:
 def test_revisions_never_change() -> None:
     watch, given = RevisionWatch(), answer(TRUE_ROWS)
     assert watch.note(given) == watch.note(copy.deepcopy(given)) == []
-    assert watch.note(answer(TRUE_ROWS, observed=4)) == []  # a final answer states what has come since
+    later = copy.deepcopy(given)
+    later["quality"]["records"]["after_final"] = 1
+    assert watch.note(later) == []  # a final answer states what has come since
     assert {f.kind for f in watch.note(answer(TRUE_ROWS[:1]))} == {"revision-changed"}
+    assert {f.kind for f in watch.note(answer(TRUE_ROWS, observed=4))} == {"revision-changed"}
     assert {f.kind for f in watch.note({**given, "revision": 2, "phase": "complete"})} == {"phase-moved-back"}
     assert {f.kind for f in watch.note({**given, "revision": 3})} >= {"answer-after-final"}
 

@@ -31,7 +31,7 @@ class Fate(StrEnum):
     COUNTED = "counted"
     """Every complete or final answer has it; if it was late, the last one does."""
     EITHER = "either"
-    """The last answer has it, or a counter (`late` drops, `after_final`) does."""
+    """It came too late: the last answer has it, or counts it (`after_final`) and is not complete."""
     UNCERTAIN = "uncertain"
     """Its push got no positive reply: it may be in the answers or not, and nothing needs to be said about it."""
     LOST = "lost"
@@ -47,6 +47,8 @@ class TrueRecord:
     Attributes:
         values: by column; a column may be absent or None.
         late: it came when its edge had closed its slice, so that an earlier revision may lack it.
+        watermark_ms: the watermark of its edge when it came; windows that were final at the edge by then need not have
+            it, but a counter has. None: it came in time for all its windows.
     """
 
     edge: str
@@ -54,6 +56,7 @@ class TrueRecord:
     values: Mapping[str, Any]
     fate: Fate = Fate.COUNTED
     late: bool = False
+    watermark_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -87,6 +90,7 @@ class Bounds:
         return bool(self.low == self.high) or (self.low is None and self.high is None)
 
 
+SETTLED = (Fate.COUNTED, Fate.DROPPED)
 UNKNOWN = Bounds(-math.inf, math.inf)
 
 
@@ -126,7 +130,17 @@ class QueryTruth:
     @property
     def has_doubt(self) -> bool:
         """Whether the sessions of the query depend on records that may be in the answers or not."""
-        return any(r.fate in (Fate.UNCERTAIN, Fate.EITHER, Fate.LOST) for r in self.records)
+        window = self.spec.window
+        gap_ms = window.gap_ms if isinstance(window, SessionWindow) else 0
+        return any(self.fate(i, r.event_ms + gap_ms) not in SETTLED for i, r in enumerate(self.records))
+
+    def fate(self, i: int, end_ms: int) -> Fate:
+        """The fate of record i in a window that ends at `end_ms`."""
+        record = self.records[i]
+        came_ms = record.watermark_ms
+        if record.fate is Fate.COUNTED and came_ms is not None and end_ms + self.spec.lateness_ms <= came_ms:
+            return Fate.EITHER
+        return record.fate
 
     def _windows(self) -> dict[int, TrueWindow]:
         windows: dict[int, TrueWindow] = {}
@@ -143,14 +157,6 @@ class QueryTruth:
             for start, end, members in sessions(live, self.records, window):
                 windows[start] = TrueWindow(start, end, members)
         return dict(sorted(windows.items()))
-
-    def counts(self, members: Iterable[int]) -> tuple[int, int]:
-        """(records that the window's answers must have, those that they may have), late ones included."""
-        must = may = 0
-        for i in members:
-            sure = self.records[i].fate is Fate.COUNTED
-            must, may = must + sure, may + (not sure)
-        return must, may
 
     def by_group(self, members: Iterable[int]) -> dict[Group, list[int]]:
         result: defaultdict[Group, list[int]] = defaultdict(list)

@@ -18,7 +18,7 @@ from center.results.writes import MAX_SIDE_BY_SIDE
 from edgewater.errors import Conflict, IncompatibleSynopses, InvalidRequest, NotFound, StorageError
 from edgewater.measure import Measure
 from edgewater.synopses import GroupedAggregate
-from edgewater.wire import QueryRef
+from edgewater.wire import DroppedRecords, DropReason, QueryRef
 from tests.center.results_world import KEY, MINUTE, REF, Job, edge_record, registered, total
 
 OpenJob = Callable[..., Job]
@@ -93,6 +93,20 @@ def test_data_for_a_final_window_is_never_applied(open_job: OpenJob) -> None:
     assert emission.quality.observed == 2
     assert job.store.answer(REF, MINUTE, 1).quality["records"]["after_final"] == 0
     assert job.store.late_records(REF) == {(REF, "a", "after-final"): 2}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_records_dropped_before_their_window_has_an_answer_are_stated_in_it(open_job: OpenJob, at_once: bool) -> None:
+    job = open_job("a", "b", budget={"staleness": "2s"})
+    job.store.tick(job.ledger, [], MINUTE + 2000)
+    assert job.store.revisions(REF, 0) == [1], "a later window has an answer already"
+    fact, deltas = job.frame("a", 0, **{"m-1": 1})
+    first = replace(fact, dropped=(DroppedRecords(-MINUTE, DropReason.TOO_LATE, 3),)), deltas
+    second = job.frame("b", 0)
+    for frames in ([first, second],) if at_once else ([first], [second]):
+        job.batch(*frames)
+    records = job.store.answer(REF, -MINUTE, 1).quality["records"]
+    assert (records["observed"], records["after_final"]) == (1, 3)
 
 
 def test_slices_of_final_windows_are_dropped(open_job: OpenJob) -> None:

@@ -1,0 +1,235 @@
+"""What happens in one world, drawn by its seed: edges, queries, records and faults."""
+
+from __future__ import annotations
+
+import math
+import random  # noqa: TID251  (a generator of its own per seed, whose draws are cheap)
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from edgewater.query import QuerySpec
+from tests.simulation.virtual import EPOCH_MS
+
+STREAM = "events"
+COLUMNS = {"id": pa.int64(), "k": pa.string(), "x": pa.int64(), "f": pa.float64()}
+SKETCHES = 0.0
+"""Probability of a sketch in a query."""
+COLUMN_NAMES = {"id": "int64", "k": "string", "x": "int64", "f": "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRecord:
+    """A record, and the virtual time at which it is written to its edge's file, or pushed."""
+
+    at_s: float
+    event_ms: int
+    values: dict[str, Any]
+
+
+@dataclass(slots=True)
+class EdgePlan:
+    """One edge.
+
+    Attributes:
+        pushed: its records are pushed; otherwise they are lines of a file that it follows.
+        joins_s: when it is first started.
+        steps: (time, ms): how far its clock is from the center's from then on.
+        dies_s: it is not started again after this time; None: it lives.
+        loses_state_s: it is killed and its state directory is deleted; None: never.
+        retired_s: the operator retires it; None: never.
+    """
+
+    name: str
+    pushed: bool
+    disorder_ms: int
+    idle_ms: int | None
+    records: list[PlannedRecord]
+    joins_s: float = 0.0
+    steps: list[tuple[float, int]] = field(default_factory=list)
+    dies_s: float | None = None
+    loses_state_s: float | None = None
+    retired_s: float | None = None
+
+    def skew_ms(self, at_s: float) -> int:
+        return next((ms for since_s, ms in reversed(self.steps) if since_s <= at_s), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryPlan:
+    """A query, and when it is registered and deleted."""
+
+    spec: QuerySpec
+    registered_s: float
+    deleted_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFault:
+    """A fault of one edge's link.
+
+    Attributes:
+        kind: reset (both ends notice), half-open (none does), blackout (nothing passes for `lasts_s`), slow.
+    """
+
+    at_s: float
+    edge: str
+    kind: str
+    lasts_s: float
+
+
+@dataclass(slots=True)
+class Scenario:
+    """Everything that a seed decides before its world begins. During the run it decides delays and kills.
+
+    Attributes:
+        kills: per kind of process, the mean number of steps until it is killed; absent: it is not.
+    """
+
+    seed: int
+    active_s: float
+    edges: list[EdgePlan]
+    queries: list[QueryPlan]
+    links: list[LinkFault]
+    kills: dict[str, float]
+    repeats_batches: float
+
+    @classmethod
+    def draw(cls, seed: int) -> Scenario:
+        return _Draw(random.Random(f"scenario {seed}")).scenario(seed)
+
+
+class _Draw:
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def scenario(self, seed: int) -> Scenario:
+        rng = self.rng
+        active_s = rng.uniform(4.0, 9.0)
+        edges = [self.edge(f"e{i}", active_s) for i in range(rng.choice((1, 2, 2, 3, 4)))]
+        for edge in edges[1:]:
+            if self.chance(0.15):
+                edge.joins_s = rng.uniform(0.5, active_s)
+            if self.chance(0.08):
+                edge.dies_s = rng.uniform(1.0, active_s)
+                if self.chance(0.5):
+                    edge.retired_s = edge.dies_s + rng.uniform(0.1, 5.0)
+        for edge in edges:
+            if edge.dies_s is None and self.chance(0.1):
+                edge.loses_state_s = edge.joins_s + rng.uniform(1.0, active_s)
+        count = rng.choice((1, 1, 2, 2, 3))
+        queries = [self.query(f"q{i}", [e.name for e in edges], active_s) for i in range(count)]
+        links = [self.link_fault(rng.choice(edges).name, active_s) for _ in range(rng.choice((0, 0, 1, 2, 4)))]
+        kills = {}
+        for kind, often in (("edge", 60), ("gateway", 60), ("job", 25)):
+            if self.chance(0.55):
+                kills[kind] = often * rng.choice((0.5, 1, 3))
+        return Scenario(seed, active_s, edges, queries, links, kills, rng.choice((0.0, 0.0, 0.2)))
+
+    def edge(self, name: str, active_s: float) -> EdgePlan:
+        rng = self.rng
+        pushed = self.chance(0.4)
+        disorder_ms = rng.choice((0, 0, 200, 1000))
+        # Pushes never end, so only the idle rule closes their last windows.
+        idle_ms = rng.choice((500, 2000)) if pushed else rng.choice((None, 500, 2000))
+        edge = EdgePlan(name, pushed, disorder_ms, idle_ms, [])
+        if self.chance(0.15):
+            at_s = rng.uniform(0, active_s)
+            edge.steps = [(at_s, rng.choice((-3000, -400, 400, 3000)))]
+            if self.chance(0.6):
+                edge.steps.append((at_s + rng.uniform(0.5, 4.0), 0))
+        elif self.chance(0.3):
+            edge.steps = [(0.0, rng.randint(-300, 300))]
+        edge.records = self.records(edge, active_s)
+        return edge
+
+    def records(self, edge: EdgePlan, active_s: float) -> list[PlannedRecord]:
+        rng = self.rng
+        rate = rng.choice((0.5, 4.0, 10.0))
+        groups = rng.choice(("a", "ab", "abcd"))
+        values = rng.choice(("small", "small", "positive", "signed", "large", "floats"))
+        delay_s = rng.choice((0.0, 0.05, 0.4))
+        silent = sorted(rng.uniform(0, active_s) for _ in range(2)) if self.chance(0.3) else [0.0, 0.0]
+        result = []
+        at_s = rng.expovariate(rate)
+        while at_s < active_s:
+            if not silent[0] <= at_s < silent[1]:
+                lag_s = rng.expovariate(1 / delay_s) if delay_s else 0.0
+                if self.chance(0.02):
+                    lag_s += rng.uniform(0, 4.0)
+                elif self.chance(0.02):
+                    lag_s -= rng.uniform(0, 1.5)  # ahead of the clock
+                event_ms = EPOCH_MS + edge.skew_ms(at_s) + math.floor((at_s - lag_s) * 1000)
+                record = {"k": rng.choice(groups) if not self.chance(0.03) else None, **self.value(values)}
+                result.append(PlannedRecord(at_s, event_ms, record))
+            at_s += rng.expovariate(rate)
+        return result
+
+    def value(self, kind: str) -> dict[str, Any]:
+        rng = self.rng
+        x: int | None = rng.randint(0, 9)
+        f: float | None = rng.uniform(0, 10)
+        if kind == "positive":
+            x, f = rng.randint(1, 100_000), rng.lognormvariate(3, 1.5)
+        elif kind == "signed":
+            x, f = rng.randint(-50, 50), rng.gauss(0, 10)
+        elif kind == "large":
+            x, f = rng.choice((2**53 - 1, 2**53 + 1, -(2**53) - 1, 2**60, 1)), rng.choice((1e16, 1.0, -1e16))
+        elif kind == "floats":
+            f = rng.choice((0.1, 1e-300, 1e300, math.nan, math.inf, -math.inf)) if self.chance(0.05) else f
+        if self.chance(0.03):
+            x = None
+        if self.chance(0.03):
+            f = None
+        return {"x": x, "f": f}
+
+    def query(self, name: str, edges: list[str], active_s: float) -> QueryPlan:
+        rng = self.rng
+        functions = ["count()", "sum(x)", "sum(f)", "min(x)", "max(x)", "max(f)", "mean(f)", "mean(x)", "count(f)"]
+        sketches = ["distinct(x)", "quantiles(x)"]
+        chosen = rng.sample(functions, rng.randint(1, 3)) + ([rng.choice(sketches)] if self.chance(SKETCHES) else [])
+        measures = {f"m{i}": text for i, text in enumerate(chosen)}
+        mapping: dict[str, Any] = {"name": name, "from": STREAM, "measures": measures}
+        shape = rng.random()
+        size_ms = rng.choice((1000, 2000, 3000))
+        if shape < 0.65:
+            mapping["window"] = {"tumbling": f"{size_ms}ms"}
+        elif shape < 0.85:
+            mapping["window"] = {"sliding": f"{size_ms}ms", "every": f"{rng.choice((500, 1000))}ms"}
+        else:
+            mapping["window"] = {"session": rng.choice(("200ms", "1s")), "max": rng.choice(("4s", "10s"))}
+        if self.chance(0.6):
+            mapping["group_by"] = ["k"]
+        if self.chance(0.2):
+            mapping["where"] = "x > 2"
+        if self.chance(0.5):
+            mapping["lateness"] = rng.choice(("500ms", "2s", "10s"))
+        if self.chance(0.7):
+            mapping["edges"] = edges
+        kind = rng.random()
+        if kind < 0.35:
+            limits = {
+                m: rng.choice((0.5, 5.0, 100.0, "5%"))
+                for m, text in measures.items()
+                if text.partition("(")[0] in ("count", "sum", "min", "max")
+            }
+            if limits:
+                mapping["budget"] = {"error": limits}
+        elif kind < 0.6:
+            mapping["budget"] = {"staleness": rng.choice(("300ms", "1s", "3s"))}
+        if "error" not in mapping.get("budget", {}) and "session" not in mapping["window"] and self.chance(0.25):
+            target = next((m for m, text in measures.items() if text in ("count()", "sum(x)", "mean(x)")), None)
+            if target is not None:
+                mapping["accuracy"] = {"error": rng.choice(("5%", "20%")), "measure": target, "substream": "250ms"}
+        registered_s = 0.0 if self.chance(0.8) else rng.uniform(0, active_s)
+        deleted_s = rng.uniform(registered_s, active_s) if self.chance(0.08) else None
+        return QueryPlan(QuerySpec.from_mapping(mapping), registered_s, deleted_s)
+
+    def link_fault(self, edge: str, active_s: float) -> LinkFault:
+        rng = self.rng
+        kind = rng.choice(("reset", "half-open", "blackout", "slow"))
+        return LinkFault(rng.uniform(0, active_s), edge, kind, rng.choice((0.3, 2.0, 8.0)))

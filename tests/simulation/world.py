@@ -1,0 +1,551 @@
+"""One world: edges, a gateway, a job and the network between them, from its first record until it is at rest.
+
+The programs are the production code (`tests.simulation.processes`). The world starts them, kills them at any step,
+breaks their network, and at last lets everything come to rest. Then every answer is checked against the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import random  # noqa: TID251  (a generator of its own per seed, whose draws are cheap)
+import shutil
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import grpc
+from sqlalchemy import Engine, event
+
+import center.catalog.store
+import center.job.frame_source
+import center.results.store
+import center.storage.frame_log
+import edge.agent
+import edge.durability.journal
+import edge.uplink.client
+from center.catalog import Catalog, RegisteredQuery
+from center.ledger import Phase
+from center.results import AnswerRecord, ResultStore
+from center.serving import render
+from center.storage.database import open_engine
+from edge.process import WallClock
+from edgewater.errors import NotFound
+from edgewater.streams import EdgeId
+from edgewater.wire import QueryRef
+from tests.simulation.checkers import Falsehood, Findings, RevisionWatch, check_query, time_ms
+from tests.simulation.network import Channel, Network, Server
+from tests.simulation.processes import (
+    PUSH_ATTEMPTS,
+    PUSH_RETRY_S,
+    Disk,
+    EdgeProgram,
+    FollowedFile,
+    GatewayProgram,
+    JobProgram,
+    Rule,
+    observed_core,
+)
+from tests.simulation.scenario import COLUMNS, EdgePlan, LinkFault, QueryPlan, Scenario
+from tests.simulation.truth import Fate, QueryTruth, TrueRecord
+from tests.simulation.virtual import (
+    EPOCH_MS,
+    PROCESS,
+    CrashableOs,
+    Killed,
+    Process,
+    VirtualLoop,
+    new_task,
+    this_process,
+)
+
+LONGEST_MS = 3_000
+"""No tumbling or sliding window is longer."""
+REST_S = 90.0
+"""How long everything may take to come to rest once nothing disturbs it any more."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What one seed gave."""
+
+    seed: int
+    findings: Findings = field(default_factory=Findings)
+    faults: Counter[str] = field(default_factory=Counter)
+    records: int = 0
+    virtual_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+class World:
+    """Args: trace: is given a line per event."""
+
+    def __init__(self, scenario: Scenario, directory: Path, trace: Callable[[str], None] | None = None) -> None:
+        self.scenario, self.directory, self._trace = scenario, directory, trace
+        self.rng = random.Random(f"world {scenario.seed}")
+        self.loop = VirtualLoop(self.rng)
+        self.loop.set_task_factory(new_task)
+        self.loop.set_exception_handler(self._on_loop_error)
+        self.network = Network(self.loop, self.rng)
+        self.report = Report(scenario.seed)
+        number = 0
+        for plan in scenario.edges:
+            for record in plan.records:
+                number += 1
+                record.values["id"] = number
+        self.disks = {plan.name: Disk(plan) for plan in scenario.edges}
+        self.edges: dict[str, EdgeProgram] = {}
+        self.gateway: GatewayProgram | None = None
+        self.job: JobProgram | None = None
+        self.calm = False
+        self.registered: dict[QueryRef, tuple[RegisteredQuery, QueryPlan]] = {}
+        self._answers: dict[int, AnswerRecord] = {}
+        self._noted: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
+
+    def trace(self, text: str) -> None:
+        if self._trace is not None:
+            self._trace(f"{self.loop.time():9.4f} {text}")
+
+    def now_ms(self) -> int:
+        """The center's wall clock."""
+        return EPOCH_MS + int(self.loop.time() * 1000)
+
+    def _on_loop_error(self, _loop: Any, context: dict[str, Any]) -> None:
+        """A callback failed: an error of the simulation, or of production code outside any task."""
+        error = context.get("exception")
+        if not isinstance(error, Killed):
+            self.trace(f"error: {context}")
+            self.say("failed", "loop", f"{context['message']}: {error!r}"[:300])
+
+    # Processes
+
+    def _process(self, name: str, kind: str, skew_ms: Callable[[float], int] = lambda _: 0) -> Process:
+        process = Process(name, self.loop, self.rng, self.now_ms, self._died, self._failed)
+        if kind == "edge":
+            process.now_ms = WallClock(lambda: (self.now_ms() + skew_ms(self.loop.time())) / 1000, self.loop.time)
+        mean = self.scenario.kills.get(kind)
+        if mean is not None and not self.calm and self.rng.random() < 0.8:
+            process.steps_left = int(self.rng.expovariate(1 / mean))
+        return process
+
+    def _died(self, process: Process, what: str) -> None:
+        kind = "edge" if process.name in self.disks else process.name
+        self.trace(f"{process.name} is killed at: {what}")
+        self.report.faults[f"kill {kind}: {what}"] += 1
+        self.network.on_death(process)
+        delay_s = self.rng.choice((0.05, 0.3, 2.0)) if not self.calm else 0.2
+        self.loop.call_later(delay_s, lambda: self._start(process.name))
+
+    def _failed(self, process: Process, error: BaseException) -> None:
+        self.trace(f"{process.name} failed: {error!r}")
+        if self._trace is not None:
+            import traceback
+
+            self._trace("".join(traceback.format_exception(error)))
+        where = error.__traceback__
+        while where is not None and where.tb_next is not None:
+            where = where.tb_next
+        at = f"{Path(where.tb_frame.f_code.co_filename).name}:{where.tb_lineno}" if where else ""
+        self.say("failed", process.name, f"{type(error).__name__} at {at}: {error}"[:300])
+
+    def say(self, kind: str, subject: str, message: str) -> None:
+        self.report.findings.false.append(Falsehood(kind, subject, "", 0, message))
+
+    def _start(self, name: str) -> None:
+        if name in self.disks:
+            self._start_edge(self.disks[name])
+        elif name == "gateway":
+            if self.gateway is not None:
+                self.gateway.close()
+            process = self._process("gateway", "gateway")
+            self.gateway = self._started(process, lambda: GatewayProgram(process, self.directory))
+        else:
+            if self.job is not None:
+                self.job.close()
+            process = self._process("job", "job")
+            repeats = 0.0 if self.calm else self.scenario.repeats_batches
+            self.job = self._started(process, lambda: JobProgram(process, self.directory, repeats))
+
+    def _started(self, process: Process, make: Callable[[], Any]) -> Any:
+        self.trace(f"{process.name} starts")
+        try:
+            return process.run(make)
+        except Killed:
+            return None
+        except Exception as exc:
+            process.report_failure(exc)
+            process.kill("failed")
+            return None
+
+    def _start_edge(self, disk: Disk) -> None:
+        plan, now_s = disk.plan, self.loop.time()
+        if plan.dies_s is not None and now_s >= plan.dies_s:
+            return
+        process = self._process(plan.name, "edge", plan.skew_ms)
+        directory = self.directory / plan.name
+        if plan.name in self.edges:
+            self.edges.pop(plan.name).close()
+        program = self._started(process, lambda: EdgeProgram(process, disk, directory))
+        if program is not None:
+            self.edges[plan.name] = program
+
+    # What happens
+
+    def run(self) -> Report:
+        began_s = time.process_time()
+        with installed(self):
+            self.catalog = Catalog(f"sqlite:///{self.directory}/catalog.db")
+            self.store = ResultStore(f"sqlite:///{self.directory}/results.db")
+            asyncio.set_event_loop(self.loop)
+            try:
+                self._live()
+                self.report.virtual_s = self.loop.time()
+                self._check()
+            finally:
+                for end in (*self.edges.values(), self.gateway, self.job, self.catalog, self.store):
+                    if end is not None:
+                        end.close()
+                asyncio.set_event_loop(None)
+                self.loop.close()
+        self.report.records = sum(len(d.plan.records) for d in self.disks.values())
+        self.report.cpu_s = time.process_time() - began_s
+        return self.report
+
+    def _live(self) -> None:
+        self._start("gateway")
+        self._start("job")
+        scenario = self.scenario
+        for plan in scenario.queries:
+            self.loop.call_later(plan.registered_s, self._register, plan)
+        for edge_plan in scenario.edges:
+            self._plan_edge(edge_plan)
+        for fault in scenario.links:
+            self.loop.call_later(fault.at_s, self._break, fault)
+        main = self.loop.create_task(self._until_rest())
+        self.loop.run_until_complete(main)
+        for process in [*(e.process for e in self.edges.values()), *self._center()]:
+            process.alive = False
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+            task.add_done_callback(lambda t: t.cancelled() or t.exception())
+        self.loop.run_until_complete(asyncio.sleep(0.1))
+
+    def _center(self) -> list[Process]:
+        return [p.process for p in (self.gateway, self.job) if p is not None]
+
+    def _plan_edge(self, plan: EdgePlan) -> None:
+        self.loop.call_later(plan.joins_s, self._start_edge, self.disks[plan.name])
+        if plan.joins_s:
+            self.report.faults["edge joins late"] += 1
+        if (plan.steps and len(plan.steps) > 1) or (plan.steps and plan.steps[0][0] > 0):
+            self.report.faults["clock step"] += 1
+        if plan.dies_s is not None:
+            self.report.faults["edge leaves"] += 1
+            self.loop.call_later(plan.dies_s, self._kill, plan.name, "for good")
+        if plan.loses_state_s is not None:
+            self.loop.call_later(plan.loses_state_s, self._lose_state, plan)
+        if plan.retired_s is not None:
+            self.loop.call_later(plan.retired_s, self._retire, plan)
+        if plan.pushed:
+            for row, record in enumerate(plan.records):
+                self.loop.call_later(record.at_s, self._push, self.disks[plan.name], row, 0)
+
+    def _kill(self, edge: str, what: str) -> None:
+        program = self.edges.get(edge)
+        if program is not None:
+            program.process.kill(what)
+
+    def _lose_state(self, plan: EdgePlan) -> None:
+        self.trace(f"{plan.name} loses its state")
+        self.report.faults["state lost"] += 1
+        self.disks[plan.name].incarnation += 1
+        self._kill(plan.name, "and loses its state")
+        shutil.rmtree(self.directory / plan.name, ignore_errors=True)
+
+    def _retire(self, plan: EdgePlan) -> None:
+        try:
+            self.catalog.retire(EdgeId(plan.name))
+            self.report.faults["edge retired"] += 1
+            self.trace(f"{plan.name} is retired")
+        except NotFound:
+            plan.retired_s = None
+
+    def _push(self, disk: Disk, row: int, attempt: int) -> None:
+        """A client: it tries again while it is refused, and never after a request that may have been accepted."""
+        program = self.edges.get(disk.plan.name)
+        if program is not None and program.process.alive and program.process.run(program.agent.unavailable) is None:
+            disk.accepted[row_id(disk, row)] = False
+            program.process.spawn(program.push(row), "push")
+        elif attempt < PUSH_ATTEMPTS:
+            self.loop.call_later(PUSH_RETRY_S, self._push, disk, row, attempt + 1)
+
+    def _break(self, fault: LinkFault) -> None:
+        self.trace(f"{fault.edge}: {fault.kind}")
+        self.report.faults[f"link {fault.kind}"] += 1
+        link = self.network.link(fault.edge)
+        if fault.kind == "slow":
+            link.slow = 30.0
+        else:
+            told = fault.kind == "reset"
+            self.network.cut(fault.edge, tell_edge=told, tell_gateway=told, flush=self.rng.random() < 0.5)
+            link.up = fault.kind != "blackout"
+        self.loop.call_later(fault.lasts_s, self._mend, fault.edge)
+
+    def _mend(self, edge: str) -> None:
+        link = self.network.link(edge)
+        link.up, link.slow = True, 1.0
+
+    def _register(self, plan: QueryPlan) -> None:
+        query = self.catalog.register(plan.spec, self.now_ms())
+        self.registered[query.ref] = query, plan
+        self.trace(f"{query.ref.name} is registered: {plan.spec.to_mapping()}")
+        if plan.registered_s:
+            self.report.faults["query registered midway"] += 1
+        if plan.deleted_s is not None:
+            self.loop.call_later(plan.deleted_s - plan.registered_s, self._delete, plan)
+
+    def _delete(self, plan: QueryPlan) -> None:
+        self.catalog.delete(plan.spec.name, self.now_ms())
+        self.report.faults["query deleted"] += 1
+        self.trace(f"{plan.spec.name} is deleted")
+
+    async def _until_rest(self) -> None:
+        await asyncio.sleep(max([self.scenario.active_s, *(p.joins_s for p in self.scenario.edges)]))
+        self.calm = True
+        for program in self.edges.values():
+            program.process.steps_left = None
+        for process in self._center():
+            process.steps_left = None
+        self.trace("calm")
+        quiet, since_s = 0, self.loop.time()
+        while (
+            quiet < 3
+        ):  # a frame that was built since the last look is acknowledged by the next, and applied by the third
+            await asyncio.sleep(0.8)
+            quiet = quiet + 1 if not self._restless() else 0
+            self._read_answers()
+            if self.loop.time() > since_s + REST_S:
+                self.say("never-at-rest", "world", self._restless())
+                return
+
+    def _through_ms(self) -> int:
+        """All windows that end by then must be closed at rest."""
+        return EPOCH_MS + int(self.scenario.active_s * 1000) + LONGEST_MS
+
+    def _alive(self) -> list[EdgeProgram]:
+        return [p for p in self.edges.values() if p.process.alive]
+
+    def _restless(self) -> str:
+        parts = []
+        for plan in self.scenario.edges:
+            program = self.edges.get(plan.name)
+            if plan.dies_s is not None:
+                continue
+            if program is None or not program.process.alive:
+                parts.append(f"{plan.name} is down")
+                continue
+            core = program.agent.durable.core
+            noted, self._noted[plan.name] = self._noted.get(plan.name, core.next_seq), core.next_seq
+            watermarks = [s.watermark_ms - EPOCH_MS for s in core.streams.values()]
+            parts += [f"{plan.name}: watermark {w}" for w in watermarks if w < self._through_ms() - EPOCH_MS]
+            if core.unacked and core.unacked[0].seq < noted:  # arrival reports never end
+                parts.append(f"{plan.name}: {len(core.unacked)} frames are not acknowledged")
+            for ref, pipeline in core.queries.items():
+                if pipeline.unreported_drops:
+                    parts.append(f"{plan.name}: {ref.name} has not reported late records")
+                if pipeline.progress.through_ms < self._through_ms() - LONGEST_MS:
+                    parts.append(f"{plan.name}: {ref.name} is closed through {pipeline.progress.through_ms - EPOCH_MS}")
+            live = {ref for ref, (_, q) in self.registered.items() if q.deleted_s is None}
+            if core.queries.keys() | core.refused.keys() < {r for r in live if self._expects(r, plan.name)}:
+                parts.append(f"{plan.name} lacks queries")
+        consumed, known = self.store.consumed(), self._positions
+        self._positions = self.catalog.last_positions()
+        if any(position > consumed.get(key, 0) for key, position in known.items()):
+            parts.append("the job is at work")
+        return "; ".join(parts)
+
+    def _expects(self, ref: QueryRef, edge: str) -> bool:
+        edges = self.registered[ref][1].spec.edges
+        return edges is None or edge in edges
+
+    # What is true
+
+    def _read_answers(self) -> None:
+        """Reads all answers again; one that was read before must be the same."""
+        found = {a.answer_id: a for a in self.store.answers_after(0, 100_000)}
+        for number, answer in self._answers.items():
+            again = found.get(number)
+            same = again is not None and replace(again, quality=answer.quality) == answer
+            if not same or (again is not None and again.quality != answer.quality and answer.phase is not Phase.FINAL):
+                self.say("revision-changed", answer.query.name, f"{answer} is {found.get(number)}")
+        self._answers |= found
+
+    def _check(self) -> None:
+        self._read_answers()
+        rested = not any(f.kind in ("never-at-rest", "failed") for f in self.report.findings.false)
+        lasting = all(p.dies_s is None for p in self.scenario.edges)
+        watch = RevisionWatch()
+        for ref, (query, plan) in self.registered.items():
+            answers = [render(a, query.spec) for a in self._answers.values() if a.query == ref]
+            for answer in answers:
+                self.report.findings.false += watch.note(answer, ref.version)
+            truth = QueryTruth(plan.spec, self._records(ref, plan), COLUMNS)
+            at_rest = rested and lasting and plan.deleted_s is None
+            counted = sum(self.store.late_records(ref).values())  # for windows without an answer
+            closed = self._through_ms() - LONGEST_MS if lasting else None
+            found = check_query(truth, answers, at_rest=at_rest, counted=counted, closed_through_ms=closed)
+            self.report.findings.add(found)
+            if self._trace is not None:
+                for answer in answers:
+                    self._trace(f"answer {answer}")
+
+    def _records(self, ref: QueryRef, plan: QueryPlan) -> list[TrueRecord]:
+        """Every record that an edge was given, with what must be true of it for one query."""
+        seen_ms = {e.edge: e.first_seen_ms for e in self.catalog.edges()}
+        first_ms = min(seen_ms.values(), default=0)
+        records = []
+        for disk in self.disks.values():
+            name = EdgeId(disk.plan.name)
+            # Windows may have been final before the center knew of the edge, unless the query names it.
+            unlisted = plan.spec.edges is None and seen_ms.get(name, first_ms + 1) > first_ms
+            for record in disk.plan.records:
+                rule = self._rule(disk, ref, record.values["id"])
+                fate = self._fate(disk, record.values["id"], rule, unlisted)
+                if fate is not None:
+                    late, came_ms = (rule.late, rule.watermark_ms) if rule is not None else (False, None)
+                    records.append(TrueRecord(disk.plan.name, record.event_ms, record.values, fate, late, came_ms))
+        return records
+
+    @staticmethod
+    def _rule(disk: Disk, ref: QueryRef, number: int) -> Rule | None:
+        return disk.seen.get(number, {}).get(ref)
+
+    def _fate(self, disk: Disk, number: int, rule: Rule | None, unlisted: bool) -> Fate | None:
+        accepted = disk.accepted.get(number) if disk.plan.pushed else True
+        if accepted is None:
+            return None  # always refused: it was never given to the edge
+        if not accepted or disk.plan.retired_s is not None:
+            return Fate.UNCERTAIN
+        loses_state = disk.plan.loses_state_s is not None
+        if number in disk.seen and (rule is None or rule.before_query):
+            return Fate.UNCERTAIN if unlisted else Fate.LOST
+        if rule is not None and rule.too_late:
+            return Fate.UNCERTAIN if loses_state else Fate.EITHER
+        if unlisted:
+            return Fate.EITHER
+        if loses_state:
+            return Fate.LOST
+        return Fate.COUNTED
+
+
+def row_id(disk: Disk, row: int) -> int:
+    return int(disk.plan.records[row].values["id"])
+
+
+class _Time:
+    """Stands for the `time` module at an edge."""
+
+    @staticmethod
+    def monotonic() -> float:
+        return this_process().monotonic()
+
+
+@contextmanager
+def installed(world: World) -> Iterator[None]:
+    """Puts the virtual machines under the production code: clocks, disks, the network and random numbers."""
+    rng = random.Random(f"production {world.scenario.seed}")
+
+    def set_all(values: dict[tuple[Any, str], Any]) -> dict[tuple[Any, str], Any]:
+        old = {(owner, name): getattr(owner, name) for owner, name in values}
+        for (owner, name), value in values.items():
+            setattr(owner, name, value)
+        return old
+
+    class VirtualUplink(edge.uplink.client.Uplink):
+        def _channel(self) -> Any:
+            return Channel(world.network)
+
+    class VirtualCore:
+        def __new__(cls, *args: Any, **options: Any) -> Any:
+            return observed_core(world.disks[this_process().name])(*args, **options)
+
+    def build_sources(_config: Any, _clocks: Any, *, now_ms: Any, idle: Any) -> list[Any]:
+        process = this_process()
+        disk = world.disks[process.name]
+        if disk.plan.pushed:
+            return real_build_sources(_config, _clocks, now_ms=now_ms, idle=idle)
+        return [FollowedFile(disk, process, idle)]
+
+    real_build_sources: Any = edge.agent.build_sources
+    old = set_all(
+        {
+            (edge.agent, "now_ms"): lambda: this_process().now_ms(),
+            (edge.agent, "time"): _Time,
+            (edge.agent, "Uplink"): VirtualUplink,
+            (edge.agent, "EdgeCore"): VirtualCore,
+            (edge.agent, "build_sources"): build_sources,
+            (edge.agent, "release_free_memory"): lambda: None,
+            (edge.durability.journal, "os"): CrashableOs(),
+            (center.storage.frame_log, "os"): CrashableOs(),
+            (center.job.frame_source, "now_ms"): lambda: this_process().now_ms(),
+            (grpc.aio, "server"): lambda options=(): Server(world.network, this_process()),
+            (center.catalog.store, "open_engine"): shared_engine,
+            (center.results.store, "open_engine"): shared_engine,
+            (uuid, "uuid4"): lambda: uuid.UUID(int=rng.getrandbits(128), version=4),
+        }
+    )
+
+    def on_commit(_connection: Any) -> None:
+        process = PROCESS.get()
+        if process is not None:
+            process.step("commit")
+
+    state = random.getstate()
+    random.seed(f"global {world.scenario.seed}")
+    event.listen(Engine, "commit", on_commit)
+    disabled = logging.root.manager.disable
+    if world._trace is None:
+        logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        event.remove(Engine, "commit", on_commit)
+        random.setstate(state)
+        set_all(old)
+
+
+@cache
+def shared_engine(url: str) -> Engine:
+    """One engine per database for all programs and seeds: compiling their statements takes longer than running them."""
+    return open_engine(url)
+
+
+def run_seed(seed: int, trace: Callable[[str], None] | None = None) -> Report:
+    """Runs one world to its end and checks all its answers."""
+    directory = _directory()
+    try:
+        return World(Scenario.draw(seed), directory, trace).run()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+
+
+@cache
+def _directory() -> Path:
+    """A directory for the disks of this process's worlds, in memory where that is possible."""
+    directory = tempfile.TemporaryDirectory(prefix="edgewater-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    atexit.register(directory.cleanup)
+    return Path(directory.name)
+
+
+__all__ = ["Report", "World", "run_seed", "time_ms"]
