@@ -116,7 +116,7 @@ class QueryLedger(ABC):
         """The edges that are no longer expected, each with an event time up to which it may have accepted records."""
         clock = self._state.running_clock
         gone = (e for e in edges if e.edge in self._state.expected and e.edge not in expected)
-        return {e.edge: clock.to_event_ms(e.last_seen_ms + LEAVING_MS) for e in gone}
+        return {e.edge: clock.to_event_ms(_by_own_clock(e, e.last_seen_ms + LEAVING_MS)) for e in gone}
 
     def _lost_states(self, edges: Sequence[EdgeRecord], clock: StreamClock | None) -> Mapping[str, tuple[int, int]]:
         """The edges that have lost their state, each with the event time that the stream had reached by then.
@@ -128,7 +128,7 @@ class QueryLedger(ABC):
         for edge in edges:
             at_ms = edge.state_lost_at_ms
             if at_ms is not None and at_ms != lost.get(edge.edge, (None, 0))[0] and edge.stream(self._spec.stream):
-                until = max(c.to_event_ms(at_ms) for c in clocks)
+                until = max(c.to_event_ms(_by_own_clock(edge, at_ms)) for c in clocks)
                 lost[edge.edge] = at_ms, max(until, lost.get(edge.edge, (0, MIN_TIME_MS))[1])
         return lost
 
@@ -248,7 +248,9 @@ class QueryLedger(ABC):
             closed = through.get(frame.edge, MIN_TIME_MS)
             if frame.since_ms is not None and frame.since_ms != gaps.get(frame.edge, (0, None))[1]:
                 # The edge joined or lost its state: it does not have the records between its last close and then.
-                gaps[frame.edge] = (closed, frame.since_ms)
+                gap_from, gap_to = gaps.get(frame.edge, (closed, MIN_TIME_MS))
+                open_gap = gap_to > self._state.final_through_ms  # windows that are not final lack the earlier records
+                gaps[frame.edge] = min(gap_from, closed) if open_gap else closed, frame.since_ms
             through[frame.edge] = max(closed, frame.through_ms)
             for drop in frame.dropped:
                 self._add_late(frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, drop.records)
@@ -461,12 +463,14 @@ class QueryLedger(ABC):
         news = {o: n for o, n in observed.items() if n > known.get(o, 0)}
         if not news:
             return
-        if held is None:
-            heappush(self._sealed_starts, start_ms)
+        if held is not None:
+            self._sealed.drop(start_ms)  # it becomes the one that changed last
         self._sealed.put(start_ms, SealedSlice({**known, **news}))
         self._sealed_statements += len(news.keys() - known.keys())
+        # An edge that joins late closes old slices again within its lateness. So those go that have not changed for
+        # longest, not those with the earliest start.
         while self._sealed_statements > MAX_SEALED_STATEMENTS and len(self._sealed) > 1:
-            oldest = self._sealed.drop(heappop(self._sealed_starts))
+            oldest = self._sealed.drop(next(iter(self._sealed)))
             self._sealed_statements -= len(oldest.observed) if oldest else 0
 
     # Frontiers
@@ -510,9 +514,8 @@ class QueryLedger(ABC):
         self._awaiting_final = [start for start, _ in windows]
         self._awaiting_due = [start for start, w in windows if not w.is_answered and self._due_after_ms is not None]
         self._open_slices = list(self._slices)
-        self._sealed_starts = list(self._sealed)
         self._sealed_statements = sum(len(s.observed) for _, s in self._sealed.items())
-        heaps = (self._awaiting_close, self._awaiting_final, self._awaiting_due, self._open_slices, self._sealed_starts)
+        heaps = (self._awaiting_close, self._awaiting_final, self._awaiting_due, self._open_slices)
         for heap in heaps:
             heapify(heap)
 
@@ -520,3 +523,8 @@ class QueryLedger(ABC):
 def _delivery(edge: EdgeRecord, stream: str) -> Delivery | None:
     served = edge.stream(stream)
     return served.delivery if served is not None else None
+
+
+def _by_own_clock(edge: EdgeRecord, wall_ms: int) -> int:
+    """The edge's wall time at a wall time of the center, where the edge's clock is ahead."""
+    return wall_ms + max(0, round(edge.clock_offset_ms))

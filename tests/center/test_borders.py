@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from center.catalog import HeartbeatRecord
 from center.serving import StoredWindows, SynopsisCache
 from edgewater.streams import EdgeId
 from edgewater.wire import FrameBody
@@ -335,3 +336,17 @@ def test_a_window_of_which_nothing_came_but_may_have_been_accepted_has_an_answer
     assert center.answer()["quality"]["completeness"]["lost_state"] == ["a"]
     starts = [a["window"]["start"] for a in center.get("/v1/queries/q/windows")["answers"]]
     assert starts == ["2013-01-01T00:00:00Z", "2013-01-01T00:02:00Z"], "the one between is known to be empty"
+
+
+def test_a_loss_covers_what_a_clock_that_is_ahead_may_have_accepted(center: Border) -> None:
+    edge = center.edge("a")
+    center.register()
+    center.now_ms = T0 + 50_000
+    beat = HeartbeatRecord(EdgeId("a"), {}, {}, {}, 0, 0.0, 0.0, 30_000.0, center.now_ms)
+    center.catalog.record_heartbeats([beat])
+    edge.accept(T0 + 75_000)
+    again = center.edge("a", "i2")
+    center.now_ms = T0 + 3 * MINUTE
+    again.accept(T0 + 80_000, T0 + 3 * MINUTE)
+    again.ship()
+    assert center.answer(T0 + MINUTE)["quality"]["completeness"]["lost_state"] == ["a"]

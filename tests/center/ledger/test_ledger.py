@@ -531,6 +531,29 @@ def test_the_state_of_final_windows_is_dropped() -> None:
         assert heap == []
 
 
+def test_an_edge_that_joins_late_and_closes_an_old_slice_twice_is_counted_once() -> None:
+    center = Center("a")
+    for minute in range(MAX_SEALED_STATEMENTS + 10):
+        center.says("a", (minute + 1) * MINUTE, close(minute * MINUTE, 1))
+    center.joins("b")
+    center.says("b", 10 * MINUTE, *(close(m * MINUTE, 5) for m in range(10)))
+    center.says("b", 10 * MINUTE, *(close(m * MINUTE, 7, 2) for m in range(10)))
+    assert center.ledger.after_final(REF) == 70
+
+
+def test_a_window_that_lacks_records_from_before_two_joins_says_so() -> None:
+    center = Center("a", "b", lateness="1h")
+    center.says("a", 5 * MINUTE, *(close(m * MINUTE, 1) for m in range(5)))
+    first = replace(center.fact("b", 2 * MINUTE), since_ms=2 * MINUTE)
+    again = replace(center.fact("b", 5 * MINUTE, close(0, 1)), since_ms=4 * MINUTE)
+    center.reports(first)
+    lacking = {e.window_start_ms for e in center.reports(again) if e.quality.missing}
+    final = center.says("a", 100 * MINUTE) + center.says("b", 100 * MINUTE)
+    lacking |= {e.window_start_ms for e in final if e.quality.missing}
+    assert {0, MINUTE, 2 * MINUTE, 3 * MINUTE} <= lacking
+    assert 4 * MINUTE not in {e.window_start_ms for e in final if e.quality.missing}
+
+
 # What is withheld, and the contract
 
 
