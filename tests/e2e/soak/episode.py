@@ -21,11 +21,12 @@ from tests.e2e.soak.questions import specs
 from tests.e2e.soak.reader import Reader
 from tests.e2e.soak.records import COLUMNS, Handed, InputLog, RecordSource
 from tests.e2e.soak.sources import FileInput, Input, PushInput, StdinInput, wall_ms
-from tests.e2e.soak.system import Center, Edge, wait_until_ready
+from tests.e2e.soak.system import Center, Edge, SoakFailed, wait_until_ready
 from tests.simulation.checkers import Falsehood, Findings, check_query, time_ms
 from tests.simulation.truth import Fate, QueryTruth, TrueRecord
 
 SETTLE_S = 45.0
+RECOVERY_S = 180.0
 UNSYNCED_MS = 8000
 """Records of a source that cannot be read again which are this old at a kill have been synced."""
 ROTATION_MS = 2500
@@ -310,13 +311,23 @@ class EpisodeRun:
     # The end
 
     def _settle(self) -> bool:
-        """Waits until every window with records has its final answer; returns False if it does not come."""
+        """Waits until every window with records has its final answer.
+
+        Returns False if that does not come while the center and all edges say for `SETTLE_S` that they are ready.
+
+        Raises:
+            SoakFailed: they do not become ready.
+        """
         truths = self._truths()
-        deadline = time.monotonic() + SETTLE_S
-        while time.monotonic() < deadline:
+        began = ready_since = time.monotonic()
+        while time.monotonic() - ready_since < SETTLE_S:
             if all(self._is_final(truth) for truth in truths.values()):
                 time.sleep(1.5)
                 return True
+            if not (self.center.is_ready() and all(edge.is_ready() for edge in self.edges)):
+                ready_since = time.monotonic()
+            if ready_since - began > RECOVERY_S:
+                raise SoakFailed(f"center and edges were not ready within {RECOVERY_S:.0f} s after the last fault")
             time.sleep(0.5)
         return False
 
@@ -393,7 +404,7 @@ class EpisodeRun:
         starts = {q: list(self.reader.newest(q))[:2] for q in self.reader.queries}
         findings.cells += self.reader.compare_forms(starts)
         findings.false += self.reader.false
-        if not settled and self.center.is_ready() and all(edge.is_ready() for edge in self.edges):
+        if not settled:
             message = f"/readyz of the center and all edges is 200, and answers are not final {SETTLE_S:.0f} s after"
             findings.false.append(Falsehood("readyz", self.stream, "", 0, message))
         return EpisodeResult(
