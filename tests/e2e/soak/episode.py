@@ -359,7 +359,7 @@ class EpisodeRun:
             closes = start + spec.window.slice_ms
             final = spec.window.last_window_end(start) + spec.lateness_ms
         late = closes <= handed.watermark_ms
-        return TrueRecord(handed.edge, r.at, values, self._fate(handed, spec, final), late)
+        return TrueRecord(handed.edge, r.at, values, self._fate(handed, spec, final), late, handed.watermark_ms)
 
     def _fate(self, handed: Handed, spec: QuerySpec, final_ms: int) -> Fate:
         if not handed.certain:
@@ -378,7 +378,7 @@ class EpisodeRun:
             self.late_query_ms is None or min(handed.record.at, handed.at_ms) <= self.late_query_ms + 3000
         ):
             return Fate.LOST
-        return Fate.EITHER if final_ms <= handed.watermark_ms else Fate.COUNTED
+        return Fate.COUNTED
 
     def _kind_of(self, handed: Handed) -> str:
         edge = next(e for e in self.edges if e.name == handed.edge)
@@ -412,14 +412,12 @@ class EpisodeRun:
         )
 
     def _check_query(self, truth: QueryTruth, answers: Sequence[Any], settled: bool) -> Findings:
-        counted = sum(a["quality"]["records"]["after_final"] for a in answers if a["phase"] == "final")
         end = max((w.end_ms for w in truth.windows.values()), default=0)
         late = truth.spec.name.endswith("late_query")
         return check_query(
             truth,
             answers,
             at_rest=settled,
-            counted=counted,
             closed_through_ms=None if late else end,
             late_is_known=False,
         )
@@ -442,4 +440,5 @@ class EpisodeRun:
 
 
 def _must_be_answered(truth: QueryTruth, start_ms: int) -> bool:
-    return any(truth.records[i].fate is Fate.COUNTED for i in truth.windows[start_ms].records)
+    window = truth.windows[start_ms]
+    return any(truth.fate(i, window.end_ms) is Fate.COUNTED for i in window.records)
