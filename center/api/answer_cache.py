@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from io import BytesIO
@@ -94,23 +94,34 @@ class AnswerRenderer:
     def table(
         self, records: Sequence[AnswerRecord], query: RegisteredQuery, questions: MeasureQuestions, form: str
     ) -> bytes:
-        """Answers as CSV or as an Arrow IPC stream, with window, phase, revision and completeness in every row."""
-        tables = [_with_quality(to_table(r, query.spec, questions), r, form) for r in records]
+        """Answers as CSV or as an Arrow IPC stream, with window, phase, revision and completeness in every row.
+
+        If an answer has no data, there is also a column `contract`, since its numbers are null.
+        """
+        shows_contract = any(r.synopsis is None for r in records)
+        heads: list[dict[str, Any]] = [{} for _ in records]
+        if shows_contract or form == ARROW:
+            heads = [json.loads(self.answer(r, query, questions)) for r in records]
+        tables = [
+            _with_quality(
+                to_table(record, query.spec, questions), record, head["contract"] if shows_contract else None, form
+            )
+            for record, head in zip(records, heads, strict=True)
+        ]
         table = pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
         sink = BytesIO()
         if form == CSV:
             pyarrow.csv.write_csv(without_lists(table), sink)
         else:
             assert form == ARROW
-            answers = [json.loads(self.answer(r, query, questions)) for r in records]
-            metadata = [{k: v for k, v in a.items() if k != "data"} for a in answers]
+            metadata = [{k: v for k, v in a.items() if k != "data"} for a in heads]
             table = table.replace_schema_metadata({**(table.schema.metadata or {}), ARROW_METADATA: to_json(metadata)})
             with pa.ipc.new_stream(sink, table.schema) as writer:
                 writer.write_table(table)
         return sink.getvalue()
 
 
-def _with_quality(table: pa.Table, record: AnswerRecord, form: str) -> pa.Table:
+def _with_quality(table: pa.Table, record: AnswerRecord, contract: Mapping[str, Any] | None, form: str) -> pa.Table:
     """Prepends the answer's window, phase, revision and completeness, so that no row looks complete if it is not."""
     metadata = {
         "window_start": _time(record.window_start_ms, form),
@@ -119,6 +130,9 @@ def _with_quality(table: pa.Table, record: AnswerRecord, form: str) -> pa.Table:
         "revision": pa.scalar(record.revision, pa.int64()),
         "completeness": pa.scalar(record.quality["completeness"]["ratio"], pa.float64()),
     }
+    if contract is not None:
+        codes = [violation["code"] for violation in contract["violations"]]
+        metadata["contract"] = pa.scalar("; ".join(codes) or "met", pa.string())
     taken = set(table.column_names)
     for at, (name, value) in enumerate(metadata.items()):
         while name in taken:  # a group column or a measure has that name

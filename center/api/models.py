@@ -41,7 +41,7 @@ EXAMPLE_ANSWER: dict[str, Any] = {
     "window": {"start": "2013-01-01T00:00:00Z", "end": "2013-01-02T00:00:00Z"},
     "phase": "early",
     "revision": 1,
-    "data": [{"group": {"carrier": "UA"}, "flights": {"estimate": 165, "lower": 165, "upper": 165}}],
+    "data": [{"group": {"carrier": "UA"}, "flights": {"estimate": 165, "lower": 165, "upper": None}}],
     "confidence": 1.0,
     "quality": {
         "completeness": {"ratio": 0.667, "expected": 3, "reported": 2, "missing": ["lga"]},
@@ -55,7 +55,16 @@ EXAMPLE_ANSWER: dict[str, Any] = {
             "missing": {"flights": None},
         },
     },
-    "contract": {"requested": {"staleness_ms": 2000}, "met": True, "violations": []},
+    "contract": {
+        "requested": {"staleness_ms": 2000},
+        "met": False,
+        "violations": [
+            {
+                "code": "missing-edges",
+                "message": "2 of 3 expected edges have closed the window with all their records",
+            }
+        ],
+    },
 }
 
 
@@ -308,7 +317,10 @@ class Answer(BaseModel):
     phase: Literal["early", "complete", "final"]
     revision: int = Field(ge=1)
     data: list[AnswerRow] = Field(description="A row per group.")
-    confidence: float = Field(description="Probability that a value lies in [lower, upper]; 1: the bounds always hold.")
+    confidence: float | None = Field(
+        description="Probability that a value lies in [lower, upper]; 1: the bounds always hold."
+        " Null: no bound is known."
+    )
     quality: dict[str, Any] = Field(
         description="Completeness (with the `delivery` of edges that count at most once, and stated `losses` of input),"
         " records, staleness, and the error by cause. A session window also has `session`:"

@@ -22,6 +22,9 @@ DRIFT, DRIFT_SUBSTREAMS = 8.0, 4
 """Standard errors by which the two delay memories must disagree, and for how many consecutive sub-streams, for the long
 memory to be restarted."""
 
+INITIAL_SUBSTREAMS = 5
+"""Sub-streams of history from which predictions are tested. Until there are two windows, they are `initial`."""
+
 SETTLED_SHARE = 0.9995
 """Share of a slot's events that must have arrived for its count to be the truth that predictions are compared with."""
 
@@ -57,24 +60,27 @@ def _predict(selected: Sequence[int], triggers: Sequence[EarlyTrigger], model: S
     def summed(by_source: FloatArray) -> list[float]:
         return [float(x) for x in by_source.reshape(len(triggers), -1).sum(axis=1)]
 
-    # Errors of the first windows, which had less history than any later one, and of pauses, in which nothing was
-    # expected and nothing arrived, do not show how good later predictions are.
-    representative = _have_history(triggers, triangle) & predicted.arrived.reshape(len(triggers), -1).any(axis=1)
+    # Errors of pauses, in which nothing was expected and nothing arrived, do not show how good later predictions are;
+    # those of the first windows, which had less history than any later one, do until later ones are known.
+    has_arrivals, grid = predicted.arrived.reshape(len(triggers), -1).any(axis=1), triangle.grid
+    tested = _have_history(triggers, triangle, INITIAL_SUBSTREAMS * grid.substream_slots) & has_arrivals
+    initial = ~_have_history(triggers, triangle, 2 * window_slots)
     expected, total, alarm = summed(predicted.expected), summed(triangle.total(offset)), predicted.alarm.tolist()
     deviation = np.sqrt((predicted.deviation**2).reshape(len(triggers), -1).sum(axis=1)).tolist()
     for i in selected:
-        if representative[i]:
-            boundary, calibration = triggers[i].slot - offset, triggers[i].calibration
-            calibration.add_prediction(boundary, offset, expected[i], deviation[i], alarm[i], total[i])
+        if tested[i]:
+            boundary, calibration, is_initial = triggers[i].slot - offset, triggers[i].calibration, bool(initial[i])
+            calibration.add_prediction(
+                boundary, offset, expected[i], deviation[i], alarm[i], total[i], initial=is_initial
+            )  # fmt: skip
 
 
-def _have_history(triggers: Sequence[EarlyTrigger], triangle: ArrivalTriangle) -> BoolArray:
-    """Whether all sources have been observed for two windows, not counting the time before their first event."""
-    windows = 2 * triggers[0].window_slots
-    border = min(windows, triangle.grid.lags - 1)
+def _have_history(triggers: Sequence[EarlyTrigger], triangle: ArrivalTriangle, slots: int) -> BoolArray:
+    """Whether all sources have been observed for so many slots, not counting the time before their first event."""
+    border = min(slots, triangle.grid.lags - 1)
     older = triangle.seen[:, border:].sum(axis=1) + triangle.expired
     younger = triangle.seen[:, :border].sum(axis=1)
-    by_source = (triangle.age >= windows) & ((older > 0) | (younger == 0))
+    by_source = (triangle.age >= slots) & ((older > 0) | (younger == 0))
     return np.asarray(by_source.reshape(len(triggers), -1).all(axis=1))
 
 

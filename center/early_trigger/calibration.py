@@ -41,6 +41,7 @@ class _Prediction:
     deviation: float
     total_then: float
     alarmed: bool
+    initial: bool
 
 
 class Calibration:
@@ -56,18 +57,30 @@ class Calibration:
         self._open: deque[_Prediction] = deque()
         self._record = {(o, alarmed): deque[float](maxlen=record) for o in offsets for alarmed in (False, True)}
         self._alarms = {offset: deque[float](maxlen=record) for offset in offsets}
+        self._initial = {offset: deque[float](maxlen=record) for offset in offsets}
 
     def add_prediction(
-        self, boundary: int, offset: int, expected: float, deviation: float, alarm: float, total: float
+        self,
+        boundary: int,
+        offset: int,
+        expected: float,
+        deviation: float,
+        alarm: float,
+        total: float,
+        *,
+        initial: bool = False,
     ) -> None:
         """Adds a prediction.
 
         Args:
             total: events born before the boundary that had arrived when the prediction was made.
+            initial: it was made from less history than later ones will be. Its error counts only until there is a
+                record of others.
         """
         alarmed = self._is_alarm(offset, alarm)
-        self._alarms[offset].append(alarm)
-        self._open.append(_Prediction(boundary, offset, expected, deviation, total, alarmed))
+        if not initial:
+            self._alarms[offset].append(alarm)
+        self._open.append(_Prediction(boundary, offset, expected, deviation, total, alarmed, initial))
 
     def due(self, slot: int, horizon: int) -> list[int]:
         """Returns the boundaries with open predictions that are at least `horizon` slots old."""
@@ -79,18 +92,23 @@ class Calibration:
         for p in self._open:
             if p.boundary == boundary:
                 error = abs(total - p.total_then - p.expected)
-                self._record[p.offset, p.alarmed].append(error / max(p.deviation, 1e-9))
+                record = self._initial[p.offset] if p.initial else self._record[p.offset, p.alarmed]
+                record.append(error / max(p.deviation, 1e-9))
             else:
                 still_open.append(p)
         self._open = still_open
 
     def factor(self, offset: int, alarm: float, confidence: float) -> float:
-        """Returns the half-width, in standard errors, that contains the stragglers with this confidence."""
+        """Returns the half-width, in standard errors, that contains the stragglers with this confidence.
+
+        Without a record it is at least `DEFAULT_FACTOR` and as large as any error of an initial prediction: where
+        records arrive in batches, the model's standard errors are ten times too small from the first window on.
+        """
         known = max(o for o in self.offsets if o <= offset)
         past = self._record[known, self._is_alarm(known, alarm)]
         count = len(past)
         if count < MIN_RECORD:
-            return max(DEFAULT_FACTOR, *past) if past else DEFAULT_FACTOR
+            return max([DEFAULT_FACTOR, *past, *self._initial[known]])
         rank = math.ceil((count + 1) * confidence)
         ordered = np.sort(np.array(past))
         if rank <= count:
@@ -98,6 +116,11 @@ class Calibration:
         # The quantile is above the largest recorded error; a normal tail extrapolates by how much.
         beyond = normal_quantile(confidence) / normal_quantile(count / (count + 1))
         return float(ordered[-1]) * max(MIN_EXTRAPOLATION, beyond)
+
+    def is_tested(self, offset: int, alarm: float) -> bool:
+        """Returns whether enough past predictions are known for `factor` to follow from them."""
+        known = max(o for o in self.offsets if o <= offset)
+        return len(self._record[known, self._is_alarm(known, alarm)]) >= MIN_RECORD
 
     def to_state(self) -> Arrays:
         """Ragged queues as one array and their lengths, in the order of `offsets`."""
@@ -121,8 +144,9 @@ class Calibration:
                 at += length
             if at != len(arrays["queues"]) or [len(q) for q in queues] != arrays["lengths"].tolist():
                 raise ValueError("lengths")
-            for boundary, offset, expected, deviation, total, alarmed in arrays["open"].tolist():
-                prediction = _Prediction(int(boundary), int(offset), expected, deviation, total, bool(alarmed))
+            for boundary, offset, expected, deviation, total, *kinds in arrays["open"].tolist():
+                alarmed, initial = map(bool, kinds)
+                prediction = _Prediction(int(boundary), int(offset), expected, deviation, total, alarmed, initial)
                 if prediction.offset not in result.offsets:
                     raise ValueError("offset")
                 result._open.append(prediction)
@@ -132,7 +156,9 @@ class Calibration:
 
     def _queues(self) -> list[deque[float]]:
         return [
-            queue for o in self.offsets for queue in (self._record[o, False], self._record[o, True], self._alarms[o])
+            queue
+            for o in self.offsets
+            for queue in (self._record[o, False], self._record[o, True], self._alarms[o], self._initial[o])
         ]
 
     def _is_alarm(self, offset: int, alarm: float) -> bool:

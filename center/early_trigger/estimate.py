@@ -18,7 +18,7 @@ import numpy as np
 from center.early_trigger.late_values import LateRatio
 from center.early_trigger.sample_size import neyman_sizes
 from edgewater.accuracy import MeasureKind
-from edgewater.synopses import FloatArray, normal_quantile
+from edgewater.synopses import BoolArray, FloatArray, normal_quantile
 
 _SKEW_ROUNDS = 4
 
@@ -105,6 +105,15 @@ class WindowModel:
     def unit(self) -> FloatArray:
         """The divisor from the error of the total to the error of the measure: N for a mean, 1 for a sum."""
         return np.maximum(self.size, 1.0) if self.measure == "mean" else np.ones(self.size.shape)
+
+    def is_within(self, error: float, sampling: FloatArray) -> BoolArray:
+        """Returns per trigger whether the interval is within the relative error. No error is relative to zero.
+
+        Args:
+            sampling: half-width due to sampling.
+        """
+        estimate = np.abs(self.estimate)
+        return np.asarray((estimate > 0) & (np.hypot(sampling, self.straggler_width) <= error * estimate))
 
     def sampling_width(self, count: FloatArray, quantile: float | FloatArray) -> FloatArray:
         """Returns the half-width due to sampling `count` values; events that have not arrived count as not sampled."""

@@ -46,9 +46,11 @@ class ArrivalTriangle(ArrayState):
         age: slots since each source's first report, int64 [source]; nothing arrived before.
         silent_slots: slots since each source's last report, int64 [source].
         expired: events of slots older than the largest lag, since the beginning, float64 [source].
+        pause: slots since each source's last arrival, float64 [source].
+        pauses: decayed sum of `pause` over slots, in the long memory, float64 [source].
     """
 
-    STATE = ("seen", "sums", "age", "silent_slots", "expired")
+    STATE = ("seen", "sums", "age", "silent_slots", "expired", "pause", "pauses")
 
     def __init__(self, sources: int, grid: SlotGrid) -> None:
         if sources < 1:
@@ -63,6 +65,8 @@ class ArrivalTriangle(ArrayState):
         self.age: IntArray = np.zeros(sources, np.int64)
         self.silent_slots: IntArray = np.zeros(sources, np.int64)
         self.expired: FloatArray = np.zeros(sources)
+        self.pause: FloatArray = np.zeros(sources)
+        self.pauses: FloatArray = np.zeros(sources)
         self._members: list[ArrivalTriangle] = []
         self._joined: ArrivalTriangle | None = None
 
@@ -116,6 +120,10 @@ class ArrivalTriangle(ArrayState):
         self.sums[1] += seen.astype(np.float32)
         seen[:, -1] -= arrived[:, -1]
         self.age += 1
+        self.pause += 1
+        self.pause[arrived.any(axis=1)] = 0
+        self.pauses *= self._decay[LONG, 0, 0]
+        self.pauses += self.pause
         self._invalidate()
 
     def catch_up(self, sources: IntArray, arrived: Iterable[FloatArray]) -> None:
@@ -152,6 +160,18 @@ class ArrivalTriangle(ArrayState):
         """Returns the decayed number of events per source in the long memory."""
         return np.asarray(self.sums[0, LONG].sum(axis=1), np.float64)
 
+    def beyond_longest(self) -> FloatArray:
+        """Returns the share of events per source, in either memory the larger, whose lag is the last or longer.
+
+        The last lag stands for all longer ones, so nothing is known of when such events arrive.
+        """
+        return np.asarray(self.hazards()[:, :, -1].max(axis=0))
+
+    def mean_pause(self) -> FloatArray:
+        """Returns the mean number of slots since the last arrival, per source, in the long memory."""
+        decay = float(self._decay[LONG, 0, 0])
+        return np.asarray(self.pauses * (1 - decay) / np.maximum(1 - decay**self.age, 1e-9))
+
     def distributions(self) -> FloatArray:
         """Returns F by [memory, source, lag], the probability of arrival by the end of that lag. Read-only."""
         return self._estimates()[0]
@@ -177,13 +197,15 @@ class ArrivalTriangle(ArrayState):
     def _select(self, selected: BoolArray) -> ArrivalTriangle:
         subset = ArrivalTriangle.__new__(ArrivalTriangle)
         subset.grid, subset._decay = self.grid, self._decay
-        subset.seen, subset.age, subset.expired = self.seen[selected], self.age[selected], self.expired[selected]
+        for name in ("seen", "age", "expired", "pause", "pauses"):
+            setattr(subset, name, getattr(self, name)[selected])
         subset.sums, subset._cached = self.sums[:, :, selected], None
         subset._members, subset._joined = [], None
         return subset
 
     def _write_back(self, subset: ArrivalTriangle, selected: BoolArray) -> None:
-        self.seen[selected], self.age[selected], self.expired[selected] = subset.seen, subset.age, subset.expired
+        for name in ("seen", "age", "expired", "pause", "pauses"):
+            getattr(self, name)[selected] = getattr(subset, name)
         self.sums[:, :, selected] = subset.sums
         self._invalidate()
 

@@ -22,7 +22,7 @@ from center.early_trigger.batch import window_models
 from center.early_trigger.calibration import DEFAULT_FACTOR, OFFSETS, Calibration
 from center.early_trigger.estimate import WindowModel, WindowSample
 from center.early_trigger.late_values import LateValues
-from center.early_trigger.stragglers import StragglerModel, Stragglers
+from center.early_trigger.stragglers import SILENT_SUBSTREAMS, StragglerModel, Stragglers
 from center.early_trigger.triangle import LONG, ArrivalTriangle
 from center.early_trigger.value_history import ValueHistory
 from edgewater.accuracy import AccuracyTarget, MeasureKind, check_measure
@@ -163,12 +163,18 @@ class EarlyTrigger:
         return np.asarray(np.clip(rates, 0.0, 1.0))
 
     def decide(
-        self, end_slot: int, sample: WindowSample, modelled: tuple[Stragglers, WindowModel] | None = None
+        self,
+        end_slot: int,
+        sample: WindowSample,
+        modelled: tuple[Stragglers, WindowModel] | None = None,
+        *,
+        earned: bool = True,
     ) -> Decision:
         """Decides about the window that ended at `end_slot`.
 
         Args:
             modelled: its `window_model`, if it is known already.
+            earned: enough is known for an interval. If not, the window does not meet the target.
         """
         offset = self.slot - end_slot
         if offset < 0:
@@ -176,15 +182,15 @@ class EarlyTrigger:
         stragglers, model = modelled or self.window_model(offset, sample)
         allowed = self.target.error * np.abs(model.estimate)
         sampling = model.sampling_width(sample.count, self.quantile)
-        if stragglers.known and (np.hypot(sampling, model.straggler_width) <= allowed).all():
+        if earned and stragglers.known and model.is_within(self.target.error, sampling).all():
             return _answer(model, sampling)
         if stragglers.known and self._is_too_small(sample, model, allowed):
             return _answer(model, sampling, SAMPLE_TOO_SMALL)
         if self.max_wait_slots is not None and offset >= self.max_wait_slots:
             return _answer(model, sampling, OUT_OF_TIME)
-        if stragglers.known and self._expects_nothing(offset, stragglers):
+        if self._expects_nothing(offset, stragglers):
             return _answer(model, sampling, NOTHING_EXPECTED)
-        if stragglers.known and self._is_silence_too_wide(stragglers, model):
+        if self._is_silence_too_wide(stragglers, model):
             return _answer(model, sampling, SILENCE_TOO_WIDE)
         until = self.slot + max(1, int(offset * self.policy.backoff))
         if self.max_wait_slots is not None:
@@ -263,9 +269,11 @@ class EarlyTrigger:
         return bool(((rate < 1) & (arrived > 0) & (width > allowed)).any())
 
     def _expects_nothing(self, offset: int, stragglers: Stragglers) -> bool:
-        """Whether the probability of one more event is within the allowed failures."""
+        """Whether the probability of one more event is within the allowed failures, or no longer lags are resolved."""
         if offset + 1 >= self.grid.lags:
             return True
+        if not stragglers.known:
+            return False
         expected = float(stragglers.expected[self.triangle.silent_slots == 0].sum())
         return expected < 0.45 * (1 - self.target.confidence)
 
@@ -274,6 +282,8 @@ class EarlyTrigger:
         silent = self.triangle.silent_slots > 0
         if not silent.any():
             return False
+        if (self.model.weight[silent] < SILENT_SUBSTREAMS).any():
+            return True
         width = max(DEFAULT_FACTOR, self.quantile) * float(np.sqrt((stragglers.deviation[silent] ** 2).sum()))
         return width > 0.95 * self.target.error * float(model.size.sum())
 

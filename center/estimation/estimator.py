@@ -46,6 +46,7 @@ MAX_ERROR_RATIO = 10.0
 REVISION_OFFSETS = tuple(5 << n for n in range(12))
 """Slots after a window's end at which an early answer of a query with groups is evaluated again."""
 
+MORE_HAVE_COME = "more records have come than the estimate expects"
 RETIRED_EDGES = "the window contains records from retired edges; the estimate excludes them"
 
 Change = list[Any]
@@ -93,7 +94,7 @@ class EarlyAnswerEstimator:
 
     Args:
         max_wait_slots: slots after a window's end at which it is answered at the latest; None: no limit.
-        speed: event ms per wall ms.
+        speed: event ms per wall ms; it may be set when the stream's clock becomes known.
     """
 
     # Attributes that are JSON themselves, for snapshots.
@@ -103,7 +104,7 @@ class EarlyAnswerEstimator:
         self, accuracy: Accuracy, schedule: ReportSchedule, max_wait_slots: int | None, speed: float = 1.0
     ) -> None:
         self.accuracy, self.schedule, self._max_wait_slots = accuracy, schedule, max_wait_slots
-        self.silence_timeout_ms = schedule.grid.substream_ms + round(SILENCE_TIMEOUT_MS * speed)
+        self.speed = speed
         self._edges: dict[str, _Edge] = {}
         self._slot: int | None = None  # None: no time is known yet
         self._previous_slot = 0
@@ -200,6 +201,11 @@ class EarlyAnswerEstimator:
             self.apply(["remove", idle])
 
     # State
+
+    @property
+    def silence_timeout_ms(self) -> int:
+        """Event time after which an edge that has not reported is silent."""
+        return self.schedule.grid.substream_ms + round(SILENCE_TIMEOUT_MS * self.speed)
 
     @property
     def edges(self) -> list[str]:
@@ -310,7 +316,8 @@ class EarlyAnswerEstimator:
             reasons = self.sampling_reasons(start_ms)
             if not reasons:
                 return None, {}
-            return self._prediction(start_ms, self._groups.evaluate(start_ms, self.edges, complete=True), {}), reasons
+            evaluations = self._groups.evaluate(start_ms, self.edges, complete=True)
+            return self._prediction(start_ms, evaluations, {}, complete=True), reasons
 
     def rates(self) -> dict[str, float]:
         """Returns per edge the sampling rate that the next window needs; empty while there are no estimates."""
@@ -331,16 +338,25 @@ class EarlyAnswerEstimator:
 
     def _prediction(
         self, start_ms: int, evaluations: Sequence[BatchEvaluation], reasons: Mapping[str, str],
-        unread: Sequence[str] = (), widening: float = 1.0,
+        unread: Sequence[str] = (), widening: float = 1.0, *, complete: bool = False,
     ) -> Prediction:  # fmt: skip
         groups = [prediction for evaluation in evaluations for prediction in evaluation.predictions(reasons)]
         silent = tuple(name for name, edge in self._edges.items() if edge.silent_slots)
-        never_reported = [name for name, edge in self._edges.items() if edge.applied is None]
+        never_reported = [n for n, edge in self._edges.items() if edge.applied is None] if not complete else []
         waited = max(self.slot - self.schedule.slot_at(start_ms) - self.schedule.window_slots, 0)
         is_grouped = self.accuracy.scope is not None
         result = combine_groups(groups, is_grouped, never_reported, silent, waited, unread, widening)
+        if not complete and result.bounded and self._is_refuted(start_ms, groups):
+            result = result.without_bounds(MORE_HAVE_COME)
         has_others, _ = self._groups.from_other_edges(start_ms, self.edges)
-        return replace(result, met=False, reason=RETIRED_EDGES) if result.met and has_others else result
+        return result.without_bounds(result.reason or RETIRED_EDGES) if has_others else result
+
+    def _is_refuted(self, start_ms: int, groups: Iterable[GroupPrediction]) -> bool:
+        """Whether more records have come than expected, by more than the error; not all reports may be applied yet."""
+        with self._groups.including(self._unapplied_reports(), self.slot, len(self._edges)):
+            arrived = self._groups.arrived(start_ms, self.edges)
+        most = 1 + self.accuracy.error
+        return any(g.eligible and arrived[g.key] > most * g.expected for g in groups)
 
     def _coverage(self, held: Sequence[bool]) -> float | None:
         """The window's contribution to the measured coverage."""

@@ -87,8 +87,11 @@ class GroupEstimator:
         """Returns the slots since the end of the window that starts at `start_ms`."""
         return max(self.slot - self._end_slot(start_ms), 0)
 
-    def decide(self, start_ms: int, sample: WindowSample, modelled: tuple[Stragglers, WindowModel]) -> Decision:
-        return self.trigger.decide(self._end_slot(start_ms) - self.first_slot, sample, modelled)
+    def decide(
+        self, start_ms: int, sample: WindowSample, modelled: tuple[Stragglers, WindowModel], *, earned: bool
+    ) -> Decision:
+        """Decides about a window; see `EarlyTrigger.decide`."""
+        return self.trigger.decide(self._end_slot(start_ms) - self.first_slot, sample, modelled, earned=earned)
 
     def _end_slot(self, start_ms: int) -> int:
         return self._schedule.slot_at(start_ms) + self._schedule.window_slots

@@ -37,6 +37,10 @@ ZERO_MEAN_MIN_ARRIVED = 0.5
 records of a skewed distribution a single large one decides, and waiting brings more."""
 
 TOO_FEW = "too few records for an error bound"
+BEYOND_LAGS = "records come later than the longest lag that is resolved, so stragglers cannot be bounded"
+UNKNOWN_SILENCE = "a silent edge has not been observed for long enough to bound its records"
+ZERO_ESTIMATE = "the estimate is zero, and no error is relative to zero"
+"""Why a group has no interval."""
 
 
 class GroupBatch:
@@ -117,25 +121,41 @@ class GroupBatch:
         if widening > 1 and not complete:
             factor = np.where((sample.count >= sample.arrived).all(axis=0), widening, 1.0)
             sampling, model = sampling * factor, replace(model, straggler_width=model.straggler_width * factor)
-        eligible = np.ones(len(self.groups), bool)
-        if complete:
-            stragglers = replace(stragglers, known=eligible)
-            eligible = sample.count.sum(axis=0) > 1
-        elif self.accuracy.scope is not None:
-            observed = np.array([g.has_observed(start_ms) for g in self.groups])
-            eligible = observed & self._eligible(stragglers, model)
         silent = self.triggers.triangle.silent_slots.reshape(len(self.groups), -1).T > 0
-        return BatchEvaluation(self, start_ms, sample, stragglers, model, sampling, eligible, np.asarray(silent))
+        if complete:
+            stragglers = replace(stragglers, known=np.ones(len(self.groups), bool))
+            without_interval = np.where(sample.count.sum(axis=0) > 1, "", TOO_FEW).tolist()
+        else:
+            without_interval = self._without_interval(start_ms, stragglers, model, silent)
+        return BatchEvaluation(
+            self, start_ms, sample, stragglers, model, sampling, without_interval, np.asarray(silent)
+        )  # fmt: skip
 
-    def _eligible(self, stragglers: StragglersByTrigger, model: WindowModel) -> BoolArray:
-        """The groups with enough records for an interval (see the module `group`)."""
+    def _without_interval(
+        self, start_ms: int, stragglers: StragglersByTrigger, model: WindowModel, silent: BoolArray
+    ) -> list[str]:
+        """Per group, why too little is known for an interval (see the module `group`); empty if enough is."""
+        observed = np.array([g.has_observed(start_ms) for g in self.groups])
         error, size, events = self.accuracy.error, model.size, model.events
-        remembered = self.triggers.triangle.remembered_events().reshape(len(self.groups), -1).T
+        triangle = self.triggers.triangle
+        remembered, beyond = (
+            x.reshape(len(self.groups), -1).T for x in (triangle.remembered_events(), triangle.beyond_longest())
+        )
         ratio = np.where(remembered > 0, events / np.maximum(remembered, 1e-9), 0.0).sum(axis=0)
         unseen = -math.log(1 - self.accuracy.confidence) * ratio
-        is_large = size >= max(MIN_EVENTS, 1 / error)
+        enough = unseen <= error * size
+        if self.accuracy.scope is None:
+            offset, alarms = self.groups[0].offset(start_ms), zip(self.groups, stragglers.alarm.tolist(), strict=True)
+            enough |= np.array([g.trigger.calibration.is_tested(offset, alarm) for g, alarm in alarms])
+            enough &= size >= 1 / error
+        else:
+            enough &= size >= max(MIN_EVENTS, 1 / error)
         has_history = ~((remembered <= 0) & (events > 0.5)).any(axis=0)
-        return np.asarray(stragglers.known & is_large & has_history & (unseen <= error * size))
+        resolved = (beyond * events).sum(axis=0) <= error * size
+        eligible = observed & stragglers.known & has_history & resolved & enough & (np.abs(model.estimate) > 0)
+        causes = [eligible, ~stragglers.known & silent.any(axis=0), ~resolved, has_history & (model.estimate == 0)]
+        reasons: list[str] = np.select(causes, ["", UNKNOWN_SILENCE, BEYOND_LAGS, ZERO_ESTIMATE], TOO_FEW).tolist()
+        return reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +164,7 @@ class BatchEvaluation:
 
     Attributes:
         sampling: half-width due to sampling.
-        eligible: the groups with enough records for an interval.
+        without_interval: why a group has no interval; empty: it has one.
         silent: sources that do not report.
     """
 
@@ -154,17 +174,21 @@ class BatchEvaluation:
     stragglers: StragglersByTrigger
     model: WindowModel
     sampling: FloatArray
-    eligible: BoolArray
+    without_interval: list[str]
     silent: BoolArray
+
+    @property
+    def eligible(self) -> BoolArray:
+        """The groups with an interval."""
+        return np.array([not reason for reason in self.without_interval], bool)
 
     @property
     def met(self) -> BoolArray:
         """Whether the interval is within the error."""
-        width = np.hypot(self.sampling, self.model.straggler_width)
-        return np.asarray(self.stragglers.known & (width <= self.batch.accuracy.error * np.abs(self.model.estimate)))
+        return np.asarray(self.stragglers.known & self.model.is_within(self.batch.accuracy.error, self.sampling))
 
     def decide(self) -> tuple[dict[str, str], int | None]:
-        """Decides whether the groups with an interval can be answered.
+        """Decides whether the groups with an interval can be answered, and a query without groups in any case.
 
         Returns:
             By key, why the group is answered although the accuracy is not met, empty if it is; and the slot until which
@@ -172,21 +196,25 @@ class BatchEvaluation:
             the same slot, so the groups after it are not evaluated.
         """
         reasons: dict[str, str] = {}
-        for i, met in zip(np.flatnonzero(self.eligible).tolist(), self.met[self.eligible].tolist(), strict=True):
+        decided = self.eligible if self.batch.accuracy.scope is not None else np.ones_like(self.eligible)
+        met = self.eligible & self.met
+        for i in np.flatnonzero(decided).tolist():
             group = self.batch.groups[i]
-            if met:
+            if met[i]:
                 reasons[group.key] = ""
                 continue
-            sample = self.sample.of(i)
-            decision = group.decide(self.start_ms, sample, (self.stragglers.of(i), self.model.of(i)))
+            sample, earned = self.sample.of(i), bool(self.eligible[i])
+            decision = group.decide(self.start_ms, sample, (self.stragglers.of(i), self.model.of(i)), earned=earned)
             if isinstance(decision, AnswerNow) and decision.met:
                 # The model's interval is within the error, the widened one is not: it may be after the next report.
                 return reasons, group.slot + 1
             if not isinstance(decision, Wait):
                 reasons[group.key] = decision.reason
             # No wait makes an interval small relative to zero.
-            elif self._has_mostly_arrived(i) and (
-                zero_mean := group.counts.zero_mean_reason(sample, self.batch.accuracy.measure)
+            elif (
+                earned
+                and self._has_mostly_arrived(i)
+                and (zero_mean := group.counts.zero_mean_reason(sample, self.batch.accuracy.measure))
             ):
                 reasons[group.key] = zero_mean
             else:
@@ -202,15 +230,17 @@ class BatchEvaluation:
         Args:
             reasons: by key, why the group is answered although the accuracy may not be met.
         """
-        numbers, met, nan, result = self._numbers(), self.met.tolist(), math.nan, []
+        numbers, met, nan = self._numbers(), self.met.tolist(), math.nan
+        result: list[GroupPrediction] = []
         for i, (arrived, size) in enumerate(zip(self.sample.arrived.sum(axis=0), self.model.size, strict=True)):
             if self.batch.accuracy.scope is not None and arrived <= 0 and size <= 0.5:
                 continue
-            key, eligible, values = self.batch.groups[i].key, bool(self.eligible[i]), numbers[i]
+            key, reason, values = self.batch.groups[i].key, self.without_interval[i], numbers[i]
+            eligible = not reason
             if eligible:
                 reason = "" if met[i] else reasons.get(key) or TOO_WIDE
             else:
-                reason, values = TOO_FEW, [self._scaled_up(i), *(nan,) * 5, *values[6:]]
+                values = [self._scaled_up(i), *(nan,) * 5, *values[6:]]
             estimate, lower, upper, sampling, straggler, missing, come, expected, sampled = values
             result.append(
                 GroupPrediction(key, eligible, eligible and met[i], estimate, lower, upper, sampling, straggler,

@@ -243,6 +243,13 @@ class Groups:
         """Returns `arrival_counts.true_values` by key."""
         return dict(zip(self._groups, true_values([g.counts for g in self], start_ms, edges), strict=True))
 
+    def arrived(self, start_ms: int, edges: Sequence[str]) -> dict[str, float]:
+        """Returns the number of the window's arrived records by key."""
+        if not self._groups:
+            return {}
+        sample = window_sample([g.counts for g in self], start_ms, edges)
+        return dict(zip(self._groups, sample.arrived.sum(axis=0).tolist(), strict=True))
+
     def sampled_edges(self, start_ms: int, edges: Sequence[str]) -> list[str]:
         """Returns the edges that counted some of the window's records without processing them."""
         if not self._groups:

@@ -67,7 +67,8 @@ class Prediction:
         waited_slots: slots since the window's end.
         groups: groups with arrived or expected records; None for a query without groups.
         widening: factor by which the model's interval was widened (`conformal.py`).
-        bounded: False if an edge has unread input or has never reported: then no interval bounds the true value.
+        bounded: False if an edge has unread input or has never reported, or if too little is known for an interval:
+            then no interval bounds the true value.
     """
 
     estimate: float
@@ -102,8 +103,8 @@ class Prediction:
             return self.groups
         return (
             GroupPrediction(
-                "", True, self.met, self.estimate, self.lower, self.upper, self.sampling, self.straggler, self.missing,
-                self.arrived, self.expected, self.sampled, self.reason,
+                "", self.bounded, self.met, self.estimate, self.lower, self.upper, self.sampling, self.straggler,
+                self.missing, self.arrived, self.expected, self.sampled, self.reason,
             ),
         )  # fmt: skip
 
@@ -162,23 +163,22 @@ def combine_groups(
     """
     eligible = [g for g in groups if g.eligible]
     nothing = GroupPrediction("", False, False, math.nan, *(math.inf,) * 5, 0.0, 0.0, 0.0, NO_INTERVAL)
-    widest = max(eligible, key=_relative_width, default=nothing)
+    widest = max(eligible, key=_relative_width, default=nothing if is_grouped or not groups else groups[0])
     unmet = [g for g in eligible if not g.met]
-    met = bool(eligible) and not unmet and not never_reported and not unread
     reason = ""
     if never_reported:
         reason = f"no report has arrived from {', '.join(never_reported)}"
     elif unread:
         reason = f"{', '.join(unread)} cannot keep up and may have unread input"
     elif not eligible:
-        reason = NO_INTERVAL
+        reason = NO_INTERVAL if is_grouped else widest.reason
     elif unmet:
         reason = _unmet_reason(unmet, len(eligible)) if is_grouped else unmet[0].reason
     arrived, expected, sampled = (sum(getattr(g, n) for g in groups) for n in ("arrived", "expected", "sampled"))
     return Prediction(
-        widest.estimate, widest.lower, widest.upper, widest.sampling, widest.straggler, widest.missing, met, reason,
-        arrived, expected, sampled, silent, waited_slots, tuple(groups) if is_grouped else None, widening,
-        not never_reported and not unread,
+        widest.estimate, widest.lower, widest.upper, widest.sampling, widest.straggler, widest.missing, not reason,
+        reason, arrived, expected, sampled, silent, waited_slots, tuple(groups) if is_grouped else None, widening,
+        not never_reported and not unread and bool(eligible),
     )  # fmt: skip
 
 

@@ -12,10 +12,11 @@ time a snapshot replaces all entries. So a transaction writes only its own chang
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from center.catalog import EdgeRecord
 from center.estimation import EarlyAnswerEstimator, Prediction
 from center.ledger.events import Emission, FrameSummary
 from center.ledger.quality import Phase, Quality, with_accuracy
@@ -71,6 +72,10 @@ class EarlyAnswerLedger(TimeWindowLedger):
     def needed_rates(self) -> dict[EdgeId, float]:
         """Returns, per edge, the sampling rate that the accuracy needs."""
         return {EdgeId(e): needed_rate(self._spec, rate) for e, rate in self._estimator.rates().items()}
+
+    def edges_changed(self, edges: Sequence[EdgeRecord]) -> None:
+        super().edges_changed(edges)
+        self._estimator.speed = self._state.running_clock.speed
 
     # Transactions
 

@@ -122,6 +122,9 @@ _ROUNDING = 1e-9
 """Relative tolerance: n shares of E/n need not add up to E in floating point."""
 
 
+MAX_NAMED_EDGES = 3
+"""Edges that a message names."""
+
 STALENESS = "staleness-budget"
 """Violation code: the answer came later than its staleness budget."""
 
@@ -133,6 +136,9 @@ INPUT_LOST = "input-lost"
 
 LEFT = "left"
 """Violation code: an edge was retired, or stopped to serve the stream, before it had closed the window."""
+
+NOTHING_ARRIVED = "nothing-arrived"
+"""Violation code: no record of the window has arrived, and edges that may have some have not closed it."""
 
 AFTER_FINAL = "after-final"
 """Violation code: records of the window are not in the answer, as they came when the window was final."""
@@ -201,7 +207,8 @@ class AccuracyQuality:
         result: dict[str, Any] = {"measure": self.measure, "sampling": self.sampling, "waited_ms": self.waited_ms,
                                   "coverage": self.coverage, "covered": self.covered}  # fmt: skip
         if p is not None:
-            result |= {"straggler_share": _finite(p.straggler_share), "silent": list(p.silent)}
+            share = _finite(p.straggler_share) if p.bounded else None
+            result |= {"straggler_share": share, "silent": list(p.silent)}
         if self.too_many_groups:
             result["groups"] = {"limit": MAX_GROUPS, "reason": TOO_MANY_GROUPS}
         elif p is not None and p.groups is not None:
@@ -218,7 +225,8 @@ class AccuracyQuality:
         p = self.prediction
         assert p is not None
         if p.groups is None:
-            return {self.measure: {**_interval(p), "confidence": self.confidence}}
+            confidence = self.confidence if p.bounded else None
+            return {self.measure: {**_interval(p), "confidence": confidence}}
         groups = {g.key: list(_interval(g).values()) for g in p.groups}
         return {self.measure: {"groups": groups, "confidence": self.confidence}}
 
@@ -308,7 +316,8 @@ class Quality:
             predicted = self.accuracy.prediction
             if predicted is not None:
                 result["prediction"] = self.accuracy.to_prediction()
-                result["records"] |= {"expected": round(predicted.expected), "sampled": round(predicted.sampled)}
+                expected = max(round(predicted.expected), self.observed) if predicted.bounded else None
+                result["records"] |= {"expected": expected, "sampled": round(predicted.sampled)}
                 parts = {"sampling": predicted.sampling, "straggler": predicted.straggler, "missing": predicted.missing}
                 result["error"] |= {name: _finite(width) for name, width in parts.items()}
         if self.session is not None:
@@ -339,10 +348,12 @@ def assess(
     losses: tuple[tuple[EdgeId, InputLoss], ...] = (),
     at_most_once: tuple[EdgeId, ...] = (),
     left: tuple[EdgeId, ...] = (),
+    has_data: bool = True,
 ) -> Quality:
     """Computes the quality of an answer.
 
     Args:
+        has_data: some edge has reported records of the window.
         first_staleness_ms: staleness of the window's first answer. A staleness budget applies to that one only.
     """
     withheld = dict(sorted((totals.withheld or {}).items()))
@@ -359,6 +370,8 @@ def assess(
         promised = {"staleness_ms": requested["staleness_ms"]} if "staleness_ms" in requested else {}
         requested = {**spec.accuracy.to_contract(), **promised}
     violations += _lost_state(lost_state) + _left(left)
+    if not has_data:
+        violations += _nothing_arrived(expected, missing)
     return Quality(
         expected=expected,
         missing=missing,
@@ -424,9 +437,12 @@ def with_accuracy(
     """
     accuracy = spec.accuracy
     assert accuracy is not None
-    violations = [v for v in quality.violations if v.code in (STALENESS, LOST_STATE, INPUT_LOST, LEFT)]
+    stated = (STALENESS, NOTHING_ARRIVED, LOST_STATE, INPUT_LOST, LEFT)
+    violations = [v for v in quality.violations if v.code in stated]
     if prediction is not None and quality.losses:
         prediction = prediction.without_bounds("an edge may have lost input of the window")
+    elif prediction is not None and not prediction.bounded:
+        prediction = prediction.without_bounds(prediction.reason)
     if prediction is None and early:
         violations.append(Violation(ACCURACY, TOO_MANY_GROUPS if too_many_groups else TOO_FEW_ARRIVALS))
     elif prediction is not None and not prediction.met:
@@ -510,6 +526,15 @@ def _of_both_signs(totals: Totals) -> list[Violation]:
         Violation("both-signs", f"{name}: edges withhold a percentage of values of both signs, which may cancel")
         for name in both
     ]
+
+
+def _nothing_arrived(expected: int, missing: tuple[str, ...]) -> list[Violation]:
+    """An answer without data says nothing, unless all edges have closed the window: then it has no records."""
+    if expected > 0 and not missing:
+        return []
+    silent = ", ".join(missing[:MAX_NAMED_EDGES]) + (", …" if len(missing) > MAX_NAMED_EDGES else "")
+    whom = f" from {silent}" if missing else ""
+    return [Violation(NOTHING_ARRIVED, f"no record of the window has arrived{whom}; that there are none is not known")]
 
 
 def _over_budget(withheld: Mapping[str, WithheldBound], budget: ErrorBudget) -> list[Violation]:

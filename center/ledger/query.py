@@ -362,10 +362,10 @@ class QueryLedger(ABC):
         return Emission(ref, start_ms, end, revision, phase, now_ms, quality, slices.start, slices.stop)
 
     def _quality(self, start_ms: int, slices: range, staleness_ms: int, first_staleness_ms: int) -> Quality:
-        states = (self._slices.get(s) for s in slices)
+        states = [state for s in slices if (state := self._slices.get(s)) is not None]
         return assess(
             self._spec,
-            Totals.union((s.totals for s in states if s is not None), self._spec),
+            Totals.union((s.totals for s in states), self._spec),
             expected=len(self._state.expected),
             missing=tuple(e for e in self._state.expected if self._is_missing(e, start_ms)),
             lost_state=tuple(e for e in self._state.expected if self._has_lost_state(e, start_ms)),
@@ -374,6 +374,7 @@ class QueryLedger(ABC):
             first_staleness_ms=first_staleness_ms,
             losses=self._losses(start_ms),
             at_most_once=self._state.at_most_once,
+            has_data=any(s.has_data for s in states),
         )
 
     def _is_missing(self, edge: EdgeId, start_ms: int) -> bool:

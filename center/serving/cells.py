@@ -24,11 +24,18 @@ _DECIMAL = pa.decimal128(38, 0)
 _LEAST, _GREATEST = -(1 << 63), (1 << 63) - 1
 
 
+def stated_confidence(estimates: Estimates) -> float | None:
+    """The confidence of the intervals; None if no bound is known: a confidence of nothing is not stated."""
+    is_bounded = np.isfinite(estimates.lower).any() or np.isfinite(estimates.upper).any()
+    return estimates.confidence if is_bounded else None
+
+
 class CellPart(Protocol):
     """One member of a measure's cell."""
 
     @property
-    def confidence(self) -> float: ...
+    def confidence(self) -> float | None:
+        """The lowest confidence of its intervals; None: it has none with a bound."""
 
     def cells(self, rows: int) -> list[Cell]:
         """Per row, the members that the part adds to the cell."""
@@ -50,8 +57,8 @@ class IntervalPart:
     whole: bool = False
 
     @property
-    def confidence(self) -> float:
-        return self.estimates.confidence
+    def confidence(self) -> float | None:
+        return stated_confidence(self.estimates)
 
     def cells(self, rows: int) -> list[Cell]:
         each = intervals(self.estimates, self.whole)
@@ -70,8 +77,8 @@ class NumberPart:
     whole: bool = False
 
     @property
-    def confidence(self) -> float:
-        return 1.0
+    def confidence(self) -> float | None:
+        return None
 
     def cells(self, rows: int) -> list[Cell]:
         return [{self.name: value} for value in numbers(self.values, self.whole)]
@@ -94,8 +101,8 @@ class KeyedPart:
     whole: bool = False
 
     @property
-    def confidence(self) -> float:
-        return min((e.confidence for e in self.answers.values()), default=1.0)
+    def confidence(self) -> float | None:
+        return min((c for e in self.answers.values() if (c := stated_confidence(e)) is not None), default=None)
 
     def cells(self, rows: int) -> list[Cell]:
         each = {key: intervals(e, self.whole) for key, e in self.answers.items()}
@@ -117,8 +124,8 @@ class ItemsPart:
     whole: bool = True
 
     @property
-    def confidence(self) -> float:
-        return min((e.confidence for _, e in self.answers), default=1.0)
+    def confidence(self) -> float | None:
+        return min((c for _, e in self.answers if (c := stated_confidence(e)) is not None), default=None)
 
     def cells(self, rows: int) -> list[Cell]:
         each = [(plain_key(item), intervals(e, self.whole)) for item, e in self.answers]
@@ -149,8 +156,8 @@ class ListPart:
     whole: bool = False
 
     @property
-    def confidence(self) -> float:
-        return 1.0 if self.estimates is None or not len(self.estimates) else self.estimates.confidence
+    def confidence(self) -> float | None:
+        return None if self.estimates is None else stated_confidence(self.estimates)
 
     def _entries(self) -> list[Any]:
         columns = {name: [plain_key(v) for v in column.to_pylist()] for name, column in self.keys.items()}

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from center.serving.cells import NOT_FINITE, intervals, plain_key
+from center.serving.cells import NOT_FINITE, intervals, plain_key, stated_confidence
 from center.serving.function_values import FunctionPart, function_confidence
 from center.serving.measures import (
     is_incomplete,
@@ -236,7 +236,7 @@ class _StackAnswer:
             return self._ranked(arguments)
         if question.name is None and isinstance(stack, RowSampleStack) and self.measure.function.sample is not None:
             part = FunctionPart.of(self.measure, stack, self.confidence, self._widened)
-            return self._rows(part.cells(len(stack)), self.confidence, stack.kind)
+            return self._rows(part.cells(len(stack)), part.confidence, stack.kind)
         try:
             if question.name is None:
                 kind = default_question(stack, question.confidence)
@@ -249,9 +249,9 @@ class _StackAnswer:
                 "with", question.second and question.second.description, "a measure with equal parameters", str(exc)
             ) from exc
         whole = isinstance(kind, INTEGER_QUESTIONS) or (kind is None and stack.kind in _WHOLE)
-        return self._rows(intervals(estimates, whole), estimates.confidence, estimates.basis)
+        return self._rows(intervals(estimates, whole), stated_confidence(estimates), estimates.basis)
 
-    def _rows(self, cells: Sequence[Mapping[str, Any]], confidence: float, basis: str) -> dict[str, Any]:
+    def _rows(self, cells: Sequence[Mapping[str, Any]], confidence: float | None, basis: str) -> dict[str, Any]:
         stated = {"confidence": confidence, "basis": basis}
         if self.groups is None:
             return {**cells[0], **stated}
@@ -272,7 +272,7 @@ class _StackAnswer:
             {"item": plain_key(item), **cell}
             for item, cell in zip(ranked.items.to_pylist(), intervals(estimates, True), strict=True)
         ]
-        stated = {"confidence": estimates.confidence, "basis": estimates.basis}
+        stated = {"confidence": stated_confidence(estimates), "basis": estimates.basis}
         if groups is None:
             return {"top": entries, **stated}
         ends = np.searchsorted(ranked.groups, np.arange(len(groups) + 1)).tolist()

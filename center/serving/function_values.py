@@ -7,6 +7,7 @@ rows have a fixed order and resampling is seeded.
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from cachetools import LRUCache
 
 from center.early_trigger import FunctionEstimate, estimate_function
 from center.ledger import ACCURACY, ALL_RECORDS_NEEDED
-from center.serving.cells import Cell, interval_columns, intervals, nullable, plain
+from center.serving.cells import Cell, interval_columns, intervals, nullable, plain, stated_confidence
 from edgewater.accuracy import AccuracyTarget
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
@@ -51,13 +52,19 @@ class FunctionPart:
     Attributes:
         names: names of the function's numbers; a single empty name: it returns one number.
         values: one per group.
+        requested: the confidence that the intervals were computed for.
         own_estimates: per number, the intervals before they are widened.
     """
 
     names: Sequence[str]
     values: Sequence[FunctionEstimate]
-    confidence: float
+    requested: float
     own_estimates: Sequence[Estimates] = ()
+
+    @property
+    def confidence(self) -> float | None:
+        stated = [stated_confidence(self._estimates(at)) for at in range(len(self.names))] if self.values else []
+        return self.requested if any(stated) else None
 
     @classmethod
     def of(
@@ -81,7 +88,7 @@ class FunctionPart:
         value, lower, upper = (
             np.array([getattr(v, bound)[at] for v in self.values], float) for bound in ("value", "lower", "upper")
         )
-        return Estimates(value, lower, upper, self.confidence, "sample")
+        return Estimates(value, lower, upper, self.requested, "sample")
 
     def cells(self, rows: int) -> list[Cell]:
         each = [intervals(self._estimates(at), False) for at in range(len(self.names))]
@@ -132,7 +139,8 @@ def with_function_accuracy(
     """The quality and the contract of an answer to a query whose accuracy is about a function of a sample."""
     accuracy = spec.accuracy
     assert accuracy is not None
-    worst = max((v.error for v in part.values), default=0.0)
+    is_known = bool(part.values) or not quality["completeness"]["missing"]
+    worst = max((v.error for v in part.values), default=0.0 if is_known else math.inf)
     off = [v for v in part.values if v.error > accuracy.error]
     is_sampled = any(v.rate < 1 for v in part.values)
     why_not = OTHER_MEASURES if len(spec.measures) > 1 else ALL_RECORDS_NEEDED

@@ -61,8 +61,9 @@ class MeasureValues:
     own: OwnError
 
     @property
-    def confidence(self) -> float:
-        return min((part.confidence for part in self.parts), default=1.0)
+    def confidence(self) -> float | None:
+        """The lowest confidence of any of its intervals; None: it has none with a bound."""
+        return min((c for part in self.parts if (c := part.confidence) is not None), default=None)
 
     def cells(self, rows: int) -> list[Cell]:
         """The measure's cell per row: the members of all its parts."""
@@ -128,7 +129,7 @@ def render(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
         "phase": record.phase.value,
         "revision": record.revision,
         "data": data,
-        "confidence": min((values.confidence for values in rows.values), default=1.0),
+        "confidence": min((c for values in rows.values if (c := values.confidence) is not None), default=None),
         "quality": quality,
         "contract": contract,
     }
@@ -139,7 +140,8 @@ def to_table(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions 
     ``m_0.5``, ``m_0.5_lower``, … for quantiles; other members of a cell are ``m.member`` (and its bounds), lists are
     list columns. Unknown values are null.
 
-    An answer without data has no rows and group columns of type null, since no edge has reported their types.
+    An answer without any group has a row of nulls, since a table of no rows would not state that there is an answer;
+    group columns are of type null then, as no edge has reported their types.
     """
     rows = _rows(record, spec, questions)
     columns: dict[str, pa.Array] = dict(rows.groups)
@@ -149,6 +151,8 @@ def to_table(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions 
                 while name in columns:  # a group column has that name
                     name = f"answer_{name}"
                 columns[name] = column
+    if record.synopsis is None and not rows.length and "merged_into_ms" not in record.quality:
+        columns = {name: pa.nulls(1, column.type) for name, column in columns.items()}
     return pa.table(columns)
 
 
@@ -174,7 +178,10 @@ def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) ->
     if record.synopsis is None:
         groups = {name: pa.nulls(0) for name in spec.group_by}
         stacks = {m.name: m.function.make(m.parameters, None) for m in spec.measures}
-        order: IntArray = np.zeros(0, np.int64)
+        # Without groups, there is a value of no records.
+        order: IntArray = np.arange(0 if spec.group_by or "merged_into_ms" in record.quality else 1)
+        for stack in stacks.values():
+            stack.grow(len(order))
         groups_in_all = 0
         unsent = {}
     else:
@@ -226,13 +233,12 @@ def with_prediction(
         keys = (group_key(values) for values in zip(*(c.to_pylist() for c in groups.values()), strict=True))
         rows = [p["groups"].get(key, _UNSTATED) for key in keys]
     columns = np.array([[math.nan if x is None else x for x in row] for row in rows], float).reshape(-1, 3).T
-    value = columns[0]
-    if "groups" in p:
-        value = np.where(np.isnan(value), estimates.value, value)
+    value = np.where(np.isnan(columns[0]), estimates.value, columns[0])
     # What has arrived decides that the value is NaN or infinite, whatever is still to come.
     odd = estimates.odd
     value, lower, upper = (np.where(odd, estimates.value, each) for each in (value, columns[1], columns[2]))
-    return Estimates(value, lower, upper, p["confidence"], estimates.basis, present=odd | ~np.isnan(value))
+    confidence = estimates.confidence if p["confidence"] is None else p["confidence"]
+    return Estimates(value, lower, upper, confidence, estimates.basis, present=odd | ~np.isnan(value))
 
 
 def _add_expected(aggregate: GroupedAggregate, predictions: Mapping[str, Any]) -> None:

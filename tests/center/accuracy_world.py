@@ -24,7 +24,7 @@ from center.ledger import (
 from center.ledger.early_answers import EarlyAnswerLedger
 from edge.core import Acked, Configured, EdgeCore, FrameBuilt, Ingested, PullEvent, SourcesOpened, StreamSpec
 from edgewater.query import QuerySpec
-from edgewater.streams import LIVE, TIME_COLUMN, EdgeId
+from edgewater.streams import LIVE, TIME_COLUMN, EdgeId, StreamClock
 from edgewater.synopses import FloatArray, IntArray
 from edgewater.wire import Frame, QueryRef
 
@@ -147,9 +147,9 @@ class Site:
         return frames
 
 
-def record_of(name: str) -> EdgeRecord:
+def record_of(name: str, clock: StreamClock = LIVE) -> EdgeRecord:
     return EdgeRecord(
-        edge=EdgeId(name), incarnation="i", labels={}, streams=(StreamRecord("s", COLUMNS, LIVE),), first_seen_ms=0,
+        edge=EdgeId(name), incarnation="i", labels={}, streams=(StreamRecord("s", COLUMNS, clock),), first_seen_ms=0,
         last_seen_ms=0, connected=True, watermarks={}, records={}, drops={}, backlog_bytes=0, bandwidth_bytes_s=1e6,
         rtt_ms=1.0, clock_offset_ms=0.0, retired=False, incarnations=1,
     )  # fmt: skip
@@ -161,6 +161,7 @@ class World:
 
     Attributes:
         step_ms: how often edges read and the center looks.
+        clock: of the stream, with which the sites' cores were made.
         answers: every emission, in order.
     """
 
@@ -173,9 +174,10 @@ class World:
     frames: int = 0
     bytes: int = 0
     step_ms: int = STEP_MS
+    clock: StreamClock = LIVE
 
     def __post_init__(self) -> None:
-        self.ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in self.sites)))
+        self.ledger.handle(EdgesChanged(self._records()))
         self.ledger.handle(QueryRegistered(RegisteredQuery(REF, self.query, BEGIN_MS - 1, None)))
         for site in self.sites:
             site.core.handle(Configured(((REF, self.query),)))
@@ -216,18 +218,21 @@ class World:
         """Restarts the job from its stored state."""
         state = self.ledger.snapshot(REF)
         self.ledger = Ledger(margin_ms=50)
-        self.ledger.handle(EdgesChanged(tuple(record_of(s.name) for s in self.sites)))
+        self.ledger.handle(EdgesChanged(self._records()))
         self.ledger.restore(REF, state)
+
+    def _records(self) -> tuple[EdgeRecord, ...]:
+        return tuple(record_of(s.name, self.clock) for s in self.sites)
 
     def estimator(self) -> EarlyAnswerEstimator:
         ledger = self.ledger._queries[REF]
         assert isinstance(ledger, EarlyAnswerLedger)
         return ledger.estimator
 
-    def truth(self, start_ms: int, kind: str = "sum", group: int | None = None) -> float:
+    def truth(self, start_ms: int, kind: str = "sum", group: int | None = None, window_ms: int = WINDOW_MS) -> float:
         total = count = 0.0
         for site in self.sites:
-            selected = (site.born >= start_ms) & (site.born < start_ms + WINDOW_MS)
+            selected = (site.born >= start_ms) & (site.born < start_ms + window_ms)
             selected &= group is None or site.group == group
             total, count = total + float(site.values[selected].sum()), count + float(selected.sum())
         return {"sum": total, "count": count, "mean": total / max(count, 1.0)}[kind]

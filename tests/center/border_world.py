@@ -75,12 +75,12 @@ class Border:
         assert response.status_code == 200, response.text
         return response.json()
 
-    def fetch(self, path: str) -> httpx.Response:
+    def fetch(self, path: str, accept: str = "application/json") -> httpx.Response:
         app = create_app(self.catalog, self.results, self.components, ApiSection(), now_ms=lambda: self.now_ms)
 
         async def once() -> httpx.Response:
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://center") as client:
-                return await client.get(path)
+                return await client.get(path, headers={"accept": accept})
 
         return asyncio.run(once())
 

@@ -201,11 +201,11 @@ def test_the_batch_size_changes_no_answer(scope: str, monkeypatch: pytest.Monkey
     runs: list[list[Emission]] = []
     for size in (group_module.BATCH_SIZE, 2, 1):
         monkeypatch.setattr(group_module, "BATCH_SIZE", size)
-        world = World(grouped(scope=scope), sites(seconds=9, shares=(1, 1, 0.05, 1, 0.5), slower=(0.5, 1, 2, 1, 3)))
+        world = World(grouped(scope=scope), sites(seconds=10, shares=(1, 1, 0.05, 1, 0.5), slower=(0.5, 1, 2, 1, 3)))
         for site in world.sites:  # a group that appears late
             site.group[(site.group == 3) & (site.born < BEGIN_MS + 3_300)] = 0
-        world.sites[1].cut = (BEGIN_MS + 4_000, BEGIN_MS + 6_500)
-        runs.append(world.run(8))
+        world.sites[1].cut = (BEGIN_MS + 5_000, BEGIN_MS + 7_500)
+        runs.append(world.run(9))
     for others in runs[1:]:
         assert [(e.window_start_ms, e.revision, e.answered_at_ms, e.phase) for e in others] == [
             (e.window_start_ms, e.revision, e.answered_at_ms, e.phase) for e in runs[0]

@@ -144,12 +144,13 @@ def test_lists_are_columns_of_lists_in_arrow_and_json_texts_in_csv() -> None:
     assert asked.column_names == ["cm.items:5", "cm.items:5_lower", "cm.items:5_upper"]
 
 
-def test_an_answer_without_data_has_the_same_columns_and_no_rows() -> None:
+def test_an_answer_without_data_has_the_same_columns_and_a_row() -> None:
     # Apart from samples of texts: without data it is not known that they are texts.
     asked = MeasureQuestions(measures=tuple(name for name in EVERY_FUNCTION if name != "names"))
     nothing, something = (to_table(record(QUERY, s), QUERY, asked) for s in (None, SYNOPSIS))
-    assert nothing.num_rows == 0 and nothing.column_names == something.column_names
-    assert to_table(record(QUERY, None), QUERY, MeasureQuestions(items=("x",))).num_rows == 0
+    assert nothing.num_rows == 1 and nothing.column_names == something.column_names
+    assert nothing["bf"].to_pylist() == [0], "of no records"
+    assert to_table(record(QUERY, None), QUERY, MeasureQuestions(items=("x",))).num_rows == 1
 
 
 def test_withheld_records_make_the_bounds_of_every_kind_unknown() -> None:
