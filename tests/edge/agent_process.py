@@ -110,7 +110,7 @@ class AgentProcess:
 
     def metrics(self) -> dict[str, float] | None:
         assert self._process is not None
-        assert self._process.poll() is None, self.log
+        assert self._process.poll() is None, f"exit {self._process.returncode}: {self.log}"
         try:
             text = httpx.get(f"http://127.0.0.1:{self._port}/metrics").text
         except httpx.TransportError:
