@@ -160,6 +160,10 @@ class FollowedFiles:
         if len(listed) > MAX_FOLLOWED_FILES:
             accepted = f"a pattern that matches at most {MAX_FOLLOWED_FILES} files when it is followed"
             raise InvalidConfig("file.path", self._pattern, accepted, f"{len(listed)} files match")
+        for inode, file in self._files.items():
+            if file.reader is not None and not file.leaving and inode not in listed:
+                self._find_missed(file.position.file, file.reader)
+        self._missed = {inode: path for inode, path in self._missed.items() if inode_of(path) == inode}
         missed = {inode: path for inode, path in self._missed.items() if inode not in listed}
         listed |= missed
         pieces: list[Piece] = []
@@ -181,6 +185,13 @@ class FollowedFiles:
                 self._open_new(inode, path, now_ms)
         self._undecided = {inode: since for inode, since in self._undecided.items() if inode in listed}
         return [self._with_other_positions(piece) for piece in pieces]
+
+    def _find_missed(self, name: str, reader: FileReader) -> None:
+        """Looks for files that had a file's name after it was renamed, and were renamed too since the last round."""
+        path = current_path(reader.fileno())
+        if path is not None and path != name:
+            found = files_named_after(name, path)
+            self._missed |= {inode: p for inode, p in found.items() if inode not in self._files | self._released}
 
     def _input_gone(self, position: FilePosition) -> Piece:
         end = replace(position, note=None)

@@ -4,6 +4,7 @@ import pytest
 
 from center.ingest.validation import read_hello
 from edgewater.errors import ProtocolError
+from edgewater.streams import Delivery
 from edgewater.wire import uplink_pb2 as pb
 
 
@@ -28,3 +29,10 @@ def test_the_slowest_and_the_fastest_clock_still_give_deadlines_of_64_bits() -> 
     for speed in (1e-3, 1e9):
         (stream,) = read_hello(hello(speed, event_origin_ms=1 << 53)).streams
         assert abs(stream.clock.to_wall_ms(1 << 42)) < 1 << 63
+
+
+def test_the_delivery_of_a_stream_is_exactly_once_unless_it_is_said() -> None:
+    message = hello()
+    assert [s.delivery for s in read_hello(message).streams] == [Delivery.EXACTLY_ONCE]
+    message.streams[0].delivery = pb.Stream.AT_MOST_ONCE
+    assert [s.delivery for s in read_hello(message).streams] == [Delivery.AT_MOST_ONCE]

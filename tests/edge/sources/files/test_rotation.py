@@ -306,3 +306,16 @@ def test_a_compressed_file_that_ended_too_early_is_read_further_when_it_is_compl
     chunks = follow_through(world, "*.gz", *idle, lambda: path.write_bytes(packed), *idle, format="ndjson")
     assert numbers(chunks) == list(range(20_000))
     assert losses(chunks) == ["file-damaged"], "nobody knew that it would be completed"
+
+
+def test_a_file_that_was_created_and_rotated_between_two_polls_is_read(world: Any, ndjson: Any, numbers: Any) -> None:
+    log = world.write("app.log", ndjson(0, 5))
+
+    def rotate_twice() -> None:
+        log.rename(world.folder / "app.log.2")
+        between = world.write("app.log", ndjson(5, 10))
+        between.rename(world.folder / "app.log.1")
+        world.write("app.log", ndjson(10, 15))
+
+    chunks = follow_through(world, "app.log", rotate_twice, *NOTHING * 4, format="ndjson")
+    assert sorted(numbers(chunks)) == list(range(15))
