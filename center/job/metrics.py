@@ -111,7 +111,8 @@ class JobMetrics:
         if accuracy.covered is not None:
             self.verified.labels(query, "yes" if accuracy.covered else "no").inc()
         if accuracy.prediction is not None and emission.phase is Phase.EARLY:
-            self.straggler_share.labels(query).set(accuracy.prediction.straggler_share)
+            if accuracy.prediction.bounded:
+                self.straggler_share.labels(query).set(accuracy.prediction.straggler_share)
             if emission.revision == 1 and accuracy.waited_ms is not None:
                 self.chosen_wait.labels(query).observe(accuracy.waited_ms / 1000)
 

@@ -229,6 +229,8 @@ class _QueryCheck:
             requested = answer["contract"]["requested"]
             if "exact" in requested or isinstance(requested.get("error"), Mapping):
                 self._say("met", answer, f"met, with completeness {completeness}")
+        if answer["confidence"] is not None and not _has_bound(answer["data"]):
+            self._say("confidence", answer, f"confidence {answer['confidence']}, and no bound")
         self._staleness(answer)
 
     def _is_sure(self, i: int, end_ms: int, whole: bool, is_settled: bool) -> bool:
@@ -461,6 +463,13 @@ class _QueryCheck:
 def _is_exact(contract: Mapping[str, Any], measure: Measure) -> bool:
     exact = contract["requested"].get("exact", False)
     return bool(exact[measure.name] if isinstance(exact, Mapping) else exact)
+
+
+def _has_bound(value: Any) -> bool:
+    """Whether any cell in it has a bound."""
+    if isinstance(value, Mapping):
+        return any(value.get(side) is not None for side in ("lower", "upper")) or any(map(_has_bound, value.values()))
+    return isinstance(value, list) and any(map(_has_bound, value))
 
 
 def _shown(bounds: Bounds) -> str:

@@ -85,6 +85,8 @@ def changed(change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         ("observed", lambda a: a["quality"]["records"].update(observed=4)),
         ("late", lambda a: a["quality"]["records"].update(late=1)),
         ("expected", lambda a: a["quality"]["records"].update(expected=4)),
+        ("expected", lambda a: a["quality"]["records"].update(expected=2)),
+        ("confidence", lambda a: [row[m].update(lower=None, upper=None) for row in a["data"] for m in ("n", "s")]),
         ("met", lambda a: a.update(phase="early")),
         ("completeness", lambda a: a["quality"]["completeness"].update(missing=["e2"])),
     ],
@@ -142,7 +144,8 @@ def test_nan_is_not_dropped() -> None:
     query = spec(measures={"s": "sum(f)"}, group_by=[])
     records = (record(0, f=1.0), record(1, f=float("nan")))
     assert kinds(answer([{"group": {}, "s": exactly(1.0)}], observed=2), records, query) == {"not-a-number"}
-    assert kinds(answer([{"group": {}, "s": exactly(None)}], observed=2), records, query) == set()
+    unknown = answer([{"group": {}, "s": exactly(None)}], observed=2, confidence=None)
+    assert kinds(unknown, records, query) == set()
 
 
 def test_budgets_hold_where_they_are_said_to_be_met() -> None:
