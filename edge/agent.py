@@ -22,9 +22,10 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from edge import metrics
+from edge.backfill import BackfillRunner
 from edge.config import EdgeConfig, StreamConfig, TlsConfig
 from edge.core import EdgeCore, Ingested, InputLost, SourceEnded, SourcesOpened, StreamSpec, TickEvent
-from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, load_identity
+from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, load_identity
 from edge.process import now_ms, release_free_memory
 from edge.records import Chunk, Position, Source
 from edge.sources import Unavailable, build_sources, push_routes, replay_clock
@@ -77,6 +78,7 @@ class Agent:
     outbox: UplinkOutbox
     uplink: Uplink
     meter: BusyMeter
+    backfills: BackfillRunner
     daily_quota: DailyQuota | None = None
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
     failing: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -111,7 +113,10 @@ class Agent:
 
     def loops(self) -> list[Coroutine[Any, Any, None]]:
         """Returns everything that runs but the HTTP server; each runs until cancelled."""
-        return [self.commit.run(), self.uplink.run(), self._tick(), self._sync(), self._checkpoint(), self._read_all()]
+        return [
+            self.commit.run(), self.uplink.run(), self._tick(), self._sync(), self._checkpoint(), self._read_all(),
+            self.backfills.run(),
+        ]  # fmt: skip
 
     async def _first_failure(self, tasks: list[asyncio.Task[None]], stopping: asyncio.Task[bool]) -> None:
         waiting: set[asyncio.Task[None] | asyncio.Task[bool]] = {*tasks, stopping}
@@ -139,6 +144,10 @@ class Agent:
             "rtt_seconds": ("Measured round-trip time.", self.outbox.rtt_ms / 1000),
             "queries": ("Number of queries.", len(core.queries)),
             "retired": ("1 once the center has retired this edge.", float(self.uplink.retired.is_set())),
+            "backfill_records": (
+                "Records that backfills of queries have not read again yet.",
+                sum(p.backfill.unread_records for p in core.queries.values() if p.backfill is not None),
+            ),
             "clock_step_seconds": ("Step of the system's clock that is not followed yet.", now_ms.step_s),
             "busy_share": ("Fraction of time the busiest source is busy.", self.meter.recent_busy_share),
         }
@@ -338,7 +347,6 @@ def open_agent(config: EdgeConfig) -> Agent:
     clocks = {name: _clock(identity["clocks"].get(name), stream) for name, stream in config.streams.items()}
     meter = BusyMeter(time.monotonic)
     sources = build_sources(config, clocks, now_ms=now_ms, idle=meter.idle)
-    by_name = {source.name: source for source in sources}
     delivery = {
         name: max((s.delivery for s in sources if s.stream == name), key=lambda d: d is Delivery.AT_MOST_ONCE)
         for name in config.streams
@@ -353,22 +361,33 @@ def open_agent(config: EdgeConfig) -> Agent:
             source_of(config.edge, str(identity["incarnation"])),
         )
 
-    def reread(name: str, start: Position | None, end: Position) -> pa.RecordBatch:
-        if name not in by_name:
-            raise StorageError(
-                f"{directory}: the journal has records of source {name}, which is not in the configuration; "
-                "put it back until the edge has run once more"
-            )
-        return by_name[name].reread(start, end).batch
+    def reread_from(sources: list[Source]) -> Reread:
+        by_name = {source.name: source for source in sources}
 
-    durable = DurableCore(directory, make_core, reread, identity["incarnation"], now_ms=now_ms())
+        def reread(name: str, start: Position | None, end: Position) -> pa.RecordBatch:
+            if name not in by_name:
+                raise StorageError(
+                    f"{directory}: the journal has records of source {name}, which is not in the configuration; "
+                    "put it back until the edge has run once more"
+                )
+            return by_name[name].reread(start, end).batch
+
+        return reread
+
+    # Backfills read the same files at other positions, so they have sources of their own.
+    backfilled = build_sources(config, clocks, now_ms=now_ms)
+    durable = DurableCore(
+        directory, make_core, reread_from(sources), identity["incarnation"],
+        reread_backfill=reread_from(backfilled), now_ms=now_ms(),
+    )  # fmt: skip
     if durable.core.configured:
         # Until the first queries nothing was read.
         for source in sources:
             if source.delivery is Delivery.AT_MOST_ONCE and durable.core.streams[source.stream].is_open(source.name):
                 log.warning("source %s cannot be read again: records may be lost since the last stop", source.name)
                 durable.handle(InputLost(source.stream, source.name, LossReason.RESTART, now_ms()))
-    durable.handle(SourcesOpened(tuple((s.stream, s.name) for s in sources)))
+    replayable = tuple(s.name for s in sources if s.replayable)
+    durable.handle(SourcesOpened(tuple((s.stream, s.name) for s in sources), replayable))
     commit = JournalGroupCommit(durable)
     daily_quota = _daily_quota(config, directory)
     streams = {source.name: source.stream for source in sources}
@@ -389,7 +408,11 @@ def open_agent(config: EdgeConfig) -> Agent:
         monotonic=time.monotonic,
         daily_quota=daily_quota,
     )
-    return Agent(config, durable, sources, commit, outbox, uplink, meter, daily_quota)
+    backfills = BackfillRunner(
+        durable, backfilled, config.limits.max_pending_bytes // 2,
+        changed=outbox.changed.set, now_ms=now_ms, monotonic=time.monotonic,
+    )  # fmt: skip
+    return Agent(config, durable, sources, commit, outbox, uplink, meter, backfills, daily_quota)
 
 
 def _daily_quota(config: EdgeConfig, directory: Path) -> DailyQuota | None:

@@ -7,7 +7,7 @@ content of a batch depends on, including the arrival time, against which event t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -205,6 +205,18 @@ class Source(Protocol):
 
         Raises:
             InvalidRecord: a whole file does not match the stream, for example because a column is missing.
+        """
+
+    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+        """Yields again, in any order, the records before `until` that can still be read.
+
+        Args:
+            position: the end of the last chunk of an earlier call; None: from the beginning.
+            until: a position that `chunks` gave.
+
+        Raises:
+            InvalidRecord: as `chunks`.
+            StorageError: the source is not replayable.
         """
 
     def reread(self, start: Position | None, end: Position) -> Chunk:

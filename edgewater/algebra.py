@@ -133,6 +133,14 @@ RULES = (
         "no lateness: late records are dropped and counted",
         "depends on the order of its values, so late records cannot be inserted",
     ),
+    AlgebraRule(
+        needs_order,
+        lambda spec: spec.since_ms is not None,
+        "since",
+        lambda spec: spec.to_mapping()["since"],
+        "no since: the query begins with the records that are read after its registration",
+        "depends on the order of its values, and earlier records are read beside the live ones",
+    ),
 )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 
 import pyarrow as pa
 import yaml
@@ -22,13 +23,15 @@ from edgewater.measure import NAME, NAME_ACCEPTED, Measure
 from edgewater.plain_yaml import load_yaml
 from edgewater.quantities import duration_ms, format_duration, fraction, require_keys, require_serialisable, size_bytes
 from edgewater.record_functions import CallFailures
-from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
+from edgewater.streams import COLUMN_TYPES, MIN_TIME_MS, TIME_COLUMN
 from edgewater.syntax import check_calls, column_names, parse_sql
+from edgewater.timestamps import TIME_ACCEPTED, parse_time, rfc3339
 from edgewater.windows import SlicedWindow, Window
 
 MAX_MEASURES = 32
 MAX_GROUP_COLUMNS = 16
 DEFAULT_LATENESS_MS = 0
+BEGINNING = "beginning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class QuerySpec:
         lateness_ms: event time after a window's end during which the window may be revised.
         edges: the expected edges, sorted; None: every edge that has the stream.
         shards: number of partitions of a slice by hash of the group; reserved, without effect in this release.
+        since_ms: event time from which records count that edges have read before the registration and can read again;
+            `MIN_TIME_MS`: all of them; None: none of them.
     """
 
     name: str
@@ -100,6 +105,7 @@ class QuerySpec:
     lateness_ms: int = DEFAULT_LATENESS_MS
     edges: tuple[str, ...] | None = None
     shards: int = field(default=1)
+    since_ms: int | None = None
 
     @classmethod
     def from_yaml(cls, text: str) -> QuerySpec:
@@ -119,7 +125,7 @@ class QuerySpec:
         """
         keys = {"name": True, "from": True, "measures": True, "window": True, "where": False, "group_by": False,
                 "budget": False, "cache": False, "accuracy": False, "lateness": False, "edges": False,
-                "shards": False}  # fmt: skip
+                "shards": False, "since": False}  # fmt: skip
         require_serialisable(mapping, InvalidQuery)
         q = require_keys(mapping, "", keys, InvalidQuery)
         name = _name(q["name"], "name")
@@ -157,6 +163,7 @@ class QuerySpec:
             lateness_ms=DEFAULT_LATENESS_MS if lateness is None else duration_ms(lateness, "lateness", InvalidQuery),
             edges=_edges(q.get("edges")),
             shards=shards,
+            since_ms=_since(q.get("since"), accuracy),
         )
         algebra.check_algebra(spec)
         return spec
@@ -185,6 +192,8 @@ class QuerySpec:
             result["edges"] = list(self.edges)
         if self.shards != 1:
             result["shards"] = self.shards
+        if self.since_ms is not None:
+            result["since"] = BEGINNING if self.since_ms == MIN_TIME_MS else rfc3339(self.since_ms)
         return result
 
     @property
@@ -294,6 +303,25 @@ def _amount(value: object, at: str) -> float:
         return float(size_bytes(value, at, InvalidQuery))
     except OverflowError as exc:
         raise InvalidQuery(at, value, accepted, "it is too large") from exc
+
+
+def _since(value: object, accuracy: Accuracy | None) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, date):  # what YAML makes of a time without quotes
+        value = value.isoformat()
+    if accuracy is not None:
+        raise InvalidQuery("since", value, "a query without accuracy", "an accuracy needs the times at which records "
+                           "arrived, and these are known only of records that are read while it runs")  # fmt: skip
+    accepted = f"{BEGINNING}, or {TIME_ACCEPTED}"
+    if value == BEGINNING:
+        return MIN_TIME_MS
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise InvalidQuery("since", value, accepted)
+    try:
+        return parse_time(str(value))
+    except ValueError as exc:
+        raise InvalidQuery("since", value, accepted) from exc
 
 
 def _edges(value: object) -> tuple[str, ...] | None:

@@ -23,7 +23,8 @@ from cachetools import LRUCache
 from center.api.negotiation import ARROW, CSV, JSON
 from center.catalog import RegisteredQuery
 from center.results import AnswerRecord
-from center.serving import MeasureQuestions, render, rfc3339, to_table, without_lists
+from center.serving import MeasureQuestions, render, to_table, without_lists
+from edgewater.timestamps import rfc3339
 
 RELEASE = version("edgewater")
 ARROW_METADATA = b"edgewater.answers"

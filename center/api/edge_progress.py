@@ -10,9 +10,9 @@ from typing import Any, Literal
 from cachetools import TTLCache
 
 from center.catalog import Catalog, EdgeRecord, RegisteredQuery, expected_edges
-from center.serving import rfc3339
 from edgewater.errors import NotFound
 from edgewater.streams import MAX_TIME_MS, EdgeId
+from edgewater.timestamps import rfc3339
 
 FRESH_S = 0.5
 """Maximum age of the catalog view that all streams share."""

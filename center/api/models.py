@@ -13,8 +13,8 @@ from center.api.edge_progress import EdgeState, edge_state, watermark
 from center.api.measure_models import AnswerRow, Rfc3339, WindowRange
 from center.api.waiting import EdgeCause, QueryState, QueryWait
 from center.catalog import AlarmRecord, EdgeRecord, QueryStatusRecord, RegisteredQuery
-from center.serving import rfc3339
 from edgewater.streams import Delivery, type_name
+from edgewater.timestamps import rfc3339
 
 EXAMPLE_SPEC: dict[str, Any] = {
     "name": "flights_by_carrier",

@@ -8,7 +8,7 @@ from center.serving.evaluator import AnsweredWindows, Evaluator, WindowAnswer
 from center.serving.function_values import SEED, function_confidence
 from center.serving.measures import MAX_ASKED, NO_QUESTIONS, MeasureQuestions, require_possible
 from center.serving.question_lines import WindowQuestion, parse_json
-from center.serving.render import render, rfc3339, to_csv, to_table
+from center.serving.render import render, to_csv, to_table
 from center.serving.stored_windows import StoredWindows
 from center.serving.synopsis_cache import SynopsisCache
 
@@ -27,7 +27,6 @@ __all__ = [
     "parse_json",
     "render",
     "require_possible",
-    "rfc3339",
     "to_csv",
     "to_table",
     "without_lists",

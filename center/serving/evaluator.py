@@ -26,7 +26,7 @@ from center.serving.measures import (
     without_bounds,
 )
 from center.serving.question_lines import SecondSynopsis, WindowQuestion
-from center.serving.render import rfc3339, sorted_groups, with_prediction
+from center.serving.render import sorted_groups, with_prediction
 from center.serving.synopsis_cache import SynopsisCache
 from edgewater.errors import IncompatibleSynopses, InvalidRequest, NotFound
 from edgewater.measure import Measure
@@ -42,6 +42,7 @@ from edgewater.synopses.named_questions import (
     require_confidence,
     top_items_question,
 )
+from edgewater.timestamps import rfc3339
 
 _PHASES = ("early", "complete", "final")
 _WHOLE = ("count", "integer_sum")

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,7 @@ from edgewater.accuracy import Accuracy, group_key, group_values
 from edgewater.measure import Measure
 from edgewater.query import QuerySpec
 from edgewater.synopses import Estimates, GroupedAggregate, IntArray, RowSampleStack, SampleStack
+from edgewater.timestamps import rfc3339
 
 _UNSTATED = (None, None, None)
 
@@ -46,7 +47,6 @@ __all__ = [
     "MeasureQuestions",
     "matches_text",
     "render",
-    "rfc3339",
     "to_csv",
     "to_table",
 ]
@@ -162,12 +162,6 @@ def to_csv(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions = 
     pyarrow.csv.write_csv(without_lists(to_table(record, spec, questions)), sink)
     text: bytes = sink.getvalue().to_pybytes()
     return text
-
-
-def rfc3339(time_ms: int) -> str:
-    """RFC 3339 in UTC, with milliseconds only if they are not 0."""
-    unit: Literal["ms", "s"] = "ms" if time_ms % 1000 else "s"
-    return str(np.datetime_as_string(np.array(time_ms, "datetime64[ms]"), unit=unit, timezone="UTC"))
 
 
 def _rows(record: AnswerRecord, spec: QuerySpec, questions: MeasureQuestions) -> AnswerRows:

@@ -10,6 +10,8 @@ from edge.core.core import MAX_FRAME_BYTES, EdgeCore
 from edge.core.drift import DriftRates
 from edge.core.events import (
     Acked,
+    BackfillEnded,
+    BackfillIngested,
     BudgetSet,
     Configured,
     Dropped,
@@ -35,6 +37,8 @@ from edge.core.streams import StreamSpec
 __all__ = [
     "MAX_FRAME_BYTES",
     "Acked",
+    "BackfillEnded",
+    "BackfillIngested",
     "BudgetSet",
     "Configured",
     "DriftRates",

@@ -13,10 +13,14 @@ from collections.abc import Callable, Mapping
 from functools import singledispatchmethod
 
 import google_crc32c
+import pyarrow as pa
 
 from edge.core.arrival_reports import SamplingSettings
+from edge.core.backfill import FIRST_RECORD_NUMBER, Backfill
 from edge.core.events import (
     Acked,
+    BackfillEnded,
+    BackfillIngested,
     BudgetSet,
     Configured,
     Dropped,
@@ -41,8 +45,8 @@ from edge.core.selection import PullResult, RecordedPull
 from edge.core.slices import LinkEstimate
 from edge.core.streams import StreamSpec, StreamState
 from edgewater.errors import InvalidQuery, StorageError
-from edgewater.query import QuerySpec
-from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.query import BoundQuery, QuerySpec
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN
 from edgewater.synopses import GroupedAggregate
 from edgewater.synopses.encoding.state import State
 from edgewater.wire import Frame, QueryRef, encode_body
@@ -128,6 +132,9 @@ class EdgeCore:
             bound = spec.bind(stream.spec.columns)
         except InvalidQuery as exc:
             return self._refuse(ref, exc)
+        if spec.since_ms is not None:
+            self.queries[ref] = self._with_backfill(ref, bound, stream, spec.since_ms)
+            return QueryAccepted(ref)
         # Earlier records are gone: the query starts with the first complete slice.
         since = (
             MIN_TIME_MS
@@ -141,6 +148,21 @@ class EdgeCore:
         pipeline.losses += stream.losses_ahead(since, counted=bound.where is None)
         return QueryAccepted(ref)
 
+    def _with_backfill(self, ref: QueryRef, bound: BoundQuery, stream: StreamState, since_ms: int) -> QueryPipeline:
+        """Returns the pipeline of a query with `since`: what was delivered before it will be read again."""
+        window = bound.spec.window
+        if since_ms > MIN_TIME_MS:
+            since_ms = window.slice_start(since_ms + window.slice_ms - 1)
+        pipeline = QueryPipeline(ref, bound, since_ms, source=self.source, encode=self._encode)
+        for loss in stream.losses:
+            pipeline.lose(loss)
+        delivered = {source: counts.since(since_ms) for source, counts in stream.delivered.items()}
+        backfill = Backfill(since_ms, {source: counts for source, counts in delivered.items() if counts.records})
+        if backfill.unread:
+            pipeline.backfill = backfill
+            pipeline.end_backfill(backfill.unread.keys() - stream.replayable)
+        return pipeline
+
     def _refuse(self, ref: QueryRef, error: InvalidQuery) -> Effect:
         self.refused[ref] = QueryRefused(ref, error.code, error.message)
         return self.refused[ref]
@@ -150,7 +172,10 @@ class EdgeCore:
         for stream, source in event.sources:
             self._stream(stream, source)
         for name, state in self.streams.items():
-            state.set_sources(source for stream, source in event.sources if stream == name)
+            state.set_sources((source for stream, source in event.sources if stream == name), event.replayable)
+            for pipeline in self._queries_of(name):
+                if pipeline.backfill is not None:
+                    pipeline.end_backfill(pipeline.backfill.unread.keys() - state.replayable)
         # The previous configuration may have been the reason of a refusal.
         self.refused.clear()
         return []
@@ -167,19 +192,51 @@ class EdgeCore:
     def _(self, event: Ingested) -> list[Effect]:
         self._now_ms = max(self._now_ms, event.arrival_ms)
         stream = self._stream(event.stream, event.source)
-        watermark = stream.watermark_ms
         self._batch_number += 1
-        clock = stream.spec.clock
-        arrival_ms = clock.to_event_ms(event.arrival_ms) if clock is not None else MIN_TIME_MS
         effects: list[Effect] = []
         for pipeline in self._queries_of(event.stream):
-            dropped = pipeline.ingest(event.batch, watermark, self._batch_number, stream.records, arrival_ms)
-            effects += [Dropped(pipeline.ref, reason, count) for reason, count in dropped.items()]
-            pipeline.unreported_drops.begin(event.arrival_ms)
-            failed = pipeline.bound.failures.take()
-            effects += [FunctionFailed(pipeline.ref, f.function, f.reason, f.detail, f.calls) for f in failed]
+            effects += self._ingest(pipeline, event.batch, stream, stream.records, event.arrival_ms)
         stream.advance(event.source, event.batch, event.arrival_ms)
         return effects
+
+    def _ingest(
+        self, pipeline: QueryPipeline, batch: pa.RecordBatch, stream: StreamState, first: int, arrival_ms: int
+    ) -> list[Effect]:
+        clock = stream.spec.clock
+        event_ms = clock.to_event_ms(arrival_ms) if clock is not None else MIN_TIME_MS
+        watermark = pipeline.watermark_ms(stream.watermark_ms)
+        dropped = pipeline.ingest(batch, watermark, self._batch_number, first, event_ms)
+        pipeline.unreported_drops.begin(arrival_ms)
+        failed = pipeline.bound.failures.take()
+        return [
+            *(Dropped(pipeline.ref, reason, count) for reason, count in dropped.items()),
+            *(FunctionFailed(pipeline.ref, f.function, f.reason, f.detail, f.calls) for f in failed),
+        ]
+
+    @_handle.register
+    def _(self, event: BackfillIngested) -> list[Effect]:
+        self._now_ms = max(self._now_ms, event.arrival_ms)
+        pipeline = self.queries.get(event.query)
+        if pipeline is None or pipeline.backfill is None or event.source not in pipeline.backfill.unread:
+            return []
+        self._batch_number += 1
+        times = event.batch.column(TIME_COLUMN).to_numpy()
+        batch = (
+            event.batch
+            if times.min(initial=MAX_TIME_MS) >= pipeline.since_ms
+            else event.batch.filter(pa.array(times >= pipeline.since_ms))
+        )
+        first = FIRST_RECORD_NUMBER + pipeline.backfill.records
+        effects = self._ingest(pipeline, batch, self.streams[pipeline.spec.stream], first, event.arrival_ms)
+        pipeline.backfill.read(event.source, times)
+        return effects
+
+    @_handle.register
+    def _(self, event: BackfillEnded) -> list[Effect]:
+        pipeline = self.queries.get(event.query)
+        if pipeline is not None and pipeline.backfill is not None:
+            pipeline.end_backfill(pipeline.backfill.unread.keys() & {event.source})
+        return []
 
     @_handle.register
     def _(self, event: InputLost) -> list[Effect]:
@@ -239,7 +296,7 @@ class EdgeCore:
         stream = pipeline.spec.stream
         return pipeline.pull(
             min(event.capacity_bytes, MAX_FRAME_BYTES),
-            self.streams[stream].watermark_ms,
+            pipeline.watermark_ms(self.streams[stream].watermark_ms),
             event.drain_windows.get(stream, NO_DRAIN_WINDOW),
             self._link_estimate(stream, event),
             stream in event.unread,
@@ -318,8 +375,8 @@ class EdgeCore:
         """
         earliest: int | None = None
         for name, stream in self.streams.items():
-            watermark = stream.watermark_ms
-            if any(p.has_unreported_closes(watermark) or p.closed_bytes(watermark) for p in self._queries_of(name)):
+            watermarks = [(p, p.watermark_ms(stream.watermark_ms)) for p in self._queries_of(name)]
+            if any(p.has_unreported_closes(w) or p.closed_bytes(w) for p, w in watermarks):
                 return now_ms
             drops = [p.unreported_drops.since_ms for p in self._queries_of(name)]
             drops_due = [since_ms + REPORT_DROPS_MS for since_ms in drops if since_ms is not None]
@@ -368,7 +425,7 @@ class EdgeCore:
         if state.spec.clock is None:
             return 0, None
         after = state.spec.clock.to_event_ms(now_ms)
-        open_slices = [p.open_bytes(state.watermark_ms, after) for p in self._queries_of(stream)]
+        open_slices = [p.open_bytes(p.watermark_ms(state.watermark_ms), after) for p in self._queries_of(stream)]
         size = sum(size for size, _ in open_slices)
         first_end = min((end for _, end in open_slices if end is not None), default=None)
         drain_ms = int(DRAIN_SAFETY * 1000 * size / max(bandwidth_bytes_s, 1.0))

@@ -29,9 +29,11 @@ class SourcesOpened:
 
     Attributes:
         sources: all (stream, source) pairs.
+        replayable: names of the sources whose records can be read again.
     """
 
     sources: tuple[tuple[str, str], ...]
+    replayable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,24 @@ class Ingested:
     source: str
     batch: pa.RecordBatch
     arrival_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillIngested:
+    """A batch that a source delivered before the query was registered has been read again, for this query only."""
+
+    query: QueryRef
+    source: str
+    batch: pa.RecordBatch
+    arrival_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillEnded:
+    """The backfill of a query has read all that can still be read of a source."""
+
+    query: QueryRef
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +186,8 @@ Event = (
     Configured
     | SourcesOpened
     | Ingested
+    | BackfillIngested
+    | BackfillEnded
     | SourceEnded
     | InputLost
     | TickEvent

@@ -11,7 +11,7 @@ query with session windows each frame with records of a slice has a `SliceClose`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from edge.cache import (
     max_entries_per_frame,
 )
 from edge.core.arrival_reports import ArrivalMonitor, SamplingSettings, close_barrier_ms, is_unreported
+from edge.core.backfill import Backfill
 from edge.core.budget_schedule import ShareSchedule
 from edge.core.drift import estimate_drift
 from edge.core.dropped import UnreportedDrops
@@ -42,7 +43,7 @@ from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN
 from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, is_sampled
 from edgewater.synopses.encoding.state import State
 from edgewater.windows import SessionWindow
-from edgewater.wire import Arrivals, FrameBody, InputLoss, Partial, QueryRef, SliceClose
+from edgewater.wire import Arrivals, FrameBody, InputLoss, LossReason, Partial, QueryRef, SliceClose
 
 NO_DRAIN_WINDOW = (MIN_TIME_MS, MIN_TIME_MS)
 EAGER_MARGIN = 0.5
@@ -67,6 +68,7 @@ class QueryPipeline:
         sampling_rate: for a function of a sample: the probability with which a record is processed.
         losses: losses of input that have not been sent.
         unreported_drops: records that came too late, which the center has not been told of.
+        backfill: while records from before the registration are read again.
     """
 
     ref: QueryRef
@@ -86,6 +88,7 @@ class QueryPipeline:
     sampling_rate: float = 1.0
     losses: tuple[InputLoss, ...] = ()
     unreported_drops: UnreportedDrops = field(default_factory=UnreportedDrops)
+    backfill: Backfill | None = None
 
     def __post_init__(self) -> None:
         if self.bounded_measures and not self.history.measures:
@@ -166,18 +169,35 @@ class QueryPipeline:
                 self.slices[start].unreported_until_ms = self.monitor.last_arrival_ms
         return dropped
 
-    def lose(self, loss: InputLoss) -> None:
-        """Adds a loss of input, to be sent with the next frame, if the query may lack its records.
+    def watermark_ms(self, stream_ms: int) -> int:
+        """Returns the stream's watermark, or less while the backfill may read records before it."""
+        return stream_ms if self.backfill is None else min(stream_ms, self.backfill.watermark_ms)
 
-        Records of windows that are final here would not have been counted.
-        """
+    def end_backfill(self, sources: Collection[str]) -> None:
+        """Ends the backfill of these sources; the records that it has not read are stated as lost to this query."""
+        assert self.backfill is not None
+        for source in sorted(sources):
+            for from_ms, to_ms, records in self.backfill.end(source):
+                number = records if self.bound.where is None else None
+                loss = self._not_final(InputLoss(source, LossReason.BEFORE_QUERY, from_ms, to_ms, number))
+                self.losses += () if loss is None else (loss,)  # apart, so that only these windows lack records
+        if not self.backfill.unread:
+            self.backfill = None
+
+    def lose(self, loss: InputLoss) -> None:
+        """Adds a loss of input, to be sent with the next frame, if the query may lack its records."""
+        counted = self._not_final(loss)
+        if counted is not None:
+            self.losses = add_loss(self.losses, counted)
+
+    def _not_final(self, loss: InputLoss) -> InputLoss | None:
+        """Returns the part of a loss that may lie in windows that are not final here: other records do not count."""
         counted_from, through = self.since_ms, self.progress.through_ms
         if through > MIN_TIME_MS:
             counted_from = max(counted_from, self.spec.window.slice_start(through - self.spec.lateness_ms))
         if counted_from > MIN_TIME_MS:
             loss = replace(loss, from_ms=max(counted_from, loss.from_ms or MIN_TIME_MS))
-        if loss.from_ms is None or loss.to_ms is None or loss.from_ms < loss.to_ms:
-            self.losses = add_loss(self.losses, loss)
+        return loss if loss.from_ms is None or loss.to_ms is None or loss.from_ms < loss.to_ms else None
 
     def apply_sampling(self, settings: SamplingSettings) -> None:
         """Applies the sampling settings from the center."""
@@ -581,6 +601,7 @@ class QueryPipeline:
             "losses": [astuple(loss) for loss in self.losses],
             "finished_counters": sorted(self.finished_counters.items()),
             "unreported_drops": self.unreported_drops.to_state(),
+            "backfill": None if self.backfill is None else self.backfill.to_state(),
         }
         slices = {str(start): slice_.to_state() for start, slice_ in sorted(self.slices.items())}
         components = {"history": self.history.to_state(), "slices": State(components=slices)}
@@ -620,6 +641,8 @@ class QueryPipeline:
         result.finished_counters = {start: tuple(counters) for start, counters in numbers["finished_counters"]}
         result.losses = tuple(InputLoss(*loss) for loss in numbers.get("losses", ()))
         result.unreported_drops = UnreportedDrops.from_state(numbers.get("unreported_drops", (None, ())))
+        if numbers.get("backfill") is not None:
+            result.backfill = Backfill.from_state(numbers["backfill"])
         result.history = GroupHistory.from_state(components["history"])
         if result.monitor is not None:
             reports, key_types = result.monitor.schedule, result.monitor.key_types

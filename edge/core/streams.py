@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from edge.core.ahead import AheadRecords
+from edge.core.backfill import TimeCounts
 from edge.core.events import InputLost
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN, Delivery, StreamClock
 from edgewater.wire import InputLoss, LossReason
@@ -47,6 +48,8 @@ class StreamState:
         latest_ms: the newest event time, of whatever clock.
         losses: the losses of input so far; the oldest are united.
         ahead: by source, the records that were ahead of the clock when they were read, until it reaches them.
+        delivered: by source, the records that it has delivered so far.
+        replayable: the sources whose records can be read again.
     """
 
     def __init__(self, spec: StreamSpec) -> None:
@@ -56,6 +59,8 @@ class StreamState:
         self.latest_ms = MIN_TIME_MS
         self.losses: tuple[InputLoss, ...] = ()
         self.ahead: dict[str, AheadRecords] = {}
+        self.delivered: dict[str, TimeCounts] = {}
+        self.replayable: frozenset[str] = frozenset()
         self._sources: dict[str, int] = {}  # watermark of each source
         # Wall time since which a source may have been silent. Absent: no tick has seen the source yet.
         self._quiet_since_ms: dict[str, int] = {}
@@ -66,9 +71,10 @@ class StreamState:
         """Event time before which no more records are expected."""
         return self._watermark_ms
 
-    def set_sources(self, sources: Iterable[str]) -> None:
+    def set_sources(self, sources: Iterable[str], replayable: Collection[str] = ()) -> None:
         """Sets the sources of the stream, and restarts the idle rule: they were not read until now."""
         self._sources = {source: self._sources.get(source, MIN_TIME_MS) for source in sources}
+        self.replayable = frozenset(self._sources.keys() & set(replayable))
         self._quiet_since_ms.clear()
         self._update_watermark()
 
@@ -77,6 +83,7 @@ class StreamState:
         times = batch.column(TIME_COLUMN).to_numpy()
         newest = int(np.max(times)) if batch.num_rows else MIN_TIME_MS
         self._advance(source, newest, batch.num_rows, arrival_ms)
+        self.delivered.setdefault(source, TimeCounts()).add(times)
         if newest > self.newest_ms:
             self.ahead.setdefault(source, AheadRecords()).add(times[times > self.newest_ms])
         for records in self.ahead.values():
@@ -169,6 +176,8 @@ class StreamState:
             "watermark_ms": self._watermark_ms,
             "quiet_since_ms": self._quiet_since_ms,
             "ahead": {source: ahead.to_state() for source, ahead in self.ahead.items() if len(ahead)},
+            "delivered": {source: counts.to_state() for source, counts in self.delivered.items()},
+            "replayable": sorted(self.replayable),
         }
 
     @classmethod
@@ -180,6 +189,8 @@ class StreamState:
         result.latest_ms = state.get("latest_ms", result.newest_ms)
         result.losses = tuple(InputLoss(*loss) for loss in state.get("losses", ()))
         result.ahead = {source: AheadRecords.from_state(ahead) for source, ahead in state.get("ahead", {}).items()}
+        result.delivered = {source: TimeCounts.from_state(c) for source, c in state.get("delivered", {}).items()}
+        result.replayable = frozenset(state.get("replayable", ()))
         return result
 
 

@@ -5,8 +5,17 @@ journals. It decides nothing about records or frames: it stores the core's event
 """
 
 from edge.durability import journal
-from edge.durability.durable_core import KIND_NAMES, DurableCore, load_identity, lock_state_dir
+from edge.durability.durable_core import KIND_NAMES, DurableCore, Reread, load_identity, lock_state_dir
 from edge.durability.group_commit import JournalGroupCommit
 from edge.durability.quota_file import QuotaFile
 
-__all__ = ["KIND_NAMES", "DurableCore", "JournalGroupCommit", "QuotaFile", "journal", "load_identity", "lock_state_dir"]
+__all__ = [
+    "KIND_NAMES",
+    "DurableCore",
+    "JournalGroupCommit",
+    "QuotaFile",
+    "Reread",
+    "journal",
+    "load_identity",
+    "lock_state_dir",
+]

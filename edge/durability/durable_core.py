@@ -25,7 +25,7 @@ import logging
 import platform
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -38,6 +38,8 @@ from numpy.lib.introspect import opt_func_info
 
 from edge.core import (
     Acked,
+    BackfillEnded,
+    BackfillIngested,
     BudgetSet,
     Configured,
     Dropped,
@@ -74,11 +76,25 @@ Reread = Callable[[str, Position | None, Position], pa.RecordBatch]
 _CHECKPOINT = "edge-checkpoint"
 # Kinds of journal records. Numbers are never reused.
 CONFIGURED, SOURCES_OPENED, RANGE, PAYLOAD, SOURCE_ENDED, TICK, PULL, ACKED, BUDGET, SAMPLING, LOST = range(1, 12)
+BACKFILL, BACKFILL_ENDED = range(12, 14)
 KIND_NAMES = {
     CONFIGURED: "configured", SOURCES_OPENED: "sources-opened", RANGE: "range", PAYLOAD: "payload",
     SOURCE_ENDED: "source-ended", TICK: "tick", PULL: "pull", ACKED: "acked", BUDGET: "budget", SAMPLING: "sampling",
-    LOST: "lost",
+    LOST: "lost", BACKFILL: "backfill", BACKFILL_ENDED: "backfill-ended",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class BackfillRange:
+    """What the backfill of a query has to read of a source.
+
+    Attributes:
+        until: the source's position when the query was registered; None: it had none.
+        position: after the last record that was read; None: none was.
+    """
+
+    until: Position | None
+    position: Position | None = None
 
 
 @cache
@@ -139,11 +155,13 @@ class DurableCore:
         directory: the state directory; created if missing.
         make_core: builds an empty core.
         reread: reads a range of a replayable source again.
+        reread_backfill: the same for the ranges of backfills, which lie elsewhere in the same files; None: `reread`.
         incarnation: identity of a new state; an existing state keeps its own.
         now_ms: wall time at which recovery begins: damaged records arrived before.
 
     Attributes:
         positions: by source, the position after the last ingested record.
+        backfills: by query and source, what has to be read.
         drops: numbers of records that were not counted in a query, by reason.
         function_failures: numbers of failed calls of user-defined functions, by function.
         losses: numbers of stated losses of input, by "stream/reason".
@@ -152,10 +170,18 @@ class DurableCore:
     """
 
     def __init__(
-        self, directory: Path, make_core: Callable[[], EdgeCore], reread: Reread, incarnation: str, *, now_ms: int = 0
+        self,
+        directory: Path,
+        make_core: Callable[[], EdgeCore],
+        reread: Reread,
+        incarnation: str,
+        *,
+        reread_backfill: Reread | None = None,
+        now_ms: int = 0,
     ) -> None:
         self.directory = directory
         self.positions: dict[str, Position] = {}
+        self.backfills: dict[QueryRef, dict[str, BackfillRange]] = {}
         self.drops: dict[str, int] = {}
         self.function_failures: dict[str, int] = {}
         self.losses: dict[str, int] = {}
@@ -164,6 +190,7 @@ class DurableCore:
         self.diverged: list[int] = []
         self._make_core = make_core
         self._reread = reread
+        self._reread_backfill = reread_backfill or reread
         self.incarnation = str(load_identity(directory, lambda: {"incarnation": incarnation})["incarnation"])
         self.core = make_core()
         self._number = 0
@@ -191,6 +218,12 @@ class DurableCore:
         self.positions[event.source] = end
         return self._apply(event)
 
+    def ingest_backfill(self, event: BackfillIngested, start: Position | None, end: Position) -> list[Effect]:
+        """Ingests a batch of a query's backfill; the journal stores only its positions."""
+        self._segment.append(_backfill_record(event, start, end))
+        self._set_backfill_position(event.query, event.source, end)
+        return self._apply(event)
+
     def ingest_payload(self, event: Ingested) -> list[Effect]:
         """Ingests a batch of a source that is not replayable; the journal stores its records."""
         self._segment.append(_payload_record(event))
@@ -198,6 +231,8 @@ class DurableCore:
 
     def _apply(self, event: Event) -> list[Effect]:
         effects = self.core.handle(event)
+        if isinstance(event, Configured | SourcesOpened | BackfillEnded):
+            self._update_backfills()
         if isinstance(event, InputLost):
             kind = f"{event.stream}/{event.reason}"
             self.losses[kind] = self.losses.get(kind, 0) + 1
@@ -207,6 +242,19 @@ class DurableCore:
             elif isinstance(effect, FunctionFailed):
                 self._count_failures(effect)
         return effects
+
+    def _update_backfills(self) -> None:
+        """Adds the backfills that have begun, which read up to the current positions, and removes those that ended."""
+        running = {ref: p.backfill.unread for ref, p in self.core.queries.items() if p.backfill is not None}
+        self.backfills = {
+            ref: {s: self.backfills.get(ref, {}).get(s) or BackfillRange(self.positions.get(s)) for s in sources}
+            for ref, sources in running.items()
+        }
+
+    def _set_backfill_position(self, query: QueryRef, source: str, position: Position) -> None:
+        ranges = self.backfills.get(query, {})
+        if source in ranges:
+            ranges[source] = replace(ranges[source], position=position)
 
     def _count_failures(self, effect: FunctionFailed) -> None:
         """Counts failed calls. Each reason of a function is logged once, because it may fail in every batch."""
@@ -237,6 +285,11 @@ class DurableCore:
         self._segment.sync()
         counters = {
             "positions": self.positions,
+            "backfills": [
+                [ref.name, ref.version, source, r.until, r.position]
+                for ref, ranges in self.backfills.items()
+                for source, r in ranges.items()
+            ],
             "drops": self.drops,
             "function_failures": self.function_failures,
             "losses": self.losses,
@@ -333,6 +386,8 @@ class DurableCore:
             counters = checkpoint.numbers
             self.positions, self.drops = counters["positions"], counters["drops"]
             self.function_failures, self.losses = counters["function_failures"], counters.get("losses", {})
+            for *ref, source, until, position in counters.get("backfills", ()):
+                self.backfills.setdefault(QueryRef(*ref), {})[source] = BackfillRange(until, position)
             self.core.restore(checkpoint.arrays["core"])
             return number
         if numbers and not (self.directory / "journal-0.log").exists():
@@ -370,6 +425,8 @@ class DurableCore:
     def _decode(self, record: Record) -> Event | None:
         if record.kind == RANGE:
             return self._reread_range(json.loads(record.payload))
+        if record.kind == BACKFILL:
+            return self._reread_backfill_range(json.loads(record.payload))
         if record.kind == PAYLOAD:
             return _payload_event(record.payload)
         try:
@@ -384,18 +441,36 @@ class DurableCore:
         stream, source, arrival_ms = head["stream"], head["source"], head["arrival_ms"]
         self.positions[source] = head["end"]
         rows, (first_ms, last_ms) = head.get("rows"), head.get("times", (None, None))
+        batch = self._reread_or_none(self._reread, head)
+        if batch is None and rows != 0:
+            to_ms = None if last_ms is None else last_ms + 1
+            reason = LossReason.FILE_GONE
+            return InputLost(stream, source, reason, arrival_ms, first_ms, to_ms, rows, was_ingested=True)
+        return Ingested(stream, source, self._no_records(stream) if batch is None else batch, arrival_ms)
+
+    def _reread_backfill_range(self, head: dict[str, Any]) -> BackfillIngested | None:
+        """Returns the event of a range of a backfill, without records if they cannot be read again: the backfill then
+        states that it lacks them."""
+        query, source = QueryRef(*head["query"]), head["source"]
+        self._set_backfill_position(query, source, head["end"])
+        pipeline = self.core.queries.get(query)
+        if pipeline is None:
+            return None
+        batch = self._reread_or_none(self._reread_backfill, head)
+        batch = self._no_records(pipeline.spec.stream) if batch is None else batch
+        return BackfillIngested(query, source, batch, head["arrival_ms"])
+
+    def _reread_or_none(self, reread: Reread, head: dict[str, Any]) -> pa.RecordBatch | None:
+        """Returns the records of a range; None if they cannot be read again, which is noted unless there were none."""
+        source, rows = head["source"], head.get("rows")
         try:
-            batch = self._reread(source, head["start"], head["end"])
+            return reread(source, head["start"], head["end"])
         except InputGone as exc:
             if rows != 0:
                 self._has_lost = True
                 count, why = self._lost_records.get(source, (0, str(exc)))
                 self._lost_records[source] = count + (rows or 0), why
-                to_ms = None if last_ms is None else last_ms + 1
-                reason = LossReason.FILE_GONE
-                return InputLost(stream, source, reason, arrival_ms, first_ms, to_ms, rows, was_ingested=True)
-            batch = self._no_records(stream)
-        return Ingested(stream, source, batch, arrival_ms)
+            return None
 
     def _no_records(self, stream: str) -> pa.RecordBatch:
         columns = {**self.core.streams[stream].spec.columns, TIME_COLUMN: pa.int64()}
@@ -418,8 +493,10 @@ def _encode(event: Event) -> Record:
     match event:
         case Configured(queries):
             return _json(CONFIGURED, {"queries": [[r.name, r.version, s.to_mapping()] for r, s in queries]})
-        case SourcesOpened(sources):
-            return _json(SOURCES_OPENED, {"sources": sources})
+        case SourcesOpened(sources, replayable):
+            return _json(SOURCES_OPENED, {"sources": sources, "replayable": replayable})
+        case BackfillEnded(ref, source):
+            return _json(BACKFILL_ENDED, {"query": [ref.name, ref.version], "source": source})
         case SourceEnded(stream, source):
             return _json(SOURCE_ENDED, {"stream": stream, "source": source})
         case TickEvent(now_ms, unread):
@@ -436,8 +513,8 @@ def _encode(event: Event) -> Record:
             return _json(LOST, asdict(event))
         case PullEvent() | PullReplayed():
             raise TypeError("a pull is journaled with the frame that it built")
-        case Ingested():
-            raise TypeError("a batch is journaled by ingest_range or ingest_payload")
+        case Ingested() | BackfillIngested():
+            raise TypeError("a batch is journaled by ingest_range, ingest_payload or ingest_backfill")
 
 
 def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
@@ -445,7 +522,10 @@ def _decode_plain(kind: int, fields: dict[str, Any]) -> Event:
         CONFIGURED: lambda: Configured(
             tuple((QueryRef(n, v), QuerySpec.from_mapping(spec)) for n, v, spec in fields["queries"])
         ),
-        SOURCES_OPENED: lambda: SourcesOpened(tuple((s, n) for s, n in fields["sources"])),
+        SOURCES_OPENED: lambda: SourcesOpened(
+            tuple((s, n) for s, n in fields["sources"]), tuple(fields.get("replayable", ()))
+        ),
+        BACKFILL_ENDED: lambda: BackfillEnded(QueryRef(*fields["query"]), fields["source"]),
         SOURCE_ENDED: lambda: SourceEnded(fields["stream"], fields["source"]),
         LOST: lambda: InputLost(**fields),
         TICK: lambda: TickEvent(fields["now_ms"], tuple(fields["unread"])),
@@ -466,6 +546,11 @@ def _range_record(event: Ingested, start: Position | None, end: Position) -> Rec
     # For the statement of a loss, should the range not be there any more when it is needed.
     content = {"rows": event.batch.num_rows, "times": _time_range(event.batch)}
     return _json(RANGE, {**head, **content, "start": start, "end": end})
+
+
+def _backfill_record(event: BackfillIngested, start: Position | None, end: Position) -> Record:
+    head = {"query": [event.query.name, event.query.version], "source": event.source, "arrival_ms": event.arrival_ms}
+    return _json(BACKFILL, {**head, "rows": event.batch.num_rows, "start": start, "end": end})
 
 
 def _payload_record(event: Ingested) -> Record:

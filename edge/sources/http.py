@@ -8,7 +8,7 @@ invalid records in it are rejected individually and listed in the reply. If all 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -60,6 +60,9 @@ class HttpSource:
         with self._idle(self.name):
             async for chunk in _never():
                 yield chunk
+
+    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+        raise StorageError(f"{self.name}: pushed records cannot be read again; they are in the journal")
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
         raise StorageError(f"{self.name}: pushed records cannot be read again; they are in the journal")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 import numpy as np
 
@@ -52,6 +52,9 @@ class PacedSource:
 
     def chunks(self, position: Position | None) -> AsyncIterator[Chunk]:
         return paced(self._source.chunks(position), self._clock, now_ms=self._now_ms, sleep=self._sleep)
+
+    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+        return self._source.backfill(position, until)
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
         return self._source.reread(start, end)

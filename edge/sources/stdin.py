@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 from edge.codecs import LineStream, TextFormat
 from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, Position, split_rows
@@ -99,6 +99,9 @@ class StdinSource:
             if was_short and short and not pipe.ended:
                 with self._idle(self.name):
                     await self._sleep(COALESCE_S)
+
+    def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+        raise StorageError(f"{self.name}: standard input cannot be read again")
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
         raise StorageError(f"{self.name}: standard input cannot be read again")

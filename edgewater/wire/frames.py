@@ -171,7 +171,8 @@ class LossReason(StrEnum):
     JOURNAL_DAMAGED = "journal-damaged"
     """Records of the edge's journal are damaged."""
     BEFORE_QUERY = "before-query"
-    """Records ahead of the clock were read before the query was registered; they are lost to this query only."""
+    """Records were read before the query was registered, and its edge does not read them again: records ahead of the
+    clock, or of a query with `since` those of sources that can no longer be read. They are lost to this query only."""
     FRAME_DAMAGED = "frame-damaged"
     """The center cannot read a frame of the edge; stated by the center."""
     PARTIAL_REFUSED = "partial-refused"

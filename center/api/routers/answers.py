@@ -22,8 +22,9 @@ from center.api.time_params import Time
 from center.catalog import RegisteredQuery
 from center.ledger import Phase
 from center.results import AnswerRecord
-from center.serving import MeasureQuestions, rfc3339
+from center.serving import MeasureQuestions
 from edgewater.errors import InvalidRequest, NotFound
+from edgewater.timestamps import rfc3339
 
 MAX_LIMIT = 1_000
 CHUNK = 25

@@ -18,12 +18,12 @@ from center.api.problems import HttpProblem
 from center.api.services import Center, Services
 from center.api.waiting import explain
 from center.catalog import COMPONENTS, RegisteredQuery, component_status, expected_edges
-from center.serving import rfc3339
 from edgewater.errors import InvalidQuery
 from edgewater.plain_yaml import load_yaml
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
 from edgewater.synopses import require_fit
+from edgewater.timestamps import rfc3339
 
 MAX_SPEC_BYTES = 1 << 20
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")

@@ -7,11 +7,12 @@ requests it, so a slow consumer slows the source and at most one piece is in mem
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from edge.codecs import RecordSchema, TextFormat, codec_of
-from edge.records import COALESCE_S, SHORT_READ_BYTES, Chunk, InputGone, Position, split_rows
+from edge.records import COALESCE_S, MAX_CHUNK_ROWS, SHORT_READ_BYTES, Chunk, InputGone, Position, split_rows
+from edge.sources.files.backfill import BackfillFile, BackfillReader
 from edge.sources.files.fingerprint import inode_of, locate, matching_files
 from edge.sources.files.follower import ROTATE_WAIT_MS, FollowedFiles, contains, requires_complete_by_name
 from edge.sources.files.parquet import ParquetReader
@@ -22,6 +23,8 @@ from edgewater.errors import InvalidConfig, StorageError
 from edgewater.streams import Delivery
 
 POLL_S = 0.25
+BACKFILL_ROWS = 8_192
+"""Records of a chunk that is read again: few, because the live sources wait while it is handled."""
 
 
 def text_opener(text: TextFormat, compression: str = "auto") -> OpenReader:
@@ -140,12 +143,53 @@ class FileSource:
         finally:
             followed.close()
 
-    def _chunks(self, piece: Piece) -> list[Chunk]:
+    def _chunks(self, piece: Piece, rows: int = MAX_CHUNK_ROWS) -> list[Chunk]:
         decoded = piece.decoded
         start, end = piece.start.to_json(), piece.end.to_json()
         return split_rows(
-            Chunk(self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes, piece.losses, piece.input_gone)
+            Chunk(self.name, decoded.batch, start, end, decoded.rejected, piece.nbytes, piece.losses, piece.input_gone),
+            rows,
         )
+
+    async def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+        reader = await asyncio.to_thread(self._backfill_reader, position, FilePosition.from_json(until))
+        try:
+            while (piece := await asyncio.to_thread(reader.next, self._now_ms())) is not None:
+                progress = reader.progress()
+                for chunk in self._chunks(piece, BACKFILL_ROWS):
+                    assert chunk.end is not None
+                    yield replace(chunk, end=chunk.end | progress)
+        finally:
+            reader.close()
+
+    def _backfill_reader(self, position: Position | None, until: FilePosition) -> BackfillReader:
+        limits = [replace(p, others=(), note=None, ended=False) for p in (until, *until.others)]
+        if self._follow:
+            files = self._without_copies(limits)
+        else:
+            last = self._locate(limits[0])
+            before = [p for p in matching_files(self._pattern) if p < until.file and p != last]
+            files = [*(BackfillFile(p, None) for p in before), BackfillFile(last, limits[0])]
+        reader = BackfillReader(files, self._open, in_order=not self._follow)
+        if position is not None:
+            reader.resume(position)
+        return reader
+
+    def _without_copies(self, limits: list[FilePosition]) -> list[BackfillFile]:
+        """Returns the files of these positions. Copies of others, which were not read, have no path."""
+        files = [BackfillFile(None, limit) for limit in limits]
+        known: list[tuple[str, FilePosition]] = []
+        for file, limit in sorted(zip(files, limits, strict=True), key=lambda f: -f[1].offset):
+            path = self._locate(limit)
+            if path is not None and not any(
+                path == other or (at.head == limit.head and self._contains(other, limit)) for other, at in known
+            ):
+                file.path = path
+                known.append((path, limit))
+        return files
+
+    def _locate(self, position: FilePosition) -> str | None:
+        return locate(position, self._may_contain, by_content=not self._follow)
 
     def reread(self, start: Position | None, end: Position) -> Chunk:
         last = FilePosition.from_json(end)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from center.catalog import ComponentHeartbeat
-from center.serving import rfc3339
 from edgewater.streams import MAX_TIME_MS, EdgeId
+from edgewater.timestamps import rfc3339
 from tests.center.api.conftest import HOUR, T0
 from tests.center.catalog_world import frame
 

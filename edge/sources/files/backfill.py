@@ -1,0 +1,141 @@
+"""Reads again what a file source has read up to a position, as far as the files still have it.
+
+Files that are followed at the same time may be of the same hours or of different days. The next block is always taken
+from the file whose last block has the oldest records, so that the event times that are read advance together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edge.records import InputGone, Position
+from edge.sources.files.position import FilePosition
+from edge.sources.files.reader import FileReader, OpenReader, Piece
+from edgewater.streams import MIN_TIME_MS, TIME_COLUMN
+
+
+@dataclass(slots=True)
+class BackfillFile:
+    """A file that is read up to a position.
+
+    Attributes:
+        path: None once all of it has been read, or if it is gone.
+        limit: the position, without the other files'; None: to the end of the file.
+        position: after the last piece; None: nothing has been read.
+        reached_ms: the newest event time of the last piece.
+    """
+
+    path: str | None
+    limit: FilePosition | None
+    position: FilePosition | None = None
+    reached_ms: int = MIN_TIME_MS
+    reader: FileReader | None = None
+
+
+class BackfillReader:
+    """Reads files up to their positions. Blocking; one thread at a time.
+
+    Args:
+        files: in an order that depends on their positions only.
+        in_order: file after file, instead of all at the same time.
+    """
+
+    def __init__(self, files: Sequence[BackfillFile], open_reader: OpenReader, *, in_order: bool) -> None:
+        self._files = list(files)
+        self._open = open_reader
+        self._in_order = in_order
+        self._current = 0
+
+    def resume(self, position: Position) -> None:
+        """Continues after a position with the `progress` of another reader of the same files."""
+        at = replace(FilePosition.from_json(position), others=())
+        if self._in_order:
+            found = [n for n, file in enumerate(self._files) if file.path == at.file]
+            first = (
+                found[-1]
+                if found
+                else next(
+                    (n for n, file in enumerate(self._files) if file.path is not None and file.path > at.file),
+                    len(self._files) - 1,
+                )
+            )
+            for file in self._files[:first]:
+                file.path = None
+            if found:
+                self._files[first].position = at
+            return
+        state: dict[str, Any] = position["backfill"]
+        for file, read in zip(self._files, state["files"], strict=True):
+            file.position = None if read is None else FilePosition.from_json(read)
+        self._files[state["file"]].position = at
+
+    def progress(self) -> Position:
+        """Returns what a position lacks for `resume`: the positions of all files, if they are not read in order."""
+        if self._in_order:
+            return {}
+        read = [None if file.position is None else file.position.to_json() for file in self._files]
+        return {"backfill": {"file": self._current, "files": read}}
+
+    def next(self, now_ms: int) -> Piece | None:
+        """Returns the next records; None: all that can be read has been read.
+
+        Raises:
+            InvalidRecord: a file does not match the stream.
+        """
+        while unread := [n for n, file in enumerate(self._files) if file.path is not None]:
+            self._current = unread[0] if self._in_order else min(unread, key=lambda n: self._files[n].reached_ms)
+            file = self._files[self._current]
+            piece = self._next_of(file, now_ms)
+            if piece is None:
+                self._end(file)
+                continue
+            times = piece.decoded.batch.column(TIME_COLUMN).to_numpy()
+            file.reached_ms = int(times.max(initial=file.reached_ms))
+            file.position = piece.end
+            return piece
+        return None
+
+    def _next_of(self, file: BackfillFile, now_ms: int) -> Piece | None:
+        assert file.path is not None
+        limit = file.limit
+        try:
+            if file.reader is None:
+                file.reader = self._open(file.path, file.position)
+            if limit is None:
+                return self._undamaged(file.reader.next(True, now_ms))
+            if file.reader.position.offset < limit.offset:
+                piece = self._undamaged(file.reader.next(True, now_ms))
+                if piece is None or piece.end.offset <= limit.offset:
+                    return piece
+                if piece.start.offset < limit.offset:
+                    return self._reread(file, piece.start, replace(limit, row=0, block=0))
+            read = file.position.row if file.position is not None and file.position.offset == limit.offset else 0
+            if read < limit.row:
+                return self._reread(file, replace(limit, row=read, block=limit.block if read else 0), limit)
+        except (InputGone, FileNotFoundError):
+            pass  # the file has changed since; the records that it lacks are missing in the counts
+        return None
+
+    def _undamaged(self, piece: Piece | None) -> Piece | None:
+        """Returns the piece, None if it reports that the rest of the file cannot be read."""
+        return None if piece is None or piece.end.note is not None else piece
+
+    def _reread(self, file: BackfillFile, start: FilePosition, end: FilePosition) -> Piece:
+        """Returns the records between two positions, of which the second one may be inside a block of the reader."""
+        assert file.reader is not None and file.path is not None
+        piece = file.reader.reread(start, end)
+        file.reader.close()
+        file.reader = self._open(file.path, end)
+        return piece
+
+    def _end(self, file: BackfillFile) -> None:
+        file.path = None
+        if file.reader is not None:
+            file.reader.close()
+            file.reader = None
+
+    def close(self) -> None:
+        for file in self._files:
+            self._end(file)

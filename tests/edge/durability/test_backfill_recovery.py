@@ -1,0 +1,229 @@
+"""A query with `since` has the totals of a query that was registered before all records, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from edge.core import (
+    Acked,
+    BackfillEnded,
+    BackfillIngested,
+    Configured,
+    EdgeCore,
+    Ingested,
+    PullEvent,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+)
+from edge.durability import DurableCore
+from edge.records import Position
+from edgewater.query import QuerySpec
+from edgewater.streams import TIME_COLUMN
+from edgewater.wire import Frame, InputLoss, QueryRef
+from tests.edge.recovery_world import COLUMNS, EXACT, Center, flights, truth
+
+EARLY = QueryRef("exact", 1)
+SINCE_MS = 10_000
+ROWS = 200
+
+
+def since_query(since: str, name: str = "since", **changes: object) -> tuple[QueryRef, QuerySpec]:
+    spec = QuerySpec.from_mapping({**EXACT.to_mapping(), "name": name, "since": since, **changes})
+    return QueryRef(name, 1), spec
+
+
+class World:
+    """An edge with two replayable sources, which can be read again from their row `first_row` on."""
+
+    def __init__(
+        self, directory: Path, seed: int, queries: list[tuple[QueryRef, QuerySpec]], first_row: int = 0
+    ) -> None:
+        self.directory, self.center, self.first_row = directory, Center(), first_row
+        self.data = {name: flights(ROWS, 2 * seed + n, disorder_ms=1) for n, name in enumerate(("a", "b"))}
+        self.queries = ((EARLY, EXACT), *queries)
+        self.all_configured = False
+        self.open()
+        self.edge.handle(SourcesOpened((("flights", "a"), ("flights", "b")), ("a", "b")))
+        self.edge.handle(Configured(self.queries[:1]))
+        self.edge.sync()
+
+    def open(self) -> None:
+        """Recovers from what is on disk."""
+        self.edge = DurableCore(
+            self.directory, lambda: EdgeCore({"flights": StreamSpec(COLUMNS)}), self._reread, "first"
+        )
+
+    def _reread(self, source: str, start: Position | None, end: Position) -> pa.RecordBatch:
+        at = start["row"] if start else 0
+        return self.data[source].slice(at, end["row"] - at)
+
+    def row(self, source: str) -> int:
+        return int(self.edge.positions.get(source, {"row": 0})["row"])
+
+    def ingest(self, source: str, rows: int) -> None:
+        at = self.row(source)
+        end = min(at + rows, ROWS)
+        if end > at:
+            event = Ingested("flights", source, self.data[source].slice(at, end - at), (1 << 40) + end)
+            self.edge.ingest_range(event, {"row": at}, {"row": end})
+
+    def configure(self) -> None:
+        if len(self.edge.core.queries) < len(self.queries):
+            self.edge.handle(Configured(self.queries))
+
+    def backfill(self, query: QueryRef, source: str, rows: int) -> None:
+        """Reads some rows of a backfill, or ends it."""
+        limits = self.edge.backfills.get(query, {}).get(source)
+        if limits is None:
+            return
+        assert limits.until is not None
+        at = max(limits.position["row"] if limits.position else 0, self.first_row)
+        end = min(at + rows, limits.until["row"])
+        if end <= at:
+            self.edge.handle(BackfillEnded(query, source))
+            return
+        event = BackfillIngested(query, source, self.data[source].slice(at, end - at), 1 << 40)
+        self.edge.ingest_backfill(event, {"row": at}, {"row": end})
+
+    def pull(self) -> None:
+        self.edge.handle(PullEvent(400, {"flights": (-(1 << 61), 1 << 61)}))
+
+    def ship(self) -> None:
+        self.edge.sync()
+        for frame in list(self.edge.core.unacked):
+            self.center.receive(frame)
+        if self.center.frames:
+            self.edge.handle(Acked(max(self.center.frames)))
+
+    def crash(self) -> None:
+        self.edge.close()
+        self.open()
+
+    def step(self, rng: np.random.Generator) -> None:
+        source, rows = str(rng.choice(["a", "b"])), int(rng.integers(1, 60))
+        query = self.queries[rng.integers(len(self.queries))][0]
+        actions: list[Callable[[], None]] = [
+            lambda: self.ingest(source, rows),
+            lambda: self.backfill(query, source, rows),
+            self.pull,
+            self.ship,
+            self.edge.sync,
+            self.edge.checkpoint,
+            self.crash,
+        ]
+        actions[rng.choice(len(actions), p=np.array([4, 6, 3, 2, 1, 1, 1]) / 18)]()
+
+    def finish(self) -> None:
+        self.configure()
+        for query, _ in self.queries:
+            for source in "ab":
+                while source in self.edge.backfills.get(query, {}):
+                    self.backfill(query, source, 50)
+                    self.pull()
+                    self.ship()
+        for source in "ab":
+            self.ingest(source, ROWS)
+            self.edge.handle(SourceEnded("flights", source))
+        while True:
+            sent = len(self.center.frames)
+            for _ in range(20):
+                self.pull()
+            self.ship()
+            if len(self.center.frames) == sent:
+                return
+
+    def frames(self, query: QueryRef) -> list[Frame]:
+        return [frame for _, frame in sorted(self.center.frames.items()) if frame.query == query]
+
+    def losses(self, query: QueryRef) -> list[InputLoss]:
+        return [loss for frame in self.frames(query) for loss in frame.unpack().losses]
+
+    def answers(self, query: QueryRef) -> dict[int, object]:
+        return {start: groups for (name, start), groups in self.center.answers().items() if name == query.name}
+
+    def truth(self, since_ms: int = 0) -> dict[int, object]:
+        records = pa.Table.from_batches(self.data.values()).combine_chunks().to_batches()[0]
+        return {start: groups for (_, start), groups in truth(records, EXACT).items() if start >= since_ms}
+
+
+def run(directory: Path, seed: int, queries: list[tuple[QueryRef, QuerySpec]], first_row: int = 0) -> World:
+    rng = np.random.default_rng(seed)
+    world = World(directory, seed, queries, first_row)
+    for _ in range(rng.integers(20)):
+        world.step(rng)
+    world.configure()
+    for _ in range(rng.integers(40)):
+        world.step(rng)
+        world.configure()  # the center sends its queries again if a crash has lost them
+    world.finish()
+    return world
+
+
+@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(s, marks=pytest.mark.slow) for s in range(12, 120))])
+def test_any_interleaving_with_crashes_gives_the_totals_of_a_query_that_was_there_before(
+    tmp_path: Path, seed: int
+) -> None:
+    everything, later = since_query("beginning"), since_query("1970-01-01T00:00:10Z", "later")
+    world = run(tmp_path, seed, [everything, later])
+    assert world.answers(EARLY) == world.truth()
+    assert world.answers(everything[0]) == world.truth()
+    assert world.answers(later[0]) == world.truth(SINCE_MS)
+    for query, since_ms in ((everything[0], None), (later[0], SINCE_MS)):
+        assert not world.losses(query)
+        through = -(1 << 62)
+        for frame in world.frames(query):
+            body = frame.unpack()
+            assert body.since_ms == since_ms
+            # The records are in order, so no record may come for a slice that was stated to be closed.
+            assert all(p.slice_start_ms + 10_000 > through for p in body.partials)
+            assert body.through_ms >= through
+            through = body.through_ms
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(s, marks=pytest.mark.slow) for s in range(6, 40))])
+def test_what_can_no_longer_be_read_is_stated_and_nothing_else_is_doubted(tmp_path: Path, seed: int) -> None:
+    query = since_query("beginning")
+    world = run(tmp_path, seed, [query], first_row=90)
+    answers, expected, losses = world.answers(query[0]), world.truth(), world.losses(query[0])
+    lacking = {start for start in expected if answers.get(start) != expected[start]}
+    stated = {start for start in expected if any(loss.overlaps(start, start + 10_000) for loss in losses)}
+    assert lacking <= stated
+    for loss in losses:
+        assert loss.reason == "before-query"
+        assert loss.from_ms is not None and loss.to_ms is not None
+        gone = world.data[loss.source].column(TIME_COLUMN).to_numpy()[: world.first_row]
+        assert loss.to_ms - 1_000 <= gone.max(), "a loss reaches at most to the second of the last lost record"
+
+
+def test_records_of_a_source_that_cannot_be_read_again_are_stated(tmp_path: Path) -> None:
+    world = World(tmp_path, 1, [query := since_query("beginning")])
+    world.edge.handle(SourcesOpened((("flights", "a"), ("flights", "b")), ("a",)))
+    world.ingest("a", 50)
+    world.ingest("b", 50)
+    world.configure()
+    assert set(world.edge.backfills[query[0]]) == {"a"}
+    world.finish()
+    losses = world.losses(query[0])
+    assert {loss.source for loss in losses} == {"b"}
+    assert sum(loss.records or 0 for loss in losses) == 50
+
+
+def test_a_backfill_ends_with_a_source_that_is_no_longer_configured(tmp_path: Path) -> None:
+    world = World(tmp_path, 1, [query := since_query("beginning")])
+    world.ingest("a", 50)
+    world.ingest("b", 50)
+    world.configure()
+    world.backfill(query[0], "a", 20)
+    world.edge.handle(SourcesOpened((("flights", "b"),), ("b",)))
+    assert set(world.edge.backfills[query[0]]) == {"b"}
+    world.backfill(query[0], "b", 50)
+    world.backfill(query[0], "b", 50)
+    assert not world.edge.backfills
+    pipeline = world.edge.core.queries[query[0]]
+    assert sum(loss.records or 0 for loss in pipeline.losses if loss.source == "a") == 30
