@@ -25,7 +25,7 @@ QueryState = Literal["answered", "waiting", "refused", "no_edges", "no_records",
 REMEDIES: dict[QueryState, str] = {
     "refused": "register the query in another form, or change the streams of the edges",
     "no_edges": "start an edge whose configuration has this stream, or correct `from`",
-    "no_records": "register the query before the edges read their records, or check `where`",
+    "no_records": "register the query before the edges read their records or with `since`, or check `where`",
     "merging": "wait: the answers follow within seconds",
     "stuck": "read the alarms at /v1/alarms; the frames are kept. A query under another name gets answers",
     "center_not_ready": "see /readyz and the log of the component",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from edgewater.errors import InvalidQuery
 from edgewater.measure import Measure
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
+from edgewater.streams import MIN_TIME_MS
 from edgewater.windows import SlidingWindow
 
 COLUMNS = {"carrier": pa.string(), "bytes": pa.int64(), "delay": pa.float64(), "ok": pa.bool_()}
@@ -374,3 +375,37 @@ def test_errors_survive_pickling() -> None:
             str(error),
         )
         assert again.code == "invalid-query"
+
+
+@pytest.mark.parametrize(
+    ("value", "since_ms", "text"),
+    [
+        ("2013-01-01T00:00:00Z", 1_356_998_400_000, "2013-01-01T00:00:00Z"),
+        ("2013-01-01T01:00:00.250+01:00", 1_356_998_400_250, "2013-01-01T00:00:00.250Z"),
+        (1_356_998_400_000, 1_356_998_400_000, "2013-01-01T00:00:00Z"),
+        ("beginning", MIN_TIME_MS, "beginning"),
+    ],
+)
+def test_since_is_a_time_or_the_beginning(value: Any, since_ms: int, text: str) -> None:
+    found = spec(since=value)
+    assert found.since_ms == since_ms
+    assert found.to_mapping()["since"] == text
+    assert QuerySpec.from_mapping(found.to_mapping()) == found
+
+
+def test_since_may_be_written_without_quotes_in_yaml() -> None:
+    text = "name: q\nfrom: s\nmeasures: {n: count()}\nwindow: {tumbling: 1h}\nsince: 2013-01-01T01:00:00+01:00\n"
+    assert QuerySpec.from_yaml(text).since_ms == 1_356_998_400_000
+    assert QuerySpec.from_yaml(text.replace("T01:00:00+01:00", "T00:00:00Z")).since_ms == 1_356_998_400_000
+    with pytest.raises(InvalidQuery, match=r"since: '2013-01-01' is not accepted; expected beginning, or RFC 3339"):
+        QuerySpec.from_yaml(text.replace("T01:00:00+01:00", ""))
+
+
+@pytest.mark.parametrize("value", ["2h", "yesterday", "2013-01-01", "2013-01-01T00:00:00", "", True, 1.5, [], 10**18])
+def test_another_since_is_refused(value: Any) -> None:
+    refused("since", "expected beginning, or RFC 3339 with an offset", since=value)
+
+
+def test_since_is_refused_where_it_could_not_be_right() -> None:
+    accuracy = {"error": "5%", "confidence": "95%"}
+    refused("since", "the times at which records arrived", since="beginning", accuracy=accuracy)
