@@ -146,4 +146,6 @@ def test_a_file_that_is_deleted_during_a_backfill_is_stated(agent: AgentProcess)
     found = answers(agent)
     assert counted(found["n"]) == 2_000
     assert counted(found["again"]) == 1_000
-    assert {(loss.reason, loss.records) for body in found["again"] for loss in body.losses} == {("before-query", 1_000)}
+    # That it was deleted while the agent was down is a loss of its own: more may have been written to it.
+    losses = {(loss.reason, loss.records) for body in found["again"] for loss in body.losses}
+    assert losses == {("before-query", 1_000), ("file-gone", None)}
