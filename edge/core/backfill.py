@@ -52,7 +52,12 @@ class TimeCounts:
         if first == last and at < len(self.buckets) and self.buckets[at] == first:
             self.counts[at] += sign * len(times_ms)  # nearly every batch of a live source
             return
-        buckets, counts = np.unique(times_ms // self.width_ms, return_counts=True)
+        if last - first < MAX_BUCKETS:  # faster than sorting
+            numbers = np.bincount(times_ms // self.width_ms - first)
+            places = np.flatnonzero(numbers)
+            buckets, counts = places + first, numbers[places]
+        else:
+            buckets, counts = np.unique(times_ms // self.width_ms, return_counts=True)
         self._merge(np.concatenate([self.buckets, buckets]), np.concatenate([self.counts, sign * counts]))
 
     def _merge(self, buckets: IntArray, counts: IntArray) -> None:

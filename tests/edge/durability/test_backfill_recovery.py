@@ -29,6 +29,8 @@ from edgewater.wire import Frame, InputLoss, QueryRef
 from tests.edge.recovery_world import COLUMNS, EXACT, Center, flights, truth
 
 EARLY = QueryRef("exact", 1)
+SESSIONS = QuerySpec.from_mapping({**EXACT.to_mapping(), "name": "sessions", "window": {"session": "700ms"}})
+EARLY_SESSIONS = QueryRef("sessions", 1)
 SINCE_MS = 10_000
 ROWS = 200
 
@@ -46,11 +48,10 @@ class World:
     ) -> None:
         self.directory, self.center, self.first_row = directory, Center(), first_row
         self.data = {name: flights(ROWS, 2 * seed + n, disorder_ms=1) for n, name in enumerate(("a", "b"))}
-        self.queries = ((EARLY, EXACT), *queries)
-        self.all_configured = False
+        self.queries = ((EARLY, EXACT), (EARLY_SESSIONS, SESSIONS), *queries)
         self.open()
         self.edge.handle(SourcesOpened((("flights", "a"), ("flights", "b")), ("a", "b")))
-        self.edge.handle(Configured(self.queries[:1]))
+        self.edge.handle(Configured(self.queries[:2]))
         self.edge.sync()
 
     def open(self) -> None:
@@ -170,7 +171,9 @@ def test_any_interleaving_with_crashes_gives_the_totals_of_a_query_that_was_ther
     tmp_path: Path, seed: int
 ) -> None:
     everything, later = since_query("beginning"), since_query("1970-01-01T00:00:10Z", "later")
-    world = run(tmp_path, seed, [everything, later])
+    sessions = since_query("beginning", "later_sessions", window={"session": "700ms"})
+    world = run(tmp_path, seed, [everything, later, sessions])
+    assert world.answers(sessions[0]) == world.answers(EARLY_SESSIONS) != {}
     assert world.answers(EARLY) == world.truth()
     assert world.answers(everything[0]) == world.truth()
     assert world.answers(later[0]) == world.truth(SINCE_MS)

@@ -140,6 +140,14 @@ def test_the_oldest_records_of_followed_files_come_first(world: Any, ndjson: Any
     assert found.index(150) > found.index(99), "only the first block of each file may come before its turn"
 
 
+def test_compressed_files_that_are_followed(world: Any, ndjson: Any) -> None:
+    world.write("a.log.gz", gzip.compress(ndjson(0, 20).encode()))
+    world.write("b.log.gz", gzip.compress(ndjson(20, 40).encode()))
+    chunks = follow(world, "*.log.gz", *[lambda: None] * 20)
+    assert values(chunks) == list(range(40))
+    check_all_positions(lambda: world.source("*.log.gz", follow=True, format="ndjson"), in_pieces(chunks, 9))
+
+
 @pytest.mark.parametrize("style", ["rename", "compress", "copytruncate"])
 def test_rotated_files(world: Any, ndjson: Any, style: str) -> None:
     world.write("a.log", ndjson(0, 40))
