@@ -107,6 +107,13 @@ class Input:
         while self.offset < offset and self.read(min(BLOCK_BYTES, offset - self.offset)):
             pass
 
+    def seek_end(self) -> None:
+        """Moves to the end of what can be read now."""
+        if self.codec is None:
+            self.seek(self.size)
+        while self.read(BLOCK_BYTES):
+            pass
+
     def read(self, size: int) -> bytes:
         """Returns at most `size` bytes; none at the end, or where the file is damaged (see `damage`)."""
         if self.damage is not None or self.overwritten:

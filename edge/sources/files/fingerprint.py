@@ -59,7 +59,7 @@ def path_of_inode(position: FilePosition) -> str | None:
 def find_copy(position: FilePosition, contains: Contains) -> str | None:
     """Returns the path of another file in the same directory that has the content up to the position; None without one.
 
-    Log rotation may copy a file or compress it.
+    Log rotation may copy a file or compress it, under a name that begins as its own, up to the first dot.
     """
     if not identifies_content(position):
         return None
@@ -89,10 +89,17 @@ def identifies_content(position: FilePosition) -> bool:
 
 def _is_copy(path: str, position: FilePosition, contains: Contains) -> bool:
     try:
+        if not Path(path).name.startswith(_base_name(position.file)):
+            return False
         status = Path(path).stat()
         return stat.S_ISREG(status.st_mode) and status.st_ino != position.inode and contains(path, position)
     except OSError:  # it was deleted, or is not ours to read
         return False
+
+
+def _base_name(path: str) -> str:
+    name = Path(path).name
+    return name.split(".")[0] or name
 
 
 def _neighbours(path: str) -> Iterable[str]:

@@ -256,25 +256,39 @@ class FollowedFiles:
 
     def _open_settled(self, inode: int, path: str, now_ms: int) -> None:
         stamp = _stamp(path)
-        original = self._original_of(path)
-        if original is not None:
-            end = replace(original, file=path, inode=inode, ended=True, size=stamp[0] if stamp else 0, note=None)
-            self._files[inode] = FollowedFile(end, None, stamp=stamp)
-        elif stamp is None or not self._is_undecided(inode, path, stamp, now_ms):
+        if stamp is not None and self._open_copy(inode, path, stamp):
+            return
+        if stamp is None or not self._is_undecided(inode, path, stamp, now_ms):
             reader = self._open(path, None)
             self._files[reader.position.inode] = FollowedFile(reader.position, reader)
 
-    def _original_of(self, path: str) -> FilePosition | None:
-        """Returns the position of a known file of which this one is a copy."""
-        known = [file.position for file in self._files.values()] + list(self._released.values())
-        known = [position for position in known if identifies_content(position)]
-        if not known:
-            return None
+    def _open_copy(self, inode: int, path: str, stamp: Stamp) -> bool:
+        """Returns whether a new file begins with what was read of a known one, and is taken for a copy of it.
+
+        If all of it can be read from the other one, it is not read; if the other one is closed, it is read further.
+        """
+        open_files = [f for f in self._files.values() if f.reader is not None and identifies_content(f.position)]
+        closed = [file.position for file in self._files.values() if file.reader is None]
+        closed = [p for p in [*closed, *self._released.values()] if identifies_content(p)]
+        if not open_files and not closed:
+            return False
         reader = self._open(path, None)
         try:
-            return next((position for position in known if reader.contains(position)), None)
+            for file in [f for f in open_files if reader.contains(f.position)]:
+                assert file.reader is not None
+                if file.reader.was_overwritten():
+                    return True  # the next round reads it further
+                size, last = reader.end()
+                if last and os.pread(file.reader.fileno(), len(last), size - len(last)) == last:
+                    end = replace(file.position, file=path, inode=inode, ended=True, size=stamp[0], note=None)
+                    self._files[inode] = FollowedFile(end, None, stamp=stamp)
+                    return True
+            original = next((position for position in closed if reader.contains(position)), None)
         finally:
             reader.close()
+        if original is not None:
+            self._reopen(replace(original, inode=inode), path)
+        return original is not None
 
     def _is_undecided(self, inode: int, path: str, stamp: Stamp, now_ms: int) -> bool:
         """Returns whether a new file may be a copy of a known one that is still being written."""

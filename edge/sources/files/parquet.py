@@ -127,6 +127,9 @@ class ParquetReader:
         is_same = (len(head), google_crc32c.value(head)) == position.head
         return is_same and position.size in (0, self._file.size())
 
+    def end(self) -> tuple[int, bytes]:
+        return int(self._file.size()), b""
+
     def was_overwritten(self) -> bool:
         return False
 

@@ -58,6 +58,9 @@ class FileReader(Protocol):
         Afterwards the reader can only be asked again, or closed.
         """
 
+    def end(self) -> tuple[int, bytes]:
+        """Returns the decompressed size of the file, and its last bytes. Afterwards as `contains`."""
+
     def was_overwritten(self) -> bool:
         """Returns whether the file no longer has what was read from it."""
 

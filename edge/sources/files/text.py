@@ -184,6 +184,10 @@ class TextReader:
             head += more
         return len(head), google_crc32c.value(head)
 
+    def end(self) -> tuple[int, bytes]:
+        self._input.seek_end()
+        return self._input.offset, self._input.tail
+
     def was_overwritten(self) -> bool:
         return self._input.was_overwritten()
 

@@ -319,3 +319,35 @@ def test_a_file_that_was_created_and_rotated_between_two_polls_is_read(world: An
 
     chunks = follow_through(world, "app.log", rotate_twice, *NOTHING * 4, format="ndjson")
     assert sorted(numbers(chunks)) == list(range(15))
+
+
+HEADER = ",".join(["t", "carrier", "distance", "delay", "late", "x" * 300]) + "\n"
+
+
+def rows(start: int, stop: int) -> str:
+    return "".join(f"17000000000{n:02d},AA,{n},,,\n" for n in range(start, stop))
+
+
+def test_a_file_of_which_only_the_header_was_read_hides_no_other_one(world: Any, numbers: Any) -> None:
+    world.write("a.csv", HEADER)
+    chunks = follow_through(
+        world,
+        "*.csv",
+        lambda: world.append("a.csv", rows(0, 1)),
+        lambda: world.write("b.csv", HEADER + rows(0, 1) + rows(5, 10)),
+        lambda: world.write("c.csv", HEADER + rows(10, 15)),
+        (world.folder / "a.csv").unlink,
+        *NOTHING * 4,
+        lambda: world.write("d.csv", HEADER + rows(15, 20)),
+        *NOTHING,
+    )
+    assert sorted(numbers(chunks)) == [0, 0, *range(5, 20)]
+
+
+def test_a_file_of_another_program_is_not_taken_for_a_copy(world: Any, numbers: Any) -> None:
+    log = world.write("app.csv", HEADER)
+    world.write("other.csv", HEADER + rows(50, 60))
+    chunks = follow_through(
+        world, "app.csv", lambda: world.append("app.csv", rows(0, 1)), lambda: log.write_text(""), *NOTHING
+    )
+    assert numbers(chunks) == [0]
