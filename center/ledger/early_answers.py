@@ -200,11 +200,11 @@ class EarlyAnswerLedger(TimeWindowLedger):
         """Adds the prediction and the measured coverage to the quality of an answer."""
         start_ms, estimator = emission.window_start_ms, self._estimator
         is_final = emission.phase is Phase.FINAL
-        may_be_incomplete = self._phase(start_ms) is Phase.EARLY or estimator.has_unknown_sample(start_ms)
+        unknown_sample = estimator.has_unknown_sample(start_ms)
         quality: Quality = with_accuracy(
-            emission.quality, self._spec, prediction, early=may_be_incomplete,
+            emission.quality, self._spec, prediction, early=self._phase(start_ms) is Phase.EARLY or unknown_sample,
             covered=estimator.finalize(start_ms) if is_final else None, coverage=estimator.coverage,
             slot_ms=estimator.schedule.grid.slot_ms, too_many_groups=estimator.has_too_many_groups,
-            sampled_because=reasons,
+            sampled_because=reasons, unknown_sample=unknown_sample,
         )  # fmt: skip
         return replace(emission, quality=quality)

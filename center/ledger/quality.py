@@ -148,6 +148,7 @@ ACCURACY = "accuracy"
 
 TOO_FEW_ARRIVALS = "too few arrivals are known for an error bound"
 TOO_MANY_GROUPS = f"there are, or recently were, more than {MAX_GROUPS} groups: windows are answered when complete"
+UNKNOWN_SAMPLE = "unknown: records may have been sampled out that are not counted"
 NOT_SAMPLED = "not sampled: the measure is cheap, and edges and links keep up"
 ALL_RECORDS_NEEDED = (
     "not sampled: the measure is expensive, but every record is needed, or the needed rate is not known yet"
@@ -191,6 +192,7 @@ class AccuracyQuality:
             value; None: there are none yet.
         covered: of a final answer, whether that holds for this window (for all its groups).
         too_many_groups: the query has too many groups for early answers.
+        unknown_sample: records may have been sampled out that are not counted, so that the data bound nothing.
     """
 
     measure: str
@@ -201,6 +203,7 @@ class AccuracyQuality:
     coverage: float | None
     covered: bool | None
     too_many_groups: bool = False
+    unknown_sample: bool = False
 
     def to_mapping(self) -> dict[str, Any]:
         p = self.prediction
@@ -221,9 +224,10 @@ class AccuracyQuality:
         return result
 
     def to_prediction(self) -> dict[str, Any]:
-        """Per measure, the interval that replaces the one of the data."""
+        """Per measure, the interval that replaces the one of the data; none: the data have no bounds."""
         p = self.prediction
-        assert p is not None
+        if p is None:
+            return {self.measure: {"estimate": None, "lower": None, "upper": None, "confidence": None}}
         if p.groups is None:
             confidence = self.confidence if p.bounded else None
             return {self.measure: {**_interval(p), "confidence": confidence}}
@@ -320,6 +324,10 @@ class Quality:
                 result["records"] |= {"expected": expected, "sampled": round(predicted.sampled)}
                 parts = {"sampling": predicted.sampling, "straggler": predicted.straggler, "missing": predicted.missing}
                 result["error"] |= {name: _finite(width) for name, width in parts.items()}
+            elif self.accuracy.unknown_sample:
+                result["prediction"] = self.accuracy.to_prediction()
+                result["records"] |= {"expected": None, "sampled": None}
+                result["error"] |= {"sampling": None, "straggler": None}
         if self.session is not None:
             result["session"] = {"cut": self.session.cut, "cuts": self.session.cuts}
             if self.session.merged_into_ms is not None:
@@ -429,11 +437,13 @@ def with_accuracy(
     slot_ms: int,
     too_many_groups: bool = False,
     sampled_because: Mapping[str, frozenset[SamplingReason]] = _NONE,
+    unknown_sample: bool = False,
 ) -> Quality:
     """Extends the quality of an answer by what its accuracy requires.
 
     Args:
         sampled_because: reasons per edge that did not process all of the window's records.
+        unknown_sample: records may have been sampled out that are not counted.
     """
     accuracy = spec.accuracy
     assert accuracy is not None
@@ -454,8 +464,8 @@ def with_accuracy(
     waited = prediction.waited_slots * slot_ms if prediction is not None else None
     result = AccuracyQuality(
         accuracy.measure, accuracy.confidence, prediction,
-        describe_reasons(sampled_because) if sampled else ALL_RECORDS_NEEDED if is_expensive(spec) else NOT_SAMPLED,
-        waited, coverage, covered, too_many_groups,
+        _describe_sampling(spec, sampled_because if sampled else None, unknown_sample), waited, coverage, covered,
+        too_many_groups, unknown_sample,
     )  # fmt: skip
     # An open slice's counters arrive with its close; until then the arrival counts say how many records there are.
     observed = max(quality.observed, round(prediction.arrived)) if prediction is not None else quality.observed
@@ -466,6 +476,14 @@ def _exactness(spec: QuerySpec) -> bool | dict[str, bool]:
     """True if all measures are exact; otherwise, whether each is."""
     each = {m.name: m.function.exact for m in spec.measures}
     return True if all(each.values()) else each
+
+
+def _describe_sampling(
+    spec: QuerySpec, because: Mapping[str, frozenset[SamplingReason]] | None, unknown_sample: bool
+) -> str:
+    if because is not None:
+        return describe_reasons(because)
+    return UNKNOWN_SAMPLE if unknown_sample else ALL_RECORDS_NEEDED if is_expensive(spec) else NOT_SAMPLED
 
 
 def _too_stale(first_staleness_ms: int, budget_ms: int) -> list[Violation]:

@@ -354,6 +354,10 @@ def test_after_too_many_groups_while_edges_sample_no_answer_is_exact(
     assert done
     for answer in done:
         assert [v.code for v in answer.quality.violations] == ["accuracy"]
+        stated = answer.quality.to_mapping()
+        assert stated["accuracy"]["sampling"].startswith("unknown"), "what was sampled out is not counted"
+        assert stated["records"]["sampled"] is stated["error"]["sampling"] is None
+        assert stated["prediction"]["total"]["lower"] is stated["prediction"]["total"]["upper"] is None
 
 
 def test_when_the_last_edge_is_retired_no_rates_are_needed() -> None:

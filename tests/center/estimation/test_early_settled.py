@@ -128,6 +128,9 @@ def test_the_sample_of_a_retired_edge_is_not_taken_for_all_of_its_records() -> N
     touched = [e for e in later if BEGIN_MS + SAMPLED_FROM_MS <= e.window_start_ms < BEGIN_MS + 9_000]
     assert {e.phase for e in touched} >= {Phase.COMPLETE, Phase.FINAL}
     assert not [e for e in touched if not e.quality.violations]
+    for answer in touched:
+        (interval,) = answer.quality.to_mapping()["prediction"].values()
+        assert interval["lower"] is interval["upper"] is interval["confidence"] is None
     assert [e for e in later if e.window_start_ms >= BEGIN_MS + 9_500 and not e.quality.violations], (
         "later windows meet the accuracy"
     )
