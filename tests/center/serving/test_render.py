@@ -10,10 +10,11 @@ import pytest
 from center.ledger import Phase
 from center.ledger.quality import Totals, WithheldBound, assess
 from center.results import AnswerRecord
-from center.serving import MeasureQuestions, render, rfc3339, to_csv, to_table
+from center.serving import MeasureQuestions, render, to_csv, to_table
 from edgewater.errors import InvalidRequest
 from edgewater.query import QuerySpec
 from edgewater.synopses import Estimates, GroupedAggregate, MeanStack, Quantile
+from edgewater.timestamps import rfc3339
 from edgewater.wire import QueryRef
 
 FLIGHTS = {"carrier": pa.string(), "late": pa.bool_(), "x": pa.int64(), "delay": pa.float64()}
