@@ -40,6 +40,7 @@ from edgewater.synopses import Estimates, GroupedAggregate, IntArray, RowSampleS
 from edgewater.timestamps import rfc3339
 
 _UNSTATED = (None, None, None)
+_PREDICTION_ROUNDING = 2.0**-44
 
 __all__ = [
     "DEFAULT_QUANTILES",
@@ -228,6 +229,9 @@ def with_prediction(
         rows = [p["groups"].get(key, _UNSTATED) for key in keys]
     columns = np.array([[math.nan if x is None else x for x in row] for row in rows], float).reshape(-1, 3).T
     value = np.where(np.isnan(columns[0]), estimates.value, columns[0])
+    # Predictions are float64; of integers beyond 2^53 an interval may be narrower than their rounding.
+    margin = np.where(np.abs(value) >= 2.0**53, np.abs(value) * _PREDICTION_ROUNDING, 0.0)
+    columns = np.array([value, columns[1] - margin, columns[2] + margin])
     # What has arrived decides that the value is NaN or infinite, whatever is still to come.
     odd = estimates.odd
     value, lower, upper = (np.where(odd, estimates.value, each) for each in (value, columns[1], columns[2]))

@@ -296,8 +296,8 @@ class _QueryCheck:
             if row is not None or group == ():
                 self._prediction(answer, measure, group, cell, bounds)
             return
-        if row is None and not whole:
-            return  # an answer that is not whole does not say that there are no other groups
+        if row is None and (not whole or bounds.low is None):
+            return  # an answer that is not whole does not say that there are no other groups, nor that nulls are a zero
         if name == "distinct":
             self._interval(answer, measure, group, cell, bounds, answer["confidence"], whole)
             self._exactly(answer, measure, group, cell, bounds, whole)

@@ -95,6 +95,9 @@ def test_an_early_answer_does_not_predict_what_is_nan_already() -> None:
     own.note(arrived)
     contract = with_own_errors({"met": True, "violations": []}, spec, {"v": own})
     assert not contract["met"] and contract["violations"][0]["code"] == "accuracy"
+    large = {"v": {**predictions["v"], **dict.fromkeys(("estimate", "lower", "upper"), 2.0**61)}}
+    stated = with_prediction(Estimates.exact(np.array([4.0])), measure, large, {})
+    assert stated.lower < 2.0**61 - 124 and stated.upper > 2.0**61 + 124
     finite = with_prediction(Estimates.exact(np.array([4.0])), measure, predictions, {})
     assert (finite.value, finite.lower, finite.upper) == (10.0, 9.0, 11.0)
     assert pa.array(finite.value).to_pylist() == [10.0]
