@@ -14,7 +14,7 @@ from tests.simulation.virtual import EPOCH_MS
 
 STREAM = "events"
 COLUMNS = {"id": pa.int64(), "k": pa.string(), "x": pa.int64(), "f": pa.float64()}
-SKETCHES = 0.0
+SKETCHES = 0.2
 """Probability of a sketch in a query."""
 COLUMN_NAMES = {"id": "int64", "k": "string", "x": "int64", "f": "float64"}
 

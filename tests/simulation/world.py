@@ -54,7 +54,7 @@ from tests.simulation.processes import (
     Rule,
     observed_core,
 )
-from tests.simulation.scenario import COLUMNS, EdgePlan, LinkFault, QueryPlan, Scenario
+from tests.simulation.scenario import COLUMNS, EdgePlan, LinkFault, PlannedRecord, QueryPlan, Scenario
 from tests.simulation.truth import Fate, QueryTruth, TrueRecord
 from tests.simulation.virtual import (
     EPOCH_MS,
@@ -419,9 +419,10 @@ class World:
             unlisted = plan.spec.edges is None and seen_ms.get(name, first_ms + 1) > first_ms
             for record in disk.plan.records:
                 rule = self._rule(disk, ref, record.values["id"])
-                fate = self._fate(disk, record.values["id"], rule, unlisted)
+                fate = self._fate(disk, record, rule, plan, unlisted)
                 if fate is not None:
                     late, came_ms = (rule.late, rule.watermark_ms) if rule is not None else (False, None)
+                    late |= fate is Fate.LOST  # it may have been late in the state that was lost
                     records.append(TrueRecord(disk.plan.name, record.event_ms, record.values, fate, late, came_ms))
         return records
 
@@ -429,21 +430,23 @@ class World:
     def _rule(disk: Disk, ref: QueryRef, number: int) -> Rule | None:
         return disk.seen.get(number, {}).get(ref)
 
-    def _fate(self, disk: Disk, number: int, rule: Rule | None, unlisted: bool) -> Fate | None:
+    def _fate(
+        self, disk: Disk, record: PlannedRecord, rule: Rule | None, plan: QueryPlan, unlisted: bool
+    ) -> Fate | None:
+        number, loses_state = record.values["id"], disk.plan.loses_state_s is not None
         accepted = disk.accepted.get(number) if disk.plan.pushed else True
         if accepted is None:
             return None  # always refused: it was never given to the edge
         if not accepted or disk.plan.retired_s is not None:
             return Fate.UNCERTAIN
-        loses_state = disk.plan.loses_state_s is not None
         if number in disk.seen and (rule is None or rule.before_query):
-            return Fate.UNCERTAIN if unlisted else Fate.LOST
-        if rule is not None and rule.too_late:
-            return Fate.UNCERTAIN if loses_state else Fate.EITHER
-        if unlisted:
-            return Fate.EITHER
+            return Fate.UNCERTAIN if unlisted or plan.deleted_s is not None else Fate.LOST
         if loses_state:
-            return Fate.LOST
+            # Windows that had not begun by the center's clock are not known to lack records that were ahead of it.
+            is_ahead = record.event_ms > EPOCH_MS + record.at_s * 1000
+            return Fate.UNCERTAIN if unlisted or is_ahead or (rule is not None and rule.too_late) else Fate.LOST
+        if unlisted or (rule is not None and rule.too_late):
+            return Fate.EITHER
         return Fate.COUNTED
 
 
