@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +95,14 @@ class FollowedFile:
             end = min(written, row + self._process.rng.choice((1, 5, 1000)))
             yield self._chunk(row, end)
             row = end
+
+    async def backfill(self, position: Position | None, until: Position) -> AsyncGenerator[Chunk]:
+        row = position["row"] if position else 0
+        while row < until["row"]:
+            end = min(until["row"], row + self._process.rng.choice((1, 5, 1000)))
+            yield self._chunk(row, end)
+            row = end
+            await asyncio.sleep(0)
 
     def _chunk(self, row: int, end: int) -> Chunk:
         batch = self._disk.batch.slice(row, end - row)

@@ -38,6 +38,7 @@ from center.results import AnswerRecord, ResultStore
 from center.serving import render
 from center.storage.database import open_engine
 from edge.process import WallClock
+from edge.utilization import no_marker
 from edgewater.errors import NotFound
 from edgewater.streams import EdgeId
 from edgewater.wire import QueryRef
@@ -481,7 +482,7 @@ def installed(world: World) -> Iterator[None]:
         def __new__(cls, *args: Any, **options: Any) -> Any:
             return observed_core(world.disks[this_process().name])(*args, **options)
 
-    def build_sources(_config: Any, _clocks: Any, *, now_ms: Any, idle: Any) -> list[Any]:
+    def build_sources(_config: Any, _clocks: Any, *, now_ms: Any, idle: Any = no_marker) -> list[Any]:
         process = this_process()
         disk = world.disks[process.name]
         if disk.plan.pushed:
