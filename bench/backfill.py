@@ -1,8 +1,9 @@
 """`python -m bench.backfill [--smoke]`: the latency of live records while a backfill runs beside them.
 
 One agent with a stream of a file and of pushed records. After the file has been read, small pushes are made at a fixed
-rate. The time from each to its acknowledgement, which follows the fsync, is measured alternately without a backfill and
-while a query with ``since: beginning`` reads the file again. The figure is the ratio of the 95th percentiles.
+rate. The time from each to its acknowledgement, which follows the fsync, is measured alternately while a query with
+``since: beginning`` reads the file again, and afterwards, with the same queries. The figure is the ratio of the 95th
+percentiles.
 """
 
 from __future__ import annotations
@@ -106,9 +107,9 @@ async def _measure(directory: Path, rounds: int) -> dict[str, Any]:
         agent.durable.handle(Configured((*queries, again)))
         beside += await _push_all(agent, lambda: not agent.durable.backfills)
         seconds.append(time.monotonic() - began_s)
-        agent.durable.handle(Configured(tuple(queries)))
         until_s = time.monotonic() + seconds[-1]
         without += await _push_all(agent, lambda until_s=until_s: time.monotonic() >= until_s)
+        agent.durable.handle(Configured(tuple(queries)))
     for task in tasks:
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):

@@ -86,9 +86,12 @@ def unread(agent: AgentProcess) -> int:
 
 
 def stop(agent: AgentProcess) -> None:
-    assert agent._process is not None
-    agent._process.terminate()
-    agent._process.wait()
+    process = agent._process
+    assert process is not None and process.stdin is not None
+    process.terminate()
+    process.wait()
+    process.stdin.close()
+    agent._process = None
 
 
 def answers(agent: AgentProcess) -> dict[str, list[FrameBody]]:
@@ -137,7 +140,7 @@ def test_a_file_that_is_deleted_during_a_backfill_is_stated(agent: AgentProcess)
         (agent.directory / f"{name}.ndjson").write_text(lines(first, 1_000))
     agent.start()
     agent.until(lambda: agent.records() == 2_000)
-    agent.kill()
+    stop(agent)  # with a checkpoint, which does not need the file
     register(agent)
     (agent.directory / "a.ndjson").unlink()
     agent.start()

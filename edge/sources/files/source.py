@@ -23,7 +23,7 @@ from edgewater.errors import InvalidConfig, StorageError
 from edgewater.streams import Delivery
 
 POLL_S = 0.25
-BACKFILL_ROWS = 8_192
+BACKFILL_ROWS = 2_048
 """Records of a chunk that is read again: few, because the live sources wait while it is handled."""
 
 
