@@ -403,6 +403,7 @@ class EpisodeRun:
             findings.add(self._check_query(truth, answers, settled))
         starts = {q: list(self.reader.newest(q))[:2] for q in self.reader.queries}
         findings.cells += self.reader.compare_forms(starts)
+        findings.false += self._unannounced()
         findings.false += self.reader.false
         if not settled:
             message = f"/readyz of the center and all edges is 200, and answers are not final {SETTLE_S:.0f} s after"
@@ -410,6 +411,22 @@ class EpisodeRun:
         return EpisodeResult(
             self.episode, findings, len(self.log.handed), self.reader.reads, skipped=sorted(set(self.skipped))
         )
+
+    def _unannounced(self) -> list[Falsehood]:
+        """What answers state to be lost or uncounted without an alarm."""
+        raised = {(alarm["kind"], alarm["edge"]) for alarm in self.center.alarms()}
+        false = []
+        for query in self.reader.queries:
+            stated: set[tuple[str, str]] = set()
+            for answer in self.reader.newest(query).values():
+                completeness = answer["quality"]["completeness"]
+                stated |= {("state-lost", edge) for edge in completeness.get("lost_state", ())}
+                stated |= {("input-lost", loss["edge"]) for loss in completeness.get("losses", ())}
+                if answer["quality"]["records"]["after_final"]:
+                    stated.add(("records-after-final", ""))
+            after_final = {("records-after-final", "") for kind, _ in raised if kind == "records-after-final"}
+            false += [Falsehood("alarm", query, "", 0, f"no alarm {s}") for s in sorted(stated - raised - after_final)]
+        return false
 
     def _check_query(self, truth: QueryTruth, answers: Sequence[Any], settled: bool) -> Findings:
         end = max((w.end_ms for w in truth.windows.values()), default=0)
@@ -426,7 +443,7 @@ class EpisodeRun:
         self.reader.stop()
         for inputs in self.inputs.values():
             for made in inputs:
-                made._stopping.set()
+                made.abandon()
         for edge in self.edges:
             if edge.process is not None:
                 edge.signal(signal.SIGCONT)

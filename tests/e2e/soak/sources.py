@@ -50,10 +50,15 @@ class Input:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopping.set()
+        """Ends the writing and waits for it. Raises what made it fail."""
+        self.abandon()
         self._thread.join(PUSH_TIMEOUT_S + 5)
         if self.failure is not None:
             raise self.failure
+
+    def abandon(self) -> None:
+        """Ends the writing without waiting."""
+        self._stopping.set()
 
     def _run(self) -> None:
         try:
@@ -228,16 +233,11 @@ class PushInput(Input):
 
 
 class StdinInput(Input):
-    """Writes to the standard input of an edge, which a restart replaces.
-
-    Attributes:
-        lost_process: whether a process was killed that may have had lines in its pipe or unsynced.
-    """
+    """Writes to the standard input of an edge, which a restart replaces."""
 
     def __init__(self, edge: str, source: RecordSource, log: InputLog, records_per_s: float, bad: bool) -> None:
         super().__init__(edge, source, log, records_per_s, bad)
         self.process: subprocess.Popen[bytes] | None = None
-        self.lost_process = False
 
     def write(self, records: list[Record], with_bad: bool) -> None:
         process = self.process
