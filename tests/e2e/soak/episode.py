@@ -431,10 +431,14 @@ class EpisodeRun:
     def _check_query(self, truth: QueryTruth, answers: Sequence[Any], settled: bool) -> Findings:
         end = max((w.end_ms for w in truth.windows.values()), default=0)
         late = truth.spec.name.endswith("late_query")
+        # The query's page also counts records that came too late for windows without any answer.
+        page = self.center.request("GET", f"/v1/queries/{truth.spec.name}").json()
+        stated = sum(a["quality"]["records"]["after_final"] for a in answers if a["phase"] == "final")
         return check_query(
             truth,
             answers,
             at_rest=settled,
+            counted=max(0, page["after_final"] - stated),
             closed_through_ms=None if late else end,
             late_is_known=False,
         )
