@@ -183,6 +183,8 @@ class FollowedFiles:
         for inode, path in listed.items():
             if inode not in self._files:
                 self._open_new(inode, path, now_ms)
+        for file in (self._files[inode] for inode in missed if inode in self._files):
+            file.leaving = True  # before the file that has the name now, whose records are newer
         self._undecided = {inode: since for inode, since in self._undecided.items() if inode in listed}
         return [self._with_other_positions(piece) for piece in pieces]
 

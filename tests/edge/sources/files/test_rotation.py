@@ -243,8 +243,10 @@ def test_a_file_that_was_created_and_rotated_while_the_agent_was_down_is_read(
         os.utime(f"{between}.gz", (20, 20))
     world.write("app.log", ndjson(300, 400))
     more = follow_through(world, "app.log", *NOTHING * 4, position=first[-1].end, format="ndjson")
-    assert sorted(numbers(more)) == [*range(100, 150), *range(200, 400)]
-    assert numbers(more)[:50] == [*range(100, 150)]
+    if packed:  # it is read once it has not changed for a round
+        assert sorted(numbers(more)) == [*range(100, 150), *range(200, 400)]
+    else:
+        assert numbers(more) == [*range(100, 150), *range(200, 400)], "in the order in which they were written"
     assert losses(more) == reasons(more) == []
     reread(world, "app.log", more)
     again = follow_through(world, pattern, *NOTHING * 4, position=more[-1].end, format="ndjson")
