@@ -128,6 +128,9 @@ MAX_NAMED_EDGES = 3
 STALENESS = "staleness-budget"
 """Violation code: the answer came later than its staleness budget."""
 
+MISSING_EDGES = "missing-edges"
+"""Violation code: an expected edge has not closed the window, or closed it without all its records."""
+
 LOST_STATE = "lost-state"
 """Violation code: an edge lost its state while the window was open, so it may lack records or count some twice."""
 
@@ -457,6 +460,9 @@ def with_accuracy(
         violations.append(Violation(ACCURACY, TOO_MANY_GROUPS if too_many_groups else TOO_FEW_ARRIVALS))
     elif prediction is not None and not prediction.met:
         violations.append(Violation(ACCURACY, prediction.reason))
+    if not early:
+        # All edges have closed the window, and what one of them does not have of it no estimate stands for.
+        violations += [v for v in quality.violations if v.code == MISSING_EDGES]
     requested = dict(accuracy.to_contract())
     if isinstance(spec.budget, StalenessBudget):
         requested["staleness_ms"] = spec.budget.staleness_ms
@@ -499,7 +505,7 @@ def _incomplete(expected: int, missing: tuple[str, ...]) -> list[Violation]:
     reported = expected - len(missing)
     return [
         Violation(
-            "missing-edges", f"{reported} of {expected} expected edges have closed the window with all their records"
+            MISSING_EDGES, f"{reported} of {expected} expected edges have closed the window with all their records"
         )
     ]
 
