@@ -1,0 +1,147 @@
+"""The tutorial as a newcomer types it: every command of the page, and every output that the page shows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
+SERVERS = ("edgewater center run", "edgewater edge run")
+INSTALLATION = ("python3 -m venv", "pip install")
+"""Commands that need not be run: the environment of the tests has what they install."""
+WITHIN_S = 120.0
+
+pytestmark = pytest.mark.e2e
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the page, with the text that its output has to match."""
+
+    text: str
+    shown: str
+
+
+def commands(page: str) -> list[Command]:
+    found = []
+    for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            lines = part.splitlines()
+            until = 1
+            if heredoc := re.search(r"<<'(\w+)'", lines[0]):
+                until = lines.index(heredoc[1]) + 1
+            found.append(Command("\n".join(lines[:until]), "\n".join(lines[until:])))
+    return found
+
+
+def matches(shown: str, output: str) -> bool:
+    """Whether an output is as shown; `…` stands for any text, also of several lines."""
+    pattern = ".*?".join(re.escape(piece.strip()) for piece in shown.split("…"))
+    pattern = re.sub(r"(\\\s)+", r"\\s+", pattern)
+    return re.search(pattern.replace("\\\n", r"\s+"), output, re.DOTALL) is not None
+
+
+def free_ports(count: int) -> list[str]:
+    """Ports below those that the system gives to clients: they are used much later than they are chosen."""
+    found: list[str] = []
+    for port in range(10_000 + os.getpid() % 20_000, 32_000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(str(port))
+        if len(found) == count:
+            break
+    return found
+
+
+class Terminals:
+    """The directory of a newcomer, with free ports instead of the page's."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ports = dict(zip(("7400", "7480", "7410"), free_ports(3), strict=True))
+        self.servers: dict[str, subprocess.Popen[bytes]] = {}
+        bin_directory = str(Path(sys.executable).parent)
+        self.env = {
+            **os.environ,
+            "PATH": f"{bin_directory}:{os.environ['PATH']}",
+            "EDGEWATER_CENTER__GATEWAY__LISTEN": f"127.0.0.1:{self.ports['7400']}",
+            "EDGEWATER_CENTER__API__LISTEN": f"127.0.0.1:{self.ports['7480']}",
+        }
+
+    def with_ports(self, text: str) -> str:
+        text = text.replace("state_dir:", "http: {listen: 127.0.0.1:7410}\nstate_dir:")
+        return re.sub("|".join(self.ports), lambda found: self.ports[found[0]], text)
+
+    def type(self, command: Command) -> None:
+        if command.text.startswith(SERVERS):
+            self.serve(command)
+            return
+        # A query is answered, and a status is known, a moment after what it depends on.
+        deadline = time.monotonic() + WITHIN_S
+        repeatable = "--data-binary" not in command.text
+        while True:
+            done = subprocess.run(
+                self.with_ports(command.text), shell=True, cwd=self.directory, env=self.env, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+            )  # fmt: skip
+            if matches(self.with_ports(command.shown), done.stdout):
+                return
+            assert repeatable and time.monotonic() < deadline, f"$ {command.text}\n{done.stdout}\n\n{command.shown}"
+            time.sleep(0.2)
+
+    def serve(self, command: Command) -> None:
+        """Starts a server in a terminal of its own; one edge at a time, as the page says."""
+        kind = next(s for s in SERVERS if command.text.startswith(s))
+        self.stop(kind)
+        log = self.directory / f"{len(list(self.directory.glob('*.log')))}.log"
+        with log.open("wb") as file:
+            self.servers[kind] = subprocess.Popen(
+                [sys.executable, "-m", *command.text.split()], cwd=self.directory, env=self.env,
+                stdout=file, stderr=file, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        deadline = time.monotonic() + WITHIN_S
+        while not matches(self.with_ports(command.shown), log.read_text()):
+            assert self.servers[kind].poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+
+    def stop(self, kind: str) -> None:
+        server = self.servers.pop(kind, None)
+        if server is not None:
+            server.send_signal(signal.SIGINT)
+            server.wait(WITHIN_S)
+
+
+@contextmanager
+def terminals(directory: Path) -> Iterator[Terminals]:
+    opened = Terminals(directory)
+    try:
+        yield opened
+    finally:
+        for kind in list(opened.servers):
+            opened.stop(kind)
+
+
+def test_every_command_and_every_output_of_the_tutorial(tmp_path: Path) -> None:
+    page = [c for c in commands(TUTORIAL.read_text()) if not c.text.startswith(INSTALLATION)]
+    assert len(page) >= 15
+    with terminals(tmp_path) as terminal:
+        for command in page:
+            terminal.type(command)
+
+
+def test_the_comparison_of_outputs_finds_differences() -> None:
+    assert matches('{\n  "n": 7…,\n…\n}', '{\n  "n": 7.25,\n  "m": 1\n}')
+    assert not matches('{\n  "n": 7…,\n…\n}', '{\n  "n": 8.25,\n  "m": 1\n}')
+    assert not matches("a\nb", "a\nc\nb")
