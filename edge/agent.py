@@ -49,6 +49,8 @@ checkpoints take long."""
 TICK_MIN_S = 0.2
 BACKPRESSURE_POLL_S = 0.05
 SOURCE_RETRY_S = 5.0
+STOP_GRACE_S = 2
+"""How long requests in progress may take once the agent is told to stop."""
 FAILURE_MS = 3000 * SOURCE_RETRY_S
 """A failure of a source expires after this time: retries that have not failed since are reading."""
 UNREAD_INPUT_S = 0.1
@@ -93,14 +95,21 @@ class Agent:
             InvalidConfig: the agent cannot listen on `http.listen`.
         """
         listening = listen(self.config.http.listen, "http.listen")
-        server = EmbeddedServer(uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off"))
+        server = EmbeddedServer(
+            uvicorn.Config(
+                self._app(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=STOP_GRACE_S
+            )
+        )
         serving = asyncio.create_task(server.serve([listening]))
         tasks = [asyncio.create_task(loop) for loop in self.loops()]
         stopping = asyncio.create_task(stop.wait())
         try:
             await self._first_failure([*tasks, serving], stopping)
         finally:
-            server.should_exit = server.force_exit = True
+            # A push whose records have been ingested must be answered, or its client sends them again.
+            server.should_exit = True
+            await asyncio.wait([serving], timeout=2 * STOP_GRACE_S)
+            server.force_exit = True
             for task in [*tasks, stopping]:
                 task.cancel()
             await asyncio.gather(*tasks, stopping, serving, return_exceptions=True)

@@ -154,6 +154,32 @@ def run(test: Callable[[Center], Awaitable[None]], directory: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_push_that_is_being_made_durable_when_the_agent_stops_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its records count, and count again when the client repeats the push."""
+
+    async def test(center: Center) -> None:
+        agent = open_agent(config(tmp_path, center, [{"http": {}}]))
+        stop, durable = asyncio.Event(), agent.commit.durable
+
+        async def stopping() -> None:
+            stop.set()
+            await asyncio.sleep(0)
+            await durable()
+
+        task = asyncio.create_task(agent.run(stop))
+        await until(agent.outbox.configured.is_set, "the first queries", task)
+        monkeypatch.setattr(agent.commit, "durable", stopping)
+        async with httpx.AsyncClient() as client:
+            url = f"http://{agent.config.http.listen}/v1/streams/flights"
+            response = await client.post(url, content=lines(range(3)), headers=NDJSON)
+        assert response.json()["accepted"] == 3
+        await task
+
+    run(test, tmp_path)
+
+
 def test_rejected_records_are_not_in_the_log_unless_it_is_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
