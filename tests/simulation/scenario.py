@@ -226,6 +226,8 @@ class _Draw:
             if target is not None:
                 mapping["accuracy"] = {"error": rng.choice(("5%", "20%")), "measure": target, "substream": "250ms"}
         registered_s = 0.0 if self.chance(0.8) else rng.uniform(0, active_s)
+        if registered_s and "accuracy" not in mapping and self.chance(0.5):
+            mapping["since"] = "beginning"
         deleted_s = rng.uniform(registered_s, active_s) if self.chance(0.08) else None
         return QueryPlan(QuerySpec.from_mapping(mapping), registered_s, deleted_s)
 
