@@ -10,6 +10,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ class Edge:
         self.link = Link(gateway_port)
         self.process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
+        self._starting = threading.Lock()
         self._disk: Path | None = None
         self._state = self.directory / "state"
         if own_disk:
@@ -91,6 +93,12 @@ class Edge:
         return self._disk is not None
 
     def start(self) -> None:
+        """Starts the agent, unless another fault of the same edge has started it already."""
+        with self._starting:
+            if self.process is None or self.process.poll() is not None:
+                self._start()
+
+    def _start(self) -> None:
         self._close_stdin()
         with (self.directory / "edge.log").open("ab") as log:
             module = [sys.executable, "-m", "tests.e2e.soak.stepped_edge", str(self._clock)]
