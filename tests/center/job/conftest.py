@@ -138,7 +138,9 @@ class World:
         for query in self.catalog.queries():
             for record in self.store.windows(query.ref, None, None, 10_000)[0]:
                 assert record.phase is Phase.FINAL
-                assert record.synopsis is not None
+                if record.synopsis is None:
+                    assert record.quality["completeness"]["losses"], "an empty window has an answer for a reason"
+                    continue
                 grouped = GroupedAggregate.from_bytes(record.synopsis)
                 urls = grouped.rows()[0].to_pylist()
                 for url, size in zip(urls, grouped.query("bytes").value, strict=True):

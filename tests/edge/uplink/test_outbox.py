@@ -98,7 +98,7 @@ async def test_a_share_survives_a_restart_and_is_confirmed_without_a_new_message
     async with gateway(tmp_path) as (port, catalog):
         catalog.register(spec(error={"s": 100}), 1)
         async with edge(tmp_path, port) as jfk:
-            await until(lambda: jfk.shares == {"s": 100.0})
+            await until(lambda: jfk.shares == {"s": 100.0} and jfk.durable.unsynced_bytes == 0)
             before = word(catalog, "jfk")
         async with edge(tmp_path, port) as jfk:
             assert jfk.shares == {"s": 100.0}
