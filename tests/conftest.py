@@ -14,13 +14,20 @@ OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="every law on every data set (make test-all)")
+    parser.addoption("--full", action="store_true", help="every law, data set and statistical cell (make test-all)")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs everything that starts a JVM or processes: the tests share one Spark session, and processes
-    of one test do not compete with those of another for two cores."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves tests marked `full` to `make test-all`.
+
+    One worker runs everything that starts a JVM or processes: the tests share one Spark session, and processes of one
+    test do not compete with those of another for two cores.
+    """
+    if not config.getoption("--full"):
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         if item.get_closest_marker("spark") or item.get_closest_marker("e2e"):
             item.add_marker(pytest.mark.xdist_group("processes"))
