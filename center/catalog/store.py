@@ -255,18 +255,7 @@ class Catalog:
                     awaited = oldest_seq
                 previous = incarnation_in_use(connection, edge)
                 if previous is not None and previous != incarnation:
-                    lost = (
-                        f"edge {edge}: incarnation {incarnation} has taken the place of {previous} without its state;"
-                        f" what {previous} had accepted and not shipped is in no answer, and windows that were open"
-                        " are not complete"
-                    )
-                    if known is not None:
-                        pair = " and ".join(sorted((incarnation, previous)))
-                        lost = (
-                            f"edge {edge}: incarnations {pair} take turns: two agents run under this id, or from copies"
-                            " of one state directory; give each agent an id and a directory of its own"
-                        )
-                    _alarm(connection, "state-lost" if known is None else "id-in-use-twice", lost, edge, now_ms)
+                    _alarm(connection, *_state_lost(edge, incarnation, previous, known is not None), edge, now_ms)
                     record_lost_state(connection, edge, now_ms)
                 upsert_incarnation(connection, edge, incarnation, first, awaited)
                 upsert_edge(connection, edge, incarnation, labels, streams, now_ms, session)
@@ -444,6 +433,24 @@ def _check_columns(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> None:
         except InvalidQuery as exc:
             where = f"at edge {edge.edge}" + (f", {exc.reason}" if exc.reason else "")
             raise InvalidQuery(exc.field, exc.value, exc.accepted, where) from exc
+
+
+def _state_lost(edge: EdgeId, incarnation: str, previous: str, returned: bool) -> tuple[str, str]:
+    """The kind and the message of the alarm about an incarnation that takes another one's place.
+
+    Args:
+        returned: the center has known the incarnation before.
+    """
+    if returned:
+        pair = " and ".join(sorted((incarnation, previous)))
+        return "id-in-use-twice", (
+            f"edge {edge}: incarnations {pair} take turns: two agents run under this id, or from copies of one state"
+            " directory; give each agent an id and a directory of its own"
+        )
+    return "state-lost", (
+        f"edge {edge}: incarnation {incarnation} has taken the place of {previous} without its state; what {previous}"
+        " had accepted and not shipped is in no answer, and windows that were open are not complete"
+    )
 
 
 def _alarm(connection: Connection, kind: str, message: str, edge: EdgeId, now_ms: int) -> None:

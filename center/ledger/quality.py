@@ -52,8 +52,6 @@ class WithheldBound:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Union of all edges' closes of a slice, or of all slices of a window."""
-
     """Union of all edges' closes of a slice, or of all slices of a window.
 
     Attributes:
