@@ -176,5 +176,5 @@ def _at_edge(
 def _joined(waits: Sequence[EdgeWait]) -> str:
     shown = [w.text for w in waits[:NAMED_EDGES]]
     if len(waits) > NAMED_EDGES:
-        shown.append(f"{len(waits) - NAMED_EDGES} more edges likewise or for other reasons")
+        shown.append(f"and {len(waits) - NAMED_EDGES} more edges, see `edges`")
     return "; ".join(shown)

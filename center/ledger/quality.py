@@ -136,7 +136,7 @@ INPUT_LOST = "input-lost"
 """Violation code: an edge has lost, or may have lost, input of the window."""
 
 LEFT = "left"
-"""Violation code: an edge was retired, or stopped to serve the stream, before it had closed the window."""
+"""Violation code: an edge was retired, or stopped serving the stream, before it had closed the window."""
 
 NOTHING_ARRIVED = "nothing-arrived"
 """Violation code: no record of the window has arrived, and edges that may have some have not closed it."""
@@ -459,7 +459,7 @@ def with_accuracy(
     elif prediction is not None and not prediction.met:
         violations.append(Violation(ACCURACY, prediction.reason))
     if not early:
-        # All edges have closed the window, and what one of them does not have of it no estimate stands for.
+        # All edges have closed the window: no estimate stands for the records that one of them lacks.
         violations += [v for v in quality.violations if v.code == MISSING_EDGES]
     requested = dict(accuracy.to_contract())
     if isinstance(spec.budget, StalenessBudget):
@@ -518,7 +518,7 @@ def _lost_state(edges: tuple[str, ...]) -> list[Violation]:
 def _left(edges: tuple[EdgeId, ...]) -> list[Violation]:
     if not edges:
         return []
-    message = f"{', '.join(edges)} was retired, or stopped to serve the stream, before it had closed the window"
+    message = f"{', '.join(edges)} was retired, or stopped serving the stream, before it had closed the window"
     return [Violation(LEFT, message)]
 
 

@@ -15,8 +15,22 @@ JOINED_MS = 1_000
 """Records less than this apart are one span."""
 
 
-def _nothing() -> IntArray:
+def no_numbers() -> IntArray:
     return np.zeros(0, np.int64)
+
+
+def span_begins(between: IntArray, least: int, most: int) -> IntArray:
+    """Returns where spans begin: at 0, and wherever at least `least` lies between a place and the one before it.
+
+    Args:
+        between: int64; distances of n + 1 places, each to the next.
+        most: number of spans. Beyond that, those with the least between them are joined.
+    """
+    apart = between >= least
+    if np.count_nonzero(apart) >= most:
+        apart = np.zeros(len(between), bool)
+        apart[np.argsort(between, kind="stable")[-(most - 1) :]] = True
+    return np.concatenate([[0], np.flatnonzero(apart) + 1])
 
 
 @dataclass(slots=True)
@@ -27,9 +41,9 @@ class AheadRecords:
         first_ms, last_ms, records: int64, one per span.
     """
 
-    first_ms: IntArray = field(default_factory=_nothing)
-    last_ms: IntArray = field(default_factory=_nothing)
-    records: IntArray = field(default_factory=_nothing)
+    first_ms: IntArray = field(default_factory=no_numbers)
+    last_ms: IntArray = field(default_factory=no_numbers)
+    records: IntArray = field(default_factory=no_numbers)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -41,13 +55,7 @@ class AheadRecords:
         order = np.argsort(first, kind="stable")
         first = first[order]
         last = np.maximum.accumulate(np.concatenate([self.last_ms, times])[order])
-        between = first[1:] - last[:-1]
-        apart = between >= JOINED_MS
-        if np.count_nonzero(apart) >= MAX_SPANS:
-            widest = np.argsort(between, kind="stable")[-(MAX_SPANS - 1) :]
-            apart = np.zeros(len(between), bool)
-            apart[widest] = True
-        begins = np.concatenate([[0], np.flatnonzero(apart) + 1])
+        begins = span_begins(first[1:] - last[:-1], JOINED_MS, MAX_SPANS)
         self.first_ms = first[begins]
         self.last_ms = np.maximum.reduceat(last, begins)
         self.records = np.add.reduceat(np.concatenate([self.records, counts])[order], begins)

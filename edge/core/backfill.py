@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from edge.core.ahead import no_numbers, span_begins
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import IntArray
 
@@ -26,10 +27,6 @@ FIRST_RECORD_NUMBER = MIN_TIME_MS
 """Records of a backfill are numbered from here: their numbers identify them, and differ from those of live records."""
 
 
-def _nothing() -> IntArray:
-    return np.zeros(0, np.int64)
-
-
 @dataclass(slots=True)
 class TimeCounts:
     """Numbers of records by event time, in at most `MAX_BUCKETS` buckets of equal width; empty ones are not kept.
@@ -40,8 +37,8 @@ class TimeCounts:
     """
 
     width_ms: int = FIRST_WIDTH_MS
-    buckets: IntArray = field(default_factory=_nothing)
-    counts: IntArray = field(default_factory=_nothing)
+    buckets: IntArray = field(default_factory=no_numbers)
+    counts: IntArray = field(default_factory=no_numbers)
 
     def add(self, times_ms: IntArray, sign: int = 1) -> None:
         """Counts records with these event times; removes them with sign -1."""
@@ -94,12 +91,7 @@ class TimeCounts:
         if not len(filled):
             return []
         buckets, counts = self.buckets[filled], self.counts[filled]
-        between = np.diff(buckets)
-        apart = between > 1
-        if np.count_nonzero(apart) >= MAX_SPANS:
-            apart = np.zeros(len(between), bool)
-            apart[np.argsort(between, kind="stable")[-(MAX_SPANS - 1) :]] = True
-        begins = np.concatenate([[0], np.flatnonzero(apart) + 1])
+        begins = span_begins(np.diff(buckets), 2, MAX_SPANS)
         ends = np.concatenate([begins[1:], [len(buckets)]])
         width = self.width_ms
         return [

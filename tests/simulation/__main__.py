@@ -75,7 +75,10 @@ def summarize(reports: Iterable[Report]) -> Summary:
 
 def _seeds(text: str) -> range:
     first, _, last = text.partition("..")
-    return range(int(first), int(last)) if last else range(int(first))
+    seeds = range(int(first), int(last)) if last else range(int(first))
+    if not seeds:
+        raise argparse.ArgumentTypeError(f"{text} has no seed; expected A..B with B greater than A, such as 0..1000")
+    return seeds
 
 
 def main() -> int:

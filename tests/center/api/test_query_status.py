@@ -23,6 +23,17 @@ def accept(desk, query, *edges, message=""):
         desk.catalog.record_query_status(EdgeId(edge), query.ref, not message, code, message)
 
 
+def asked(desk, watermark_ms=None, message="", **changes):
+    """A query at a running center with one edge, jfk, which has accepted it (refused it, with a message)."""
+    running(desk)
+    desk.connect("jfk")
+    if watermark_ms is not None:
+        desk.beat("jfk", watermark_ms)
+    query = desk.register(**changes)
+    accept(desk, query, "jfk", message=message)
+    return query
+
+
 def status_of(desk, name="flights"):
     """The status; the 404 of `latest`, if there is no answer, says the same."""
     status = desk.get(f"/v1/queries/{name}/status").json()
@@ -58,11 +69,7 @@ def test_a_stream_that_no_edge_serves_is_named_with_the_streams_that_there_are(d
 
 
 def test_an_expected_edge_that_never_connected_is_named(desk):
-    running(desk)
-    desk.connect("jfk")
-    desk.beat("jfk", T0)
-    query = desk.register(edges=["jfk", "lga"])
-    accept(desk, query, "jfk")
+    asked(desk, T0, edges=["jfk", "lga"])
     status = status_of(desk)
     assert (status["state"], status["waits_for"]) == ("waiting", ["lga"])
     assert status["reason"] == "lga has never connected"
@@ -71,11 +78,7 @@ def test_an_expected_edge_that_never_connected_is_named(desk):
 
 
 def test_an_edge_that_is_silent_is_named_with_the_time_since_when(desk):
-    running(desk)
-    desk.connect("jfk")
-    desk.beat("jfk", T0)
-    query = desk.register()
-    accept(desk, query, "jfk")
+    asked(desk, T0)
     silent_since = desk.now
     desk.now += 60_000
     running(desk)
@@ -85,10 +88,7 @@ def test_an_edge_that_is_silent_is_named_with_the_time_since_when(desk):
 
 
 def test_a_query_that_every_edge_refuses_says_so_with_the_reason(desk):
-    running(desk)
-    desk.connect("jfk")
-    query = desk.register()
-    accept(desk, query, "jfk", message="measures.n: no such column")
+    asked(desk, message="measures.n: no such column")
     status = status_of(desk)
     assert status["state"] == "refused"
     assert status["reason"] == "jfk refuses the query: measures.n: no such column"
@@ -105,11 +105,7 @@ def test_an_edge_that_has_not_confirmed_or_not_read_is_named(desk):
 
 def test_a_query_that_came_after_all_records_says_so(desk):
     """The tutorial's own trap: the second query is asked when the file has been read."""
-    running(desk)
-    desk.connect("jfk")
-    desk.beat("jfk", MAX_TIME_MS)
-    query = desk.register()
-    accept(desk, query, "jfk")
+    asked(desk, MAX_TIME_MS)
     status = status_of(desk)
     assert status["state"] == "no_records"
     assert status["waits_for"] == []
@@ -118,11 +114,7 @@ def test_a_query_that_came_after_all_records_says_so(desk):
 
 
 def test_frames_that_the_job_cannot_merge_are_named(desk):
-    running(desk)
-    desk.connect("jfk")
-    desk.beat("jfk", T0)
-    query = desk.register()
-    accept(desk, query, "jfk")
+    query = asked(desk, T0)
     desk.catalog.index([frame(query.ref, 0, incarnation="jfk-1")])
     assert (status_of(desk)["state"], status_of(desk)["reason"]) == ("merging", "1 frames wait for the job")
     desk.catalog.add_alarm("query-stuck", f"query {query.key}: no common schema", EdgeId(""), desk.now)
@@ -131,11 +123,7 @@ def test_frames_that_the_job_cannot_merge_are_named(desk):
 
 
 def test_a_window_that_has_not_ended_is_no_fault(desk):
-    running(desk)
-    desk.connect("jfk")
-    desk.beat("jfk", T0)
-    query = desk.register()
-    accept(desk, query, "jfk")
+    asked(desk, T0)
     status = status_of(desk)
     assert (status["state"], status["remedy"], status["waits_for"]) == ("waiting", "", [])
     assert "expects more from 2013-01-01T00:00:00Z on" in status["reason"]
@@ -143,10 +131,7 @@ def test_a_window_that_has_not_ended_is_no_fault(desk):
 
 @pytest.mark.parametrize("silent", [False, True])
 def test_an_answered_query_names_those_without_whom_there_is_no_newer_answer(desk, silent):
-    running(desk)
-    desk.connect("jfk")
-    query = desk.register()
-    accept(desk, query, "jfk")
+    query = asked(desk)
     desk.report(query, "jfk", T0, {"UA": 3})
     desk.beat("jfk", T0 + HOUR)
     if silent:
@@ -159,10 +144,7 @@ def test_an_answered_query_names_those_without_whom_there_is_no_newer_answer(des
 
 @pytest.mark.parametrize("limit", ["1%", 100])
 def test_a_relative_budget_that_saves_nothing_says_why(desk, limit):
-    running(desk)
-    desk.connect("jfk")
-    query = desk.register(budget={"error": {"miles": limit}})
-    accept(desk, query, "jfk")
+    query = asked(desk, budget={"error": {"miles": limit}})
     desk.report(query, "jfk", T0, {"UA": 3})
     desk.beat("jfk", T0 + HOUR)
     assert ("relative to each group's own value" in status_of(desk)["budget"]) == (limit == "1%")
