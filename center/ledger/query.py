@@ -110,7 +110,7 @@ class QueryLedger(ABC):
             self._set_state(changed)
         for edge, (_, until) in changed.lost_states.items():
             if edge in expected and changed.lost_states[edge] != state.lost_states.get(edge):
-                self._open_lacking(None, until + 1)
+                self._open_lacking(None, until + 1, until + 1)
 
     def _leaving(self, edges: Sequence[EdgeRecord], expected: Collection[EdgeId]) -> dict[str, int]:
         """The edges that are no longer expected, each with an event time up to which it may have accepted records."""
@@ -220,9 +220,15 @@ class QueryLedger(ABC):
         """
 
     @abstractmethod
-    def _open_lacking(self, from_ms: int | None, to_ms: int | None) -> None:
+    def _open_lacking(self, from_ms: int | None, to_ms: int | None, today_ms: int) -> None:
         """Opens the windows, not final, that may lack records between two event times: without an answer, a window
-        without data would be taken for an empty one."""
+        without data would be taken for an empty one. Of very many, only the last ones up to `today_ms`.
+
+        Args:
+            from_ms: None: unknown, so all windows that are not final.
+            to_ms: None: unknown, so up to `today_ms`.
+            today_ms: the event time that the stream has reached.
+        """
 
     def _next_without_data(self) -> list[int]:
         """The next window that becomes due without data, if there is one."""
@@ -421,7 +427,7 @@ class QueryLedger(ABC):
 
     def _windows_lacking(self, loss: InputLoss, now_ms: int) -> set[int]:
         """The windows, not final, that need a new answer because of a loss."""
-        self._open_lacking(loss.from_ms, loss.to_ms)
+        self._open_lacking(loss.from_ms, loss.to_ms, self._state.running_clock.to_event_ms(now_ms))
         return {start for start in self._windows if loss.overlaps(*self._required_span(start))}
 
     def _close_window(self, start_ms: int) -> None:

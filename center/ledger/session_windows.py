@@ -39,7 +39,7 @@ class SessionWindowLedger(QueryLedger):
 
     # Which sessions exist
 
-    def _open_lacking(self, from_ms: int | None, to_ms: int | None) -> None:
+    def _open_lacking(self, from_ms: int | None, to_ms: int | None, today_ms: int) -> None:
         return  # without a record there is no session
 
     def _affected_windows(self, changed: Sequence[int]) -> set[int]:

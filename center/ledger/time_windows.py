@@ -9,13 +9,9 @@ from center.ledger.query import QueryLedger
 from center.ledger.state import WindowState
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.windows import SlidingWindow
-from edgewater.wire import InputLoss
 
 MAX_OVERDUE_PER_TICK = 1000
 """Overdue windows without data that one `TimeAdvanced` answers; the deadline stays in the past, so another follows."""
-
-MAX_LACKING_WINDOWS = 1000
-"""Windows without data that one stated loss adds, the last ones of its event times."""
 
 MAX_LACKING = 1000
 """Windows without data that are answered because records of an edge may be lost."""
@@ -50,22 +46,6 @@ class TimeWindowLedger(QueryLedger):
                 self._windows.put(start, WindowState(has_data=True))
                 self._track_window(start)
 
-    def _windows_lacking(self, loss: InputLoss, now_ms: int) -> set[int]:
-        # A window without a record is not known to be empty any more, so it gets an answer too.
-        clock = self._state.running_clock
-        begins = clock.to_event_ms(self._state.query.registered_at_ms) if loss.from_ms is None else loss.from_ms
-        start = self._first_ending_after(max(begins, self._state.final_through_ms))
-        today = clock.to_event_ms(now_ms)
-        last = ((today if loss.to_ms is None else min(loss.to_ms, today)) - 1 - start) // self._window.every_ms
-        for n in range(max(0, last + 1 - MAX_LACKING_WINDOWS), last + 1):
-            self._track_empty(start + n * self._window.every_ms)
-        return super()._windows_lacking(loss, now_ms)
-
-    def _track_empty(self, start_ms: int) -> None:
-        if start_ms not in self._windows:
-            self._windows.put(start_ms, WindowState(has_data=False))
-            self._track_window(start_ms)
-
     def _end(self, start_ms: int) -> int:
         return self._window.end(start_ms)
 
@@ -83,21 +63,19 @@ class TimeWindowLedger(QueryLedger):
 
     # Windows without data
 
-    def _open_lacking(self, from_ms: int | None, to_ms: int | None) -> None:
-        if to_ms is None:
-            return
+    def _open_lacking(self, from_ms: int | None, to_ms: int | None, today_ms: int) -> None:
+        state, every_ms = self._state, self._window.every_ms
         if from_ms is None:
-            from_ms = self._state.running_clock.to_event_ms(self._state.query.registered_at_ms)
-            if self._state.final_through_ms > MIN_TIME_MS:
-                from_ms = self._state.final_through_ms
-        start = self._first_ending_after(max(from_ms, self._state.final_through_ms))
-        if to_ms - start > MAX_LACKING * self._window.every_ms:
-            return  # an alarm has said so
-        while start < to_ms:
-            if start not in self._windows:
-                self._windows.put(start, WindowState(has_data=False))
-                self._track_window(start)
-            start += self._window.every_ms
+            is_running = state.final_through_ms > MIN_TIME_MS
+            from_ms = MIN_TIME_MS if is_running else state.running_clock.to_event_ms(state.query.registered_at_ms)
+        start = self._first_ending_after(max(from_ms, state.final_through_ms))
+        if to_ms is None or to_ms - start > MAX_LACKING * every_ms:
+            to_ms = today_ms if to_ms is None else min(to_ms, today_ms)
+            start += max(0, (to_ms - 1 - start) // every_ms + 1 - MAX_LACKING) * every_ms
+        for lacking in range(start, to_ms, every_ms):
+            if lacking not in self._windows:
+                self._windows.put(lacking, WindowState(has_data=False))
+                self._track_window(lacking)
 
     def _next_without_data(self) -> list[int]:
         closed = max(self._closed_ms, self._state.final_through_ms)
