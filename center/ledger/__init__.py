@@ -21,7 +21,9 @@ from center.ledger.quality import (
     STALENESS,
     Phase,
     Quality,
+    Violation,
     with_late_records,
+    with_violations,
 )
 from center.ledger.state import pack_state
 
@@ -44,6 +46,8 @@ __all__ = [
     "QueryDeleted",
     "QueryRegistered",
     "TimeAdvanced",
+    "Violation",
     "pack_state",
     "with_late_records",
+    "with_violations",
 ]

@@ -397,6 +397,12 @@ def assess(
     )
 
 
+def with_violations(contract: Mapping[str, Any], added: Iterable[Violation]) -> dict[str, Any]:
+    """Extends the contract of `Quality.to_mapping()` by violations; it is met only without any."""
+    violations = [*contract["violations"], *({"code": v.code, "message": v.message} for v in added)]
+    return {**contract, "met": not violations, "violations": violations}
+
+
 def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
     """Extends `Quality.to_mapping()` by records that are in no answer to the window, as it was final when they came.
 
@@ -408,7 +414,7 @@ def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> 
         return dict(quality)
     reasons = ", ".join(f"{reason}: {n}" for reason, n in sorted(counts.items()))
     message = f"{records} accepted records of the window are not in the answer ({reasons})"
-    counted, contract = dict(quality["records"]), dict(quality["contract"])
+    counted = dict(quality["records"])
     counted["after_final"] = records
     held = counted["observed"] / (counted["observed"] + records)
     completeness = quality["completeness"]
@@ -419,11 +425,7 @@ def with_late_records(quality: Mapping[str, Any], counts: Mapping[str, int]) -> 
         "completeness": {**completeness, "ratio": completeness["ratio"] * held, "after_final": records},
         "records": counted,
         "error": {**quality["error"], "missing": None},
-        "contract": {
-            **contract,
-            "met": False,
-            "violations": [*contract["violations"], {"code": AFTER_FINAL, "message": message}],
-        },
+        "contract": with_violations(quality["contract"], [Violation(AFTER_FINAL, message)]),
     }
 
 

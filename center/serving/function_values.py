@@ -18,7 +18,7 @@ import pyarrow as pa
 from cachetools import LRUCache
 
 from center.early_trigger import FunctionEstimate, estimate_function
-from center.ledger import ACCURACY, ALL_RECORDS_NEEDED
+from center.ledger import ACCURACY, ALL_RECORDS_NEEDED, Violation, with_violations
 from center.serving.cells import Cell, interval_columns, intervals, nullable, plain, stated_confidence
 from edgewater.accuracy import AccuracyTarget
 from edgewater.measure import Measure
@@ -151,10 +151,10 @@ def with_function_accuracy(
         "rate": min((v.rate for v in part.values), default=1.0),
     }
     records = {**quality["records"], "sampled": sum(v.size for v in part.values)}
-    violations = list(contract["violations"])
+    violations = []
     failed = next((v.problem for v in part.values if v.problem), "")
     if failed:
-        violations.append({"code": ACCURACY, "message": f"{accuracy.measure}: the function failed: {failed}"})
+        violations.append(Violation(ACCURACY, f"{accuracy.measure}: the function failed: {failed}"))
     elif off:
         size = min(v.size for v in off)
         requested = _percent(accuracy.error)
@@ -163,10 +163,10 @@ def with_function_accuracy(
         )
         if len(part.values) > 1:
             message = f"{len(off)} of {len(part.values)} groups; {message}"
-        violations.append({"code": ACCURACY, "message": message})
+        violations.append(Violation(ACCURACY, message))
     return (
         {**quality, "accuracy": accuracy_quality, "records": records},
-        {**contract, "met": not violations, "violations": violations},
+        with_violations(contract, violations),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from center.ledger import ACCURACY
+from center.ledger import ACCURACY, Violation, with_violations
 from edgewater.query import QuerySpec
 from edgewater.synopses import Estimates
 
@@ -75,13 +75,13 @@ def error_by_cause(
 def with_own_errors(contract: Mapping[str, Any], spec: QuerySpec, own: Mapping[str, OwnError]) -> dict[str, Any]:
     """The contract, with a violation for each measure that should be exact and has a value beyond float64, and for one
     with an accuracy and a value that is NaN or infinite, of which there is no relative error."""
-    violations = list(contract["violations"])
+    violations = []
     for name, error in own.items():
         if spec.budget is None and spec.accuracy is None and error.rounding is not None and math.isinf(error.rounding):
-            violations.append({"code": ROUNDING, "message": f"{name}: a value is beyond the range of float64"})
+            violations.append(Violation(ROUNDING, f"{name}: a value is beyond the range of float64"))
         if spec.accuracy is not None and spec.accuracy.measure == name and spec.accuracy.kind and error.has_odd:
-            violations.append({"code": ACCURACY, "message": f"{name}: a value is NaN or infinite"})
-    return {**contract, "met": not violations, "violations": violations}
+            violations.append(Violation(ACCURACY, f"{name}: a value is NaN or infinite"))
+    return with_violations(contract, violations)
 
 
 def _number(amount: float) -> float | int | None:

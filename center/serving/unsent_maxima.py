@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from center.ledger import Violation, with_violations
 from edgewater.query import ErrorBudget, QuerySpec
 from edgewater.synopses import MaxStack, Stack
 
@@ -52,7 +53,7 @@ def with_unsent_maxima(
     contract: Mapping[str, Any], spec: QuerySpec, unsent: Mapping[str, UnsentMaximum]
 ) -> dict[str, Any]:
     """The contract, with a violation for each measure of which a group may be further from the truth than its limit."""
-    violations = list(contract["violations"])
+    violations = []
     budget = spec.budget if isinstance(spec.budget, ErrorBudget) else ErrorBudget(())
     limits, relative = dict(budget.limits), dict(budget.relative)
     for name, maximum in unsent.items():
@@ -64,5 +65,5 @@ def with_unsent_maxima(
                 f"{name}: a group has {maximum.least_estimate:g}, and an edge withholds a maximum of "
                 f"{maximum.largest:g}, of which it sent nothing; the error may be {error:g}"
             )
-            violations.append({"code": "error-budget", "message": message})
-    return {**contract, "met": not violations, "violations": violations}
+            violations.append(Violation("error-budget", message))
+    return with_violations(contract, violations)
