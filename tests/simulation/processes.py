@@ -58,6 +58,7 @@ class Disk:
     Attributes:
         accepted: per id of a pushed record, whether a positive reply was received; absent: it was never ingested.
         seen: per record id and query that ran, by which rule the core counted the record when it last ingested it.
+        watermark_ms: of the stream, at the last event of the core; None: there was none.
     """
 
     def __init__(self, plan: EdgePlan) -> None:
@@ -67,6 +68,7 @@ class Disk:
         self.batch = pa.record_batch({**columns, TIME_COLUMN: pa.array([r.event_ms for r in rows], pa.int64())})
         self.accepted: dict[int, bool] = {}
         self.seen: dict[int, dict[QueryRef, Rule]] = {}
+        self.watermark_ms: int | None = None
         self.incarnation = 0
 
     def written(self, at_s: float) -> int:
@@ -126,7 +128,10 @@ def observed_core(disk: Disk) -> type[EdgeCore]:
                         ref: self._rule(pipeline.spec.window, pipeline, time, watermark_ms)
                         for ref, pipeline in self.queries.items()
                     }
-            return super().handle(event)
+            effects = super().handle(event)
+            if STREAM in self.streams:
+                disk.watermark_ms = self.streams[STREAM].watermark_ms
+            return effects
 
         @staticmethod
         def _rule(window: Any, pipeline: Any, time: int, watermark_ms: int) -> Rule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -132,6 +133,12 @@ def test_records_that_come_after_final_are_counted() -> None:
     stated["quality"]["records"]["after_final"] = 1
     stated["contract"]["met"] = False
     assert kinds(stated, after) == set()
+
+
+def test_only_windows_closed_by_a_dead_edge_may_lack_what_it_never_read() -> None:
+    unread = record(20, x=10, watermark_ms=1000, unread=True)
+    assert kinds(answer(TRUE_ROWS), (*RECORDS, unread)) == set()
+    assert "number" in kinds(answer(TRUE_ROWS), (*RECORDS, replace(unread, watermark_ms=999)))
 
 
 def test_a_window_without_an_answer() -> None:

@@ -49,6 +49,8 @@ class TrueRecord:
         late: it came when its edge had closed its slice, so that an earlier revision may lack it.
         watermark_ms: the watermark of its edge when it came; windows that were final at the edge by then need not have
             it, but a counter has. None: it came in time for all its windows.
+        unread: its edge died for good without having read it. Windows that were final at the edge by then need not
+            have it, and no counter can have it; the others lack it and are not complete.
     """
 
     edge: str
@@ -57,6 +59,7 @@ class TrueRecord:
     fate: Fate = Fate.COUNTED
     late: bool = False
     watermark_ms: int | None = None
+    unread: bool = False
 
 
 @dataclass(slots=True)
@@ -139,7 +142,7 @@ class QueryTruth:
         record = self.records[i]
         came_ms = record.watermark_ms
         if record.fate is Fate.COUNTED and came_ms is not None and end_ms + self.spec.lateness_ms <= came_ms:
-            return Fate.EITHER
+            return Fate.UNCERTAIN if record.unread else Fate.EITHER
         return record.fate
 
     def _windows(self) -> dict[int, TrueWindow]:

@@ -424,7 +424,12 @@ class World:
                 if fate is not None:
                     late, came_ms = (rule.late, rule.watermark_ms) if rule is not None else (False, None)
                     late |= fate is Fate.LOST  # it may have been late in the state that was lost
-                    records.append(TrueRecord(disk.plan.name, record.event_ms, record.values, fate, late, came_ms))
+                    unread = disk.plan.dies_s is not None and record.values["id"] not in disk.seen
+                    if unread and disk.watermark_ms is not None:  # it would have been late, as the edge was at its end
+                        window, came_ms = plan.spec.window, disk.watermark_ms
+                        late |= window.slice_start(record.event_ms) + window.slice_ms <= came_ms
+                    values = record.values
+                    records.append(TrueRecord(disk.plan.name, record.event_ms, values, fate, late, came_ms, unread))
         return records
 
     @staticmethod
