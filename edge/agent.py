@@ -136,7 +136,7 @@ class Agent:
 
     def _app(self) -> Starlette:
         registry = CollectorRegistry()
-        registry.register(metrics.EdgeCollector(self.durable, self._gauges, self.rejected))
+        registry.register(metrics.EdgeCollector(self.durable, self._gauges, self.rejected, self.outbox.refused_frames))
         routes = health_routes(registry, self.missing)
         meter = self.meter
         pushed = push_routes(self.config, self.accept, self.unavailable, now_ms, meter.busy, meter.on_refused)

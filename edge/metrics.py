@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -16,6 +16,7 @@ class EdgeCollector:
     Args:
         gauges: returns additional gauges, name -> (help text, value), read at each scrape.
         rejected: records rejected by the decoders, by (stream, reason).
+        refused_frames: frames refused by the center, by reason.
     """
 
     def __init__(
@@ -23,8 +24,10 @@ class EdgeCollector:
         durable: DurableCore,
         gauges: Callable[[], dict[str, tuple[str, float]]],
         rejected: dict[tuple[str, str], int],
+        refused_frames: Mapping[str, int],
     ) -> None:
         self._durable, self._gauges, self._rejected = durable, gauges, rejected
+        self._refused_frames = refused_frames
 
     def collect(self) -> Iterable[Metric]:
         core = self._durable.core
@@ -67,6 +70,14 @@ class EdgeCollector:
             lost.add_metric(kind.split("/", 1), count)
         yield lost
         yield CounterMetricFamily("edgewater_edge_frames", "Frames built.", core.next_seq - 1)
+        refused = CounterMetricFamily(
+            "edgewater_edge_refused_frames",
+            "Frames that the center has refused, in whole or in part, by reason.",
+            labels=["reason"],
+        )
+        for reason, count in self._refused_frames.items():
+            refused.add_metric([reason], count)
+        yield refused
         yield CounterMetricFamily(
             "edgewater_edge_journal_damaged_records",
             "Damaged journal records that were skipped.",

@@ -10,6 +10,7 @@ from center.catalog.edges import (
     HeartbeatRecord,
     QueryStatusRecord,
     StreamRecord,
+    contributes,
     expected_edges,
 )
 from center.catalog.frame_index import IndexOutcome, SegmentDropped, UnindexedFrame, query_from_key, query_key
@@ -43,6 +44,7 @@ __all__ = [
     "StreamRecord",
     "UnindexedFrame",
     "component_status",
+    "contributes",
     "expected_edges",
     "query_from_key",
     "query_key",

@@ -13,6 +13,8 @@ from edgewater.errors import Conflict
 from edgewater.streams import EdgeId
 
 MAX_EDGES = 100_000
+MAX_FORMER_STREAMS = 64
+"""Streams that are kept of each edge after it has ceased to serve them."""
 
 
 def lock_catalog(connection: Connection) -> None:
@@ -103,6 +105,13 @@ def upsert_edge(
     else:
         if known.incarnation != incarnation:
             values |= reset
+        values["streams"] += _former(known.streams, {s.name for s in streams})
         connection.execute(update(t.edges).where(this).values(**values))
     if known is None or known.retired or known.streams != values["streams"]:
         increment_version(connection)
+
+
+def _former(streams: Sequence[Mapping[str, Any]], served: set[str]) -> list[dict[str, Any]]:
+    """Of an edge's streams in the catalog, those that it no longer serves, the ones given up last first."""
+    given_up = sorted((s for s in streams if s["name"] not in served), key=lambda s: bool(s.get("former")))
+    return [{**s, "former": True} for s in given_up[:MAX_FORMER_STREAMS]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pyarrow as pa
@@ -20,12 +21,22 @@ NO_PROGRESS: dict[str, dict[str, int]] = {"watermarks": {}, "records": {}, "drop
 
 @dataclass(frozen=True, slots=True)
 class StreamRecord:
-    """A stream as one edge serves it; `delivery` is the weakest of its sources."""
+    """A stream as one edge serves it; `delivery` is the weakest of its sources.
+
+    Attributes:
+        queries: patterns of the names of the queries that the edge may answer (`fnmatch`); None: all.
+    """
 
     name: str
     columns: dict[str, pa.DataType]
     clock: StreamClock
     delivery: Delivery = Delivery.EXACTLY_ONCE
+    queries: tuple[str, ...] | None = None
+
+    def answers(self, spec: QuerySpec) -> bool:
+        """Whether the query reads this stream, and the edge may answer it."""
+        allowed = self.queries is None or any(fnmatchcase(spec.name, pattern) for pattern in self.queries)
+        return self.name == spec.stream and allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,7 @@ class EdgeRecord:
         state_lost_at_ms: wall time at which the center last noticed that the edge's state was lost: a new incarnation
             took the place of another one, or frames were lost on both sides. What the edge had accepted by then and
             not shipped is unknown. None: never.
+        former_streams: streams that it served before: frames of them may still come from its journal.
     """
 
     edge: EdgeId
@@ -63,6 +75,7 @@ class EdgeRecord:
     retired: bool
     incarnations: int
     state_lost_at_ms: int | None = None
+    former_streams: tuple[StreamRecord, ...] = ()
 
     def reachable(self, now_ms: int, within_ms: int = 5_000) -> bool:
         """Whether a session has received a message from it within `within_ms`."""
@@ -131,7 +144,16 @@ def expected_edges(spec: QuerySpec, edges: Iterable[EdgeRecord]) -> list[EdgeId]
     """
     if spec.edges is not None:
         return sorted(EdgeId(e) for e in spec.edges)
-    return sorted(e.edge for e in edges if not e.retired and e.stream(spec.stream) is not None)
+    return sorted(e.edge for e in edges if not e.retired and any(s.answers(spec) for s in e.streams))
+
+
+def contributes(spec: QuerySpec, edge: EdgeRecord) -> bool:
+    """Whether frames of an edge count in a query: of every edge that the query waits for, or has waited for.
+
+    So an edge may be retired, or have ceased to serve the stream: what it built before still comes.
+    """
+    named = spec.edges is None or edge.edge in spec.edges
+    return named and any(s.answers(spec) for s in (*edge.streams, *edge.former_streams))
 
 
 def streams_to_json(streams: Iterable[StreamRecord]) -> list[dict[str, Any]]:
@@ -141,6 +163,7 @@ def streams_to_json(streams: Iterable[StreamRecord]) -> list[dict[str, Any]]:
             "columns": [[n, type_name(t)] for n, t in s.columns.items()],
             "clock": asdict(s.clock),
             **({} if s.delivery is Delivery.EXACTLY_ONCE else {"delivery": s.delivery}),
+            **({} if s.queries is None else {"queries": list(s.queries)}),
         }
         for s in streams
     ]
@@ -153,6 +176,7 @@ def streams_from_json(streams: Iterable[Mapping[str, Any]]) -> tuple[StreamRecor
             {n: COLUMN_TYPES[t] for n, t in s["columns"]},
             StreamClock(**s["clock"]),
             Delivery(s.get("delivery", Delivery.EXACTLY_ONCE)),
+            tuple(s["queries"]) if "queries" in s else None,
         )
         for s in streams
     )
@@ -164,7 +188,8 @@ def edge_from_row(row: Row[Any], incarnations: int, state_lost_at_ms: int | None
         edge=EdgeId(row.edge),
         incarnation=row.incarnation,
         labels=row.labels,
-        streams=streams_from_json(row.streams),
+        streams=streams_from_json(s for s in row.streams if not s.get("former")),
+        former_streams=streams_from_json(s for s in row.streams if s.get("former")),
         first_seen_ms=row.first_seen_ms,
         last_seen_ms=row.last_seen_ms,
         connected=row.connected,

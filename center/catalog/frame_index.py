@@ -29,20 +29,23 @@ _CHUNK = 200
 class IndexOutcome(StrEnum):
     """The outcome of indexing a frame.
 
-    The first three are acknowledged. The last two are not, and later frames of the same incarnation are refused too.
-    `CONFLICT`: the index holds the identity with another checksum (raises an alarm). `REFUSED`: an earlier frame is
-    missing, the frame's bytes are not in the log although its query is live, or its incarnation never sent a Hello.
+    The first four are acknowledged. `DISCARDED`: the query is unknown or deleted. `REFUSED`: the edge does not
+    contribute to the query. The last two are not acknowledged, nor are later frames of the same incarnation.
+    `CONFLICT`: the index holds the identity with another checksum (raises an alarm). `OUT_OF_SEQUENCE`: an earlier
+    frame is missing, the frame's bytes are not in the log although its query is live, or its incarnation never sent a
+    Hello.
     """
 
     NEW = "new"
     DUPLICATE = "duplicate"
     DISCARDED = "discarded"
-    CONFLICT = "conflict"
     REFUSED = "refused"
+    CONFLICT = "conflict"
+    OUT_OF_SEQUENCE = "out-of-sequence"
 
     @property
     def acknowledged(self) -> bool:
-        return self in (IndexOutcome.NEW, IndexOutcome.DUPLICATE, IndexOutcome.DISCARDED)
+        return self not in (IndexOutcome.CONFLICT, IndexOutcome.OUT_OF_SEQUENCE)
 
 
 class SegmentDropped(StorageError):
@@ -55,7 +58,8 @@ class UnindexedFrame:
 
     Attributes:
         location: in the log, durable; None if the frame was not written, because it is a re-delivery or its query is
-            unknown or deleted.
+            unknown or deleted, or because it is refused.
+        refused: its edge does not contribute to its query.
     """
 
     query: QueryRef
@@ -66,6 +70,7 @@ class UnindexedFrame:
     wire_bytes: int
     received_at_ms: int
     location: FrameLocation | None
+    refused: bool = False
 
 
 def query_key(query: QueryRef) -> str:
@@ -87,7 +92,7 @@ class _Progress:
 
     Attributes:
         awaited: the next expected seq; `began_at`: its value before the batch.
-        stopped: a frame was not acknowledged; later ones are refused.
+        stopped: a frame was not acknowledged; later ones are not either.
         crcs: checksums of indexed frames by seq, as far as the batch needs them.
     """
 
@@ -128,19 +133,21 @@ def index_frames(connection: Connection, batch: Sequence[UnindexedFrame]) -> lis
 
 def _outcome(frame: UnindexedFrame, incarnation: _Progress, *, live: bool) -> IndexOutcome:
     if incarnation.stopped:
-        return IndexOutcome.REFUSED
+        return IndexOutcome.OUT_OF_SEQUENCE
     if frame.seq < incarnation.awaited:
         # Frames that retention or a deletion removed from the index cannot be compared any more.
         if incarnation.crcs.get(frame.seq, frame.crc32c) == frame.crc32c:
             return IndexOutcome.DUPLICATE
         incarnation.stopped = True
         return IndexOutcome.CONFLICT
-    if frame.seq > incarnation.awaited or (live and frame.location is None):
+    if frame.seq > incarnation.awaited or (live and frame.location is None and not frame.refused):
         incarnation.stopped = True
-        return IndexOutcome.REFUSED
+        return IndexOutcome.OUT_OF_SEQUENCE
     incarnation.awaited += 1
     if not live:
         return IndexOutcome.DISCARDED
+    if frame.refused:
+        return IndexOutcome.REFUSED
     incarnation.crcs[frame.seq] = frame.crc32c
     return IndexOutcome.NEW
 

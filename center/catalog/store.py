@@ -337,8 +337,8 @@ class Catalog:
         """Indexes frames in one transaction and returns each one's outcome, in the order of `frames`.
 
         Once it returns, frames whose outcome is `acknowledged` may be acknowledged. A frame up to `acked_through` is a
-        re-delivery, the frame right above it is new, any other is refused. New frames get the query's next positions,
-        which become visible in order.
+        re-delivery, the frame right above it is new, any other is out of sequence. New frames get the query's next
+        positions, which become visible in order.
 
         Raises:
             SegmentDropped: nothing was indexed; append the frames to a new segment and call again.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from center.budgets import Grant, MembersChanged
-from center.catalog import EdgeRecord, RegisteredQuery, expected_edges
+from center.catalog import EdgeRecord, RegisteredQuery, contributes, expected_edges
 from center.sampling import SamplingRequirement, is_expensive
 from edgewater.query import ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
@@ -40,7 +41,7 @@ class QueryAssignment:
     def of(cls, query: RegisteredQuery, edges: Sequence[EdgeRecord]) -> QueryAssignment:
         retired = tuple(e for e in edges if e.retired)
         retired_ids = {e.edge for e in retired}
-        serving = [s for e in edges if (s := e.stream(query.spec.stream)) is not None and not e.retired]
+        serving = [s for e in edges for s in e.streams if s.answers(query.spec) and not e.retired]
         expected = tuple(e for e in expected_edges(query.spec, edges) if e not in retired_ids)
         return cls(query, expected, retired, serving[0].clock if serving else LIVE)
 
@@ -65,18 +66,43 @@ class QueryAssignment:
         return window.slice_start(self.clock.to_event_ms(now_ms + MAX_CLOCK_LEAD_MS)) + window.slice_ms
 
 
+class Admission(Enum):
+    """What a plan says about the frames of an edge for a query."""
+
+    KEPT = "kept"
+    UNKNOWN_QUERY = "unknown-query"
+    """The query is not registered, or is deleted: the frames are acknowledged and discarded."""
+    NOT_EXPECTED = "not-expected"
+    """The edge does not contribute to the query: the frames are acknowledged and refused."""
+
+
 @dataclass(frozen=True, slots=True)
 class AssignmentPlan:
-    """The live queries and the retired edges as of one version of the catalog."""
+    """The live queries and the edges as of one version of the catalog."""
 
     version: int
     queries: tuple[QueryAssignment, ...]
-    retired: frozenset[EdgeId] = frozenset()
+    edges: Mapping[EdgeId, EdgeRecord] = field(default_factory=dict)
+    specs: Mapping[QueryRef, QuerySpec] = field(default_factory=dict)
 
     @classmethod
     def of(cls, version: int, queries: Sequence[RegisteredQuery], edges: Sequence[EdgeRecord]) -> AssignmentPlan:
-        retired = frozenset(e.edge for e in edges if e.retired)
-        return cls(version, tuple(QueryAssignment.of(q, edges) for q in queries), retired)
+        return cls(
+            version,
+            tuple(QueryAssignment.of(q, edges) for q in queries),
+            {e.edge: e for e in edges},
+            {q.ref: q.spec for q in queries},
+        )
+
+    def is_retired(self, edge: EdgeId) -> bool:
+        return edge in self.edges and self.edges[edge].retired
+
+    def admission(self, edge: EdgeId, query: QueryRef) -> Admission:
+        """Whether frames of the edge count in the query, as of this version of the catalog."""
+        if query not in self.specs:
+            return Admission.UNKNOWN_QUERY
+        known = edge in self.edges and contributes(self.specs[query], self.edges[edge])
+        return Admission.KEPT if known else Admission.NOT_EXPECTED
 
     def assignment(self, edge: EdgeId, budgets: BudgetSnapshot) -> EdgeAssignment:
         """The assignment of `edge`: the queries that expect it, its budgets and its sampling rates."""

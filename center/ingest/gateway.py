@@ -112,6 +112,7 @@ class Gateway:
             log,
             self.metrics,
             max_pending_bytes=config.max_pending_bytes,
+            read_plan=self._read_plan,
             on_stall=self._on_stall,
             retry_ms=config.retry_ms,
             retry_max_ms=config.retry_max_ms,
@@ -281,6 +282,7 @@ class Gateway:
             acked_through,
             group_commit=self._group_commit,
             status=self._status,
+            metrics=self.metrics,
             budget_sync=self._budget_sync,
             now_ms=self._now_ms,
             max_frame_bytes=self._config.max_frame_bytes,
@@ -333,7 +335,7 @@ class Gateway:
             if plan.version > self._plan.version:
                 # Kept until it is sent: the sync below may fail, and the next poll finds no newer version.
                 self._plan, self._unsent = plan, True
-                self._group_commit.live = frozenset(p.query.ref for p in plan.queries)
+                self._group_commit.plan = plan
             if await self._budget_sync.sync(self._plan) or self._unsent:
                 for session in self._sessions.values():
                     # The plan may be older than the Hello of a session that is being opened.
@@ -346,7 +348,7 @@ class Gateway:
 
         The edge keeps its queries then: an empty assignment would drop what it has accepted and not shipped.
         """
-        if session.edge in self._plan.retired:
+        if self._plan.is_retired(session.edge):
             session.fail(Retired(f"edge {session.edge} has been retired; restart its agent to register it again"))
         else:
             session.assign(self._plan.assignment(session.edge, self._budget_sync.snapshot))

@@ -18,10 +18,10 @@ from weakref import WeakSet
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
 from center.catalog import Catalog, IndexOutcome, SegmentDropped, UnindexedFrame
+from center.ingest.assignments import Admission, AssignmentPlan
 from center.ingest.metrics import GatewayMetrics
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from edgewater.errors import StorageError
-from edgewater.wire import QueryRef
 
 MAX_BATCH_BYTES = 32 << 20
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class ReceivedFrame:
 
     Attributes:
         redelivered: the center has acknowledged this seq before, so it need not be written again.
-        session: its session. Once a frame of a session is not acknowledged, later ones are refused.
+        session: its session. Once a frame of a session is not acknowledged, later ones are not either.
     """
 
     stored: StoredFrame
@@ -51,11 +51,12 @@ class GroupCommit:
 
     Args:
         max_pending_bytes: bound of pending frames over all sessions; `submit` blocks beyond it.
+        read_plan: returns the newest plan, given the one in use; blocks.
         on_stall: called after each failed attempt and after recovery; `stalled` tells which.
         retry_ms, retry_max_ms: delay after the first failure, and its maximum.
 
     Attributes:
-        live: the queries whose frames are written; the gateway sets it when the catalog changes.
+        plan: the frames that are written; the gateway sets it when the catalog changes.
         stalled: why no frame can be made durable at present; None: they can.
     """
 
@@ -66,6 +67,7 @@ class GroupCommit:
         metrics: GatewayMetrics,
         *,
         max_pending_bytes: int,
+        read_plan: Callable[[AssignmentPlan], AssignmentPlan],
         on_stall: Callable[[], None],
         retry_ms: int,
         retry_max_ms: int,
@@ -74,6 +76,7 @@ class GroupCommit:
         self._log = log
         self._metrics = metrics
         self._max_pending_bytes = max_pending_bytes
+        self._read_plan = read_plan
         self._on_stall = on_stall
         self._wait = wait_exponential(multiplier=retry_ms / 1000, max=retry_max_ms / 1000)
         self._pending: deque[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]] = deque()
@@ -81,7 +84,7 @@ class GroupCommit:
         self._stopped: WeakSet[object] = WeakSet()
         self._changed = asyncio.Condition()
         self._closing = False
-        self.live: frozenset[QueryRef] = frozenset()
+        self.plan = AssignmentPlan(-1, ())
         self.stalled: str | None = None
 
     async def submit(self, received: ReceivedFrame) -> asyncio.Future[IndexOutcome]:
@@ -142,14 +145,14 @@ class GroupCommit:
         self._metrics.pending.set(self._pending_bytes)
 
     def _take(self) -> list[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]]:
-        """Takes the next batch; frames of stopped sessions are refused at once."""
+        """Takes the next batch; frames of stopped sessions are not acknowledged."""
         batch, size = [], 0
         while self._pending and size < MAX_BATCH_BYTES:
             received, future = self._pending.popleft()
             if received.session in self._stopped:
                 self._count(-received.wire_bytes)
                 if not future.done():
-                    future.set_result(IndexOutcome.REFUSED)
+                    future.set_result(IndexOutcome.OUT_OF_SEQUENCE)
                 continue
             batch.append((received, future))
             size += received.wire_bytes
@@ -158,20 +161,20 @@ class GroupCommit:
 
     async def _commit(self, batch: Sequence[ReceivedFrame]) -> list[IndexOutcome]:
         began = time.perf_counter()
-        located: list[FrameLocation | None] | None = None
+        written: tuple[list[FrameLocation | None], list[bool]] | None = None
         outcomes: list[IndexOutcome] = []
         retryable = retry_if_exception_type((OSError, StorageError))
         async for attempt in AsyncRetrying(wait=self._wait, retry=retryable, before_sleep=self._stall):
             with attempt:
                 while not outcomes:
                     # Kept over attempts: while the database refuses, the disk must not fill with copies.
-                    if located is None:
-                        located = await asyncio.to_thread(self._write, batch)
+                    if written is None:
+                        written = await asyncio.to_thread(self._write, batch)
                     try:
-                        outcomes = await asyncio.to_thread(self._index, batch, located)
+                        outcomes = await asyncio.to_thread(self._index, batch, *written)
                     except SegmentDropped:
                         self._log.roll()
-                        located = None
+                        written = None
         if self.stalled is not None:
             self.stalled = None
             self._metrics.stalled.set(0)
@@ -182,23 +185,27 @@ class GroupCommit:
             self._metrics.frames.labels(outcome.value).inc()
         return outcomes
 
-    def _write(self, batch: Sequence[ReceivedFrame]) -> list[FrameLocation | None]:
-        """Writes the frames that must be kept, durably; returns each one's location, or None."""
+    def _write(self, batch: Sequence[ReceivedFrame]) -> tuple[list[FrameLocation | None], list[bool]]:
+        """Writes the frames that must be kept, durably; returns each one's location, or None, and which are refused."""
         fresh = [i for i, received in enumerate(batch) if not received.redelivered]
-        live = self.live  # one value, whatever the event loop sets meanwhile
-        if any(batch[i].stored.frame.query not in live for i in fresh):
-            # The edge that built a frame knows its query, so the catalog read now has every live query.
-            live = self.live = frozenset(q.ref for q in self._catalog.queries())
-        kept = [i for i in fresh if batch[i].stored.frame.query in live]
+        plan = self.plan  # one value, whatever the event loop sets meanwhile
+        admitted = {i: plan.admission(batch[i].stored.edge, batch[i].stored.frame.query) for i in fresh}
+        if any(a is not Admission.KEPT for a in admitted.values()):
+            # An edge that built a frame knows its query, and its Hello is in the catalog, so the plan read now decides.
+            plan = self._read_plan(plan)
+            admitted = {i: plan.admission(batch[i].stored.edge, batch[i].stored.frame.query) for i in fresh}
+        kept = [i for i in fresh if admitted[i] is Admission.KEPT]
         located: list[FrameLocation | None] = [None] * len(batch)
         if kept:
             locations = self._log.append([batch[i].stored for i in kept])
             self._log.sync()
             for i, location in zip(kept, locations, strict=True):
                 located[i] = location
-        return located
+        return located, [admitted.get(i) is Admission.NOT_EXPECTED for i in range(len(batch))]
 
-    def _index(self, batch: Sequence[ReceivedFrame], located: Sequence[FrameLocation | None]) -> list[IndexOutcome]:
+    def _index(
+        self, batch: Sequence[ReceivedFrame], located: Sequence[FrameLocation | None], refused: Sequence[bool]
+    ) -> list[IndexOutcome]:
         return self._catalog.index(
             [
                 UnindexedFrame(
@@ -210,8 +217,9 @@ class GroupCommit:
                     wire_bytes=a.wire_bytes,
                     received_at_ms=a.received_at_ms,
                     location=location,
+                    refused=is_refused,
                 )
-                for a, location in zip(batch, located, strict=True)
+                for a, location, is_refused in zip(batch, located, refused, strict=True)
             ]
         )
 

@@ -16,6 +16,10 @@ class GatewayMetrics:
             f"{name}_sessions_ended", "Ended sessions, by error code or 'done'.", ["code"], registry=self.registry
         )
         self.frames = Counter(f"{name}_frames", "Frames, by outcome.", ["outcome"], registry=self.registry)
+        self.refused = Counter(
+            f"{name}_refused_frames", "Frames refused in whole or in part, by reason.", ["reason"],
+            registry=self.registry,
+        )  # fmt: skip
         self.bytes = Counter(f"{name}_wire_bytes", "Bytes of frames received.", registry=self.registry)
         self.pending = Gauge(f"{name}_pending_bytes", "Bytes of frames not yet committed.", registry=self.registry)
         self.commits = Counter(f"{name}_commits", "Group commits.", registry=self.registry)

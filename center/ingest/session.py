@@ -10,14 +10,20 @@ from center.catalog import IndexOutcome, QueryStatusRecord
 from center.ingest.assignments import EdgeAssignment
 from center.ingest.budget_sync import BudgetSync
 from center.ingest.group_commit import GroupCommit, ReceivedFrame
+from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import StatusWriter
 from center.ingest.validation import MAX_SEQ, Hello, bounded_text, read_budget_report, read_heartbeat, read_utilization
 from center.sampling import EdgeSamplingController
 from center.storage.frame_log import StoredFrame
 from edgewater.errors import Conflict, EdgewaterError, ProtocolError
 from edgewater.measure import NAME
+from edgewater.streams import EdgeId
 from edgewater.wire import Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
+
+
+NOT_EXPECTED = "not-expected"
+"""The reason of a refusal: the edge does not contribute to the frame's query."""
 
 
 class ConflatingQueue:
@@ -72,6 +78,7 @@ class GatewaySession:
         *,
         group_commit: GroupCommit,
         status: StatusWriter,
+        metrics: GatewayMetrics,
         budget_sync: BudgetSync,
         now_ms: Callable[[], int],
         max_frame_bytes: int,
@@ -84,6 +91,7 @@ class GatewaySession:
         self.opened = False
         self._group_commit = group_commit
         self._status = status
+        self._metrics = metrics
         self._budget_sync = budget_sync
         self._now_ms = now_ms
         self._max_frame_bytes = max_frame_bytes
@@ -100,6 +108,7 @@ class GatewaySession:
         self._assignment: EdgeAssignment | None = None
         self._queries: frozenset[QueryRef] = frozenset()
         self._sampling = EdgeSamplingController()
+        self._refused: dict[tuple[QueryRef, str], int] = {}
 
     @property
     def acked_through(self) -> int | None:
@@ -228,11 +237,24 @@ class GatewaySession:
             message = f"{who}: the log holds it with a checksum other than {frame.crc32c:#010x}"
             self._status.alarm("frame-conflict", message, self.edge, self._now_ms())
             self.fail(Conflict(message))
-        elif outcome is IndexOutcome.REFUSED:
+        elif outcome is IndexOutcome.OUT_OF_SEQUENCE:
             self.fail(ProtocolError(f"{who}: does not follow the last durable frame; send a Hello again"))
         else:
+            if outcome is IndexOutcome.REFUSED:
+                self._refuse(frame, NOT_EXPECTED, f"{who}: {_not_expected(self.edge, frame.query)}")
             self._acked = frame.seq if self._acked is None else max(self._acked, frame.seq)
             self.outgoing.put(pb.ToEdge(ack=pb.Ack(through=self._acked)))
+
+    def _refuse(self, frame: Frame, reason: str, message: str) -> None:
+        """Tells the edge, and raises an alarm. The frame is acknowledged after the message, never before it."""
+        self._metrics.refused.labels(reason).inc()
+        self._status.alarm("frame-refused", message, self.edge, self._now_ms())
+        frames = self._refused[frame.query, reason] = self._refused.get((frame.query, reason), 0) + 1
+        name, version = frame.query.name, frame.query.version
+        refused = pb.Refused(
+            query=name, query_version=version, reason=reason, seq=frame.seq, message=message, frames=frames
+        )
+        self.outgoing.put(pb.ToEdge(refused=refused), name, str(version), reason)
 
     def _on_heartbeat(self, message: pb.Heartbeat) -> None:
         now_ms = self._now_ms()
@@ -265,3 +287,10 @@ class GatewaySession:
                 ref, self.edge, message.accepted, bounded_text(message.code), bounded_text(message.message, 4_000)
             )
         )
+
+
+def _not_expected(edge: EdgeId, query: QueryRef) -> str:
+    return (
+        f"query {query.name}@{query.version} does not expect edge {edge}; expected an edge that the query names, or one"
+        " that serves its stream, and that may answer it by its entry among the tokens"
+    )

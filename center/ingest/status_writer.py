@@ -55,7 +55,9 @@ class StatusWriter:
         self._changed.set()
 
     def alarm(self, kind: str, message: str, edge: EdgeId, now_ms: int) -> None:
-        logger.error("%s: %s", kind, message)
+        """Adds an alarm. Of those of one kind at one edge between two writes, the first is logged, the last written."""
+        if (edge, kind) not in self._pending.alarms:
+            logger.error("%s: %s", kind, message)
         self._metrics.alarms.labels(kind).inc()
         self._pending.alarms[edge, kind] = (message, now_ms)
         self._changed.set()

@@ -71,6 +71,7 @@ class UplinkOutbox:
 
     Attributes:
         bandwidth_bytes_s: capacity of the link: measured, or assumed until the link was full for the first time.
+        refused_frames: frames that the center has refused since the start, in whole or in part, by reason.
         changed: set whenever the core has changed, which wakes a waiting `take`.
         configured: set once the first queries are known.
     """
@@ -93,6 +94,7 @@ class UplinkOutbox:
         if durable.core.configured:
             self.configured.set()
         self._busy_share, self._unread = busy_share, unread
+        self.refused_frames: dict[str, int] = {}
         self.rtt_ms = 0.0
         self.in_flight_bytes = 0
         self._processing_delay_ms: dict[QueryRef, int] = {}
@@ -199,6 +201,12 @@ class UplinkOutbox:
             update_bytes=pipeline.progress.entry_bytes,
             drift_per_s=meter.per_s,
         )
+
+    def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
+        if reason not in self.refused_frames:
+            log.error("the center refuses frames of query %s@%d: %s", query.name, query.version, message)
+        log.debug("refused, %d frames of %s: %s", frames, query.name, message)
+        self.refused_frames[reason] = self.refused_frames.get(reason, 0) + frames
 
     def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
         self.in_flight_bytes = in_flight_bytes

@@ -88,6 +88,9 @@ class UplinkEndpoint(Protocol):
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
         """Applies the sampling rate of a query with an accuracy."""
 
+    def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
+        """Called when the center has refused `frames` more frames of a query, in whole or in part."""
+
     def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
         """Called when the link was measured; a value is 0 while it is unknown, as is the bandwidth of a link that
         was never full."""

@@ -136,6 +136,7 @@ class UplinkSession:
         self._received = asyncio.Event()
         self._budgets_changed = asyncio.Event()
         self._echoes: dict[int, float] = {}
+        self._refused: dict[tuple[QueryRef, str], int] = {}
         self._last_sent = -1
         self._max_frame_bytes = 0
         self.silent = False
@@ -279,6 +280,8 @@ class UplinkSession:
                     SamplingReason.from_number(sampling.reason),
                 )
                 self._endpoint.on_sampling(ref, sampling.rate, sampling.clock_offset_ms, reason)
+            elif kind == "refused":
+                self._on_refused(message.refused)
             elif kind == "credit":
                 self._pacing.link.set_credit(message.credit.bytes)
             elif kind == "throttle":
@@ -300,6 +303,11 @@ class UplinkSession:
         ref, shares = QueryRef(message.query, message.query_version), dict(message.shares)
         self._endpoint.on_budget(BudgetUpdate(ref, shares, message.version, message.from_ms, message.center_ms))
         self._budgets_changed.set()
+
+    def _on_refused(self, message: pb.Refused) -> None:
+        ref = QueryRef(message.query, message.query_version)
+        before, self._refused[ref, message.reason] = self._refused.get((ref, message.reason), 0), message.frames
+        self._endpoint.on_refused(ref, message.reason, message.message, max(message.frames - before, 0))
 
     def _on_echo(self, echo: pb.TimeEcho) -> None:
         sent_at_s = self._echoes.pop(echo.edge_sent_at_ms, None)

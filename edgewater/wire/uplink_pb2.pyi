@@ -75,6 +75,7 @@ class ToEdge(_message.Message):
     THROTTLE_FIELD_NUMBER: _builtins.int
     TIME_ECHO_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -91,6 +92,8 @@ class ToEdge(_message.Message):
     def time_echo(self) -> Global___TimeEcho: ...
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def refused(self) -> Global___Refused: ...
     def __init__(
         self,
         *,
@@ -102,12 +105,13 @@ class ToEdge(_message.Message):
         throttle: Global___Throttle | None = ...,
         time_echo: Global___TimeEcho | None = ...,
         sampling: Global___Sampling | None = ...,
+        refused: Global___Refused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "message", b"message", "queries", b"queries", "sampling", b"sampling", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "message", b"message", "queries", b"queries", "refused", b"refused", "sampling", b"sampling", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "message", b"message", "queries", b"queries", "sampling", b"sampling", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "budget", b"budget", "credit", b"credit", "message", b"message", "queries", b"queries", "refused", b"refused", "sampling", b"sampling", "throttle", b"throttle", "time_echo", b"time_echo", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "ack", "credit", "queries", "budget", "throttle", "time_echo", "sampling"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["welcome", "ack", "credit", "queries", "budget", "throttle", "time_echo", "sampling", "refused"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -955,6 +959,45 @@ class Ack(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Ack: _TypeAlias = Ack  # noqa: Y015
+
+@_typing.final
+class Refused(_message.Message):
+    """The center has refused frames of a query, or parts of them. It acknowledges them, so that they are not sent again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    QUERY_VERSION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    query_version: _builtins.int
+    reason: _builtins.str
+    """A stable label, such as "not-expected"."""
+    seq: _builtins.int
+    """Of the newest refused frame: its number, and what was refused and what would be accepted."""
+    message: _builtins.str
+    frames: _builtins.int
+    """Refused frames of the query, for this reason, in this session; replaces the earlier value."""
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+        query_version: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        seq: _builtins.int = ...,
+        message: _builtins.str = ...,
+        frames: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "message", b"message", "query", b"query", "query_version", b"query_version", "reason", b"reason", "seq", b"seq"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Refused: _TypeAlias = Refused  # noqa: Y015
 
 @_typing.final
 class Credit(_message.Message):

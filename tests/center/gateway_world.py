@@ -161,7 +161,13 @@ class RawEdge:
         await self._channel.close()
 
     async def hello(
-        self, edge: str = "jfk", oldest: int = 0, following: int = 0, incarnation: str = "i1", **fields: Any
+        self,
+        edge: str = "jfk",
+        oldest: int = 0,
+        following: int = 0,
+        incarnation: str = "i1",
+        streams: Sequence[pb.Stream] | None = None,
+        **fields: Any,
     ) -> pb.Welcome:
         columns = [pb.Stream.Column(name="carrier", type="string"), pb.Stream.Column(name="distance", type="int64")]
         hello = pb.Hello(
@@ -169,7 +175,7 @@ class RawEdge:
             protocol_max=1,
             edge=edge,
             incarnation=incarnation,
-            streams=[pb.Stream(name="flights", columns=columns)],
+            streams=[pb.Stream(name="flights", columns=columns)] if streams is None else streams,
             oldest_seq=oldest,
             next_seq=max(following, oldest),
             sent_at_ms=1,

@@ -70,6 +70,7 @@ class Agent:
         self._reported: BudgetUpdate | None = BudgetUpdate(MILES, {}, -1)
         self.link = (0.0, 0.0)
         self.refuse = False
+        self.refused: list[tuple[QueryRef, str, int]] = []
         self._made = asyncio.Event()
         self._received = asyncio.Event()
         self._ready: list[Frame] = []
@@ -134,6 +135,9 @@ class Agent:
         )
         report.shares.update(applied.shares)
         return [report]
+
+    def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
+        self.refused.append((query, reason, frames))
 
     def on_link_estimate(self, bandwidth_bytes_s: float, rtt_ms: float, in_flight_bytes: int) -> None:
         self.link = (bandwidth_bytes_s, rtt_ms)

@@ -186,7 +186,7 @@ def test_the_same_identity_with_another_checksum_is_a_conflict_and_stops_the_edg
     hello(catalog, LGA)
     catalog.index([frame(ref, 0)])
     outcomes = catalog.index([frame(ref, 0, crc32c=8), frame(ref, 1), frame(ref, 0, edge=LGA)])
-    assert outcomes == [IndexOutcome.CONFLICT, IndexOutcome.REFUSED, IndexOutcome.NEW]
+    assert outcomes == [IndexOutcome.CONFLICT, IndexOutcome.OUT_OF_SEQUENCE, IndexOutcome.NEW]
     assert catalog.last_positions() == {"miles@1": 2}
     assert catalog.acked_through(JFK, "i1") == 0
 
@@ -196,7 +196,7 @@ def test_a_frame_after_a_gap_is_refused(catalog: Catalog) -> None:
     hello(catalog)
     assert catalog.index([frame(ref, 0), frame(ref, 2), frame(ref, 3)]) == [
         IndexOutcome.NEW,
-        *[IndexOutcome.REFUSED] * 2,
+        *[IndexOutcome.OUT_OF_SEQUENCE] * 2,
     ]
 
 
@@ -214,7 +214,7 @@ def test_a_frame_of_an_unknown_or_deleted_query_moves_the_acknowledgement_and_no
 def test_a_frame_that_is_not_in_the_log_is_never_counted_as_there(catalog: Catalog) -> None:
     ref = catalog.register(spec(), 1).ref
     hello(catalog)
-    assert catalog.index([frame(ref, 0, location=None)]) == [IndexOutcome.REFUSED]
+    assert catalog.index([frame(ref, 0, location=None)]) == [IndexOutcome.OUT_OF_SEQUENCE]
     assert catalog.acked_through(JFK, "i1") is None
 
 

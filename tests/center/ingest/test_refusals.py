@@ -1,0 +1,85 @@
+"""Which frames the gateway refuses, over gRPC: the edge is told, its other queries go on, and honest frames are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgewater.wire import QueryRef
+from edgewater.wire import uplink_pb2 as pb
+from tests.center.gateway_world import JFK, RawEdge, center, eventually, frame, on_a_loop, spec
+from tests.edge.uplink_world import Agent, running, uplink
+
+OTHERS = QueryRef("others", 1)
+
+
+@on_a_loop
+async def test_a_frame_for_a_query_that_names_other_edges_is_acknowledged_and_refused(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge, RawEdge(c.port) as lga:
+        c.catalog.register(spec(), 1)
+        c.catalog.register(spec("others", edges=["lga"]), 1)
+        await edge.hello()
+        await lga.hello("lga")
+        await edge.send(frame(0, OTHERS), frame(1), frame(2, OTHERS))
+        await lga.send(frame(0, OTHERS))
+        refused = (await edge.until("refused", lambda r: r.frames == 2)).refused
+        assert (refused.query, refused.query_version, refused.reason) == ("others", 1, "not-expected")
+        assert "frame 2: query others@1 does not expect edge jfk" in refused.message
+        await edge.acked(2)
+        await lga.acked(0)
+        assert c.entries() == [("jfk", 1)] and c.entries("others@1") == [("lga", 0)]
+        await eventually(c.catalog.alarms)
+        (alarm,) = c.catalog.alarms()
+        assert (alarm.kind, alarm.edge) == ("frame-refused", JFK)
+        assert c.gateway.metrics.refused.labels("not-expected")._value.get() == 2
+    # What was refused is not asked for again.
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        assert (await edge.hello(oldest=0, following=3)).acked_through == 2
+
+
+@on_a_loop
+async def test_a_frame_for_a_stream_that_the_edge_does_not_serve_is_refused(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello(streams=[pb.Stream(name="trains")])
+        await edge.send(frame(0))
+        await edge.until("refused")
+        await edge.acked(0)
+        assert c.entries() == []
+
+
+@on_a_loop
+async def test_what_an_edge_built_before_it_was_retired_or_ceased_to_serve_a_stream_is_kept(tmp_path: Path) -> None:
+    async with center(tmp_path) as c:
+        c.catalog.register(spec(), 1)
+        async with RawEdge(c.port) as edge:
+            await edge.hello()
+            c.catalog.retire(JFK)
+            await edge.send(frame(0))
+            await eventually(c.entries)
+        async with RawEdge(c.port) as edge:
+            await edge.hello(oldest=1, following=2, streams=[pb.Stream(name="trains")])
+            await edge.send(frame(1))
+            await edge.acked(1)
+        assert c.entries() == [("jfk", 0), ("jfk", 1)]
+        assert [s.name for s in c.catalog.edge(JFK).streams] == ["trains"]
+
+
+@on_a_loop
+async def test_an_edge_and_a_query_that_another_gateway_has_just_registered_are_known(tmp_path: Path) -> None:
+    async with center(tmp_path, poll_ms=60_000) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        c.catalog.register(spec(), 1)
+        await edge.send(frame(0))
+        await edge.acked(0)
+        assert c.entries() == [("jfk", 0)]
+
+
+@on_a_loop
+async def test_an_agent_hears_of_a_refusal_before_it_lets_go_of_the_frame(tmp_path: Path) -> None:
+    async with center(tmp_path) as c:
+        c.catalog.register(spec(edges=["lga"]), 1)
+        agent = Agent()
+        agent.make([frame(0), frame(1)])
+        async with running(uplink(c.port, agent)):
+            await eventually(lambda: agent.acked == 1)
+        assert sum(frames for _, reason, frames in agent.refused if reason == "not-expected") == 2
