@@ -10,11 +10,21 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr
 
-from edgewater.configuration import Address, Duration, Section, Size, parsed_by, read_yaml, split_address, validate
+from edgewater.configuration import (
+    Address,
+    Duration,
+    Instant,
+    Section,
+    Size,
+    parsed_by,
+    read_yaml,
+    split_address,
+    validate,
+)
 from edgewater.errors import InvalidConfig
 from edgewater.quantities import duration_ms
 
@@ -50,6 +60,24 @@ class GatewaySection(Section):
     max_frame: Annotated[Size, Field(ge=1 << 16)] = 4 << 20
     metrics: Address | None = None
     """Address of /livez, /readyz and /metrics; None: not served."""
+
+
+class ReplaySection(Section):
+    """The clock of a replay, in the words of an edge's `replay`: event time `start` is reached at wall time `at`."""
+
+    speed: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    start: Instant
+    at: Instant
+
+
+class StreamSection(Section):
+    """What the center accepts of a stream."""
+
+    replay: ReplaySection | Literal["edges"] | None = None
+    """The replay's clock, or `edges`: the one that edges state. None: event time is wall time, except that a gateway
+    that only this machine can reach takes edges' clocks."""
+    ahead: Annotated[Duration, Field(ge=0)] = 86_400_000
+    """How far the event time of a record may be ahead of the stream's clock."""
 
 
 class ApiSection(Section):
@@ -100,6 +128,8 @@ class CenterConfig(Section):
     tokens_file: Path | None = None
     """A YAML mapping of edge to token, in addition to `tokens`: a file that can be mounted as a secret."""
     tls: TlsSection | None = None
+    streams: dict[str, StreamSection] = {}
+    """Only the streams that need it: a replay, or event time that is ahead of the clock."""
     spark: SparkSection = SparkSection()
     retention: RetentionSection = RetentionSection()
 

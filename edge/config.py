@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
@@ -25,7 +23,17 @@ from pydantic import (
 )
 
 from edge.codecs import CODECS, DAY_MS, EXTENSIONS, YEAR_2000_MS, CsvDialect, EventTime, Format, RecordSchema, TimeUnit
-from edgewater.configuration import Address, Duration, Section, Size, read_yaml, refusal, validate
+from edgewater.configuration import (
+    INSTANT_ACCEPTED,
+    Address,
+    Duration,
+    Instant,
+    Section,
+    Size,
+    read_yaml,
+    refusal,
+    validate,
+)
 from edgewater.measure import NAME, NAME_ACCEPTED
 from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
 
@@ -34,23 +42,6 @@ MIN_BANDWIDTH = 1 << 10
 """Bytes per second: heartbeats alone take about a hundred."""
 MAX_PUSH_BYTES = 12 << 20
 """An Arrow body may grow 16-fold, and a record of the journal ends at 256 MiB."""
-_TIME_ACCEPTED = "an ISO 8601 time such as 2013-01-01T00:00:00Z"
-
-
-def _utc_millis(value: object) -> int:
-    """YAML reads an unquoted time as a datetime."""
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            raise refusal(_TIME_ACCEPTED) from None
-    if not isinstance(value, datetime):
-        raise refusal(_TIME_ACCEPTED)
-    return round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000)
-
-
-Instant = Annotated[int, BeforeValidator(_utc_millis)]
-"""Written as ISO 8601, without a zone in UTC; int64 ms."""
 
 
 class Model(Section):
@@ -171,7 +162,7 @@ class ReplayConfig(Model):
     @model_validator(mode="after")
     def _has_start(self) -> ReplayConfig:
         if self.speed != "max" and self.start is None:
-            raise refusal(f"start: {_TIME_ACCEPTED}, the event time at which the replay begins", "start is missing")
+            raise refusal(f"start: {INSTANT_ACCEPTED}, the event time at which the replay begins", "start is missing")
         return self
 
 

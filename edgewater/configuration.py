@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -96,6 +97,23 @@ def _address(value: object) -> object:
     return value
 
 
+INSTANT_ACCEPTED = "an ISO 8601 time such as 2013-01-01T00:00:00Z"
+
+
+def _utc_millis(value: object) -> int:
+    """YAML reads an unquoted time as a datetime."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise refusal(INSTANT_ACCEPTED) from None
+    if not isinstance(value, datetime):
+        raise refusal(INSTANT_ACCEPTED)
+    return round((value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+Instant = Annotated[int, BeforeValidator(_utc_millis)]
+"""Written as ISO 8601, without a zone in UTC; int64 ms."""
 Duration = Annotated[int, parsed_by(duration_ms)]
 """Written as 30s; int64 ms."""
 Size = Annotated[int, parsed_by(size_bytes)]

@@ -19,7 +19,7 @@ import grpc
 
 from center.budgets import AllocationPolicy
 from center.catalog import Catalog
-from center.config import TlsSection, is_loopback
+from center.config import StreamSection, TlsSection, is_loopback
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.authentication import Credentials, require_own_id
 from center.ingest.budget_sync import BudgetSync
@@ -27,6 +27,7 @@ from center.ingest.group_commit import GroupCommit
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.session import GatewaySession
 from center.ingest.status_writer import StatusWriter
+from center.ingest.stream_rules import StreamRules
 from center.ingest.validation import PROTOCOL, Hello, read_hello
 from center.storage.frame_log import FrameLog
 from edgewater.errors import Conflict, EdgewaterError, InvalidConfig, ProtocolError, Retired, StorageError
@@ -64,6 +65,7 @@ class GatewayConfig:
         heartbeat_ms: least time between two writes of heartbeats to the catalog.
         retry_ms, retry_max_ms: delay before a failed commit is tried again: first, and at most.
         hello_timeout_ms: a session without a Hello by then is ended.
+        streams: what is accepted of streams. Edges on this machine set the clocks of those without a `replay`.
         allocation: when error budgets are reallocated.
     """
 
@@ -78,6 +80,7 @@ class GatewayConfig:
     retry_ms: int = 100
     retry_max_ms: int = 5_000
     hello_timeout_ms: int = 10_000
+    streams: Mapping[str, StreamSection] = field(default_factory=dict)
     allocation: AllocationPolicy = field(default_factory=AllocationPolicy)
 
 
@@ -105,6 +108,7 @@ class Gateway:
         self._refreshing = asyncio.Lock()
         self._catalog_problem: str | None = None
         self.metrics = GatewayMetrics()
+        self._stream_rules = StreamRules(config.streams, edges_set_clocks=False)
         self._status = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000)
         self._budget_sync = BudgetSync(catalog, self._status, now_ms, config.allocation)
         self._group_commit = GroupCommit(
@@ -133,6 +137,7 @@ class Gateway:
                 "a loopback address, or tokens or a client CA",
                 "other machines could connect without credentials",
             )
+        self._stream_rules = StreamRules(self._config.streams, edges_set_clocks=is_loopback(address))
         await self._refresh()
         await asyncio.to_thread(self._sweep)
         self._server = grpc.aio.server(options=_server_options(self._config))
@@ -220,6 +225,8 @@ class Gateway:
         finally:
             self._awaiting_hello -= 1
         require_own_id(credential, hello.edge)
+        for stream in hello.streams:
+            self._stream_rules.require_clock(stream)
         with self._admitted(hello.edge):
             session = await self._open(hello)
             self._replace(session)
@@ -284,6 +291,7 @@ class Gateway:
             status=self._status,
             metrics=self.metrics,
             budget_sync=self._budget_sync,
+            stream_rules=self._stream_rules,
             now_ms=self._now_ms,
             max_frame_bytes=self._config.max_frame_bytes,
             credit_bytes=self._config.credit_bytes,

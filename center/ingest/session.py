@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
-from center.catalog import IndexOutcome, QueryStatusRecord
+from center.catalog import HeartbeatRecord, IndexOutcome, QueryStatusRecord
 from center.ingest.assignments import EdgeAssignment
 from center.ingest.budget_sync import BudgetSync
 from center.ingest.group_commit import GroupCommit, ReceivedFrame
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import StatusWriter
+from center.ingest.stream_rules import StreamRules
 from center.ingest.validation import MAX_SEQ, Hello, bounded_text, read_budget_report, read_heartbeat, read_utilization
 from center.sampling import EdgeSamplingController
 from center.storage.frame_log import StoredFrame
 from edgewater.errors import Conflict, EdgewaterError, ProtocolError
 from edgewater.measure import NAME
-from edgewater.streams import EdgeId
+from edgewater.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
-
 
 NOT_EXPECTED = "not-expected"
 """The reason of a refusal: the edge does not contribute to the frame's query."""
@@ -80,6 +81,7 @@ class GatewaySession:
         status: StatusWriter,
         metrics: GatewayMetrics,
         budget_sync: BudgetSync,
+        stream_rules: StreamRules,
         now_ms: Callable[[], int],
         max_frame_bytes: int,
         credit_bytes: int,
@@ -93,6 +95,7 @@ class GatewaySession:
         self._status = status
         self._metrics = metrics
         self._budget_sync = budget_sync
+        self._stream_rules = stream_rules
         self._now_ms = now_ms
         self._max_frame_bytes = max_frame_bytes
         self._credit_bytes = credit_bytes
@@ -258,7 +261,7 @@ class GatewaySession:
 
     def _on_heartbeat(self, message: pb.Heartbeat) -> None:
         now_ms = self._now_ms()
-        beat = read_heartbeat(self.edge, message, now_ms)
+        beat = self._bounded(read_heartbeat(self.edge, message, now_ms))
         self._status.heartbeat(beat)
         requirements = self._assignment.sampling if self._assignment is not None else ()
         for sampling in self._sampling.on_heartbeat(
@@ -267,6 +270,18 @@ class GatewaySession:
             self.outgoing.put(pb.ToEdge(sampling=sampling), sampling.query, str(sampling.query_version))
         echo = pb.TimeEcho(edge_sent_at_ms=message.sent_at_ms, center_received_at_ms=now_ms)
         self.outgoing.put(pb.ToEdge(time_echo=echo))
+
+    def _bounded(self, beat: HeartbeatRecord) -> HeartbeatRecord:
+        """The heartbeat, its watermarks not beyond what an edge can have read by now; more raises an alarm."""
+        latest_ms = {s.name: self._stream_rules.latest_ms(s, beat.seen_at_ms) for s in self.hello.streams}
+        ahead = {s: w for s, w in beat.watermarks.items() if latest_ms.get(s, MAX_TIME_MS) < w < MAX_TIME_MS}
+        for stream, watermark_ms in ahead.items():
+            message = (
+                f"edge {self.edge}: the watermark of {stream} is {watermark_ms - latest_ms[stream]} ms later than any"
+                f" record can be; set the edge's clock, or raise streams.{stream}.ahead at the center"
+            )
+            self._status.alarm("watermark-ahead", message, self.edge, beat.seen_at_ms)
+        return replace(beat, watermarks={s: latest_ms[s] if s in ahead else w for s, w in beat.watermarks.items()})
 
     def _on_budget_report(self, message: pb.BudgetReport) -> None:
         ref, report = read_budget_report(self.edge, message)

@@ -196,6 +196,7 @@ def gateway_config(config: CenterConfig) -> GatewayConfig:
         tls=config.tls,
         max_frame_bytes=config.gateway.max_frame,
         credit_bytes=config.gateway.credit,
+        streams=config.streams,
     )
 
 

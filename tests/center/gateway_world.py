@@ -126,14 +126,16 @@ class Center:
 
 
 @asynccontextmanager
-async def center(path: Path, log: str = "log", url: str | None = None, **settings: Any) -> AsyncIterator[Center]:
+async def center(
+    path: Path, log: str = "log", url: str | None = None, listen: str = "127.0.0.1:0", **settings: Any
+) -> AsyncIterator[Center]:
     catalog = WatchedCatalog(url or f"sqlite:///{path}/catalog.db")
     catalog.loop = asyncio.get_running_loop()
     frame_log = WatchedLog(path / log)
     clock = [1_000_000]
     quick = {"poll_ms": 20, "heartbeat_ms": 20, "retry_ms": 5, "retry_max_ms": 20}
     gateway = Gateway(catalog, frame_log, GatewayConfig(**(quick | settings)), lambda: clock[0])
-    port = await gateway.start("127.0.0.1:0")
+    port = await gateway.start(listen)
     try:
         yield Center(gateway, catalog, frame_log, port, clock)
     finally:

@@ -1,4 +1,4 @@
-"""Which frames the gateway refuses, over gRPC: the edge is told, its other queries go on, and honest frames are kept."""
+"""Which frames the gateway refuses, over gRPC. The edge learns it, its other queries go on, honest frames are kept."""
 
 from __future__ import annotations
 

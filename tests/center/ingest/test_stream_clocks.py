@@ -1,0 +1,90 @@
+"""A stream's clock is the configuration's: what an edge states moves neither windows nor watermarks."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import pytest
+
+from center.config import CenterConfig, StreamSection
+from center.ingest.stream_rules import CLOCK_LEAD_MS
+from edgewater.streams import MAX_TIME_MS
+from edgewater.wire import uplink_pb2 as pb
+from tests.center.gateway_world import JFK, RawEdge, center, eventually, on_a_loop
+
+DAY_MS = 86_400_000
+YEAR_2036_MS = 2_082_758_400_000
+
+
+def stream(event_origin_ms: int, speed: float = 1.0) -> pb.Stream:
+    clock = pb.Stream.Clock(event_origin_ms=event_origin_ms, wall_origin_ms=1_000_000, speed=speed)
+    return pb.Stream(name="flights", clock=clock)
+
+
+async def refused(port: int, *streams: pb.Stream) -> str:
+    async with RawEdge(port) as edge:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await edge.hello(streams=streams)
+        assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        return caught.value.details() or ""
+
+
+@on_a_loop
+async def test_a_hello_cannot_move_a_live_stream_to_another_year(tmp_path: Path) -> None:
+    # The first Hello decides nothing, so no query ever runs by this clock.
+    rules = {"flights": StreamSection(replay=None)}
+    async with center(tmp_path, streams=rules, listen="0.0.0.0:0", tokens={"jfk": "secret"}) as c:
+        async with RawEdge(c.port, "secret") as edge:
+            with pytest.raises(grpc.aio.AioRpcError, match=r"expected live.*flights\.replay"):
+                await edge.hello(streams=[stream(YEAR_2036_MS)])
+        assert c.catalog.edges() == []
+        async with RawEdge(c.port, "secret") as edge:
+            await edge.hello(streams=[pb.Stream(name="flights")])
+
+
+@on_a_loop
+async def test_a_configured_replay_is_every_edges_clock(tmp_path: Path) -> None:
+    config = CenterConfig.from_mapping(
+        {
+            "streams": {
+                "flights": {"replay": {"speed": 60, "start": "2013-01-01T00:00:00Z", "at": "1970-01-01T00:16:40Z"}}
+            }
+        }
+    )
+    async with center(tmp_path, streams=config.streams) as c:
+        message = await refused(c.port, pb.Stream(name="flights"))
+        assert message == (
+            "Hello: stream flights is live, without a replay; expected a replay {speed: 60, start: 2013-01-01T00:00:00Z"
+            ", at: 1970-01-01T00:16:40Z}: streams.flights.replay in the center's configuration is so"
+        )
+        assert "speed: 61" in await refused(c.port, stream(1_356_998_400_000, 61))
+        async with RawEdge(c.port) as edge:
+            await edge.hello(streams=[stream(1_356_998_400_000, 60)])
+
+
+@on_a_loop
+async def test_on_loopback_edges_bring_the_clock_of_their_replay(tmp_path: Path) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        await edge.hello(streams=[stream(0, 86_400)])
+        assert c.catalog.edge(JFK).streams[0].clock.speed == 86_400
+
+
+@on_a_loop
+async def test_a_watermark_beyond_the_clock_is_bounded_and_an_alarm_and_the_end_of_a_stream_is_neither(
+    tmp_path: Path,
+) -> None:
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        for progress in (
+            pb.StreamProgress(stream="flights", watermark_ms=YEAR_2036_MS),
+            pb.StreamProgress(stream="flights", ended=True),
+        ):
+            await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(streams=[progress], sent_at_ms=5)))
+            await edge.until("time_echo")
+            latest_ms = MAX_TIME_MS if progress.ended else c.clock[0] + CLOCK_LEAD_MS + DAY_MS
+            await eventually(lambda: c.catalog.edge(JFK).watermarks == {"flights": latest_ms})  # noqa: B023
+        await eventually(c.catalog.alarms)
+        (alarm,) = await asyncio.to_thread(c.catalog.alarms)
+        assert (alarm.kind, alarm.edge, alarm.times) == ("watermark-ahead", JFK, 1)
