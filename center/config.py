@@ -7,7 +7,6 @@ is an `InvalidConfig` that names the key by its path in the file. In the environ
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -20,9 +19,9 @@ from edgewater.configuration import (
     Instant,
     Section,
     Size,
+    is_loopback,
     parsed_by,
     read_yaml,
-    split_address,
     validate,
 )
 from edgewater.errors import InvalidConfig
@@ -30,17 +29,6 @@ from edgewater.quantities import duration_ms
 
 DEFAULT_DATA_DIR = Path(".edgewater/center")
 ENVIRONMENT_PREFIX = "EDGEWATER_CENTER__"
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach a socket that listens at `address`."""
-    host, _ = split_address(address)
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class TlsSection(Section):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import time
 import uuid
 from collections.abc import Coroutine
@@ -20,10 +21,11 @@ import pyarrow as pa
 import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
+from starlette.routing import Route
 
 from edge import metrics
 from edge.backfill import BackfillRunner
-from edge.config import EdgeConfig, StreamConfig, TlsConfig
+from edge.config import EdgeConfig, HttpTlsConfig, StreamConfig, TlsConfig
 from edge.core import EdgeCore, Ingested, InputLost, SourceEnded, SourcesOpened, StreamSpec, TickEvent
 from edge.durability import DurableCore, JournalGroupCommit, QuotaFile, Reread, load_identity
 from edge.process import now_ms, release_free_memory
@@ -31,7 +33,7 @@ from edge.records import Chunk, Position, Source
 from edge.sources import Unavailable, build_sources, push_routes, replay_clock
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
-from edgewater.errors import InvalidInput, Retired, StorageError
+from edgewater.errors import InvalidConfig, InvalidInput, Retired, StorageError
 from edgewater.health import EmbeddedServer, health_routes, listen
 from edgewater.streams import Delivery, StreamClock
 from edgewater.synopses import source_of
@@ -69,6 +71,7 @@ class Agent:
 
     Attributes:
         rejected: records rejected by the decoders, by (stream, reason).
+        refused_pushes: pushed requests that were refused, by error code.
         failing: per source whose last read failed, the message and the wall time of the failure.
         backpressured: names of the sources that wait for memory or the disk.
     """
@@ -83,6 +86,7 @@ class Agent:
     backfills: BackfillRunner
     daily_quota: DailyQuota | None = None
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
+    refused_pushes: dict[str, int] = field(default_factory=dict)
     failing: dict[str, tuple[str, int]] = field(default_factory=dict)
     backpressured: set[str] = field(default_factory=set)
     _unsynced: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,28 +96,36 @@ class Agent:
         """Runs until `stop` is set or a task fails; then writes a checkpoint.
 
         Raises:
-            InvalidConfig: the agent cannot listen on `http.listen`.
+            InvalidConfig: the agent cannot listen on `http.listen` or `http.metrics`, or `http.tls` cannot be used.
         """
-        listening = listen(self.config.http.listen, "http.listen")
-        server = EmbeddedServer(
-            uvicorn.Config(
-                self._app(), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=STOP_GRACE_S
-            )
-        )
-        serving = asyncio.create_task(server.serve([listening]))
+        http = self.config.http
+        health = self._health_routes()
+        apps = [(http.listen, "http.listen", self._push_routes() + ([] if http.metrics else health), http.tls)]
+        if http.metrics is not None:
+            apps.append((http.metrics, "http.metrics", health, None))
+        with contextlib.ExitStack() as sockets:
+            listening = [sockets.enter_context(listen(address, field)) for address, field, _, _ in apps]
+            servers = [_server(routes, tls) for _, _, routes, tls in apps]
+            serving = [
+                asyncio.create_task(server.serve([socket])) for server, socket in zip(servers, listening, strict=True)
+            ]
+            await self._run(servers, serving, stop)
+
+    async def _run(self, servers: list[EmbeddedServer], serving: list[asyncio.Task[None]], stop: asyncio.Event) -> None:
         tasks = [asyncio.create_task(loop) for loop in self.loops()]
         stopping = asyncio.create_task(stop.wait())
         try:
-            await self._first_failure([*tasks, serving], stopping)
+            await self._first_failure([*tasks, *serving], stopping)
         finally:
             # A push whose records have been ingested must be answered, or its client sends them again.
-            server.should_exit = True
-            await asyncio.wait([serving], timeout=2 * STOP_GRACE_S)
-            server.force_exit = True
+            for server in servers:
+                server.should_exit = True
+            await asyncio.wait(serving, timeout=2 * STOP_GRACE_S)
+            for server in servers:
+                server.force_exit = True
             for task in [*tasks, stopping]:
                 task.cancel()
-            await asyncio.gather(*tasks, stopping, serving, return_exceptions=True)
-            listening.close()
+            await asyncio.gather(*tasks, stopping, *serving, return_exceptions=True)
             await self.commit.checkpoint()
             self.durable.close()
             if self.daily_quota is not None:
@@ -134,13 +146,20 @@ class Agent:
             for task in done:
                 task.result()
 
-    def _app(self) -> Starlette:
+    def _health_routes(self) -> list[Route]:
         registry = CollectorRegistry()
-        registry.register(metrics.EdgeCollector(self.durable, self._gauges, self.rejected, self.outbox.refused_frames))
-        routes = health_routes(registry, self.missing)
-        meter = self.meter
-        pushed = push_routes(self.config, self.accept, self.unavailable, now_ms, meter.busy, meter.on_refused)
-        return Starlette(routes=[*routes, *pushed])
+        registry.register(
+            metrics.EdgeCollector(
+                self.durable, self._gauges, self.rejected, self.outbox.refused_frames, self.refused_pushes
+            )
+        )
+        return health_routes(registry, self.missing)
+
+    def _push_routes(self) -> list[Route]:
+        return push_routes(
+            self.config, self.accept, self.unavailable, now_ms,
+            self.meter.busy, self.meter.on_refused, self.refused_pushes,
+        )  # fmt: skip
 
     def _gauges(self) -> dict[str, tuple[str, float]]:
         core = self.durable.core
@@ -342,6 +361,25 @@ class Agent:
                 took_s = time.monotonic() - began_s
                 written = self.durable.journal_bytes
                 release_free_memory()
+
+
+def _server(routes: list[Route], tls: HttpTlsConfig | None) -> EmbeddedServer:
+    """Raises InvalidConfig: a file of `http.tls` cannot be used."""
+    options: dict[str, Any] = {}
+    if tls is not None:
+        options = {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.client_ca}
+        options["ssl_cert_reqs"] = ssl.CERT_NONE if tls.client_ca is None else ssl.CERT_REQUIRED
+    config = uvicorn.Config(
+        Starlette(routes=routes), log_config=None, access_log=False, lifespan="off",
+        timeout_graceful_shutdown=STOP_GRACE_S, **options,
+    )  # fmt: skip
+    try:
+        config.load()
+    except OSError as exc:  # ssl.SSLError is one
+        raise InvalidConfig(
+            "http.tls", config.ssl_certfile, "PEM files of a certificate and its key", str(exc)
+        ) from exc
+    return EmbeddedServer(config)
 
 
 def open_agent(config: EdgeConfig) -> Agent:

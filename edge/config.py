@@ -30,10 +30,12 @@ from edgewater.configuration import (
     Instant,
     Section,
     Size,
+    is_loopback,
     read_yaml,
     refusal,
     validate,
 )
+from edgewater.errors import InvalidConfig
 from edgewater.measure import NAME, NAME_ACCEPTED
 from edgewater.streams import COLUMN_TYPES, TIME_COLUMN
 
@@ -106,8 +108,37 @@ def _literal_or_referenced(value: object, environ: Mapping[str, str], itself: st
     raise refusal(f"{itself}, {{env: NAME}} or {{file: PATH}}")
 
 
+class HttpTlsConfig(Model):
+    """PEM files: the server's certificate and key; with `client_ca`, clients must present a certificate of its."""
+
+    cert: str
+    key: str
+    client_ca: str | None = None
+
+
 class HttpConfig(Model):
+    """The server of pushed records and of the operator's endpoints.
+
+    Attributes:
+        tokens: bearer tokens of the clients that push; several are valid at once, so that one can replace another.
+        metrics: address of /livez, /readyz and /metrics, without TLS and token; None: they are served at `listen`.
+    """
+
     listen: Address = "127.0.0.1:7410"
+    tokens: list[SecretStr] = []
+    tls: HttpTlsConfig | None = None
+    metrics: Address | None = None
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _secrets(cls, values: object, info: ValidationInfo) -> object:
+        if not isinstance(values, list):
+            raise refusal("a list of tokens, each the secret itself, {env: NAME} or {file: PATH}")
+        return [_read_secret(value, (info.context or {}).get("environ", os.environ)) for value in values]
+
+    @property
+    def authenticates(self) -> bool:
+        return bool(self.tokens) or (self.tls is not None and self.tls.client_ca is not None)
 
 
 class LimitsConfig(Model):
@@ -116,11 +147,15 @@ class LimitsConfig(Model):
     Attributes:
         max_pending_bytes: memory of groups and unacknowledged frames above which sources are backpressured.
         max_push_bytes: size of one pushed body, both as sent and decompressed.
+        push_timeout_ms: time in which a pushed body must arrive.
+        push_cpu_ms: CPU time that decoding one pushed body may take.
         checkpoint_ms: interval between checkpoints.
     """
 
     max_pending_bytes: Size = Field(default=64 << 20, ge=1 << 20)
     max_push_bytes: Size = Field(default=8 << 20, ge=1, le=MAX_PUSH_BYTES)
+    push_timeout_ms: Duration = Field(default=60_000, alias="push_timeout", ge=100)
+    push_cpu_ms: Duration = Field(default=5_000, alias="push_cpu", ge=10)
     checkpoint_ms: Duration = Field(default=5000, alias="checkpoint", ge=100)
 
 
@@ -317,6 +352,18 @@ class EdgeConfig(Model):
         if len(stdin) > 1:
             raise refusal("stdin in one stream only", f"it is a source of {', '.join(stdin)}")
         return streams
+
+    @model_validator(mode="after")
+    def _pushes_are_authenticated(self) -> EdgeConfig:
+        pushed = any(source.http for stream in self.streams.values() for source in stream.sources)
+        if pushed and not self.http.authenticates and not is_loopback(self.http.listen):
+            raise InvalidConfig(
+                "http.listen",
+                self.http.listen,
+                "a loopback address, or http.tokens or http.tls.client_ca",
+                "other machines could push records without credentials",
+            )
+        return self
 
 
 def parse_config(document: object, environ: Mapping[str, str] = os.environ) -> EdgeConfig:

@@ -17,6 +17,7 @@ class EdgeCollector:
         gauges: returns additional gauges, name -> (help text, value), read at each scrape.
         rejected: records rejected by the decoders, by (stream, reason).
         refused_frames: frames refused by the center, by reason.
+        refused_pushes: pushed requests that were refused, by error code.
     """
 
     def __init__(
@@ -25,9 +26,10 @@ class EdgeCollector:
         gauges: Callable[[], dict[str, tuple[str, float]]],
         rejected: dict[tuple[str, str], int],
         refused_frames: Mapping[str, int],
+        refused_pushes: Mapping[str, int],
     ) -> None:
         self._durable, self._gauges, self._rejected = durable, gauges, rejected
-        self._refused_frames = refused_frames
+        self._refused_frames, self._refused_pushes = refused_frames, refused_pushes
 
     def collect(self) -> Iterable[Metric]:
         core = self._durable.core
@@ -63,6 +65,12 @@ class EdgeCollector:
         for (stream_name, reason), count in self._rejected.items():
             rejected.add_metric([stream_name, reason], count)
         yield rejected
+        pushes = CounterMetricFamily(
+            "edgewater_edge_refused_pushes", "Pushed requests that were refused, by error code.", labels=["code"]
+        )
+        for code, count in self._refused_pushes.items():
+            pushes.add_metric([code], count)
+        yield pushes
         lost = CounterMetricFamily(
             "edgewater_edge_input_losses", "Stated losses of input, by reason.", labels=["stream", "reason"]
         )

@@ -7,6 +7,7 @@ value, what is accepted and, for an unknown key, the key that was probably meant
 from __future__ import annotations
 
 import difflib
+import ipaddress
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,6 +88,17 @@ def split_address(address: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65_535:
         raise ValueError(address)
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach a socket that listens at the ``host:port`` `address`."""
+    host, _ = split_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _address(value: object) -> object:

@@ -19,7 +19,7 @@ import grpc
 
 from center.budgets import AllocationPolicy
 from center.catalog import Catalog
-from center.config import StreamSection, TlsSection, is_loopback
+from center.config import StreamSection, TlsSection
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.authentication import Credentials, require_own_id
 from center.ingest.budget_sync import BudgetSync
@@ -30,6 +30,7 @@ from center.ingest.status_writer import StatusWriter
 from center.ingest.stream_rules import StreamRules
 from center.ingest.validation import PROTOCOL, Hello, read_hello
 from center.storage.frame_log import FrameLog
+from edgewater.configuration import is_loopback
 from edgewater.errors import Conflict, EdgewaterError, InvalidConfig, ProtocolError, Retired, StorageError
 from edgewater.streams import EdgeId
 from edgewater.wire import CODE_METADATA, uplink_pb2_grpc

@@ -73,19 +73,23 @@ class CsvCodec:
         check_columns(self._textual, self._header, f"{where}: header" if where else "header")
 
     def parse(self, data: bytes, rejections: Rejections) -> pa.Table:
-        ragged: list[tuple[int, str]] = []
+        ragged = 0
+        first: tuple[str, int] = "", 0
 
         def note(row: pa.csv.InvalidRow) -> str:
-            ragged.append((row.actual_columns, row.text))
+            nonlocal ragged, first
+            if not ragged:
+                first = row.text, row.actual_columns
+            ragged += 1
             return "skip"
 
         table = self._read(data, note) if data.strip() else self._empty_table()
         # Without quotes and lone carriage returns a row is a line; with them, rows are compared with lines.
-        rows = table.num_rows + len(ragged)
+        rows = table.num_rows + ragged
         if (b'"' in data or b"\r" in data) and rows != count_lines(data, rows):
             raise Undecodable("a quoted field contains a line break; expected one record per line")
         if ragged:
-            rejections.add(RejectionReason.MALFORMED, ragged[0][1], self._ragged_message(ragged[0][0]), len(ragged))
+            rejections.add(RejectionReason.MALFORMED, first[0], self._ragged_message(first[1]), ragged)
         return table
 
     def _read(self, data: bytes, note: object) -> pa.Table:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from edge.codecs.csv_codec import CsvCodec, CsvDialect
-from edge.codecs.line_decoder import LineDecoder
+from edge.codecs.line_decoder import LineDecoder, unlimited
 from edge.codecs.ndjson_codec import NdjsonCodec
 from edge.codecs.schema import RecordSchema
 
@@ -42,15 +43,16 @@ class TextFormat:
         """Whether a header line has to be read before the records."""
         return self.format == "csv" and self.header is None
 
-    def decoder(self, header: tuple[str, ...] | None, where: str) -> LineDecoder:
+    def decoder(self, header: tuple[str, ...] | None, where: str, check: Callable[[], None] = unlimited) -> LineDecoder:
         """Builds the decoder for the lines below `header` (used for CSV only).
 
         Args:
             where: name of the input, for messages.
+            check: as of `LineDecoder`.
 
         Raises:
             InvalidRecord: the header lacks a declared column.
         """
         if self.format == "ndjson":
-            return LineDecoder(NdjsonCodec(self.schema))
-        return LineDecoder(CsvCodec(self.schema, header or (), self.dialect, where))
+            return LineDecoder(NdjsonCodec(self.schema), check)
+        return LineDecoder(CsvCodec(self.schema, header or (), self.dialect, where), check)

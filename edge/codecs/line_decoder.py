@@ -8,6 +8,7 @@ Whether a line is rejected does not depend on the other lines of its block.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import pyarrow as pa
@@ -40,11 +41,20 @@ class LineCodec(Protocol):
         """Returns the lines without those that `parse` would certainly reject, which are added to `rejections`."""
 
 
-class LineDecoder:
-    """Decodes blocks of complete lines to batches."""
+def unlimited() -> None:
+    """A `check` that allows any work."""
 
-    def __init__(self, codec: LineCodec) -> None:
+
+class LineDecoder:
+    """Decodes blocks of complete lines to batches.
+
+    Args:
+        check: called between pieces of work; it raises to end the decoding.
+    """
+
+    def __init__(self, codec: LineCodec, check: Callable[[], None] = unlimited) -> None:
         self._codec = codec
+        self._check = check
 
     @property
     def schema(self) -> RecordSchema:
@@ -58,6 +68,7 @@ class LineDecoder:
             arrival_ms: against it event times are context (`EventTime.latest_ms`).
         """
         rejections = Rejections()
+        self._check()
         try:
             table = self._codec.parse(data, rejections)
         except Undecodable:
@@ -67,6 +78,7 @@ class LineDecoder:
         return extract_event_times(table, self.schema, arrival_ms, rejections)
 
     def _isolate(self, lines: list[bytes], rejections: Rejections, known_bad: bool = False) -> list[pa.Table]:
+        self._check()
         if not known_bad:
             try:
                 return [self._codec.parse(b"\n".join(lines), rejections)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edge.codecs.csv_codec import read_header
 from edge.codecs.formats import TextFormat
 from edge.codecs.framing import Block, BlockReader, ByteStream
-from edge.codecs.line_decoder import LineDecoder
+from edge.codecs.line_decoder import LineDecoder, unlimited
 from edge.codecs.schema import RecordSchema
 from edge.records import BLOCK_BYTES, Decoded, Rejection, RejectionReason, truncate_example
 
@@ -30,14 +32,16 @@ class LineStream:
 
     Args:
         where: name of the input, for messages.
+        check: as of `LineDecoder`.
     """
 
-    def __init__(self, source: ByteStream, text: TextFormat, where: str) -> None:
+    def __init__(self, source: ByteStream, text: TextFormat, where: str, check: Callable[[], None] = unlimited) -> None:
         self._text = text
         self._where = where
+        self._check = check
         self._blocks = BlockReader(source)
         self._at_start = True
-        self._decoder: LineDecoder | None = None if text.needs_header else text.decoder(text.header, where)
+        self._decoder: LineDecoder | None = None if text.needs_header else text.decoder(text.header, where, check)
 
     def next(self, final: bool, arrival_ms: int) -> tuple[Decoded, int] | None:
         """Returns the records of the next block and its size in bytes; None if there is none at the moment.
@@ -58,7 +62,7 @@ class LineStream:
             block = Block(block.data.removeprefix(BOM), block.length, block.too_long)
         if self._decoder is None:
             header, block = split_header(block, self._text)
-            self._decoder = self._text.decoder(header, self._where)
+            self._decoder = self._text.decoder(header, self._where, self._check)
         if block.too_long:
             return too_long(block, self._text.schema), nbytes
         return self._decoder.decode(block.data, arrival_ms), nbytes

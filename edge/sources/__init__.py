@@ -5,14 +5,13 @@ chunks with positions; it never touches the core or the journal.
 """
 
 from edge.sources.factory import build_sources, file_opener
-from edge.sources.http import HttpSource, PushLimits, Unavailable, push_routes
+from edge.sources.http import HttpSource, Unavailable, push_routes
 from edge.sources.pacing import PacedSource, replay_clock
 from edge.sources.stdin import StdinSource
 
 __all__ = [
     "HttpSource",
     "PacedSource",
-    "PushLimits",
     "StdinSource",
     "Unavailable",
     "build_sources",

@@ -3,12 +3,18 @@
 A positive reply guarantees that the records are counted exactly once. It is therefore sent only after
 `accept` has returned, which waits for the journal. A request is accepted as a whole or not at all;
 invalid records in it are rejected individually and listed in the reply. If all are, the reply is an error.
+
+A request reserves memory for what has arrived of it, not for what it announces, and has a deadline: a client that
+sends slowly or not at all keeps nobody else out. Bodies are decoded in threads of their own, within a CPU time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+import contextlib
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -18,12 +24,13 @@ from starlette.routing import Route
 from edge.codecs import RecordSchema
 from edge.config import EdgeConfig
 from edge.records import Chunk, Position
-from edge.sources.http_body import MEDIA_TYPES, BodyTooLarge, decode_body, media_type
+from edge.sources.http_body import MEDIA_TYPES, BodyLimits, BodyTooCostly, BodyTooLarge, decode_body, media_type
 from edge.utilization import ActivityMarker, no_marker
 from edgewater.errors import EdgewaterError, InvalidInput, Retired, StorageError
 from edgewater.streams import Delivery
 
 MAX_BODIES_PENDING = 4
+DECODING_THREADS = 2
 TYPE_BASE = "https://edgewater.dev/problems/"
 """Base URI of problem types, the same as in the center's API."""
 
@@ -74,18 +81,41 @@ async def _never() -> AsyncIterator[Chunk]:
         yield chunk
 
 
+class BearerTokens:
+    """Compares tokens by their digests, so that the time that it takes reveals nothing.
+
+    Args:
+        tokens: empty: every request is allowed.
+    """
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._digests = frozenset(hashlib.sha256(token.encode()).digest() for token in tokens)
+
+    def allows(self, request: Request) -> bool:
+        """Whether the request has one of the tokens: ``Authorization: Bearer <token>``."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        digest = hashlib.sha256(token.strip().encode()).digest()
+        return not self._digests or (scheme.lower() == "bearer" and digest in self._digests)
+
+
+class _TooManyBytes(Exception):
+    """The bodies of all requests in progress exceed `max_pending_bytes`."""
+
+
 @dataclass(frozen=True, slots=True)
 class PushLimits:
     """Limits of the push endpoint.
 
     Attributes:
-        max_body_bytes: size of one body, both as sent and decompressed.
-        max_pending_bytes: total size of the bodies of all requests in progress.
+        body: of one body.
+        max_pending_bytes: total size of the bodies of all requests in progress, as far as they have arrived.
+        timeout_s: time in which a body must arrive.
         retry_after_s: value of ``Retry-After`` in the reply to a refused request.
     """
 
-    max_body_bytes: int
+    body: BodyLimits
     max_pending_bytes: int
+    timeout_s: float
     retry_after_s: int = 1
 
 
@@ -96,6 +126,7 @@ def push_routes(
     now_ms: Callable[[], int],
     busy: ActivityMarker = no_marker,
     on_refused: Callable[[str], None] = lambda _: None,
+    refused: dict[str, int] | None = None,
 ) -> list[Route]:
     """Returns the routes that accept pushed records.
 
@@ -106,15 +137,18 @@ def push_routes(
         now_ms: the wall clock, for arrival times.
         busy: marks the decoding of a body.
         on_refused: called with the source's name when a request is refused and its client will retry.
+        refused: number of refused requests by error code, which is counted up.
     """
     sources = {
         name: HttpSource(http_source_name(name), name, stream.record_schema)
         for name, stream in config.streams.items()
         if any(source.http for source in stream.sources)
     }
-    body_bytes = config.limits.max_push_bytes
-    limits = PushLimits(body_bytes, MAX_BODIES_PENDING * body_bytes)
-    push = _PushEndpoint(sources, accept, unavailable, now_ms, limits, busy, on_refused)
+    body = BodyLimits(config.limits.max_push_bytes, config.limits.push_cpu_ms / 1000)
+    limits = PushLimits(body, MAX_BODIES_PENDING * body.size_bytes, config.limits.push_timeout_ms / 1000)
+    tokens = BearerTokens(token.get_secret_value() for token in config.http.tokens)
+    refused = refused if refused is not None else {}
+    push = _PushEndpoint(sources, accept, unavailable, now_ms, limits, tokens, busy, on_refused, refused)
     return [Route("/v1/streams/{stream}", push.post, methods=["POST"])]
 
 
@@ -130,115 +164,148 @@ class _PushEndpoint:
         unavailable: Callable[[], Unavailable | Retired | None],
         now_ms: Callable[[], int],
         limits: PushLimits,
+        tokens: BearerTokens,
         busy: ActivityMarker,
         on_refused: Callable[[str], None],
+        refused: dict[str, int],
     ) -> None:
         self._sources = sources
         self._accept = accept
         self._unavailable = unavailable
         self._now_ms = now_ms
         self._limits = limits
+        self._tokens = tokens
         self._busy = busy
         self._on_refused = on_refused
+        self._refused = refused
         self._pending_bytes = 0
+        # Not the loop's default threads, which write the journal.
+        self._decoding = ThreadPoolExecutor(DECODING_THREADS, "push-decode")
 
     async def post(self, request: Request) -> Response:
+        if not self._tokens.allows(request):
+            detail = "a bearer token of http.tokens is required: Authorization: Bearer <token>"
+            return self._problem(401, "unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
         source = self._sources.get(request.path_params["stream"])
         if source is None:
             known = ", ".join(sorted(self._sources)) or "(none)"
             name = request.path_params["stream"]
-            return problem(
-                404, "not-found", f"stream {name!r} does not accept pushed records; streams that do: {known}"
-            )
+            detail = f"stream {name[:100]!r} does not accept pushed records; streams that do: {known}"
+            return self._problem(404, "not-found", detail)
         media = media_type(request.headers.get("content-type", ""))
         if media is None:
-            header = request.headers.get("content-type", "(none)")
-            return problem(
-                415, "unsupported-media-type", f"Content-Type {header} is not accepted; expected {MEDIA_TYPES}"
-            )
-        reserved = self._size(request)
-        if reserved > self._limits.max_body_bytes:
+            header = request.headers.get("content-type", "(none)")[:100]
+            detail = f"Content-Type {header} is not accepted; expected {MEDIA_TYPES}"
+            return self._problem(415, "unsupported-media-type", detail)
+        announced = request.headers.get("content-length", "")
+        if announced.isdecimal() and int(announced) > self._limits.body.size_bytes:
             return self._too_large()
-        if self._pending_bytes + reserved > self._limits.max_pending_bytes:
-            detail = f"{self._pending_bytes} bytes are pending; the limit is {self._limits.max_pending_bytes}"
-            return self._refuse(source, 429, "too-many-requests", detail, self._limits.retry_after_s)
         reason = self._unavailable()
         if isinstance(reason, Retired):
-            return problem(410, reason.code, reason.message)
+            return self._problem(410, reason.code, reason.message)
         if reason is not None:
             return self._refuse(source, 503, reason.code, reason.message, reason.retry_after_s)
-        self._pending_bytes += reserved
+        with self._reservation() as reserve:
+            return await self._ingest(request, source, media, reserve)
+
+    @contextlib.contextmanager
+    def _reservation(self) -> Iterator[Callable[[int], None]]:
+        """Yields a function that reserves memory for more bytes of a body. It raises BodyTooLarge or _TooManyBytes."""
+        reserved = 0
+
+        def reserve(count: int) -> None:
+            nonlocal reserved
+            if reserved + count > self._limits.body.size_bytes:
+                raise BodyTooLarge
+            if self._pending_bytes + count > self._limits.max_pending_bytes:
+                raise _TooManyBytes
+            reserved += count
+            self._pending_bytes += count
+
         try:
-            return await self._ingest(request, source, media)
+            yield reserve
         finally:
             self._pending_bytes -= reserved
 
-    def _size(self, request: Request) -> int:
-        """Returns the bytes to reserve: the announced length, or the limit if the length is unknown."""
-        announced = request.headers.get("content-length", "")
-        compressed = "content-encoding" in request.headers
-        return int(announced) if announced.isdigit() and not compressed else self._limits.max_body_bytes
-
-    async def _ingest(self, request: Request, source: HttpSource, media: str) -> Response:
+    async def _ingest(
+        self, request: Request, source: HttpSource, media: str, reserve: Callable[[int], None]
+    ) -> Response:
+        limits = self._limits
         try:
-            body = await self._read(request)
-            encoding = request.headers.get("content-encoding", "identity")
-            limit = self._limits.max_body_bytes
+            async with asyncio.timeout(limits.timeout_s):
+                body = await self._read(request, reserve)
+        except TimeoutError:
+            detail = f"the body did not arrive in {limits.timeout_s:g} s (limits.push_timeout); nothing was accepted"
+            return self._problem(408, "timeout", detail, headers={"Connection": "close"})
+        except _TooManyBytes:
+            detail = f"{self._pending_bytes} bytes are pending; the limit is {limits.max_pending_bytes}"
+            return self._refuse(source, 429, "too-many-requests", detail, limits.retry_after_s)
+        except BodyTooLarge:
+            return self._too_large()
+        except ClientDisconnect:
+            return self._problem(400, "incomplete-body", "the body did not arrive completely; nothing was accepted")
+        try:
+            encoding = request.headers.get("content-encoding", "identity")[:100]
             with self._busy(source.name):
-                decoded = await asyncio.to_thread(
-                    decode_body, body, media, encoding, source.schema, self._now_ms(), limit, source.stream
-                )
+                decoded = await asyncio.get_running_loop().run_in_executor(
+                    self._decoding,
+                    decode_body, body, media, encoding, source.schema, self._now_ms(), limits.body, source.stream,
+                )  # fmt: skip
             await self._accept(
                 Chunk(source.name, decoded.batch, None, None, decoded.rejected, len(body)), source.stream
             )
         except BodyTooLarge:
             return self._too_large()
-        except ClientDisconnect:
-            return problem(400, "incomplete-body", "the body did not arrive completely; nothing was accepted")
+        except BodyTooCostly:
+            return self._problem(
+                422,
+                "too-costly",
+                f"decoding the body takes more than {limits.body.cpu_s:g} s of CPU time (limits.push_cpu); nothing was "
+                "accepted; expected several smaller requests with fewer invalid records",
+            )
         except InvalidInput as exc:
-            return problem(422, exc.code, exc.message)
+            return self._problem(422, exc.code, exc.message)
         except Retired as exc:
-            return problem(410, exc.code, exc.message)
+            return self._problem(410, exc.code, exc.message)
         except Unavailable as exc:
             return self._refuse(source, 503, exc.code, exc.message, exc.retry_after_s)
         except StorageError as exc:
-            return self._refuse(source, 503, exc.code, exc.message, self._limits.retry_after_s)
+            return self._refuse(source, 503, exc.code, exc.message, limits.retry_after_s)
         accepted, rejected = decoded.batch.num_rows, [r.to_json() for r in decoded.rejected]
         if rejected and not accepted:
             first = decoded.rejected[0]
             detail = f"none of {sum(r.count for r in decoded.rejected)} records can be read: {first.message}"
-            return problem(422, "invalid-record", detail, members={"accepted": 0, "rejected": rejected})
+            return self._problem(422, "invalid-record", detail, members={"accepted": 0, "rejected": rejected})
         return JSONResponse({"accepted": accepted, "rejected": rejected})
 
-    async def _read(self, request: Request) -> bytes:
-        received, size = [], 0
+    @staticmethod
+    async def _read(request: Request, reserve: Callable[[int], None]) -> bytes:
+        received = []
         async for data in request.stream():
+            reserve(len(data))
             received.append(data)
-            size += len(data)
-            if size > self._limits.max_body_bytes:
-                raise BodyTooLarge
         return b"".join(received)
 
     def _refuse(self, source: HttpSource, status: int, code: str, detail: str, retry_after_s: int) -> Response:
         """Returns the reply to a request that the client is asked to retry."""
         self._on_refused(source.name)
-        return problem(status, code, detail, retry_after_s=retry_after_s)
+        return self._problem(status, code, detail, headers={"Retry-After": str(retry_after_s)})
 
     def _too_large(self) -> Response:
-        limit = self._limits.max_body_bytes
-        return problem(413, "too-large", f"the body is longer than {limit} bytes; expected several smaller requests")
+        limit = self._limits.body.size_bytes
+        detail = f"the body is longer than {limit} bytes, as sent or decompressed; expected several smaller requests"
+        return self._problem(413, "too-large", detail)
 
-
-def problem(
-    status: int,
-    code: str,
-    detail: str,
-    *,
-    retry_after_s: int | None = None,
-    members: Mapping[str, object] | None = None,
-) -> Response:
-    """Returns an RFC 9457 reply with the stable error code `code` and the extension `members`."""
-    body = {"type": TYPE_BASE + code, "title": code.replace("-", " "), "status": status, "detail": detail}
-    body |= members or {}
-    headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
-    return JSONResponse(body, status, headers, media_type="application/problem+json")
+    def _problem(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        members: Mapping[str, object] | None = None,
+    ) -> Response:
+        """Returns an RFC 9457 reply with the stable error code `code` and the extension `members`, and counts it."""
+        self._refused[code] = self._refused.get(code, 0) + 1
+        body = {"type": TYPE_BASE + code, "title": code.replace("-", " "), "status": status, "detail": detail}
+        return JSONResponse(body | dict(members or {}), status, headers, media_type="application/problem+json")

@@ -1,10 +1,23 @@
-"""Decompresses the body of a push within a size limit and decodes it by its media type."""
+"""Decompresses the body of a push and decodes it by its media type, within limits of memory and CPU time.
+
+What a body may cost is known before it is spent: sizes that compressed data declare are summed before anything is
+allocated, and the clock is read between pieces of bounded work.
+"""
 
 from __future__ import annotations
 
 import io
+import struct
+import time
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 
+import flatbuffers
+import flatbuffers.encode
+import flatbuffers.packer
+import flatbuffers.table
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,11 +34,45 @@ _MEDIA = {
     "application/vnd.apache.arrow.stream": "arrow",
 }
 MEDIA_TYPES = "application/x-ndjson, text/csv or application/vnd.apache.arrow.stream"
-_ARROW_EXPANSION = 16
+MAX_EXPANSION = 16
+"""Decoded columns may take this many times the bytes that a body may have."""
+MAX_GZIP_MEMBERS = 1024
+_GZIP_PIECE_BYTES = 64 << 10
+_RECORD_BATCH, _DICTIONARY_BATCH = 3, 2
+"""Types of Arrow IPC messages (`MessageHeader` in Message.fbs)."""
 
 
 class BodyTooLarge(Exception):
     """The body exceeds the size limit, as sent or decompressed."""
+
+
+class BodyTooCostly(Exception):
+    """Decoding the body took more CPU time than allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Limits of one body.
+
+    Attributes:
+        size_bytes: as sent and, separately, decompressed.
+        cpu_s: CPU time of decoding.
+        cpu_clock: CPU time of the current thread, s.
+    """
+
+    size_bytes: int
+    cpu_s: float
+    cpu_clock: Callable[[], float] = time.thread_time
+
+    def timer(self) -> Callable[[], None]:
+        """Returns a function that raises BodyTooCostly once the CPU time is used up. Call both in one thread."""
+        end_s = self.cpu_clock() + self.cpu_s
+
+        def check() -> None:
+            if self.cpu_clock() > end_s:
+                raise BodyTooCostly
+
+        return check
 
 
 def media_type(header: str) -> str | None:
@@ -34,25 +81,31 @@ def media_type(header: str) -> str | None:
 
 
 def decode_body(
-    body: bytes, media: str, encoding: str, schema: RecordSchema, arrival_ms: int, limit_bytes: int, where: str
+    body: bytes, media: str, encoding: str, schema: RecordSchema, arrival_ms: int, limits: BodyLimits, where: str
 ) -> Decoded:
     """Decodes all valid records of a body as one batch.
 
     Raises:
         InvalidRecord: the body as a whole is invalid; the message says why and what is accepted.
-        BodyTooLarge: the decompressed body is longer than `limit_bytes`.
+        BodyTooLarge: the decompressed body, or its records, take more memory than `limits` allow.
+        BodyTooCostly: see `BodyLimits`.
     """
+    check = limits.timer()
     if encoding.lower() == "gzip":
-        body = _gunzip(body, limit_bytes)
+        body = _gunzip(body, limits.size_bytes)
     elif encoding.lower() != "identity":
         raise InvalidRecord("Content-Encoding", encoding, "gzip or identity")
     if media == "arrow":
-        return _decode_arrow(body, schema, arrival_ms, limit_bytes, where)
+        return _decode_arrow(body, schema, arrival_ms, limits.size_bytes, where, check)
     text = TextFormat("csv" if media == "csv" else "ndjson", schema)
-    lines = LineStream(io.BytesIO(body), text, where)
-    blocks = []
+    lines = LineStream(io.BytesIO(body), text, where, check)
+    blocks: list[Decoded] = []
+    size = 0
     while (block := lines.next(True, arrival_ms)) is not None:
         blocks.append(block[0])
+        size += block[0].batch.nbytes
+        if size > MAX_EXPANSION * limits.size_bytes:
+            raise BodyTooLarge
     if not blocks:
         raise InvalidRecord("body", "", "at least one record", "the body is empty")
     return concat(blocks, schema)
@@ -60,40 +113,106 @@ def decode_body(
 
 def _gunzip(body: bytes, limit_bytes: int) -> bytes:
     """Raises BodyTooLarge before more than `limit_bytes` are in memory."""
-    result = b""
-    while body:
+    accepted = "gzip data, as Content-Encoding says"
+    source, pieces, left, rest = io.BytesIO(body), list[bytes](), limit_bytes + 1, b""
+    for _ in range(MAX_GZIP_MEMBERS):
         inflate = zlib.decompressobj(wbits=31)
-        try:
-            result += inflate.decompress(body, limit_bytes + 1 - len(result))
-        except zlib.error as exc:
-            raise InvalidRecord("body", body[:20], "gzip data, as Content-Encoding says", str(exc)) from exc
-        if len(result) > limit_bytes:
+        while not inflate.eof:
+            piece = rest or source.read(_GZIP_PIECE_BYTES)
+            if not piece:
+                raise InvalidRecord("body", body[:20], accepted, "the data is cut off")
+            try:
+                pieces.append(inflate.decompress(piece, left))
+            except zlib.error as exc:
+                raise InvalidRecord("body", body[:20], accepted, str(exc)) from exc
+            left -= len(pieces[-1])
+            if left == 0:
+                raise BodyTooLarge
+            rest = inflate.unconsumed_tail
+        rest = inflate.unused_data or source.read(_GZIP_PIECE_BYTES)
+        if not rest:
+            return b"".join(pieces)
+    raise InvalidRecord("body", body[:20], f"at most {MAX_GZIP_MEMBERS} gzip members", "there are more")
+
+
+def _plain_bytes(message: pa.Message) -> int:
+    """Returns the bytes of an Arrow IPC message's buffers once they are decompressed, as the message declares them.
+
+    PyArrow allocates them before it decompresses, and reports neither compression nor sizes of a message. A compressed
+    buffer begins with its plain length, int64, or -1 if it is stored as it is (Message.fbs, `BodyCompression`).
+    """
+    metadata = message.metadata.to_pybytes()
+    root = flatbuffers.table.Table(metadata, flatbuffers.encode.Get(flatbuffers.packer.uoffset, metadata, 0))
+    kind = metadata[root.Pos + at] if (at := root.Offset(6)) else 0
+    if kind not in (_RECORD_BATCH, _DICTIONARY_BATCH):
+        return 0
+    batch = flatbuffers.table.Table(metadata, root.Indirect(root.Pos + root.Offset(8)))
+    if kind == _DICTIONARY_BATCH:
+        batch = flatbuffers.table.Table(metadata, batch.Indirect(batch.Pos + batch.Offset(6)))
+    body = message.body
+    if not batch.Offset(10) or not batch.Offset(8) or body is None:
+        return 0 if body is None else int(body.size)
+    count, start = batch.VectorLen(batch.Offset(8)), batch.Vector(batch.Offset(8))
+    buffers = np.frombuffer(metadata, "<i8", 2 * count, start).reshape(count, 2)
+    begins, lengths = buffers[buffers[:, 1] > 0].T
+    if begins.size and (begins.min() < 0 or begins.max() > body.size - 8):
+        raise ValueError("a buffer lies outside of its message")
+    declared = np.frombuffer(body, np.uint8)[begins[:, None] + np.arange(8)].view("<i8").ravel()
+    if declared.size and declared.min() < -1:
+        raise ValueError("a buffer of negative length")
+    return sum(map(int, np.where(declared < 0, lengths, declared)))
+
+
+def _check_sizes(body: bytes, limit_bytes: int, check: Callable[[], None]) -> None:
+    """Raises BodyTooLarge if the buffers of an Arrow IPC stream would take more than `limit_bytes`."""
+    size = 0
+    for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
+        check()
+        size += _plain_bytes(message)
+        if size > limit_bytes:
             raise BodyTooLarge
-        if not inflate.eof:
-            raise InvalidRecord("body", body[:20], "gzip data, as Content-Encoding says", "the data is cut off")
-        body = inflate.unused_data
-    return result
 
 
 def _expanded_bytes(column: pa.Array) -> int:
-    """Returns the bytes of a dictionary column of strings once it is decoded."""
-    if not pa.types.is_dictionary(column.type) or not is_text(column.type.value_type):
-        return 0
-    lengths = pc.binary_length(column.dictionary.cast(pa.large_string()))
-    return pc.sum(pc.take(lengths, column.indices)).as_py() or 0
+    """Returns the bytes by which a column of texts grows beyond `nbytes` when it is converted to plain strings.
+
+    The values of a dictionary, and of views, may refer to the same bytes many times.
+    """
+    if pa.types.is_dictionary(column.type):
+        if not is_text(column.type.value_type):
+            return 8 * len(column)
+        lengths = _text_lengths(column.dictionary)
+        return int(pc.sum(pc.take(lengths, column.indices)).as_py() or 0)
+    if column.type in (pa.string_view(), pa.binary_view()):
+        return int(pc.sum(_text_lengths(column)).as_py() or 0)
+    return 0
 
 
-def _decode_arrow(body: bytes, schema: RecordSchema, arrival_ms: int, limit_bytes: int, where: str) -> Decoded:
+def _text_lengths(texts: pa.Array) -> pa.Array:
+    """Returns the bytes of each text, int64."""
+    if texts.type not in (pa.string_view(), pa.binary_view()):
+        return pc.binary_length(texts).cast(pa.int64())
+    if not len(texts):
+        return pa.array([], pa.int64())
+    views = np.frombuffer(texts.buffers()[1], "<i4")[4 * texts.offset : 4 * (texts.offset + len(texts)) : 4]
+    return pa.array(views.astype(np.int64))
+
+
+def _decode_arrow(
+    body: bytes, schema: RecordSchema, arrival_ms: int, limit_bytes: int, where: str, check: Callable[[], None]
+) -> Decoded:
     batches, size = [], 0
     try:
+        _check_sizes(body, limit_bytes, check)
         with pa.ipc.open_stream(pa.py_buffer(body)) as reader:
             check_schema(reader.schema, schema, where)
             for batch in reader:
+                check()
                 batch.validate(full=True)  # checks offsets and UTF-8: the body is untrusted
                 size += batch.nbytes + sum(_expanded_bytes(column) for column in batch.columns)
-                if size > _ARROW_EXPANSION * limit_bytes:
+                if size > MAX_EXPANSION * limit_bytes:
                     raise BodyTooLarge
                 batches.append(convert(batch, schema, arrival_ms))
-    except (pa.ArrowInvalid, OSError) as exc:
+    except (pa.ArrowException, ValueError, TypeError, IndexError, OSError, struct.error, MemoryError) as exc:
         raise InvalidRecord("body", body[:20], "an Arrow IPC stream", str(exc)) from exc
     return concat(batches, schema) if batches else Decoded(schema.empty())

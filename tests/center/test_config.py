@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from center.config import CenterConfig, is_loopback
-from edgewater.configuration import split_address
+from center.config import CenterConfig
+from edgewater.configuration import is_loopback, split_address
 from edgewater.errors import InvalidConfig
 
 

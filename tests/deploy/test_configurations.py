@@ -13,10 +13,11 @@ import click
 import pytest
 import yaml
 
-from center.config import CenterConfig, is_loopback
+from center.config import CenterConfig
 from center.ops.processes import gateway_config, job_config
 from edge.config import EdgeConfig, load_config
 from edgewater.__main__ import main
+from edgewater.configuration import is_loopback
 from edgewater.errors import InvalidConfig
 
 
@@ -98,7 +99,7 @@ def secret(rendered: Any, name: str) -> dict[str, str]:
 
 
 def edge_config(text: str, tmp_path: Path, **environ: str) -> EdgeConfig:
-    token = tmp_path / "token"
+    token = tmp_path / "token"  # stands for each file with a secret
     token.write_text("secret\n")
     path = tmp_path / "edge.yaml"
     path.write_text(re.sub(r"\{file: /[^}]*\}", f"{{file: {token}}}", text))
@@ -119,9 +120,12 @@ def test_an_edge_takes_its_nodes_name_for_its_id_and_reads_the_token_that_is_mou
     assert yaml.safe_load(text)["center"]["token"]["file"] in mounts
     assert config.state_dir in mounts
     assert mounts[yaml.safe_load(text)["center"]["token"]["file"]]["subPathExpr"] == "$(EDGE)"
+    assert [t.get_secret_value() for t in config.http.tokens] == ["secret"]
+    assert yaml.safe_load(text)["http"]["tokens"][0]["file"] in mounts
     if config.center.tls is not None:
         assert str(Path(str(config.center.tls.ca)).parent) in mounts
-    assert config.http.listen.endswith(f":{container['ports'][0]['containerPort']}")
+    listening = [address.rpartition(":")[2] for address in (config.http.listen, str(config.http.metrics))]
+    assert listening == [str(port["containerPort"]) for port in container["ports"]]
 
 
 def test_an_edge_on_a_node_says_which_variable_its_id_should_be_in(dev: Any, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_what_has_to_be_made_beforehand_is_in_the_how_to(every_rendered: list[An
     guide = (root / "docs" / "how-to" / "deploy-kubernetes.md").read_text()
     wanted = {name for rendered in every_rendered for _, name in made_beforehand(rendered)}
     assert wanted == {"edgewater-database", "edgewater-edges", "edgewater-gateway-tls", "edgewater-api",
-                      "edgewater-edge-tokens", "edgewater-center-ca"}  # fmt: skip
+                      "edgewater-edge-tokens", "edgewater-push-token", "edgewater-center-ca"}  # fmt: skip
     assert [name for name in sorted(wanted) if f"`{name}`" not in guide] == []
 
 

@@ -142,7 +142,7 @@ def test_every_pod_resolves_names(dev: Any) -> None:
         ("monitoring", "edgewater-api", 7480),
         ("monitoring", "edgewater-gateway", 7401),
         ("monitoring", "edgewater-job", 7402),
-        ("monitoring", "edgewater-edge", 7410),
+        ("monitoring", "edgewater-edge", 7411),
         ("sources", "edgewater-edge", 7410),
     ],
 )

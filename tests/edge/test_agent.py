@@ -7,6 +7,7 @@ import gzip
 import json
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,10 +23,11 @@ from edge.agent import RETIRED, Agent, open_agent
 from edge.config import parse_config
 from edge.process import now_ms
 from edge.records import Chunk, Rejection
-from edgewater.errors import StorageError
+from edgewater.errors import InvalidConfig, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS, EdgeId
 from edgewater.wire import FrameBody
+from tests.certificates import make_certificates
 from tests.edge.core.test_core import merged
 
 DAY_MS = 86_400_000
@@ -325,6 +327,44 @@ def test_a_file_that_lacks_a_column_stops_its_own_source_only_and_is_named(tmp_p
                 (missing,) = (await client.get("/readyz")).json()["missing"]
             assert "wrong.csv" in missing and "distance" in missing
             assert not center.ended(), "a stream is not finished while one of its files cannot be read"
+
+    run(test, tmp_path)
+
+
+def test_pushes_over_tls_need_a_clients_certificate_and_health_has_an_address_of_its_own(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path, {"localhost": "DNS:localhost", "app": "DNS:app"})
+    tls = {"cert": "localhost.pem", "key": "localhost.key", "client_ca": "ca.pem"}
+    http = {
+        "listen": f"localhost:{free_port()}",
+        "metrics": f"127.0.0.1:{free_port()}",
+        "tls": {field: str(made / name) for field, name in tls.items()},
+    }
+
+    async def test(center: Center) -> None:
+        agent = open_agent(config(tmp_path, center, [{"http": {}}], http=http))
+        async with running(agent) as task:
+            await until(agent.outbox.configured.is_set, "the first queries", task)
+            url, trusted = f"https://{http['listen']}", ssl.create_default_context(cafile=str(made / "ca.pem"))
+            async with httpx.AsyncClient(verify=trusted) as stranger:
+                with pytest.raises(httpx.TransportError):
+                    await stranger.post(f"{url}/v1/streams/flights", content=lines(range(3)), headers=NDJSON)
+                assert (await stranger.get(f"http://{http['metrics']}/readyz")).status_code == 200
+            trusted.load_cert_chain(made / "app.pem", made / "app.key")
+            async with httpx.AsyncClient(verify=trusted) as client:
+                reply = await client.post(f"{url}/v1/streams/flights", content=lines(range(3)), headers=NDJSON)
+                assert reply.json()["accepted"] == 3
+                assert (await client.get(f"{url}/metrics")).status_code == 404
+
+    run(test, tmp_path)
+
+
+def test_a_certificate_that_cannot_be_read_is_named_when_the_agent_starts(tmp_path: Path) -> None:
+    async def test(center: Center) -> None:
+        http = {"listen": f"127.0.0.1:{free_port()}", "tls": {"cert": "/nowhere.pem", "key": "/nowhere.key"}}
+        agent = open_agent(config(tmp_path, center, [{"http": {}}], http=http))
+        with pytest.raises(InvalidConfig, match=r"http\.tls: '/nowhere\.pem'"):
+            await agent.run(asyncio.Event())
+        agent.durable.close()
 
     run(test, tmp_path)
 

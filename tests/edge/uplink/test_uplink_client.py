@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from edge.uplink import LinkLimits, TlsFiles
 from edgewater.errors import InvalidConfig
 from edgewater.wire import uplink_pb2 as pb
 from edgewater.wire import uplink_pb2_grpc
+from tests.certificates import make_certificates
 from tests.edge.uplink_world import (
     MILES,
     SCRIPTED,
@@ -301,20 +301,7 @@ async def refusals(port: int, token: str) -> str | None:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CA, and certificates of it for the center (localhost) and for edge jfk."""
     path = tmp_path_factory.mktemp("tls")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=path, check=True, capture_output=True)
-
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "2")
-    for name in ("localhost", "jfk"):
-        (path / f"{name}.ext").write_text(f"subjectAltName=DNS:{name}")
-        openssl("req", *key, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        openssl(
-            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
-            *("-out", f"{name}.pem", "-extfile", f"{name}.ext", "-days", "2"),
-        )
-    return path
+    return make_certificates(path, {"localhost": "DNS:localhost", "jfk": "DNS:jfk"})
 
 
 @on_a_loop

@@ -1,0 +1,241 @@
+"""Pushes that try to take more than their share: memory, CPU time, connections of others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pyarrow as pa
+import pytest
+from starlette.applications import Starlette
+
+from edge.codecs import EventTime, RecordSchema
+from edge.config import parse_config
+from edge.records import Chunk
+from edge.sources import push_routes
+from edge.sources.http_body import MAX_GZIP_MEMBERS, BodyLimits, BodyTooCostly, BodyTooLarge, decode_body
+from edgewater.errors import InvalidConfig, InvalidRecord
+
+NOW_MS = 1_700_000_000_000
+SCHEMA = RecordSchema({"k": pa.string(), "x": pa.int64()}, EventTime("t"))
+NDJSON = {"content-type": "application/x-ndjson"}
+RECORD = b'{"t": %d, "k": "a", "x": 1}\n' % NOW_MS
+PATH = "/v1/streams/s"
+
+
+def decode(
+    body: bytes, media: str = "ndjson", encoding: str = "identity", size: int = 1 << 20, cpu_s: float = 60.0
+) -> Any:
+    return decode_body(body, media, encoding, SCHEMA, NOW_MS, BodyLimits(size, cpu_s), "s")
+
+
+def stream(*batches: pa.RecordBatch, compression: str | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def records(rows: int, k: pa.Array | None = None) -> pa.RecordBatch:
+    texts = k if k is not None else pa.array(["a"] * rows)
+    return pa.record_batch({"t": np.full(rows, NOW_MS), "k": texts, "x": np.zeros(rows, np.int64)})
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_compressed_arrow_buffers_are_measured_before_they_are_decompressed(compression: str) -> None:
+    body = stream(records(4_000_000, pa.array([""] * 4_000_000)), compression=compression)
+    assert len(body) < 1 << 20
+    pool = pa.default_memory_pool()
+    before = pool.total_bytes_allocated()
+    with pytest.raises(BodyTooLarge):
+        decode(body, "arrow")
+    assert pool.total_bytes_allocated() - before < 4 << 20, "they would take 80 MB"
+    assert decode(stream(records(1000), compression=compression), "arrow").batch.num_rows == 1000
+
+
+def test_a_compressed_dictionary_is_measured_too() -> None:
+    texts = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array(["x" * 5_000_000]))
+    body = stream(records(1, texts), compression="zstd")
+    assert len(body) < 10_000
+    with pytest.raises(BodyTooLarge):
+        decode(body, "arrow")
+
+
+def test_buffers_that_are_stored_uncompressed_in_a_compressed_message_are_read() -> None:
+    rng = np.random.default_rng(1)
+    batch = pa.record_batch({"t": np.full(9, NOW_MS), "k": pa.array(["a"] * 9), "x": rng.integers(0, 1 << 62, 9)})
+    assert (
+        decode(stream(batch, compression="zstd"), "arrow").batch.column("x").to_pylist()
+        == batch.column("x").to_pylist()
+    )
+
+
+def test_views_that_share_one_long_text_are_measured_by_what_they_become() -> None:
+    long = pa.array(["x" * 100_000]).cast(pa.string_view())
+    _, view, text = long.buffers()
+    views = pa.py_buffer(view.to_pybytes()[:16] * 5_000)
+    body = stream(records(5_000, pa.Array.from_buffers(pa.string_view(), 5_000, [None, views, text])))
+    assert len(body) < 1 << 20
+    with pytest.raises(BodyTooLarge):
+        decode(body, "arrow", size=1 << 20)
+    assert decode(stream(records(2, pa.array(["a", "b"]).cast(pa.string_view()))), "arrow").batch.num_rows == 2
+    assert decode(stream(records(0, pa.array([], pa.string_view())), records(1, long)), "arrow").batch.num_rows == 1
+
+
+def test_any_damage_of_an_arrow_body_is_refused_as_a_record_that_is_not_valid() -> None:
+    """Bytes of messages and metadata are changed one by one: no other error, and nothing that grows."""
+    rng = np.random.default_rng(7)
+    for body in (stream(records(3)), stream(records(3), compression="lz4")):
+        for at in range(0, len(body), 3):
+            damaged = bytearray(body)
+            damaged[at] ^= int(rng.integers(1, 256))
+            with contextlib.suppress(InvalidRecord, BodyTooLarge):
+                decode(bytes(damaged), "arrow", size=1 << 16)
+
+
+def test_gzip_members_are_bounded() -> None:
+    empty = gzip.compress(b"", mtime=0)
+    assert decode(gzip.compress(RECORD) * 3 + empty * 5, encoding="gzip").batch.num_rows == 3
+    with pytest.raises(InvalidRecord, match=f"at most {MAX_GZIP_MEMBERS} gzip members"):
+        decode(empty * (MAX_GZIP_MEMBERS + 1), encoding="gzip")
+    assert decode(gzip.compress(RECORD * 5000), encoding="gzip").batch.num_rows == 5000
+    with pytest.raises(BodyTooLarge):
+        decode(gzip.compress(b" " * (2 << 20)), encoding="gzip")
+
+
+def test_short_records_with_many_columns_are_measured_by_what_they_become() -> None:
+    wide = RecordSchema({f"c{i}": pa.float64() for i in range(200)}, EventTime("t"))
+    body = b'{"t":%d}\n' % NOW_MS * 10_000
+    with pytest.raises(BodyTooLarge):
+        decode_body(body, "ndjson", "identity", wide, NOW_MS, BodyLimits(len(body), 60.0), "s")
+
+
+@pytest.mark.parametrize(
+    ("media", "body"),
+    [
+        ("ndjson", b"x\n" * 10_000),
+        ("csv", b"t,k,x\n" + b"x,x,x\n" * 3_000),
+        ("arrow", stream(*[records(1)] * 50)),
+    ],
+)
+def test_decoding_ends_once_its_cpu_time_is_used_up(media: str, body: bytes) -> None:
+    """The clock advances by a second each time it is read."""
+    seconds = itertools.count()
+
+    def limits(cpu_s: float) -> BodyLimits:
+        return BodyLimits(1 << 20, cpu_s, lambda: float(next(seconds)))
+
+    decode_body(body, media, "identity", SCHEMA, NOW_MS, limits(1e6), "s")
+    with pytest.raises(BodyTooCostly):
+        decode_body(body, media, "identity", SCHEMA, NOW_MS, limits(20.0), "s")
+
+
+class Edge:
+    """The push endpoint, with its own counters."""
+
+    def __init__(self, http: dict[str, Any] | None = None, **limits: object) -> None:
+        self.taken: list[Chunk] = []
+        self.refused: dict[str, int] = {}
+        columns = {"k": "string", "x": "int64"}
+        served = {"columns": columns, "time": {"column": "t"}, "sources": [{"http": None}]}
+        document = {"edge": "e", "state_dir": "state", "streams": {"s": served}, "http": http or {}, "limits": limits}
+        routes = push_routes(parse_config(document), self.accept, lambda: None, lambda: NOW_MS, refused=self.refused)
+        self.app = Starlette(routes=routes)
+
+    async def accept(self, chunk: Chunk, _stream: str) -> None:
+        self.taken.append(chunk)
+
+    async def push(self, body: Any, **headers: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app=self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://edge") as client:
+            return await client.post(PATH, content=body, headers={**NDJSON, **headers})
+
+
+def test_clients_that_announce_a_body_and_send_nothing_keep_nobody_out() -> None:
+    edge = Edge(max_push_bytes=1000)
+    silent = asyncio.Event()
+
+    async def nothing() -> AsyncIterator[bytes]:
+        await silent.wait()
+        yield RECORD
+
+    async def run() -> None:
+        waiting = [asyncio.ensure_future(edge.push(nothing(), **{"content-length": "999"})) for _ in range(50)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (await edge.push(RECORD)).status_code == 200
+        silent.set()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_bodies_in_progress_share_the_memory_and_give_it_back() -> None:
+    edge = Edge(max_push_bytes=1000)
+    go_on = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b" " * 900
+        await go_on.wait()
+        yield RECORD
+
+    async def run() -> None:
+        waiting = [asyncio.ensure_future(edge.push(slow())) for _ in range(4)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        refused = await edge.push(RECORD.ljust(500))
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "3600 bytes are pending; the limit is 4000" in refused.json()["detail"]
+        go_on.set()
+        assert {reply.status_code for reply in await asyncio.gather(*waiting)} == {200}
+        assert (await edge.push(RECORD.ljust(1000))).status_code == 200
+
+    asyncio.run(run())
+    assert edge.refused == {"too-many-requests": 1}
+
+
+def test_a_body_has_a_deadline() -> None:
+    edge = Edge(push_timeout="100ms")
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield RECORD
+        await asyncio.Event().wait()
+
+    reply = asyncio.run(edge.push(stalled()))
+    assert (reply.status_code, reply.json()["type"]) == (408, "https://edgewater.dev/problems/timeout")
+    assert "limits.push_timeout" in reply.json()["detail"]
+    assert edge.taken == []
+
+
+def test_a_body_that_takes_too_much_cpu_time_is_refused_as_a_whole() -> None:
+    edge = Edge(push_cpu="10ms")
+    reply = asyncio.run(edge.push(RECORD + b"x\n" * 100_000))
+    assert (reply.status_code, reply.json()["type"]) == (422, "https://edgewater.dev/problems/too-costly")
+    assert (edge.taken, edge.refused) == ([], {"too-costly": 1})
+
+
+def test_a_push_needs_a_token_that_is_configured() -> None:
+    edge = Edge({"tokens": ["old-secret", "new-secret"]})
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic old-secret"}):
+        reply = asyncio.run(edge.push(RECORD, **headers))
+        assert (reply.status_code, reply.headers["www-authenticate"]) == (401, "Bearer")
+        assert "secret" not in reply.text
+    for token in ("old-secret", "new-secret"):
+        assert asyncio.run(edge.push(RECORD, authorization=f"Bearer {token}")).status_code == 200
+    assert edge.refused == {"unauthenticated": 3}
+
+
+def test_another_machines_pushes_need_credentials() -> None:
+    with pytest.raises(InvalidConfig, match=r"http.listen.*0.0.0.0:1.*http.tokens or http.tls.client_ca"):
+        Edge({"listen": "0.0.0.0:1"})
+    Edge({"listen": "0.0.0.0:1", "tokens": ["secret"]})
+    Edge({"listen": "0.0.0.0:1", "tls": {"cert": "c", "key": "k", "client_ca": "ca"}})
+    with pytest.raises(InvalidConfig, match=r"http\.tokens"):
+        Edge({"tokens": "secret"})
