@@ -38,6 +38,7 @@ from edge.core.streams import StreamState, add_loss
 from edgewater.accuracy import report_schedule
 from edgewater.algebra import LateRecordPolicy, late_record_policy_of
 from edgewater.errors import InvalidQuery, StorageError
+from edgewater.partial_check import max_groups
 from edgewater.query import BoundQuery, ErrorBudget, QuerySpec, StalenessBudget
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, TIME_COLUMN
 from edgewater.synopses import BoolArray, GroupedAggregate, IntArray, is_sampled
@@ -62,6 +63,7 @@ class QueryPipeline:
         source: number of this edge; with a record's number in its stream it identifies the record.
         drift: per measure, the sum of `estimate_drift` since this process began.
         accuracy_measure: the measure of the query's accuracy, if it has one.
+        max_groups: groups that a partial may have.
         history: the history of groups over closed slices.
         monitor: the arrival statistics of a query with early answers.
         encode: serialises a partial. The simulator replaces it where bytes are not measured.
@@ -82,6 +84,7 @@ class QueryPipeline:
     drift: dict[str, float] = field(default_factory=dict)
     late_record_policy: LateRecordPolicy = field(init=False)
     accuracy_measure: AccuracyMeasure | None = field(init=False)
+    max_groups: int = field(init=False)
     history: GroupHistory = field(default_factory=GroupHistory)
     monitor: ArrivalMonitor | None = None
     encode: Callable[[GroupedAggregate], bytes] = GroupedAggregate.to_bytes
@@ -98,6 +101,7 @@ class QueryPipeline:
         if clock is not None and self.monitor is None:
             self.monitor = ArrivalMonitor(clock, self.source, self.bound.group_types)
         self.accuracy_measure = AccuracyMeasure(self.bound) if self.spec.accuracy is not None else None
+        self.max_groups = max_groups(self.bound)
 
     @property
     def spec(self) -> QuerySpec:
@@ -524,7 +528,7 @@ class QueryPipeline:
     ) -> Selection:
         """Selects the groups of a slice to send now, of about `room` bytes; at least one if there is any room."""
         entry_bytes, end = self.progress.entry_bytes, self._end(start)
-        count = max(1, int(room / entry_bytes)) if room > 0 else 0
+        count = min(max(1, int(room / entry_bytes)), self.max_groups) if room > 0 else 0
         # Omitted values have to be reported as withheld, which is possible only for bounded measures.
         slots = (
             remaining_slots(self.spec, end, drain_window_ms[0], link, entry_bytes) if self.bounded_measures else None

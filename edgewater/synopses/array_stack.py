@@ -11,6 +11,7 @@ import numpy.typing as npt
 from edgewater.errors import CorruptSynopsis, InvalidRequest
 from edgewater.synopses.base import BoolArray, Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import Layout
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 T = TypeVar("T", bound=np.generic)
@@ -27,6 +28,8 @@ class ArrayStack:
     properties: ClassVar[Properties]
     questions: ClassVar[Questions]
     arrays: ClassVar[dict[str, tuple[str, float]]]
+    layouts: ClassVar[tuple[Layout, ...]] = ()
+    """The layouts of its messages, each with another number of arrays; empty: they are not known."""
 
     def __init__(self, groups: int = 0) -> None:
         self._length = groups

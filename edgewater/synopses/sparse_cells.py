@@ -17,6 +17,7 @@ import numpy.typing as npt
 from edgewater.synopses.array_stack import run_indices
 from edgewater.synopses.base import BoolArray, IntArray
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import Field, field, totals
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 
 _CELL_BITS = 32
@@ -34,6 +35,22 @@ def groups_of(keys: IntArray) -> IntArray:
 
 def cells_of(keys: IntArray) -> IntArray:
     return keys & ((1 << _CELL_BITS) - 1)
+
+
+def cell_fields(type_: str, **limits: float) -> tuple[Field, ...]:
+    """Returns the fields of the output of `SparseCells.pack`, of values of this type."""
+    return (
+        totals("cells per group", "cells", "groups with cells"),
+        field("first cells", "<i8", "groups with cells", least=0, most=(1 << _CELL_BITS) - 1),
+        field("steps", "<i8", "cells", least=0, most=(1 << _CELL_BITS) - 1),
+        field("values", type_, "cells", **limits),
+    )
+
+
+def row_fields(type_: str) -> tuple[Field, ...]:
+    """Returns the fields of the output of `pack_rows`, of rows of this type."""
+    rows = field("dense rows", type_, "dense groups", "cells of a row")
+    return *cell_fields(type_), field("dense groups", "<i8", "dense groups", least=0), rows
 
 
 class SparseCells:

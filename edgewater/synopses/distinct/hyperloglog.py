@@ -38,11 +38,12 @@ from edgewater.synopses.base import (
 from edgewater.synopses.checks import check_fold, check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.columns import MessageBatch
+from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray, hash_values
 from edgewater.synopses.intervals import normal_quantile
 from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
 from edgewater.synopses.single import SingleSynopsis
-from edgewater.synopses.sparse_cells import SparseCells, cell_keys, cells_of, groups_of
+from edgewater.synopses.sparse_cells import SparseCells, cell_keys, cells_of, groups_of, row_fields
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 Registers = npt.NDArray[np.uint8]
@@ -70,6 +71,7 @@ class HyperLogLogStack(ArrayStack):
     properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True)
     questions: ClassVar[Questions] = (Distinct,)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"row": ("<i8", -1)}
+    layouts: ClassVar[tuple[Layout, ...]] = (Layout.of(field("level", "<i8", 1), *row_fields("|u1")),)
 
     def __init__(
         self, groups: int = 0, *, precision: int = DEFAULT_PRECISION, level: int = 0, seed: int = DEFAULT_SEED

@@ -20,18 +20,32 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, UnsupportedVersion
+from edgewater.wire.nesting import Nesting, check_nesting
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 MAGIC = b"EWS1"
 _HEADER = struct.Struct("<4sI")
 MAX_BYTES = 1 << 30
+MAX_PARAMETERS = 64 << 10
+"""Characters of a synopsis' parameters."""
+_MAX_BRACKETS = 256  # in the parameters: their depth is less
+_MAX_DIGITS = 30
+MAX_DEPTH = 4
+"""Levels of nested synopses: a manager of managers of wavelets has three."""
+_SMALL = 16 << 10  # bytes of messages whose nested messages take little memory, however many they are
+_BYTES_PER_MESSAGE = 16
+"""Fewer bytes than any nested message that was written has; in memory each takes about 100."""
+_ARRAY = Nesting({6: Nesting(packed=frozenset({4}))}, frozenset({4}))
+_STACK = Nesting({6: _ARRAY})
+_SYNOPSIS = Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: _STACK})})})
+_SHOWN = 100
 _NARROWER = {
     "i": ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4"),
     "u": ("|u1", "<u2", "<u4"),
 }
-_TYPES = {t: np.dtype(t) for t in ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")}
-_EXACTLY = frozenset((s, t) for s in _TYPES for t in _TYPES if np.can_cast(s, t, "safe"))
+TYPES = {t: np.dtype(t) for t in ("|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")}
+EXACTLY = frozenset((s, t) for s in TYPES for t in TYPES if np.can_cast(s, t, "safe"))
 """(stored, declared) types between which every value converts exactly."""
 
 
@@ -53,8 +67,10 @@ def unseal(data: bytes) -> SynopsisMessage:
     if actual != checksum:
         raise CorruptSynopsis(f"damaged bytes: CRC32C is {actual:#010x}, the header says {checksum:#010x}")
     try:
+        if len(body) > _SMALL:
+            check_nesting(body, _SYNOPSIS, _BYTES_PER_MESSAGE, MAX_DEPTH + 2)
         return SynopsisMessage.FromString(body)
-    except DecodeError as exc:
+    except (DecodeError, ValueError) as exc:
         raise CorruptSynopsis(f"the checksum holds but the body is no Synopsis message: {exc}") from exc
 
 
@@ -85,13 +101,27 @@ def open_message(message: SynopsisMessage, kind: str, version: int, arrays: int,
 
 
 def _parameters(kind: str, text: str) -> dict[str, Any]:
+    shown = text[:_SHOWN] + ("…" if len(text) > _SHOWN else "")
+    if len(text) > MAX_PARAMETERS or text.count("[") + text.count("{") > _MAX_BRACKETS:
+        limits = f"at most {MAX_PARAMETERS} and {_MAX_BRACKETS} brackets"
+        raise CorruptSynopsis(f"{kind}: parameters of {len(text)} characters, {shown!r}; expected {limits}")
     try:
-        parameters = json.loads(text or "{}")
-    except json.JSONDecodeError as exc:
-        raise CorruptSynopsis(f"{kind}: parameters are not JSON: {text!r}") from exc
+        parameters = json.loads(text or "{}", parse_int=_integer, parse_constant=_constant)
+    except ValueError as exc:
+        raise CorruptSynopsis(f"{kind}: parameters are not JSON: {shown!r}") from exc
     if not isinstance(parameters, dict):
-        raise CorruptSynopsis(f"{kind}: parameters are not a mapping: {text!r}")
+        raise CorruptSynopsis(f"{kind}: parameters are not a mapping: {shown!r}")
     return parameters
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
+
+
+def _constant(name: str) -> float:
+    raise ValueError(f"{name} is no number")
 
 
 def require_equal(kind: str, mine: object, theirs: object) -> None:
@@ -103,7 +133,7 @@ def require_equal(kind: str, mine: object, theirs: object) -> None:
 def encode(values: npt.NDArray[Any]) -> ArrayMessage:
     """Encodes a NumPy array of bool, integers or floats, of any shape."""
     declared = values.dtype.newbyteorder("<").str
-    if declared not in _TYPES:
+    if declared not in TYPES:
         raise TypeError(f"arrays of {values.dtype} have no encoding")
     stored = _narrow(np.ascontiguousarray(values, dtype=declared))
     return ArrayMessage(
@@ -136,17 +166,17 @@ def decode(message: ArrayMessage) -> npt.NDArray[Any]:
     if message.encoding != ArrayMessage.FIXED:
         raise CorruptSynopsis(f"an array of type {message.type!r} has another encoding than numbers")
     require_exact(message.type, message.stored)
-    shape, stored = tuple(message.shape), _TYPES[message.stored]
+    shape, stored = tuple(message.shape), TYPES[message.stored]
     if math.prod(shape) * stored.itemsize != len(message.data):
         raise CorruptSynopsis(f"an array of shape {shape} has {len(message.data)} bytes of {message.stored}")
-    return np.frombuffer(message.data, stored).reshape(shape).astype(_TYPES[message.type])
+    return np.frombuffer(message.data, stored).reshape(shape).astype(TYPES[message.type])
 
 
 def require_exact(declared: str, stored: str) -> None:
     """Raises CorruptSynopsis unless both are types, and `stored` represents every value of `declared` exactly."""
-    if declared not in _TYPES or stored not in _TYPES:
+    if declared not in TYPES or stored not in TYPES:
         raise CorruptSynopsis(f"an array of type {declared!r} stored as {stored!r} cannot be read")
-    if (stored, declared) not in _EXACTLY:
+    if (stored, declared) not in EXACTLY:
         raise CorruptSynopsis(f"{stored} does not store {declared} exactly")
 
 
@@ -233,7 +263,7 @@ def encode_keys(values: pa.Array) -> ArrayMessage:
 
 def decode_keys(message: ArrayMessage) -> pa.Array:
     """Returns the Arrow array that `encode_keys` encoded. Raises CorruptSynopsis."""
-    result = _decode_strings(message) if message.encoding == ArrayMessage.UTF8 else pa.array(decode(message))
+    result = decode_strings(message) if message.encoding == ArrayMessage.UTF8 else pa.array(decode(message))
     if message.valid:
         if len(message.valid) != len(result):
             raise CorruptSynopsis(f"{len(message.valid)} validity bytes for {len(result)} keys")
@@ -242,7 +272,8 @@ def decode_keys(message: ArrayMessage) -> pa.Array:
     return result
 
 
-def _decode_strings(message: ArrayMessage) -> pa.Array:
+def decode_strings(message: ArrayMessage) -> pa.Array:
+    """Returns strings without nulls. Raises CorruptSynopsis."""
     lengths = decode(message.lengths)
     if lengths.ndim != 1 or (lengths.size and lengths.min() < 0) or int(lengths.sum()) != len(message.data):
         raise CorruptSynopsis(f"string lengths do not add up to {len(message.data)} bytes")

@@ -32,6 +32,8 @@ from edgewater.synopses.base import (
     Variance,
 )
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import Layout, count, field
+from edgewater.synopses.exact import float_sums
 from edgewater.synopses.exact.float_sums import FloatSums, touched, two_sum, weighted_counts
 from edgewater.synopses.registry import Function, Parameters, register_function, register_kind
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
@@ -92,6 +94,7 @@ class CountStack(ArrayStack):
     properties = _LINEAR
     questions: ClassVar[Questions] = (Count,)
     arrays = {"n": ("<i8", 0)}
+    layouts = (Layout.of(count("n")),)
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         self._view("n")[:] += np.bincount(codes, minlength=self._length)
@@ -155,6 +158,7 @@ class IntegerSumStack(SumStack):
 
     kind = "integer_sum"
     arrays = {"n": ("<i8", 0), "sum": ("<i8", 0), "carry": ("<i8", 0)}
+    layouts = (Layout.of(count("n"), field("sum")), Layout.of(count("n"), field("sum"), field("carry")))
 
     def _add(self, codes: IntArray, values: npt.NDArray[Any], counts: IntArray) -> None:
         add_wide(self._wide(), wide_sums(codes, values, self._length))
@@ -247,6 +251,7 @@ class FloatSumStack(_FloatSumsStack, SumStack):
     """Sums of float64, exact until they are rounded in an answer."""
 
     kind = "float_sum"
+    layouts = float_sums.layouts(count("n"))
 
     def _total(self) -> FloatArray:
         return self._totals.rounded(self._length)
@@ -332,11 +337,15 @@ def _difference(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> FloatArray:
     return np.where(left >= right, size, -size)
 
 
+_FLOAT_EXTREMUM, _INTEGER_EXTREMUM = (Layout.of(field("n", "|b1"), field("best", of)) for of in ("<f8", "<i8"))
+
+
 class MinStack(ExtremumStack):
     kind = "min"
     better = np.minimum
     questions: ClassVar[Questions] = (Minimum,)
     arrays = {"n": ("|b1", False), "best": ("<f8", np.inf)}
+    layouts = (_FLOAT_EXTREMUM,)
 
     @staticmethod
     def _first_change(best: npt.NDArray[Any]) -> FloatArray:
@@ -348,6 +357,7 @@ class MaxStack(ExtremumStack):
     better = np.maximum
     questions: ClassVar[Questions] = (Maximum,)
     arrays = {"n": ("|b1", False), "best": ("<f8", -np.inf)}
+    layouts = (_FLOAT_EXTREMUM,)
 
     @staticmethod
     def _first_change(best: npt.NDArray[Any]) -> FloatArray:
@@ -359,6 +369,7 @@ class IntegerMinStack(MinStack):
 
     kind = "integer_min"
     arrays = {"n": ("|b1", False), "best": ("<i8", (1 << 63) - 1)}
+    layouts = (_INTEGER_EXTREMUM,)
 
 
 class IntegerMaxStack(MaxStack):
@@ -366,6 +377,7 @@ class IntegerMaxStack(MaxStack):
 
     kind = "integer_max"
     arrays = {"n": ("|b1", False), "best": ("<i8", -(1 << 63))}
+    layouts = (_INTEGER_EXTREMUM,)
 
 
 class VarianceStack(_FloatSumsStack):
@@ -379,6 +391,7 @@ class VarianceStack(_FloatSumsStack):
     properties = Properties()
     questions: ClassVar[Questions] = (Variance, Mean, Count)
     arrays = {"n": ("<i8", 0), "m2": ("<f8", 0.0)}
+    layouts = float_sums.layouts(count("n"), field("m2", "<f8"))
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         counts = np.bincount(codes, minlength=self._length)
@@ -462,6 +475,7 @@ class MeanStack(_FloatSumsStack):
     properties = _LINEAR
     questions: ClassVar[Questions] = (Mean, Sum, Count)
     arrays = {"n": ("<i8", 0)}
+    layouts = float_sums.layouts(count("n"))
 
     def update(self, codes: IntArray, values: Any, *, times: IntArray | None = None) -> None:
         counts = np.bincount(codes, minlength=self._length)

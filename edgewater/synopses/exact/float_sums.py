@@ -22,6 +22,7 @@ import numpy.typing as npt
 from edgewater.errors import CorruptSynopsis
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import AtMost, Field, Layout, field
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 
 _CHUNK = 1 << 15
@@ -34,7 +35,17 @@ _MAX_PASSES = 100
 """Two are usual."""
 _SPLIT = 134217729.0  # 2^27 + 1
 
+MAX_PARTS = 64
+"""Parts of a sum: float64 has 2,098 bits between its largest and smallest number, and a part has 53 of them."""
+
 At = IntArray | slice
+
+
+def layouts(*fields: Field) -> tuple[Layout, ...]:
+    """Returns the layouts of a message with these fields and the arrays of `FloatSums.to_arrays`."""
+    shapes = ("groups",), (AtMost(MAX_PARTS), "groups")
+    sums, huge = (Field(name, ("<f8",), shapes) for name in ("sums", "huge sums"))
+    return Layout.of(*fields, sums), Layout.of(*fields, sums, huge, field("odd sums", "<f8"))
 
 
 def two_sum(a: FloatArray, b: FloatArray) -> tuple[FloatArray, FloatArray]:

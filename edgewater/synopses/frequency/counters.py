@@ -18,11 +18,12 @@ from edgewater.synopses.base import ITEM_TYPES, IntArray, Properties
 from edgewater.synopses.checks import check_fold, check_power_of_two, check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.columns import MessageBatch
+from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import CHUNK, ItemStack, read_item_type
 from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
 from edgewater.synopses.single import WeightedSynopsis
-from edgewater.synopses.sparse_cells import ROW_ARRAYS, pack_rows, unpack_rows
+from edgewater.synopses.sparse_cells import ROW_ARRAYS, pack_rows, row_fields, unpack_rows
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 MIN_WIDTH, MAX_WIDTH = 16, 1 << 24
@@ -42,6 +43,9 @@ class CounterStack(ItemStack):
 
     properties: ClassVar[Properties] = Properties(invertible=True, linear=True, foldable=True)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"n": ("<i8", 0)}
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout.of(field("level", "<i8", 1), field("n", counts=True), *row_fields("<i8")),
+    )
     chunk: ClassVar[int] = CHUNK
 
     def __init__(

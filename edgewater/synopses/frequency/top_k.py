@@ -28,6 +28,7 @@ from edgewater.synopses.array_stack import run_indices
 from edgewater.synopses.base import ITEM_TYPES, Count, Estimate, Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.checks import check_fold, check_fraction, check_whole
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import KEYS, Field, Layout, count, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import ItemStack, read_item_type
 from edgewater.synopses.questions import Frequency, RankedItems, TopItems
@@ -74,6 +75,16 @@ class TopKStack(ItemStack):
     properties: ClassVar[Properties] = Properties(commutative=False, foldable=True)
     questions: ClassVar[Questions] = (Count, Frequency)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"n": ("<i8", 0), "error": ("<i8", 0)}
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout.of(
+            field("level and unpruned counters", "<i8", 2, least=0, most=1 << 62),
+            count("n"),
+            count("error"),
+            totals("counters per group", "counters"),
+            field("counters", "<i8", "counters", least=1, counts=True),
+            Field("items", (KEYS,), (("counters",),)),
+        ),
+    )
 
     def __init__(
         self,

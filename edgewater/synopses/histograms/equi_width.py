@@ -30,10 +30,11 @@ from edgewater.synopses.base import (
 )
 from edgewater.synopses.checks import check_fold, check_not_nan, check_quantile, check_whole
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.questions import Range
 from edgewater.synopses.registry import REQUIRED, Function, Parameter, Parameters, register_function, register_kind
 from edgewater.synopses.single import WeightedSynopsis
-from edgewater.synopses.sparse_cells import ROW_ARRAYS, pack_rows, unpack_rows
+from edgewater.synopses.sparse_cells import ROW_ARRAYS, pack_rows, row_fields, unpack_rows
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 DEFAULT_BINS = 64
@@ -51,6 +52,7 @@ class EquiWidthStack(ArrayStack):
     properties: ClassVar[Properties] = Properties(invertible=True, linear=True, foldable=True)
     questions: ClassVar[Questions] = (Count, Range, Rank, Quantile)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {}
+    layouts: ClassVar[tuple[Layout, ...]] = (Layout.of(field("level", "<i8", 1), *row_fields("<i8")),)
 
     def __init__(self, groups: int = 0, *, low: float, high: float, bins: int = DEFAULT_BINS, level: int = 0) -> None:
         for name, end in (("low", low), ("high", high)):

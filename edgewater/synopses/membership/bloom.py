@@ -36,12 +36,13 @@ from edgewater.synopses.base import (
 )
 from edgewater.synopses.checks import check_confidence, check_fold, check_fraction, check_whole
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import CHUNK, ItemStack, membership_confidence, read_item_type, row_hashes
 from edgewater.synopses.questions import Contains, FalsePositiveRate, IntersectionSize, UnionSize
 from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
 from edgewater.synopses.single import SingleSynopsis
-from edgewater.synopses.sparse_cells import ROW_ARRAYS, pack_rows, unpack_rows
+from edgewater.synopses.sparse_cells import ROW_ARRAYS, pack_rows, row_fields, unpack_rows
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 Bits = npt.NDArray[np.uint8]
@@ -66,6 +67,7 @@ class BloomStack(ItemStack):
     properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True)
     questions: ClassVar[Questions] = (Distinct, Contains, UnionSize, IntersectionSize, FalsePositiveRate)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {}
+    layouts: ClassVar[tuple[Layout, ...]] = (Layout.of(field("level", "<i8", 1), *row_fields("|u1")),)
 
     def __init__(
         self,

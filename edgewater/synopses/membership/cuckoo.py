@@ -33,6 +33,7 @@ from edgewater.synopses.base import (
 )
 from edgewater.synopses.checks import check_confidence, check_power_of_two, check_whole
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import Field, Layout, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.items import ItemStack, membership_confidence, read_item_type
 from edgewater.synopses.membership.cuckoo_table import FINGERPRINTS, SLOTS, CuckooStash, CuckooTable
@@ -58,6 +59,14 @@ class CuckooStack(ItemStack):
     properties: ClassVar[Properties] = Properties(idempotent=True)
     questions: ClassVar[Questions] = (Distinct, Contains, FalsePositiveRate)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {}
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout.of(
+            totals("cells per group", "cells"),
+            field("buckets", "<i8", "cells"),
+            field("fingerprints", "<i8", "cells", least=1, most=FINGERPRINTS),
+            Field("copies", ("<i8",), (("cells",), (0,)), least=1, counts=True),
+        ),
+    )
     counts_copies: ClassVar[bool] = False
 
     def __init__(

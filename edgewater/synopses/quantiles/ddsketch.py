@@ -43,6 +43,7 @@ from edgewater.synopses.base import (
 from edgewater.synopses.checks import check_fold, check_not_nan, check_quantile
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.columns import MessageBatch
+from edgewater.synopses.encoding.layout import Layout, count, field
 from edgewater.synopses.quantiles.log_bins import (
     MAX_ACCURACY,
     MIN_ACCURACY,
@@ -55,7 +56,7 @@ from edgewater.synopses.quantiles.log_bins import (
 )
 from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
 from edgewater.synopses.single import SingleSynopsis
-from edgewater.synopses.sparse_cells import SparseCells, cell_keys, cells_of, groups_of
+from edgewater.synopses.sparse_cells import SparseCells, cell_fields, cell_keys, cells_of, groups_of
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 DEFAULT_ACCURACY = 0.01
@@ -93,6 +94,14 @@ class DDSketchStack(ArrayStack):
         "min": ("<f8", np.inf),
         "max": ("<f8", -np.inf),
     }
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout.of(
+            field("level", least=0, most=_MAX_LEVEL),
+            *(count(name) for name in ("nan", "below", "above")),
+            *(field(name, "<f8") for name in ("sum", "min", "max")),
+            *cell_fields("<i8", least=1),
+        ),
+    )
 
     def __init__(self, groups: int = 0, *, accuracy: float = DEFAULT_ACCURACY) -> None:
         try:

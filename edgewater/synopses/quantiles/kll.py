@@ -56,6 +56,7 @@ from edgewater.synopses.checks import (
 )
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.columns import MessageBatch
+from edgewater.synopses.encoding.layout import Layout, count, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED, finalised, finalised_word
 from edgewater.synopses.quantiles.kll_compaction import (
     MAX_LEVEL,
@@ -82,6 +83,25 @@ _WORST_ERROR_TIMES_K = 3.0
 _MAX_PENDING = 1 << 17  # buffered values of other sketches
 
 
+_FIELDS = (
+    count("n"),
+    count("nan"),
+    field("variance", "<f8", least=0, most=float(np.finfo(np.float64).max)),
+    field("min", "<f8"),
+    field("max", "<f8"),
+    field("level", "<i8", 1),
+    field("source", "<u8", 1),
+    totals("values per group", "values"),
+    field("values", "<f8", "values"),
+    field("levels", "|u1", "values", most=MAX_LEVEL),
+)
+_PENDING_FIELDS = (
+    field("groups of buffered values", "<i8", "buffered values", least=0),
+    field("buffered values", "<f8", "buffered values"),
+    field("levels of buffered values", "|u1", "buffered values", most=MAX_LEVEL),
+)
+
+
 class KllStack(ArrayStack):
     """A KLL sketch per group.
 
@@ -101,6 +121,7 @@ class KllStack(ArrayStack):
         "min": ("<f8", np.inf),
         "max": ("<f8", -np.inf),
     }
+    layouts: ClassVar[tuple[Layout, ...]] = (Layout.of(*_FIELDS), Layout.of(*_FIELDS, *_PENDING_FIELDS))
 
     def __init__(
         self, groups: int = 0, *, k: int = DEFAULT_K, level: int = 0, source: int = 0, seed: int = DEFAULT_SEED

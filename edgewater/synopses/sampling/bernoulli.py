@@ -24,6 +24,7 @@ from edgewater.synopses.base import (
     Questions,
 )
 from edgewater.synopses.checks import check_whole
+from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.registry import (
     MAX_SAMPLE_SIZE,
@@ -36,7 +37,7 @@ from edgewater.synopses.registry import (
 )
 from edgewater.synopses.sampling.estimator import QUESTIONS, SampleEstimator
 from edgewater.synopses.sampling.sample_rows import MAX_TAG, SampleRows
-from edgewater.synopses.sampling.sample_stack import RateSampleStack, SingleSample
+from edgewater.synopses.sampling.sample_stack import RateSampleStack, SingleSample, sample_layout
 
 DEFAULT_LIMIT = 1 << 16
 _MAX_LEVEL = 20
@@ -51,6 +52,9 @@ class BernoulliStack(RateSampleStack):
     properties: ClassVar[Properties] = Properties(idempotent=True, foldable=True)
     questions: ClassVar[Questions] = QUESTIONS
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"halved": ("<i8", 0)}
+    layouts: ClassVar[tuple[Layout, ...]] = sample_layout(
+        RateSampleStack.key_types, own=(field("halved", least=0, most=_MAX_HALVED),)
+    )
     threshold: ClassVar[str] = "halved"
     required: ClassVar[tuple[str, ...]] = ("rate", "limit")
 

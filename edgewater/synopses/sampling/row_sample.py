@@ -26,11 +26,12 @@ from edgewater.synopses.base import (
     Questions,
 )
 from edgewater.synopses.checks import check_whole
+from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.registry import register_kind
 from edgewater.synopses.sampling.estimator import SampleEstimator
 from edgewater.synopses.sampling.sample_rows import MAX_TAG, Key, SampleRows, record_tags
-from edgewater.synopses.sampling.sample_stack import RateSampleStack
+from edgewater.synopses.sampling.sample_stack import RateSampleStack, sample_layout
 
 DEFAULT_LIMIT = 1 << 14
 
@@ -61,6 +62,9 @@ class RowSampleStack(RateSampleStack):
     properties: ClassVar[Properties] = Properties(idempotent=True)
     questions: ClassVar[Questions] = (Count,)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"cut": ("<u8", 0)}
+    layouts: ClassVar[tuple[Layout, ...]] = sample_layout(
+        RateSampleStack.key_types, field("values", "<f8", "rows", "columns"), (field("cut", "<u8"),)
+    )
     threshold: ClassVar[str] = "cut"
     required: ClassVar[tuple[str, ...]] = ("columns", "limit")
 

@@ -25,6 +25,7 @@ from edgewater.synopses.base import ITEM_TYPES, BoolArray, IntArray, arrow_value
 from edgewater.synopses.checks import check_fold, check_whole, whole_numbers
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.columns import MessageBatch
+from edgewater.synopses.encoding.layout import STRINGS, Field, Layout, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.items import ItemStack, read_item_type
 from edgewater.synopses.sampling.sample_rows import Key, SampleRows, concatenated, record_tags
@@ -39,6 +40,21 @@ _MIN_PENDING = 1 << 14
 _DTYPES = {"int64": np.int64, "float64": np.float64, "bool": np.bool_}
 
 
+_ITEMS = Field("values", ("<i8", "<f8", "|b1", STRINGS), (("rows",),))
+
+
+def sample_layout(keys: Sequence[str], values: Field = _ITEMS, own: tuple[Field, ...] = ()) -> tuple[Layout, ...]:
+    """Returns the layout of a sample.
+
+    Args:
+        keys: the types of the columns of a record's identity.
+        own: the arrays of its own, with one value per group.
+    """
+    columns = (field(f"key {number}", of, "rows") for number, of in enumerate(keys))
+    meta = field("level and next number", "<i8", 2), field("source", "<u8", 1)
+    return (Layout.of(*meta, *own, totals("rows per group", "rows"), *columns, values),)
+
+
 class SampleStack(ItemStack):
     """A sample per group. Subclasses define the key of a row (`_keys`) and which rows stay (`_retained`).
 
@@ -49,6 +65,7 @@ class SampleStack(ItemStack):
 
     arrays: ClassVar[dict[str, tuple[str, float]]] = {}
     key_types: ClassVar[tuple[str, ...]] = ("<u8",)
+    layouts: ClassVar[tuple[Layout, ...]] = sample_layout(key_types)
     required: ClassVar[tuple[str, ...]]
     """Attributes that are parameters."""
     options: ClassVar[tuple[str, ...]] = ()
@@ -340,6 +357,7 @@ class TimedSampleStack(SizedSampleStack):
     """A sample of `size` records per group that depends on event times."""
 
     key_types: ClassVar[tuple[str, ...]] = ("<i8", "<u8", "<i8")  # time, source, number
+    layouts: ClassVar[tuple[Layout, ...]] = sample_layout(key_types)
 
     def _keys(self, numbers: IntArray, times: IntArray | None) -> tuple[Key, ...]:
         sources = np.full(len(numbers), self.source, np.uint64)

@@ -20,6 +20,7 @@ from edge.core import (
     StreamSpec,
 )
 from edgewater.errors import InvalidQuery
+from edgewater.partial_check import PartialCheck
 from edgewater.query import QuerySpec
 from edgewater.streams import TIME_COLUMN
 from edgewater.synopses import Count, Distinct, Quantile, from_bytes, plugins
@@ -90,6 +91,8 @@ def test_ds_hll_works_from_two_edges_to_an_answer() -> None:
     users = [rng.integers(0, 3000, 6000) for _ in range(2)]
     urls = ["/a", "/b"] * 3000
     parts = [part for edge in users for part in edge_partials(edge, urls)]
+    check = PartialCheck.of(spec("ds_hll(user, lg_k=14)"))
+    assert [check.check(part).groups for part in parts] == [2, 2]
     merged = GroupedAggregate.from_bytes(GroupedAggregate.merge_bytes(parts))
     assert len(parts) == 2 and sorted(merged.rows()[0].to_pylist()) == ["/a", "/b"]
     for group, url in enumerate(merged.rows()[0].to_pylist()):

@@ -1,0 +1,241 @@
+"""Layouts: which arrays a message of a kind has, what belongs together in them, and the ranges of their numbers.
+
+A kind declares its layout once. It is checked on the message before any array is decoded, so that no length, rank or
+count of a message from elsewhere decides about an allocation. The check reads the stored numbers only of arrays with a
+range, and allocates no more than a copy of one array's bytes at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from edgewater.errors import CorruptSynopsis
+from edgewater.synopses.encoding import codec
+from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
+
+KEYS = "keys"
+"""The type of a field that is an array of strings, or of numbers, with or without nulls (`codec.encode_keys`)."""
+STRINGS = "utf8"
+MAX_RANK = 8
+MAX_COUNT = 1 << 53
+"""The largest number of records, and of values of a group, of a partial."""
+
+
+_SIZES = {name: dtype.itemsize for name, dtype in codec.TYPES.items()}
+_LIMITS = {
+    name: (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)) if dtype.kind in "iu" else (-math.inf, math.inf)
+    for name, dtype in codec.TYPES.items()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """The length of an axis, from 1 to `most`."""
+
+    most: int
+
+    def __str__(self) -> str:
+        return f"1 to {self.most}"
+
+
+Shape = tuple[str | int | AtMost, ...]
+"""Lengths of the axes: numbers, or names of lengths, which are equal in all arrays of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """An array of a layout.
+
+    Attributes:
+        types: accepted declared types; `KEYS` stands for all types of keys, `STRINGS` for strings.
+        shapes: accepted shapes.
+        least, most: bounds of all numbers, both included. NaN is outside.
+        total: the numbers are counts, from 0, which add up to this length.
+        used: the number of counts above 0 is this length.
+        counts: the numbers are numbers of values, which a partial of an edge bounds by `MAX_COUNT`.
+    """
+
+    name: str
+    types: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    least: float | None = None
+    most: float | None = None
+    total: str = ""
+    used: str = ""
+    counts: bool = False
+
+
+def field(name: str, type_: str = "<i8", *shape: str | int | AtMost, **limits: Any) -> Field:
+    """Returns a field of one type and shape; the default shape is one number per group."""
+    return Field(name, (type_,), (shape or ("groups",),), **limits)
+
+
+def count(name: str) -> Field:
+    """Returns a field with the number of values of each group."""
+    return field(name, least=0, counts=True)
+
+
+def totals(name: str, rows: str, used: str = "") -> Field:
+    """Returns a field with the number of rows of each group."""
+    return field(name, total=rows, used=used)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The arrays of a message, in their order."""
+
+    fields: tuple[Field, ...]
+
+    @classmethod
+    def of(cls, *fields: Field) -> Self:
+        return cls(fields)
+
+    def strict(self) -> Layout:
+        """Returns the layout of what an edge ships: numbers of values are from 0 to `MAX_COUNT`."""
+        fields = (replace(f, least=f.least or 0, most=MAX_COUNT) if f.counts else f for f in self.fields)
+        return Layout(tuple(fields))
+
+    def check(self, kind: str, arrays: Sequence[ArrayMessage], lengths: dict[str, int] | None = None) -> int:
+        """Checks arrays, as many as fields, and returns the bytes that they have when they are decoded.
+
+        Args:
+            lengths: known lengths by name; gets those that are found.
+
+        Raises:
+            CorruptSynopsis: names the array, what it is, and what is expected.
+        """
+        known = {} if lengths is None else lengths
+        return sum(_check(kind, field, array, known) for field, array in zip(self.fields, arrays, strict=True))
+
+    def decode(
+        self, kind: str, arrays: Sequence[ArrayMessage], lengths: dict[str, int] | None = None
+    ) -> list[npt.NDArray[Any]]:
+        """Checks and decodes arrays of numbers. Raises CorruptSynopsis."""
+        self.check(kind, arrays, lengths)
+        return [codec.decode(array) for array in arrays]
+
+
+def layout_for(kind: str, layouts: Iterable[Layout], arrays: Sequence[ArrayMessage]) -> Layout:
+    """Returns the layout with as many fields as there are arrays. Raises CorruptSynopsis."""
+    sizes = []
+    for layout in layouts:
+        if len(layout.fields) == len(arrays):
+            return layout
+        sizes.append(str(len(layout.fields)))
+    raise CorruptSynopsis(f"{kind}: {len(arrays)} arrays, expected {' or '.join(sizes)}")
+
+
+def check_array(kind: str, name: str, array: ArrayMessage) -> tuple[str, tuple[int, ...], bytes, int]:
+    """Checks an array by itself: its types, and that its shape has as many numbers as it has bytes for.
+
+    An array without numbers has a first axis of 0, since the length of the others costs no bytes.
+
+    Returns:
+        Declared type, shape, data, and the bytes that it has when it is decoded.
+    """
+    shape, data, stored, declared = tuple(array.shape), array.data, array.stored, array.type
+    if array.encoding == ArrayMessage.UTF8:
+        _check_strings(kind, name, array, shape, data)
+        return STRINGS, shape, data, len(data) + 4 * shape[0]
+    if array.encoding != ArrayMessage.FIXED or (stored, declared) not in codec.EXACTLY:
+        codec.require_exact(declared, stored)
+        raise CorruptSynopsis(f"{kind}: array {name} has encoding {array.encoding}, which is not known")
+    size = _SIZES[stored]
+    if len(shape) > MAX_RANK or math.prod(shape) * size != len(data) or not (data or _is_empty(shape)):
+        raise CorruptSynopsis(f"{kind}: array {name} of shape {shape[:MAX_RANK]} has {len(data)} bytes of {stored}")
+    if stored == "|b1" and data.strip(b"\0\1"):
+        raise CorruptSynopsis(f"{kind}: array {name} of booleans has other bytes than 0 and 1")
+    return declared, shape, data, len(data) // size * _SIZES[declared]
+
+
+def _is_empty(shape: tuple[int, ...]) -> bool:
+    return shape[0] == 0 and max(shape) <= codec.MAX_BYTES
+
+
+def _check_strings(kind: str, name: str, array: ArrayMessage, shape: tuple[int, ...], data: bytes) -> None:
+    within = field(f"{name} (lengths)", "<i8", "strings", total="bytes")
+    if array.lengths.encoding != ArrayMessage.FIXED or len(shape) != 1:
+        raise CorruptSynopsis(f"{kind}: array {name} of strings has shape {shape}, expected one axis, and lengths")
+    _check(kind, within, array.lengths, {"strings": shape[0], "bytes": len(data)})
+    if not data.isascii():
+        codec.decode_strings(array)
+
+
+def _check(kind: str, field: Field, array: ArrayMessage, lengths: dict[str, int]) -> int:
+    type_, shape, data, size = check_array(kind, field.name, array)
+    if type_ not in _accepted(field.types) or not _fits_any(field.shapes, shape, lengths):
+        wanted = " or ".join(_shown(accepted, lengths) for accepted in field.shapes)
+        raise CorruptSynopsis(
+            f"{kind}: array {field.name} is {type_}{shape}, expected {' or '.join(field.types)} {wanted}"
+        )
+    valid = array.valid
+    if valid and (KEYS not in field.types or len(valid) != shape[0]):
+        raise CorruptSynopsis(f"{kind}: array {field.name} of {shape[0]} values has {len(valid)} of validity")
+    if type_ != STRINGS:
+        _check_numbers(kind, field, data, array.stored, lengths)
+    return size + len(valid)
+
+
+def _accepted(types: tuple[str, ...]) -> tuple[str, ...]:
+    return (STRINGS, "<i8", "<f8", "|b1") if types == (KEYS,) else types
+
+
+def _fits_any(shapes: tuple[Shape, ...], shape: tuple[int, ...], lengths: dict[str, int]) -> bool:
+    first = shapes[0]
+    if len(shape) == len(first) == 1 and isinstance(name := first[0], str):  # the usual case
+        if lengths.setdefault(name, shape[0]) == shape[0]:
+            return True
+        shapes = shapes[1:]
+    return any(_fits(accepted, shape, lengths) for accepted in shapes)
+
+
+def _fits(accepted: Shape, shape: tuple[int, ...], lengths: dict[str, int]) -> bool:
+    """Returns whether a shape is accepted; enters the lengths that were not known."""
+    if len(accepted) != len(shape):
+        return False
+    found: dict[str, int] = {}
+    for wanted, length in zip(accepted, shape, strict=True):
+        if isinstance(wanted, AtMost):
+            if not 1 <= length <= wanted.most:
+                return False
+            continue
+        expected = wanted if isinstance(wanted, int) else lengths.get(wanted, found.setdefault(wanted, length))
+        if expected != length:
+            return False
+    lengths.update({name: length for name, length in found.items() if name not in lengths})
+    return True
+
+
+def _shown(accepted: Shape, lengths: Mapping[str, int]) -> str:
+    named = (f"{name}={lengths[name]}" if isinstance(name, str) and name in lengths else str(name) for name in accepted)
+    return f"({', '.join(named)})"
+
+
+def _check_numbers(kind: str, field: Field, data: bytes, stored: str, lengths: dict[str, int]) -> None:
+    """Checks stored numbers, whose values are those of the declared type."""
+    least, most = (0, codec.MAX_BYTES) if field.total else (field.least, field.most)
+    lowest, highest = _LIMITS[stored]
+    if data and ((least is not None and lowest < least) or (most is not None and highest > most)):
+        numbers = np.frombuffer(data, stored)
+        for bound, found in ((least, numbers.min()), (most, numbers.max())):
+            # Not the opposite comparison: NaN is outside.
+            if bound is not None and not (found >= bound if bound is least else found <= bound):
+                raise CorruptSynopsis(
+                    f"{kind}: array {field.name} has {found}, expected numbers from {least} to {most}"
+                )
+    if field.total:
+        numbers = np.frombuffer(data, stored)
+        _require_length(kind, field, field.total, int(numbers.sum(dtype=np.int64)), lengths)
+        if field.used:
+            _require_length(kind, field, field.used, int(np.count_nonzero(numbers)), lengths)
+
+
+def _require_length(kind: str, field: Field, name: str, found: int, lengths: dict[str, int]) -> None:
+    if lengths.setdefault(name, found) != found:
+        raise CorruptSynopsis(f"{kind}: array {field.name} adds up to {found} {name}, expected {lengths[name]}")

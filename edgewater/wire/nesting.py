@@ -1,0 +1,80 @@
+"""The number of nested messages in protobuf bytes, which is counted before they are parsed.
+
+A parser makes an object of about 100 bytes of a nested message, and two bytes suffice for an empty one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_FREE = 1 << 10
+"""Nested messages that any bytes may have."""
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
+
+
+@dataclass(frozen=True, slots=True)
+class Nesting:
+    """The fields of a message type that take more memory than bytes.
+
+    Attributes:
+        messages: field number -> the type of the nested message.
+        packed: numbers of fields with packed numbers, of which there are a few.
+    """
+
+    messages: Mapping[int, Nesting] = field(default_factory=dict)
+    packed: frozenset[int] = frozenset()
+
+
+_MAX_PACKED = 64  # bytes
+
+
+def check_nesting(data: bytes, of: Nesting, bytes_per_message: int, depth: int) -> None:
+    """Checks bytes that are to be parsed as a message.
+
+    Args:
+        of: the type of the message.
+        bytes_per_message: the fewest bytes per nested message, on average.
+        depth: levels of nested messages.
+
+    Raises:
+        ValueError: more or deeper messages, or bytes that are no message.
+    """
+    most = _FREE + len(data) // bytes_per_message
+    found = 0
+    pending = [(0, len(data), of, 0)]
+    while pending:
+        at, end, kind, level = pending.pop()
+        while at < end:
+            tag, at = _varint(data, at, end)
+            wire, number = tag & 7, tag >> 3
+            if wire == _VARINT:
+                _, at = _varint(data, at, end)
+                continue
+            length = 8 if wire == _FIXED64 else 4
+            if wire == _BYTES:
+                length, at = _varint(data, at, end)
+            elif wire not in (_FIXED64, _FIXED32):
+                raise ValueError(f"a field of wire type {wire}")
+            if length > end - at:
+                raise ValueError(f"a field of {length} bytes where {end - at} are left")
+            nested = kind.messages.get(number) if wire == _BYTES else None
+            if nested is not None:
+                found += 1
+                if found > most or level == depth:
+                    raise ValueError(f"nested messages: more than {most}, or more than {depth} levels of them")
+                pending.append((at, at + length, nested, level + 1))
+            elif number in kind.packed and length > _MAX_PACKED:
+                raise ValueError(f"field {number} has {length} bytes; expected at most {_MAX_PACKED}")
+            at += length
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end and shift < 70:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+    raise ValueError("a number that does not end")
