@@ -23,6 +23,7 @@ from center.catalog.liveness import (
     HeartbeatThread,
     component_status,
 )
+from center.catalog.quarantine import QuarantinedFrame
 from center.catalog.store import Catalog, RegisteredQuery
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "HeartbeatRecord",
     "HeartbeatThread",
     "IndexOutcome",
+    "QuarantinedFrame",
     "QueryStatusRecord",
     "RegisteredQuery",
     "SegmentDropped",

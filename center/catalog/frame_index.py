@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, exists, insert, or_, select, tuple_, update
+from sqlalchemy import Connection, Row, and_, delete, exists, insert, or_, select, tuple_, update
 
 from center.catalog import schema as t
 from center.storage.frame_log import FrameEntry, FrameLocation
@@ -233,22 +233,24 @@ def select_entries(connection: Connection, key: str, after: int, through: int) -
         .where(table.name == ref.name, table.version == ref.version, table.position > after, table.position <= through)
         .order_by(table.position)
     )
-    return [
-        FrameEntry(
-            query=ref,
-            position=r.position,
-            edge=EdgeId(r.edge),
-            incarnation=r.incarnation,
-            seq=r.seq,
-            crc32c=r.crc32c,
-            segment=r.segment,
-            offset=r.offset,
-            length=r.length,
-            wire_bytes=r.wire_bytes,
-            received_at_ms=r.received_at_ms,
-        )
-        for r in connection.execute(rows)
-    ]
+    return [entry_of(row) for row in connection.execute(rows)]
+
+
+def entry_of(row: Row[Any]) -> FrameEntry:
+    """The entry of a row with the columns of the table ``frames``."""
+    return FrameEntry(
+        query=QueryRef(row.name, row.version),
+        position=row.position,
+        edge=EdgeId(row.edge),
+        incarnation=row.incarnation,
+        seq=row.seq,
+        crc32c=row.crc32c,
+        segment=row.segment,
+        offset=row.offset,
+        length=row.length,
+        wire_bytes=row.wire_bytes,
+        received_at_ms=row.received_at_ms,
+    )
 
 
 def removable_segments(connection: Connection, segments: Sequence[str]) -> list[str]:
@@ -265,13 +267,20 @@ def removable_segments(connection: Connection, segments: Sequence[str]) -> list[
         chunk = segments[begin : begin + _CHUNK]
         segment = t.dropped_segments.c.segment
         dropped = set(connection.execute(select(segment).where(segment.in_(chunk))).scalars())
-        indexed = set(connection.execute(select(table.segment).where(table.segment.in_(chunk)).distinct()).scalars())
+        indexed = {
+            segment
+            for column in (table.segment, t.quarantine.c.segment)
+            for segment in connection.execute(select(column).where(column.in_(chunk)).distinct()).scalars()
+        }
         removable += [s for s in chunk if s in dropped or (s.partition("/")[0] in deleted and s not in indexed)]
     return removable
 
 
 def drop_frames(connection: Connection, through: Mapping[str, int]) -> list[str]:
-    """Deletes rows up to a position per key; returns the segments without index rows now, sorted."""
+    """Deletes rows up to a position per key; returns the segments without index rows now, sorted.
+
+    Segments with a quarantined frame stay (`quarantine.drop`).
+    """
     table = t.frames.c
     touched: set[str] = set()
     for key in sorted(through):
@@ -280,10 +289,11 @@ def drop_frames(connection: Connection, through: Mapping[str, int]) -> list[str]
         old = and_(table.name == ref.name, table.version == ref.version, table.position <= through[key])
         touched.update(connection.execute(select(table.segment).where(old).distinct()).scalars())
         connection.execute(delete(t.frames).where(old))
+    tables = (table, t.quarantine.c)
     unused = [
         segment
         for segment in sorted(touched)
-        if connection.execute(select(table.segment).where(table.segment == segment).limit(1)).first() is None
+        if not any(connection.execute(select(c.segment).where(c.segment == segment).limit(1)).first() for c in tables)
     ]
     if unused:
         connection.execute(insert(t.dropped_segments), [{"segment": s} for s in unused])

@@ -104,6 +104,16 @@ frames = Table(
 )
 Index("frames_by_segment", frames.c.segment)
 
+quarantine = Table(
+    "quarantine",
+    metadata,
+    *(Column(c.name, c.type, primary_key=c.primary_key, nullable=False) for c in frames.columns),
+    Column("reason", FreeText, nullable=False),
+    Column("quarantined_at_ms", BigInteger, nullable=False),
+)
+"""Frames that the job could not apply: rows of the index that retention does not drop, with the reason."""
+Index("quarantine_by_segment", quarantine.c.segment)
+
 dropped_segments = Table("dropped_segments", metadata, Column("segment", Identifier(255), primary_key=True))
 """Segments that retention removes. No frame is indexed in one any more, even if a gateway still has it open."""
 

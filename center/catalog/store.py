@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
-from center.catalog import budget_rows, frame_index
+from center.catalog import budget_rows, frame_index, quarantine
 from center.catalog import schema as t
 from center.catalog.budget_rows import ComputeBudgetUpdate
 from center.catalog.edge_rows import (
@@ -37,7 +37,8 @@ from center.catalog.edges import (
     StreamRecord,
     require_consistent_schema,
 )
-from center.catalog.frame_index import IndexOutcome, UnindexedFrame, query_key
+from center.catalog.frame_index import IndexOutcome, UnindexedFrame, query_from_key, query_key
+from center.catalog.quarantine import QuarantinedFrame
 from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
 from center.storage.frame_log import FrameEntry
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
@@ -372,6 +373,60 @@ class Catalog:
         """Those of `segments` that have no indexed frame and never will; they may be removed from the log."""
         with read_transaction(self._engine) as connection:
             return frame_index.removable_segments(connection, segments)
+
+    # Frames that the job could not apply
+
+    def quarantine(self, entry: FrameEntry, reason: str, now_ms: int) -> list[str]:
+        """Sets a frame aside, with an alarm; a repetition changes nothing.
+
+        Returns:
+            The segments of older quarantined frames that had to go (`quarantine.MAX_PER_EDGE`); remove them from the
+            log.
+        """
+        key = query_key(entry.query)
+        with write_transaction(self._engine) as connection:
+            lock_catalog(connection)
+            if quarantine.is_listed(connection, entry):
+                return []
+            unused = quarantine.add(connection, entry, reason, now_ms)
+            message = f"query {key}, frame {entry.position} (seq {entry.seq} of {entry.incarnation}): {reason}"
+            _alarm(connection, "frame-quarantined", message, entry.edge, now_ms)
+        return unused
+
+    def quarantined(self) -> list[QuarantinedFrame]:
+        """The frames that were set aside, the newest first."""
+        with read_transaction(self._engine) as connection:
+            return quarantine.select_frames(connection)
+
+    def quarantine_reasons(self) -> dict[tuple[str, int], str]:
+        """Why frames were set aside, by query key and position."""
+        with read_transaction(self._engine) as connection:
+            return quarantine.select_reasons(connection)
+
+    def quarantined_frame(self, key: str, position: int) -> QuarantinedFrame:
+        """Raises NotFound."""
+        with read_transaction(self._engine) as connection:
+            return quarantine.select_frame(connection, key, position)
+
+    def retry_quarantined(self, key: str, position: int) -> int:
+        """Gives a frame that was set aside, and that the job has applied as a loss, the query's next position, at which
+        the job applies it as new data; returns that position.
+
+        Raises:
+            NotFound: it is not in quarantine.
+            Conflict: its query is deleted.
+        """
+        with write_transaction(self._engine) as connection:
+            return quarantine.retry(connection, key, position)
+
+    def drop_quarantined(self, key: str, position: int) -> str | None:
+        """Gives up a frame that was set aside; returns the segment to remove from the log, if it is unused now.
+
+        Raises:
+            NotFound: it is not in quarantine.
+        """
+        with write_transaction(self._engine) as connection:
+            return quarantine.drop(connection, query_from_key(key), position)
 
     # Alarms
 

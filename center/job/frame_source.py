@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -34,7 +35,7 @@ from center.job.admission import Admission, BatchLimits, RoundRobin
 from center.job.coalescing import MANY_FRAMES, BatchCoalescer
 from center.job.frame_retention import FrameRetention
 from center.job.merge import merge_rows
-from center.job.rows import ROW_DDL, FrameRow, row_of_damage, rows_of_frame, to_batch
+from center.job.rows import ROW_DDL, FrameRow, RowKind, row_of_damage, rows_of_frame, to_batch
 from center.spark.workers import settle
 from center.storage.frame_log import FrameEntry, FrameLog
 from edgewater.errors import CorruptFrame, StorageError
@@ -112,11 +113,20 @@ class SourceOptions:
 
 
 class FramePartition(InputPartition):  # type: ignore[misc]
-    """The frames that one task reads, each with its query's key."""
+    """The frames that one task reads, each with its query's key.
 
-    def __init__(self, frames: tuple[tuple[str, FrameEntry], ...]) -> None:
+    Attributes:
+        quarantined: why some of them were set aside, by key and position; those are not read.
+    """
+
+    def __init__(
+        self,
+        frames: tuple[tuple[str, FrameEntry], ...],
+        quarantined: Mapping[tuple[str, int], str] = MappingProxyType({}),
+    ) -> None:
         super().__init__(None)
         self.frames = frames
+        self.quarantined = {at: quarantined[at] for key, e in frames if (at := (key, e.position)) in quarantined}
 
 
 class FrameSource(DataSource):  # type: ignore[misc]
@@ -221,13 +231,18 @@ class FrameReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
             if through > after[key]
             for entry in self._catalog.frames(key, after[key], through)
         ]
-        return [FramePartition(part) for part in divide(frames, self._options.parallelism)]
+        quarantined = self._catalog.quarantine_reasons()
+        return [FramePartition(part, quarantined) for part in divide(frames, self._options.parallelism)]
 
     def read(self, partition: FramePartition) -> Iterator[pa.RecordBatch]:
         """Yields one batch: the rows of the frames, with merged partials (`merge_rows`)."""
         settle()
         log, log_dir = FrameLog(self._options.log_dir), Path(self._options.log_dir)
-        merged = merge_rows(row for key, entry in partition.frames for row in read_frame(log, log_dir, key, entry))
+        merged = merge_rows(
+            row
+            for key, entry in partition.frames
+            for row in read_frame(log, log_dir, key, entry, partition.quarantined.get((key, entry.position)))
+        )
         if merged:
             yield to_batch(merged)
 
@@ -260,12 +275,19 @@ def divide(frames: Sequence[tuple[str, FrameEntry]], parallelism: int) -> list[t
     return [tuple(run) for run in runs if run]
 
 
-def read_frame(log: FrameLog, log_dir: Path, key: str, entry: FrameEntry) -> list[FrameRow]:
+def read_frame(
+    log: FrameLog, log_dir: Path, key: str, entry: FrameEntry, quarantined: str | None = None
+) -> list[FrameRow]:
     """The rows of one frame; a damaged frame has one DAMAGED row.
+
+    Args:
+        quarantined: why the frame was set aside: it is not read, and has one QUARANTINED row.
 
     Raises:
         StorageError: the storage failed, not the frame: retry, because skipping the frame would lose it.
     """
+    if quarantined is not None:
+        return [row_of_damage(key, entry, quarantined, RowKind.QUARANTINED)]
     try:
         stored = log.read(entry.segment, entry.offset, entry.length)
         identity = (stored.edge, stored.incarnation, stored.frame.seq, stored.frame.crc32c)

@@ -105,6 +105,7 @@ class Job:
             self._writer,
             self._catalog,
             self.metrics,
+            config.log_dir,
             now_ms=config.clock,
             monotonic=time.monotonic,
             margin_ms=config.margin_ms,

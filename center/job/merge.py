@@ -6,11 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from center.job.rows import FrameRow, RowKind
+from center.job.rows import MAX_REASON_BYTES, FrameRow, RowKind
 from edgewater.errors import SynopsisError
 from edgewater.synopses import GroupedAggregate
-
-MAX_REASON_BYTES = 2_000
 
 
 def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:

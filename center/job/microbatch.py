@@ -14,21 +14,24 @@ took 188 and 114 ms at the median, 311 and 180 at the 95th percentile.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from center.catalog import Catalog, query_from_key
+from center.job.frame_source import read_frame
 from center.job.ledger_writer import LedgerWriter
-from center.job.merge import merge_key
+from center.job.merge import merge_key, merge_rows
 from center.job.metrics import JobMetrics
 from center.job.processing_delay import ProcessingDelays
-from center.job.rows import FrameRow, RowKind, control_body, from_table
+from center.job.rows import FRAME_KINDS, FrameRow, RowKind, control_body, from_table, row_of_damage
 from center.ledger import Emission, FrameSummary
 from center.results import MergedDelta
 from center.sampling import RATES_EVERY_MS, rates_differ
-from edgewater.errors import StorageError, SynopsisError
+from center.storage.frame_log import FrameEntry, FrameLog
+from edgewater.errors import Conflict, EdgewaterError, NotFound, StorageError
 from edgewater.streams import MIN_TIME_MS, EdgeId
 from edgewater.wire import InputLoss, LossReason, QueryRef
 
@@ -38,8 +41,44 @@ FRAMES = "frames"
 """The source of losses that the center states: frames and partials that it cannot read or merge."""
 
 
+MAX_FAILED_ATTEMPTS = 32
+"""Attempts to apply a part of a query's frames that may fail in one batch: each costs a transaction, and a load of the
+ledger. The next batch goes on."""
+MAX_CULPRITS = 8
+"""Frames of a query, from more than one edge, that may be quarantined without one in between that can be applied. After
+so many the fault is not theirs."""
+
+
 class BatchFailed(Exception):
     """A micro-batch was not applied. Its message is short: see `BatchProcessor.__call__`."""
+
+
+def is_fault_of_frames(exc: Exception) -> bool:
+    """Whether other frames could be applied after this failure. If not, it has no say about the frames: a database or a
+    disk that fails, another job that writes too, or a job that stops."""
+    if isinstance(exc, StorageError):
+        # PEP 249 names the classes for data that no database would take.
+        return any(c.__name__ in ("DataError", "IntegrityError") for c in type(exc.__cause__).__mro__)
+    return not isinstance(exc, Conflict | OSError | BatchFailed)
+
+
+def _halves(entries: Sequence[FrameEntry]) -> list[Sequence[FrameEntry]]:
+    """The two halves of at least two frames; otherwise the one frame, or nothing."""
+    middle = len(entries) // 2
+    return [half for half in (entries[:middle], entries[middle:]) if half]
+
+
+def named(exc: Exception) -> str:
+    """An exception's class, or its code, and its message."""
+    return f"{exc.code if isinstance(exc, EdgewaterError) else type(exc).__name__}: {exc}"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one transaction has applied."""
+
+    summaries: tuple[FrameSummary, ...]
+    emissions: list[Emission]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +87,13 @@ class MicroBatch:
 
     Attributes:
         through: by query key, the last position read.
-        skipped: DAMAGED and REFUSED rows.
+        skipped: DAMAGED, QUARANTINED and REFUSED rows.
     """
 
     deltas: tuple[MergedDelta, ...]
     summaries: tuple[FrameSummary, ...]
     through: Mapping[str, int]
     skipped: tuple[FrameRow, ...]
-
-    def of(self, key: str) -> MicroBatch:
-        """The batch of one query."""
-        ref = query_from_key(key)
-        return MicroBatch(
-            tuple(d for d in self.deltas if d.query == ref),
-            tuple(f for f in self.summaries if f.query == ref),
-            {key: self.through[key]},
-            tuple(r for r in self.skipped if r.query == key),
-        )
 
 
 def to_micro_batch(rows: Iterable[FrameRow]) -> MicroBatch:
@@ -81,7 +110,7 @@ def to_micro_batch(rows: Iterable[FrameRow]) -> MicroBatch:
             summaries.append(_summary(row))
         else:
             skipped.append(row)
-        if row.kind is not RowKind.REFUSED:
+        if row.kind in FRAME_KINDS:
             through[row.query] = max(row.position, through.get(row.query, 0))
     lost = [(row, False) for row in skipped]
     deltas: list[MergedDelta] = []
@@ -105,7 +134,7 @@ def _state_loss(summaries: list[FrameSummary], row: FrameRow, merged: bool) -> N
         merged: the row is a merge of several frames: each frame that has a partial of the slice may be in it.
     """
     query = query_from_key(row.query)
-    if row.kind is RowKind.DAMAGED:
+    if row.kind is not RowKind.REFUSED:
         summaries.append(
             FrameSummary(
                 query=query,
@@ -146,7 +175,7 @@ def gaps(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> dict[str, tup
     """By query key, the first and last position without a row between the consumed and the last read position."""
     read: defaultdict[str, set[int]] = defaultdict(set)
     for row in rows:
-        if row.kind in (RowKind.CONTROL, RowKind.DAMAGED):
+        if row.kind in FRAME_KINDS:
             read[row.query].add(row.position)
     found = {}
     for key, positions in read.items():
@@ -180,6 +209,7 @@ class BatchProcessor:
 
     Args:
         writer: shared with the deadline thread.
+        log_dir: the frame log, for frames that have to be read one by one.
         now_ms: wall clock, ms.
         monotonic: clock in seconds, for durations.
         margin_ms: how long before a staleness budget runs out the early answer is given.
@@ -194,6 +224,7 @@ class BatchProcessor:
         writer: LedgerWriter,
         catalog: Catalog,
         metrics: JobMetrics,
+        log_dir: str | Path,
         *,
         now_ms: Callable[[], int],
         monotonic: Callable[[], float],
@@ -207,7 +238,9 @@ class BatchProcessor:
         self._delays = ProcessingDelays(margin_ms)
         self._rates: dict[QueryRef, dict[EdgeId, float]] = {}
         self._rates_at_ms = 0
+        self._log, self._log_dir = FrameLog(log_dir), Path(log_dir)
         self._stuck: dict[str, str] = {}
+        self._culprits: dict[str, list[EdgeId]] = {}
         self.failure: Exception | None = None
         self.applied = 0
 
@@ -237,20 +270,19 @@ class BatchProcessor:
         # Evaluated once, here; everything below works on the returned rows.
         rows = [row for row in unapplied(from_table(frame.toArrow()), consumed) if row.query not in self._stuck]
         self._check_gaps(gaps(rows, consumed))
-        batch = to_micro_batch(rows)
-        self._raise_alarms(batch.skipped)
-        self._report_losses(batch.summaries)
         merged_ms = self._now_ms()
-        emissions = self._apply(batch) if batch.through else []
+        applied = self._apply_isolated(rows, consumed)
+        summaries = [summary for part in applied for summary in part.summaries]
+        emissions = [emission for part in applied for emission in part.emissions]
         now_ms = self._now_ms()
-        self._metrics.observe_batch(batch.summaries, emissions, began_ms, merged_ms, now_ms)
-        self._store_processing_delays(batch.summaries, now_ms)
+        self._metrics.observe_batch(summaries, emissions, began_ms, merged_ms, now_ms)
+        self._store_processing_delays(summaries, now_ms)
         self._store_sampling_rates(now_ms)
         self._metrics.batches.inc()
         self._metrics.rows.inc(len(rows))
-        self._metrics.frames.inc(len(batch.summaries))
+        self._metrics.frames.inc(len(summaries))
         self._metrics.last_batch.set(now_ms / 1000)
-        return len(batch.summaries)
+        return len(summaries)
 
     def _store_processing_delays(self, summaries: Iterable[FrameSummary], now_ms: int) -> None:
         """Stores changed processing delays in the catalog, from which gateways send them to edges."""
@@ -282,23 +314,110 @@ class BatchProcessor:
             except StorageError as exc:  # the batch has been applied; the rates matter only to overloaded edges
                 logger.warning("the sampling rates of %s are not stored: %s", ref.name, exc)
 
-    def _apply(self, batch: MicroBatch) -> list[Emission]:
-        try:
-            return self._writer.apply(batch.deltas, batch.summaries, batch.through)
-        except SynopsisError:
-            # One query's synopses do not merge with those in the store. It must not block the others.
-            return [emission for key in batch.through for emission in self._apply_alone(key, batch.of(key))]
+    def _apply(self, rows: Iterable[FrameRow]) -> Applied:
+        batch = to_micro_batch(rows)
+        self._raise_alarms(batch.skipped)
+        self._report_losses(batch.summaries)
+        emissions = self._writer.apply(batch.deltas, batch.summaries, batch.through) if batch.through else []
+        return Applied(batch.summaries, emissions)
 
-    def _apply_alone(self, key: str, batch: MicroBatch) -> list[Emission]:
+    def _apply_isolated(self, rows: Sequence[FrameRow], consumed: Mapping[str, int]) -> list[Applied]:
+        """Applies all queries together; if that fails, each alone, and of one that fails alone each frame that can be.
+
+        Raises:
+            Exception: the failure is not the frames' (`is_fault_of_frames`).
+        """
         try:
-            return self._writer.apply(batch.deltas, batch.summaries, batch.through)
-        except SynopsisError as exc:
-            # Nothing of it is consumed, so its frames stay in the log for an operator.
-            self._stuck[key] = str(exc)
-            self._metrics.stuck.set(len(self._stuck))
-            logger.error("query %s is stuck, its frames are kept: %s", key, exc)
-            self._catalog.add_alarm("query-stuck", f"query {key}: {exc}", EdgeId(""), self._now_ms())
+            return [self._apply(rows)]
+        except Exception as exc:
+            if not is_fault_of_frames(exc):
+                raise
+            logger.warning("a batch of %d rows failed, its queries are applied one by one: %s", len(rows), named(exc))
+        by_query: defaultdict[str, list[FrameRow]] = defaultdict(list)
+        for row in rows:
+            by_query[row.query].append(row)
+        failed: dict[str, Exception] = {}
+        applied = []
+        for key, mine in by_query.items():
+            try:
+                applied.append(self._apply(mine))
+            except Exception as exc:
+                if not is_fault_of_frames(exc):
+                    raise
+                failed[key] = exc
+        # Last: the other queries do not wait for it.
+        for key, failure in failed.items():
+            if isinstance(failure, NotFound):
+                self._set_aside(key, failure)
+                continue
+            through = max(row.position for row in by_query[key])
+            applied += self._isolate(key, self._catalog.frames(key, consumed.get(key, 0), through))
+        return applied
+
+    def _isolate(self, key: str, entries: Sequence[FrameEntry]) -> list[Applied]:
+        """Applies the frames of a query whose batch has failed twice, by halves; quarantines those that fail alone.
+
+        Raises:
+            BatchFailed: so many attempts have failed that the other queries' frames come first; some frames were
+                applied, and the stream starts again at those that are left.
+        """
+        applied: list[Applied] = []
+        parts = deque(_halves(entries))
+        failures = 0
+        quarantined = self._catalog.quarantine_reasons()
+        while parts and key not in self._stuck:
+            part = parts.popleft()
+            rows = [
+                row
+                for entry in part
+                for row in read_frame(self._log, self._log_dir, key, entry, quarantined.get((key, entry.position)))
+            ]
+            try:
+                applied.append(self._apply(merge_rows(rows)))
+                self._culprits.pop(key, None)
+            except Exception as exc:
+                if not is_fault_of_frames(exc):
+                    raise
+                failures += 1
+                if len(part) > 1:
+                    parts.extendleft(reversed(_halves(part)))
+                else:
+                    applied += self._quarantine(key, part[0], exc)
+            if parts and failures >= MAX_FAILED_ATTEMPTS:
+                raise BatchFailed(f"query {key}: frames up to {part[-1].position} are applied or in quarantine")
+        return applied
+
+    def _quarantine(self, key: str, entry: FrameEntry, exc: Exception) -> list[Applied]:
+        """Sets a frame aside that has failed alone, and applies it as a stated loss of its edge."""
+        culprits = self._culprits.setdefault(key, [])
+        culprits.append(entry.edge)
+        if len(culprits) > MAX_CULPRITS and len(set(culprits)) > 1:
+            # Frames of several edges, one after the other, and none in between that could be applied.
+            self._set_aside(key, exc)
             return []
+        now_ms, reason = self._now_ms(), named(exc)
+        unused = self._catalog.quarantine(entry, reason, now_ms)
+        logger.error("query %s, frame %d of edge %s is in quarantine: %s", key, entry.position, entry.edge, reason)
+        try:
+            applied = self._apply([row_of_damage(key, entry, reason, RowKind.QUARANTINED)])
+        except Exception as failure:
+            # Not even its loss can be stated: the fault is the query's state, or the store's.
+            self._catalog.drop_quarantined(key, entry.position)
+            if not is_fault_of_frames(failure):
+                raise
+            self._set_aside(key, failure)
+            return []
+        self._metrics.skipped.labels("frame-quarantined").inc()
+        for segment in unused:
+            self._log.remove(segment)
+        return [applied]
+
+    def _set_aside(self, key: str, exc: Exception) -> None:
+        """Applies no more frames of a query until the job starts again: they stay in the log for an operator."""
+        self._stuck[key] = named(exc)
+        self._metrics.stuck.set(len(self._stuck))
+        logger.error("query %s is stuck, its frames are kept: %s", key, named(exc))
+        self._catalog.add_alarm("query-stuck", f"query {key}: {named(exc)}", EdgeId(""), self._now_ms())
 
     def _check_gaps(self, missing: Mapping[str, tuple[int, int]]) -> None:
         """Handles frames that were not read although later ones were; they must not be skipped if they exist.
@@ -331,6 +450,8 @@ class BatchProcessor:
     def _raise_alarms(self, skipped: Iterable[FrameRow]) -> None:
         """Counts skipped rows and adds alarms, before the batch is applied: after a crash twice rather than never."""
         for row in skipped:
+            if row.kind is RowKind.QUARANTINED:
+                continue  # `Catalog.quarantine` has added an alarm
             kind = "frame-damaged" if row.kind is RowKind.DAMAGED else "partial-refused"
             what = f"query {row.query}, frame {row.position}"
             if row.kind is RowKind.REFUSED:

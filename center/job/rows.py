@@ -18,6 +18,7 @@ from edgewater.wire import FrameBody, Partial, body_from_wire, body_to_wire
 from edgewater.wire.uplink_pb2 import FrameBody as FrameBodyMessage
 
 MAX_SHARD = (1 << 31) - 1
+MAX_REASON_BYTES = 2_000
 
 
 class RowKind(IntEnum):
@@ -29,6 +30,12 @@ class RowKind(IntEnum):
     """The frame at this position cannot be read; `payload` is the reason (UTF-8)."""
     REFUSED = 3
     """A partial of this position cannot be merged; `payload` is the reason (UTF-8)."""
+    QUARANTINED = 4
+    """The frame at this position was set aside, as it could not be applied; `payload` is the reason (UTF-8)."""
+
+
+FRAME_KINDS = (RowKind.CONTROL, RowKind.DAMAGED, RowKind.QUARANTINED)
+"""Each position that was read has one row of one of these kinds."""
 
 
 ROW_SCHEMA: pa.Schema = pa.schema(
@@ -87,9 +94,9 @@ def rows_of_frame(key: str, entry: FrameEntry, body: FrameBody) -> list[FrameRow
     return [_entry_row(key, entry, RowKind.CONTROL, control), *partials]
 
 
-def row_of_damage(key: str, entry: FrameEntry, reason: str) -> FrameRow:
-    """The row of an unreadable frame."""
-    return _entry_row(key, entry, RowKind.DAMAGED, reason.encode())
+def row_of_damage(key: str, entry: FrameEntry, reason: str, kind: RowKind = RowKind.DAMAGED) -> FrameRow:
+    """The row of a frame that cannot be read, or that was set aside."""
+    return _entry_row(key, entry, kind, reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES])
 
 
 def control_body(payload: bytes) -> FrameBody:

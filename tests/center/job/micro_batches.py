@@ -1,0 +1,65 @@
+"""The job's production path from the frame log to answers, without a JVM: Spark only carries rows between two parts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.streaming.datasource import ReadMaxBytes
+
+from center.job.admission import BatchLimits
+from center.job.frame_source import FrameReader, SourceOptions
+from center.job.ledger_writer import CatalogEvents, LedgerWriter
+from center.job.metrics import JobMetrics
+from center.job.microbatch import BatchProcessor
+from center.job.rows import ROW_SCHEMA
+from center.ledger import Ledger
+from center.results import ResultStore
+
+FOR_EVER_MS = 1 << 42
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What `foreachBatch` passes, as far as the job uses it."""
+
+    rows: pa.Table
+
+    def toArrow(self) -> pa.Table:  # noqa: N802
+        return self.rows
+
+
+class MicroBatches:
+    """One run of the job's reader and processor over a `World`; another one is a restart."""
+
+    def __init__(self, world: Any, *, keep_frames_ms: int = FOR_EVER_MS, limits: BatchLimits | None = None) -> None:
+        self.world = world
+        options = SourceOptions(
+            world.catalog_url, world.results_url, str(world.log_dir), limits or BatchLimits(),
+            keep_frames_ms=keep_frames_ms, retention_every_ms=0,
+        )  # fmt: skip
+        self.reader, self.metrics = FrameReader(options), JobMetrics()
+        self.store, ledger = ResultStore(world.results_url), Ledger()
+        self.store.load_ledger(ledger)
+        self.writer = LedgerWriter(ledger, self.store, CatalogEvents(world.catalog), self.metrics, now_ms=world.clock)
+        self.process = BatchProcessor(
+            self.writer, world.catalog, self.metrics, world.log_dir, now_ms=world.clock, monotonic=time.monotonic
+        )  # fmt: skip
+        self._at = self.reader.initialOffset()
+
+    def run(self, most: int = 100) -> int:
+        """Runs batches until no frame is left. Returns their number; raises BatchFailed."""
+        for number in range(most):
+            end = self.reader.latestOffset(self._at, ReadMaxBytes(1 << 30))
+            if end == self._at:
+                return number
+            read = [batch for part in self.reader.partitions(self._at, end) for batch in self.reader.read(part)]
+            self.process(Collected(pa.Table.from_batches(read, ROW_SCHEMA)), number)
+            self._at = end
+            self.reader.commit(end)
+        raise AssertionError("frames are left")
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"edgewater_job_{name}_total", labels) or 0.0
