@@ -35,6 +35,7 @@ from center.job.warm_up import warm_up
 from center.ledger import Ledger
 from center.results import ResultStore
 from center.spark.session import SessionConfig, require_java, start_session
+from edgewater.errors import StorageError
 from edgewater.health import health_server
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class Job:
     def problem(self) -> str:
         """Why the job cannot do its work; empty: it can.
 
-        A stream that has been started counts once a batch of it was applied, or it has found no more frames.
+        A stream that has been started counts once a batch of it was applied, or no frame is left to be applied.
         """
         return self._stream_problem or self._deadlines.problem
 
@@ -173,12 +174,26 @@ class Job:
             while not stop.is_set():
                 if query.awaitTermination(STOP_POLL_S) and not stop.is_set():
                     raise StreamStopped("the stream stopped without a request")
-                if self._stream_problem and (self.processor.applied > applied or query.status["message"] in IDLE):
+                if self._stream_problem and (self.processor.applied > applied or self._is_done(query)):
                     self._stream_problem = ""
                     self.metrics.start_seconds.set(time.monotonic() - began_s)
                     logger.info("the stream is read")
         finally:
             _stop_quietly(query.stop)
+
+    def _is_done(self, query: Any) -> bool:
+        """Whether the stream waits and no frame is left: also one that cannot reach the catalog waits, or one between
+        two attempts at a batch that fails."""
+        return query.status["message"] in IDLE and self.has_applied_all()
+
+    def has_applied_all(self) -> bool:
+        """Whether every indexed frame is applied, but those of queries that are stuck."""
+        try:
+            last, consumed = self._catalog.last_positions(), self._writer.consumed()
+        except StorageError:
+            return False
+        stuck = self.processor.stuck
+        return all(position <= consumed.get(key, 0) or key in stuck for key, position in last.items())
 
     def _failed(self, attempt: RetryCallState) -> None:
         exc = attempt.outcome.exception() if attempt.outcome else None

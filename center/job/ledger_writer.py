@@ -16,6 +16,7 @@ from center.ledger import (
     Ledger,
     LedgerEvent,
     QueryDeleted,
+    QueryFailed,
     QueryRegistered,
 )
 from center.results import MergedDelta, ResultStore
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 ALARM_EVERY_MS = 10_000
 """Least time between two alarms about records of one edge that came for final windows."""
+SUSPENDED_MS = 60_000
+"""How long time alone does not advance a query whose state or answers raise exceptions."""
+MAX_MESSAGE = 2_000
 CATALOG_POLL_S = 0.2
 """Interval of polling the catalog's version while nothing else happens."""
 
@@ -107,6 +111,7 @@ class LedgerWriter:
             self._apply_catalog_events(self._now_ms())
             emissions = self._store.apply(self._ledger, deltas, summaries, through, self._now_ms())
             self._observe_report_delay(summaries)
+            self._report_refused()
             self._raise_alarms()
         self._count(emissions, "report")
         self._changed.set()
@@ -132,6 +137,7 @@ class LedgerWriter:
             due_ms = self._ledger.next_deadline()
             if due_ms is not None and due_ms <= now_ms:
                 emissions = [*emissions, *self._tick([], now_ms)]
+            self._report_refused()
             self._raise_alarms()
         return emissions
 
@@ -167,9 +173,38 @@ class LedgerWriter:
         return emissions
 
     def _tick(self, events: Sequence[LedgerEvent], now_ms: int) -> list[Emission]:
-        emissions = self._store.tick(self._ledger, events, now_ms)
-        self._count(emissions, "deadline")
-        return emissions
+        """Advances all queries but those of which the state, or an answer, raises an exception."""
+        while True:
+            try:
+                emissions = self._store.tick(self._ledger, events, now_ms)
+            except QueryFailed as exc:
+                self._suspend(exc, now_ms)
+                continue
+            self._count(emissions, "deadline")
+            return emissions
+
+    def _suspend(self, failure: QueryFailed, now_ms: int) -> None:
+        cause = failure.__cause__
+        message = f"{failure} cannot be advanced by time for {SUSPENDED_MS // 1000} s: {type(cause).__name__}: {cause}"
+        logger.error("%s", message, exc_info=cause)
+        self._ledger.suspend(failure.query, now_ms + SUSPENDED_MS)
+        self._metrics.failures.labels("query").inc()
+        try:
+            self._catalog_events.alarm("query-failing", message[:MAX_MESSAGE], EdgeId(""), now_ms)
+        except StorageError as exc:  # it fails again in a minute
+            logger.warning("the alarm about a failing query is not stored: %s", exc)
+
+    def _report_refused(self) -> None:
+        """Counts merged partials that the store has refused, and adds alarms; the answers state them."""
+        for refused in self._store.take_refused():
+            delta = refused.delta
+            message = f"query {delta.query}, slice {delta.slice_start_ms}: {refused.reason}"[:MAX_MESSAGE]
+            logger.error("partial-refused: %s", message)
+            self._metrics.skipped.labels("partial-refused").inc()
+            try:
+                self._catalog_events.alarm("partial-refused", message, EdgeId(""), self._now_ms())
+            except StorageError as exc:
+                logger.warning("the alarm about a refused partial is not stored: %s", exc)
 
     def _count(self, emissions: Sequence[Emission], cause: str) -> None:
         self._metrics.answers.labels(cause).inc(len(emissions))

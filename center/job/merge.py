@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from center.job.rows import MAX_REASON_BYTES, FrameRow, RowKind
 from edgewater.errors import SynopsisError
-from edgewater.synopses import GroupedAggregate
+from edgewater.synopses import GroupedAggregate, merge_what_fits
 
 
 def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:
@@ -26,26 +26,34 @@ def merge_rows(rows: Iterable[FrameRow]) -> list[FrameRow]:
 
 
 def merge_key(partials: list[FrameRow]) -> list[FrameRow]:
-    """Merges the partials of one key; adds a REFUSED row for each that cannot be merged.
+    """Merges the partials of one key.
 
-    Whatever a partial raises costs only that partial: bytes from outside may find any fault of the decoders.
+    Whatever a partial raises costs only that partial: bytes from outside may find any fault of the decoders. Those that
+    merge with each other, but not with the rest, remain apart: the store knows which of them fit the query. One that
+    cannot be read has a REFUSED row.
     """
     try:
-        return [replace(partials[0], payload=GroupedAggregate.merge_bytes([p.payload for p in partials]))]
+        return [_merged(partials, GroupedAggregate.merge_bytes([p.payload for p in partials]))]
     except Exception:
-        return _merge_one_by_one(partials)
+        return _merge_what_fits(partials)
 
 
-def _merge_one_by_one(partials: list[FrameRow]) -> list[FrameRow]:
-    """Merges what can be merged: a damaged or incompatible partial is refused without the others."""
-    merged: FrameRow | None = None
-    refused = []
-    for partial in partials:
-        try:
-            payloads = [partial.payload] if merged is None else [merged.payload, partial.payload]
-            merged = replace(partial, payload=GroupedAggregate.merge_bytes(payloads))
-        except Exception as exc:
-            code = exc.code if isinstance(exc, SynopsisError) else type(exc).__name__
-            reason = f"{code}: {exc}".encode(errors="backslashreplace")[:MAX_REASON_BYTES]
-            refused.append(replace(partial, kind=RowKind.REFUSED, payload=reason))
-    return refused if merged is None else [merged, *refused]
+def _merge_what_fits(partials: list[FrameRow]) -> list[FrameRow]:
+    apart: list[FrameRow] = []
+    while partials:
+        payload, left_out = merge_what_fits([p.payload for p in partials])
+        if payload is None:
+            return [*apart, *(_refused(partials[number], exc) for number, exc in left_out.items())]
+        apart.append(_merged([p for number, p in enumerate(partials) if number not in left_out], payload))
+        partials = [partials[number] for number in left_out]
+    return apart
+
+
+def _merged(partials: list[FrameRow], payload: bytes) -> FrameRow:
+    return replace(partials[0], payload=payload, partials=sum(p.partials for p in partials))
+
+
+def _refused(partial: FrameRow, exc: Exception) -> FrameRow:
+    code = exc.code if isinstance(exc, SynopsisError) else type(exc).__name__
+    reason = f"{code}: {exc}".encode(errors="backslashreplace")[:MAX_REASON_BYTES]
+    return replace(partial, kind=RowKind.REFUSED, payload=reason)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from center.job.merge import merge_key, merge_rows
 from center.job.metrics import JobMetrics
 from center.job.processing_delay import ProcessingDelays
 from center.job.rows import FRAME_KINDS, FrameRow, RowKind, control_body, from_table, row_of_damage
-from center.ledger import Emission, FrameSummary
+from center.ledger import FRAMES, Emission, FrameSummary, state_refusal
 from center.results import MergedDelta
 from center.sampling import RATES_EVERY_MS, rates_differ
 from center.storage.frame_log import FrameEntry, FrameLog
@@ -37,11 +37,8 @@ from edgewater.wire import InputLoss, LossReason, QueryRef
 
 logger = logging.getLogger(__name__)
 
-FRAMES = "frames"
-"""The source of losses that the center states: frames and partials that it cannot read or merge."""
 
-
-MAX_FAILED_ATTEMPTS = 32
+MAX_FAILED_ATTEMPTS = 16
 """Attempts to apply a part of a query's frames that may fail in one batch: each costs a transaction, and a load of the
 ledger. The next batch goes on."""
 MAX_CULPRITS = 8
@@ -112,51 +109,39 @@ def to_micro_batch(rows: Iterable[FrameRow]) -> MicroBatch:
             skipped.append(row)
         if row.kind in FRAME_KINDS:
             through[row.query] = max(row.position, through.get(row.query, 0))
-    lost = [(row, False) for row in skipped]
     deltas: list[MergedDelta] = []
     for same_key in partials.values():
         for row in same_key if len(same_key) == 1 else merge_key(same_key):
             if row.kind is RowKind.PARTIAL:
-                deltas.append(MergedDelta(query_from_key(row.query), row.slice_start_ms, row.shard, row.payload))
+                position = row.position if row.partials == 1 else None
+                ref = query_from_key(row.query)
+                deltas.append(MergedDelta(ref, row.slice_start_ms, row.shard, row.payload, position))
             else:
                 skipped.append(row)
-                lost.append((row, True))
-    for row, merged in lost:
-        _state_loss(summaries, row, merged)
+    for row in skipped:
+        if row.kind is RowKind.REFUSED:
+            position = row.position if row.partials == 1 else None
+            state_refusal(summaries, query_from_key(row.query), row.slice_start_ms, position)
+        else:
+            summaries.append(_summary_of_loss(row))
     summaries.sort(key=lambda summary: (summary.query.name, summary.query.version, summary.position))
     return MicroBatch(tuple(deltas), tuple(summaries), through, tuple(skipped))
 
 
-def _state_loss(summaries: list[FrameSummary], row: FrameRow, merged: bool) -> None:
-    """States what a skipped row lacks as lost input of its edge, so that no answer counts it as complete.
-
-    Args:
-        merged: the row is a merge of several frames: each frame that has a partial of the slice may be in it.
-    """
-    query = query_from_key(row.query)
-    if row.kind is not RowKind.REFUSED:
-        summaries.append(
-            FrameSummary(
-                query=query,
-                position=row.position,
-                edge=EdgeId(row.edge),
-                through_ms=MIN_TIME_MS,
-                closes=(),
-                touched=(),
-                wire_bytes=row.wire_bytes,
-                received_at_ms=row.received_at_ms,
-                incarnation=row.incarnation,
-                losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),),
-            )
-        )
-        return
-    start_ms = row.slice_start_ms
-    # The loss is stated of one moment in the slice; the same windows contain all of them.
-    loss = InputLoss(FRAMES, LossReason.PARTIAL_REFUSED, start_ms, start_ms + 1)
-    for i, summary in enumerate(summaries):
-        concerned = start_ms in summary.touched if merged else summary.position == row.position
-        if concerned and summary.query == query:
-            summaries[i] = replace(summary, losses=(*summary.losses, loss))
+def _summary_of_loss(row: FrameRow) -> FrameSummary:
+    """States that a frame cannot be used as lost input of its edge, so that no answer counts it as complete."""
+    return FrameSummary(
+        query=query_from_key(row.query),
+        position=row.position,
+        edge=EdgeId(row.edge),
+        through_ms=MIN_TIME_MS,
+        closes=(),
+        touched=(),
+        wire_bytes=row.wire_bytes,
+        received_at_ms=row.received_at_ms,
+        incarnation=row.incarnation,
+        losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),),
+    )
 
 
 def unapplied(rows: Iterable[FrameRow], consumed: Mapping[str, int]) -> list[FrameRow]:

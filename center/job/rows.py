@@ -50,18 +50,23 @@ ROW_SCHEMA: pa.Schema = pa.schema(
         ("payload", pa.binary()),
         ("wire_bytes", pa.int64()),
         ("received_at_ms", pa.int64()),
+        ("partials", pa.int32()),
     ]
 )
 
 ROW_DDL = (
     "query string, position bigint, kind int, edge string, incarnation string, slice_start_ms bigint, shard int, "
-    "payload binary, wire_bytes bigint, received_at_ms bigint"
+    "payload binary, wire_bytes bigint, received_at_ms bigint, partials int"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class FrameRow:
-    """One row. The fields are the columns of `ROW_SCHEMA`; none is ever null."""
+    """One row. The fields are the columns of `ROW_SCHEMA`; none is ever null.
+
+    Attributes:
+        partials: the number of partials that were merged in it. Of several, the other fields are those of one of them.
+    """
 
     query: str
     position: int
@@ -73,6 +78,7 @@ class FrameRow:
     payload: bytes = field(repr=False)
     wire_bytes: int = 0
     received_at_ms: int = 0
+    partials: int = 1
 
 
 def rows_of_frame(key: str, entry: FrameEntry, body: FrameBody) -> list[FrameRow]:

@@ -4,6 +4,7 @@ A pure state machine: no I/O and no clock. `center.job` feeds it through `center
 """
 
 from center.ledger.events import (
+    FRAMES,
     EdgesChanged,
     Emission,
     FramesMerged,
@@ -11,8 +12,11 @@ from center.ledger.events import (
     LateSlice,
     LedgerEvent,
     QueryDeleted,
+    QueryFailed,
     QueryRegistered,
+    SlicesRefused,
     TimeAdvanced,
+    state_refusal,
 )
 from center.ledger.ledger import AT_ONCE_MS, Ledger, LedgerTransaction, QueryChanges
 from center.ledger.quality import (
@@ -31,6 +35,7 @@ __all__ = [
     "ACCURACY",
     "ALL_RECORDS_NEEDED",
     "AT_ONCE_MS",
+    "FRAMES",
     "STALENESS",
     "EdgesChanged",
     "Emission",
@@ -44,10 +49,13 @@ __all__ = [
     "Quality",
     "QueryChanges",
     "QueryDeleted",
+    "QueryFailed",
     "QueryRegistered",
+    "SlicesRefused",
     "TimeAdvanced",
     "Violation",
     "pack_state",
+    "state_refusal",
     "with_late_records",
     "with_violations",
 ]

@@ -6,12 +6,15 @@ times are int64 ms since the epoch, UTC.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from center.catalog import EdgeRecord, RegisteredQuery
 from center.ledger.quality import Phase, Quality
 from edgewater.streams import EdgeId
-from edgewater.wire import Arrivals, DroppedRecords, InputLoss, QueryRef, SliceClose
+from edgewater.wire import Arrivals, DroppedRecords, InputLoss, LossReason, QueryRef, SliceClose
+
+FRAMES = "frames"
+"""The source of losses that the center states: frames and partials that it cannot read or merge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,25 @@ class FrameSummary:
     arrivals: Arrivals | None = None
     losses: tuple[InputLoss, ...] = ()
     dropped: tuple[DroppedRecords, ...] = ()
+
+
+def state_refusal(frames: list[FrameSummary], query: QueryRef, slice_start_ms: int, position: int | None) -> None:
+    """States a refused partial of a slice as lost input of its edge.
+
+    Args:
+        frames: changed in place.
+        position: the frame of the partial. None: several frames were merged in it, so each frame that has a partial of
+            the slice may lack it.
+    """
+    for i, frame in enumerate(frames):
+        concerned = slice_start_ms in frame.touched if position is None else frame.position == position
+        if concerned and frame.query == query:
+            frames[i] = replace(frame, losses=(*frame.losses, refusal(slice_start_ms)))
+
+
+def refusal(slice_start_ms: int) -> InputLoss:
+    """The loss of a partial. It is stated of one moment in the slice: the same windows contain all of them."""
+    return InputLoss(FRAMES, LossReason.PARTIAL_REFUSED, slice_start_ms, slice_start_ms + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +95,26 @@ class FramesMerged:
 
 
 @dataclass(frozen=True, slots=True)
+class SlicesRefused:
+    """Merged partials of a query that were stored turned out not to merge, and were dropped.
+
+    Attributes:
+        slice_starts: the slices that lack them.
+    """
+
+    query: QueryRef
+    slice_starts: tuple[int, ...]
+
+
+class QueryFailed(Exception):
+    """A query's state, or an answer of it, raised the exception that is this one's cause; other queries can go on."""
+
+    def __init__(self, query: QueryRef) -> None:
+        super().__init__(f"query {query.name}@{query.version}")
+        self.query = query
+
+
+@dataclass(frozen=True, slots=True)
 class TimeAdvanced:
     """The wall clock reached `now_ms`."""
 
@@ -96,7 +138,7 @@ class LateSlice:
     reason: str
 
 
-LedgerEvent = QueryRegistered | QueryDeleted | EdgesChanged | FramesMerged | TimeAdvanced
+LedgerEvent = QueryRegistered | QueryDeleted | EdgesChanged | FramesMerged | SlicesRefused | TimeAdvanced
 
 
 @dataclass(frozen=True, slots=True)

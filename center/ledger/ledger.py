@@ -20,7 +20,9 @@ from center.ledger.events import (
     LateSlice,
     LedgerEvent,
     QueryDeleted,
+    QueryFailed,
     QueryRegistered,
+    SlicesRefused,
     TimeAdvanced,
 )
 from center.ledger.query import QueryLedger
@@ -71,6 +73,8 @@ class Ledger:
         self._listed: frozenset[EdgeId] = frozenset()
         # Queries whose windows may be due although no frame will arrive: the next TimeAdvanced examines them.
         self._pending: set[QueryRef] = set()
+        # Wall time, ms, until which time alone does not advance them. Not part of the state that is stored.
+        self._suspended: dict[QueryRef, int] = {}
         self._transaction: LedgerTransaction | None = None
         self._is_stale = False
 
@@ -80,6 +84,7 @@ class Ledger:
         Raises:
             NotFound: a frame's query was never registered. Nothing is applied, since the frame would be lost. Frames
                 of a deleted query are ignored.
+            QueryFailed: the state of a query cannot take the event `TimeAdvanced`: see `suspend`.
         """
         assert not self._is_stale, "a transaction has failed: load the ledger first"
         match event:
@@ -91,15 +96,24 @@ class Ledger:
                 self._change_edges(edges)
             case FramesMerged(frames, now_ms):
                 return self._apply_frames(frames, now_ms)
+            case SlicesRefused(ref, slice_starts):
+                if not self.is_deleted(ref):
+                    self._touch(ref).refuse(slice_starts)
             case TimeAdvanced(now_ms):
                 return self._advance_time(now_ms)
         return []
 
     def next_deadline(self) -> int | None:
         """Wall time, ms, of the next `TimeAdvanced` that is needed (`AT_ONCE_MS`: now), or None."""
-        if self._pending or self._is_stale:
+        if self._is_stale or not self._pending <= self._suspended.keys():
             return AT_ONCE_MS
-        return min((due for q in self._queries.values() if (due := q.deadline()) is not None), default=None)
+        until = [due_ms for ref, due_ms in self._suspended.items() if ref in self._queries]
+        deadlines = (q.deadline() for ref, q in self._queries.items() if ref not in self._suspended)
+        return min((due_ms for due_ms in (*until, *deadlines) if due_ms is not None), default=None)
+
+    def suspend(self, ref: QueryRef, until_ms: int) -> None:
+        """Emits nothing of a query by time alone before a wall time, as its state cannot take the time."""
+        self._suspended[ref] = until_ms
 
     def queries(self) -> list[QueryRef]:
         return list(self._queries)
@@ -244,12 +258,18 @@ class Ledger:
         return emissions
 
     def _advance_time(self, now_ms: int) -> list[Emission]:
+        self._suspended = {ref: until_ms for ref, until_ms in self._suspended.items() if until_ms > now_ms}
         emissions = []
         for ref, ledger in self._queries.items():
-            due_ms = ledger.deadline()
-            if ref in self._pending or (due_ms is not None and due_ms <= now_ms):
-                emissions += self._touch(ref).emit_due(now_ms)
-        self._pending.clear()
+            if ref in self._suspended:
+                continue
+            try:
+                due_ms = ledger.deadline()
+                if ref in self._pending or (due_ms is not None and due_ms <= now_ms):
+                    emissions += self._touch(ref).emit_due(now_ms)
+            except Exception as exc:
+                raise QueryFailed(ref) from exc
+        self._pending &= self._suspended.keys()
         return emissions
 
 

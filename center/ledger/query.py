@@ -22,7 +22,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from center.catalog import EdgeRecord, expected_edges
-from center.ledger.events import Emission, FrameSummary, LateSlice
+from center.ledger.events import Emission, FrameSummary, LateSlice, refusal
 from center.ledger.quality import Phase, Quality, Totals, assess
 from center.ledger.state import (
     EdgeIncarnation,
@@ -146,6 +146,17 @@ class QueryLedger(ABC):
                 self._set_state(self._state.with_losses(frame.edge, losses))
                 dirty.update(*(self._windows_lacking(loss, now_ms) for loss in losses))
         return self._emit_due(dirty, now_ms)
+
+    def refuse(self, slice_starts: Iterable[int]) -> None:
+        """States that these slices lack partials: of the edges that have reported records of them, or of all.
+
+        The windows over them say so when they are answered next: an answer that was given had the partials.
+        """
+        for start in slice_starts:
+            state = self._slices.get(start)
+            edges = {edge for (edge, _), close in state.closes.items() if close.observed} if state else set()
+            for edge in edges or self._state.expected:
+                self._set_state(self._state.with_losses(EdgeId(edge), [refusal(start)]))
 
     def emit_due(self, now_ms: int) -> list[Emission]:
         """Emits the windows that became due by time or by `edges_changed`."""

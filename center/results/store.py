@@ -24,17 +24,23 @@ from center.ledger import (
     LedgerEvent,
     LedgerTransaction,
     Phase,
+    SlicesRefused,
     TimeAdvanced,
     pack_state,
+    state_refusal,
     with_late_records,
 )
 from center.results import schema as t
 from center.results.writes import (
     Delta,
+    DeltasRefused,
+    RefusedDelta,
     add_deltas,
     add_shipped,
     drop_answers,
+    drop_deltas,
     late_by_window,
+    misshapen,
     set_consumed,
     write_answers,
     write_ledger,
@@ -48,12 +54,20 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class MergedDelta:
-    """The merged partial of one (query, slice, shard) in a batch."""
+    """The merged partial of one (query, slice, shard) in a batch.
+
+    Attributes:
+        position: the frame of its only partial; None: it has partials of several.
+    """
 
     query: QueryRef
     slice_start_ms: int
     shard: int
     synopsis: bytes = field(repr=False)
+    position: int | None = None
+
+    def to_row(self) -> Delta:
+        return Delta(query_key(self.query), self.slice_start_ms, self.shard, self.synopsis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +110,7 @@ class ResultStore:
         self._engine = open_engine(url)
         # The step that the ledger in memory corresponds to; None: the ledger must be loaded before it is used.
         self._step: int | None = None
+        self._refused: list[RefusedDelta] = []
         with schema_transaction(self._engine, t.metadata) as connection:
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
             for name, value in (("schema", SCHEMA_VERSION), ("answer", 0), ("late", 0), ("step", 0)):
@@ -149,20 +164,39 @@ class ResultStore:
             Conflict: some frames of a query were applied before and others were not (exclude what `consumed` names
                 before merging), or another job has written to the store.
             NotFound: frames of a query that the ledger does not know: see `Ledger.handle`.
-            SynopsisError: deltas that do not merge with the query's other deltas; the message names the query.
+            QueryFailed: an answer of a query cannot be given.
         """
+        frames = list(frames)
+        while True:
+            try:
+                return self._apply(ledger, deltas, frames, through, now_ms)
+            except DeltasRefused as exc:
+                deltas = self._refuse(ledger, exc.refused, deltas, frames)
+
+    def _apply(
+        self,
+        ledger: Ledger,
+        deltas: Sequence[MergedDelta],
+        frames: list[FrameSummary],
+        through: Mapping[str, int],
+        now_ms: int,
+    ) -> list[Emission]:
+        """As `apply`. Raises DeltasRefused: nothing is applied; without them it can be."""
         with self._transaction(ledger) as transaction, write_transaction(self._engine) as connection:
             step = self._begin_step(connection)
             new = _not_applied(_positions(connection), through, frames)
             fresh = [f for f in frames if query_key(f.query) in new]
             kept = _applicable(ledger, [d for d in deltas if query_key(d.query) in new], fresh, through)
+            refused = misshapen(connection, [d.to_row() for d in kept])
+            kept = _without(refused, kept, fresh)
             emissions = ledger.handle(FramesMerged(tuple(fresh), now_ms))
-            add_deltas(connection, [Delta(query_key(d.query), d.slice_start_ms, d.shard, d.synopsis) for d in kept])
+            add_deltas(connection, [d.to_row() for d in kept])
             write_ledger(connection, transaction.changes())
             write_answers(connection, ledger, emissions)
             add_shipped(connection, [f for f in fresh if not ledger.is_deleted(f.query)])
             set_consumed(connection, {key: position for key, position in through.items() if key in new})
         self._step = step
+        self._refused += refused
         return emissions
 
     def tick(self, ledger: Ledger, events: Sequence[LedgerEvent], now_ms: int) -> list[Emission]:
@@ -172,12 +206,20 @@ class ResultStore:
 
         Raises:
             Conflict: another job has written to the store.
+            QueryFailed: a query cannot be advanced, or an answer of it not be given: see `Ledger.suspend`.
         """
         if any(isinstance(e, FramesMerged) for e in events):
             raise ValueError("frames are applied with their deltas, by ResultStore.apply")
+        while True:
+            try:
+                return self._tick(ledger, [*events, TimeAdvanced(now_ms)])
+            except DeltasRefused as exc:
+                self._refuse(ledger, exc.refused, (), [])
+
+    def _tick(self, ledger: Ledger, events: Sequence[LedgerEvent]) -> list[Emission]:
         with self._transaction(ledger) as transaction:
             step = self._step
-            emissions = [e for event in (*events, TimeAdvanced(now_ms)) for e in ledger.handle(event)]
+            emissions = [e for event in events for e in ledger.handle(event)]
             changes = transaction.changes()
             if changes or emissions:
                 with write_transaction(self._engine) as connection:
@@ -186,6 +228,38 @@ class ResultStore:
                     write_answers(connection, ledger, emissions)
         self._step = step
         return emissions
+
+    def _refuse(
+        self,
+        ledger: Ledger,
+        refused: Sequence[RefusedDelta],
+        deltas: Sequence[MergedDelta],
+        frames: list[FrameSummary],
+    ) -> list[MergedDelta]:
+        """Drops deltas that do not merge and states the loss: of a batch's own ones in its frames, which are changed in
+        place, of stored ones in the ledger. Returns the batch's other deltas."""
+        kept = _without(refused, deltas, frames)
+        own = {d.to_row() for d in deltas} - {d.to_row() for d in kept}
+        stored = {r.delta for r in refused} - own
+        if stored:
+            with self._transaction(ledger) as transaction, write_transaction(self._engine) as connection:
+                step = self._begin_step(connection)
+                for delta in stored:
+                    if drop_deltas(connection, delta, exactly=True) == 0:
+                        # It was merged in the transaction that failed: from deltas of the slice, stored ones and new.
+                        drop_deltas(connection, delta, exactly=False)
+                        place = [d for d in kept if d.to_row().place == delta.place]
+                        kept = _without([RefusedDelta(d.to_row(), "") for d in place], kept, frames)
+                    ledger.handle(SlicesRefused(query_from_key(delta.query), (delta.slice_start_ms,)))
+                write_ledger(connection, transaction.changes())
+            self._step = step
+        self._refused += refused
+        return kept
+
+    def take_refused(self) -> list[RefusedDelta]:
+        """The merged partials that were refused since the last call."""
+        refused, self._refused = self._refused, []
+        return refused
 
     @contextmanager
     def _transaction(self, ledger: Ledger) -> Iterator[LedgerTransaction]:
@@ -430,6 +504,22 @@ def _applicable(
                 f"query {query_key(delta.query)}: a delta of slice {delta.slice_start_ms}, which no frame touches"
             )
         if not ledger.is_deleted(delta.query) and delta.slice_start_ms >= ledger.sealed_before(delta.query):
+            kept.append(delta)
+    return kept
+
+
+def _without(
+    refused: Iterable[RefusedDelta], deltas: Sequence[MergedDelta], frames: list[FrameSummary]
+) -> list[MergedDelta]:
+    """The deltas that are not refused; the loss of the others is stated in their frames, which are changed in place."""
+    bad = {r.delta for r in refused}
+    if not bad:
+        return list(deltas)
+    kept = []
+    for delta in deltas:
+        if delta.to_row() in bad:
+            state_refusal(frames, delta.query, delta.slice_start_ms, delta.position)
+        else:
             kept.append(delta)
     return kept
 

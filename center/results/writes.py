@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, delete, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, delete, exists, func, insert, or_, select, update
 
-from center.catalog import query_key
+from center.catalog import query_from_key, query_key
 from center.ledger import (
     Emission,
     FrameSummary,
@@ -17,12 +17,12 @@ from center.ledger import (
     Ledger,
     Phase,
     QueryChanges,
+    QueryFailed,
     with_late_records,
 )
 from center.results import schema as t
-from edgewater.errors import IncompatibleSynopses
 from edgewater.streams import MIN_TIME_MS
-from edgewater.synopses import GroupedAggregate
+from edgewater.synopses import GroupedAggregate, merge_what_fits
 from edgewater.synopses.encoding import codec
 from edgewater.wire import QueryRef
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
@@ -42,17 +42,29 @@ class Delta:
     shard: int
     synopsis: bytes = field(repr=False)
 
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.query, self.slice_start_ms, self.shard
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedDelta:
+    delta: Delta
+    reason: str
+
+
+class DeltasRefused(Exception):
+    """Deltas of a slice or a window do not merge. Without `refused` the others do."""
+
+    def __init__(self, refused: Sequence[RefusedDelta]) -> None:
+        super().__init__(f"{len(refused)} merged partials do not merge: {refused[0].reason}")
+        self.refused = tuple(refused)
+
 
 def add_deltas(connection: Connection, deltas: Sequence[Delta]) -> None:
-    """Adds deltas, and merges those of slices that have too many.
-
-    Raises:
-        IncompatibleSynopses: a delta does not merge with the query's other deltas. It is detected here, where the query
-            can be set aside; when the window is due, the deadlines of all queries would fail with it.
-    """
+    """Adds deltas, and merges those of slices that have too many. Raises DeltasRefused."""
     if not deltas:
         return
-    _check_shapes(connection, deltas)
     connection.execute(insert(t.deltas), [asdict(d) for d in deltas])
     touched: dict[str, set[int]] = {}
     for delta in deltas:
@@ -63,25 +75,29 @@ def add_deltas(connection: Connection, deltas: Sequence[Delta]) -> None:
             _fold(connection, key, starts[at : at + _CHUNK])
 
 
-def _check_shapes(connection: Connection, deltas: Sequence[Delta]) -> None:
+def misshapen(connection: Connection, deltas: Iterable[Delta]) -> list[RefusedDelta]:
+    """The deltas of another shape than the query's first one; they could never be merged. The first one's is noted.
+
+    Detected here, before the ledger counts the frames: whatever is refused later costs a transaction.
+    """
     shapes: dict[str, str] = dict(connection.execute(select(t.shapes.c.query, t.shapes.c.shape)).all())
+    refused = []
     for delta in deltas:
         shape = _shape_of(delta.synopsis)
         if delta.query not in shapes:
             shapes[delta.query] = shape
             connection.execute(insert(t.shapes).values(query=delta.query, shape=shape))
         elif shapes[delta.query] != shape:
-            raise IncompatibleSynopses(
-                f"query {delta.query}: a partial of slice {delta.slice_start_ms} has shape {shape}, earlier ones have"
-                f" {shapes[delta.query]}: do all edges declare the same column types?"
+            reason = (
+                f"incompatible-synopses: it has shape {shape:.1000}, earlier partials of the query have"
+                f" {shapes[delta.query]:.1000}: do all edges declare the same column types?"
             )
+            refused.append(RefusedDelta(delta, reason))
+    return refused
 
 
 def _shape_of(partial: bytes) -> str:
-    """Kinds, parameters and seeds of a partial as JSON: partials merge only if they are equal.
-
-    Raises CorruptSynopsis for bytes that are not a synopsis.
-    """
+    """Kinds, parameters and seeds of a partial as JSON: partials merge only if they are equal."""
 
     def shape(message: SynopsisMessage) -> list[Any]:
         return [message.kind, message.parameters, message.seed, [shape(part) for part in message.parts]]
@@ -95,8 +111,7 @@ def _fold(connection: Connection, key: str, slices: Sequence[int]) -> None:
     crowded = select(*place).where(mine, t.deltas.c.slice_start_ms.in_(slices)).group_by(*place)
     for start, shard in connection.execute(crowded.having(func.count() > MAX_SIDE_BY_SIDE)).all():
         here = mine & (place[0] == start) & (place[1] == shard)
-        parts = connection.execute(select(t.deltas.c.synopsis).where(here).order_by(t.deltas.c.id)).scalars().all()
-        folded = GroupedAggregate.merge_bytes(parts)
+        folded = _merged(connection, here)
         connection.execute(delete(t.deltas).where(here))
         connection.execute(insert(t.deltas).values(query=key, slice_start_ms=start, shard=shard, synopsis=folded))
 
@@ -202,7 +217,7 @@ def late_by_window(connection: Connection, key: str, windows: Iterable[tuple[int
 
 
 def write_answers(connection: Connection, ledger: Ledger, emissions: Sequence[Emission]) -> None:
-    """Writes the answers, and drops the slices that no open window needs."""
+    """Writes the answers, and drops the slices that no open window needs. Raises DeltasRefused, QueryFailed."""
     if not emissions:
         return
     counter = t.counters.c.name == "answer"
@@ -210,31 +225,31 @@ def write_answers(connection: Connection, ledger: Ledger, emissions: Sequence[Em
     last = int(connection.execute(select(t.counters.c.value).where(counter)).scalar_one())
     first = last - len(emissions) + 1
     late = _late_now(connection, ledger, emissions)
-    connection.execute(
-        insert(t.answers),
-        [
-            {
-                "answer_id": first + i,
-                "query": query_key(e.query),
-                "window_start_ms": e.window_start_ms,
-                "window_end_ms": e.window_end_ms,
-                "revision": e.revision,
-                "phase": e.phase.value,
-                "answered_at_ms": e.answered_at_ms,
-                "staleness_ms": e.quality.staleness_ms,
-                "quality": json.dumps(
-                    with_late_records(e.quality.to_mapping(), late.get((e.query, e.window_start_ms), {})),
-                    separators=(",", ":"),
-                    allow_nan=False,
-                ),
-                "synopsis": _window(connection, e),
-            }
-            for i, e in enumerate(emissions)
-        ],
-    )
+    rows = [_answer(connection, e, late.get((e.query, e.window_start_ms), {})) for e in emissions]
+    connection.execute(insert(t.answers), [{**row, "answer_id": first + i} for i, row in enumerate(rows)])
     for ref in {e.query for e in emissions if e.phase is Phase.FINAL}:
         spent = t.deltas.c.slice_start_ms < ledger.sealed_before(ref)
         connection.execute(delete(t.deltas).where(t.deltas.c.query == query_key(ref), spent))
+
+
+def _answer(connection: Connection, e: Emission, late: Mapping[str, int]) -> dict[str, Any]:
+    """The columns of an answer but its id. Raises QueryFailed for a quality that cannot be written."""
+    quality = with_late_records(e.quality.to_mapping(), late)
+    try:
+        text = json.dumps(quality, separators=(",", ":"), allow_nan=False)
+    except ValueError as exc:
+        raise QueryFailed(e.query) from exc
+    return {
+        "query": query_key(e.query),
+        "window_start_ms": e.window_start_ms,
+        "window_end_ms": e.window_end_ms,
+        "revision": e.revision,
+        "phase": e.phase.value,
+        "answered_at_ms": e.answered_at_ms,
+        "staleness_ms": e.quality.staleness_ms,
+        "quality": text,
+        "synopsis": _window(connection, e),
+    }
 
 
 def _late_now(
@@ -256,13 +271,38 @@ def _late_now(
 def _window(connection: Connection, emission: Emission) -> bytes | None:
     """The merge of a window's slices; None: there are none."""
     start = t.deltas.c.slice_start_ms
-    rows = select(t.deltas.c.synopsis).where(
-        t.deltas.c.query == query_key(emission.query),
-        start >= emission.slices_from_ms,
-        start < emission.slices_to_ms,
+    return _merged(
+        connection,
+        (t.deltas.c.query == query_key(emission.query))
+        & (start >= emission.slices_from_ms)
+        & (start < emission.slices_to_ms),
     )
-    parts = connection.execute(rows.order_by(start, t.deltas.c.shard, t.deltas.c.id)).scalars().all()
-    return GroupedAggregate.merge_bytes(parts) if parts else None
+
+
+def _merged(connection: Connection, where: ColumnElement[bool]) -> bytes | None:
+    """The merge of a query's deltas; None: there are none. Raises DeltasRefused, QueryFailed."""
+    c = t.deltas.c
+    rows = select(c.query, c.slice_start_ms, c.shard, c.synopsis).where(where)
+    found = [Delta(*row) for row in connection.execute(rows.order_by(c.slice_start_ms, c.shard, c.id))]
+    try:
+        return GroupedAggregate.merge_bytes([d.synopsis for d in found]) if found else None
+    except MemoryError as exc:  # it says nothing about a single one of them
+        raise QueryFailed(query_from_key(found[0].query)) from exc
+    except Exception as exc:
+        _, left_out = merge_what_fits([d.synopsis for d in found])
+        refused = [RefusedDelta(found[n], f"{type(failure).__name__}: {failure}") for n, failure in left_out.items()]
+        if not refused:  # in another order they merge
+            refused = [RefusedDelta(found[-1], f"{type(exc).__name__}: {exc}")]
+        raise DeltasRefused(refused) from exc
+
+
+def drop_deltas(connection: Connection, like: Delta, *, exactly: bool) -> int:
+    """Drops the stored deltas of a slice and shard, or only those with the same bytes; returns their number."""
+    c = t.deltas.c
+    place = (c.query == like.query) & (c.slice_start_ms == like.slice_start_ms) & (c.shard == like.shard)
+    return connection.execute(
+        delete(t.deltas).where(place & (c.synopsis == like.synopsis) if exactly else place)
+    ).rowcount
 
 
 def add_shipped(connection: Connection, frames: Iterable[FrameSummary]) -> None:

@@ -72,6 +72,7 @@ from edgewater.synopses.registry import (
     require_fit,
     stack_from_message,
 )
+from edgewater.synopses.salvage import merge_what_fits
 from edgewater.synopses.sampling import (
     BernoulliSample,
     BiasedReservoir,
@@ -180,6 +181,7 @@ __all__ = [
     "hash_values",
     "is_sampled",
     "merge_bytes",
+    "merge_what_fits",
     "normal_quantile",
     "require_fit",
     "sample_function",

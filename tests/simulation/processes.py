@@ -215,8 +215,9 @@ class JobProgram:
             self.ledger, self.store, CatalogEvents(self.catalog), metrics, now_ms=process.now_ms
         )
         self._processor = BatchProcessor(
-            self._writer, self.catalog, metrics, now_ms=process.now_ms, monotonic=process.monotonic, margin_ms=50
-        )
+            self._writer, self.catalog, metrics, directory / "log", now_ms=process.now_ms,
+            monotonic=process.monotonic, margin_ms=50,
+        )  # fmt: skip
         self._options = SourceOptions(
             url, f"sqlite:///{directory}/results.db", str(directory / "log"), retention_every_ms=4000
         )
@@ -257,6 +258,8 @@ class JobProgram:
                     self.process.report_failure(cause)
                 begin = reader.initialOffset()
                 continue
+            for frame in self.catalog.quarantined():  # the frames here are all good
+                self.process.report_failure(RuntimeError(f"{frame.key}, frame {frame.entry.position}: {frame.reason}"))
             reader.commit(end)
             begin = end
 

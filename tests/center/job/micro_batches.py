@@ -35,10 +35,14 @@ class MicroBatches:
     """One run of the job's reader and processor over a `World`; another one is a restart."""
 
     def __init__(self, world: Any, *, keep_frames_ms: int = FOR_EVER_MS, limits: BatchLimits | None = None) -> None:
-        self.world = world
+        self.world, self._keep_frames_ms, self._limits = world, keep_frames_ms, limits
+        self._open()
+
+    def _open(self) -> None:
+        world = self.world
         options = SourceOptions(
-            world.catalog_url, world.results_url, str(world.log_dir), limits or BatchLimits(),
-            keep_frames_ms=keep_frames_ms, retention_every_ms=0,
+            world.catalog_url, world.results_url, str(world.log_dir), self._limits or BatchLimits(),
+            keep_frames_ms=self._keep_frames_ms, retention_every_ms=0,
         )  # fmt: skip
         self.reader, self.metrics = FrameReader(options), JobMetrics()
         self.store, ledger = ResultStore(world.results_url), Ledger()
@@ -48,6 +52,15 @@ class MicroBatches:
             self.writer, world.catalog, self.metrics, world.log_dir, now_ms=world.clock, monotonic=time.monotonic
         )  # fmt: skip
         self._at = self.reader.initialOffset()
+
+    def close(self) -> None:
+        self.writer.close()
+        self.store.close()
+
+    def restart(self) -> None:
+        """Starts again: nothing is kept but the stores."""
+        self.close()
+        self._open()
 
     def run(self, most: int = 100) -> int:
         """Runs batches until no frame is left. Returns their number; raises BatchFailed."""

@@ -81,20 +81,32 @@ def test_a_query_with_some_news_keeps_all_its_rows_for_the_store_to_refuse() -> 
     assert unapplied(merged, {KEY: 1}) == merged
 
 
-@pytest.mark.parametrize("bad", [b"EWS1 nothing", make_synopsis(7, column="host")], ids=["corrupt", "incompatible"])
-def test_a_bad_partial_costs_its_own_data_only(bad: bytes) -> None:
+def test_a_corrupt_partial_costs_its_own_data_only() -> None:
     rows = [
         *frame_rows(1, Partial(0, 0, make_synopsis(1))),
-        *frame_rows(2, Partial(0, 0, bad)),
+        *frame_rows(2, Partial(0, 0, b"EWS1 nothing")),
         *frame_rows(3, Partial(0, 0, make_synopsis(4))),
     ]
 
     merged = merge_rows(rows)
 
-    assert [total(r.payload) for r in merged if r.kind is RowKind.PARTIAL] == [5]
+    assert [(total(r.payload), r.partials) for r in merged if r.kind is RowKind.PARTIAL] == [(5, 2)]
     (refused,) = [r for r in merged if r.kind is RowKind.REFUSED]
     assert (refused.position, refused.slice_start_ms) == (2, 0)
     assert b"synops" in refused.payload
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_partials_that_do_not_merge_stay_apart_wherever_they_come(first: int) -> None:
+    good = [make_synopsis(1), make_synopsis(4)]
+    partials = [*good[:first], make_synopsis(7, column="host"), *good[first:]]
+
+    merged = merge_rows(row for n, p in enumerate(partials, 1) for row in frame_rows(n, Partial(0, 0, p)))
+
+    found = {(total(r.payload), r.partials) for r in merged if r.kind is RowKind.PARTIAL}
+    assert found == {(5, 2), (7, 1)}
+    (alone,) = [r for r in merged if r.kind is RowKind.PARTIAL and r.partials == 1]
+    assert alone.position == first + 1
 
 
 def test_a_lone_corrupt_partial_is_refused_too() -> None:
@@ -145,28 +157,30 @@ def test_a_refused_partial_is_stated_as_a_loss_of_its_own_frame() -> None:
     assert [[(x.reason, x.from_ms) for x in s.losses] for s in batch.summaries] == [[], [("partial-refused", 0)]]
 
 
-def test_where_merges_of_two_tasks_do_not_fit_every_frame_that_may_be_in_them_is_stated() -> None:
+def test_merges_of_two_tasks_that_do_not_fit_are_deltas_of_their_own() -> None:
     good, other = make_synopsis(1), make_synopsis(7, column="host")
-    tasks = [merge_rows(frame_rows(1, Partial(0, 0, good))), merge_rows(frame_rows(2, Partial(0, 0, other)))]
+    tasks = [
+        merge_rows([*frame_rows(1, Partial(0, 0, good)), *frame_rows(2, Partial(0, 0, good))]),
+        merge_rows(frame_rows(3, Partial(0, 0, other))),
+    ]
 
     batch = to_micro_batch(row for rows in tasks for row in rows)
 
-    assert [total(d.synopsis) for d in batch.deltas] == [1]
-    assert all(s.losses for s in batch.summaries)
+    assert {(total(d.synopsis), d.position) for d in batch.deltas} == {(2, None), (7, 3)}
 
 
 @pytest.mark.parametrize("fault", [ValueError, RecursionError, MemoryError, OverflowError])
 def test_whatever_a_partial_raises_costs_only_that_partial(
     fault: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    merge = GroupedAggregate.merge_bytes
+    read = GroupedAggregate.from_bytes
 
-    def faulty(parts: list[bytes]) -> bytes:
-        if b"bomb" in parts:
+    def faulty(partial: bytes) -> GroupedAggregate:
+        if partial == b"bomb":
             raise fault("no decoder foresees this")
-        return merge(parts)
+        return read(partial)
 
-    monkeypatch.setattr(GroupedAggregate, "merge_bytes", staticmethod(faulty))
+    monkeypatch.setattr(GroupedAggregate, "from_bytes", staticmethod(faulty))
     merged = merge_rows([*frame_rows(1, Partial(0, 0, make_synopsis(1))), *frame_rows(2, Partial(0, 0, b"bomb"))])
 
     assert [total(r.payload) for r in merged if r.kind is RowKind.PARTIAL] == [1]
@@ -185,14 +199,3 @@ def test_a_gap_between_consumed_and_read_positions_is_found() -> None:
     assert gaps(rows, {KEY: 2}) == {KEY: (5, 5)}
     assert gaps(rows, {}) == {KEY: (1, 5)}
     assert gaps([*rows, *frame_rows(5)], {KEY: 2}) == {}
-
-
-def test_a_batch_is_cut_by_query() -> None:
-    other = [replace(r, query="other@1") for r in frame_rows(4, Partial(0, 0, make_synopsis(9)))]
-    batch = to_micro_batch([*frame_rows(1, Partial(0, 0, make_synopsis(1))), *other])
-
-    part = batch.of("other@1")
-
-    assert part.through == {"other@1": 4}
-    assert [f.position for f in part.summaries] == [4]
-    assert [total(d.synopsis) for d in part.deltas] == [9]

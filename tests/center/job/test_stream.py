@@ -68,7 +68,7 @@ class Run:
         catalog_events = CatalogEvents(world.catalog)
         self.writer = LedgerWriter(ledger, self.store, catalog_events, self.metrics, now_ms=world.clock)
         self.process = BatchProcessor(
-            self.writer, world.catalog, self.metrics, now_ms=world.clock, monotonic=time.monotonic
+            self.writer, world.catalog, self.metrics, world.log_dir, now_ms=world.clock, monotonic=time.monotonic
         )
 
     @contextmanager
@@ -310,26 +310,3 @@ def test_a_large_batch_is_read_by_several_tasks_and_merged_once(spark: Any, worl
     Run(world).drain(spark)
 
     assert sum(world.answers().values()) == total
-
-
-def test_a_query_whose_synopses_do_not_merge_is_stuck_and_others_go_on(spark: Any, world: Any) -> None:
-    stuck, well = world.register("a", "b")
-    world.ship_records(world.edges[0], stuck, 0, ["/a"])
-    Run(world).drain(spark)
-    world.ship_foreign(world.edges[0], stuck)
-    world.ship_window(well, 0)
-    for ref in (stuck, well):
-        world.end(ref)
-    run, applied = Run(world), threading.Event()
-
-    def process(frame: Any, batch_id: int) -> None:
-        run.process(frame, batch_id)
-        if world.store.consumed().get("b@1") == world.positions_of(well):
-            applied.set()
-
-    with run.streaming(spark, process):
-        assert applied.wait(WITHIN_S)
-
-    assert list(run.process.stuck) == ["a@1"]
-    assert world.store.consumed()["a@1"] == 1, "its frames are kept"
-    assert [a.kind for a in world.catalog.alarms()] == ["query-stuck"]

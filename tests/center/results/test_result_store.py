@@ -15,11 +15,12 @@ from center.ledger import AT_ONCE_MS, EdgesChanged, FramesMerged, Ledger, Phase,
 from center.results import ResultStore
 from center.results import schema as t
 from center.results.writes import MAX_SIDE_BY_SIDE
-from edgewater.errors import Conflict, IncompatibleSynopses, InvalidRequest, NotFound, StorageError
+from edgewater.errors import Conflict, InvalidRequest, NotFound, StorageError
 from edgewater.measure import Measure
 from edgewater.synopses import GroupedAggregate
+from edgewater.synopses.encoding import codec
 from edgewater.wire import DroppedRecords, DropReason, QueryRef
-from tests.center.results_world import KEY, MINUTE, REF, Job, edge_record, registered, total
+from tests.center.results_world import KEY, MINUTE, REF, Job, edge_record, partial, registered, total
 
 OpenJob = Callable[..., Job]
 
@@ -251,10 +252,49 @@ def test_a_partial_of_another_shape_is_refused_on_arrival(job: Job) -> None:
     measure = Measure.parse("s", "sum(x)")
     floats = GroupedAggregate({}, {"s": measure.function.make((), pa.float64())}).to_bytes()
     fact, deltas = job.frame("b", 0, m1=2)
-    before = job.contents()
-    with pytest.raises(IncompatibleSynopses, match=r"q@1.*float_sum.*integer_sum"):
-        job.batch((fact, [replace(deltas[0], synopsis=floats)]))
-    assert job.contents() == before
+    foreign = replace(deltas[0], synopsis=floats, position=fact.position)
+    job.store.apply(job.ledger, [foreign, *deltas], [fact], {KEY: fact.position}, 0)
+    (refused,) = job.store.take_refused()
+    assert (refused.delta.query, refused.delta.slice_start_ms) == (KEY, MINUTE)
+    assert "float_sum" in refused.reason and "integer_sum" in refused.reason
+    assert job.store.consumed() == {KEY: fact.position}, "the rest of its frame counts"
+    assert job.count(t.deltas) == 2
+
+
+def huge(value: int) -> bytes:
+    """A partial that says it has almost all the records that can be counted."""
+    message = codec.unseal(partial(value))
+    message.records = (1 << 64) - 1
+    return codec.seal(message)
+
+
+def test_partials_that_merge_only_one_by_one_cost_themselves_when_their_window_is_answered(job: Job) -> None:
+    job.batch(job.frame("a", 0, m0=1))
+    for synopsis in (huge(5), huge(7)):
+        fact, (delta,) = job.frame("b", 0, m0=3)
+        job.store.apply(job.ledger, [replace(delta, synopsis=synopsis)], [fact], {KEY: fact.position}, 0)
+    assert job.store.take_refused() == []
+    job.batch(job.frame("b", MINUTE, m1=9))
+    (emission,) = job.batch(job.frame("a", MINUTE, m1=2))
+    assert [r.delta.slice_start_ms for r in job.store.take_refused()] == [0, 0]
+    record = job.store.latest(REF)
+    assert record is not None and total(record.synopsis) == 1
+    assert emission.quality.missing == ("a", "b"), "either may have lost records of it"
+    job.batch(job.frame("b", 2 * MINUTE), job.frame("a", 2 * MINUTE))
+    record = job.store.latest(REF)
+    assert record is not None and (total(record.synopsis), record.quality["completeness"]["missing"]) == (11, [])
+
+
+def test_many_partials_of_one_slice_of_which_some_do_not_merge_cost_only_those(job: Job) -> None:
+    for n in range(12):
+        fact, (delta,) = job.frame("a", 0, m0=1)
+        synopsis = huge(1_000) if n in (3, 7) else delta.synopsis
+        job.store.apply(job.ledger, [replace(delta, synopsis=synopsis)], [fact], {KEY: fact.position}, 0)
+    job.batch(job.frame("b", MINUTE))
+    job.batch(job.frame("a", MINUTE))
+    record = job.store.latest(REF)
+    assert record is not None and total(record.synopsis) == 10
+    assert "partial-refused" in {loss["reason"] for loss in record.quality["completeness"]["losses"]}
 
 
 def test_a_frame_beyond_the_batchs_end_is_refused(job: Job) -> None:

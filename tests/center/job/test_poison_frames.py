@@ -1,0 +1,291 @@
+"""Frames that the job cannot apply cost their own data only, through the production micro-batch path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from center.job import microbatch
+from center.ledger.query import QueryLedger
+from edgewater.errors import StorageError
+from edgewater.synopses.encoding import codec
+from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
+from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
+from tests.center.job.conftest import World, synopsis
+from tests.center.job.micro_batches import MicroBatches
+
+U64 = (1 << 64) - 1
+
+
+@pytest.fixture
+def job(world: World) -> Iterator[MicroBatches]:
+    job = MicroBatches(world)
+    yield job
+    job.close()
+
+
+def body(*partials: bytes, through_ms: int = 0, closes: tuple[SliceClose, ...] = ()) -> FrameBody:
+    return FrameBody(through_ms, tuple(Partial(0, 0, partial) for partial in partials), closes)
+
+
+def changed(change: Callable[[SynopsisMessage], None]) -> bytes:
+    message = codec.unseal(synopsis(["/evil"], [1_000]))
+    change(message)
+    return codec.seal(message)
+
+
+def end(world: World, *refs: QueryRef) -> None:
+    for ref in refs:
+        world.end(ref)
+
+
+def losses(world: World, ref: QueryRef, start_ms: int = 0) -> set[tuple[str, str]]:
+    """(edge, reason) of the losses that the final answer to a window states."""
+    (record,) = world.store.windows(ref, start_ms, start_ms + 1, 1)[0]
+    return {(loss["edge"], loss["reason"]) for loss in record.quality["completeness"].get("losses", ())}
+
+
+def alarms(world: World) -> set[tuple[str, str]]:
+    return {(a.kind, str(a.edge)) for a in world.catalog.alarms()}
+
+
+# Partials that cannot be read or merged
+
+
+def records(message: SynopsisMessage) -> None:
+    message.records = U64
+
+
+def nested(message: SynopsisMessage) -> None:
+    message.parts[0].parameters = "[" * 100_000
+
+
+def long_integer(message: SynopsisMessage) -> None:
+    message.parts[0].parameters = "9" * 5_000
+
+
+def huge_dimension(message: SynopsisMessage) -> None:
+    array = message.parts[0].arrays[0]
+    array.shape[:] = [0, 1 << 62]
+    array.data = b""
+
+
+def table_of_keys(message: SynopsisMessage) -> None:
+    message.arrays[0].CopyFrom(codec.encode(np.zeros((2, 2), np.int64)))
+
+
+@pytest.mark.parametrize("change", [records, nested, long_integer, huge_dimension, table_of_keys])
+def test_a_partial_that_no_merge_takes_costs_itself(
+    world: World, job: MicroBatches, change: Callable[[SynopsisMessage], None]
+) -> None:
+    ref, other = world.register("a", "b")
+    evil, honest, third = world.edges
+    close = (SliceClose(0, 2, 0),)
+    world.ship(evil, ref, body(changed(change)))
+    world.ship(evil, ref, body(changed(change), through_ms=1000, closes=close))
+    world.ship(honest, ref, body(synopsis(["/a"], [1])))
+    world.ship_window(other, 0)
+    job.run()
+    world.ship(honest, ref, body(synopsis(["/b"], [2]), through_ms=1000, closes=close))
+    world.ship(third, ref, body(synopsis(["/a"], [4]), through_ms=1000, closes=(SliceClose(0, 1, 0),)))
+    end(world, ref, other)
+    job.run()
+
+    answers = world.answers()
+    assert {url: n for (q, _, url), n in answers.items() if q == ref} == {"/a": 5, "/b": 2}
+    assert {at: n for at, n in answers.items() if at[0] == other} == dict(world.truth)
+    assert (str(evil), "partial-refused") in losses(world, ref)
+    assert "partial-refused" in {kind for kind, _ in alarms(world)}
+    assert not job.process.stuck and world.catalog.quarantined() == []
+
+
+def test_a_partial_of_another_query_costs_itself_and_the_query_is_not_stuck(world: World, job: MicroBatches) -> None:
+    (ref,) = world.register("a")
+    evil, honest, _ = world.edges
+    world.ship_records(honest, ref, 0, ["/a"])
+    job.run()
+    world.ship_foreign(evil, ref)
+    world.ship_records(honest, ref, 1, ["/b"])
+    end(world, ref)
+    job.run()
+
+    assert world.answers() == world.truth
+    assert losses(world, ref) == {(str(evil), "partial-refused")}
+    assert losses(world, ref, 1000) == set()
+    assert not job.process.stuck
+    assert job.counted("skipped", kind="partial-refused") == 1
+
+
+# Frames that the driver cannot apply
+
+
+def fault_of(monkeypatch: pytest.MonkeyPatch, evil: str, fault: Exception) -> None:
+    """The ledger fails on frames of an edge that have closes: a fault that nobody has foreseen."""
+    report = QueryLedger.report
+
+    def faulty(self: QueryLedger, frames: Any, *rest: Any) -> Any:
+        frames = list(frames)
+        if any(f.edge == evil and f.closes for f in frames):
+            raise fault
+        return report(self, frames, *rest)
+
+    monkeypatch.setattr(QueryLedger, "report", faulty)
+
+
+@pytest.mark.parametrize("fault", [ValueError("odd"), OverflowError("int too large"), RecursionError("too deep")])
+def test_a_frame_that_the_driver_cannot_apply_is_quarantined_and_the_rest_counts(
+    world: World, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    ref, other = world.register("a", "b")
+    evil, *honest = world.edges
+    fault_of(monkeypatch, evil, fault)
+    for edge in honest * 3:
+        world.ship_records(edge, other, 0, ["/x"])
+    for n in range(8):
+        world.ship(honest[n % 2], ref, body(synopsis([f"/{n}"], [1])))
+    world.ship(evil, ref, body(synopsis(["/evil"], [1]), closes=(SliceClose(0, 1, 0),)))
+    world.ship(evil, ref, body(synopsis(["/good"], [1])))
+    job = MicroBatches(world, keep_frames_ms=0)
+    job.run()
+    world.log.roll()
+    end(world, ref, other)
+    job.run()
+
+    answered = {url for query, _, url in world.answers() if query == ref}
+    assert answered == {*(f"/{n}" for n in range(8)), "/good"}
+    assert losses(world, ref) == {(str(evil), "frame-damaged")}
+    assert losses(world, other) == set()
+    (frame,) = world.catalog.quarantined()
+    assert (frame.key, frame.entry.position, frame.entry.edge) == ("a@1", 9, evil)
+    assert frame.reason == f"{type(fault).__name__}: {fault}"
+    assert alarms(world) == {("frame-quarantined", str(evil))}
+    assert job.counted("skipped", kind="frame-quarantined") == 1
+    stored = world.log.read(frame.entry.segment, frame.entry.offset, frame.entry.length)
+    assert stored.frame.unpack().partials[0].slice_start_ms == 0, "its bytes are kept"
+    job.close()
+
+
+def test_a_quarantined_frame_is_a_loss_for_a_job_that_has_lost_its_store(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ref,) = world.register("a")
+    evil, *_ = world.edges
+    with monkeypatch.context() as patch:
+        fault_of(patch, evil, ValueError("odd"))
+        world.ship(evil, ref, body(synopsis(["/evil"], [1]), closes=(SliceClose(0, 1, 0),)))
+        first = MicroBatches(world)
+        first.run()
+        first.close()
+    world.lose_results()
+    end(world, ref)
+    again = MicroBatches(world)
+    again.run()
+    assert world.all_consumed()
+    assert len(world.catalog.quarantined()) == 1, "not again"
+    assert sum(a.times for a in world.catalog.alarms()) == 1
+    again.close()
+
+
+@pytest.mark.parametrize("fault", [StorageError("no space left"), OSError(28, "no space left")])
+def test_a_failure_that_is_not_a_frames_fault_quarantines_nothing(
+    world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    (ref,) = world.register("a")
+    world.ship_window(ref, 0)
+    with monkeypatch.context() as patch:
+        fault_of(patch, world.edges[0], fault)
+        for _ in range(3):
+            with pytest.raises(microbatch.BatchFailed):
+                job.run()
+    assert job.process.failure is fault
+    assert world.catalog.quarantined() == [] and world.store.consumed() == {}
+    job.restart()
+    end(world, ref)
+    job.run()
+    assert world.answers() == world.truth
+
+
+def test_frames_of_several_edges_that_fail_one_after_the_other_are_not_to_blame(
+    world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref, other = world.register("a", "b")
+    report = QueryLedger.report
+
+    def broken(self: QueryLedger, frames: Any, *rest: Any) -> Any:
+        frames = list(frames)
+        if self.state.query.ref == ref and any(f.touched for f in frames):
+            raise ValueError("the query's own state is broken")
+        return report(self, frames, *rest)
+
+    monkeypatch.setattr(QueryLedger, "report", broken)
+    for window in range(3):
+        world.ship_window(ref, window)
+        world.ship_window(other, window)
+    end(world, other)
+    job.run()
+    assert len(world.catalog.quarantined()) <= microbatch.MAX_CULPRITS
+    assert list(job.process.stuck) == ["a@1"]
+    assert ("query-stuck", "") in alarms(world)
+    assert {at: n for at, n in world.answers().items() if at[0] == other} == {
+        at: n for at, n in world.truth.items() if at[0] == other
+    }
+
+
+def test_many_poison_frames_do_not_keep_the_other_queries_waiting(
+    world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref, other = world.register("a", "b")
+    evil, honest, _ = world.edges
+    fault_of(monkeypatch, evil, ValueError("odd"))
+    for n in range(24):
+        world.ship(evil, ref, body(synopsis([f"/{n}"], [1]), closes=(SliceClose(0, n + 1, 0),)))
+    world.ship_records(honest, other, 0, ["/a"])
+    with pytest.raises(microbatch.BatchFailed):
+        job.run()
+    assert 0 < len(world.catalog.quarantined()) < 24, "a part, and the others' frames are next"
+    assert world.store.consumed()["b@1"] == world.positions_of(other)
+    for _ in range(24):
+        if world.all_consumed():
+            break
+        job.restart()
+        with suppress(microbatch.BatchFailed):
+            job.run()
+    assert world.all_consumed() and len(world.catalog.quarantined()) == 24
+
+
+# A query whose state cannot take the time
+
+
+def test_a_query_that_time_cannot_advance_does_not_stop_the_others(
+    world: World, job: MicroBatches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref, other = world.register("a", "b")
+    emit_due = QueryLedger.emit_due
+
+    def broken(self: QueryLedger, now_ms: int) -> Any:
+        if self.state.query.ref == ref:
+            raise ZeroDivisionError("the query's own state is broken")
+        return emit_due(self, now_ms)
+
+    monkeypatch.setattr(QueryLedger, "emit_due", broken)
+    world.ship_window(other, 0)
+    end(world, other)
+    job.run()
+    job.restart()
+    job.writer.advance()
+    assert {at[0] for at in world.answers()} == {other}
+    assert ("query-failing", "") in alarms(world)
+    times = sum(a.times for a in world.catalog.alarms())
+    job.writer.advance()
+    assert sum(a.times for a in world.catalog.alarms()) == times, "not again before its time"
+    monkeypatch.setattr(QueryLedger, "emit_due", emit_due)
+    world.now += 61_000
+    world.ship_window(ref, 0)
+    end(world, ref)
+    job.run()
+    job.writer.advance()
+    assert world.answers() == world.truth
