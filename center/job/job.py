@@ -122,7 +122,7 @@ class Job:
 
         A stream that has been started counts once a batch of it was applied, or no frame is left to be applied.
         """
-        return self._stream_problem or self._deadlines.problem
+        return self._stream_problem or self.processor.problem or self._deadlines.problem
 
     def _missing(self) -> list[str]:
         problem = self.problem()
@@ -175,7 +175,7 @@ class Job:
                 if query.awaitTermination(STOP_POLL_S) and not stop.is_set():
                     raise StreamStopped("the stream stopped without a request")
                 if self._stream_problem and (self.processor.applied > applied or self._is_done(query)):
-                    self._stream_problem = ""
+                    self._stream_problem = self.processor.problem = ""
                     self.metrics.start_seconds.set(time.monotonic() - began_s)
                     logger.info("the stream is read")
         finally:

@@ -26,7 +26,7 @@ from center.job.ledger_writer import LedgerWriter
 from center.job.merge import merge_key, merge_rows
 from center.job.metrics import JobMetrics
 from center.job.processing_delay import ProcessingDelays
-from center.job.rows import FRAME_KINDS, FrameRow, RowKind, control_body, from_table, row_of_damage
+from center.job.rows import FRAME_KINDS, MAX_REASON_BYTES, FrameRow, RowKind, control_body, from_table, row_of_damage
 from center.ledger import FRAMES, Emission, FrameSummary, state_refusal
 from center.results import MergedDelta
 from center.sampling import RATES_EVERY_MS, rates_differ
@@ -201,6 +201,7 @@ class BatchProcessor:
 
     Attributes:
         failure: the exception of the last failed batch.
+        problem: why batches fail; empty: one has succeeded since the last failure, or none has failed.
         applied: number of batches that were applied.
     """
 
@@ -227,6 +228,7 @@ class BatchProcessor:
         self._stuck: dict[str, str] = {}
         self._culprits: dict[str, list[EdgeId]] = {}
         self.failure: Exception | None = None
+        self.problem = ""
         self.applied = 0
 
     @property
@@ -240,10 +242,12 @@ class BatchProcessor:
             frames = self._process(frame)
             took_s = self._monotonic() - began_s
             self.applied += 1
+            self.problem = ""
             self._metrics.batch_seconds.observe(took_s)
             logger.debug("batch %d: %d frames applied in %.3f s", batch_id, frames, took_s)
         except Exception as exc:
             self.failure = exc
+            self.problem = f"batch {batch_id} failed: {' '.join(named(exc).split())[:MAX_REASON_BYTES]}"
             # The JVM applies a recursive regular expression to the traceback of an exception raised here. One that
             # quotes a Java stack overflows the JVM's stack, and the stream's thread dies without a message.
             raise BatchFailed(f"batch {batch_id}: {type(exc).__name__}") from None

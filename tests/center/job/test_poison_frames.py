@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from center.job import microbatch
+from center.job.job import Job, JobConfig
 from center.ledger.query import QueryLedger
 from edgewater.errors import StorageError
 from edgewater.synopses.encoding import codec
@@ -202,11 +203,24 @@ def test_a_failure_that_is_not_a_frames_fault_quarantines_nothing(
             with pytest.raises(microbatch.BatchFailed):
                 job.run()
     assert job.process.failure is fault
+    assert "no space left" in job.process.problem
     assert world.catalog.quarantined() == [] and world.store.consumed() == {}
-    job.restart()
+    job.run()
+    assert job.process.problem == ""
     end(world, ref)
     job.run()
     assert world.answers() == world.truth
+
+
+def test_a_job_is_not_ready_between_two_attempts_at_a_batch(world: World) -> None:
+    (ref,) = world.register("a")
+    config = JobConfig(world.catalog_url, world.results_url, world.log_dir, world.path / "work", clock=world.clock)
+    job = Job(config)
+    assert job.has_applied_all(), "a stream that waits has read all"
+    world.ship_window(ref, 0)
+    assert not job.has_applied_all(), "it only waits until it tries again"
+    MicroBatches(world).run()
+    assert job.has_applied_all()
 
 
 def test_frames_of_several_edges_that_fail_one_after_the_other_are_not_to_blame(
