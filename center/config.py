@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
+from center.edge_access import AccessEntry, EdgeAccess, read_tokens_file, without_secret
 from edgewater.configuration import (
     Address,
     Duration,
@@ -22,6 +23,7 @@ from edgewater.configuration import (
     is_loopback,
     parsed_by,
     read_yaml,
+    refusal,
     validate,
 )
 from edgewater.errors import InvalidConfig
@@ -32,11 +34,22 @@ ENVIRONMENT_PREFIX = "EDGEWATER_CENTER__"
 
 
 class TlsSection(Section):
-    """Server certificate and key as PEM files; with `client_ca`, edges must present a certificate that it signed."""
+    """Server certificate and key as PEM files; with `client_ca`, edges must present a certificate that it signed.
+
+    The files are read again when they change.
+    """
 
     cert: Path
     key: Path
     client_ca: Path | None = None
+    crl: Path | None = None
+    """Revocation lists of `client_ca`, PEM."""
+
+    @model_validator(mode="after")
+    def _crl_of_ca(self) -> Self:
+        if self.crl is not None and self.client_ca is None:
+            raise refusal("client_ca, the authority that signed crl", "client_ca is missing")
+        return self
 
 
 class GatewaySection(Section):
@@ -112,9 +125,11 @@ class CenterConfig(Section):
     log_dir: Path | None = None
     gateway: GatewaySection = GatewaySection()
     api: ApiSection = ApiSection()
-    tokens: dict[str, SecretStr] = {}
+    tokens: dict[str, AccessEntry] = {}
+    """What each edge must present and may serve: a token, or the long form `EdgeAccess`."""
     tokens_file: Path | None = None
-    """A YAML mapping of edge to token, in addition to `tokens`: a file that can be mounted as a secret."""
+    """A YAML mapping like `tokens`, in addition to it: a file that can be mounted as a secret. Read again when it
+    changes."""
     tls: TlsSection | None = None
     streams: dict[str, StreamSection] = {}
     """Only the streams that need it: a replay, or event time that is ahead of the clock."""
@@ -149,7 +164,10 @@ class CenterConfig(Section):
     @classmethod
     def from_mapping(cls, document: object) -> Self:
         """Raises InvalidConfig, naming the key."""
-        config = validate(cls, document)
+        try:
+            config = validate(cls, document)
+        except InvalidConfig as exc:
+            raise without_secret(exc) if exc.field.startswith("tokens.") else exc from None
         config._require_tokens()
         return config
 
@@ -175,16 +193,9 @@ class CenterConfig(Section):
             document = _with_overrides(dict(document or {}), merged)
         return cls.from_mapping(document)
 
-    def edge_tokens(self) -> dict[str, str]:
-        """Bearer token by edge, of `tokens` and `tokens_file` together. Raises InvalidConfig."""
-        tokens = {edge: token.get_secret_value() for edge, token in self.tokens.items()}
-        if self.tokens_file is None:
-            return tokens
-        document = read_yaml(self.tokens_file, "tokens_file")
-        if not isinstance(document, Mapping) or not all(isinstance(t, str) for t in document.values()):
-            # Without the content, which holds secrets.
-            raise InvalidConfig("tokens_file", str(self.tokens_file), "a file with a YAML mapping of edge to token")
-        return tokens | {str(edge): token for edge, token in document.items()}
+    def edge_access(self) -> dict[str, EdgeAccess]:
+        """The entries of `tokens` and `tokens_file` together, by edge. Raises InvalidConfig."""
+        return self.tokens | (read_tokens_file(self.tokens_file) if self.tokens_file is not None else {})
 
     def _require_tokens(self) -> None:
         by_certificate = self.tls is not None and self.tls.client_ca is not None

@@ -30,8 +30,11 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def read_yaml(path: str | Path, field: str) -> object:
+def read_yaml(path: str | Path, field: str, *, secret: bool = False) -> object:
     """The content of a YAML file.
+
+    Args:
+        secret: errors quote nothing of the content.
 
     Raises:
         InvalidConfig: the file cannot be read or is not plain YAML; `field` names where the path was given.
@@ -43,7 +46,10 @@ def read_yaml(path: str | Path, field: str) -> object:
     try:
         return load_yaml(text)
     except yaml.YAMLError as exc:
-        raise InvalidConfig(field, str(path), "YAML", " ".join(str(exc).split())) from exc
+        mark = getattr(exc, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        reason = where if secret else " ".join(str(exc).split())
+        raise InvalidConfig(field, str(path), "YAML", reason) from (None if secret else exc)
 
 
 def validate(model: type[M], document: object, context: Mapping[str, Any] | None = None) -> M:

@@ -1,63 +1,120 @@
-"""Authentication of edges: by bearer token, by client certificate or, on loopback only, by the id in their Hello."""
+"""Authentication of edges: by bearer token, by client certificate or, on loopback only, by the id in their Hello. Pure.
+
+A certificate names an edge by its subject alternative names of type DNS and URI (a SPIFFE id is one). Only one without
+any names an edge by its common name.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
+from center.edge_access import EdgeAccess
 from edgewater.errors import InvalidConfig, Unauthenticated
 from edgewater.streams import EdgeId
+from edgewater.timestamps import rfc3339
 
 _SCHEME = "Bearer "
+_ALTERNATIVE_NAMES = ("peer_dns", "peer_uri")
+NO_END_MS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Presented:
+    """What a call presents.
+
+    Attributes:
+        token_digest: of the bearer token; None: it has none.
+        names: of the client certificate, if there is one.
+        certificate: PEM.
+    """
+
+    token_digest: bytes | None
+    names: frozenset[str]
+    certificate: bytes | None
+
+    @classmethod
+    def of(cls, metadata: Iterable[tuple[str, str | bytes]], auth_context: Mapping[str, Iterable[bytes]]) -> Presented:
+        """Reads the metadata and gRPC's auth context of a call."""
+        header = next((str(v) for k, v in metadata if k == "authorization"), "")
+        digest = _digest(header[len(_SCHEME) :]) if header.startswith(_SCHEME) else None
+        names = [name for key in _ALTERNATIVE_NAMES for name in auth_context.get(key, ())]
+        names = names or list(auth_context.get("x509_common_name", ()))
+        certificate = next(iter(auth_context.get("x509_pem_cert", ())), None)
+        return cls(digest, frozenset(n.decode(errors="replace") for n in names if n), certificate)
 
 
 class Credentials:
-    """Edge ids by token. Only digests are stored and compared, so that timing reveals nothing.
+    """Who may connect as which edge. Only digests of tokens are stored and compared, so that timing reveals nothing.
 
     Args:
-        tokens: token by edge id; empty: no token is required.
+        access: entries by edge id; empty: no entry is required.
+        by_certificate: every call has a client certificate.
 
     Raises:
         InvalidConfig: an empty token, or one that two edges share.
+
+    Attributes:
+        next_end_ms: wall time at which the next token expires.
     """
 
-    def __init__(self, tokens: Mapping[str, str]) -> None:
-        self._edges: dict[bytes, EdgeId] = {}
-        for edge, token in tokens.items():
-            digest = _digest(token)
-            if not token or digest in self._edges:
-                raise InvalidConfig(f"tokens.{edge}", "…", "a token that is not empty and that no other edge has")
-            self._edges[digest] = EdgeId(edge)
+    def __init__(self, access: Mapping[str, EdgeAccess], *, by_certificate: bool = False) -> None:
+        self._access = {EdgeId(edge): entry for edge, entry in access.items()}
+        self._by_certificate = by_certificate
+        self._tokens: dict[bytes, tuple[EdgeId, int]] = {}
+        for edge, entry in self._access.items():
+            for token in entry.tokens:
+                secret = token.token.get_secret_value()
+                digest = _digest(secret)
+                if not secret or self._tokens.get(digest, (edge, 0))[0] != edge:
+                    raise InvalidConfig(f"tokens.{edge}", "…", "a token that is not empty and that no other edge has")
+                self._tokens[digest] = edge, NO_END_MS if token.expires is None else token.expires
 
-    def identify(
-        self, metadata: Iterable[tuple[str, str | bytes]], certificate: Mapping[str, Iterable[bytes]]
-    ) -> EdgeId | None:
-        """The edge that the credentials belong to; None if none are required.
+    def next_end_ms(self, now_ms: int) -> int:
+        """The wall time after `now_ms` at which the next token expires."""
+        return min((end for _, end in self._tokens.values() if end > now_ms), default=NO_END_MS)
 
-        Args:
-            certificate: gRPC's auth context of the call.
+    def candidates(self, presented: Presented, now_ms: int) -> frozenset[EdgeId] | None:
+        """The edges that a call may be of; None: any, as no credential is required.
 
         Raises:
-            Unauthenticated: no credential, an unknown one, or two of different edges.
+            Unauthenticated: no credential, an unknown one, or one that has expired.
         """
-        named = [EdgeId(name.decode()) for name in certificate.get("x509_common_name", ())]
-        if not self._edges:
-            return named[0] if named else None
-        header = next((str(v) for k, v in metadata if k == "authorization"), None)
-        if header is None or not header.startswith(_SCHEME):
+        if self._by_certificate and not presented.names:
+            raise Unauthenticated("the client certificate has no name: expected a subject alternative name, DNS or URI")
+        if not self._access:
+            return frozenset(EdgeId(n) for n in presented.names) if presented.names else None
+        if presented.token_digest is not None:
+            edge, end_ms = self._tokens.get(presented.token_digest, (None, 0))
+            if edge is None:
+                raise Unauthenticated("unknown credential: the bearer token belongs to no edge")
+            if now_ms >= end_ms:
+                raise Unauthenticated(f"expired credential: the bearer token was accepted until {rfc3339(end_ms)}")
+            return frozenset({edge})
+        named = {e for e, entry in self._access.items() if not entry.tokens and presented.names & _names(e, entry)}
+        if not named:
             raise Unauthenticated("no credential: the call's metadata needs authorization: Bearer <token>")
-        edge = self._edges.get(_digest(header[len(_SCHEME) :]))
-        if edge is None:
-            raise Unauthenticated("unknown credential: the bearer token belongs to no edge")
-        if named and named[0] != edge:
-            raise Unauthenticated(f"the token belongs to edge {edge}, the certificate to {named[0]}")
-        return edge
+        return frozenset(named)
+
+    def require(self, presented: Presented, edge: EdgeId, now_ms: int) -> EdgeAccess:
+        """The entry of an edge whose Hello came in a call. Raises Unauthenticated."""
+        candidates = self.candidates(presented, now_ms)
+        entry = self._access.get(edge, EdgeAccess())
+        if candidates is not None and edge not in candidates:
+            raise Unauthenticated(f"Hello of edge {edge} with the credential of edge {' or '.join(sorted(candidates))}")
+        if (presented.names or entry.identity) and not presented.names & _names(edge, entry):
+            theirs = ", ".join(sorted(presented.names)[:3]) or "nothing"
+            raise Unauthenticated(
+                f"the token belongs to edge {edge}, the certificate to {theirs:.200}; expected one of"
+                f" {', '.join(sorted(_names(edge, entry)))}"
+            )
+        return entry
 
 
-def require_own_id(credential: EdgeId | None, claimed: EdgeId) -> None:
-    """Raises Unauthenticated if a Hello names another edge than the credential."""
-    if credential is not None and credential != claimed:
-        raise Unauthenticated(f"Hello of edge {claimed} with the credential of edge {credential}")
+def _names(edge: EdgeId, entry: EdgeAccess) -> frozenset[str]:
+    """The names that the edge's certificate may have."""
+    return frozenset(entry.identity or (edge,))
 
 
 def _digest(token: str) -> bytes:

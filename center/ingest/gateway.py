@@ -13,6 +13,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,18 +21,28 @@ import grpc
 from center.budgets import AllocationPolicy
 from center.catalog import Catalog
 from center.config import StreamSection, TlsSection
+from center.edge_access import EdgeAccess
 from center.ingest.assignments import AssignmentPlan
-from center.ingest.authentication import Credentials, require_own_id
+from center.ingest.authentication import Presented
 from center.ingest.budget_sync import BudgetSync
+from center.ingest.credential_files import CredentialFiles
 from center.ingest.group_commit import GroupCommit
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.session import GatewaySession
 from center.ingest.status_writer import StatusWriter
 from center.ingest.stream_rules import StreamRules
-from center.ingest.validation import PROTOCOL, Hello, read_hello
+from center.ingest.validation import PROTOCOL, Hello, permitted, read_hello
 from center.storage.frame_log import FrameLog
 from edgewater.configuration import is_loopback
-from edgewater.errors import Conflict, EdgewaterError, InvalidConfig, ProtocolError, Retired, StorageError
+from edgewater.errors import (
+    Conflict,
+    EdgewaterError,
+    InvalidConfig,
+    ProtocolError,
+    Retired,
+    StorageError,
+    Unauthenticated,
+)
 from edgewater.streams import EdgeId
 from edgewater.wire import CODE_METADATA, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
@@ -56,13 +67,14 @@ class GatewayConfig:
     """Limits and credentials of a gateway.
 
     Attributes:
-        tokens: bearer token by edge id. Without tokens and without client certificates any edge may connect, which is
-            allowed on loopback only.
+        tokens, tokens_file: what each edge must present and may serve. Without entries and without client certificates
+            any edge may connect, which is allowed on loopback only.
         max_frame_bytes: the largest accepted frame, by the size of its message.
         credit_bytes: bytes of frames that an edge may have in flight.
         max_pending_bytes: bytes of frames not yet committed, over all sessions.
         max_sessions: edges connected at once; as many calls may be waiting for their Hello.
         poll_ms: interval of polling the catalog; a new query reaches its edges within that.
+        reload_ms: interval of looking at the files of credentials; a revoked one ends its session within that.
         heartbeat_ms: least time between two writes of heartbeats to the catalog.
         retry_ms, retry_max_ms: delay before a failed commit is tried again: first, and at most.
         hello_timeout_ms: a session without a Hello by then is ended.
@@ -70,13 +82,15 @@ class GatewayConfig:
         allocation: when error budgets are reallocated.
     """
 
-    tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
+    tokens: Mapping[str, EdgeAccess] = field(default_factory=dict)
+    tokens_file: Path | None = None
     tls: TlsSection | None = None
     max_frame_bytes: int = 4 << 20
     credit_bytes: int = 4 << 20
     max_pending_bytes: int = 256 << 20
     max_sessions: int = 20_000
     poll_ms: int = 200
+    reload_ms: int = 1_000
     heartbeat_ms: int = 1_000
     retry_ms: int = 100
     retry_max_ms: int = 5_000
@@ -98,7 +112,7 @@ class Gateway:
         self._log = log
         self._config = config
         self._now_ms = now_ms
-        self._credentials = Credentials(config.tokens)
+        self._credentials = CredentialFiles(config.tokens, config.tokens_file, config.tls)
         self._sessions: dict[EdgeId, GatewaySession] = {}
         self._server: Any = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -130,8 +144,7 @@ class Gateway:
             InvalidConfig: the address is not available, or other machines could connect without credentials.
             StorageError: the catalog cannot be read.
         """
-        authenticates = self._config.tokens or (self._config.tls is not None and self._config.tls.client_ca is not None)
-        if not authenticates and not is_loopback(address):
+        if not self._credentials.authenticates and not is_loopback(address):
             raise InvalidConfig(
                 "gateway.listen",
                 address,
@@ -152,21 +165,16 @@ class Gateway:
             asyncio.create_task(self._group_commit.run(), name="group-commit"),
             asyncio.create_task(self._status.run(), name="status-writer"),
             asyncio.create_task(self._poll(), name="poll"),
+            asyncio.create_task(self._watch_credentials(), name="credentials"),
         ]
         await self._server.start()
         return port
 
     def _listen(self, address: str) -> int:
-        tls = self._config.tls
-        if tls is None:
+        credentials = self._credentials.server_credentials()
+        if credentials is None:
             return int(self._server.add_insecure_port(address))
-        ca = tls.client_ca.read_bytes() if tls.client_ca is not None else None
-        pair = (tls.key.read_bytes(), tls.cert.read_bytes())
-        return int(
-            self._server.add_secure_port(
-                address, grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
-            )
-        )
+        return int(self._server.add_secure_port(address, credentials))
 
     async def stop(self) -> None:
         """Ends the sessions, commits the pending frames and acknowledges them.
@@ -217,7 +225,8 @@ class Gateway:
             self.metrics.ended.labels(code).inc()
 
     async def _session(self, requests: AsyncIterator[pb.FromEdge], context: Any) -> None:
-        credential = self._credentials.identify(context.invocation_metadata() or (), context.auth_context() or {})
+        presented = Presented.of(context.invocation_metadata() or (), context.auth_context() or {})
+        self._credentials.loaded.edges.candidates(presented, self._now_ms())
         if self._awaiting_hello >= self._config.max_sessions:
             raise StorageError(f"{self._awaiting_hello} calls have not sent a Hello yet, which is this gateway's limit")
         self._awaiting_hello += 1
@@ -225,11 +234,12 @@ class Gateway:
             hello = await self._receive_hello(requests)
         finally:
             self._awaiting_hello -= 1
-        require_own_id(credential, hello.edge)
+        access = self._credentials.loaded.require(presented, hello.edge, self._now_ms())
+        hello = permitted(hello, access)
         for stream in hello.streams:
             self._stream_rules.require_clock(stream)
         with self._admitted(hello.edge):
-            session = await self._open(hello)
+            session = await self._open(hello, presented, access)
             self._replace(session)
         self.metrics.sessions.inc()
         try:
@@ -271,7 +281,7 @@ class Gateway:
             raise ProtocolError(f"the first message was {received}, expected hello")
         return read_hello(first.hello)
 
-    async def _open(self, hello: Hello) -> GatewaySession:
+    async def _open(self, hello: Hello, presented: Presented, access: EdgeAccess) -> GatewaySession:
         name = uuid.uuid4().hex
         acked_through = await asyncio.to_thread(
             self._catalog.begin_session,
@@ -288,6 +298,8 @@ class Gateway:
             name,
             hello,
             acked_through,
+            presented=presented,
+            access=access,
             group_commit=self._group_commit,
             status=self._status,
             metrics=self.metrics,
@@ -336,6 +348,38 @@ class Gateway:
                 if self._catalog_problem is None:
                     logger.error("the catalog cannot be read: %s", exc)
                 self._catalog_problem = str(exc)
+
+    async def _watch_credentials(self) -> None:
+        """Ends the sessions whose credential is no longer accepted, until cancelled."""
+        end_ms = self._credentials.loaded.edges.next_end_ms(self._now_ms())
+        while True:
+            await asyncio.sleep(self._config.reload_ms / 1000)
+            authorities = self._credentials.loaded.authorities
+            changed = await asyncio.to_thread(self._credentials.refresh)
+            problem = self._credentials.problem
+            self.metrics.credentials_stale.set(problem is not None)
+            if changed and problem is not None:
+                message = f"changed credentials are not used, those read before stay: {problem}"
+                self._status.alarm("credentials-unusable", message, EdgeId(""), self._now_ms())
+            elif changed:
+                logger.info("the credentials have been read again")
+                self.metrics.credential_reloads.inc()
+            now_ms, loaded = self._now_ms(), self._credentials.loaded
+            if changed or now_ms >= end_ms or loaded.revocations is not None:
+                for session in list(self._sessions.values()):
+                    self._require_still_valid(session, now_ms, ca_changed=loaded.authorities != authorities)
+                end_ms = loaded.edges.next_end_ms(now_ms)
+
+    def _require_still_valid(self, session: GatewaySession, now_ms: int, *, ca_changed: bool) -> None:
+        try:
+            access = self._credentials.loaded.require(session.presented, session.edge, now_ms)
+        except Unauthenticated as exc:
+            session.fail(exc)
+            return
+        if ca_changed and session.presented.certificate is not None:
+            session.fail(Unauthenticated("the client CA has changed: connect again, so that it checks the certificate"))
+        elif (access.streams, access.queries) != (session.access.streams, session.access.queries):
+            session.fail(ProtocolError(f"the access of edge {session.edge} has changed: connect again"))
 
     async def _refresh(self) -> None:
         """Reads the catalog if its version has changed, runs the budget allocators, and assigns anew if needed."""

@@ -30,4 +30,10 @@ class GatewayMetrics:
             f"{name}_commit_failures", "Commit attempts that the disk or the catalog refused.", registry=self.registry
         )
         self.stalled = Gauge(f"{name}_stalled", "1 while no frame can be made durable.", registry=self.registry)
+        self.credential_reloads = Counter(
+            f"{name}_credential_reloads", "Times that changed files of credentials were read.", registry=self.registry
+        )
+        self.credentials_stale = Gauge(
+            f"{name}_credentials_stale", "1 while changed files of credentials cannot be used.", registry=self.registry
+        )
         self.alarms = Counter(f"{name}_alarms", "Alarms, by kind.", ["kind"], registry=self.registry)

@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from center.catalog import HeartbeatRecord, IndexOutcome, QueryStatusRecord
+from center.edge_access import EdgeAccess
 from center.ingest.assignments import EdgeAssignment
+from center.ingest.authentication import Presented
 from center.ingest.budget_sync import BudgetSync
 from center.ingest.group_commit import GroupCommit, ReceivedFrame
 from center.ingest.metrics import GatewayMetrics
@@ -68,6 +70,7 @@ class GatewaySession:
         credit_bytes: bytes that may be in flight; at twice that, the session stops reading.
 
     Attributes:
+        presented, access: the call's credential, and what it gave the edge at Hello.
         opened: the gateway's plan is not older than the session's Hello.
     """
 
@@ -77,6 +80,8 @@ class GatewaySession:
         hello: Hello,
         acked_through: int | None,
         *,
+        presented: Presented,
+        access: EdgeAccess,
         group_commit: GroupCommit,
         status: StatusWriter,
         metrics: GatewayMetrics,
@@ -89,6 +94,8 @@ class GatewaySession:
         self.name = name
         self.hello = hello
         self.edge = hello.edge
+        self.presented = presented
+        self.access = access
         self.outgoing = ConflatingQueue()
         self.opened = False
         self._group_commit = group_commit
@@ -244,7 +251,7 @@ class GatewaySession:
             self.fail(ProtocolError(f"{who}: does not follow the last durable frame; send a Hello again"))
         else:
             if outcome is IndexOutcome.REFUSED:
-                self._refuse(frame, NOT_EXPECTED, f"{who}: {_not_expected(self.edge, frame.query)}")
+                self._refuse(frame, NOT_EXPECTED, _not_expected(self.edge, frame.query))
             self._acked = frame.seq if self._acked is None else max(self._acked, frame.seq)
             self.outgoing.put(pb.ToEdge(ack=pb.Ack(through=self._acked)))
 
@@ -306,6 +313,6 @@ class GatewaySession:
 
 def _not_expected(edge: EdgeId, query: QueryRef) -> str:
     return (
-        f"query {query.name}@{query.version} does not expect edge {edge}; expected an edge that the query names, or one"
-        " that serves its stream, and that may answer it by its entry among the tokens"
+        f"edge {edge}: query {query.name}@{query.version} does not expect it; expected an edge that the query names, or"
+        " one that serves its stream, and that may answer it by its entry among the tokens"
     )

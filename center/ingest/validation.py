@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from center.budgets import BudgetReport
 from center.catalog import HeartbeatRecord, StreamRecord
+from center.edge_access import EdgeAccess
 from edgewater.errors import ProtocolError
 from edgewater.measure import NAME
 from edgewater.query import MAX_MEASURES
@@ -69,6 +70,17 @@ def read_hello(message: pb.Hello) -> Hello:
         message.next_seq,
         message.sent_at_ms,
     )
+
+
+def permitted(hello: Hello, access: EdgeAccess) -> Hello:
+    """The Hello with the queries that the edge may answer. Raises ProtocolError for a stream that it may not serve."""
+    for stream in hello.streams:
+        if not access.may_serve(stream.name):
+            raise ProtocolError(
+                f"Hello: edge {hello.edge} may not serve stream {stream.name}; expected only"
+                f" {', '.join(access.streams or ())}, by its entry among the tokens"
+            )
+    return replace(hello, streams=tuple(replace(s, queries=access.queries) for s in hello.streams))
 
 
 def _stream(message: pb.Stream) -> StreamRecord:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from center.config import CenterConfig
-from center.ops.processes import gateway_config
 from edgewater.errors import EdgewaterError, StorageError
 from edgewater.health import bound_address, listen
 
@@ -68,7 +67,10 @@ def _writable(directory: Path) -> str:
 
 
 def _tokens(config: CenterConfig) -> str:
-    tokens = gateway_config(config).tokens
+    from center.ingest.credential_files import CredentialFiles
+
+    CredentialFiles(config.tokens, config.tokens_file, config.tls)
+    tokens = config.edge_access()
     return f"{len(tokens)} edges have one" if tokens else "none: any edge on this machine may connect"
 
 

@@ -188,11 +188,12 @@ def run_job(config: CenterConfig) -> None:
 
 
 def gateway_config(config: CenterConfig) -> GatewayConfig:
-    """The gateway's configuration. Raises InvalidConfig for an unreadable tokens file."""
+    """The gateway's configuration."""
     from center.ingest import GatewayConfig
 
     return GatewayConfig(
-        tokens=config.edge_tokens(),
+        tokens=config.tokens,
+        tokens_file=config.tokens_file,
         tls=config.tls,
         max_frame_bytes=config.gateway.max_frame,
         credit_bytes=config.gateway.credit,

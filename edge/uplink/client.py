@@ -80,6 +80,7 @@ class Uplink:
         self._address = address
         self._endpoint = endpoint
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._tls = tls
         self._credentials = _credentials(tls) if tls is not None else None
         self._limits = limits
         self._monotonic = monotonic
@@ -145,6 +146,11 @@ class Uplink:
                     self._silence_s = min(2 * self._silence_s, MAX_SILENCE_S)
 
     def _channel(self) -> Any:
+        if self._tls is not None:
+            try:
+                self._credentials = _credentials(self._tls)  # they may have been renewed
+            except InvalidConfig as exc:
+                logger.warning("%s; the ones read before are used", exc)
         if self._credentials is None:
             return grpc.aio.insecure_channel(self._address, _CHANNEL_OPTIONS)
         return grpc.aio.secure_channel(self._address, self._credentials, _CHANNEL_OPTIONS)

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from center.catalog import Catalog, IndexOutcome, UnindexedFrame
+from center.edge_access import EdgeAccess
 from center.ingest import Gateway, GatewayConfig
 from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from edgewater.errors import StorageError
@@ -41,6 +42,11 @@ def spec(name: str = "miles", **changes: object) -> QuerySpec:
 
 def frame(seq: int, query: QueryRef = MILES, content: bytes = b"synopsis") -> Frame:
     return Frame.pack(seq, query, FrameBody(1_000 + seq, (Partial(0, 0, content),)))
+
+
+def tokens(**secrets: str) -> dict[str, EdgeAccess]:
+    """Entries in the short form."""
+    return {edge: EdgeAccess.model_validate({"tokens": [secret]}) for edge, secret in secrets.items()}
 
 
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

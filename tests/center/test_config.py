@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from center.config import CenterConfig
+from center.edge_access import EdgeAccess
 from edgewater.configuration import is_loopback, split_address
 from edgewater.errors import InvalidConfig
 
@@ -32,7 +34,7 @@ def test_a_file_sets_what_it_names_and_reads_sizes_and_durations(tmp_path: Path)
     config = CenterConfig.load(write(tmp_path, text))
     assert config.gateway.credit == 1 << 20
     assert config.api.progress == 5000
-    assert config.tokens["jfk"].get_secret_value() == "secret"
+    assert config.tokens["jfk"].tokens[0].token.get_secret_value() == "secret"
     assert config.frames_dir == tmp_path / "log"
 
 
@@ -63,15 +65,53 @@ def test_the_environment_overrides_the_file_and_flags_override_both(tmp_path: Pa
         CenterConfig.load(None, environment={"EDGEWATER_CENTER__API__PROT": "1"})
 
 
+def token(secret: str) -> EdgeAccess:
+    return EdgeAccess.model_validate({"tokens": [secret]})
+
+
 def test_tokens_may_be_in_a_file_of_their_own(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text("lga: two\n")
     given = {"gateway": {"listen": "0.0.0.0:7400"}, "tokens": {"jfk": "one"}, "tokens_file": str(tokens)}
-    assert CenterConfig.from_mapping(given).edge_tokens() == {"jfk": "one", "lga": "two"}
+    assert CenterConfig.from_mapping(given).edge_access() == {"jfk": token("one"), "lga": token("two")}
     tokens.write_text("[secret]")
     with pytest.raises(InvalidConfig, match="tokens_file") as caught:
-        CenterConfig.from_mapping(given).edge_tokens()
+        CenterConfig.from_mapping(given).edge_access()
     assert "secret" not in caught.value.message
+
+
+def test_the_long_form_of_an_entry_has_several_tokens_names_and_patterns(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(
+        "jfk: {tokens: [old, {token: new, expires: 2027-01-01T00:00:00Z}], identity: 'spiffe://example.org/jfk',"
+        " streams: [flights], queries: ['air-*']}\n"
+    )
+    access = CenterConfig.from_mapping({"tokens_file": str(tokens)}).edge_access()["jfk"]
+    assert [t.expires for t in access.tokens] == [None, 1_798_761_600_000]
+    assert access.identity == ("spiffe://example.org/jfk",)
+    assert access.may_serve("flights") and not access.may_serve("trains")
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{tokens: [{token: s3cret, expires: s3cret}]}", "at jfk.tokens.0.expires"),
+        ("{tokens: [s3cret], stream: [flights]}", "at jfk.stream, unknown key, did you mean streams?"),
+        ("{tokens: {s3cret: 1}}", "at jfk.tokens"),
+        ("12345", "at jfk"),
+    ],
+)
+def test_an_entry_that_is_not_accepted_is_named_without_its_secret(tmp_path: Path, entry: str, said: str) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(f"jfk: {entry}\n")
+    with pytest.raises(InvalidConfig, match="tokens_file") as caught:
+        CenterConfig.from_mapping({"tokens_file": str(tokens)}).edge_access()
+    assert said in caught.value.message
+    assert "s3cret" not in caught.value.message and "12345" not in caught.value.message
+    with pytest.raises(InvalidConfig) as caught:
+        CenterConfig.from_mapping({"tokens": yaml.safe_load(tokens.read_text())})
+    assert caught.value.field.startswith("tokens.jfk")
+    assert "s3cret" not in caught.value.message and "12345" not in caught.value.message
 
 
 def test_secrets_do_not_show_when_a_configuration_is_printed() -> None:

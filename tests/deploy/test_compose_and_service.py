@@ -52,7 +52,8 @@ def test_center_and_edge_of_compose_share_a_token_that_is_not_written_down(compo
     center = CenterConfig.load(root / "deploy" / compose["configs"]["center"]["file"], environment=given)
     edge = parse_config(yaml.safe_load(compose["configs"]["edge"]["content"]), given)
     assert edge.center.token is not None
-    assert center.edge_tokens() == {edge.edge: edge.center.token.get_secret_value()}
+    (token,) = center.edge_access()[edge.edge].tokens
+    assert token.token == edge.center.token
 
 
 def test_compose_health_checks_ask_where_the_services_listen(compose: dict[str, Any], root: Path) -> None:

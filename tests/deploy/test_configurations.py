@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from center.config import CenterConfig
-from center.ops.processes import gateway_config, job_config
+from center.edge_access import EdgeAccess
+from center.ops.processes import job_config
 from edge.config import EdgeConfig, load_config
 from edgewater.__main__ import main
 from edgewater.configuration import is_loopback
@@ -88,7 +89,7 @@ def test_the_gateway_of_the_development_overlay_knows_its_edge(dev: Any, tmp_pat
     tokens.write_bytes(base64.b64decode(secret(dev, "edgewater-edges")["tokens.yaml"]))
     config = loaded(dev, "gateway", tmp_path).model_copy(update={"tokens_file": tokens})
     token = base64.b64decode(secret(dev, "edgewater-edge-tokens")["dev"]).decode()
-    assert gateway_config(config).tokens == {"dev": token}
+    assert config.edge_access() == {"dev": EdgeAccess.model_validate({"tokens": [token]})}
 
 
 def secret(rendered: Any, name: str) -> dict[str, str]:
@@ -143,8 +144,8 @@ def test_the_edges_memory_limit_holds_what_it_may_keep_pending(rendered: Any, tm
 def test_the_example_configurations_are_accepted(root: Path, tmp_path: Path) -> None:
     assert edge_config((root / "deploy" / "edge.yaml").read_text(), tmp_path).edge == "branch-1"
     tokens = {"EDGEWATER_CENTER__TOKENS__BRANCH_1": "secret"}
-    assert CenterConfig.load(root / "deploy" / "center.yaml", environment=tokens).edge_tokens() == {
-        "branch_1": "secret"
+    assert CenterConfig.load(root / "deploy" / "center.yaml", environment=tokens).edge_access() == {
+        "branch_1": EdgeAccess.model_validate({"tokens": ["secret"]})
     }
 
 

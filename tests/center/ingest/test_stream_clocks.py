@@ -12,7 +12,7 @@ from center.config import CenterConfig, StreamSection
 from center.ingest.stream_rules import CLOCK_LEAD_MS
 from edgewater.streams import MAX_TIME_MS
 from edgewater.wire import uplink_pb2 as pb
-from tests.center.gateway_world import JFK, RawEdge, center, eventually, on_a_loop
+from tests.center.gateway_world import JFK, RawEdge, center, eventually, on_a_loop, tokens
 
 DAY_MS = 86_400_000
 YEAR_2036_MS = 2_082_758_400_000
@@ -35,7 +35,7 @@ async def refused(port: int, *streams: pb.Stream) -> str:
 async def test_a_hello_cannot_move_a_live_stream_to_another_year(tmp_path: Path) -> None:
     # The first Hello decides nothing, so no query ever runs by this clock.
     rules = {"flights": StreamSection(replay=None)}
-    async with center(tmp_path, streams=rules, listen="0.0.0.0:0", tokens={"jfk": "secret"}) as c:
+    async with center(tmp_path, streams=rules, listen="0.0.0.0:0", tokens=tokens(jfk="secret")) as c:
         async with RawEdge(c.port, "secret") as edge:
             with pytest.raises(grpc.aio.AioRpcError, match=r"expected live.*flights\.replay"):
                 await edge.hello(streams=[stream(YEAR_2036_MS)])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from center.config import TlsSection as ServerTls
+from center.edge_access import EdgeAccess
 from center.storage.frame_log import FrameLog
 from edge.uplink import LinkLimits, TlsFiles
 from edgewater.errors import InvalidConfig
@@ -280,7 +281,7 @@ async def test_a_gap_in_the_frame_numbers_is_an_error(tmp_path: Path) -> None:
 
 @on_a_loop
 async def test_a_wrong_token_is_tried_again_until_it_is_right(tmp_path: Path) -> None:
-    async with gateway(tmp_path, tokens={"jfk": "secret"}) as (port, _catalog):
+    async with gateway(tmp_path, tokens={"jfk": EdgeAccess.model_validate({"tokens": ["secret"]})}) as (port, _catalog):
         agent = Agent()
         async with running(uplink(port, agent, token="wrong")) as task:
             while "unknown credential" not in str(await refusals(port, "wrong")):

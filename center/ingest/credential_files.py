@@ -1,0 +1,174 @@
+"""The files of the gateway's credentials: tokens, certificate and key, client CA, revocation lists.
+
+They are read again when they change, as by an editor, a renewal or the swap of a symbolic link in a mounted Secret.
+A file that cannot be used, such as one that is half written, changes nothing: the credentials read before stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from center.config import TlsSection
+from center.edge_access import EdgeAccess, read_tokens_file
+from center.ingest.authentication import Credentials, Presented
+from edgewater.errors import InvalidConfig
+from edgewater.streams import EdgeId
+
+if TYPE_CHECKING:
+    from center.ingest.revocation import RevocationLists
+
+logger = logging.getLogger(__name__)
+
+Signature = tuple[tuple[int, int, int] | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCredentials:
+    """What the files said when they were read last.
+
+    Attributes:
+        tls: gRPC's server certificate configuration; None: plain text.
+        authorities: content of the client CA.
+    """
+
+    edges: Credentials
+    tls: Any = None
+    authorities: bytes | None = field(default=None, repr=False)
+    revocations: RevocationLists | None = None
+
+    def require(self, presented: Presented, edge: EdgeId, now_ms: int) -> EdgeAccess:
+        """The access of an edge whose Hello came in a call. Raises Unauthenticated."""
+        if self.revocations is not None:
+            self.revocations.require_valid(presented.certificate, now_ms)
+        return self.edges.require(presented, edge, now_ms)
+
+
+class CredentialFiles:
+    """Loads the credentials, and loads them again when a file has changed.
+
+    Args:
+        tokens: entries besides those of `tokens_file`.
+
+    Raises:
+        InvalidConfig: a file cannot be used.
+
+    Attributes:
+        loaded: the credentials in use.
+        problem: why changed files are not in use; None: they are.
+    """
+
+    def __init__(self, tokens: Mapping[str, EdgeAccess], tokens_file: Path | None, tls: TlsSection | None) -> None:
+        self._tokens = tokens
+        self._tokens_file = tokens_file
+        self._tls = tls
+        of_tls = (tls.cert, tls.key, tls.client_ca, tls.crl) if tls is not None else ()
+        self._paths = [path for path in (tokens_file, *of_tls) if path is not None]
+        self._served: Any = None
+        self._signature = self._sign()
+        self.loaded = self._load()
+        self.problem: str | None = None
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether a call without any credential is refused."""
+        by_certificate = self._tls is not None and self._tls.client_ca is not None
+        return bool(self._tokens) or self._tokens_file is not None or by_certificate
+
+    def refresh(self) -> bool:
+        """Reads the files if one has changed; returns whether `loaded` or `problem` is new. Blocks."""
+        signature = self._sign()
+        if signature == self._signature and self.problem is None:
+            return False
+        before = self.problem
+        try:
+            loaded = self._load()
+            if self._sign() != signature:
+                return False  # changed meanwhile: the next call reads them
+        except InvalidConfig as exc:
+            self.problem = exc.message
+            return self.problem != before
+        changed = signature != self._signature or before is not None
+        self._signature, self.loaded, self.problem = signature, loaded, None
+        return changed
+
+    def server_credentials(self) -> Any:
+        """gRPC's credentials, which take the newest certificate at each handshake; None: plain text."""
+        if self._tls is None:
+            return None
+        self._served = self.loaded.tls
+        return grpc.dynamic_ssl_server_credentials(
+            self._served, self._newer_tls, require_client_authentication=self._tls.client_ca is not None
+        )
+
+    def _newer_tls(self) -> Any:
+        """The configuration if it is newer than the last one returned, else None. Called by gRPC's threads."""
+        newest = self.loaded.tls
+        if newest is self._served:
+            return None
+        self._served = newest
+        return newest
+
+    def _load(self) -> LoadedCredentials:
+        access = dict(self._tokens)
+        if self._tokens_file is not None:
+            access |= read_tokens_file(self._tokens_file)
+        if self._tls is None:
+            return LoadedCredentials(Credentials(access))
+        tls, revocations = self._tls, None
+        _require_usable(tls)
+        authorities = None if tls.client_ca is None else _read(tls.client_ca, "tls.client_ca")
+        if tls.crl is not None and authorities is not None:
+            from center.ingest.revocation import RevocationLists
+
+            revocations = RevocationLists(tls.crl, _read(tls.crl, "tls.crl"), authorities)
+        pair = (_read(tls.key, "tls.key"), _read(tls.cert, "tls.cert"))
+        return LoadedCredentials(
+            Credentials(access, by_certificate=authorities is not None),
+            grpc.ssl_server_certificate_configuration([pair], authorities),
+            authorities,
+            revocations,
+        )
+
+    def _sign(self) -> Signature:
+        """Changes with the files: with their content, or with a link on the way to them."""
+        return tuple(_stat(path) for path in self._paths)
+
+
+def _stat(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _read(path: Path, field: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as exc:
+        raise InvalidConfig(field, str(path), "a readable PEM file", exc.strerror or "") from exc
+
+
+def _require_usable(tls: TlsSection) -> None:
+    """Raises InvalidConfig unless key and certificates fit together. gRPC would notice at the next handshake only."""
+    for name in ("cert", "key", "client_ca"):
+        path: Path | None = getattr(tls, name)
+        if path is not None:
+            _read(path, f"tls.{name}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.cert, tls.key)
+    except (ssl.SSLError, OSError) as exc:
+        raise InvalidConfig("tls.cert", str(tls.cert), f"a certificate with its key in {tls.key}", str(exc)) from exc
+    if tls.client_ca is not None:
+        try:
+            context.load_verify_locations(tls.client_ca)
+        except (ssl.SSLError, OSError) as exc:
+            raise InvalidConfig("tls.client_ca", str(tls.client_ca), "certificates in PEM", str(exc)) from exc

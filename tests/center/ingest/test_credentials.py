@@ -1,0 +1,192 @@
+"""Who may connect as which edge, over gRPC with live sessions: tokens and their file, rotation, expiry, patterns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from center.catalog import Catalog
+from center.edge_access import EdgeAccess
+from center.ingest.authentication import Credentials, Presented
+from edgewater.errors import InvalidConfig, Unauthenticated
+from edgewater.streams import EdgeId
+from edgewater.wire import QueryRef
+from edgewater.wire import uplink_pb2 as pb
+from tests.center.gateway_world import JFK, Center, RawEdge, center, eventually, frame, on_a_loop, spec
+
+LIVE_FILE: dict[str, Any] = {"reload_ms": 20}
+
+
+async def connected(c: Center, token: str, edge: str = "jfk", **hello: Any) -> RawEdge:
+    raw = await RawEdge(c.port, token).__aenter__()
+    await raw.hello(edge, **hello)
+    return raw
+
+
+async def refused(c: Center, token: str, edge: str = "jfk", **hello: Any) -> str:
+    async with RawEdge(c.port, token) as raw:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await raw.hello(edge, **hello)
+        return f"{caught.value.code().name}: {caught.value.details()}"
+
+
+@on_a_loop
+async def test_a_token_is_rotated_without_a_restart_and_the_revoked_one_ends_its_session(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.yaml"
+    file.write_text("jfk: old\nlga: another\n")
+    async with center(tmp_path, tokens_file=file, **LIVE_FILE) as c:
+        with_old, other = await connected(c, "old"), await connected(c, "another", "lga")
+        assert "unknown credential" in await refused(c, "new")
+        file.write_text("jfk: {tokens: [old, new]}\nlga: another\n")
+        await eventually(lambda: c.gateway.metrics.credential_reloads._value.get() == 1)
+        # The access is the same, so the session goes on; a second one with the new token takes its place.
+        await with_old.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=5)))
+        await with_old.until("time_echo")
+        with_new = await connected(c, "new")
+        assert (await with_old.refusal())[1] == "conflict"
+        file.write_text("jfk: old\nlga: another\n")
+        status, code, message = await with_new.refusal()
+        assert (status, code) == (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")
+        assert "unknown credential" in message
+        await other.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=5)))
+        await other.until("time_echo")
+        for each in (with_old, with_new, other):
+            await each.__aexit__()
+
+
+@on_a_loop
+async def test_a_tokens_file_that_cannot_be_used_changes_nothing_and_is_an_alarm(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.yaml"
+    file.write_text("jfk: s3cret\n")
+    async with center(tmp_path, tokens_file=file, **LIVE_FILE) as c:
+        edge = await connected(c, "s3cret")
+        file.write_text("jfk: {tokens: [s3cret], strea")
+        await eventually(lambda: c.gateway.metrics.credentials_stale._value.get() == 1)
+        await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=5)))
+        await edge.until("time_echo")
+        await eventually(c.catalog.alarms)
+        (alarm,) = c.catalog.alarms()
+        assert (alarm.kind, alarm.edge) == ("credentials-unusable", "")
+        assert str(file) in alarm.message and "s3cret" not in alarm.message
+        file.write_text("jfk: s3cret\n")
+        await eventually(lambda: c.gateway.metrics.credentials_stale._value.get() == 0)
+        await edge.__aexit__()
+
+
+@on_a_loop
+async def test_a_secret_that_kubernetes_swaps_under_its_link_is_read(tmp_path: Path) -> None:
+    for version, token in (("..1", "old"), ("..2", "new")):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "tokens.yaml").write_text(f"jfk: {token}\n")
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "tokens.yaml").symlink_to("..data/tokens.yaml")
+    async with center(tmp_path, tokens_file=tmp_path / "tokens.yaml", **LIVE_FILE) as c:
+        edge = await connected(c, "old")
+        (tmp_path / "..swap").symlink_to("..2")
+        (tmp_path / "..swap").rename(tmp_path / "..data")
+        assert (await edge.refusal())[1] == "unauthenticated"
+        await (await connected(c, "new")).__aexit__()
+        await edge.__aexit__()
+
+
+@on_a_loop
+async def test_a_token_that_expires_ends_its_session(tmp_path: Path) -> None:
+    token = {"token": "short-lived", "expires": "1970-01-01T00:20:00Z"}
+    access = {"jfk": EdgeAccess.model_validate({"tokens": [token]})}
+    async with center(tmp_path, tokens=access, **LIVE_FILE) as c:
+        edge = await connected(c, "short-lived")
+        c.clock[0] = 1_200_000
+        assert "was accepted until 1970-01-01T00:20:00Z" in (await edge.refusal())[2]
+        assert "expired credential" in await refused(c, "short-lived")
+        await edge.__aexit__()
+
+
+@on_a_loop
+async def test_an_edge_serves_and_answers_only_what_its_entry_allows(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.yaml"
+    allowed = "{{tokens: [secret], streams: [flights], queries: [{}]}}"
+    file.write_text(f"jfk: {allowed.format('mi*')}\n")
+    async with center(tmp_path, tokens_file=file, **LIVE_FILE) as c:
+        for name in ("miles", "delays"):
+            c.catalog.register(spec(name), 1)
+        trains = await refused(c, "secret", streams=[pb.Stream(name="trains")])
+        assert trains.startswith(
+            "FAILED_PRECONDITION: Hello: edge jfk may not serve stream trains; expected only flights"
+        )
+        edge = await connected(c, "secret")
+        queries = (await edge.until("queries")).queries
+        assert [q.name for q in queries.queries] == ["miles"]
+        await edge.send(frame(0), frame(1, QueryRef("delays", 1)))
+        assert (await edge.until("refused")).refused.query == "delays"
+        await edge.acked(1)
+        assert expected(c.catalog) == {"miles": ["jfk"], "delays": []}
+        # Other patterns: the session ends, and the next one has them.
+        file.write_text(f"jfk: {allowed.format('delays')}\n")
+        assert "the access of edge jfk has changed" in (await edge.refusal())[2]
+        again = await connected(c, "secret", oldest=2, following=2)
+        assert expected(c.catalog) == {"miles": [], "delays": ["jfk"]}
+        for each in (edge, again):
+            await each.__aexit__()
+
+
+def expected(catalog: Catalog) -> dict[str, list[str]]:
+    from center.catalog import expected_edges
+
+    return {q.ref.name: [str(e) for e in expected_edges(q.spec, catalog.edges())] for q in catalog.queries()}
+
+
+def presented(token: str | None = None, **certificate: str) -> Presented:
+    metadata = [("authorization", f"Bearer {token}")] if token is not None else []
+    return Presented.of(metadata, {key: [value.encode()] for key, value in certificate.items()})
+
+
+def credentials(**entries: object) -> Credentials:
+    return Credentials({edge: EdgeAccess.model_validate(entry) for edge, entry in entries.items()})
+
+
+@pytest.mark.parametrize(
+    ("call", "edge"),
+    [
+        (presented(peer_uri="spiffe://example.org/jfk", peer_dns="node-7"), "jfk"),
+        (presented(peer_dns="lga"), "lga"),
+        (presented(x509_common_name="lga"), "lga"),
+        (presented("secret", peer_dns="ewr"), "ewr"),
+        (presented("secret"), "ewr"),
+    ],
+)
+def test_a_certificate_or_a_token_identifies_an_edge(call: Presented, edge: str) -> None:
+    known = credentials(jfk={"identity": "spiffe://example.org/jfk"}, lga={}, ewr={"tokens": ["secret"]})
+    known.require(call, EdgeId(edge), 0)
+    for other in {"jfk", "lga", "ewr"} - {edge}:
+        with pytest.raises(Unauthenticated):
+            known.require(call, EdgeId(other), 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "edge", "said"),
+    [
+        (presented(peer_dns="node-7", x509_common_name="lga"), "lga", "no credential"),
+        (presented("secret", peer_dns="lga"), "ewr", "the certificate to lga; expected one of ewr"),
+        (presented("both"), "dca", "the certificate to nothing; expected one of spiffe://dca"),
+        (presented(peer_uri="spiffe://dca"), "dca", "no credential"),
+        (presented(), "lga", "no credential"),
+    ],
+)
+def test_an_entry_asks_for_all_that_it_names(call: Presented, edge: str, said: str) -> None:
+    known = credentials(lga={}, ewr={"tokens": ["secret"]}, dca={"tokens": ["both"], "identity": "spiffe://dca"})
+    with pytest.raises(Unauthenticated, match=said):
+        known.require(call, EdgeId(edge), 0)
+
+
+def test_a_client_certificate_without_a_name_is_nobodys() -> None:
+    with pytest.raises(Unauthenticated, match="has no name"):
+        Credentials({}, by_certificate=True).require(presented(), JFK, 0)
+
+
+@pytest.mark.parametrize("entries", [{"jfk": {"tokens": [""]}}, {"jfk": {"tokens": ["a"]}, "lga": {"tokens": ["a"]}}])
+def test_a_token_that_is_empty_or_shared_is_refused(entries: dict[str, object]) -> None:
+    with pytest.raises(InvalidConfig, match="no other edge has"):
+        credentials(**entries)
