@@ -30,6 +30,8 @@ from edgewater.windows import SlicedWindow, Window
 
 MAX_MEASURES = 32
 MAX_GROUP_COLUMNS = 16
+MAX_EXPRESSIONS_LENGTH = 32_768
+"""Characters of all expressions of a query together, so that parsing them takes at most about a second."""
 DEFAULT_LATENESS_MS = 0
 BEGINNING = "beginning"
 
@@ -134,6 +136,7 @@ class QuerySpec:
             raise InvalidQuery("measures", q["measures"], "at least one measure, such as {flights: count()}")
         if len(q["measures"]) > MAX_MEASURES:
             raise InvalidQuery("measures", len(q["measures"]), f"at most {MAX_MEASURES} measures")
+        _check_length([q.get("where"), *q["measures"].values()])
         measures = tuple(Measure.parse(str(k), v) for k, v in q["measures"].items())
         where = q.get("where")
         if where is not None:
@@ -228,6 +231,13 @@ class QuerySpec:
             measure.function.check_argument(argument.type if argument else None, at)
             bound.append(BoundMeasure(measure, argument))
         return BoundQuery(self, where, tuple(bound), tuple(columns[name] for name in self.group_by), failures)
+
+
+def _check_length(expressions: list[object]) -> None:
+    length = sum(len(e) for e in expressions if isinstance(e, str))
+    if length > MAX_EXPRESSIONS_LENGTH:
+        accepted = f"expressions of at most {MAX_EXPRESSIONS_LENGTH} characters together"
+        raise InvalidQuery("", f"expressions of {length} characters", accepted)
 
 
 def _name(value: object, at: str) -> str:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import re
 
-import sqlglot
 from sqlglot import exp
+from sqlglot.dialects.dialect import Dialect
+from sqlglot.errors import ParseError, SqlglotError
+from sqlglot.parser import Parser
 
 from edgewater import record_functions
 from edgewater.errors import InvalidQuery
 
 MAX_DEPTH = 100
+MAX_TOKENS = 4_000
+"""Of an expression: a list of 2,000 values. The parser takes 3 to 15 µs per token."""
+MAX_DIGITS = 400
+"""Of a number. The largest float has 309, and Python converts at most 4,300."""
+STEPS_PER_TOKEN = 6
+"""How often the parser may read a token. Expressions that can be used need 1 to 3."""
+_DIALECT = Dialect.get_or_raise(None)
 _MISSING_OPERAND = re.compile(r"Required keyword: '\w+' missing for <class '(?:\w+\.)*(\w+)'>")
 """sqlglot's message for an operator or function without an operand."""
 SUPPORTED_SYNTAX = (
@@ -28,20 +37,65 @@ _NULL_REJECTING = (
 """Operators and functions whose value is null if one operand is null."""
 
 
-def parse_sql(text: str, field: str) -> exp.Expression:
-    """Returns the parsed expression. Raises InvalidQuery with the position of a syntax error."""
+class _TooManySteps(Exception):
+    """The parser has read its tokens too often. No SqlglotError, which the parser would take as a reason to go back."""
+
+
+class _BoundedParser(Parser):  # type: ignore[misc]  # sqlglot is not typed
+    """A parser whose work is proportional to the number of tokens.
+
+    sqlglot goes back and tries again where a text may mean several things. Nested ``struct(``, ``char(`` or ``LIMIT``
+    double the work per level, so that 200 bytes would take years; its own `max_nodes` bounds one attempt only.
+    """
+
+    _steps_left = 0
+
+    def parse(self, raw_tokens: list[object], sql: str) -> list[exp.Expression | None]:
+        self._steps_left = STEPS_PER_TOKEN * (len(raw_tokens) + 10)
+        trees: list[exp.Expression | None] = super().parse(raw_tokens, sql)
+        return trees
+
+    def _advance(self, times: int = 1) -> None:
+        self._steps_left -= 1
+        if self._steps_left < 0:
+            raise _TooManySteps
+        super()._advance(times)
+
+
+def _parsed(text: str, field: str) -> exp.Expression:
+    """What sqlglot makes of a text. Raises SqlglotError, RecursionError and InvalidQuery."""
+    tokens = _DIALECT.tokenize(text)
+    if len(tokens) > MAX_TOKENS:
+        raise InvalidQuery(field, text, f"an expression of at most {MAX_TOKENS} tokens", f"it has {len(tokens)}")
     try:
-        tree = sqlglot.parse_one(text)
+        trees = _BoundedParser(dialect=_DIALECT).parse(tokens, text)
+    except _TooManySteps:
+        reason = "it is ambiguous to the parser at every level"
+        raise InvalidQuery(field, text, f"an expression of {SUPPORTED_SYNTAX}", reason) from None
+    if not trees or trees[0] is None:
+        raise ParseError(f"No expression was parsed from '{text}'")
+    return exp.Block(expressions=trees) if len(trees) > 1 else trees[0]
+
+
+def parse_sql(text: str, field: str) -> exp.Expression:
+    """Returns the parsed expression. Raises InvalidQuery with the position of a syntax error.
+
+    Takes at most `MAX_TOKENS` tokens, and time that is linear in their number.
+    """
+    try:
+        tree = _parsed(text, field)
     except RecursionError:
         raise InvalidQuery(field, text, f"an expression of at most {MAX_DEPTH} nested terms") from None
-    except sqlglot.errors.SqlglotError as exc:
+    except SqlglotError as exc:
         reason = str(exc).replace("\x1b[4m", "»").replace("\x1b[0m", "«").splitlines()[0]
         reason = _MISSING_OPERAND.sub(r"an operand of \1 is missing", reason)
         raise InvalidQuery(field, text, "a SQL expression over the stream's columns", reason) from exc
-    if tree is None or isinstance(tree, exp.Query | exp.Command | exp.DDL | exp.DML):
+    if isinstance(tree, exp.Query | exp.Command | exp.DDL | exp.DML):
         raise InvalidQuery(field, text, "a SQL expression, not a statement")
     if _depth(tree) > MAX_DEPTH:
         raise InvalidQuery(field, text, f"an expression of at most {MAX_DEPTH} nested terms")
+    if any(not literal.is_string and len(literal.name) > MAX_DIGITS for literal in tree.find_all(exp.Literal)):
+        raise InvalidQuery(field, text, f"numbers of at most {MAX_DIGITS} digits")
     return tree
 
 

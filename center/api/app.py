@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
 from typing import Annotated, Any
 
+from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
@@ -96,8 +97,9 @@ def _services(
         results, progress, renderer, AnswerPoller(results.last_answer_id), config.progress / 1000, monotonic
     )
     return Services(
-        catalog, results, components, now_ms, renderer, progress, feed, metrics, SynopsisCache(config.cache)
-    )
+        catalog, results, components, now_ms, renderer, progress, feed, metrics, SynopsisCache(config.cache),
+        CapacityLimiter(1),
+    )  # fmt: skip
 
 
 def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:

@@ -1,7 +1,8 @@
 """Answers a stream of questions while it is received, in bounded memory.
 
-Lines are answered in their order, a few at a time; the next chunk of the body is received meanwhile. A client that does
-not read its answers suspends the evaluation, and one that disconnects ends it.
+The event loop only passes the body's chunks on: splitting and parsing are a worker's. Lines are answered in their
+order, a few at a time; the next chunk of the body is received meanwhile. A client that does not read its answers
+suspends the evaluation, and one that disconnects ends it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ MAX_LINE_BYTES = 64 << 10
 BATCH_BYTES = 64 << 10
 """Bytes of answers per send; a disconnected client is noticed in between."""
 _WAITING = 2
-"""Chunks of lines that may wait for evaluation."""
+"""Chunks of the body that may wait for evaluation."""
+
+Part = tuple[bytes, bool]
+"""A chunk of the body, and whether it is the last one."""
 
 log = logging.getLogger(__name__)
 
@@ -44,29 +48,24 @@ class LineSplitter:
     _rest: bytearray = field(default_factory=bytearray)
     _dropping: bool = False
 
-    def feed(self, part: bytes, *, ends: bool = False) -> list[bytes | OversizedLine]:
-        """The lines that this chunk completes; with `ends`, the last one needs no line break."""
-        found: list[bytes | OversizedLine] = []
+    def feed(self, part: bytes, *, ends: bool = False) -> Iterator[bytes | OversizedLine]:
+        """Yields the lines that this chunk completes; with `ends`, the last one needs no line break."""
         for piece in _split(part):
-            self._take(piece, found)
+            if not self._dropping:
+                self._rest += piece
+                if len(self._rest) > MAX_LINE_BYTES + 1:
+                    self._dropping = True
+                    self._rest.clear()
+            if piece.endswith(b"\n"):
+                yield from self._finish()
         if ends:
-            self._finish(found)
-        return found
+            yield from self._finish()
 
-    def _take(self, piece: bytes, found: list[bytes | OversizedLine]) -> None:
-        if not self._dropping:
-            self._rest += piece
-            if len(self._rest) > MAX_LINE_BYTES + 1:
-                self._dropping = True
-                self._rest.clear()
-        if piece.endswith(b"\n"):
-            self._finish(found)
-
-    def _finish(self, found: list[bytes | OversizedLine]) -> None:
+    def _finish(self) -> Iterator[bytes | OversizedLine]:
         if self._dropping:
-            found.append(OversizedLine())
+            yield OversizedLine()
         elif self._rest.strip():
-            found.append(bytes(self._rest))
+            yield bytes(self._rest)
         self._rest.clear()
         self._dropping = False
 
@@ -92,15 +91,21 @@ class LineEvaluator:
     windows: StoredWindows
     evaluator: Evaluator
     path: str
+    _lines: LineSplitter = field(default_factory=LineSplitter, init=False)
 
-    def answers(self, lines: list[bytes | OversizedLine]) -> Iterator[bytes]:
-        """Yields answers as NDJSON in chunks of about `BATCH_BYTES`, at least one answer per line; blocks."""
+    def answers(self, part: bytes, ends: bool) -> Iterator[bytes]:
+        """Yields the answers to the lines that a chunk of the body completes, in chunks of about `BATCH_BYTES`; blocks.
+
+        Args:
+            part: chunks are passed in their order.
+            ends: whether it is the last one.
+        """
         held = bytearray()
         try:
             self.windows.refresh()
         except EdgewaterError as exc:
             log.warning("%s: the store is unreachable, cached lookups are used: %s", self.path, exc)
-        for line in lines:
+        for line in self._lines.feed(part, ends=ends):
             for answer in self._answered(line):
                 held += answer
                 if len(held) >= BATCH_BYTES:
@@ -133,13 +138,13 @@ class DuplexResponse(Response):
 
     media_type = NDJSON
 
-    def __init__(self, answers: Callable[[list[bytes | OversizedLine]], Iterator[bytes]]) -> None:
+    def __init__(self, answers: Callable[[bytes, bool], Iterator[bytes]]) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._answers = answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
-        parts: asyncio.Queue[list[bytes | OversizedLine] | None] = asyncio.Queue(_WAITING)
+        parts: asyncio.Queue[Part | None] = asyncio.Queue(_WAITING)
         disconnected = asyncio.Event()
         receiving = asyncio.create_task(_receive(receive, parts, disconnected))
         try:
@@ -155,11 +160,9 @@ class DuplexResponse(Response):
             with contextlib.suppress(asyncio.CancelledError):
                 await receiving
 
-    async def _bodies(
-        self, parts: asyncio.Queue[list[bytes | OversizedLine] | None], disconnected: asyncio.Event
-    ) -> AsyncIterator[bytes]:
-        while (lines := await parts.get()) is not None:
-            answers = self._answers(lines)
+    async def _bodies(self, parts: asyncio.Queue[Part | None], disconnected: asyncio.Event) -> AsyncIterator[bytes]:
+        while (part := await parts.get()) is not None:
+            answers = self._answers(*part)
             while not disconnected.is_set() and (body := await run_sync(next, answers, None)) is not None:
                 if body:
                     yield body
@@ -167,11 +170,8 @@ class DuplexResponse(Response):
                 return
 
 
-async def _receive(
-    receive: Receive, parts: asyncio.Queue[list[bytes | OversizedLine] | None], disconnected: asyncio.Event
-) -> None:
-    """Puts the lines of the body into the queue, then None, and waits for the client to disconnect."""
-    lines = LineSplitter()
+async def _receive(receive: Receive, parts: asyncio.Queue[Part | None], disconnected: asyncio.Event) -> None:
+    """Puts the chunks of the body into the queue, then None, and waits for the client to disconnect."""
     ended = False
     while True:
         message = await receive()
@@ -183,9 +183,7 @@ async def _receive(
         if ended:
             continue
         ended = not message.get("more_body", False)
-        found = lines.feed(message.get("body", b""), ends=ended)
-        if found:
-            await parts.put(found)
+        await parts.put((message.get("body", b""), ended))
         if ended:
             await parts.put(None)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
+from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from center.api.answer_cache import AnswerRenderer
@@ -23,6 +24,7 @@ class Services:
 
     Attributes:
         now_ms: wall clock.
+        parsing: lets one query at a time be parsed.
     """
 
     catalog: Catalog
@@ -34,6 +36,7 @@ class Services:
     feed: LiveFeed
     metrics: ApiMetrics
     synopses: SynopsisCache
+    parsing: CapacityLimiter
 
 
 def _services(request: Request) -> Services:

@@ -224,11 +224,11 @@ def test_a_line_that_is_too_long_is_refused_without_being_kept(asked):
     assert f"at most {MAX_LINE_BYTES} bytes" in bad["error"]["detail"] and good["id"] == 2
     lines = LineSplitter()
     for _ in range(100):
-        assert lines.feed(b"y" * 10_000) == []
+        assert list(lines.feed(b"y" * 10_000)) == []
         assert len(lines._rest) <= MAX_LINE_BYTES + 1
     (found,) = lines.feed(b"\n")
     assert isinstance(found, OversizedLine)
-    assert lines.feed(b'{"id":\r\n\n 1}\n') == [b'{"id":\r\n', b" 1}\n"]
+    assert list(lines.feed(b'{"id":\r\n\n 1}\n')) == [b'{"id":\r\n', b" 1}\n"]
 
 
 def test_new_answers_are_seen_by_a_stream_that_is_open(asked):

@@ -83,7 +83,7 @@ def test_a_query_that_does_not_fit_a_known_stream_names_the_column(desk):
         ("name: n", "application/json"),
         ("a: [", "application/yaml"),
         (b"\xff", "application/yaml"),
-        pytest.param("[" * 100_000, "application/json", id="deep JSON"),
+        pytest.param("[" * 60_000, "application/json", id="deep JSON"),
         pytest.param("[" * 1_500, "application/yaml", id="deep YAML"),
         pytest.param('{"shards": ' + "9" * 5_000 + "}", "application/json", id="many digits in JSON"),
         pytest.param("shards: " + "9" * 5_000, "application/yaml", id="many digits in YAML"),
@@ -106,9 +106,9 @@ def test_a_body_that_is_not_a_query_is_an_invalid_query(desk, body, content_type
         ({**SPEC, "where": "carrier = '\ud800'"}, "application/json", "where", "unpaired surrogate"),
         ({**SPEC, "name": "\ud800"}, "application/json", "name", "unpaired surrogate"),
         ({**SPEC, "\ud800": 1}, "application/json", "", "unpaired surrogate"),
-        ('name: "\\ud800"', "application/yaml", "name", "unpaired surrogate"),
+        ('name: "\\ud800"', "application/yaml", "", "Unicode character escape"),
         ('{"\\ud800": 1, "\\ud800": 1}', "application/json", "", "duplicate key"),
-        ('"\\ud800": 1\n"\\ud800": 1', "application/yaml", "", "duplicate key"),
+        ('"\\ud800": 1\n"\\ud800": 1', "application/yaml", "", "Unicode character escape"),
         ('{"name": "n", "name": "m"}', "application/json", "", "duplicate key name"),
         ("name: n\nname: m", "application/yaml", "", "duplicate key name"),
         ("lateness: 2013-02-30", "application/yaml", "", "day is out of range"),
@@ -127,7 +127,7 @@ def test_yaml_aliases_cannot_expand_a_small_body(desk):
     )
     refused = post(desk, bomb, "application/yaml")
     assert refused.status_code == 422
-    assert "without aliases" in refused.json()["accepted"]
+    assert "an alias (*a)" in refused.json()["detail"]
 
 
 def test_a_body_that_is_too_large_or_of_another_type_is_refused(desk):

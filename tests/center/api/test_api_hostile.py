@@ -1,0 +1,65 @@
+"""Requests that are made to cost: each is refused, in time that is linear in its bytes."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from edgewater.errors import InvalidQuery
+from edgewater.plain_yaml import MAX_NESTING
+from edgewater.syntax import MAX_TOKENS, parse_sql
+
+SPEC: dict[str, Any] = {"name": "n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
+LIMIT_S = 3.0
+"""Far above what is measured (0.4 s at most), far below what the attacks took (seconds to years)."""
+
+
+def post(desk, body: Any, content_type: str = "application/yaml"):
+    content = body if isinstance(body, str) else json.dumps(body)
+    return desk.ask("POST", "/v1/queries", content=content, headers={"Content-Type": content_type})
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        pytest.param("[" * 500_000, 413, id="500 KB of ["),
+        pytest.param("[" * 65_000, 422, id="64 KB of ["),
+        pytest.param("[\n" * 32_000, 422, id="[ in lines"),
+        pytest.param("- " * 32_000, 422, id="nested sequences"),
+        pytest.param("? " * 32_000, 422, id="nested keys"),
+        pytest.param("1" + ":59" * 21_000, 422, id="a number to the base of 60"),
+        pytest.param("[" + "2013-01-01," * 5_900 + "]", 422, id="dates"),
+        pytest.param({**SPEC, "where": "a in (" + ",".join(["1"] * 20_000) + ")"}, 422, id="a long list"),
+        pytest.param({**SPEC, "where": "struct(" * 40 + "a" + ")" * 40}, 422, id="struct(struct("),
+        pytest.param({**SPEC, "where": "char(a," * 40}, 422, id="char(a,char(a,"),
+        pytest.param(
+            {**SPEC, "measures": {f"m{i}": f"sum(coalesce({','.join('a' * 900)}))" for i in range(32)}},
+            422,
+            id="many expressions",
+        ),
+        pytest.param({**SPEC, "measures": {"n": "sum(" + "a ( TANH LIMIT " * 30}}, 422, id="LIMIT"),
+        pytest.param({**SPEC, "measures": {"n": "count_min(a, width=" + "9" * 5_000 + ")"}}, 422, id="digits"),
+        pytest.param({**SPEC, "measures": {"n": "sum(a + " + "9" * 5_000 + ")"}}, 422, id="digits in an expression"),
+    ],
+)
+def test_a_query_that_is_made_to_cost_is_refused_in_bounded_time(desk, body, status):
+    began = time.perf_counter()
+    refused = post(desk, body)
+    assert time.perf_counter() - began < LIMIT_S
+    assert refused.status_code == status
+    assert len(refused.content) < 2_000
+
+
+def test_yaml_may_be_nested_as_far_as_the_limit_says(desk):
+    nested = "[" * (MAX_NESTING + 1) + "]" * (MAX_NESTING + 1)
+    assert f"more than {MAX_NESTING} levels" in post(desk, nested).json()["detail"]
+    assert "a mapping" in post(desk, nested[1:-1]).json()["detail"]
+
+
+def test_an_expression_has_at_most_so_many_tokens():
+    with pytest.raises(InvalidQuery, match=f"at most {MAX_TOKENS} tokens"):
+        parse_sql(f"a IN ({', '.join(['1'] * (MAX_TOKENS // 2))})", "where")
+    parse_sql(f"a IN ({', '.join(['1'] * (MAX_TOKENS // 2 - 2))})", "where")
