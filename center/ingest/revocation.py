@@ -52,6 +52,6 @@ class RevocationLists:
 
 def _has_signed(issuer: x509.Certificate, crl: x509.CertificateRevocationList) -> bool:
     try:
-        return issuer.subject == crl.issuer and crl.is_signature_valid(issuer.public_key())  # type: ignore[arg-type]
+        return bool(issuer.subject == crl.issuer and crl.is_signature_valid(issuer.public_key()))
     except InvalidSignature:
         return False
