@@ -16,7 +16,8 @@ from typing import Any
 
 import click
 
-from center.config import CenterConfig
+from center.config import ENVIRONMENT_PREFIX, CenterConfig
+from edgewater.configuration import PRIVATE_UMASK
 from edgewater.errors import InvalidConfig
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
@@ -28,6 +29,9 @@ def _overrides(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, .
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise InvalidConfig("--set", text, "key=value, such as spark.master=local[4]")
+        if key == "api.token" or key.startswith("tokens."):
+            variable = ENVIRONMENT_PREFIX + key.upper().replace(".", "__")
+            raise InvalidConfig("--set", f"{key}=…", f"the variable {variable} or a file", "others see command lines")
         pairs[key] = value
     return pairs
 
@@ -72,6 +76,7 @@ def configured(command: Callable[..., Any]) -> Callable[..., Any]:
         supervised: bool,
         **kwargs: Any,
     ) -> Any:
+        os.umask(PRIVATE_UMASK)
         logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr)
         logging.getLogger("py4j").setLevel(logging.WARNING)
         if supervised:
@@ -166,6 +171,9 @@ def gateway(config: CenterConfig) -> None:
 def job(config: CenterConfig) -> None:
     """Merge frames on Spark and answer queries until SIGTERM or Ctrl-C. One per catalog; needs Java 17."""
     from center.ops.processes import run_job
+
+    for name in [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]:
+        del os.environ[name]  # it has been read, and the JVM and the executors need no secrets
 
     run_job(config)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -59,8 +60,10 @@ def run(config: Path, log_level: str) -> None:
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from edge.process import use_system_allocator
+    from edgewater.configuration import PRIVATE_UMASK
 
     use_system_allocator()
+    os.umask(PRIVATE_UMASK)
     from edge.agent import open_agent
     from edge.config import load_config
     from edge.durability.durable_core import lock_state_dir

@@ -21,6 +21,9 @@ from edgewater.errors import InvalidConfig, InvalidInput
 from edgewater.plain_yaml import load_yaml
 from edgewater.quantities import duration_ms, size_bytes
 
+PRIVATE_UMASK = 0o077
+"""Of the long-running processes: state and secrets that they write are readable by their own user only."""
+
 M = TypeVar("M", bound=BaseModel)
 
 

@@ -6,12 +6,16 @@ micro-batches and a small footprint or, for `center.batch` over millions of rows
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shlex
 import shutil
+import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -25,6 +29,10 @@ JAVA_ACCEPTED = (
     f"Java {JAVA_MIN} or newer: install it (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
 )
 JAVA_TIMEOUT_S = 30
+SECRET_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
+"""Names of Spark properties whose values are secret: Spark's own rule (`spark.redaction.regex`)."""
+_ESCAPED = "\\u%04x"
+"""A UTF-16 code unit in a file of Java properties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +124,14 @@ def spark_settings(config: SessionConfig) -> dict[str, str]:
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
         ),
+        "spark.hadoop.fs.permissions.umask-mode": "077",  # Hadoop does not heed the process's own
         # Capturing the call site of each DataFrame operation is a round trip to the JVM.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
     }
     if config.is_local:
         settings |= {
+            # Spark makes up the secret. Other users of the machine could otherwise use the driver's ports.
+            "spark.authenticate": "true",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
@@ -132,6 +143,33 @@ def spark_settings(config: SessionConfig) -> dict[str, str]:
     if config.scratch_dir is not None:
         settings["spark.local.dir"] = str(config.scratch_dir)
     return settings | dict(config.settings)
+
+
+@contextlib.contextmanager
+def off_the_command_line(settings: Mapping[str, str]) -> Iterator[None]:
+    """Passes settings to the JVM that starts meanwhile in a file that only this user can read.
+
+    PySpark passes all others as arguments of a process, which every user of the machine can see.
+    """
+    if not settings:
+        yield
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".properties") as file:
+        for name, value in settings.items():
+            units = struct.iter_unpack(">H", value.encode("utf-16-be"))
+            file.write(f"{name}={''.join(_ESCAPED % unit for (unit,) in units)}\n")
+        file.flush()
+        arguments = os.environ.get("PYSPARK_SUBMIT_ARGS")
+        os.environ["PYSPARK_SUBMIT_ARGS"] = (
+            f"--properties-file {shlex.quote(file.name)} --load-spark-defaults {arguments or 'pyspark-shell'}"
+        )
+        try:
+            yield
+        finally:
+            if arguments is None:
+                del os.environ["PYSPARK_SUBMIT_ARGS"]
+            else:
+                os.environ["PYSPARK_SUBMIT_ARGS"] = arguments
 
 
 def start_session(config: SessionConfig) -> SparkSession:
@@ -150,9 +188,14 @@ def start_session(config: SessionConfig) -> SparkSession:
         # Set before the JVM starts: otherwise it resolves the host's name, which may fail.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(config.master).appName(config.app_name)
+    secrets: dict[str, str] = {}
     for name, value in spark_settings(config).items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
+        if SECRET_SETTING.search(name):
+            secrets[name] = value
+        else:
+            builder = builder.config(name, value)
+    with off_the_command_line(secrets):
+        spark = builder.getOrCreate()
     hadoop = spark._jsc.hadoopConfiguration()
     spark._jvm.org.apache.hadoop.fs.FileSystem.getLocal(hadoop).setWriteChecksum(False)
     return spark

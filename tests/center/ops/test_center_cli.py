@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 
@@ -54,6 +55,11 @@ def test_the_keys_in_the_help_are_keys_that_are_accepted() -> None:
         (("check", "--set", "api.listen=7480"), "api.listen: '7480' is not accepted"),
         (("api", "--set", "api.prot=1"), "api.prot: '1' is not accepted; unknown key"),
         (("gateway", "--set", "nothing"), "--set: 'nothing' is not accepted; expected key=value"),
+        (
+            ("api", "--set", "api.token=x"),
+            "the variable EDGEWATER_CENTER__API__TOKEN or a file",
+        ),
+        (("gateway", "--set", "tokens.jfk=x"), "expected the variable EDGEWATER_CENTER__TOKENS__JFK or a file"),
         (("job", "--config", "/nowhere.yaml"), "--config: '/nowhere.yaml' is not accepted"),
         (("gateway", "--set", "gateway.listen=0.0.0.0:0"), "tokens: {} is not accepted"),
     ],
@@ -152,16 +158,28 @@ def test_the_gateway_is_a_process_that_beats_and_shows_its_metrics(tmp_path: Pat
     assert registry.heartbeats() == []
 
 
+def readable_by_others(directory: Path) -> list[str]:
+    """What a center has written below `directory` and other users of the machine could read."""
+    paths = [p for p in directory.rglob("*") if p.name != "center.yaml" and not p.is_symlink()]
+    return [str(p) for p in paths if p.exists() and p.stat().st_mode & 0o077]
+
+
 @pytest.mark.e2e
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_whole_center_runs_outlives_the_death_of_each_component_and_stops_as_one(tmp_path: Path) -> None:
     flags = ("--data-dir", str(tmp_path), "--set", f"gateway.listen={ANY}", "--set", f"api.listen={ANY}")
-    with process("run", "--json", *flags, stdout=subprocess.PIPE) as center:
+    configured = tmp_path / "center.yaml"
+    configured.write_text("spark: {conf: {spark.hadoop.store.secret.key: not-for-others}}\n")
+    with process("run", "--json", "--config", str(configured), *flags, stdout=subprocess.PIPE) as center:
         assert center.stdout is not None
         ready = json.loads(center.stdout.readline())
         assert set(ready["pids"]) == {"gateway", "job", "api"}
         assert httpx.get(f"{ready['api']}/readyz").json()["ready"]
+        assert readable_by_others(tmp_path) == []
+        job = psutil.Process(ready["pids"]["job"])
+        lines = [" ".join(p.cmdline()) for p in (job, *job.children(recursive=True))]
+        assert any("java" in line for line in lines) and not any("not-for-others" in line for line in lines)
         refused = invoke("run", *flags)
         assert "another `edgewater center run` uses this directory" in refused.output
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
-from center.spark.session import SessionConfig, java_version, require_java, spark_settings
+from center.spark.session import SessionConfig, java_version, off_the_command_line, require_java, spark_settings
 from edgewater.errors import InvalidConfig
 
 
@@ -67,6 +69,20 @@ def test_bulk_work_is_compiled_well_and_comes_in_large_batches() -> None:
     assert "TieredStopAtLevel" not in bulk["spark.driver.extraJavaOptions"]
     rows = "spark.sql.execution.arrow.maxRecordsPerBatch"
     assert int(bulk[rows]) > int(micro[rows])
+
+
+def test_secret_settings_reach_java_in_a_file_of_this_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--verbose pyspark-shell")
+    with off_the_command_line({"spark.hadoop.fs.secret": "a=b\\ \n€𝄞"}):
+        option, name, *others = os.environ["PYSPARK_SUBMIT_ARGS"].split()
+        written = Path(name).read_text(encoding="ascii")
+        assert (option, others) == ("--properties-file", ["--load-spark-defaults", "--verbose", "pyspark-shell"])
+        assert Path(name).stat().st_mode & 0o077 == 0
+    key, _, value = written.strip().partition("=")
+    assert key == "spark.hadoop.fs.secret"
+    assert json.loads(f'"{value}"') == "a=b\\ \n€𝄞"
+    assert os.environ["PYSPARK_SUBMIT_ARGS"] == "--verbose pyspark-shell"
+    assert not Path(name).exists()
 
 
 def test_a_users_settings_win() -> None:
