@@ -25,10 +25,12 @@ class _Pipe:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._poll = select.poll()  # unlike select.select, for descriptors of any number
+        self._poll.register(fd, select.POLLIN)
         self.ended = False
 
     def wait(self, timeout_s: float) -> bool:
-        return bool(select.select([self._fd], [], [], timeout_s)[0])
+        return bool(self._poll.poll(timeout_s * 1000))
 
     def read(self, size: int) -> bytes:
         if self.ended or not self.wait(0):
