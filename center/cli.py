@@ -205,3 +205,83 @@ def check_command(config: CenterConfig, as_json: bool) -> None:
         for c in results:
             click.echo(f"{'ok ' if c.ok else 'NOT'}  {c.name:<15} {c.message}")
     sys.exit(0 if ok else 1)
+
+
+@center.group()
+def quarantine() -> None:
+    """Frames that the job could not apply: list, show, retry or drop them.
+
+    Such a frame failed alone, twice. It counts as lost input of its edge, so that the windows that may lack it say
+    so; its bytes are kept. The commands use the catalog and the frame log of the configuration; the center may run.
+
+    \b
+      edgewater center quarantine ls
+      edgewater center quarantine show flights@1 17
+      edgewater center quarantine retry flights@1 17
+    """
+
+
+def _of_frame(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+    return click.argument("query")(click.argument("position", type=click.IntRange(1))(command))
+
+
+def _print(as_json: bool, value: object, text: str) -> None:
+    click.echo(json.dumps(value) if as_json else text)
+
+
+@quarantine.command("ls")
+@configured
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def quarantine_ls(config: CenterConfig, as_json: bool) -> None:
+    """List the frames, the latest first."""
+    from center.ops.quarantine import Quarantine
+
+    with Quarantine(config) as frames:
+        listed = frames.list()
+    lines = [f"{f['query']} {f['position']}  {f['edge']}  {f['quarantined_at']}  {f['reason']}" for f in listed]
+    _print(as_json, {"frames": listed}, "\n".join(lines) if lines else "no frame is in quarantine")
+
+
+@quarantine.command("show")
+@configured
+@_of_frame
+def quarantine_show(config: CenterConfig, query: str, position: int, as_json: bool) -> None:
+    """Show what is in a frame, as far as it can be read: QUERY is name@version.
+
+    It is read in a process of its own, which it may kill.
+    """
+    from center.ops.quarantine import Quarantine
+
+    with Quarantine(config) as frames:
+        shown = frames.show(query, position)
+    _print(as_json, shown, json.dumps(shown, indent=2))
+
+
+@quarantine.command("retry")
+@configured
+@_of_frame
+def quarantine_retry(config: CenterConfig, query: str, position: int, as_json: bool) -> None:
+    """Let the job apply a frame once more, as new data, such as after an upgrade.
+
+    It gets the query's next position; if it fails again it is back in quarantine under that. What it has for windows
+    that are final by then is counted on them (`after_final`), as of any late frame. Windows that it was stated to be
+    lost to keep saying so.
+    """
+    from center.ops.quarantine import Quarantine
+
+    with Quarantine(config) as frames:
+        at = frames.retry(query, position)
+    _print(as_json, {"query": query, "position": at}, f"{query} {position} is applied again, at position {at}")
+
+
+@quarantine.command("drop")
+@configured
+@_of_frame
+def quarantine_drop(config: CenterConfig, query: str, position: int, as_json: bool) -> None:
+    """Give up a frame and its bytes for good."""
+    from center.ops.quarantine import Quarantine
+
+    with Quarantine(config) as frames:
+        frames.drop(query, position)
+    _print(as_json, {"query": query, "position": position}, f"{query} {position} is dropped")

@@ -23,7 +23,7 @@ from center.api.edge_progress import EdgeProgress
 from center.api.live_feed import AnswerPoller, LiveFeed
 from center.api.metrics import ApiMetrics, CenterCollector, MetricsMiddleware
 from center.api.models import ProblemDetails
-from center.api.routers import alarms, answers, edges, evaluate, health, live, queries
+from center.api.routers import alarms, answers, edges, evaluate, health, live, quarantine, queries
 from center.api.services import Services
 from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
@@ -74,7 +74,15 @@ def create_app(
     app.add_middleware(MetricsMiddleware, metrics=services.metrics)
     problems.install(app)
     guarded = [Depends(_token_guard(config))] if config.token is not None else []
-    for router in (queries.router, answers.router, evaluate.router, live.router, edges.router, alarms.router):
+    for router in (
+        queries.router,
+        answers.router,
+        evaluate.router,
+        live.router,
+        edges.router,
+        alarms.router,
+        quarantine.router,
+    ):
         app.include_router(router, dependencies=guarded)
     app.include_router(health.router)
     _describe_problems(app)

@@ -13,6 +13,7 @@ from center.api.edge_progress import EdgeState, edge_state, watermark
 from center.api.measure_models import AnswerRow, Rfc3339, WindowRange
 from center.api.waiting import EdgeCause, QueryState, QueryWait
 from center.catalog import AlarmRecord, EdgeRecord, QueryStatusRecord, RegisteredQuery
+from center.catalog import QuarantinedFrame as QuarantinedRecord
 from edgewater.streams import Delivery, type_name
 from edgewater.timestamps import rfc3339
 
@@ -305,6 +306,45 @@ class Alarm(BaseModel):
 
 class AlarmList(BaseModel):
     alarms: list[Alarm] = Field(description="The latest first.")
+
+
+class QuarantinedFrame(BaseModel):
+    """A frame that could not be applied, and its place in the frame log."""
+
+    query: str = Field(description="The query's key, `name@version`.")
+    position: int
+    edge: str
+    incarnation: str
+    seq: int
+    reason: str
+    quarantined_at: Rfc3339
+    received_at: Rfc3339
+    wire_bytes: int
+    segment: str
+    offset: int
+    length: int
+
+    @classmethod
+    def of(cls, frame: QuarantinedRecord) -> Self:
+        e = frame.entry
+        return cls(
+            query=frame.key,
+            position=e.position,
+            edge=e.edge,
+            incarnation=e.incarnation,
+            seq=e.seq,
+            reason=frame.reason,
+            quarantined_at=rfc3339(frame.quarantined_at_ms),
+            received_at=rfc3339(e.received_at_ms),
+            wire_bytes=e.wire_bytes,
+            segment=e.segment,
+            offset=e.offset,
+            length=e.length,
+        )
+
+
+class QuarantineList(BaseModel):
+    frames: list[QuarantinedFrame] = Field(description="The latest first.")
 
 
 class Answer(BaseModel):

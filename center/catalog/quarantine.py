@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, insert, select, update
 
 from center.catalog import schema as t
-from center.catalog.frame_index import entry_of, query_from_key, query_key
+from center.catalog.frame_index import entry_of, query_key
 from center.storage.frame_log import FrameEntry
 from edgewater.errors import Conflict, NotFound
 from edgewater.wire import QueryRef
@@ -50,7 +50,7 @@ def add(connection: Connection, entry: FrameEntry, reason: str, now_ms: int) -> 
     c = t.quarantine.c
     of_edge = and_(c.name == entry.query.name, c.version == entry.query.version, c.edge == entry.edge)
     listed = connection.execute(select(c.position).where(of_edge).order_by(c.position.desc())).scalars().all()
-    unused = [drop(connection, entry.query, position) for position in listed[MAX_PER_EDGE:]]
+    unused = [drop(connection, query_key(entry.query), position) for position in listed[MAX_PER_EDGE:]]
     return [segment for segment in unused if segment is not None]
 
 
@@ -69,9 +69,12 @@ def select_reasons(connection: Connection) -> dict[tuple[str, int], str]:
 
 def select_frame(connection: Connection, key: str, position: int) -> QuarantinedFrame:
     """Raises NotFound."""
-    row = connection.execute(select(t.quarantine).where(_is_frame(query_from_key(key), position))).first()
+    name, _, version = key.rpartition("@")
+    row = None
+    if version.isdecimal() and int(version) < 1 << 63:
+        row = connection.execute(select(t.quarantine).where(_is_frame(QueryRef(name, int(version)), position))).first()
     if row is None:
-        raise NotFound(f"no frame of query {key} at position {position} is in quarantine")
+        raise NotFound(f"no frame of query {key[:200]} at position {position} is in quarantine")
     return _frame(row)
 
 
@@ -97,13 +100,14 @@ def retry(connection: Connection, key: str, position: int) -> int:
     return int(last) + 1
 
 
-def drop(connection: Connection, ref: QueryRef, position: int) -> str | None:
+def drop(connection: Connection, key: str, position: int) -> str | None:
     """Takes a frame off the list for good; returns its segment if nothing else is in use there.
 
     Raises:
         NotFound: it is not listed.
     """
-    segment = select_frame(connection, query_key(ref), position).entry.segment
+    entry = select_frame(connection, key, position).entry
+    ref, segment = entry.query, entry.segment
     # The lock under which frames are indexed and segments are dropped.
     connection.execute(select(t.queries.c.name).where(t.queries.c.name == ref.name).with_for_update()).all()
     connection.execute(delete(t.quarantine).where(_is_frame(ref, position)))

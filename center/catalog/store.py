@@ -37,7 +37,7 @@ from center.catalog.edges import (
     StreamRecord,
     require_consistent_schema,
 )
-from center.catalog.frame_index import IndexOutcome, UnindexedFrame, query_from_key, query_key
+from center.catalog.frame_index import IndexOutcome, UnindexedFrame, query_key
 from center.catalog.quarantine import QuarantinedFrame
 from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
 from center.storage.frame_log import FrameEntry
@@ -426,7 +426,7 @@ class Catalog:
             NotFound: it is not in quarantine.
         """
         with write_transaction(self._engine) as connection:
-            return quarantine.drop(connection, query_from_key(key), position)
+            return quarantine.drop(connection, key, position)
 
     # Alarms
 

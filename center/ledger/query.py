@@ -273,7 +273,9 @@ class QueryLedger(ABC):
                 self._add_late(frame.edge, drop.slice_start_ms, MAX_TIME_MS, drop.reason.label, drop.records)
             touched.update(frame.touched)
             for close in frame.closes:
-                closes_by_slice.setdefault(close.slice_start_ms, {})[frame.edge, frame.incarnation] = close
+                closes, origin = closes_by_slice.setdefault(close.slice_start_ms, {}), (frame.edge, frame.incarnation)
+                if origin not in closes or close.observed >= closes[origin].observed:
+                    closes[origin] = close
         changed = []
         for start in sorted(touched | closes_by_slice.keys()):
             closes = closes_by_slice.get(start, {})
@@ -311,7 +313,10 @@ class QueryLedger(ABC):
         known = held.closes if held else {}
         # A close with no records and nothing withheld carries no news: it needs no new answer.
         nothing = SliceClose(start_ms, 0, 0)
-        news = {o: c for o, c in closes.items() if c != known.get(o, nothing)}
+        # Counters never decrease: a frame that is applied again, after quarantine, may have an older close.
+        news = {
+            o: c for o, c in closes.items() if c != (before := known.get(o, nothing)) and c.observed >= before.observed
+        }
         if not news and not touched:
             return False
         if held is None:

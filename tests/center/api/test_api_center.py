@@ -11,8 +11,10 @@ from fastapi import FastAPI
 from center.api.models import Edge, ProblemDetails, Readiness
 from center.api.problems import HTTP_PROBLEMS, PROBLEMS, install
 from center.catalog import ComponentHeartbeat
+from center.storage.frame_log import FrameEntry
 from edgewater import errors
 from edgewater.streams import EdgeId
+from edgewater.wire import QueryRef
 
 T0 = 1_356_998_400_000
 
@@ -53,6 +55,18 @@ def test_alarms_are_given_the_latest_first(desk):
     alarms = desk.get("/v1/alarms").json()["alarms"]
     assert [a["kind"] for a in alarms] == ["frames-lost", "frame-conflict"]
     assert alarms[0]["last_at"] == "2013-01-01T00:00:01Z"
+
+
+def test_frames_in_quarantine_are_listed_and_found_by_query_and_position(desk):
+    entry = FrameEntry(QueryRef("q", 1), 7, EdgeId("jfk"), "i1", 3, 9, "q@1/s.frames", 0, 10, 123, T0)
+    desk.catalog.quarantine(entry, "ValueError: odd", T0 + 1000)
+    (frame,) = desk.get("/v1/quarantine").json()["frames"]
+    assert (frame["query"], frame["position"], frame["edge"], frame["seq"]) == ("q@1", 7, "jfk", 3)
+    assert (frame["reason"], frame["quarantined_at"]) == ("ValueError: odd", "2013-01-01T00:00:01Z")
+    assert desk.get("/v1/quarantine/q@1/7").json() == frame
+    for missing in ("q@1/8", "q@2/7", "q/7", "q@x/7", f"q@{10**30}/7"):
+        assert desk.get(f"/v1/quarantine/{missing}").status_code == 404
+    assert desk.get(f"/v1/quarantine/q@1/{1 << 70}").status_code == 422
 
 
 def test_a_process_that_answers_is_alive_whatever_the_others_do(desk):
@@ -178,7 +192,7 @@ def test_openapi_describes_every_endpoint_with_a_summary_and_problems_only(desk)
         "/v1/queries/{name}/at", "/v1/queries/{name}/windows/{start}", "/v1/queries/{name}/windows/{start}/revisions",
         "/v1/queries/{name}/status", "/v1/queries/{name}/evaluate",
             "/v1/queries/{name}/live", "/v1/live", "/v1/edges", "/v1/edges/{edge}",
-        "/v1/alarms", "/livez", "/readyz", "/metrics",
+        "/v1/alarms", "/v1/quarantine", "/v1/quarantine/{query}/{position}", "/livez", "/readyz", "/metrics",
     }  # fmt: skip
     for operations in document["paths"].values():
         for operation in operations.values():

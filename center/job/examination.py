@@ -1,0 +1,183 @@
+"""Tries frames in a process of its own, which a frame may kill: by its memory, its time or a fault of native code."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from center.catalog import query_key
+from center.job.frame_source import read_frame
+from center.job.merge import merge_rows
+from center.job.rows import FRAME_KINDS, FrameRow, RowKind, control_body, from_table, to_batch
+from center.storage.frame_log import FrameEntry, FrameLog
+from edgewater.errors import StorageError
+from edgewater.synopses import GroupedAggregate
+
+TIMEOUT_S = 20.0
+"""How long reading and merging one frame may take: tens of milliseconds are usual."""
+START_TIMEOUT_S = 60.0
+MEMORY_BYTES = 4 << 30
+"""Address space that a frame may take, beyond what the process has when it starts."""
+TRIES = 2
+"""A frame that kills a process kills the next one too; a process may die for other reasons."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialTrial:
+    """What a partial is, as far as it can be read.
+
+    Attributes:
+        problem: why it cannot be used; empty: it can.
+    """
+
+    slice_start_ms: int
+    shard: int
+    size: int
+    records: int | None = None
+    groups: int | None = None
+    measures: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of a process that read and merged a frame.
+
+    Attributes:
+        death: how the process ended; empty: it lives.
+        problem: why the frame cannot be read; empty: it can.
+        header: what it says beside its partials.
+    """
+
+    death: str = ""
+    problem: str = ""
+    header: Mapping[str, int | None] = field(default_factory=dict)
+    partials: tuple[PartialTrial, ...] = field(default=())
+
+
+class Examiner:
+    """Tries frames one after the other, all in one process until one of them kills it. A context manager.
+
+    Raises:
+        StorageError: by `try_frame`: the process cannot be started, or the log not be read. It says nothing about the
+            frame.
+    """
+
+    def __init__(self, log_dir: str | Path, timeout_s: float = TIMEOUT_S) -> None:
+        self._log_dir, self._timeout_s = str(log_dir), timeout_s
+        self._process: SpawnProcess | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._end()
+
+    def try_frame(self, entry: FrameEntry) -> Trial:
+        """Reads and merges a frame as executors and driver do."""
+        trial = Trial()
+        for _ in range(TRIES):
+            trial = self._once(entry)
+            if not trial.death:
+                break
+        return trial
+
+    def _once(self, entry: FrameEntry) -> Trial:
+        if self._process is None:
+            self._start()
+        try:
+            self._pipe.send(entry)
+            if not self._pipe.poll(self._timeout_s):
+                self._end()
+                return Trial(f"it takes longer than {self._timeout_s:g} s")
+            answer = self._pipe.recv()
+        except (EOFError, OSError):
+            return Trial(f"the process that read it was ended by {self._end()}")
+        if isinstance(answer, StorageError):
+            raise answer
+        assert isinstance(answer, Trial)
+        return answer
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, self._log_dir), name="examiner", daemon=True)
+        self._process.start()
+        theirs.close()
+        try:
+            if self._pipe.poll(START_TIMEOUT_S) and self._pipe.recv() == Trial():
+                return
+        except (EOFError, OSError):
+            pass
+        raise StorageError(f"the process that tries frames cannot be started: {self._end()}")
+
+    def _end(self) -> str:
+        """Ends the process; returns how it had ended."""
+        process, self._process = self._process, None
+        if process is None:
+            return "nothing"
+        process.join(0.2)
+        code = process.exitcode
+        process.kill()
+        process.join()
+        process.close()
+        self._pipe.close()
+        return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+
+
+def _serve(pipe: Connection, log_dir: str) -> None:
+    """The process: answers a trial without content once it is ready, and then one per entry."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    has_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (has_bytes + MEMORY_BYTES, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    pipe.send(Trial())
+    log = FrameLog(log_dir)
+    while True:
+        try:
+            entry = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(_try(log, Path(log_dir), entry))
+        except StorageError as exc:
+            pipe.send(exc)
+
+
+def _try(log: FrameLog, log_dir: Path, entry: FrameEntry) -> Trial:
+    rows = read_frame(log, log_dir, query_key(entry.query), entry)
+    partials = tuple(_try_partial(row) for row in rows if row.kind is RowKind.PARTIAL)
+    merged = from_table(to_batch(merge_rows(rows)))
+    death = next((p.problem for p in partials if p.problem.startswith(MemoryError.__name__)), "")
+    (row,) = (row for row in merged if row.kind in FRAME_KINDS)
+    if row.kind is not RowKind.CONTROL:
+        return Trial(death, row.payload.decode(errors="replace"), {}, partials)
+    body = control_body(row.payload)
+    header = {
+        "through_ms": body.through_ms,
+        "since_ms": body.since_ms,
+        "closes": len(body.closes),
+        "closed_records": sum(close.observed for close in body.closes),
+        "substreams": len(body.arrivals.substreams) if body.arrivals else 0,
+        "losses": len(body.losses),
+        "dropped_records": sum(drop.records for drop in body.dropped),
+    }
+    return Trial(death, "", header, partials)
+
+
+def _try_partial(row: FrameRow) -> PartialTrial:
+    at = (row.slice_start_ms, row.shard, len(row.payload))
+    try:
+        aggregate = GroupedAggregate.from_bytes(row.payload)
+        GroupedAggregate.merge_bytes([row.payload, row.payload])
+    except Exception as exc:
+        return PartialTrial(*at, problem=f"{type(exc).__name__}: {str(exc)[:500]}")
+    return PartialTrial(*at, aggregate.records, len(aggregate), tuple(aggregate.measures))

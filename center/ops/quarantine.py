@@ -1,0 +1,78 @@
+"""An operator's access to the frames that the job could not apply."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self
+
+from center.catalog import Catalog, QuarantinedFrame
+from center.config import CenterConfig
+from center.job.examination import Examiner
+from center.results import ResultStore
+from center.storage.frame_log import FrameLog
+from edgewater.errors import Conflict, EdgewaterError
+from edgewater.timestamps import rfc3339
+
+
+class Quarantine:
+    """The quarantine of a center, whose processes may run. A context manager; methods raise StorageError."""
+
+    def __init__(self, config: CenterConfig) -> None:
+        self._catalog = Catalog(config.catalog)
+        self._results_url, self._log_dir = config.results, config.frames_dir
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._catalog.close()
+
+    def list(self) -> list[dict[str, Any]]:
+        """The frames, the latest first."""
+        return [_mapping(frame) for frame in self._catalog.quarantined()]
+
+    def show(self, key: str, position: int) -> dict[str, Any]:
+        """A frame and its contents, as far as they can be read. Raises NotFound."""
+        frame = self._catalog.quarantined_frame(key, position)
+        contents: dict[str, Any]
+        try:
+            with Examiner(self._log_dir) as examiner:
+                contents = asdict(examiner.try_frame(frame.entry))
+        except EdgewaterError as exc:
+            contents = {"problem": exc.message}
+        return _mapping(frame) | {"contents": contents}
+
+    def retry(self, key: str, position: int) -> int:
+        """Lets the job apply a frame as new data; returns its new position.
+
+        Raises:
+            NotFound: it is not in quarantine.
+            Conflict: its query is deleted, or the job has not yet stated it as lost.
+        """
+        self._catalog.quarantined_frame(key, position)
+        store = ResultStore(self._results_url)
+        try:
+            if store.consumed().get(key, 0) < position:
+                raise Conflict(f"the job has not passed frame {position} of query {key} yet: try again when it has")
+        finally:
+            store.close()
+        return self._catalog.retry_quarantined(key, position)
+
+    def drop(self, key: str, position: int) -> None:
+        """Gives up a frame and its bytes. Raises NotFound."""
+        segment = self._catalog.drop_quarantined(key, position)
+        if segment is not None:
+            FrameLog(self._log_dir).remove(segment)
+
+
+def _mapping(frame: QuarantinedFrame) -> dict[str, Any]:
+    entry = asdict(frame.entry)
+    del entry["query"]
+    return {
+        "query": frame.key,
+        **entry,
+        "reason": frame.reason,
+        "quarantined_at": rfc3339(frame.quarantined_at_ms),
+        "received_at": rfc3339(entry.pop("received_at_ms")),
+    }

@@ -1,0 +1,182 @@
+"""Quarantined frames as an operator lists, shows, retries and drops them, while the job goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from center.catalog import quarantine
+from center.ledger.query import QueryLedger
+from center.results.writes import late_by_window
+from edgewater.__main__ import main
+from edgewater.errors import Conflict, NotFound
+from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
+from tests.center.job.conftest import World, synopsis
+from tests.center.job.micro_batches import MicroBatches
+
+FAR = 1 << 40
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+def command(world: World, *args: str) -> Any:
+    where = ("catalog_url", world.catalog_url), ("results_url", world.results_url), ("log_dir", str(world.log_dir))
+    options = [part for key, value in where for part in ("--set", f"{key}={value}")]
+    result = CliRunner().invoke(main, ["center", "quarantine", *args[:1], *options, "--json", *args[1:]])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def fail_on_seven(patch: pytest.MonkeyPatch) -> None:
+    """The ledger cannot take a close of seven records."""
+    report = QueryLedger.report
+
+    def faulty(self: QueryLedger, summaries: Any, *rest: Any) -> Any:
+        summaries = list(summaries)
+        if any(close.observed == 7 for f in summaries for close in f.closes):
+            raise ValueError("odd")
+        return report(self, summaries, *rest)
+
+    patch.setattr(QueryLedger, "report", faulty)
+
+
+def poison(world: World, ref: QueryRef, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ships a frame that the ledger cannot take, and runs the job on it until retention has passed."""
+    close = (SliceClose(0, 7, 0),)
+    world.ship(world.edges[0], ref, FrameBody(0, (Partial(0, 0, synopsis(["/odd"] * 7, [1] * 7)),), close))
+    world.log.roll()
+    with monkeypatch.context() as patch:
+        fail_on_seven(patch)
+        job = MicroBatches(world, keep_frames_ms=0)
+        job.run()
+        world.ship_records(world.edges[1], ref, 0, ["/later"])
+        job.run()
+        job.close()
+    world.log.roll()
+
+
+def test_a_quarantined_frame_is_listed_shown_and_dropped_with_its_bytes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ref,) = world.register("a")
+    poison(world, ref, monkeypatch)
+    (listed,) = command(world, "ls")["frames"]
+    assert (listed["query"], listed["position"], listed["edge"], listed["reason"]) == (
+        "a@1", 1, str(world.edges[0]), "ValueError: odd",
+    )  # fmt: skip
+    assert world.catalog.frames("a@1", 0, 1) == [], "retention has passed"
+    assert (world.log_dir / listed["segment"]).exists()
+    assert world.catalog.removable_segments([listed["segment"]]) == []
+
+    shown = command(world, "show", "a@1", "1")["contents"]
+    assert (shown["death"], shown["problem"], shown["header"]["closed_records"]) == ("", "", 7)
+    (partial,) = shown["partials"]
+    assert (partial["slice_start_ms"], partial["records"], partial["groups"]) == (0, 7, 1)
+    assert partial["measures"] == ["bytes"]
+
+    assert command(world, "drop", "a@1", "1") == {"query": "a@1", "position": 1}
+    assert not (world.log_dir / listed["segment"]).exists()
+    assert command(world, "ls") == {"frames": []}
+    with pytest.raises(NotFound):
+        world.catalog.drop_quarantined("a@1", 1)
+
+
+def test_a_frame_that_is_retried_counts_once_as_new_data(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    (ref,) = world.register("a")
+    poison(world, ref, monkeypatch)
+    assert command(world, "retry", "a@1", "1") == {"query": "a@1", "position": 3}
+    job = MicroBatches(world, keep_frames_ms=0)
+    world.end(ref)
+    job.run()
+    world.truth[ref, 0, "/odd"] += 7
+    assert world.answers() == world.truth
+    (record,) = world.store.windows(ref, 0, 1, 10)[0]
+    assert record.quality["completeness"]["losses"], "that it was lost has been said"
+    assert record.quality["records"]["observed"] == 8
+    assert world.catalog.quarantined() == []
+    with pytest.raises(NotFound):
+        world.catalog.retry_quarantined("a@1", 1)
+    job.close()
+
+
+def test_an_older_close_of_a_retried_frame_replaces_no_newer_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    (ref,) = world.register("a")
+    poison(world, ref, monkeypatch)
+    newer = FrameBody(0, (Partial(0, 0, synopsis(["/odd"], [1])),), (SliceClose(0, 8, 0),))
+    world.ship(world.edges[0], ref, newer)
+    world.catalog.retry_quarantined("a@1", 1)
+    job = MicroBatches(world)
+    world.end(ref)
+    job.run()
+    (record,) = world.store.windows(ref, 0, 1, 10)[0]
+    assert record.quality["records"]["observed"] == 9
+    job.close()
+
+
+def test_what_a_retried_frame_has_for_final_windows_is_counted_on_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ref,) = world.register("a")
+    poison(world, ref, monkeypatch)
+    job = MicroBatches(world)
+    world.end(ref)
+    job.run()
+    before = world.answers()
+    command(world, "retry", "a@1", "1")
+    job.run()
+    assert world.answers() == before
+    with world.store._engine.connect() as connection:
+        assert late_by_window(connection, "a@1", [(0, 1000)]) == {0: {"after-final": 7}}
+    job.close()
+
+
+def test_a_retried_frame_that_fails_again_is_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    (ref,) = world.register("a")
+    poison(world, ref, monkeypatch)
+    world.catalog.retry_quarantined("a@1", 1)
+    fail_on_seven(monkeypatch)
+    job = MicroBatches(world)
+    job.run()
+    assert [f.entry.position for f in world.catalog.quarantined()] == [3]
+    assert not job.process.stuck
+    job.close()
+
+
+def test_a_frame_that_has_not_been_passed_or_whose_query_is_deleted_is_not_retried(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ref,) = world.register("a")
+    world.ship_records(world.edges[0], ref, 0, ["/a"])
+    (entry,) = world.catalog.frames("a@1", 0, 1)
+    world.catalog.quarantine(entry, "odd", 1)
+    failed = CliRunner().invoke(
+        main,
+        ["center", "quarantine", "retry", "--set", f"catalog_url={world.catalog_url}", "--set",
+         f"results_url={world.results_url}", "a@1", "1"],
+    )  # fmt: skip
+    assert failed.exit_code != 0 and "has not passed frame 1" in failed.output
+    world.catalog.delete("a", world.now)
+    with pytest.raises(Conflict, match="deleted"):
+        world.catalog.retry_quarantined("a@1", 1)
+
+
+def test_one_edge_keeps_a_bounded_number_of_frames(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarantine, "MAX_PER_EDGE", 3)
+    (ref,) = world.register("a")
+    for edge in (world.edges[1], *[world.edges[0]] * 5):
+        world.ship_records(edge, ref, 0, ["/a"])
+    for entry in world.catalog.frames("a@1", 0, FAR):
+        world.catalog.quarantine(entry, "odd", entry.position)
+        world.catalog.quarantine(entry, "odd", entry.position)
+    assert [f.entry.position for f in world.catalog.quarantined()] == [6, 5, 4, 1]
+    assert sum(a.times for a in world.catalog.alarms()) == 6
