@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -44,9 +45,16 @@ def synopsis(groups: int, seed: int) -> bytes:
 
 
 class SyntheticEdge:
-    """An `UplinkEndpoint` that sends the frames of `queue`; `acked_at` has the time of each acknowledgement."""
+    """An `UplinkEndpoint` that sends the frames of `queue`.
 
-    def __init__(self, address: str) -> None:
+    Attributes:
+        acked_at: time of the acknowledgement of each frame.
+        refused: frames that the center has refused, by reason.
+    """
+
+    def __init__(self, address: str, edge: str = EDGE, stream: str = STREAM) -> None:
+        self.edge, self.stream = edge, stream
+        self.refused = Counter[str]()
         self.queue: asyncio.Queue[Frame] = asyncio.Queue()
         self.acked_at: dict[int, float] = {}
         self.queries: dict[str, QueryRef] = {}
@@ -64,6 +72,10 @@ class SyntheticEdge:
             tuple(Partial(slice_start_ms, 0, data) for data in synopses),
             (SliceClose(slice_start_ms, len(synopses), 0),),
         )
+        return self.put_body(query, body)
+
+    def put_body(self, query: str, body: FrameBody) -> int:
+        """Queues a frame of a query; returns its seq."""
         frame = Frame.pack(self.next_seq, self.queries[query], body)
         self.next_seq += 1
         self.queue.put_nowait(frame)
@@ -96,6 +108,9 @@ class SyntheticEdge:
     def on_sampling(self, query: QueryRef, rate: float, clock_offset_ms: float, reason: SamplingReason) -> None:
         return
 
+    def on_refused(self, query: QueryRef, reason: str, message: str, frames: int) -> None:
+        self.refused[reason] += frames
+
     async def budget_reports(self, *, all_queries: bool) -> Sequence[pb.BudgetReport]:
         return []
 
@@ -105,8 +120,8 @@ class SyntheticEdge:
     def hello(self) -> pb.Hello:
         columns = [pb.Stream.Column(name="key", type="string"), pb.Stream.Column(name="value", type="int64")]
         return pb.Hello(
-            protocol_min=1, protocol_max=1, edge=EDGE, incarnation=self.incarnation,
-            streams=[pb.Stream(name=STREAM, columns=columns)], oldest_seq=1,
+            protocol_min=1, protocol_max=1, edge=self.edge, incarnation=self.incarnation,
+            streams=[pb.Stream(name=self.stream, columns=columns)], oldest_seq=1,
             next_seq=self.next_seq, sent_at_ms=now_ms(),
         )  # fmt: skip
 
