@@ -20,11 +20,12 @@ from edgewater.query import BoundQuery, QuerySpec
 from edgewater.streams import COLUMN_TYPES, type_name
 from edgewater.synopses import GroupedAggregate, Stack
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.layout import KEYS, MAX_COUNT, STRINGS, Field, Layout, check_array, layout_for
+from edgewater.synopses.encoding.layout import KEYS, STRINGS, Field, Layout, check_array, layout_for
 from edgewater.syntax import parse_sql
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
+MAX_RECORDS = 1 << 53
 MAX_GROUPS = 1 << 22
 """Groups of a partial."""
 MAX_STATE_BYTES = 256 << 20
@@ -150,8 +151,8 @@ class PartialCheck:
         if message.kind != kind:
             raise IncompatibleSynopses(f"kind: {message.kind[:_SHOWN]!r}; expected {kind!r}")
         _check_version("", message, GroupedAggregate.version)
-        if message.records > MAX_COUNT:
-            raise CorruptSynopsis(f"records: {message.records}; expected 0 to {MAX_COUNT}")
+        if message.records > MAX_RECORDS:
+            raise CorruptSynopsis(f"records: {message.records}; expected 0 to {MAX_RECORDS}")
         found, wanted = (len(message.arrays), len(message.parts)), (len(self._keys) + 1, len(self._measures))
         if found != wanted:
             raise IncompatibleSynopses(
@@ -229,6 +230,6 @@ def _check_stack(at: str, header: StackHeader, message: SynopsisMessage, groups:
             layout = layout_for(header.kind, header.layouts, message.arrays)
             return layout.check(header.kind, message.arrays, {"groups": groups})
         # A third-party kind: each of its arrays by itself.
-        return sum(check_array(header.kind, str(i), array)[3] for i, array in enumerate(message.arrays))
+        return sum(check_array(header.kind, str(i), array)[-1] for i, array in enumerate(message.arrays))
     except SynopsisError as exc:
         raise type(exc)(f"{at}: {exc}") from exc

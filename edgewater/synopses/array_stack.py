@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.errors import InvalidRequest
 from edgewater.synopses.base import BoolArray, Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.layout import Layout
+from edgewater.synopses.encoding.layout import Layout, field, layout_for
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 T = TypeVar("T", bound=np.generic)
@@ -109,18 +110,25 @@ class ArrayStack:
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        codec.open_message(message, cls.kind, cls.version, len(cls.arrays))
+        _, decoded = cls._open(message)
         result = cls()
-        result._load(message)
+        result._load(decoded)
         return result
 
-    def _load(self, message: SynopsisMessage) -> None:
-        """Sets `arrays` from the message's. Raises CorruptSynopsis."""
-        decoded = [codec.decode(a) for a in message.arrays]
-        for (name, (dtype, _)), values in zip(self.arrays.items(), decoded, strict=True):
-            if values.ndim != 1 or values.dtype != np.dtype(dtype) or len(values) != len(decoded[0]):
-                raise CorruptSynopsis(f"{self.kind}: array {name} is {values.dtype}{values.shape}")
-            self._state[name] = values
+    @classmethod
+    def _open(cls, message: SynopsisMessage) -> tuple[dict[str, Any], list[Any]]:
+        """Returns a message's parameters and its arrays, which have the types, shapes and ranges of its layout.
+
+        Raises:
+            CorruptSynopsis, UnsupportedVersion: not a message of this kind.
+        """
+        parameters = codec.open_message(message, cls.kind, cls.version, len(message.arrays))
+        layouts = cls.layouts or (Layout.of(*(field(name, dtype) for name, (dtype, _) in cls.arrays.items())),)
+        return parameters, layout_for(cls.kind, layouts, message.arrays).decode(cls.kind, message.arrays)
+
+    def _load(self, decoded: Sequence[npt.NDArray[Any]]) -> None:
+        """Sets `arrays`, which are the first ones of a message."""
+        self._state.update(zip(self.arrays, decoded, strict=False))
         self._length = len(decoded[0])
 
 

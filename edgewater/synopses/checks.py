@@ -53,6 +53,16 @@ def check_not_nan(name: str, value: float) -> float:
     return value
 
 
+MAX_DENSE_BYTES = 2 << 30
+"""Memory of the states of fixed size of a stack of several groups, which may have few bytes."""
+
+
+def check_dense(groups: int, group_bytes: int) -> None:
+    """Checks that a decoded stack's states of fixed size fit into memory. Raises ValueError."""
+    if groups > 1 and groups * group_bytes > MAX_DENSE_BYTES:
+        raise ValueError(f"{groups} groups of {group_bytes} bytes, at most {MAX_DENSE_BYTES} altogether")
+
+
 def check_fold(levels: int, most: int, reason: str) -> None:
     """Checks that a synopsis can be folded by `levels`, of at most `most`."""
     if not 0 <= levels <= most:

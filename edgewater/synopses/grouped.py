@@ -14,16 +14,21 @@ import pyarrow as pa
 from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, SynopsisError
 from edgewater.streams import COLUMN_TYPES, type_name
 from edgewater.synopses.base import Estimates, IntArray, Properties, Question, Stack
+from edgewater.synopses.checks import MAX_DENSE_BYTES
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import KEYS, Field, Layout
 from edgewater.synopses.key_table import KeyTable
 from edgewater.synopses.quantiles.kll import KllStack
-from edgewater.synopses.registry import stack_from_message
+from edgewater.synopses.registry import MAX_STATE_BYTES, kind_named, stack_from_message
 from edgewater.synopses.sampling.sample_stack import SampleStack
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 T = TypeVar("T")
 R = TypeVar("R")
 _NO_GROUPS = np.zeros(0, np.int64)
+_GROUPS = Field("number of groups", ("<i8",), ((1,),), total="groups")
+_MERGE_BYTES = 256 << 20
+"""Memory of partials that are merged at a time."""
 
 
 class GroupedAggregate:
@@ -226,16 +231,16 @@ class GroupedAggregate:
             names = [str(n) for n in parameters["measures"]]
         except (KeyError, TypeError, ValueError) as exc:
             raise CorruptSynopsis(f"{cls.kind}: parameters {message.parameters!r} lack keys or measures") from exc
-        if len(names) != len(message.parts) or len(keys) + 1 != len(message.arrays):
+        if len(set(names)) != len(message.parts) or len(keys) + 1 != len(message.arrays):
             raise CorruptSynopsis(f"{cls.kind}: {len(message.parts)} states for the measures {names}")
-        columns = [codec.decode_keys(a) for a in message.arrays[:-1]]
+        # First the number of groups, which is last: all keys have as many.
+        layout = Layout.of(_GROUPS, *(Field(f"key {name}", (KEYS,), (("groups",),)) for name in keys))
+        (count, *columns) = layout.decode(cls.kind, [message.arrays[-1], *message.arrays[:-1]])
         for (name, key_type), column in zip(keys.items(), columns, strict=True):
             if column.type != key_type:
                 raise CorruptSynopsis(f"{cls.kind}: a column of {column.type} where the key {name} is {key_type}")
-        count = codec.decode(message.arrays[-1])
-        if count.shape != (1,) or count.dtype != np.int64 or count[0] < 0:
-            raise CorruptSynopsis(f"{cls.kind}: {count.tolist()} as the number of groups")
         groups = int(count[0])
+        _check_state_bytes(groups, message.parts)
         stacks = {name: stack_from_message(part) for name, part in zip(names, message.parts, strict=True)}
         result = cls(keys, stacks)
         if any(len(c) != groups for c in columns) or any(len(s) != groups for s in stacks.values()):
@@ -260,11 +265,19 @@ class GroupedAggregate:
         if not partials:
             raise ValueError("a merge needs at least one partial")
         of = len(partials)
-        first, *others = (numbered(number, of, cls.from_bytes, partial) for number, partial in enumerate(partials))
-        if not others:
+        first = numbered(0, of, cls.from_bytes, partials[0])
+        if of == 1:
             return partials[0]
-        for number, other in enumerate(others, 1):
+        others: list[GroupedAggregate] = []
+        held = 0
+        for number, partial in enumerate(partials[1:], 1):
+            other = numbered(number, of, cls.from_bytes, partial)
             numbered(number, of, first._require_mergeable, other)
+            others.append(other)
+            held += other.nbytes
+            if held > _MERGE_BYTES:
+                first.merge_all(others)
+                others, held = [], 0
         first.merge_all(others)
         return first.to_bytes()
 
@@ -275,6 +288,25 @@ def numbered(number: int, of: int, read: Callable[[T], R], partial: T) -> R:
         return read(partial)
     except SynopsisError as exc:
         raise type(exc)(f"partial {number + 1} of {of}: {exc}") from exc
+
+
+def _check_state_bytes(groups: int, parts: Sequence[SynopsisMessage]) -> None:
+    """Checks that states of fixed size fit into memory, before they are decoded. Raises CorruptSynopsis."""
+    total = 0
+    for part in parts:
+        state_bytes = getattr(kind_named(part.kind), "state_bytes", None)
+        if state_bytes is not None:
+            try:
+                size = state_bytes(codec.parameters(part.kind, part.parameters))
+            except (KeyError, TypeError) as exc:
+                raise CorruptSynopsis(f"{part.kind}: parameters {part.parameters[:100]!r}") from exc
+            if size > MAX_STATE_BYTES:
+                raise CorruptSynopsis(f"{part.kind}: {size} bytes per group; expected at most {MAX_STATE_BYTES}")
+            total += size * groups
+    if total > MAX_DENSE_BYTES:
+        raise CorruptSynopsis(
+            f"{GroupedAggregate.kind}: {total} bytes in {groups} groups; expected at most {MAX_DENSE_BYTES}"
+        )
 
 
 def _merge_parameters(stack: Stack) -> tuple[Any, ...]:

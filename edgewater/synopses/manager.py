@@ -20,6 +20,7 @@ from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidReque
 from edgewater.synopses.base import Estimate, Properties
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.ordered import OrderedSynopsis
 from edgewater.synopses.questions import Point, RangeSum
 from edgewater.synopses.wavelets.haar import HaarWavelet
@@ -40,6 +41,8 @@ class Manager(OrderedSynopsis):
 
     kind: ClassVar[str]
     properties: ClassVar[Properties] = Properties(idempotent=True, ordered=True)
+    required: ClassVar[tuple[str, ...]] = ()
+    """Attributes that are parameters."""
 
     def __init__(self, partials: Iterable[tuple[int, Any]] = ()) -> None:
         self._partials: dict[int, Any] = {}
@@ -66,7 +69,7 @@ class Manager(OrderedSynopsis):
     @property
     def parameters(self) -> dict[str, Any]:
         """The parameters that must be equal for a merge."""
-        return {}
+        return {name: getattr(self, name) for name in self.required}
 
     def _check_key(self, key: int) -> int:
         return check_whole("key", key, -_KEYS, _KEYS)
@@ -131,14 +134,14 @@ class Manager(OrderedSynopsis):
     def from_message(cls, message: SynopsisMessage) -> Self:
         """Raises CorruptSynopsis or UnsupportedVersion."""
         parameters = codec.open_message(message, cls.kind, cls.version, 1, len(message.parts))
-        keys = codec.decode(message.arrays[0])
-        if keys.dtype != np.int64 or keys.shape != (len(message.parts),) or (np.diff(keys) <= 0).any():
-            raise CorruptSynopsis(f"{cls.kind}: {len(message.parts)} partials, but {keys.dtype}{keys.shape} keys")
+        (keys,) = Layout.of(field("keys", "<i8", len(message.parts))).decode(cls.kind, message.arrays)
+        if (keys[1:] <= keys[:-1]).any():
+            raise CorruptSynopsis(f"{cls.kind}: keys are not ascending")
         try:
-            result = cls(**parameters)
+            result = cls(**{name: parameters[name] for name in cls.required})
             for key, partial in zip(keys.tolist(), message.parts, strict=True):
                 result.register(key, cls._read_partial(partial))
-        except (TypeError, InvalidRequest, IncompatibleSynopses) as exc:
+        except (KeyError, TypeError, InvalidRequest, IncompatibleSynopses) as exc:
             raise CorruptSynopsis(f"{cls.kind}: parameters and partials do not fit: {exc}") from exc
         return result
 
@@ -187,15 +190,12 @@ class GeneralManager(Manager):
     """
 
     kind: ClassVar[str] = "general_manager"
+    required: ClassVar[tuple[str, ...]] = ("partitions", "block")
 
     def __init__(self, partitions: int, block: int = 1, partials: Iterable[tuple[int, Any]] = ()) -> None:
         self.partitions = check_whole("partitions", partitions, 1, MAX_PARTITIONS)
         self.block = check_whole("block", block, 1, MAX_BLOCK)
         super().__init__(partials)
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return {"partitions": self.partitions, "block": self.block}
 
     @property
     def missing(self) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from edgewater.errors import InvalidInput, InvalidQuery, UnsupportedVersion
+from edgewater.errors import CorruptSynopsis, InvalidInput, InvalidQuery, SynopsisError, UnsupportedVersion
 from edgewater.streams import type_name
 from edgewater.synopses.base import NUMBER_TYPES, SampleFunction, Stack
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
@@ -324,6 +324,11 @@ def stack_maker(stack: Callable[..., Stack], *, items: bool = False) -> Callable
     return make
 
 
+def kind_named(name: str) -> type[Stack] | None:
+    """Returns the kind of stack of this name; does not load plugins."""
+    return _KINDS.get(name)
+
+
 def stack_from_message(message: SynopsisMessage) -> Stack:
     """Reads a stack of any kind. Raises UnsupportedVersion for an unknown kind, CorruptSynopsis for bad contents."""
     if not is_kind(message.kind):
@@ -335,4 +340,12 @@ def stack_from_message(message: SynopsisMessage) -> Stack:
         raise UnsupportedVersion(
             f"synopsis kind {message.kind!r} is not known to this release (it knows {known}); {hint}"
         )
-    return kind.from_message(message)
+    try:
+        return kind.from_message(message)
+    except SynopsisError:
+        raise
+    except Exception as exc:
+        if kind.__module__.startswith("edgewater."):
+            raise
+        # What a third-party library raises for bytes from elsewhere is not known.
+        raise CorruptSynopsis(f"{message.kind}: {type(exc).__name__}: {exc}") from exc

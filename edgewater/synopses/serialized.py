@@ -19,6 +19,7 @@ from edgewater.synopses import plugins
 from edgewater.synopses.distinct.hyperloglog import HyperLogLog
 from edgewater.synopses.encoding import codec, columns, flat
 from edgewater.synopses.encoding.columns import MessageBatch, ParsedBatch
+from edgewater.synopses.encoding.layout import layout_for
 from edgewater.synopses.frequency.count_min import CountMin
 from edgewater.synopses.frequency.fast_agms import FastAgms
 from edgewater.synopses.frequency.top_k import TopK
@@ -30,6 +31,7 @@ from edgewater.synopses.membership.bloom import BloomFilter
 from edgewater.synopses.membership.cuckoo import CountingCuckooFilter, CuckooFilter
 from edgewater.synopses.quantiles.ddsketch import DDSketch
 from edgewater.synopses.quantiles.kll import Kll
+from edgewater.synopses.registry import kind_named
 from edgewater.synopses.sampling.bernoulli import BernoulliSample
 from edgewater.synopses.sampling.biased_reservoir import BiasedReservoir
 from edgewater.synopses.sampling.fifo import FifoSample
@@ -181,6 +183,9 @@ def _read_batch(head: SynopsisMessage, partials: list[bytes]) -> tuple[MessageBa
     messages = [codec.unseal(partial) for partial in partials]
     if any(_header_of(message) != _header_of(head) for message in messages):
         raise IncompatibleSynopses(f"{head.kind}: headers differ")
+    layouts = getattr(kind_named(head.kind), "layouts", ())
+    for message in messages:
+        layout_for(head.kind, layouts, message.arrays).check(head.kind, message.arrays)
     return ParsedBatch(messages), sum(message.records for message in messages)
 
 
@@ -235,6 +240,8 @@ def _layout_of(first: SingleSynopsis[Any], partial: bytes) -> flat.Layout | None
         first._stack.take(_NO_GROUPS).merge(model._stack.take(_NO_GROUPS), _NO_GROUPS)
     except SynopsisError:
         return None  # reading them one by one reports the error and the partial
+    if codec.seal(message) != partial:
+        return None  # the layout is that of bytes which `seal` wrote
     varying = first._stack.varying_arrays
     dense = message.arrays[varying[-1]].shape[0] == 1
     return flat.Layout.of(partial, message, varying) if dense else None

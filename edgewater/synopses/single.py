@@ -146,7 +146,7 @@ class SingleSynopsis(Generic[S]):
     def to_bytes(self) -> bytes:
         """Returns the synopsis in the form in which it is shipped, and leaves it unchanged."""
         message = compacted(self._stack).to_message()
-        message.records = self.records
+        message.records = min(self.records, codec.MAX_RECORDS)
         return codec.seal(message)
 
     @classmethod

@@ -7,7 +7,7 @@ O(n · batches). `pack_rows` writes rows of counters, sparse or dense, whichever
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from edgewater.synopses.array_stack import run_indices
 from edgewater.synopses.base import BoolArray, IntArray
+from edgewater.synopses.checks import check_dense
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import Field, field, totals
 from edgewater.wire.synopsis_pb2 import Array as ArrayMessage
@@ -156,11 +157,9 @@ class SparseCells:
         return counts, cells[begins], steps, values
 
     def unpack(self, counts: IntArray, firsts: IntArray, steps: IntArray, values: npt.NDArray[Any]) -> None:
-        """Loads the output of `pack`. Raises ValueError for arrays that `pack` cannot have returned."""
+        """Loads arrays of `cell_fields`. Raises ValueError for those that `pack` cannot have returned."""
         held = counts[counts > 0]
         begins = np.cumsum(held) - held
-        if values.dtype != self._values.dtype or len(firsts) != len(held) or steps.shape != values.shape:
-            raise ValueError(f"{len(firsts)} first cells and {values.dtype}{values.shape} for {steps.shape} cells")
         running = np.cumsum(steps)
         cells = running + np.repeat(firsts - running[begins], held)
         keys = cell_keys(np.repeat(np.arange(len(counts)), counts), cells)
@@ -169,8 +168,6 @@ class SparseCells:
         self._keys, self._values = keys, values
 
 
-ROW_ARRAYS = 6
-"""Arrays that `pack_rows` returns."""
 _SPARSE_DIVISOR = 2
 """A row with at most 1/2 of its cells in use is stored sparse: a sparse cell costs a difference and a value."""
 
@@ -187,16 +184,17 @@ def pack_rows(rows: npt.NDArray[Any]) -> list[ArrayMessage]:
     return [codec.encode(array) for array in (*held.pack(len(rows)), dense, rows[dense])]
 
 
-def unpack_rows(arrays: Iterable[ArrayMessage], cells: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Decodes the output of `pack_rows`. Raises CorruptSynopsis, or ValueError for arrays that do not fit."""
-    *packed, dense, dense_rows = (codec.decode(a) for a in arrays)
-    groups = len(packed[0])
+def unpack_rows(arrays: Sequence[npt.NDArray[Any]], cells: int) -> npt.NDArray[Any]:
+    """Returns rows of this many cells from arrays of `row_fields`. Raises ValueError for arrays that do not fit."""
+    *packed, dense, dense_rows = arrays
+    groups, dtype = len(packed[0]), dense_rows.dtype
+    check_dense(groups, cells * dtype.itemsize)
     held = SparseCells(np.maximum, dtype)
     held.unpack(*packed)
     keys, values = held.consolidated()
-    in_range = (cells_of(keys) < cells).all() and dense.dtype == np.int64 and not np.isin(dense, groups_of(keys)).any()
-    ordered = (dense[1:] > dense[:-1]).all() and ((dense >= 0) & (dense < groups)).all()
-    if not in_range or not ordered or dense_rows.dtype != dtype or dense_rows.shape != (len(dense), cells):
+    in_range = (cells_of(keys) < cells).all() and not np.isin(dense, groups_of(keys)).any()
+    ordered = (dense[1:] > dense[:-1]).all() and (dense < groups).all()
+    if not in_range or not ordered or dense_rows.shape != (len(dense), cells):
         raise ValueError(f"rows of {cells} cells out of range or out of order")
     rows = np.zeros((groups, cells), dtype)
     rows[groups_of(keys), cells_of(keys)] = values

@@ -12,9 +12,17 @@ from google.protobuf.message import DecodeError
 from edgewater.errors import CorruptFrame
 from edgewater.wire import preset
 from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.nesting import Nesting, check_nesting
 
 MAX_BODY_BYTES = 64 << 20
 """Bytes of a frame's body before compression that a reader accepts."""
+
+_ZSTD_MIN_BLOCK, _ZSTD_MAX_BLOCK = 4, 128 << 10
+"""A block of zstd takes at least 4 bytes, and is at most 128 KiB when it is decompressed (RFC 8878, 3.1.1.2)."""
+
+_BODY = Nesting({1: Nesting(), 2: Nesting({4: Nesting()}), 5: Nesting(), 6: Nesting(), 7: Nesting()})
+_BYTES_PER_MESSAGE = 4
+"""A close of a slice without records has the slice's start, which is more; others are longer."""
 
 CODE_METADATA = "edgewater-code"
 """Key in the trailing metadata of a session that the gateway refuses or ends: the code of the error."""
@@ -279,6 +287,7 @@ class Frame:
         """Decodes the body. Raises CorruptFrame like `plain_body`, and for bytes that are not a FrameBody."""
         plain = self.plain_body()
         try:
+            check_nesting(plain, _BODY, _BYTES_PER_MESSAGE, depth=2)
             return body_from_wire(pb.FrameBody.FromString(plain))
         except (DecodeError, ValueError) as exc:
             raise CorruptFrame(f"frame {self.seq}: the checksum holds but the body cannot be read: {exc}") from exc
@@ -291,6 +300,11 @@ class Frame:
         """
         if self.raw_bytes > MAX_BODY_BYTES:
             raise CorruptFrame(f"frame {self.seq}: a body of {self.raw_bytes} bytes, at most {MAX_BODY_BYTES}")
+        if (
+            self.encoding is Encoding.ZSTD
+            and self.raw_bytes > (1 + len(self.body) // _ZSTD_MIN_BLOCK) * _ZSTD_MAX_BLOCK
+        ):
+            raise CorruptFrame(f"frame {self.seq}: {len(self.body)} bytes cannot be a body of {self.raw_bytes} bytes")
         try:
             plain = self._decompressed()
         except (OSError, ValueError) as exc:

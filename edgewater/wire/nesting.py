@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 _FREE = 1 << 10
 """Nested messages that any bytes may have."""
+_SMALL = 16 << 10
+"""Bytes that cannot have so many messages that they take much memory."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
@@ -40,6 +42,8 @@ def check_nesting(data: bytes, of: Nesting, bytes_per_message: int, depth: int) 
     Raises:
         ValueError: more or deeper messages, or bytes that are no message.
     """
+    if len(data) <= _SMALL:
+        return
     most = _FREE + len(data) // bytes_per_message
     found = 0
     pending = [(0, len(data), of, 0)]

@@ -135,8 +135,8 @@ CHANGES: dict[str, tuple[Callable[[SynopsisMessage], object], type[SynopsisError
     "nested": (lambda m: part(m, "n").parts.add(), CorruptSynopsis, "measures.n: count: 1 nested"),
     "groups": (lambda m: numbers(m.arrays[-1], [3]), CorruptSynopsis, "expected .*groups=3"),
     "no groups": (lambda m: m.arrays[-1].Clear(), CorruptSynopsis, "cannot be read"),
-    "negative count": (lambda m: numbers(part(m, "n").arrays[0], [-1] * 18), CorruptSynopsis, "n has -1"),
-    "large count": (lambda m: numbers(part(m, "n").arrays[0], [1 << 60] * 18), CorruptSynopsis, "n has 1152921"),
+    "negative count": (lambda m: numbers(part(m, "n").arrays[0], [-1] * 18), CorruptSynopsis, "n has numbers from -1"),
+    "large count": (lambda m: numbers(part(m, "n").arrays[0], [1 << 60] * 18), CorruptSynopsis, "from 1152921"),
     "a length beside a 0": (
         lambda m: (part(m, "n").arrays[0].shape.__setitem__(slice(None), [1 << 62, 0]),
                    setattr(part(m, "n").arrays[0], "data", b"")), CorruptSynopsis, "4611686018427387904",
@@ -144,7 +144,7 @@ CHANGES: dict[str, tuple[Callable[[SynopsisMessage], object], type[SynopsisError
     "rows": (lambda m: numbers(part(m, "ranks").arrays[7], [1 << 29] * 18), CorruptSynopsis, "array values is"),
     "cells": (lambda m: numbers(part(m, "hits").arrays[2], [1 << 62] * 18), CorruptSynopsis, "cells per group"),
     "variance": (
-        lambda m: part(m, "ranks").arrays[2].CopyFrom(codec.encode(np.full(18, np.nan))), CorruptSynopsis, "has nan",
+        lambda m: part(m, "ranks").arrays[2].CopyFrom(codec.encode(np.full(18, np.nan))), CorruptSynopsis, "from nan",
     ),
     "text": (
         lambda m: setattr(m.arrays[0], "data", b"\xff" * len(m.arrays[0].data)), CorruptSynopsis, "not UTF-8",

@@ -348,8 +348,7 @@ class HyperLogLogStack(ArrayStack):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters = codec.open_message(message, cls.kind, cls.version, 7)
-        level, *cells, dense, rows = (codec.decode(a) for a in message.arrays)
+        parameters, (level, *cells, dense, rows) = cls._open(message)
         try:
             result = cls(len(cells[0]), precision=parameters["precision"], level=int(level[0]), seed=message.seed)
             result._sparse.unpack(*cells)
@@ -366,14 +365,12 @@ class HyperLogLogStack(ArrayStack):
         keys, rho = self._sparse.consolidated()
         rows = self._dense
         valid = (
-            rows.dtype == np.uint8
-            and dense.dtype == np.int64
-            and rows.shape == (len(dense), self.registers)
+            rows.shape == (len(dense), self.registers)
             and (cells_of(keys) < self.registers).all()
             and ((rho > 0) & (rho <= highest)).all()
             and (rows <= highest).all()
             and (dense[1:] > dense[:-1]).all()
-            and ((dense >= 0) & (dense < len(self))).all()
+            and (dense < len(self)).all()
             and not np.isin(dense, groups_of(keys)).any()
         )
         if not valid:

@@ -27,13 +27,14 @@ from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 MAGIC = b"EWS1"
 _HEADER = struct.Struct("<4sI")
 MAX_BYTES = 1 << 30
+MAX_RECORDS = (1 << 64) - 1
+"""The largest number of records that a message has; sums stop there."""
 MAX_PARAMETERS = 64 << 10
 """Characters of a synopsis' parameters."""
 _MAX_BRACKETS = 256  # in the parameters: their depth is less
 _MAX_DIGITS = 30
 MAX_DEPTH = 4
 """Levels of nested synopses: a manager of managers of wavelets has three."""
-_SMALL = 16 << 10  # bytes of messages whose nested messages take little memory, however many they are
 _BYTES_PER_MESSAGE = 16
 """Fewer bytes than any nested message that was written has; in memory each takes about 100."""
 _ARRAY = Nesting({6: Nesting(packed=frozenset({4}))}, frozenset({4}))
@@ -67,8 +68,7 @@ def unseal(data: bytes) -> SynopsisMessage:
     if actual != checksum:
         raise CorruptSynopsis(f"damaged bytes: CRC32C is {actual:#010x}, the header says {checksum:#010x}")
     try:
-        if len(body) > _SMALL:
-            check_nesting(body, _SYNOPSIS, _BYTES_PER_MESSAGE, MAX_DEPTH + 2)
+        check_nesting(body, _SYNOPSIS, _BYTES_PER_MESSAGE, MAX_DEPTH + 2)
         return SynopsisMessage.FromString(body)
     except (DecodeError, ValueError) as exc:
         raise CorruptSynopsis(f"the checksum holds but the body is no Synopsis message: {exc}") from exc
@@ -79,7 +79,7 @@ def header(
 ) -> SynopsisMessage:
     """Returns a message without arrays."""
     text = json.dumps(parameters, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return SynopsisMessage(kind=kind, version=version, parameters=text, seed=seed, records=records)
+    return SynopsisMessage(kind=kind, version=version, parameters=text, seed=seed, records=min(records, MAX_RECORDS))
 
 
 def open_message(message: SynopsisMessage, kind: str, version: int, arrays: int, parts: int = 0) -> dict[str, Any]:
@@ -97,21 +97,22 @@ def open_message(message: SynopsisMessage, kind: str, version: int, arrays: int,
         raise CorruptSynopsis(
             f"{kind}: {len(message.arrays)} arrays and {len(message.parts)} parts, expected {arrays} and {parts}"
         )
-    return _parameters(kind, message.parameters)
+    return parameters(kind, message.parameters)
 
 
-def _parameters(kind: str, text: str) -> dict[str, Any]:
+def parameters(kind: str, text: str) -> dict[str, Any]:
+    """Returns a message's parameters. Raises CorruptSynopsis."""
     shown = text[:_SHOWN] + ("…" if len(text) > _SHOWN else "")
     if len(text) > MAX_PARAMETERS or text.count("[") + text.count("{") > _MAX_BRACKETS:
         limits = f"at most {MAX_PARAMETERS} and {_MAX_BRACKETS} brackets"
         raise CorruptSynopsis(f"{kind}: parameters of {len(text)} characters, {shown!r}; expected {limits}")
     try:
-        parameters = json.loads(text or "{}", parse_int=_integer, parse_constant=_constant)
+        found = json.loads(text or "{}", parse_int=_integer, parse_constant=_constant)
     except ValueError as exc:
         raise CorruptSynopsis(f"{kind}: parameters are not JSON: {shown!r}") from exc
-    if not isinstance(parameters, dict):
+    if not isinstance(found, dict):
         raise CorruptSynopsis(f"{kind}: parameters are not a mapping: {shown!r}")
-    return parameters
+    return found
 
 
 def _integer(digits: str) -> int:

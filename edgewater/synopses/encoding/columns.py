@@ -192,27 +192,27 @@ class ColumnBatch:
         ragged = any((dim[filled] != most).any() for dim, most in zip(column.dims[1:], rest, strict=True))
         if ragged or (declared != declared[0]).any():
             raise CorruptSynopsis(f"{self._first.kind}: array {number} has several types or shapes")
-        type_, items = _name(declared[0]), column.dims[0] * math.prod(rest)
+        type_, each, used = _name(declared[0]), math.prod(rest), np.unique(stored[filled])
+        if each > codec.MAX_BYTES or column.dims[0].max() > codec.MAX_BYTES:
+            raise CorruptSynopsis(f"{self._first.kind}: array {number} has axes of {column.dims[0].max()}, {rest}")
+        items, sizes = column.dims[0] * each, np.zeros(len(stored), np.int64)
+        for code in used.tolist():
+            codec.require_exact(type_, _name(code))
+            sizes[stored == code] = codec.TYPES[_name(code)].itemsize
+        # Before anything is allocated: a length costs no bytes.
+        if (items * sizes != lengths).any() or items[~filled].any() or type_ not in codec.TYPES:
+            raise CorruptSynopsis(f"{self._first.kind}: shapes and lengths of array {number} do not fit")
         shape = int(column.dims[0].sum()), *rest
-        used = np.unique(stored[filled]).tolist() if (stored != stored[0]).any() else [int(stored[0])]
-        if len(used) == 1:
-            return self._decoded(column, items, type_, _name(used[0]), None).reshape(shape)
+        if len(used) == 1 and filled.all():
+            return self._decoded(column, type_, _name(used[0]), None).reshape(shape)
         values = np.zeros(int(items.sum()), type_)
         for code in used:
-            chosen = stored == code
-            values[np.repeat(chosen, items)] = self._decoded(column, items, type_, _name(code), chosen)
+            chosen = filled & (stored == code)
+            values[np.repeat(chosen, items)] = self._decoded(column, type_, _name(code), chosen)
         return values.reshape(shape)
 
-    def _decoded(
-        self, column: _Column, items: IntArray, type_: str, stored: str, chosen: BoolArray | None
-    ) -> npt.NDArray[Any]:
+    def _decoded(self, column: _Column, type_: str, stored: str, chosen: BoolArray | None) -> npt.NDArray[Any]:
         """Returns the items of all partials, or of the chosen ones, which are stored in one type."""
-        codec.require_exact(type_, stored)
-        if chosen is not None:
-            items = items[chosen]
-        lengths = column.places[1] if chosen is None else column.places[1][chosen]
-        if (items * np.dtype(stored).itemsize != lengths).any():
-            raise CorruptSynopsis(f"{self._first.kind}: shapes and lengths of arrays of {stored} do not fit")
         return np.frombuffer(self._data(column, chosen), stored).astype(type_, copy=False)
 
     def _data(self, column: _Column, chosen: BoolArray | None = None) -> bytes:

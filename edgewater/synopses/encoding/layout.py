@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from edgewater.errors import CorruptSynopsis
 from edgewater.synopses.encoding import codec
@@ -23,10 +22,15 @@ KEYS = "keys"
 """The type of a field that is an array of strings, or of numbers, with or without nulls (`codec.encode_keys`)."""
 STRINGS = "utf8"
 MAX_RANK = 8
-MAX_COUNT = 1 << 53
-"""The largest number of records, and of values of a group, of a partial."""
+MAX_COUNT = 1 << 62
+"""The largest number of values of a group: two of them add up."""
+MAX_SHIPPED = 1 << 40
+"""The largest number of values of a group in a partial of an edge."""
 
 
+_KEYS = (KEYS,)
+_KEY_TYPES = (STRINGS, "<i8", "<f8", "|b1")
+_FEW = 16
 _SIZES = {name: dtype.itemsize for name, dtype in codec.TYPES.items()}
 _LIMITS = {
     name: (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)) if dtype.kind in "iu" else (-math.inf, math.inf)
@@ -58,7 +62,7 @@ class Field:
         least, most: bounds of all numbers, both included. NaN is outside.
         total: the numbers are counts, from 0, which add up to this length.
         used: the number of counts above 0 is this length.
-        counts: the numbers are numbers of values, which a partial of an edge bounds by `MAX_COUNT`.
+        counts: the numbers are numbers of values, which a partial of an edge bounds by `MAX_SHIPPED`.
     """
 
     name: str
@@ -78,12 +82,15 @@ def field(name: str, type_: str = "<i8", *shape: str | int | AtMost, **limits: A
 
 def count(name: str) -> Field:
     """Returns a field with the number of values of each group."""
-    return field(name, least=0, counts=True)
+    return field(name, least=0, most=MAX_COUNT, counts=True)
 
 
 def totals(name: str, rows: str, used: str = "") -> Field:
     """Returns a field with the number of rows of each group."""
     return field(name, total=rows, used=used)
+
+
+_LENGTHS = Field("lengths", ("<i8",), (("strings",),), total="bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +104,8 @@ class Layout:
         return cls(fields)
 
     def strict(self) -> Layout:
-        """Returns the layout of what an edge ships: numbers of values are from 0 to `MAX_COUNT`."""
-        fields = (replace(f, least=f.least or 0, most=MAX_COUNT) if f.counts else f for f in self.fields)
+        """Returns the layout of what an edge ships: numbers of values are from 0 to `MAX_SHIPPED`."""
+        fields = (replace(f, least=max(f.least or 0, 0), most=MAX_SHIPPED) if f.counts else f for f in self.fields)
         return Layout(tuple(fields))
 
     def check(self, kind: str, arrays: Sequence[ArrayMessage], lengths: dict[str, int] | None = None) -> int:
@@ -111,14 +118,26 @@ class Layout:
             CorruptSynopsis: names the array, what it is, and what is expected.
         """
         known = {} if lengths is None else lengths
-        return sum(_check(kind, field, array, known) for field, array in zip(self.fields, arrays, strict=True))
+        size = 0
+        for field, array in zip(self.fields, arrays, strict=True):
+            found = _checked(kind, field, array, known)
+            size += found[-1]
+            if found[0] == STRINGS and not found[2].isascii():
+                codec.decode_strings(array)
+        return size
 
-    def decode(
-        self, kind: str, arrays: Sequence[ArrayMessage], lengths: dict[str, int] | None = None
-    ) -> list[npt.NDArray[Any]]:
-        """Checks and decodes arrays of numbers. Raises CorruptSynopsis."""
-        self.check(kind, arrays, lengths)
-        return [codec.decode(array) for array in arrays]
+    def decode(self, kind: str, arrays: Sequence[ArrayMessage]) -> list[Any]:
+        """Returns checked arrays: NumPy, or Arrow for those that are keys or strings. Raises CorruptSynopsis."""
+        known: dict[str, int] = {}
+        result: list[Any] = []
+        for field, array in zip(self.fields, arrays, strict=True):
+            type_, shape, data, stored, _ = _checked(kind, field, array, known)
+            if type_ == STRINGS or field.types == _KEYS:
+                result.append(codec.decode_keys(array))
+                continue
+            numbers = np.frombuffer(data, stored).astype(type_)
+            result.append(numbers if len(shape) == 1 else numbers.reshape(shape))
+        return result
 
 
 def layout_for(kind: str, layouts: Iterable[Layout], arrays: Sequence[ArrayMessage]) -> Layout:
@@ -131,59 +150,60 @@ def layout_for(kind: str, layouts: Iterable[Layout], arrays: Sequence[ArrayMessa
     raise CorruptSynopsis(f"{kind}: {len(arrays)} arrays, expected {' or '.join(sizes)}")
 
 
-def check_array(kind: str, name: str, array: ArrayMessage) -> tuple[str, tuple[int, ...], bytes, int]:
+_Checked = tuple[str, tuple[int, ...], bytes, str, int]
+"""Declared type, shape, data, stored type, and the bytes that an array has when it is decoded."""
+
+
+def check_array(kind: str, name: str, array: ArrayMessage) -> _Checked:
     """Checks an array by itself: its types, and that its shape has as many numbers as it has bytes for.
 
     An array without numbers has a first axis of 0, since the length of the others costs no bytes.
-
-    Returns:
-        Declared type, shape, data, and the bytes that it has when it is decoded.
     """
     shape, data, stored, declared = tuple(array.shape), array.data, array.stored, array.type
     if array.encoding == ArrayMessage.UTF8:
-        _check_strings(kind, name, array, shape, data)
-        return STRINGS, shape, data, len(data) + 4 * shape[0]
+        _check_strings(kind, name, array.lengths, shape, data)
+        return STRINGS, shape, data, stored, len(data) + 4 * shape[0]
     if array.encoding != ArrayMessage.FIXED or (stored, declared) not in codec.EXACTLY:
         codec.require_exact(declared, stored)
         raise CorruptSynopsis(f"{kind}: array {name} has encoding {array.encoding}, which is not known")
     size = _SIZES[stored]
-    if len(shape) > MAX_RANK or math.prod(shape) * size != len(data) or not (data or _is_empty(shape)):
+    if (shape[0] if len(shape) == 1 else _items(shape)) * size != len(data):
         raise CorruptSynopsis(f"{kind}: array {name} of shape {shape[:MAX_RANK]} has {len(data)} bytes of {stored}")
     if stored == "|b1" and data.strip(b"\0\1"):
         raise CorruptSynopsis(f"{kind}: array {name} of booleans has other bytes than 0 and 1")
-    return declared, shape, data, len(data) // size * _SIZES[declared]
+    return declared, shape, data, stored, len(data) // size * _SIZES[declared]
 
 
-def _is_empty(shape: tuple[int, ...]) -> bool:
-    return shape[0] == 0 and max(shape) <= codec.MAX_BYTES
+def _items(shape: tuple[int, ...]) -> int:
+    """Returns the number of values; -1 for a shape that is not accepted."""
+    items = math.prod(shape)
+    empty = shape and shape[0] == 0 and max(shape) <= codec.MAX_BYTES
+    return items if len(shape) <= MAX_RANK and (items or empty) else -1
 
 
 def _check_strings(kind: str, name: str, array: ArrayMessage, shape: tuple[int, ...], data: bytes) -> None:
-    within = field(f"{name} (lengths)", "<i8", "strings", total="bytes")
-    if array.lengths.encoding != ArrayMessage.FIXED or len(shape) != 1:
+    if array.encoding != ArrayMessage.FIXED or len(shape) != 1:
         raise CorruptSynopsis(f"{kind}: array {name} of strings has shape {shape}, expected one axis, and lengths")
-    _check(kind, within, array.lengths, {"strings": shape[0], "bytes": len(data)})
-    if not data.isascii():
-        codec.decode_strings(array)
+    _checked(f"{kind}: array {name}", _LENGTHS, array, {"strings": shape[0], "bytes": len(data)})
 
 
-def _check(kind: str, field: Field, array: ArrayMessage, lengths: dict[str, int]) -> int:
-    type_, shape, data, size = check_array(kind, field.name, array)
-    if type_ not in _accepted(field.types) or not _fits_any(field.shapes, shape, lengths):
+def _checked(kind: str, field: Field, array: ArrayMessage, lengths: dict[str, int]) -> _Checked:
+    found = check_array(kind, field.name, array)
+    type_, shape, data, stored, size = found
+    accepted = _KEY_TYPES if field.types == _KEYS else field.types
+    if type_ not in accepted or not _fits_any(field.shapes, shape, lengths):
         wanted = " or ".join(_shown(accepted, lengths) for accepted in field.shapes)
         raise CorruptSynopsis(
             f"{kind}: array {field.name} is {type_}{shape}, expected {' or '.join(field.types)} {wanted}"
         )
+    if field.total or field.least is not None or field.most is not None:
+        _check_numbers(kind, field, data, stored, lengths)
     valid = array.valid
-    if valid and (KEYS not in field.types or len(valid) != shape[0]):
+    if not valid:
+        return found
+    if field.types != _KEYS or len(valid) != shape[0]:
         raise CorruptSynopsis(f"{kind}: array {field.name} of {shape[0]} values has {len(valid)} of validity")
-    if type_ != STRINGS:
-        _check_numbers(kind, field, data, array.stored, lengths)
-    return size + len(valid)
-
-
-def _accepted(types: tuple[str, ...]) -> tuple[str, ...]:
-    return (STRINGS, "<i8", "<f8", "|b1") if types == (KEYS,) else types
+    return *found[:-1], size + len(valid)
 
 
 def _fits_any(shapes: tuple[Shape, ...], shape: tuple[int, ...], lengths: dict[str, int]) -> bool:
@@ -221,19 +241,29 @@ def _check_numbers(kind: str, field: Field, data: bytes, stored: str, lengths: d
     """Checks stored numbers, whose values are those of the declared type."""
     least, most = (0, codec.MAX_BYTES) if field.total else (field.least, field.most)
     lowest, highest = _LIMITS[stored]
-    if data and ((least is not None and lowest < least) or (most is not None and highest > most)):
-        numbers = np.frombuffer(data, stored)
-        for bound, found in ((least, numbers.min()), (most, numbers.max())):
-            # Not the opposite comparison: NaN is outside.
-            if bound is not None and not (found >= bound if bound is least else found <= bound):
-                raise CorruptSynopsis(
-                    f"{kind}: array {field.name} has {found}, expected numbers from {least} to {most}"
-                )
+    low, high = least is not None and lowest < least, most is not None and highest > most
+    if not (low or high or field.total):
+        return
+    numbers = np.frombuffer(data, stored)
+    if len(numbers) <= _FEW:
+        # A reduction of an array takes longer than one of a few numbers.
+        few = numbers.tolist()
+        ends, total, used = (min(few), max(few)) if few else (0, 0), sum(few), len(few) - few.count(0)
+        inside = all((least is None or n >= least) and (most is None or n <= most) for n in few)
+    else:
+        ends = (numbers.min() if low else least), (numbers.max() if high else most)
+        # False of NaN.
+        inside = (least is None or ends[0] >= least) and (most is None or ends[1] <= most)
+        total = int(numbers.sum(dtype=np.int64)) if inside and field.total else 0
+        used = int(np.count_nonzero(numbers)) if field.used else 0
+    if not inside:
+        raise CorruptSynopsis(
+            f"{kind}: array {field.name} has numbers from {ends[0]} to {ends[1]}, expected from {least} to {most}"
+        )
     if field.total:
-        numbers = np.frombuffer(data, stored)
-        _require_length(kind, field, field.total, int(numbers.sum(dtype=np.int64)), lengths)
-        if field.used:
-            _require_length(kind, field, field.used, int(np.count_nonzero(numbers)), lengths)
+        _require_length(kind, field, field.total, total, lengths)
+    if field.used:
+        _require_length(kind, field, field.used, used, lengths)
 
 
 def _require_length(kind: str, field: Field, name: str, found: int, lengths: dict[str, int]) -> None:

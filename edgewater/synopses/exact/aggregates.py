@@ -31,7 +31,6 @@ from edgewater.synopses.base import (
     Sum,
     Variance,
 )
-from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.layout import Layout, count, field
 from edgewater.synopses.exact import float_sums
 from edgewater.synopses.exact.float_sums import FloatSums, touched, two_sum, weighted_counts
@@ -184,11 +183,9 @@ class IntegerSumStack(SumStack):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        has_carries = len(message.arrays) == 3
-        codec.open_message(message, cls.kind, cls.version, 3 if has_carries else 2)
+        _, decoded = cls._open(message)
         result = cls()
-        carries = () if has_carries else (codec.encode(np.zeros_like(codec.decode(message.arrays[1]))),)
-        result._load(SynopsisMessage(arrays=[*message.arrays, *carries]))
+        result._load([*decoded, np.zeros_like(decoded[1])][:3])
         return result
 
 
@@ -223,11 +220,10 @@ class _FloatSumsStack(ArrayStack):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        fixed = len(cls.arrays)
-        codec.open_message(message, cls.kind, cls.version, max(len(message.arrays), fixed + 1))
+        _, decoded = cls._open(message)
         result = cls()
-        result._load(SynopsisMessage(arrays=message.arrays[:fixed]))
-        result._totals = FloatSums.from_arrays(message.arrays[fixed:], cls.kind, len(result))
+        result._load(decoded)
+        result._totals = FloatSums.from_arrays(decoded[len(cls.arrays) :], cls.kind)
         return result
 
     def _add(self, codes: IntArray, values: npt.NDArray[Any], counts: IntArray) -> None:

@@ -38,13 +38,16 @@ _SPLIT = 134217729.0  # 2^27 + 1
 MAX_PARTS = 64
 """Parts of a sum: float64 has 2,098 bits between its largest and smallest number, and a part has 53 of them."""
 
+_MAX_SUM = _HUGE * 2.0**55
+"""No sum of 2^53 values is larger; a few of such sums do not overflow."""
+
 At = IntArray | slice
 
 
 def layouts(*fields: Field) -> tuple[Layout, ...]:
     """Returns the layouts of a message with these fields and the arrays of `FloatSums.to_arrays`."""
     shapes = ("groups",), (AtMost(MAX_PARTS), "groups")
-    sums, huge = (Field(name, ("<f8",), shapes) for name in ("sums", "huge sums"))
+    sums, huge = (Field(name, ("<f8",), shapes, -_MAX_SUM, _MAX_SUM) for name in ("sums", "huge sums"))
     return Layout.of(*fields, sums), Layout.of(*fields, sums, huge, field("odd sums", "<f8"))
 
 
@@ -259,19 +262,16 @@ class FloatSums:
         return result
 
     @classmethod
-    def from_arrays(cls, arrays: Sequence[ArrayMessage], kind: str, groups: int) -> Self:
-        """Raises CorruptSynopsis."""
-        if len(arrays) not in (1, 3):
-            raise CorruptSynopsis(f"{kind}: {len(arrays)} arrays of sums, expected 1 or 3")
+    def from_arrays(cls, arrays: Sequence[FloatArray], kind: str) -> Self:
+        """Reads the arrays of `layouts`. Raises CorruptSynopsis."""
         result = cls()
-        result.parts = _decoded(arrays[0], kind, groups)
+        result.parts = np.atleast_2d(arrays[0])
         if len(arrays) == 3:
             result.huge = FloatSums()
-            result.huge.parts = _decoded(arrays[1], kind, groups)
-        if not all(np.isfinite(sums.parts).all() for sums in result._all()):
-            raise CorruptSynopsis(f"{kind}: a part of a sum is not finite")
-        if len(arrays) == 3:
-            result.odd = _decoded(arrays[2], kind, groups)[0]
+            result.huge.parts = np.atleast_2d(arrays[1])
+            result.odd = _one_nan(arrays[2])
+            if (np.isfinite(result.odd) & (result.odd != 0.0)).any():
+                raise CorruptSynopsis(f"{kind}: a sum of infinities and NaN is finite")
         return result
 
 
@@ -325,15 +325,7 @@ def _encoded(parts: FloatArray) -> ArrayMessage:
     return codec.encode(parts[0] if len(parts) == 1 else parts)
 
 
-def _decoded(message: ArrayMessage, kind: str, groups: int) -> FloatArray:
-    values = codec.decode(message)
-    if values.ndim == 1:
-        values = values[None]
-    if values.ndim != 2 or values.dtype != np.float64 or values.shape[1] != groups or not len(values):
-        raise CorruptSynopsis(f"{kind}: array of sums is {values.dtype}{values.shape} for {groups} groups")
-    return values
-
-
-def _one_nan(values: FloatArray) -> None:
-    """Gives every NaN the same bits: those of NaN depend on the operation and the processor."""
+def _one_nan(values: FloatArray) -> FloatArray:
+    """Gives every NaN, in place, the same bits: those of NaN depend on the operation and the processor."""
     values[np.isnan(values)] = np.nan
+    return values

@@ -18,12 +18,12 @@ from edgewater.synopses.base import ITEM_TYPES, IntArray, Properties
 from edgewater.synopses.checks import check_fold, check_power_of_two, check_whole
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.columns import MessageBatch
-from edgewater.synopses.encoding.layout import Layout, field
+from edgewater.synopses.encoding.layout import MAX_COUNT, Layout, field
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import CHUNK, ItemStack, read_item_type
 from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
 from edgewater.synopses.single import WeightedSynopsis
-from edgewater.synopses.sparse_cells import ROW_ARRAYS, pack_rows, row_fields, unpack_rows
+from edgewater.synopses.sparse_cells import pack_rows, row_fields, unpack_rows
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 MIN_WIDTH, MAX_WIDTH = 16, 1 << 24
@@ -44,7 +44,9 @@ class CounterStack(ItemStack):
     properties: ClassVar[Properties] = Properties(invertible=True, linear=True, foldable=True)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {"n": ("<i8", 0)}
     layouts: ClassVar[tuple[Layout, ...]] = (
-        Layout.of(field("level", "<i8", 1), field("n", counts=True), *row_fields("<i8")),
+        Layout.of(
+            field("level", "<i8", 1), field("n", least=-MAX_COUNT, most=MAX_COUNT, counts=True), *row_fields("<i8")
+        ),
     )
     chunk: ClassVar[int] = CHUNK
 
@@ -63,6 +65,11 @@ class CounterStack(ItemStack):
         self.level = check_whole("level", level, 0, halvings(self.width // MIN_WIDTH))
         super().__init__(groups, seed=seed, item_type=item_type)
         self._counters: IntArray = np.zeros((groups, self.depth, self.columns), np.int64)
+
+    @staticmethod
+    def state_bytes(parameters: Mapping[str, Any]) -> int:
+        """Returns the memory of one group."""
+        return int(parameters["width"] * parameters["depth"] * 8)
 
     @property
     def columns(self) -> int:
@@ -217,9 +224,8 @@ class CounterStack(ItemStack):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters = codec.open_message(message, cls.kind, cls.version, 2 + ROW_ARRAYS)
+        parameters, (level, n, *packed) = cls._open(message)
         item_type = read_item_type(parameters, cls.kind)
-        level, n = (codec.decode(a) for a in message.arrays[:2])
         try:
             result = cls(
                 width=parameters["width"],
@@ -228,9 +234,7 @@ class CounterStack(ItemStack):
                 seed=message.seed,
                 item_type=item_type,
             )
-            rows = unpack_rows(message.arrays[2:], result.depth * result.columns, np.dtype("<i8"))
-            if n.shape != (len(rows),) or n.dtype != np.int64:
-                raise ValueError(f"{n.dtype}{n.shape} for {len(rows)} groups")
+            rows = unpack_rows(packed, result.depth * result.columns)
         except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
             raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
         result._state["n"], result._length = n, len(n)

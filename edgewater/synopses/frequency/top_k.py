@@ -28,7 +28,7 @@ from edgewater.synopses.array_stack import run_indices
 from edgewater.synopses.base import ITEM_TYPES, Count, Estimate, Estimates, IntArray, Properties, Question, Questions
 from edgewater.synopses.checks import check_fold, check_fraction, check_whole
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.layout import KEYS, Field, Layout, count, field, totals
+from edgewater.synopses.encoding.layout import KEYS, MAX_COUNT, Field, Layout, count, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED, WordArray
 from edgewater.synopses.items import ItemStack, read_item_type
 from edgewater.synopses.questions import Frequency, RankedItems, TopItems
@@ -81,7 +81,7 @@ class TopKStack(ItemStack):
             count("n"),
             count("error"),
             totals("counters per group", "counters"),
-            field("counters", "<i8", "counters", least=1, counts=True),
+            field("counters", "<i8", "counters", least=1, most=MAX_COUNT, counts=True),
             Field("items", (KEYS,), (("counters",),)),
         ),
     )
@@ -271,10 +271,8 @@ class TopKStack(ItemStack):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters = codec.open_message(message, cls.kind, cls.version, 6)
+        parameters, (meta, n, error, sizes, counts, items) = cls._open(message)
         item_type = read_item_type(parameters, cls.kind)
-        meta, n, error, sizes, counts = (codec.decode(a) for a in message.arrays[:5])
-        items = codec.decode_keys(message.arrays[5])
         try:
             level, unpruned = (int(number) for number in meta)
             result = cls(
@@ -284,13 +282,8 @@ class TopKStack(ItemStack):
                 seed=message.seed,
                 item_type=item_type,
             )
-            for name, array in (("n", n), ("error", error), ("sizes", sizes), ("counts", counts)):
-                if array.ndim != 1 or array.dtype != np.int64 or (array < 0).any():
-                    raise ValueError(f"{name} is {array.dtype}{array.shape}, or negative")
-            if not len(n) == len(error) == len(sizes) or not len(items) == len(counts) == sizes.sum():
-                raise ValueError(f"{len(counts)} counters and {len(items)} items for {len(n)} groups")
-            result._state, result._length = {"n": n, "error": error}, len(n)
-            result._unpruned = check_whole("unpruned", unpruned, 0, 1 << 62)
+            result._load([n, error])
+            result._unpruned = unpruned
             result._set_counters(np.repeat(np.arange(len(n)), sizes), counts, items)
         except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
             raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
@@ -306,8 +299,7 @@ class TopKStack(ItemStack):
         same_group = groups[1:] == groups[:-1]
         totals = np.bincount(groups, counts, minlength=len(self)) + self._view("error")
         valid = (
-            (counts > 0).all()
-            and (words[1:] > words[:-1])[same_group].all()
+            (words[1:] > words[:-1])[same_group].all()
             and (self._unpruned or np.bincount(groups).max() <= self.counters)
             and (totals <= self._view("n")).all()
         )

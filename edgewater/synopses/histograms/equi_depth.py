@@ -84,8 +84,8 @@ class EquiDepthStack(DDSketchStack):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters = codec.open_message(message, cls.kind, cls.version, len(message.arrays))
         result = super().from_message(message)
+        parameters = codec.open_message(message, cls.kind, cls.version, len(message.arrays))
         try:
             result.buckets = check_whole("buckets", parameters["buckets"], 1, MAX_BUCKETS)
         except (KeyError, InvalidRequest) as exc:

@@ -8,6 +8,7 @@ a value is always in the bin whose edges enclose it, and the bounds of every ans
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -30,11 +31,11 @@ from edgewater.synopses.base import (
 )
 from edgewater.synopses.checks import check_fold, check_not_nan, check_quantile, check_whole
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.layout import Layout, field
+from edgewater.synopses.encoding.layout import MAX_COUNT, Layout, field
 from edgewater.synopses.questions import Range
 from edgewater.synopses.registry import REQUIRED, Function, Parameter, Parameters, register_function, register_kind
 from edgewater.synopses.single import WeightedSynopsis
-from edgewater.synopses.sparse_cells import ROW_ARRAYS, pack_rows, row_fields, unpack_rows
+from edgewater.synopses.sparse_cells import pack_rows, row_fields, unpack_rows
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 DEFAULT_BINS = 64
@@ -68,6 +69,11 @@ class EquiWidthStack(ArrayStack):
         super().__init__(groups)
         self.level = check_whole("level", level, 0, halvings(bins))
         self._counts: IntArray = np.zeros((groups, self.columns + 3), np.int64)
+
+    @staticmethod
+    def state_bytes(parameters: Mapping[str, Any]) -> int:
+        """Returns the memory of one group."""
+        return int(parameters["bins"] * 8)
 
     @property
     def columns(self) -> int:
@@ -251,13 +257,12 @@ class EquiWidthStack(ArrayStack):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters = codec.open_message(message, cls.kind, cls.version, 1 + ROW_ARRAYS)
-        level = codec.decode(message.arrays[0])
+        parameters, (level, *packed) = cls._open(message)
         try:
             result = cls(**{k: parameters[k] for k in ("low", "high", "bins")}, level=int(level[0]))
-            counts = unpack_rows(message.arrays[1:], result.columns + 3, np.dtype("<i8"))
-            if (counts < 0).any():
-                raise ValueError("negative counts")
+            counts = unpack_rows(packed, result.columns + 3)
+            if (counts < 0).any() or counts.sum(dtype=np.float64) > MAX_COUNT:
+                raise ValueError("counts out of range")
         except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
             raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
         result._counts, result._length = counts, len(counts)

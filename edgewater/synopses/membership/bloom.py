@@ -42,7 +42,7 @@ from edgewater.synopses.items import CHUNK, ItemStack, membership_confidence, re
 from edgewater.synopses.questions import Contains, FalsePositiveRate, IntersectionSize, UnionSize
 from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
 from edgewater.synopses.single import SingleSynopsis
-from edgewater.synopses.sparse_cells import ROW_ARRAYS, pack_rows, row_fields, unpack_rows
+from edgewater.synopses.sparse_cells import pack_rows, row_fields, unpack_rows
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 Bits = npt.NDArray[np.uint8]
@@ -86,6 +86,11 @@ class BloomStack(ItemStack):
         self.level = check_whole("level", level, 0, halvings(bits // 64))
         super().__init__(groups, seed=seed, item_type=item_type)
         self._rows: Bits = np.zeros((groups, self.positions // 8), np.uint8)
+
+    @staticmethod
+    def state_bytes(parameters: Mapping[str, Any]) -> int:
+        """Returns the memory of one group."""
+        return int(parameters["bits"] // 8)
 
     @property
     def positions(self) -> int:
@@ -254,9 +259,8 @@ class BloomStack(ItemStack):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters = codec.open_message(message, cls.kind, cls.version, 1 + ROW_ARRAYS)
+        parameters, (level, *packed) = cls._open(message)
         item_type = read_item_type(parameters, cls.kind)
-        level = codec.decode(message.arrays[0])
         try:
             result = cls(
                 bits=parameters["bits"],
@@ -265,7 +269,7 @@ class BloomStack(ItemStack):
                 seed=message.seed,
                 item_type=item_type,
             )
-            rows = unpack_rows(message.arrays[1:], result.positions // 8, np.dtype(np.uint8))
+            rows = unpack_rows(packed, result.positions // 8)
         except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
             raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
         result._rows, result._length = rows, len(rows)

@@ -31,12 +31,12 @@ from edgewater.synopses.base import (
     Question,
     Questions,
 )
-from edgewater.synopses.checks import check_confidence, check_power_of_two, check_whole
+from edgewater.synopses.checks import check_confidence, check_dense, check_power_of_two, check_whole
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.layout import Field, Layout, field, totals
+from edgewater.synopses.encoding.layout import MAX_COUNT, Field, Layout, field, totals
 from edgewater.synopses.hashing import DEFAULT_SEED
 from edgewater.synopses.items import ItemStack, membership_confidence, read_item_type
-from edgewater.synopses.membership.cuckoo_table import FINGERPRINTS, SLOTS, CuckooStash, CuckooTable
+from edgewater.synopses.membership.cuckoo_table import BUCKET_BYTES, FINGERPRINTS, SLOTS, CuckooStash, CuckooTable
 from edgewater.synopses.questions import Contains, FalsePositiveRate, Frequency
 from edgewater.synopses.registry import Function, Parameter, register_function, register_kind, stack_maker
 from edgewater.synopses.single import InvertibleSynopsis, SingleSynopsis
@@ -62,9 +62,9 @@ class CuckooStack(ItemStack):
     layouts: ClassVar[tuple[Layout, ...]] = (
         Layout.of(
             totals("cells per group", "cells"),
-            field("buckets", "<i8", "cells"),
+            field("buckets", "<i8", "cells", least=0, most=MAX_BUCKETS),
             field("fingerprints", "<i8", "cells", least=1, most=FINGERPRINTS),
-            Field("copies", ("<i8",), (("cells",), (0,)), least=1, counts=True),
+            Field("copies", ("<i8",), (("cells",), (0,)), least=1, most=MAX_COUNT, counts=True),
         ),
     )
     counts_copies: ClassVar[bool] = False
@@ -76,6 +76,11 @@ class CuckooStack(ItemStack):
         super().__init__(groups, seed=seed, item_type=item_type)
         self._table = CuckooTable(groups, buckets)
         self._stash = CuckooStash()
+
+    @staticmethod
+    def state_bytes(parameters: Mapping[str, Any]) -> int:
+        """Returns the memory of one group."""
+        return int(parameters["buckets"] * BUCKET_BYTES)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -220,13 +225,12 @@ class CuckooStack(ItemStack):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters = codec.open_message(message, cls.kind, cls.version, 4)
+        parameters, (sizes, steps, fingerprints, copies) = cls._open(message)
         item_type = read_item_type(parameters, cls.kind)
-        sizes, steps, fingerprints, copies = (codec.decode(a) for a in message.arrays)
         try:
-            result = cls(len(sizes), buckets=parameters["buckets"], seed=message.seed, item_type=item_type)
-            if (sizes < 0).any() or not len(steps) == len(fingerprints) == sizes.sum():
-                raise ValueError(f"{len(steps)} buckets and {len(fingerprints)} fingerprints")
+            empty = cls(buckets=parameters["buckets"], seed=message.seed, item_type=item_type)
+            check_dense(len(sizes), empty.buckets * BUCKET_BYTES)
+            result = cls(len(sizes), buckets=empty.buckets, seed=message.seed, item_type=item_type)
             running = np.cumsum(steps)
             begins = (np.cumsum(sizes) - sizes)[sizes > 0]
             before = np.repeat((running - steps)[begins], sizes[sizes > 0])
@@ -242,14 +246,13 @@ class CuckooStack(ItemStack):
 
     def _check_cells(self, keys: IntArray, copies: IntArray, sizes: IntArray) -> None:
         """Raises ValueError unless decoded cells are a valid state."""
-        typed = keys.dtype == copies.dtype == sizes.dtype == np.int64 and keys.shape == copies.shape
         groups = np.repeat(np.arange(len(sizes)), sizes)
         valid = (
-            typed
+            keys.shape == copies.shape
             and self._table.is_key(keys).all()
             and (keys // self._span == groups).all()
             and (keys[1:] > keys[:-1]).all()
-            and (copies > 0).all()
+            and copies.sum(dtype=np.float64) <= MAX_COUNT
         )
         if not valid:
             raise ValueError("cells out of range or out of order")

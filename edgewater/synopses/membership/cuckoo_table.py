@@ -24,6 +24,9 @@ SLOTS = 4
 FINGERPRINTS = (1 << 16) - 1
 """Fingerprints are 1 to 65535; 0 is an empty slot."""
 
+BUCKET_BYTES = 2 * SLOTS + 1
+"""Memory of a bucket."""
+
 MAX_ROUNDS = 256
 _PROGRESS_ROUNDS = 24
 """Rounds in which an eighth of the unplaced fingerprints must find a place; otherwise insertion stops."""

@@ -43,7 +43,7 @@ from edgewater.synopses.base import (
 from edgewater.synopses.checks import check_fold, check_not_nan, check_quantile
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.encoding.columns import MessageBatch
-from edgewater.synopses.encoding.layout import Layout, count, field
+from edgewater.synopses.encoding.layout import MAX_COUNT, Layout, count, field
 from edgewater.synopses.quantiles.log_bins import (
     MAX_ACCURACY,
     MIN_ACCURACY,
@@ -400,30 +400,27 @@ class DDSketchStack(ArrayStack):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        parameters = codec.open_message(message, cls.kind, cls.version, len(cls.arrays) + 4)
+        parameters, decoded = cls._open(message)
         try:
             result = cls(accuracy=parameters["accuracy"])
-            cells = [codec.decode(a) for a in message.arrays[-4:]]
-            result._load(SynopsisMessage(arrays=message.arrays[:-4]))
-            result._cells.unpack(*cells)
-            result._check_state(len(cells[0]))
+            result._load(decoded)
+            result._cells.unpack(*decoded[len(cls.arrays) :])
+            result._check_state()
         except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
             raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc
         return result
 
-    def _check_state(self, groups: int) -> None:
+    def _check_state(self) -> None:
         """Raises ValueError unless decoded arrays are a valid state."""
         level = self._view("level")
-        if groups != len(self) or ((level < 0) | (level > _MAX_LEVEL)).any():
-            raise ValueError("levels out of range, or cells of other groups")
         keys, counts = self._cells.consolidated()
         bins = SignedBins.of(cells_of(keys))
         levels = level[groups_of(keys)]
         ends = [coarser(np.full(len(keys), k), levels) for k in (self._bins.lowest, self._bins.highest)]
         inside = (bins.number >= ends[0]) & (bins.number <= ends[1]) | (bins.sign == 0)
-        counted = all((self._view(name) >= 0).all() for name in ("nan", "below", "above"))
-        if not inside.all() or not (counts > 0).all() or not counted:
-            raise ValueError("bins or counts out of range")
+        extremes = self._view("min"), self._view("max")
+        if not inside.all() or counts.sum(dtype=np.float64) > MAX_COUNT or any(np.isnan(e).any() for e in extremes):
+            raise ValueError("bins, counts or extremes out of range")
 
 
 class DDSketch(SingleSynopsis[DDSketchStack]):

@@ -86,7 +86,7 @@ _MAX_PENDING = 1 << 17  # buffered values of other sketches
 _FIELDS = (
     count("n"),
     count("nan"),
-    field("variance", "<f8", least=0, most=float(np.finfo(np.float64).max)),
+    field("variance", "<f8", least=0, most=4.0 ** (2 * MAX_LEVEL)),
     field("min", "<f8"),
     field("max", "<f8"),
     field("level", "<i8", 1),
@@ -450,16 +450,11 @@ class KllStack(ArrayStack):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        own = len(cls.arrays)
-        has_pending = len(message.arrays) == own + 8
-        parameters = codec.open_message(message, cls.kind, cls.version, own + (8 if has_pending else 5))
-        state = SynopsisMessage(arrays=message.arrays[:own])
-        level, source, counts, values, levels, *pending = (codec.decode(a) for a in message.arrays[own:])
+        parameters, decoded = cls._open(message)
+        level, source, counts, values, levels, *pending = decoded[len(cls.arrays) :]
         try:
             result = cls(k=parameters["k"], level=int(level[0]), source=int(source[0]), seed=message.seed)
-            result._load(state)
-            if counts.shape != (len(result),) or counts.dtype != np.int64 or (counts < 0).any():
-                raise ValueError(f"counts {counts.dtype}{counts.shape}")
+            result._load(decoded)
             result._rows = np.repeat(np.arange(len(result)), counts), values, levels
             if pending:
                 result._runs, result._pending = [(pending[0], pending[1], pending[2])], len(pending[0])
@@ -472,19 +467,14 @@ class KllStack(ArrayStack):
         """Raises ValueError unless decoded rows are a valid state."""
         weights = np.zeros(len(self))
         for groups, values, levels in (self._rows, *self._runs):
-            if groups.ndim != 1 or groups.dtype != np.int64 or (groups < 0).any() or (groups >= len(self)).any():
-                raise ValueError(f"groups {groups.dtype}{groups.shape}")
-            if values.shape != groups.shape or values.dtype != np.float64:
-                raise ValueError(f"values {values.dtype}{values.shape}")
-            if levels.shape != values.shape or levels.dtype != np.uint8 or (levels > MAX_LEVEL).any():
-                raise ValueError(f"levels {levels.dtype}{levels.shape}")
+            if (groups >= len(self)).any():
+                raise ValueError("groups out of range")
             if not ((values >= self._view("min")[groups]) & (values <= self._view("max")[groups])).all():
                 raise ValueError("values beyond the extremes")
             weights += np.bincount(groups, 2.0**levels, len(self))
         groups, values, _ = self._rows
         ascending = (groups[1:] > groups[:-1]) | (values[1:] >= values[:-1])
-        counted = (self._view("nan") >= 0).all() and (self._view("variance") >= 0).all()
-        if not ascending.all() or (weights != self._view("n")).any() or not counted:
+        if not ascending.all() or (weights != self._view("n")).any():
             raise ValueError("values out of order, or weights that do not add up to n")
 
 

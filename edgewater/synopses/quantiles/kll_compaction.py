@@ -205,7 +205,7 @@ def check_sketches(states: dict[str, npt.NDArray[Any]], ends: IntArray, values: 
     shapes = {a.shape for a in (*states.values(), ends)} == {ends.shape} and ends.ndim == 1
     types = all(states[name].dtype == dtype for name, dtype in _STATES.items())
     fit = values.shape == levels.shape == (rows,) and values.dtype == np.float64 and levels.dtype == np.uint8
-    if not (shapes and types and fit) or (counts < 0).any() or levels.max(initial=0) > MAX_LEVEL:
+    if not (shapes and types and fit) or ((counts < 0) | (counts > rows)).any() or levels.max(initial=0) > MAX_LEVEL:
         raise CorruptSynopsis("kll: arrays do not fit")
     used = counts > 0
     firsts, lasts = (ends - counts)[used], ends[used] - 1

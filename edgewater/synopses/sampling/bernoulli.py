@@ -99,12 +99,6 @@ class BernoulliStack(RateSampleStack):
     def _thresholds(self) -> IntArray:
         return np.asarray(np.maximum(self._view("halved"), self.level))
 
-    def _check_rows(self, rows: SampleRows) -> None:
-        halved = self._view("halved")
-        if ((halved < 0) | (halved > _MAX_HALVED)).any():
-            raise ValueError("rates out of range")
-        super()._check_rows(rows)
-
     def query(self, question: Question | None = None) -> Estimates:
         """Returns the answer per group; the default question is the mean."""
         self.check(question)

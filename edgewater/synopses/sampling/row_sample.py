@@ -142,8 +142,8 @@ class RowSampleStack(RateSampleStack):
         return result
 
     def _load_rows(self, meta: IntArray, own: list[Key], counts: IntArray, keys: tuple[Key, ...], values: Any) -> None:
-        if getattr(values, "ndim", 0) != 2 or values.shape[1] != self.columns:
-            raise ValueError(f"rows of shape {getattr(values, 'shape', None)}, expected {self.columns} columns")
+        if values.shape[1] != self.columns:
+            raise ValueError(f"rows of {values.shape[1]} columns, expected {self.columns}")
         if not np.isfinite(values).all():
             raise ValueError("a number that is not finite")
         super()._load_rows(meta, own, counts, keys, values)

@@ -51,7 +51,7 @@ def sample_layout(keys: Sequence[str], values: Field = _ITEMS, own: tuple[Field,
         own: the arrays of its own, with one value per group.
     """
     columns = (field(f"key {number}", of, "rows") for number, of in enumerate(keys))
-    meta = field("level and next number", "<i8", 2), field("source", "<u8", 1)
+    meta = field("level and next number", "<i8", 2, least=0, most=1 << 62), field("source", "<u8", 1)
     return (Layout.of(*meta, *own, totals("rows per group", "rows"), *columns, values),)
 
 
@@ -223,7 +223,8 @@ class SampleStack(ItemStack):
         message = batch.stacked(codec.ArrayRoles(2 + len(self.arrays), first_only=(1,)))
         metas = codec.decode(message.arrays[0])
         levels, nexts = metas[0::2], metas[1::2]
-        if len(levels) != len(nexts) or (levels != self.level).any():
+        groups = sum(message.arrays[2 + len(self.arrays)].shape)
+        if metas.shape != (2 * groups,) or (levels != self.level).any():
             raise IncompatibleSynopses(f"{self.kind}: levels differ")
         message.arrays[0].CopyFrom(codec.encode(metas[:2]))
         stack = self.from_message(message)
@@ -290,11 +291,8 @@ class SampleStack(ItemStack):
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
         own = len(cls.arrays)
-        parameters = codec.open_message(message, cls.kind, cls.version, 4 + own + len(cls.key_types))
+        parameters, (meta, sources, *columns, values) = cls._open(message)
         item_type = read_item_type(parameters, cls.kind)
-        meta, sources, *columns = (codec.decode(a) for a in message.arrays[:-1])
-        held = message.arrays[-1]
-        values = codec.decode_keys(held) if item_type == "string" else codec.decode(held)
         try:
             named = {name: parameters[name] for name in cls.required}
             named |= {name: parameters[name] for name in cls.options if name in parameters}
@@ -307,21 +305,12 @@ class SampleStack(ItemStack):
     def _load_rows(self, meta: IntArray, own: list[Key], counts: IntArray, keys: tuple[Key, ...], values: Any) -> None:
         """Sets decoded arrays. Raises ValueError unless they are a valid state."""
         level, self._next = (int(x) for x in meta)
-        for (name, (dtype, _)), array in zip(self.arrays.items(), own, strict=True):
-            if array.shape != counts.shape or array.dtype != np.dtype(dtype):
-                raise ValueError(f"array {name} is {array.dtype}{array.shape}")
-            self._state[name] = array
-        shapes = {k.shape for k in keys} | {(len(values),)}
+        self._state.update(zip(self.arrays, own, strict=True))
         wanted = pa.string() if self.item_type == "string" else np.dtype(self._dtype)
-        typed = [k.dtype for k in keys] == [np.dtype(t) for t in self.key_types] and counts.dtype == np.int64
-        if isinstance(values, pa.Array) and values.null_count:
-            raise ValueError("null values")
-        if not typed or (values.type if isinstance(values, pa.Array) else values.dtype) != wanted:
-            raise ValueError("columns of other types")
-        if not 0 <= level <= self._max_fold() or counts.ndim != 1 or (counts < 0).any():
-            raise ValueError(f"level {level}, counts {counts.tolist()[:5]}")
-        if shapes != {(int(counts.sum()),)}:
-            raise ValueError(f"columns of shapes {shapes} for {int(counts.sum())} rows")
+        if (values.type if isinstance(values, pa.Array) else values.dtype) != wanted:
+            raise ValueError("values of another type")
+        if level > self._max_fold():
+            raise ValueError(f"level {level}")
         self.level, self._length = level, len(counts)
         rows = SampleRows(np.repeat(np.arange(len(counts)), counts), keys, values)
         self._check_rows(rows)
@@ -329,9 +318,10 @@ class SampleStack(ItemStack):
 
     def _check_rows(self, rows: SampleRows) -> None:
         """Raises ValueError unless decoded rows are sorted and all stay."""
-        retained = self._retained(rows)
+        ascend = rows.ascend()  # which rows stay is defined for such rows only
+        retained = self._retained(rows) if ascend else np.zeros(0, bool)
         count = int(retained.sum()) if retained.dtype == np.bool_ else len(retained)
-        if not rows.ascend() or count != len(rows):
+        if not ascend or count != len(rows):
             raise ValueError("rows out of order, or more rows than the sample has room for")
 
 

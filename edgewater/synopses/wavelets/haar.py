@@ -31,6 +31,7 @@ from edgewater.synopses.base import (
 )
 from edgewater.synopses.checks import check_fold, check_whole
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import Layout, field, layout_for
 from edgewater.synopses.ordered import OrderedSynopsis
 from edgewater.synopses.registry import Function, Parameters, register_function
 from edgewater.synopses.wavelets.haar_blocks import (
@@ -50,6 +51,21 @@ MAX_LENGTH = 1 << 48
 LEVELS = 49
 _CHUNK = 1 << 15
 _EPSILON = float(np.finfo(np.float64).eps)
+
+
+_GREATEST = 1e143
+"""Beyond all sums of values and coefficients."""
+FIELDS = (
+    field("level and length", "<i8", 2, least=0, most=MAX_LENGTH),
+    field("norms", "<f8", 2, least=0, most=_GREATEST**2.1),
+    field("means", "<f8", "blocks", least=-_GREATEST, most=_GREATEST),
+    field("bounds of dropped coefficients", "<f8", LEVELS, least=0, most=_GREATEST),
+    field("bounds of kept coefficients", "<f8", LEVELS, least=0, most=_GREATEST),
+    field("levels", "<i8", "coefficients", least=1, most=LEVELS - 1),
+    field("positions", "<i8", "coefficients", least=0, most=MAX_LENGTH),
+    field("details", "<f8", "coefficients", least=-_GREATEST, most=_GREATEST),
+)
+LAYOUT = Layout.of(*FIELDS)
 
 
 class HaarWavelet(OrderedSynopsis):
@@ -159,7 +175,8 @@ class HaarWavelet(OrderedSynopsis):
         lost[candidates] = False
         if lost.any():
             levels, details = self._held.levels[lost], self._held.details[lost]
-            self._discarded_energy += float(np.sum(details * details * np.exp2(levels)))
+            with np.errstate(over="ignore"):
+                self._discarded_energy += float(np.sum(details * details * np.exp2(levels)))
             np.maximum.at(self._dropped_bound, levels, np.abs(details) + self._kept_bound[levels])
         kept = self._held.at(candidates)
         self._held = kept.at(np.argsort(kept.keys()))
@@ -328,8 +345,9 @@ class HaarWavelet(OrderedSynopsis):
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
         """Raises CorruptSynopsis or UnsupportedVersion."""
-        parameters = codec.open_message(message, cls.kind, cls.version, 8)
-        meta, norms, means, missing, off, *columns = (codec.decode(a) for a in message.arrays)
+        parameters = codec.open_message(message, cls.kind, cls.version, len(message.arrays))
+        layout = layout_for(cls.kind, (LAYOUT,), message.arrays)
+        meta, norms, means, missing, off, *columns = layout.decode(cls.kind, message.arrays)
         try:
             result = cls(parameters["coefficients"])
             level, length = (int(x) for x in meta)
@@ -351,16 +369,10 @@ class HaarWavelet(OrderedSynopsis):
     def _check_state(self, means: FloatArray) -> None:
         """Raises ValueError unless decoded arrays are a valid state."""
         held, blocks = self._held, block_levels(self.records)
-        columns = (held.levels, held.positions, held.details)
-        typed = [c.dtype.str for c in columns] == ["<i8", "<i8", "<f8"] and len({c.shape for c in columns}) == 1
-        bounds = np.concatenate([self._dropped_bound, self._kept_bound, [self._residual_norm, self._discarded_energy]])
-        shaped = self._dropped_bound.shape == self._kept_bound.shape == (LEVELS,) and means.shape == (len(blocks),)
-        if not typed or not shaped or held.levels.ndim != 1 or len(held) > self.capacity:
-            raise ValueError("arrays of other shapes or types")
-        if not (bounds >= 0).all() or not np.isfinite([*held.details, *means]).all():
-            raise ValueError("bounds below zero, or numbers that are not finite")
+        if len(means) != len(blocks) or len(held) > self.capacity:
+            raise ValueError(f"{len(means)} blocks and {len(held)} coefficients for {self.records} values")
         top = blocks[0] if blocks else 0
-        if ((held.levels < 1) | (held.levels > top) | (held.positions < 0)).any():
+        if ((held.levels > top) | (held.positions > self.records >> held.levels)).any():
             raise ValueError("coefficients out of range")
         ends = (held.positions + 1) << held.levels
         within = np.array([0, *np.cumsum([1 << level for level in blocks])])

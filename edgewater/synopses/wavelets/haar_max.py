@@ -18,15 +18,23 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from edgewater.errors import CorruptSynopsis
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.wavelets.haar import DEFAULT_COEFFICIENTS, LEVELS, HaarWavelet
+from edgewater.synopses.encoding.layout import Layout, field, layout_for
+from edgewater.synopses.wavelets.haar import DEFAULT_COEFFICIENTS, FIELDS, LEVELS, HaarWavelet
 from edgewater.synopses.wavelets.haar_blocks import signal_of
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 _ROUNDING = 1e-12
+_BOUNDS = {"least": 0.0, "most": 1e200}
+_LAYOUT = Layout.of(
+    *FIELDS,
+    field("error of all values", "<f8", 1, **_BOUNDS),
+    field("errors of blocks", "<f8", "blocks", **_BOUNDS),
+    field("errors below coefficients", "<f8", "coefficients", **_BOUNDS),
+    field("errors above coefficients", "<f8", "coefficients", **_BOUNDS),
+)
 
 
 class MaxErrorWavelet(HaarWavelet):
@@ -180,18 +188,14 @@ class MaxErrorWavelet(HaarWavelet):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        codec.open_message(message, cls.kind, cls.version, 12)
-        base, tops, below, above = (codec.decode(array) for array in message.arrays[8:])
+        codec.open_message(message, cls.kind, cls.version, len(message.arrays))
+        layout = layout_for(cls.kind, (_LAYOUT,), message.arrays)
+        base, tops, below, above = layout.decode(cls.kind, message.arrays)[8:]
         signal = SynopsisMessage()
         signal.CopyFrom(message)
         del signal.arrays[8:]
         result = super().from_message(signal)
-        blocks, shape = result._front.blocks(), (len(result._held),)
-        arrays = (base, tops, below, above)
-        if [a.shape for a in arrays] != [(1,), (len(blocks),), shape, shape]:
-            raise CorruptSynopsis(f"{cls.kind}: bounds of shapes {[a.shape for a in arrays]}")
-        if any(a.dtype != np.float64 or not (a >= 0).all() for a in arrays):
-            raise CorruptSynopsis(f"{cls.kind}: bounds below zero, or not numbers")
+        blocks = result._front.blocks()
         result._base_error = float(base[0])
         result._keys, result._below, result._above = result._held.keys(), below, above
         result._block_errors = [(level, start, float(e)) for (level, start, _), e in zip(blocks, tops, strict=True)]

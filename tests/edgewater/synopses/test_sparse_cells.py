@@ -5,7 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewater.synopses.sparse_cells import SparseCells, cell_keys, cells_of, groups_of
+from edgewater.errors import CorruptSynopsis
+from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import Layout
+from edgewater.synopses.sparse_cells import SparseCells, cell_fields, cell_keys, cells_of, groups_of
 
 batches = st.lists(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, (1 << 32) - 1) | st.integers(0, 5), st.integers(1, 9))),
@@ -55,7 +58,8 @@ def test_unpack_restores_packed_cells(given: list) -> None:
 
 def test_invalid_packed_cells_are_refused() -> None:
     good = (np.array([2, 1]), np.array([3, 9]), np.array([0, 4, 0]), np.array([1, 1, 1]))
-    SparseCells(np.add, np.int64).unpack(*good)
+    layout = Layout.of(*cell_fields("<i8"))
+    SparseCells(np.add, np.int64).unpack(*layout.decode("cells", [codec.encode(array) for array in good]))
     bad = [
         (np.array([2, 2]), *good[1:]),
         (np.array([2, -1]), *good[1:]),
@@ -66,8 +70,9 @@ def test_invalid_packed_cells_are_refused() -> None:
         (*good[:3], np.array([1.0, 1.0, 1.0])),
     ]
     for arrays in bad:
-        with pytest.raises(ValueError):
-            SparseCells(np.add, np.int64).unpack(*arrays)
+        message = [codec.encode(array) for array in arrays]
+        with pytest.raises((ValueError, CorruptSynopsis)):
+            SparseCells(np.add, np.int64).unpack(*layout.decode("cells", message))
 
 
 def test_cells_need_consolidation_when_the_runs_outgrow_the_sorted_array() -> None:

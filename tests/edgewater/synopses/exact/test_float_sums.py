@@ -146,5 +146,5 @@ def test_sums_that_float64_represents_take_no_more_bytes() -> None:
 def test_a_part_that_is_not_finite_is_corrupt() -> None:
     message = of(FloatSumStack, [[1.0]]).to_message()
     message.arrays[1].CopyFrom(codec.encode(np.array([0.0, math.inf])))
-    with pytest.raises(CorruptSynopsis, match="not finite"):
+    with pytest.raises(CorruptSynopsis, match=r"sums has numbers from .* to inf"):
         FloatSumStack.from_message(message)
