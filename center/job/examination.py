@@ -5,15 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from center.catalog import query_key
+from center.catalog import Catalog, query_key
+from center.job.admission import BatchLimits
 from center.job.frame_source import read_frame
 from center.job.merge import merge_rows
 from center.job.rows import FRAME_KINDS, FrameRow, RowKind, control_body, from_table, to_batch
@@ -131,6 +133,28 @@ class Examiner:
         process.close()
         self._pipe.close()
         return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+
+
+def deadly_frames(
+    catalog: Catalog, consumed: Mapping[str, int], log_dir: str | Path, limits: BatchLimits
+) -> Iterator[tuple[FrameEntry, str]]:
+    """Tries the frames that the next batches read; yields those that kill the process that reads them, and how.
+
+    Raises:
+        StorageError: it says nothing about the frames.
+    """
+    listed = catalog.quarantine_reasons()
+    pending = (
+        entry
+        for key, last in catalog.last_positions().items()
+        if last > (after := consumed.get(key, 0))
+        for entry in catalog.frames(key, after, min(last, after + limits.frames_per_query))
+        if (key, entry.position) not in listed
+    )
+    with Examiner(log_dir) as examiner:
+        for entry in islice(pending, limits.frames):
+            if death := examiner.try_frame(entry).death:
+                yield entry, death
 
 
 def _serve(pipe: Connection, log_dir: str) -> None:

@@ -26,6 +26,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, sleep_using_e
 
 from center.catalog import Catalog
 from center.job.admission import BatchLimits
+from center.job.examination import deadly_frames
 from center.job.frame_source import FORMAT, FrameSource, SourceOptions
 from center.job.function_rates import FunctionRatePlanner, FunctionRateThread
 from center.job.ledger_writer import CatalogEvents, DeadlineThread, LedgerWriter
@@ -44,6 +45,8 @@ STOP_POLL_S = 0.2
 IDLE = ("Waiting for data to arrive", "Waiting for next trigger")
 """Spark's status of a stream that has read the log up to its end. Before the first read it has others."""
 MAX_RESTART_DELAY_S = 10.0
+SUSPICIOUS = 2
+"""Failures of the stream in a row, or starts of the job without progress, from which on frames are tried one by one."""
 
 
 def now_ms() -> int:
@@ -116,6 +119,7 @@ class Job:
         planner = FunctionRatePlanner(self._writer, self._store, self._catalog, self.metrics)
         self._functions = FunctionRateThread(planner, self._stopping)
         self._stream_problem = "Spark is starting"
+        self._failed_attempts = 0
 
     def problem(self) -> str:
         """Why the job cannot do its work; empty: it can.
@@ -146,6 +150,7 @@ class Job:
             logger.info("Spark %s runs after %.1f s", spark.version, time.monotonic() - began_s)
             warm_up(spark, self._config.session.cores)
             logger.info("Spark's workers are warm after %.1f s", time.monotonic() - began_s)
+            self.count_start()
             self._keep_streaming(spark, stop, began_s)
 
     def _keep_streaming(self, spark: Any, stop: threading.Event, began_s: float) -> None:
@@ -168,6 +173,9 @@ class Job:
     def _stream(self, spark: Any, stop: threading.Event, began_s: float) -> None:
         if stop.is_set():
             return
+        # A power of two: if no frame is to blame, it costs ever less.
+        if self._failed_attempts >= SUSPICIOUS and self._failed_attempts & (self._failed_attempts - 1) == 0:
+            self.quarantine_deadly_frames()
         applied = self.processor.applied
         query = start_stream(spark, self._config, self.processor)
         try:
@@ -176,10 +184,29 @@ class Job:
                     raise StreamStopped("the stream stopped without a request")
                 if self._stream_problem and (self.processor.applied > applied or self._is_done(query)):
                     self._stream_problem = self.processor.problem = ""
+                    self._failed_attempts = 0
+                    self._store.reset_starts()
                     self.metrics.start_seconds.set(time.monotonic() - began_s)
                     logger.info("the stream is read")
         finally:
             _stop_quietly(query.stop)
+
+    def count_start(self) -> None:
+        """Counts starts without progress as failed attempts: a frame may have ended this process."""
+        try:
+            self._failed_attempts = self._store.count_start() - 1
+        except StorageError as exc:
+            logger.warning("the start is not counted: %s", exc)
+
+    def quarantine_deadly_frames(self) -> None:
+        """Sets aside the pending frames that kill a process that reads them. Never raises: it is tried again."""
+        try:
+            for entry, death in deadly_frames(
+                self._catalog, self._writer.consumed(), self._config.log_dir, self._config.limits
+            ):
+                self.processor.quarantine(entry, death)
+        except StorageError as exc:
+            logger.warning("the pending frames cannot be tried: %s", exc)
 
     def _is_done(self, query: Any) -> bool:
         """Whether the stream waits and no frame is left: also one that cannot reach the catalog waits, or one between
@@ -199,6 +226,7 @@ class Job:
         exc = attempt.outcome.exception() if attempt.outcome else None
         reason = _reason(self.processor.failure or exc)
         self.processor.failure = None
+        self._failed_attempts += 1
         self._stream_problem = f"the stream failed and is restarted: {reason}"
         self.metrics.failures.labels("stream").inc()
         logger.error("%s", self._stream_problem)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from center.catalog import Catalog, query_from_key
+from center.catalog import Catalog, query_from_key, query_key
 from center.job.frame_source import read_frame
 from center.job.ledger_writer import LedgerWriter
 from center.job.merge import merge_key, merge_rows
@@ -384,9 +384,8 @@ class BatchProcessor:
             # Frames of several edges, one after the other, and none in between that could be applied.
             self._set_aside(key, exc)
             return []
-        now_ms, reason = self._now_ms(), named(exc)
-        unused = self._catalog.quarantine(entry, reason, now_ms)
-        logger.error("query %s, frame %d of edge %s is in quarantine: %s", key, entry.position, entry.edge, reason)
+        reason = named(exc)
+        self.quarantine(entry, reason)
         try:
             applied = self._apply([row_of_damage(key, entry, reason, RowKind.QUARANTINED)])
         except Exception as failure:
@@ -396,10 +395,16 @@ class BatchProcessor:
                 raise
             self._set_aside(key, failure)
             return []
+        return [applied]
+
+    def quarantine(self, entry: FrameEntry, reason: str) -> None:
+        """Sets a frame aside: it is read as a stated loss from now on."""
+        unused = self._catalog.quarantine(entry, reason, self._now_ms())
+        key = query_key(entry.query)
+        logger.error("query %s, frame %d of edge %s is in quarantine: %s", key, entry.position, entry.edge, reason)
         self._metrics.skipped.labels("frame-quarantined").inc()
         for segment in unused:
             self._log.remove(segment)
-        return [applied]
 
     def _set_aside(self, key: str, exc: Exception) -> None:
         """Applies no more frames of a query until the job starts again: they stay in the log for an operator."""

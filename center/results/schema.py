@@ -21,7 +21,7 @@ counters = Table(
 )
 """``schema``: version of these tables. ``answer``: last answer id, incremented in the order in which answers become
 visible. ``late``: incremented when records have come for final windows. ``step``: incremented by each transaction of
-the job; its row is the writers' lock."""
+the job; its row is the writers' lock. ``starts``: of the job, since it applied frames last."""
 
 consumed = Table(
     "consumed",

@@ -113,7 +113,7 @@ class ResultStore:
         self._refused: list[RefusedDelta] = []
         with schema_transaction(self._engine, t.metadata) as connection:
             counters: dict[str, int] = dict(connection.execute(select(t.counters.c.name, t.counters.c.value)).all())
-            for name, value in (("schema", SCHEMA_VERSION), ("answer", 0), ("late", 0), ("step", 0)):
+            for name, value in (("schema", SCHEMA_VERSION), ("answer", 0), ("late", 0), ("step", 0), ("starts", 0)):
                 if name not in counters:
                     connection.execute(insert(t.counters).values(name=name, value=value))
             if (version := counters.get("schema", SCHEMA_VERSION)) != SCHEMA_VERSION:
@@ -306,6 +306,18 @@ class ResultStore:
             raise Conflict(f"the result store is at step {stored}, this job's ledger at {self._step}: try again")
         connection.execute(update(t.counters).where(t.counters.c.name == "step").values(value=stored + 1))
         return stored + 1
+
+    def count_start(self) -> int:
+        """Counts that the job starts; returns how often it has, this time included, since frames were applied last."""
+        starts = t.counters.c.name == "starts"
+        with write_transaction(self._engine) as connection:
+            connection.execute(update(t.counters).where(starts).values(value=t.counters.c.value + 1))
+            return _counter(connection, "starts")
+
+    def reset_starts(self) -> None:
+        """Frames were applied, or none is left."""
+        with write_transaction(self._engine) as connection:
+            connection.execute(update(t.counters).where(t.counters.c.name == "starts").values(value=0))
 
     # Read by any process
 

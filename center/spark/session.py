@@ -29,6 +29,8 @@ JAVA_ACCEPTED = (
     f"Java {JAVA_MIN} or newer: install it (Debian: apt-get install openjdk-17-jre-headless) or set JAVA_HOME"
 )
 JAVA_TIMEOUT_S = 30
+WORKER_TIMEOUT_S = 60
+"""How long a Python worker may take for its part of a micro-batch: a second is usual."""
 SECRET_SETTING = re.compile(r"(?i)secret|password|token|access[.]?key")
 """Names of Spark properties whose values are secret: Spark's own rule (`spark.redaction.regex`)."""
 _ESCAPED = "\\u%04x"
@@ -140,6 +142,10 @@ def spark_settings(config: SessionConfig) -> dict[str, str]:
             # Small batches never repay the optimising compiler: without it the first batch costs 10 s of CPU instead of
             # 17, and the first hundred 22 instead of 41. Bulk work over millions of rows is five times faster with it.
             settings["spark.driver.extraJavaOptions"] += " -XX:TieredStopAtLevel=1"
+    if config.work == "micro_batches":
+        # A worker that hangs on the bytes of a frame ends its batch as one that dies does.
+        settings["spark.python.worker.idleTimeoutSeconds"] = str(WORKER_TIMEOUT_S)
+        settings["spark.python.worker.killOnIdleTimeout"] = "true"
     if config.scratch_dir is not None:
         settings["spark.local.dir"] = str(config.scratch_dir)
     return settings | dict(config.settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +18,40 @@ from center.job.microbatch import BatchProcessor
 from center.job.rows import ROW_SCHEMA
 from center.ledger import Ledger
 from center.results import ResultStore
+from edgewater.synopses import plugins
+from edgewater.synopses.encoding import codec
+from tests.center.job.conftest import synopsis
 
 FOR_EVER_MS = 1 << 42
+DEADLY = """
+import os, signal
+
+from edgewater.synopses.exact.aggregates import CountStack
+
+
+class DeadlyStack(CountStack):
+    kind = "deadly"
+
+    @classmethod
+    def from_message(cls, message):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+ALL = DeadlyStack
+"""
+
+
+def install_deadly(path: Path) -> bytes:
+    """Installs a kind of synopsis in a directory, for processes that have it on their path, whose native code is at
+    fault; returns a partial of it."""
+    info = path / "deadly-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: deadly\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\ndeadly = deadly:ALL\n")
+    (path / "deadly.py").write_text(DEADLY)
+    message = codec.unseal(synopsis(["/evil"], [1]))
+    message.parts[0].kind = "deadly"
+    return codec.seal(message)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import subprocess
@@ -15,6 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+from center.catalog import query_key
+from edgewater.wire import FrameBody, Partial
+from tests.center.job.micro_batches import install_deadly
+
 PROGRAM = Path(__file__).with_name("job_program.py")
 WITHIN_S = 90
 FOR_EVER_MS = 1 << 42
@@ -27,7 +32,8 @@ class JobProcess:
 
     def __init__(self, path: Path, frames: int, keep_frames_ms: int) -> None:
         command = [sys.executable, str(PROGRAM), str(path), str(frames), str(keep_frames_ms)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        env = os.environ | {"PYTHONPATH": os.pathsep.join([str(path / "plugins"), *filter(None, sys.path)])}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
         self.said: list[str] = []
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -70,7 +76,7 @@ def running(path: Path, frames: int = 4096, keep_frames_ms: int = 0) -> Iterator
 
 
 def test_killed_drivers_and_jvms_and_a_stream_that_fails_lose_nothing_and_count_nothing_twice(world: Any) -> None:
-    refs = world.register("a", "b")
+    refs, deadly = world.register("a", "b"), install_deadly(world.path / "plugins")
     for window in range(6):
         for ref in refs:
             world.ship_window(ref, window)
@@ -93,7 +99,11 @@ def test_killed_drivers_and_jvms_and_a_stream_that_fails_lose_nothing_and_count_
     with running(world.path, keep_frames_ms=FOR_EVER_MS) as job:
         until_all_is_consumed(world, job)
         assert_a_stream_that_fails_is_started_again_by_itself(world, job, refs)
+        assert_a_frame_that_kills_workers_is_set_aside(world, job, refs[0], deadly)
         family = job.family()
+        for ref in refs:
+            world.end(ref)
+        until_all_is_consumed(world, job)
         job.process.send_signal(signal.SIGTERM)
         job.wait_for("stopped")
         assert job.process.wait(WITHIN_S) == 0
@@ -115,8 +125,19 @@ def assert_a_stream_that_fails_is_started_again_by_itself(world: Any, job: JobPr
     assert not any("the stream is read" in said for said in job.said), "not ready between two failures"
     away.rename(world.log_dir)
     job.wait_for("the stream is read")
-    for ref in refs:
-        world.end(ref)
+    until_all_is_consumed(world, job)
+
+
+def assert_a_frame_that_kills_workers_is_set_aside(world: Any, job: JobProcess, ref: Any, deadly: bytes) -> None:
+    evil = world.edges[0]
+    world.ship(evil, ref, FrameBody(7_000, (Partial(7_000, 0, deadly),)))
+    job.wait_for("the stream failed and is restarted")
+    line = job.wait_for("is in quarantine")
+    assert f"query {query_key(ref)}" in line and "SIGSEGV" in line
+    job.wait_for("the stream is read")
+    (frame,) = world.catalog.quarantined()
+    assert (frame.key, frame.entry.edge) == (query_key(ref), evil)
+    world.ship_records(world.edges[1], ref, 7, ["/a"])
     until_all_is_consumed(world, job)
 
 

@@ -17,7 +17,7 @@ from edgewater.synopses.encoding import codec
 from edgewater.wire import FrameBody, Partial, QueryRef, SliceClose
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 from tests.center.job.conftest import World, synopsis
-from tests.center.job.micro_batches import MicroBatches
+from tests.center.job.micro_batches import MicroBatches, install_deadly
 
 U64 = (1 << 64) - 1
 
@@ -305,3 +305,36 @@ def test_a_query_that_time_cannot_advance_does_not_stop_the_others(
     job.run()
     job.writer.advance()
     assert world.answers() == world.truth
+
+
+# Frames that kill the process that reads them
+
+
+@pytest.mark.slow
+def test_a_frame_that_kills_processes_is_found_and_set_aside_before_it_is_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref, other = world.register("a", "b")
+    evil, honest, _ = world.edges
+    monkeypatch.syspath_prepend(world.path / "plugins")
+    world.ship_records(honest, ref, 0, ["/a"])
+    world.ship(evil, ref, body(install_deadly(world.path / "plugins")))
+    world.ship_records(honest, ref, 0, ["/a", "/b"])
+    world.ship_window(other, 0)
+    config = JobConfig(world.catalog_url, world.results_url, world.log_dir, world.path / "work", clock=world.clock)
+    job = Job(config)
+    job.quarantine_deadly_frames()
+    (frame,) = world.catalog.quarantined()
+    assert (frame.key, frame.entry.position, frame.reason) == (
+        "a@1", 2, "the process that read it was ended by SIGSEGV",
+    )  # fmt: skip
+    end(world, ref, other)
+    MicroBatches(world).run()
+    assert world.answers() == world.truth
+    assert losses(world, ref) == {(str(evil), "frame-damaged")}
+
+
+def test_starts_without_progress_are_counted_for_good(world: World) -> None:
+    assert [world.store.count_start() for _ in range(3)] == [1, 2, 3]
+    world.store.reset_starts()
+    assert world.store.count_start() == 1
