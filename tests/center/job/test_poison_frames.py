@@ -57,10 +57,6 @@ def alarms(world: World) -> set[tuple[str, str]]:
 # Partials that cannot be read or merged
 
 
-def records(message: SynopsisMessage) -> None:
-    message.records = U64
-
-
 def nested(message: SynopsisMessage) -> None:
     message.parts[0].parameters = "[" * 100_000
 
@@ -79,7 +75,7 @@ def table_of_keys(message: SynopsisMessage) -> None:
     message.arrays[0].CopyFrom(codec.encode(np.zeros((2, 2), np.int64)))
 
 
-@pytest.mark.parametrize("change", [records, nested, long_integer, huge_dimension, table_of_keys])
+@pytest.mark.parametrize("change", [nested, long_integer, huge_dimension, table_of_keys])
 def test_a_partial_that_no_merge_takes_costs_itself(
     world: World, job: MicroBatches, change: Callable[[SynopsisMessage], None]
 ) -> None:
@@ -102,6 +98,20 @@ def test_a_partial_that_no_merge_takes_costs_itself(
     assert (str(evil), "partial-refused") in losses(world, ref)
     assert "partial-refused" in {kind for kind, _ in alarms(world)}
     assert not job.process.stuck and world.catalog.quarantined() == []
+
+
+def test_partials_that_claim_more_records_than_can_be_counted_stop_nothing(world: World, job: MicroBatches) -> None:
+    (ref,) = world.register("a")
+    message = codec.unseal(synopsis(["/a"], [1]))
+    message.records = U64
+    for edge in world.edges:
+        world.ship(edge, ref, body(codec.seal(message)))
+        job.run()
+    world.ship_records(world.edges[0], ref, 1, ["/b"])
+    end(world, ref)
+    job.run()
+    world.truth[ref, 0, "/a"] = 3
+    assert world.answers() == world.truth
 
 
 def test_a_partial_of_another_query_costs_itself_and_the_query_is_not_stuck(world: World, job: MicroBatches) -> None:

@@ -268,6 +268,20 @@ def huge(value: int) -> bytes:
     return codec.seal(message)
 
 
+@pytest.fixture
+def overflowing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge fails where the records of all partials exceed what can be counted, as it did in an earlier release."""
+    merge = GroupedAggregate.merge_all
+
+    def fail(self: GroupedAggregate, others: Any) -> Any:
+        if self.records + sum(other.records for other in others) > (1 << 64) - 1:
+            raise ValueError("Value out of range")
+        return merge(self, others)
+
+    monkeypatch.setattr(GroupedAggregate, "merge_all", fail)
+
+
+@pytest.mark.usefixtures("overflowing")
 def test_partials_that_merge_only_one_by_one_cost_themselves_when_their_window_is_answered(job: Job) -> None:
     job.batch(job.frame("a", 0, m0=1))
     for synopsis in (huge(5), huge(7)):
@@ -285,6 +299,7 @@ def test_partials_that_merge_only_one_by_one_cost_themselves_when_their_window_i
     assert record is not None and (total(record.synopsis), record.quality["completeness"]["missing"]) == (11, [])
 
 
+@pytest.mark.usefixtures("overflowing")
 def test_many_partials_of_one_slice_of_which_some_do_not_merge_cost_only_those(job: Job) -> None:
     for n in range(12):
         fact, (delta,) = job.frame("a", 0, m0=1)
