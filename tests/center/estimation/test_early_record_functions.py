@@ -25,7 +25,7 @@ def scored(values: np.ndarray) -> np.ndarray:
     return np.where((values * 1e6).astype(np.int64) % 5 == 0, np.nan, values * values)
 
 
-@pytest.mark.parametrize("kind", ["sum", "mean"])
+@pytest.mark.parametrize("kind", ["sum", pytest.param("mean", marks=pytest.mark.full)])
 def test_estimates_are_unbiased_and_intervals_hold(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     score = Counting(lambda x: None if int(x * 1e6) % 5 == 0 else x * x)
     install_functions(monkeypatch, score.named("score"))

@@ -166,7 +166,13 @@ def run(directory: Path, seed: int, queries: list[tuple[QueryRef, QuerySpec]], f
     return world
 
 
-@pytest.mark.parametrize("seed", [*range(12), *(pytest.param(s, marks=pytest.mark.slow) for s in range(12, 120))])
+def seeds(quick: int, usual: int, full: int) -> list[Any]:
+    """Seeds of which `make quick` runs the first `quick`, `make test` the first `usual`, and `make test-all` all."""
+    marks = [pytest.mark.slow] * (usual - quick) + [pytest.mark.full] * (full - usual)
+    return [*range(quick), *(pytest.param(s, marks=mark) for s, mark in enumerate(marks, quick))]
+
+
+@pytest.mark.parametrize("seed", seeds(6, 24, 120))
 def test_any_interleaving_with_crashes_gives_the_totals_of_a_query_that_was_there_before(
     tmp_path: Path, seed: int
 ) -> None:
@@ -189,7 +195,7 @@ def test_any_interleaving_with_crashes_gives_the_totals_of_a_query_that_was_ther
             through = body.through_ms
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(s, marks=pytest.mark.slow) for s in range(6, 40))])
+@pytest.mark.parametrize("seed", seeds(3, 10, 40))
 def test_what_can_no_longer_be_read_is_stated_and_nothing_else_is_doubted(tmp_path: Path, seed: int) -> None:
     query = since_query("beginning")
     world = run(tmp_path, seed, [query], first_row=90)
