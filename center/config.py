@@ -13,6 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
+from center.api_access import OidcSection, PrincipalEntry
 from center.edge_access import AccessEntry, EdgeAccess, read_tokens_file, without_secret
 from edgewater.configuration import (
     Address,
@@ -81,13 +82,75 @@ class StreamSection(Section):
     """How far the event time of a record may be ahead of the stream's clock."""
 
 
+class ApiTlsSection(Section):
+    """Server certificate and key as PEM files, read again when they change."""
+
+    cert: Path
+    key: Path
+
+
+Rate = Annotated[str, Field(pattern=r"^[1-9]\d{0,8}/(second|minute|hour|day)$")]
+"""Written as 10/second."""
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class ApiLimitsSection(Section):
+    """What clients may cost one API process."""
+
+    connections: Count = 4096
+    """Beyond it, the connection that has been without a request the longest is closed."""
+    live: Count = 2000
+    """Live streams."""
+    live_per_principal: Count = 2000
+    evaluate: Count = 64
+    """Streams of questions."""
+    evaluate_per_principal: Count = 16
+    responses: Size = 256 << 20
+    """Bytes of responses that clients have not taken yet."""
+    headers: Duration = 10_000
+    """Time in which a request's headers must arrive."""
+    body: Duration = 30_000
+    """Time in which a query must arrive, and in which a client must take a part of its response."""
+    idle: Duration = 300_000
+    """Time without a question after which a stream of questions is ended."""
+    reads: Rate = "200/second"
+    """Requests per principal that change nothing."""
+    changes: Rate = "20/second"
+
+
 class ApiSection(Section):
-    """The REST API. With a token, requests to /v1 must carry it as a bearer token."""
+    """The REST API. Off loopback it needs credentials: `token`, `principals`, `tokens_file` or `oidc`."""
 
     listen: Address = "127.0.0.1:7480"
     token: SecretStr | None = None
+    """The token of the principal `admin`."""
+    principals: dict[str, PrincipalEntry] = {}
+    tokens_file: Path | None = None
+    """A YAML mapping like `principals`, in addition to it. Read again when it changes."""
+    oidc: OidcSection | None = None
+    tls: ApiTlsSection | None = None
+    metrics: Address | None = None
+    """Address of /livez, /readyz and /metrics without credentials, besides those at `listen`; None: not served."""
+    audit: Path | Literal["log"] = "log"
+    """Where changes and refused requests are recorded as JSON lines: a file, or the process' log."""
+    limits: ApiLimitsSection = ApiLimitsSection()
     cache: Size = 64 << 20
     progress: Annotated[Duration, Field(ge=100)] = 2000
+
+    @property
+    def authenticates(self) -> bool:
+        """Whether a request without credentials is refused."""
+        return any((self.token, self.principals, self.tokens_file, self.oidc))
+
+    def require_credentials(self) -> None:
+        """Raises InvalidConfig if whoever reaches the address could do everything."""
+        if not self.authenticates and not is_loopback(self.listen):
+            raise InvalidConfig(
+                "api.token",
+                None,
+                "api.token, api.principals, api.tokens_file or api.oidc",
+                f"api.listen {self.listen} can be reached from other machines",
+            )
 
 
 class SparkSection(Section):
@@ -167,7 +230,8 @@ class CenterConfig(Section):
         try:
             config = validate(cls, document)
         except InvalidConfig as exc:
-            raise without_secret(exc) if exc.field.startswith("tokens.") else exc from None
+            secret = exc.field.startswith(("tokens.", "api.principals.", "api.token"))
+            raise without_secret(exc) if secret else exc from None
         config._require_tokens()
         return config
 

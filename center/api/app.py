@@ -7,29 +7,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import time
 from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Any
 
 from anyio import CapacityLimiter
-from fastapi import Depends, FastAPI
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from anyio.to_thread import run_sync
+from fastapi import FastAPI
 
-from center.api import problems
+from center.api import pages, problems
+from center.api.access import unguarded
 from center.api.answer_cache import AnswerRenderer
+from center.api.audit import AuditLog, AuditMiddleware
+from center.api.authentication import Authenticator
 from center.api.edge_progress import EdgeProgress
+from center.api.limits import PendingResponses, Rates, Slots
 from center.api.live_feed import AnswerPoller, LiveFeed
 from center.api.metrics import ApiMetrics, CenterCollector, MetricsMiddleware
 from center.api.models import ProblemDetails
+from center.api.pages import SecurityHeaders
 from center.api.routers import alarms, answers, edges, evaluate, health, live, quarantine, queries
 from center.api.services import Services
 from center.catalog import Catalog, ComponentRegistry
 from center.config import ApiSection
 from center.results import ResultStore
 from center.serving import SynopsisCache
-from edgewater.errors import Unauthenticated
 
 DESCRIPTION = """
 Streaming queries over data from many places. Every answer states its error, its completeness and its age.
@@ -43,7 +46,9 @@ Times are accepted as RFC 3339 or unix ms and returned as RFC 3339; ranges inclu
 Errors are `application/problem+json` (RFC 9457) with a stable `type`.
 """
 
-BEARER = HTTPBearer(auto_error=False, description="The token of `api.token` in the center's configuration.")
+ROUTERS = tuple(m.router for m in (queries, answers, evaluate, live, edges, alarms, quarantine, health, pages))
+REFRESH_S = 1.0
+"""How often changed credentials are looked for."""
 
 
 def create_app(
@@ -62,29 +67,28 @@ def create_app(
         monotonic: monotonic clock in seconds, which paces live streams.
     """
     services = _services(catalog, results, components, config, now_ms, monotonic)
+    audit = AuditLog(config.audit, now_ms, services.metrics.audit_failures.inc)
     app = FastAPI(
         title="Edgewater",
         summary="Streaming queries whose answers state their error, completeness and age",
         description=DESCRIPTION,
         version=version("edgewater"),
         lifespan=_lifespan(services),
+        docs_url=None,
         redoc_url=None,
     )
     app.state.services = services
+    # The last one is the outermost.
+    app.add_middleware(PendingResponses, most_bytes=config.limits.responses, on_refused=services.metrics.on_refused)
+    app.add_middleware(SecurityHeaders, over_tls=config.tls is not None)
+    app.add_middleware(AuditMiddleware, audit=audit)
     app.add_middleware(MetricsMiddleware, metrics=services.metrics)
     problems.install(app)
-    guarded = [Depends(_token_guard(config))] if config.token is not None else []
-    for router in (
-        queries.router,
-        answers.router,
-        evaluate.router,
-        live.router,
-        edges.router,
-        alarms.router,
-        quarantine.router,
-    ):
-        app.include_router(router, dependencies=guarded)
-    app.include_router(health.router)
+    for router in ROUTERS:
+        assert not list(unguarded(router)), (
+            f"{list(unguarded(router))}: each route states what it requires of its caller"
+        )
+        app.include_router(router)
     _describe_problems(app)
     return app
 
@@ -97,7 +101,7 @@ def _services(
     now_ms: Callable[[], int],
     monotonic: Callable[[], float],
 ) -> Services:
-    metrics = ApiMetrics()
+    metrics, limits = ApiMetrics(), config.limits
     renderer = AnswerRenderer(config.cache, metrics.on_lookup)
     progress = EdgeProgress(catalog, now_ms)
     metrics.registry.register(CenterCollector(components, results, progress, now_ms))
@@ -106,34 +110,32 @@ def _services(
     )
     return Services(
         catalog, results, components, now_ms, renderer, progress, feed, metrics, SynopsisCache(config.cache),
-        CapacityLimiter(1),
+        CapacityLimiter(1), Authenticator(config, now_ms), Rates(limits, metrics.on_refused),
+        Slots("live", limits.live, limits.live_per_principal, metrics.on_refused),
+        Slots("evaluate", limits.evaluate, limits.evaluate_per_principal, metrics.on_refused), limits,
     )  # fmt: skip
 
 
 def _lifespan(services: Services) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        polling = asyncio.create_task(services.feed.changes.run())
+        tasks = [asyncio.create_task(services.feed.changes.run()), asyncio.create_task(_refresh(services))]
         try:
             yield
         finally:
-            polling.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await polling
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     return lifespan
 
 
-def _token_guard(config: ApiSection) -> Callable[..., None]:
-    """A dependency that lets requests with the configured bearer token pass."""
-    assert config.token is not None
-    expected = config.token.get_secret_value().encode()
-
-    def guard(credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]) -> None:
-        if credentials is None or not hmac.compare_digest(credentials.credentials.encode(), expected):
-            raise Unauthenticated("a bearer token is required: Authorization: Bearer <token>")
-
-    return guard
+async def _refresh(services: Services) -> None:
+    """Reads changed credentials, until cancelled."""
+    while True:
+        await asyncio.sleep(REFRESH_S)
+        await run_sync(services.authenticator.refresh)
+        services.metrics.credentials_stale.set(services.authenticator.problem is not None)
 
 
 def _describe_problems(app: FastAPI) -> None:

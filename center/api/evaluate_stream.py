@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from anyio.to_thread import run_sync
@@ -134,19 +134,31 @@ class DuplexResponse(Response):
 
     Starlette's streaming response detects disconnects by reading the messages that this class reads as the body, so it
     cannot be used here.
+
+    Args:
+        answers: called with each chunk of the body, and whether it is the last one.
+        require_allowed: called before each chunk is answered; raises EdgewaterError to end the stream.
+        idle_s: time without a chunk after which the stream is ended.
     """
 
     media_type = NDJSON
 
-    def __init__(self, answers: Callable[[bytes, bool], Iterator[bytes]]) -> None:
+    def __init__(
+        self,
+        answers: Callable[[bytes, bool], Iterator[bytes]],
+        require_allowed: Callable[[], Awaitable[None]],
+        idle_s: float,
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._answers = answers
+        self._require_allowed = require_allowed
+        self._idle_s = idle_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         parts: asyncio.Queue[Part | None] = asyncio.Queue(_WAITING)
         disconnected = asyncio.Event()
-        receiving = asyncio.create_task(_receive(receive, parts, disconnected))
+        receiving = asyncio.create_task(_receive(receive, parts, disconnected, self._idle_s))
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
             async for body in self._bodies(parts, disconnected):
@@ -162,6 +174,11 @@ class DuplexResponse(Response):
 
     async def _bodies(self, parts: asyncio.Queue[Part | None], disconnected: asyncio.Event) -> AsyncIterator[bytes]:
         while (part := await parts.get()) is not None:
+            try:
+                await self._require_allowed()
+            except EdgewaterError as exc:
+                yield _line({"id": None, "error": problem_of(exc, "")})
+                return
             answers = self._answers(*part)
             while not disconnected.is_set() and (body := await run_sync(next, answers, None)) is not None:
                 if body:
@@ -170,11 +187,19 @@ class DuplexResponse(Response):
                 return
 
 
-async def _receive(receive: Receive, parts: asyncio.Queue[Part | None], disconnected: asyncio.Event) -> None:
+async def _receive(
+    receive: Receive, parts: asyncio.Queue[Part | None], disconnected: asyncio.Event, idle_s: float
+) -> None:
     """Puts the chunks of the body into the queue, then None, and waits for the client to disconnect."""
     ended = False
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(None if ended else idle_s):
+                message = await receive()
+        except TimeoutError:
+            await parts.put(None)
+            ended = True
+            continue
         if message["type"] == "http.disconnect":
             disconnected.set()
             if not ended:

@@ -21,7 +21,9 @@ from anyio.to_thread import run_sync
 from sse_starlette import ServerSentEvent
 
 from center.api.answer_cache import AnswerRenderer, to_json
+from center.api.authentication import ANYONE
 from center.api.edge_progress import EdgeProgress
+from center.api_access import Principal
 from center.catalog import RegisteredQuery
 from center.results import AnswerRecord, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
@@ -104,12 +106,14 @@ class LiveStream:
     """One client's stream of one query, or (`query` None) of all.
 
     Attributes:
+        reader: answers of queries that it may not read are left out.
         after: id of the last answer that the client has; None: a new client.
     """
 
     feed: LiveFeed
     query: RegisteredQuery | None = None
     questions: MeasureQuestions = NO_QUESTIONS
+    reader: Principal = ANYONE
     after: int | None = None
     _sent: int = field(default=0, init=False)
     _full_pages: int = field(default=0, init=False)
@@ -123,7 +127,7 @@ class LiveStream:
             if self.feed.monotonic() >= due_s:
                 due_s = self.feed.monotonic() + self.feed.pace_s
                 try:
-                    yield _event("progress", await run_sync(self.feed.progress.event_data, self.query))
+                    yield _event("progress", await run_sync(self.feed.progress.event_data, self.query, self.reader))
                 except NotFound:
                     return
             await self.feed.changes.wait(self._sent, due_s - self.feed.monotonic())
@@ -179,7 +183,7 @@ class LiveStream:
                 id=str(record.answer_id),
             )
             for record in records
-            if record.query in queries
+            if record.query in queries and self.reader.may("reader", record.query.name)
         ]
 
 

@@ -34,11 +34,24 @@ class ApiMetrics:
             buckets=SECONDS,
             registry=self.registry,
         )
+        self.refused = Counter(
+            "edgewater_api_refused", "Requests refused, and connections closed, because of a limit.", ["reason"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.audit_failures = Counter(
+            "edgewater_api_audit_failures", "Lines of the audit log that could not be written.", registry=self.registry
+        )
+        self.credentials_stale = Gauge(
+            "edgewater_api_credentials_stale", "1 while a changed tokens' file cannot be used.", registry=self.registry
+        )
         self.live_clients = Gauge("edgewater_api_live_clients", "Open live streams.", registry=self.registry)
         self.renderings = Counter(
             "edgewater_api_renderings", "Answers given, by whether they were rendered already.", ["cached"],
             registry=self.registry,
         )  # fmt: skip
+
+    def on_refused(self, reason: str) -> None:
+        self.refused.labels(reason).inc()
 
     def on_lookup(self, hit: bool) -> None:
         self.renderings.labels("yes" if hit else "no").inc()

@@ -21,6 +21,8 @@ from edgewater.errors import EdgewaterError, InvalidInput
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_BASE = "https://edgewater.dev/problems/"
+MAX_ERRORS = 20
+"""A problem lists so many errors of a request."""
 INTERNAL_ERROR = "internal error; see the center's log"
 
 log = logging.getLogger(__name__)
@@ -56,10 +58,14 @@ PROBLEMS: dict[str, ProblemType] = {
 """By code of `edgewater/errors.py`."""
 
 HTTP_PROBLEMS: dict[str, ProblemType] = {
+    "forbidden": ProblemType(403, "Forbidden"),
     "method-not-allowed": ProblemType(405, "Method not allowed"),
     "not-acceptable": ProblemType(406, "Not acceptable"),
+    "timeout": ProblemType(408, "Request timeout"),
     "too-large": ProblemType(413, "Body too large"),
     "unsupported-media-type": ProblemType(415, "Unsupported media type"),
+    "too-many-requests": ProblemType(429, "Too many requests"),
+    "unavailable": ProblemType(503, "Unavailable for now"),
 }
 """Errors of HTTP itself."""
 
@@ -152,7 +158,7 @@ def _edgewater_error(request: Request, exc: Exception) -> Response:
 
 def _validation_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
-    errors = [_validation_detail(e) for e in exc.errors()]
+    errors = [_validation_detail(e) for e in exc.errors()[:MAX_ERRORS]]
     first = errors[0]
     detail = f"{first['field']}: {first['value']!r} is not accepted; {first['accepted']}"
     return problem_response(

@@ -10,10 +10,13 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from center.api.answer_cache import AnswerRenderer
+from center.api.authentication import Authenticator
 from center.api.edge_progress import EdgeProgress
+from center.api.limits import Rates, Slots
 from center.api.live_feed import LiveFeed
 from center.api.metrics import ApiMetrics
 from center.catalog import Catalog, ComponentRegistry
+from center.config import ApiLimitsSection
 from center.results import ResultStore
 from center.serving import SynopsisCache
 
@@ -37,6 +40,11 @@ class Services:
     metrics: ApiMetrics
     synopses: SynopsisCache
     parsing: CapacityLimiter
+    authenticator: Authenticator
+    rates: Rates
+    live_slots: Slots
+    evaluate_slots: Slots
+    limits: ApiLimitsSection
 
 
 def _services(request: Request) -> Services:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from center.api_access import read_principals_file
 from center.config import CenterConfig
 from edgewater.errors import EdgewaterError, StorageError
 from edgewater.health import bound_address, listen
@@ -27,6 +28,7 @@ def check(config: CenterConfig, environment: Mapping[str, str]) -> list[CheckRes
         ("java", lambda: _java(environment)),
         ("gateway.listen", lambda: _free(config.gateway.listen, "gateway.listen")),
         ("api.listen", lambda: _free(config.api.listen, "api.listen")),
+        ("api.token", lambda: _api_credentials(config)),
         ("data_dir", lambda: _writable(config.data_dir)),
         ("log_dir", lambda: _writable(config.frames_dir)),
         ("tokens", lambda: _tokens(config)),
@@ -72,6 +74,17 @@ def _tokens(config: CenterConfig) -> str:
     CredentialFiles(config.tokens, config.tokens_file, config.tls)
     tokens = config.edge_access()
     return f"{len(tokens)} edges have one" if tokens else "none: any edge on this machine may connect"
+
+
+def _api_credentials(config: CenterConfig) -> str:
+    config.api.require_credentials()
+    if not config.api.authenticates:
+        return "none: whoever reaches api.listen on this machine may do everything"
+    named = len(config.api.principals) + (config.api.token is not None)
+    if config.api.tokens_file is not None:
+        named += len(read_principals_file(config.api.tokens_file))
+    issuer = f", and those of {config.api.oidc.issuer}" if config.api.oidc is not None else ""
+    return f"{named} principals have one{issuer}"
 
 
 def _catalog(url: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -28,6 +29,7 @@ from tenacity import (
 )
 
 from center.config import CenterConfig
+from edgewater.configuration import is_loopback
 from edgewater.errors import StorageError
 from edgewater.health import bound_address, health_server, listen
 
@@ -40,8 +42,6 @@ log = logging.getLogger(__name__)
 
 OPENING_S = 60.0
 """How long a component tries to open a database that it cannot reach when it starts."""
-GRACE_S = 5
-"""How long open requests may take once the API is told to stop."""
 
 
 def now_ms() -> int:
@@ -100,12 +100,13 @@ def _heartbeat(config: CenterConfig, component: Component, **kwargs: Any) -> Ite
 
 def run_api(config: CenterConfig) -> None:
     """Serves the REST API until SIGTERM or SIGINT."""
-    import uvicorn
-
     from center.api import create_app
+    from center.api.routers.health import missing_components
+    from center.api.server import ApiServer, server_config
     from center.catalog import Catalog, ComponentRegistry
     from center.results import ResultStore
 
+    config.api.require_credentials()
     # uvicorn stops at a signal and then raises it once more, for handlers installed before it: these.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
@@ -117,19 +118,18 @@ def run_api(config: CenterConfig) -> None:
         config.api,
         now_ms=now_ms,
     )
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            ws="none",
-            timeout_graceful_shutdown=GRACE_S,
-        )
-    )
-    with _heartbeat(config, "api", address=bound_address(listener)):
-        log.info("the API is served at http://%s", bound_address(listener))
+    services, api = app.state.services, config.api
+    server = ApiServer(server_config(app, api, services.metrics.on_refused), api)
+    scheme = "https" if api.tls is not None else "http"
+    if api.authenticates and api.tls is None and not is_loopback(api.listen):
+        log.warning("tokens cross the network as they are: set api.tls, or let a proxy end TLS before the API")
+    with contextlib.ExitStack() as stack:
+        if api.metrics is not None:
+            ready = functools.partial(missing_components, services)
+            address = stack.enter_context(health_server(services.metrics.registry, ready, api.metrics, "api.metrics"))
+            log.info("metrics are served at http://%s/metrics", address)
+        stack.enter_context(_heartbeat(config, "api", address=bound_address(listener)))
+        log.info("the API is served at %s://%s", scheme, bound_address(listener))
         server.run(sockets=[listener])
 
 

@@ -47,11 +47,12 @@ def test_compose_publishes_on_loopback_only(compose: dict[str, Any]) -> None:
 
 def test_center_and_edge_of_compose_share_a_token_that_is_not_written_down(compose: dict[str, Any], root: Path) -> None:
     variables = {**compose["services"]["center"]["environment"], **compose["services"]["edge"]["environment"]}
-    assert all(value.startswith(("${EDGE_TOKEN:?", "${PUSH_TOKEN:?")) for value in variables.values())
+    assert all(value.startswith(("${EDGE_TOKEN:?", "${PUSH_TOKEN:?", "${API_TOKEN:?")) for value in variables.values())
     given = dict.fromkeys(variables, "secret")
     center = CenterConfig.load(root / "deploy" / compose["configs"]["center"]["file"], environment=given)
     edge = parse_config(yaml.safe_load(compose["configs"]["edge"]["content"]), given)
     assert edge.center.token is not None
+    center.api.require_credentials()
     (token,) = center.edge_access()[edge.edge].tokens
     assert token.token == edge.center.token
 

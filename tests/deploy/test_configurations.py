@@ -50,7 +50,7 @@ def test_every_port_the_center_listens_on_is_declared_by_its_container(dev: Any,
     for part, addresses in {
         "gateway": lambda c: [c.gateway.listen, c.gateway.metrics],
         "job": lambda c: [c.spark.metrics, "0.0.0.0:7078", "0.0.0.0:7079"],
-        "api": lambda c: [c.api.listen],
+        "api": lambda c: [c.api.listen, c.api.metrics],
     }.items():
         config = loaded(dev, part, tmp_path)
         container = dev.find("Deployment", f"edgewater-{part}")["spec"]["template"]["spec"]["containers"][0]

@@ -139,7 +139,7 @@ def test_every_pod_resolves_names(dev: Any) -> None:
     ("label", "target", "port"),
     [
         ("api_clients", "edgewater-api", 7480),
-        ("monitoring", "edgewater-api", 7480),
+        ("monitoring", "edgewater-api", 7403),
         ("monitoring", "edgewater-gateway", 7401),
         ("monitoring", "edgewater-job", 7402),
         ("monitoring", "edgewater-edge", 7411),

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from center.api.access import READS_QUERY
 from center.api.answer_cache import Page, entity_tag
 from center.api.models import Answer, AnswerList, AnswerPage, Revisions
 from center.api.negotiation import JSON, matches, negotiate
@@ -67,7 +68,13 @@ class RevisionParams(QuestionParams):
     ] = None
 
 
-@router.get("/windows", response_model=None, responses=answer_responses(AnswerPage, 422), summary="A range of windows")
+@router.get(
+    "/windows",
+    dependencies=[READS_QUERY],
+    response_model=None,
+    responses=answer_responses(AnswerPage, 422),
+    summary="A range of windows",
+)
 def windows(name: str, params: Annotated[RangeParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of each window that starts in [start, end), ascending, in pages.
 
@@ -86,7 +93,13 @@ def windows(name: str, params: Annotated[RangeParams, Query()], request: Request
     return _respond(request, center, query, records, questions, form, page=page, headers=headers)
 
 
-@router.get("/latest", response_model=None, responses=answer_responses(Answer, 422), summary="The last window")
+@router.get(
+    "/latest",
+    dependencies=[READS_QUERY],
+    response_model=None,
+    responses=answer_responses(Answer, 422),
+    summary="The last window",
+)
 def latest(name: str, params: Annotated[QuestionParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of the last window that has an answer.
 
@@ -111,7 +124,13 @@ def _no_answer(request: Request, center: Services, query: RegisteredQuery) -> Re
     return problem_response("not-found", detail, instance=request.url.path, extra=members)
 
 
-@router.get("/at", response_model=None, responses=answer_responses(AnswerList, 422), summary="At a moment")
+@router.get(
+    "/at",
+    dependencies=[READS_QUERY],
+    response_model=None,
+    responses=answer_responses(AnswerList, 422),
+    summary="At a moment",
+)
 def at(name: str, params: Annotated[AtParams, Query()], request: Request, center: Center) -> Response:
     """The newest revision of each window that contains an event time: several for sliding windows."""
     form = negotiate(request.headers.get("accept"))
@@ -121,7 +140,13 @@ def at(name: str, params: Annotated[AtParams, Query()], request: Request, center
     return _respond(request, center, query, records, questions, form, as_list=True)
 
 
-@router.get("/windows/{start}", response_model=None, responses=answer_responses(Answer, 422), summary="One window")
+@router.get(
+    "/windows/{start}",
+    dependencies=[READS_QUERY],
+    response_model=None,
+    responses=answer_responses(Answer, 422),
+    summary="One window",
+)
 def window(
     name: str, start: Time, params: Annotated[RevisionParams, Query()], request: Request, center: Center
 ) -> Response:
@@ -142,7 +167,12 @@ def window(
     return _respond(request, center, query, [record], questions, form, cache=cache)
 
 
-@router.get("/windows/{start}/revisions", responses=problems(404, 422), summary="A window's revisions")
+@router.get(
+    "/windows/{start}/revisions",
+    dependencies=[READS_QUERY],
+    responses=problems(404, 422),
+    summary="A window's revisions",
+)
 def revisions(name: str, start: Time, center: Center) -> Revisions:
     query = center.catalog.query(name)
     return Revisions(query=name, window_start=rfc3339(start), revisions=_revisions(center, query, start))

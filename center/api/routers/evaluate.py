@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from center.api.access import READS_QUERY, Caller, require_still
 from center.api.evaluate_stream import MAX_LINE_BYTES, NDJSON, READ_TYPES, DuplexResponse, LineEvaluator
+from center.api.limits import InSlot
 from center.api.measure_models import EvaluatedLine, QuestionLine
 from center.api.openapi import Responses, problems
 from center.api.problems import HttpProblem
@@ -38,16 +41,21 @@ _RESPONSES: Responses = {
         "description": "Lines in the order of the questions, each an `EvaluatedLine`.",
         "content": {NDJSON: {"schema": EvaluatedLine.model_json_schema(), "example": EXAMPLE_ANSWERS}},
     },
-    **problems(404, 415),
+    **problems(404, 415, 429, 503),
 }
 
 router = APIRouter(prefix="/v1/queries/{name}", tags=["answers"])
 
 
 @router.post(
-    "/evaluate", response_model=None, responses=_RESPONSES, openapi_extra=_BODY, summary="A stream of questions"
+    "/evaluate",
+    dependencies=[READS_QUERY],
+    response_model=None,
+    responses=_RESPONSES,
+    openapi_extra=_BODY,
+    summary="A stream of questions",
 )
-async def evaluate(name: str, request: Request, center: Center) -> Response:
+async def evaluate(name: str, request: Request, center: Center, caller: Caller) -> Response:
     """Answers lines in their order while they are received; an invalid line is answered by a problem.
 
     Windows: `latest` n, those that contain a time (`at`), or the one that starts at `window`; one line each, or one for
@@ -59,4 +67,6 @@ async def evaluate(name: str, request: Request, center: Center) -> Response:
         raise HttpProblem("unsupported-media-type", f"Content-Type: {given} is not one of {accepted}")
     query = await run_in_threadpool(center.catalog.query, name)
     windows = StoredWindows(center.results, query, center.synopses, center.catalog.query)
-    return DuplexResponse(LineEvaluator(windows, Evaluator(windows, center.synopses), request.url.path).answers)
+    evaluator = LineEvaluator(windows, Evaluator(windows, center.synopses), request.url.path)
+    answers = DuplexResponse(evaluator.answers, partial(require_still, request), center.limits.idle / 1000)
+    return InSlot(answers, center.evaluate_slots, caller)

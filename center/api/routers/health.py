@@ -1,34 +1,67 @@
-"""Liveness of this process and readiness of the center. Never requires a token."""
+"""Liveness of this process and readiness of the center, for everyone; metrics, for callers that may read everything."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
+from center.api.access import OPEN, READS_ALL
 from center.api.models import ComponentReadiness, Readiness
 from center.api.services import Center, Services
 from center.catalog import COMPONENTS, component_status
-from edgewater.errors import StorageError
+from edgewater.errors import EdgewaterError, StorageError
 from edgewater.health import metrics_response
 
 router = APIRouter(tags=["health"])
 
 
-@router.get("/livez", summary="Liveness of this process")
+@router.get("/livez", dependencies=[OPEN], summary="Liveness of this process")
 async def livez() -> dict[str, bool]:
     return {"live": True}
 
 
 @router.get(
     "/readyz",
+    dependencies=[OPEN],
     summary="Readiness of the center",
     response_model=Readiness,
     responses={503: {"model": Readiness, "description": "Not ready; `missing` says why."}},
 )
-def readyz(center: Center) -> Response:
-    """Gateway, job and API must send heartbeats, and both stores must be reachable. Answers are served anyway."""
-    readiness = _readiness(center)
+async def readyz(request: Request, center: Center) -> Response:
+    """Gateway, job and API must send heartbeats, and both stores must be reachable. Answers are served anyway.
+
+    Where credentials are needed, reasons and addresses are for callers with the role reader on all queries.
+    """
+    readiness = await run_in_threadpool(_readiness, center)
+    if not await _may_read_all(request, center):
+        readiness = _without_details(readiness)
     return JSONResponse(readiness.model_dump(), 200 if readiness.ready else 503, {"Cache-Control": "no-store"})
+
+
+async def _may_read_all(request: Request, center: Services) -> bool:
+    try:
+        principal = await center.authenticator.identify(request.headers.get("authorization"))
+    except EdgewaterError:
+        return False
+    return principal.may("reader", None)
+
+
+def _without_details(readiness: Readiness) -> Readiness:
+    """Which components are not ready, without addresses and reasons, which may quote a database's message."""
+    known = readiness.components
+    components = {
+        name: ComponentReadiness(ready=c.ready, reason=None, address=None, instances=c.instances)
+        for name, c in known.items()
+    }
+    return Readiness(
+        ready=readiness.ready, missing=[m.partition(":")[0] for m in readiness.missing], components=components
+    )
+
+
+def missing_components(center: Services) -> list[str]:
+    """Which components are not ready, and why; blocks."""
+    return _readiness(center).missing
 
 
 def _readiness(center: Services) -> Readiness:
@@ -56,6 +89,6 @@ def _readiness(center: Services) -> Readiness:
     return Readiness(ready=not missing, missing=missing, components=components)
 
 
-@router.get("/metrics", summary="Metrics in Prometheus' text format", response_class=Response)
+@router.get("/metrics", dependencies=[READS_ALL], summary="Metrics in Prometheus' text format", response_class=Response)
 def metrics(center: Center) -> Response:
     return metrics_response(center.metrics.registry)

@@ -10,7 +10,10 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
 
+from center.api.access import READS, READS_QUERY, Caller, require_still
+from center.api.limits import InSlot
 from center.api.live_feed import LiveStream
 from center.api.openapi import Responses, problems
 from center.api.query_params import QuestionParams
@@ -47,20 +50,33 @@ class NoParams(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-@router.get("/live", response_model=None, responses=RESPONSES, summary="All queries, live")
+@router.get("/live", dependencies=[READS], response_model=None, responses=RESPONSES, summary="All queries, live")
 async def live(
-    params: Annotated[NoParams, Query()], request: Request, center: Center, last_event_id: LastEventId = None
-) -> EventSourceResponse:
-    """Begins with the latest answer of each query. For the events, see the stream of one query."""
-    return _stream(center, LiveStream(center.feed, after=_answer_id(last_event_id)))
+    params: Annotated[NoParams, Query()],
+    request: Request,
+    center: Center,
+    caller: Caller,
+    last_event_id: LastEventId = None,
+) -> Response:
+    """Begins with the latest answer of each query that the caller may read. For the events, see the stream of one."""
+    return _stream(center, request, LiveStream(center.feed, reader=caller, after=_answer_id(last_event_id)))
 
 
 @router.get(
-    "/queries/{name}/live", response_model=None, responses=RESPONSES | problems(404, 422), summary="One query, live"
+    "/queries/{name}/live",
+    dependencies=[READS_QUERY],
+    response_model=None,
+    responses=RESPONSES | problems(404, 422, 429, 503),
+    summary="One query, live",
 )
 async def live_query(
-    name: str, params: Annotated[QuestionParams, Query()], center: Center, last_event_id: LastEventId = None
-) -> EventSourceResponse:
+    name: str,
+    params: Annotated[QuestionParams, Query()],
+    request: Request,
+    center: Center,
+    caller: Caller,
+    last_event_id: LastEventId = None,
+) -> Response:
     """`answer`: an answer, with its answer id as the event id; the latest one comes first.
 
     `progress`: every few seconds, also without data: the edges' states and watermarks.
@@ -69,7 +85,9 @@ async def live_query(
     The stream ends when the query is deleted.
     """
     query = await run_in_threadpool(center.catalog.query, name)
-    return _stream(center, LiveStream(center.feed, query, params.questions(query.spec), _answer_id(last_event_id)))
+    questions = await run_in_threadpool(params.questions, query.spec)
+    after = _answer_id(last_event_id)
+    return _stream(center, request, LiveStream(center.feed, query, questions, reader=caller, after=after))
 
 
 def _answer_id(text: str | None) -> int | None:
@@ -80,15 +98,17 @@ def _answer_id(text: str | None) -> int | None:
     return int(text)
 
 
-def _stream(center: Services, stream: LiveStream) -> EventSourceResponse:
+def _stream(center: Services, request: Request, stream: LiveStream) -> Response:
     async def counted() -> AsyncIterator[ServerSentEvent]:
         with center.metrics.live_clients.track_inprogress():
             try:
                 async for event in stream.events():
+                    if event.event == "progress":
+                        await require_still(request)
                     yield event
             except EdgewaterError as exc:
                 # The response has started, so no status can report the error; the client reconnects and continues.
                 log.warning("a live stream was closed: %s", exc)
 
     # `progress` events keep the connection alive, so no pings are needed.
-    return EventSourceResponse(counted(), ping=0)
+    return InSlot(EventSourceResponse(counted(), ping=0), center.live_slots, stream.reader)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from typing import Any
@@ -11,6 +12,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from center.api.access import EDITS, EDITS_QUERY, READS, READS_QUERY, Caller, require
 from center.api.edge_progress import edge_progress
 from center.api.models import EXAMPLE_SPEC, EXAMPLE_SPEC_YAML, Query, QueryDetail, QueryEdge, QueryList, QueryStatus
 from center.api.openapi import problems
@@ -26,15 +28,18 @@ from edgewater.synopses import require_fit
 from edgewater.timestamps import rfc3339
 
 MAX_SPEC_BYTES = 64 << 10
+CLOSE = {"Connection": "close"}
+"""The rest of the body is not read."""
 YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
 READ_TYPES = ("application/json", *YAML_TYPES)
 
 router = APIRouter(prefix="/v1/queries", tags=["queries"])
 
 
-@router.get("", summary="All live queries")
-def queries(center: Center) -> QueryList:
-    return QueryList(queries=[Query.of(q) for q in center.catalog.queries()])
+@router.get("", dependencies=[READS], summary="The live queries that the caller may read")
+def queries(center: Center, caller: Caller) -> QueryList:
+    queries = center.catalog.queries()
+    return QueryList(queries=[Query.of(q) for q in queries if caller.may("reader", q.ref.name)])
 
 
 _BODY: dict[str, Any] = {
@@ -51,13 +56,14 @@ _BODY: dict[str, Any] = {
 
 @router.post(
     "",
+    dependencies=[EDITS],
     status_code=201,
     summary="Register a query",
     response_model=Query,
     openapi_extra=_BODY,
     responses={
         200: {"model": Query, "description": "The same query is registered already."},
-        **problems(409, 413, 415, 422),
+        **problems(403, 408, 409, 413, 415, 422),
     },
 )
 async def register(request: Request, center: Center) -> Response:
@@ -65,18 +71,24 @@ async def register(request: Request, center: Center) -> Response:
 
     An invalid query is refused with the field, its value and what is accepted.
     """
-    body, content_type = await _body(request), request.headers.get("content-type", "")
+    body, content_type = await _body(request, center.limits.body / 1000), request.headers.get("content-type", "")
     # Never on the event loop, and one after the other: parsing takes up to a second of pure Python.
     spec = await run_sync(_spec, body, content_type, limiter=center.parsing)
+    request.state.target = f"/v1/queries/{spec.name}"
+    require(request, "editor", spec.name)
     return await run_sync(_register, center, spec)
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, timeout_s: float) -> bytes:
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_SPEC_BYTES:
-            raise HttpProblem("too-large", f"a query has at most {MAX_SPEC_BYTES} bytes")
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_SPEC_BYTES:
+                    raise HttpProblem("too-large", f"a query has at most {MAX_SPEC_BYTES} bytes", CLOSE)
+    except TimeoutError:
+        raise HttpProblem("timeout", f"the query did not arrive within {timeout_s:g} s", CLOSE) from None
     return bytes(body)
 
 
@@ -129,7 +141,7 @@ def _register(center: Services, spec: QuerySpec) -> Response:
     )
 
 
-@router.get("/{name}", summary="One query and each edge's status", responses=problems(404))
+@router.get("/{name}", dependencies=[READS_QUERY], summary="One query and each edge's status", responses=problems(404))
 def query(name: str, center: Center) -> QueryDetail:
     query = center.catalog.query(name)
     edges = {e.edge: e for e in center.catalog.edges()}
@@ -157,7 +169,12 @@ def query(name: str, center: Center) -> QueryDetail:
     )
 
 
-@router.get("/{name}/status", summary="Whether a query has answers, and why not", responses=problems(404))
+@router.get(
+    "/{name}/status",
+    dependencies=[READS_QUERY],
+    summary="Whether a query has answers, and why not",
+    responses=problems(404),
+)
 def status(name: str, center: Center) -> QueryStatus:
     """Which edges the query waits for, since when, and what to do."""
     return query_status(center, center.catalog.query(name))
@@ -184,7 +201,9 @@ def query_status(center: Services, query: RegisteredQuery) -> QueryStatus:
     return QueryStatus.of(query, wait, latest.window_start_ms if latest else None)
 
 
-@router.delete("/{name}", status_code=204, summary="Delete a query", responses=problems(404))
+@router.delete(
+    "/{name}", dependencies=[EDITS_QUERY], status_code=204, summary="Delete a query", responses=problems(403, 404)
+)
 def delete(name: str, center: Center) -> None:
     """Deletes its answers too. The name may be registered again and gets the next version."""
     center.catalog.delete(name, center.now_ms())

@@ -13,14 +13,15 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from center.api import create_app
+from center.api.server import ApiServer, server_config
 from center.catalog import Catalog, ComponentRegistry, HeartbeatRecord, RegisteredQuery, StreamRecord
 from center.config import ApiSection
 from center.ledger import EdgesChanged, FrameSummary, Ledger, QueryRegistered
 from center.results import MergedDelta, ResultStore
+from edgewater.health import bound_address, listen
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, EdgeId
 from edgewater.synopses import GroupedAggregate
@@ -121,18 +122,19 @@ class Desk:
         """The API behind a real server, for streams; the base URL."""
         started = threading.Event()
 
-        class Server(uvicorn.Server):
+        class Server(ApiServer):
             async def startup(self, *args: Any, **kwargs: Any) -> None:
                 await super().startup(*args, **kwargs)
                 started.set()
 
-        settings = uvicorn.Config(self.app(**config), port=0, log_level="warning", ws="none")
-        server = Server(settings)
-        thread = threading.Thread(target=server.run)
+        app, section = self.app(**config), ApiSection(**config)
+        listener = listen("127.0.0.1:0", "api.listen")
+        server = Server(server_config(app, section, app.state.services.metrics.on_refused), section, reload_s=0.05)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         assert started.wait(30)
         try:
-            yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+            yield f"{'http' if section.tls is None else 'https'}://{bound_address(listener)}"
         finally:
             server.should_exit = True
             thread.join(30)

@@ -139,7 +139,7 @@ def test_with_a_token_everything_under_v1_requires_it_and_health_does_not(desk):
             assert refused.json()["type"] == "https://edgewater.dev/problems/unauthenticated"
     assert desk.get("/v1/queries", app=app, headers={"Authorization": "Bearer secret"}).status_code == 200
     assert desk.get("/livez", app=app).status_code == 200
-    assert desk.get("/metrics", app=app).status_code == 200
+    assert desk.get("/metrics", app=app).status_code == 401
 
 
 def test_every_code_of_the_error_tree_has_its_problem_and_no_other():

@@ -1,0 +1,99 @@
+"""What a route requires of its caller. Each route states it; `unguarded` finds those that do not.
+
+A query that a caller may not read does not exist for it (404), so that names reveal nothing. One that it may read but
+not change is forbidden to it (403).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from center.api.problems import HttpProblem
+from center.api.services import Services
+from center.api_access import Principal, Role
+from edgewater.errors import NotFound, Unauthenticated
+
+BEARER = HTTPBearer(auto_error=False, description="A token of the center's configuration, or a JWT of its issuer.")
+Scope = Literal["query", "some", "all"]
+
+
+@dataclass(frozen=True)
+class Requires:
+    """A dependency that lets principals with a role pass, at a limited rate.
+
+    Attributes:
+        role: None: everyone passes.
+        scope: the role is needed on the query that the path names; on some query, where the endpoint looks at the
+            query itself; or on everything.
+    """
+
+    role: Role | None
+    scope: Scope = "some"
+
+    async def __call__(
+        self, request: Request, _: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)] = None
+    ) -> None:
+        if self.role is None:
+            return
+        center: Services = request.app.state.services
+        principal = await center.authenticator.identify(request.headers.get("authorization"))
+        request.state.principal = principal
+        request.state.is_change = is_change = self.role != "reader"
+        await center.rates.spend(principal, is_change=is_change)
+        if self.scope == "query":
+            require(request, self.role, request.path_params["name"])
+        elif not (principal.has(self.role) if self.scope == "some" else principal.may(self.role, None)):
+            raise _forbidden(principal, self.role, "" if principal.has(self.role) else None)
+
+
+def require(request: Request, role: Role, query: str) -> None:
+    """Raises NotFound for a query that the caller may not read, HttpProblem where it lacks the role."""
+    principal = caller(request)
+    if principal.may(role, query):
+        return
+    if role == "reader" or (not principal.may("reader", query) and request.method != "POST"):
+        request.state.refused = "another's query"
+        raise NotFound(f"query {query} is not registered")
+    raise _forbidden(principal, role, query)
+
+
+async def require_still(request: Request) -> None:
+    """Raises Unauthenticated if the caller of a request that lasts is no longer who it was."""
+    center: Services = request.app.state.services
+    if await center.authenticator.identify(request.headers.get("authorization")) != caller(request):
+        raise Unauthenticated("the credential is no longer accepted")
+
+
+def _forbidden(principal: Principal, role: Role, query: str | None) -> HttpProblem:
+    what = "" if query is None else f" for {query}" if query else " for all queries"
+    return HttpProblem("forbidden", f"{principal.name} does not have the role {role}{what}")
+
+
+def caller(request: Request) -> Principal:
+    """The principal that `Requires` has identified."""
+    principal: Principal = request.state.principal
+    return principal
+
+
+Caller = Annotated[Principal, Depends(caller)]
+OPEN = Depends(Requires(None))
+"""For everyone."""
+READS_QUERY = Depends(Requires("reader", "query"))
+READS = Depends(Requires("reader"))
+READS_ALL = Depends(Requires("reader", "all"))
+EDITS = Depends(Requires("editor"))
+EDITS_QUERY = Depends(Requires("editor", "query"))
+ADMINISTERS = Depends(Requires("admin", "all"))
+
+
+def unguarded(router: APIRouter) -> Iterator[str]:
+    """The paths of routes that do not state what they require."""
+    for route in router.routes:
+        if not (isinstance(route, APIRoute) and any(isinstance(d.dependency, Requires) for d in route.dependencies)):
+            yield str(getattr(route, "path", route))

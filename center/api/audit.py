@@ -1,0 +1,128 @@
+"""The audit log: every change and every refused access as a line of JSON, written before the response is sent.
+
+A line never contains a secret: neither headers, nor parameters, nor bodies are in it. Refused accesses are limited to
+`REFUSED_PER_MINUTE` lines, so that nobody fills the disk; the next line states how many were left out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from anyio.to_thread import run_sync
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgewater.errors import InvalidConfig
+from edgewater.timestamps import rfc3339
+
+REFUSED = (401, 403, 429)
+REFUSED_PER_MINUTE = 60
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+log = logging.getLogger(__name__)
+
+
+class AuditLog:
+    """Appends lines to a file that only its owner may read, or to the process' log.
+
+    The file is opened for each line, so that it may be renamed at any time to rotate it.
+
+    Raises:
+        InvalidConfig: the file cannot be written.
+    """
+
+    def __init__(self, target: Path | Literal["log"], now_ms: Callable[[], int], on_failed: Callable[[], None]) -> None:
+        self._path = None if target == "log" else Path(target)
+        self._now_ms = now_ms
+        self._on_failed = on_failed
+        self._lock = threading.Lock()
+        self._minute, self._refused, self._left_out = 0, 0, 0
+        try:
+            self._append("")
+        except OSError as exc:
+            raise InvalidConfig("api.audit", str(target), "a file that can be written", exc.strerror or "") from exc
+
+    def write(self, entry: Mapping[str, Any], *, is_refusal: bool) -> None:
+        """Writes a line; blocks. A failure is logged and counted, since what it states has happened already."""
+        now_ms = self._now_ms()
+        with self._lock:
+            if is_refusal and not self._has_room(now_ms // 60_000):
+                self._left_out += 1
+                return
+            left_out, self._left_out = self._left_out, 0
+            line = {"time": rfc3339(now_ms), **entry, **({"left_out": left_out} if left_out else {})}
+            try:
+                self._append(json.dumps(line) + "\n")
+            except OSError as exc:
+                self._on_failed()
+                log.error("the audit log cannot be written: %s", exc)
+
+    def _has_room(self, minute: int) -> bool:
+        if minute != self._minute:
+            self._minute, self._refused = minute, 0
+        self._refused += 1
+        return self._refused <= REFUSED_PER_MINUTE
+
+    def _append(self, text: str) -> None:
+        if self._path is None:
+            if text:
+                log.info("%s", text.rstrip())
+            return
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+
+class AuditMiddleware:
+    """Middleware: gives each request an id, and writes the audit log.
+
+    An endpoint states in `request.state` who the `principal` is, whether the request `is_change`, the `target` if the
+    path does not name it, and why it `refused` what it answers with 404.
+    """
+
+    def __init__(self, app: ASGIApp, audit: AuditLog) -> None:
+        self._app = app
+        self._audit = audit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        state = scope.setdefault("state", {})
+
+        async def audited_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-ID"] = request_id
+                is_refusal = message["status"] in REFUSED or "refused" in state
+                if is_refusal or state.get("is_change"):
+                    entry = _entry(scope, state, request_id, message["status"])
+                    await run_sync(lambda: self._audit.write(entry, is_refusal=is_refusal))
+            await send(message)
+
+        await self._app(scope, receive, audited_send)
+
+
+def _entry(scope: Scope, state: Mapping[str, Any], request_id: str, status: int) -> dict[str, Any]:
+    endpoint, principal, client = scope.get("endpoint"), state.get("principal"), scope.get("client")
+    refused = status in REFUSED or "refused" in state
+    return {
+        "principal": principal.name if principal is not None else None,
+        "remote": client[0] if client else None,
+        "action": getattr(endpoint, "__name__", None) or scope["method"],
+        "target": state.get("target") or scope["path"][:200],
+        "outcome": "refused" if refused else "done" if status < 400 else "failed",
+        "status": status,
+        "request": request_id,
+    }

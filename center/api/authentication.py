@@ -1,0 +1,219 @@
+"""`Authenticator`: which principal a bearer token belongs to: a static token, or a JWT that the issuer has signed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jwt
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+from cachetools import LRUCache
+
+from center.api_access import Grant, OidcSection, Principal, PrincipalEntry, read_principals_file
+from center.config import ApiSection
+from edgewater.errors import InvalidConfig, StorageError, Unauthenticated
+from edgewater.timestamps import rfc3339
+
+ANYONE = Principal("anyone", (Grant("admin"),))
+"""Everyone, where no credentials are configured."""
+NO_END_MS = 1 << 62
+VERIFIED = 1024
+"""JWTs that are remembered, so that their signature is not verified again."""
+TRUSTED_MS = 60_000
+"""How long a verified JWT is believed before it is verified again, with the keys of then."""
+KEYS_S = 900.0
+"""How long the issuer's keys are used before they are fetched again, so that a withdrawn key ends."""
+FETCH_TIMEOUT_S = 3.0
+FETCH_PAUSE_S = 5.0
+"""Time between a failed fetch and the next: an issuer out of reach must not cost each request the time-out."""
+MAX_DOCUMENT_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+class Authenticator:
+    """Knows the credentials of an API. Static tokens are stored and compared as digests: timing reveals nothing.
+
+    Args:
+        now_ms: wall clock, for the expiry of static tokens.
+
+    Raises:
+        InvalidConfig: the tokens' file cannot be used, or two principals share a token.
+
+    Attributes:
+        problem: why the changed tokens' file is not in use; None: it is.
+    """
+
+    def __init__(self, config: ApiSection, now_ms: Callable[[], int]) -> None:
+        self._config = config
+        self._now_ms = now_ms
+        self._signature = _signature(config.tokens_file)
+        self._static = self._read()
+        self._jwts = _JwtVerifier(config.oidc) if config.oidc is not None else None
+        self._verified: LRUCache[bytes, tuple[Principal, int]] = LRUCache(VERIFIED)
+        self._verifying = CapacityLimiter(2)
+        self.problem: str | None = None
+
+    async def identify(self, authorization: str | None) -> Principal:
+        """The principal of an ``Authorization`` header. Raises Unauthenticated, and StorageError without the keys."""
+        if not self._config.authenticates:
+            return ANYONE
+        scheme, _, token = (authorization or "").partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            raise Unauthenticated("a bearer token is required: Authorization: Bearer <token>")
+        digest, now_ms = hashlib.sha256(token.encode(errors="surrogateescape")).digest(), self._now_ms()
+        known = self._static.get(digest)
+        if known is not None:
+            principal, end_ms = known
+            if now_ms >= end_ms:
+                raise Unauthenticated(f"the token of {principal.name} was accepted until {rfc3339(end_ms)}")
+            return principal
+        if self._jwts is None or token.count(".") != 2:
+            raise Unauthenticated("the bearer token belongs to no principal")
+        remembered = self._verified.get(digest)
+        if remembered is not None and now_ms < remembered[1]:
+            return remembered[0]
+        # In a worker: RSA, and now and then the issuer's keys. Two at most wait for the issuer, the others for them.
+        principal, end_ms = await run_sync(self._jwts.verify, token, limiter=self._verifying)
+        self._verified[digest] = principal, min(end_ms, now_ms + TRUSTED_MS)
+        return principal
+
+    def refresh(self) -> bool:
+        """Reads the tokens' file if it has changed; one that cannot be used changes nothing. Blocks."""
+        signature = _signature(self._config.tokens_file)
+        if signature == self._signature:
+            return False
+        try:
+            self._static = self._read()
+            self.problem = None
+            log.info("%s has been read again", self._config.tokens_file)
+        except InvalidConfig as exc:
+            self.problem = exc.message
+            log.error("changed credentials are not used, those read before stay: %s", exc.message)
+        self._signature = signature
+        return True
+
+    def _read(self) -> dict[bytes, tuple[Principal, int]]:
+        config = self._config
+        entries: dict[str, PrincipalEntry] = dict(config.principals)
+        if config.tokens_file is not None:
+            entries |= read_principals_file(config.tokens_file)
+        if config.token is not None and config.token.get_secret_value():
+            entries["admin"] = PrincipalEntry(token=config.token, role="admin")
+        static: dict[bytes, tuple[Principal, int]] = {}
+        for name, entry in entries.items():
+            digest = _digest(entry)
+            if digest in static:
+                raise InvalidConfig(f"api.principals.{name}", "…", "a token that no other principal has")
+            end_ms = NO_END_MS if entry.expires is None else entry.expires
+            static[digest] = Principal(name, (Grant(entry.role, entry.queries),)), end_ms
+        return static
+
+
+def _digest(entry: PrincipalEntry) -> bytes:
+    if entry.sha256 is not None:
+        return bytes.fromhex(entry.sha256)
+    assert entry.token is not None
+    return hashlib.sha256(entry.token.get_secret_value().encode()).digest()
+
+
+def _signature(path: Path | None) -> tuple[int, int, int] | None:
+    """Changes with a file: with its content, or with a link on the way to it."""
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_ino, found.st_size)
+
+
+class _Keys(jwt.PyJWKClient):  # type: ignore[misc]  # not typed where it is not installed
+    """The issuer's keys. The base class asks for an unknown one at most every 30 s, this one pauses after a failure.
+
+    Args:
+        locate: returns the keys' URL; may ask the issuer for it.
+    """
+
+    def __init__(self, issuer: str, locate: Callable[[], str]) -> None:
+        super().__init__(issuer, lifespan=KEYS_S, timeout=FETCH_TIMEOUT_S)
+        self._locate = locate
+        self._failed_s = -FETCH_PAUSE_S
+
+    def fetch_data(self) -> Any:
+        if time.monotonic() - self._failed_s < FETCH_PAUSE_S:
+            raise jwt.PyJWKClientConnectionError("the issuer could not be reached just now")
+        try:
+            self.uri = self._locate()
+            return super().fetch_data()
+        except Exception:
+            self._failed_s = time.monotonic()
+            raise
+
+
+class _JwtVerifier:
+    """Verifies JWTs of one issuer. Thread-safe; blocks while it fetches the issuer's keys."""
+
+    def __init__(self, config: OidcSection) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self._jwks_url = config.jwks_url
+        self._keys = _Keys(config.issuer, self._locate)
+
+    def verify(self, token: str) -> tuple[Principal, int]:
+        """The principal, and the wall time in ms until which it may be remembered.
+
+        Raises:
+            Unauthenticated: the token is not one of the issuer for this audience, not valid now, or grants nothing.
+            StorageError: the issuer's keys cannot be fetched.
+        """
+        config = self._config
+        try:
+            kid = jwt.get_unverified_header(token).get("kid")
+            if not isinstance(kid, str):
+                raise Unauthenticated("the token names no key (kid)")
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                self._keys.get_signing_key(kid),
+                algorithms=list(config.algorithms),
+                audience=config.audience,
+                issuer=config.issuer,
+                leeway=config.leeway / 1000,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
+        except (jwt.PyJWKClientConnectionError, OSError) as exc:
+            raise StorageError(f"the keys of {config.issuer} cannot be fetched") from exc
+        except (jwt.PyJWTError, ValueError, RecursionError) as exc:
+            raise Unauthenticated(f"the token is not accepted: {str(exc)[:200]}") from exc
+        grants = tuple(config.roles[v].grant for v in _values(claims, config.claim) if v in config.roles)
+        if not grants:
+            raise Unauthenticated(f"no value of the token's claim {config.claim} has a role")
+        return Principal(str(claims["sub"])[:200], grants), int(claims["exp"]) * 1000 + config.leeway
+
+    def _locate(self) -> str:
+        with self._lock:
+            if self._jwks_url is None:
+                url = f"{self._config.issuer.rstrip('/')}/.well-known/openid-configuration"
+                with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_S) as response:
+                    document = json.loads(response.read(MAX_DOCUMENT_BYTES))
+                if document.get("issuer") != self._config.issuer:
+                    raise jwt.PyJWKClientConnectionError(f"{url} is of another issuer")
+                self._jwks_url = str(document["jwks_uri"])
+            return self._jwks_url
+
+
+def _values(claims: Mapping[str, Any], path: str) -> list[str]:
+    """The values of a claim: a list, or a text of values with spaces between them."""
+    value: Any = claims
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, str):
+        return value.split()
+    return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []

@@ -1,0 +1,119 @@
+"""Who may use the API, and what each may do: `api.token`, `api.principals`, `api.tokens_file` and `api.oidc`.
+
+A principal has grants: a role, on the queries whose names match one of the patterns. No error shows a value, as it may
+be a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+
+from center.edge_access import without_secret
+from edgewater.configuration import Duration, Instant, Section, read_yaml, refusal, validate
+from edgewater.errors import InvalidConfig
+
+Role = Literal["reader", "editor", "admin"]
+ROLES: tuple[Role, ...] = ("reader", "editor", "admin")
+"""In ascending order: each may do what those before it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A role on the queries that match one of the patterns; None: on everything, also on what belongs to no query."""
+
+    role: Role
+    queries: tuple[str, ...] | None = None
+
+    def includes(self, role: Role, query: str | None) -> bool:
+        """Whether it includes the role on a query; None: on everything."""
+        if ROLES.index(self.role) < ROLES.index(role):
+            return False
+        return self.queries is None or (query is not None and any(fnmatchcase(query, p) for p in self.queries))
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A person or a program that uses the API."""
+
+    name: str
+    grants: tuple[Grant, ...]
+
+    def may(self, role: Role, query: str | None) -> bool:
+        """Whether it has the role on a query; None: on everything."""
+        return any(grant.includes(role, query) for grant in self.grants)
+
+    def has(self, role: Role) -> bool:
+        """Whether it has the role on anything."""
+        return any(ROLES.index(grant.role) >= ROLES.index(role) for grant in self.grants)
+
+
+class PrincipalEntry(Section):
+    """A principal with a bearer token, which is given as it is or as the hexadecimal digest of its SHA-256."""
+
+    token: SecretStr | None = None
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    role: Role = "reader"
+    queries: tuple[str, ...] | None = None
+    """Patterns of the names of the queries that the role is for, such as ``sales_*``; None: all."""
+    expires: Instant | None = None
+
+    @model_validator(mode="after")
+    def _one_secret(self) -> Self:
+        if (self.token is None) == (self.sha256 is None):
+            raise refusal("either token or sha256")
+        if self.token is not None and len(self.token.get_secret_value()) < 1:
+            raise refusal("a token that is not empty")
+        return self
+
+
+def _grant(value: object) -> object:
+    return {"role": value} if isinstance(value, str) else value
+
+
+class GrantEntry(Section):
+    role: Role
+    queries: tuple[str, ...] | None = None
+
+    @property
+    def grant(self) -> Grant:
+        return Grant(self.role, self.queries)
+
+
+class OidcSection(Section):
+    """OpenID Connect: principals are the subjects of JWTs that the issuer has signed."""
+
+    issuer: Annotated[str, Field(pattern=r"^https?://")]
+    audience: str
+    jwks_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    """None: as the issuer's ``/.well-known/openid-configuration`` says."""
+    algorithms: tuple[Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"], ...] = ("RS256", "ES256")
+    claim: str = "roles"
+    """The claim whose values `roles` lists; dots separate levels, as in ``realm_access.roles``."""
+    roles: Annotated[dict[str, Annotated[GrantEntry, BeforeValidator(_grant)]], Field(min_length=1)]
+    """Value of the claim -> role, or ``{role: editor, queries: [sales_*]}``. A token without any of them is refused."""
+    leeway: Annotated[Duration, Field(le=300_000)] = 30_000
+
+
+class _PrincipalsFile(Section):
+    principals: dict[str, PrincipalEntry] = {}
+
+
+def read_principals_file(path: Path) -> dict[str, PrincipalEntry]:
+    """The entries of `api.tokens_file`, by name. Raises InvalidConfig, without any value."""
+    document = read_yaml(path, "api.tokens_file", secret=True)
+    accepted = "a file with a YAML mapping of name to {token: …, role: reader}"
+    if not isinstance(document, Mapping):
+        raise InvalidConfig("api.tokens_file", str(path), accepted)
+    try:
+        return validate(_PrincipalsFile, {"principals": {str(k): v for k, v in document.items()}}).principals
+    except InvalidConfig as exc:
+        hidden = without_secret(exc)
+        within = hidden.field.removeprefix("principals.")
+        reason = f"at {within}{', ' if hidden.reason else ''}{hidden.reason}"
+        raise InvalidConfig("api.tokens_file", str(path), hidden.accepted, reason) from None

@@ -1,0 +1,312 @@
+"""Who may do what: roles, patterns of queries, tokens, JWTs of a local issuer, rates, and the audit log."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from fastapi import APIRouter
+
+from center.api.access import READS, unguarded
+from center.api.app import ROUTERS
+from center.api.authentication import FETCH_PAUSE_S
+from center.config import CenterConfig
+from edgewater.errors import InvalidConfig, StorageError, Unauthenticated
+from tests.center.api.issuer import Issuer, issuing
+
+SPEC = {"name": "sales_n", "from": "flights", "measures": {"n": "count()"}, "window": {"tumbling": "1h"}}
+PRINCIPALS = {
+    "root": {"token": "root-secret", "role": "admin"},
+    "watcher": {"token": "watcher-secret"},
+    "seller": {"token": "seller-secret", "role": "editor", "queries": ["sales_*"]},
+    "clerk": {"sha256": hashlib.sha256(b"clerk-secret").hexdigest(), "queries": ["sales_*"]},
+    "gone": {"token": "gone-secret", "expires": "2013-01-01T00:00:00Z"},
+}
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}-secret"}
+
+
+@pytest.fixture
+def guarded(desk):
+    """The API with `PRINCIPALS`, two queries of two owners, and a function that asks as one of them."""
+    app = desk.app(principals=PRINCIPALS)
+    desk.connect("jfk")
+    desk.register(name="sales_n")
+    desk.register(name="hr_n")
+
+    def ask(name: str, method: str, path: str, **request):
+        return desk.ask(method, path, app=app, headers=bearer(name), **request)
+
+    ask.desk, ask.app = desk, app
+    return ask
+
+
+def test_every_route_states_what_it_requires():
+    assert [path for router in ROUTERS for path in unguarded(router)] == []
+    router = APIRouter()
+    router.get("/stated", dependencies=[READS])(lambda: None)
+    router.get("/forgotten")(lambda: None)
+    assert list(unguarded(router)) == ["/forgotten"]
+
+
+ALLOWED = [
+    ("watcher", "GET", "/v1/queries/hr_n", 200),
+    ("watcher", "GET", "/v1/edges", 200),
+    ("watcher", "GET", "/v1/alarms", 200),
+    ("watcher", "GET", "/metrics", 200),
+    ("watcher", "DELETE", "/v1/queries/hr_n", 403),
+    ("watcher", "DELETE", "/v1/edges/jfk", 403),
+    ("clerk", "GET", "/v1/queries/sales_n", 200),
+    ("clerk", "GET", "/v1/queries/hr_n", 404),
+    ("clerk", "GET", "/v1/queries/hr_n/latest", 404),
+    ("clerk", "GET", "/v1/queries/hr_n/live", 404),
+    ("clerk", "POST", "/v1/queries/hr_n/evaluate", 404),
+    ("clerk", "DELETE", "/v1/queries/hr_n", 404),
+    ("clerk", "DELETE", "/v1/queries/sales_n", 403),
+    ("clerk", "GET", "/v1/alarms", 403),
+    ("clerk", "GET", "/metrics", 403),
+    ("seller", "DELETE", "/v1/queries/hr_n", 404),
+    ("seller", "DELETE", "/v1/queries/sales_n", 204),
+    ("seller", "DELETE", "/v1/edges/jfk", 403),
+    ("root", "DELETE", "/v1/queries/hr_n", 204),
+    ("root", "DELETE", "/v1/edges/jfk", 204),
+    ("gone", "GET", "/v1/queries", 401),
+    ("nobody", "GET", "/v1/queries", 401),
+]
+
+
+def test_a_role_may_do_what_it_is_for_on_the_queries_it_is_for(guarded):
+    for name, method, path, status in ALLOWED:
+        given = guarded(name, method, path)
+        assert given.status_code == status, (name, method, path, given.text)
+        if status == 404:
+            nothing = guarded(name, method, path.replace("hr_n", "nothing"))
+            assert given.json()["detail"] == nothing.json()["detail"].replace("nothing", "hr_n")
+
+
+def test_lists_have_the_queries_that_the_caller_may_read(guarded):
+    def names(name):
+        return {q["name"] for q in guarded(name, "GET", "/v1/queries").json()["queries"]}
+
+    assert (names("watcher"), names("clerk")) == ({"sales_n", "hr_n"}, {"sales_n"})
+
+
+def test_an_editor_registers_under_its_names_only(guarded):
+    assert guarded("seller", "POST", "/v1/queries", json={**SPEC, "name": "sales_m"}).status_code == 201
+    refused = guarded("seller", "POST", "/v1/queries", json={**SPEC, "name": "hr_m"})
+    assert (refused.status_code, refused.json()["type"]) == (403, "https://edgewater.dev/problems/forbidden")
+    assert "role editor for hr_m" in refused.json()["detail"]
+    assert guarded("watcher", "POST", "/v1/queries", json=SPEC).status_code == 403
+
+
+def test_the_state_of_the_center_is_open_and_its_reasons_are_not(guarded):
+    bare = guarded.desk.get("/readyz", app=guarded.app).json()
+    assert bare["missing"] == ["gateway", "job", "api"]
+    assert "has not started" in guarded("watcher", "GET", "/readyz").json()["missing"][0]
+
+
+def test_a_tokens_file_is_read_again_and_a_broken_one_changes_nothing(desk, tmp_path: Path):
+    path = tmp_path / "principals.yaml"
+    path.write_text("ann: {token: first}\n")
+    app = desk.app(tokens_file=str(path))
+    authenticator = app.state.services.authenticator
+
+    def name(token: str) -> str:
+        return asyncio.run(authenticator.identify(f"Bearer {token}")).name
+
+    assert name("first") == "ann"
+    path.write_text("ann: {token: second, role: emperor}\n")
+    assert authenticator.refresh() and "api.tokens_file" in authenticator.problem
+    assert "second" not in authenticator.problem
+    assert name("first") == "ann"
+    path.write_text("bob: {token: third}\n")
+    assert authenticator.refresh() and authenticator.problem is None
+    assert name("third") == "bob"
+    with pytest.raises(Unauthenticated):
+        name("first")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[a-secret]", "ann: a-secret", "ann: {token: a-secret, rule: reader}", "ann: {token: a-secret", "a-secret: {}"],
+)
+def test_an_error_of_a_tokens_file_shows_no_secret(desk, tmp_path: Path, text):
+    path = tmp_path / "principals.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidConfig) as caught:
+        desk.app(tokens_file=str(path))
+    assert "a-secret" not in str(caught.value) or text.startswith("a-secret")
+
+
+def test_off_loopback_without_credentials_the_api_is_refused():
+    open_to_all = CenterConfig.from_mapping({"api": {"listen": "0.0.0.0:7480"}})
+    with pytest.raises(InvalidConfig, match=r"api\.token.*can be reached from other machines"):
+        open_to_all.api.require_credentials()
+    CenterConfig.from_mapping({"api": {"listen": "0.0.0.0:7480", "token": "t"}}).api.require_credentials()
+    CenterConfig.from_mapping({}).api.require_credentials()
+    with pytest.raises(InvalidConfig) as caught:
+        CenterConfig.from_mapping({"api": {"principals": {"ann": {"token": ["a-secret"]}}}})
+    assert "a-secret" not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def issuer() -> Iterator[Issuer]:
+    with issuing() as issuer:
+        yield issuer
+
+
+def oidc(issuer: Issuer, **changes) -> dict:
+    roles = {"analysts": {"role": "reader", "queries": ["sales_*"]}, "operators": "admin"}
+    return {"issuer": issuer.url, "audience": "edgewater", "leeway": "0s", "roles": roles, **changes}
+
+
+def test_a_jwt_of_the_issuer_has_the_roles_of_its_claim(desk, issuer):
+    app = desk.app(oidc=oidc(issuer))
+    desk.register(name="sales_n")
+
+    def status(path: str, token: str) -> int:
+        return desk.get(path, app=app, headers={"Authorization": f"Bearer {token}"}).status_code
+
+    assert status("/v1/queries/sales_n", issuer.token()) == 200
+    assert status("/v1/alarms", issuer.token()) == 403
+    assert status("/v1/alarms", issuer.token(roles="operators analysts")) == 200
+    nested = desk.app(oidc=oidc(issuer, claim="realm_access.roles"))
+    headers = {"Authorization": f"Bearer {issuer.token(realm_access={'roles': ['operators']})}"}
+    assert desk.get("/v1/alarms", app=nested, headers=headers).status_code == 200
+
+
+def test_a_jwt_that_is_not_of_the_issuer_or_not_valid_now_is_refused(desk, issuer):
+    app = desk.app(oidc=oidc(issuer))
+    now = int(time.time())  # noqa: TID251  # jwt reads the clock
+    unsigned = jwt.encode({"sub": "ann"}, None, "none", headers={"kid": "k1"})
+    bad = {
+        "expired": issuer.token(exp=now - 1),
+        "early": issuer.token(nbf=now + 100),
+        "audience": issuer.token(aud="other"),
+        "issuer": issuer.token(iss="http://other"),
+        "no end": issuer.token(exp=None),
+        "no subject": issuer.token(sub=None),
+        "no role": issuer.token(roles=["visitors"]),
+        "role of another type": issuer.token(roles={"analysts": 1}),
+        "key": issuer.token(key=ec.generate_private_key(ec.SECP256R1())),
+        "symmetric": issuer.token(key="x" * 32, algorithm="HS256"),
+        "unsigned": unsigned,
+        "damaged": issuer.token()[:-4] + "AAAA",
+        "garbage": "a.b.c",
+        "another kid": issuer.token("k1").replace(".", ".e30.", 1)[:200],
+    }
+    for name, token in bad.items():
+        given = desk.get("/v1/queries", app=app, headers={"Authorization": f"Bearer {token}"})
+        assert given.status_code == 401, name
+        assert token not in given.text
+
+
+def test_rotated_keys_are_fetched_once_and_an_issuer_out_of_reach_costs_no_time(desk, issuer, monkeypatch):
+    app = desk.app(oidc=oidc(issuer))
+    verifier = app.state.services.authenticator._jwts
+    issuer.fetches = 0
+    verifier.verify(issuer.token())
+    verifier.verify(issuer.token())
+    assert issuer.fetches == 1
+    issuer.add_key("k2")
+    for _ in range(5):  # an unknown key is asked for again after a pause only
+        with pytest.raises(Unauthenticated):
+            verifier.verify(issuer.token("k2"))
+    assert issuer.fetches == 1
+    later = time.monotonic() + 31
+    clock = SimpleNamespace(monotonic=lambda: later)
+    monkeypatch.setattr("jwt.jwks_client.time", clock)
+    monkeypatch.setattr("center.api.authentication.time", clock)
+    assert verifier.verify(issuer.token("k2"))[0].name == "ann"
+    assert issuer.fetches == 2
+    issuer.is_down = True
+    later += 31
+    for _ in range(5):
+        with pytest.raises((StorageError, Unauthenticated)):
+            verifier.verify(issuer.token("k3", key=issuer.keys["k1"]))
+    assert issuer.fetches == 3
+    assert verifier.verify(issuer.token("k1"))[0].name == "ann", "known keys are still used"
+    issuer.is_down = False
+    later += FETCH_PAUSE_S + 31
+    issuer.add_key("k3")
+    assert verifier.verify(issuer.token("k3"))[0].name == "ann"
+
+
+def test_requests_are_limited_per_principal(desk):
+    app = desk.app(principals=PRINCIPALS, limits={"reads": "3/day", "changes": "1/day"})
+    statuses = [desk.get("/v1/queries", app=app, headers=bearer("watcher")).status_code for _ in range(4)]
+    assert statuses == [200, 200, 200, 429]
+    refused = desk.get("/v1/queries", app=app, headers=bearer("watcher"))
+    assert int(refused.headers["retry-after"]) > 0
+    assert refused.json()["type"] == "https://edgewater.dev/problems/too-many-requests"
+    assert desk.get("/v1/queries", app=app, headers=bearer("clerk")).status_code == 200
+    changed = [
+        desk.ask("POST", "/v1/queries", app=app, headers=bearer("root"), json=SPEC).status_code for _ in range(2)
+    ]
+    assert changed == [201, 429]
+    assert "edgewater_api_refused_total{reason=\"reads-rate\"} 2.0" in desk.get(
+        "/metrics", app=app, headers=bearer("root")
+    ).text  # fmt: skip
+
+
+def test_changes_and_refusals_are_in_the_audit_log_without_secrets(desk, tmp_path: Path):
+    path = tmp_path / "audit.jsonl"
+    app = desk.app(principals=PRINCIPALS, audit=str(path))
+    desk.connect("jfk")
+    asked = [
+        ("seller", "POST", "/v1/queries", SPEC),
+        ("seller", "POST", "/v1/queries", {**SPEC, "name": "hr_n"}),
+        ("seller", "POST", "/v1/queries", {**SPEC, "window": "?"}),
+        ("clerk", "GET", "/v1/queries/hr_n?item=a-parameter", None),
+        ("nobody", "GET", "/v1/queries", None),
+        ("root", "DELETE", "/v1/edges/jfk", None),
+        ("watcher", "GET", "/v1/queries", None),
+    ]
+    for name, method, url, body in asked:
+        headers = {**bearer(name), "X-Request-ID": f"of-{name}"}
+        given = desk.ask(method, url, app=app, headers=headers, **({"json": body} if body else {}))
+        assert given.headers["x-request-id"] == f"of-{name}"
+    text = path.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [(x["principal"], x["action"], x["target"], x["outcome"], x["status"]) for x in lines] == [
+        ("seller", "register", "/v1/queries/sales_n", "done", 201),
+        ("seller", "register", "/v1/queries/hr_n", "refused", 403),
+        ("seller", "register", "/v1/queries", "failed", 422),
+        ("clerk", "query", "/v1/queries/hr_n", "refused", 404),
+        (None, "queries", "/v1/queries", "refused", 401),
+        ("root", "retire", "/v1/edges/jfk", "done", 204),
+    ]
+    assert lines[0]["remote"] == "127.0.0.1" and lines[0]["request"] == "of-seller"
+    assert lines[0]["time"] == "2013-02-11T16:00:00Z"
+    assert "secret" not in text and "a-parameter" not in text
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_refusals_do_not_fill_the_disk(desk, tmp_path: Path):
+    path = tmp_path / "audit.jsonl"
+    app = desk.app(principals=PRINCIPALS, audit=str(path))
+
+    async def many() -> None:
+        import httpx
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://center") as client:
+            for _ in range(100):
+                await client.get("/v1/queries")
+            desk.now += 60_000
+            await client.get("/v1/queries")
+
+    asyncio.run(many())
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(lines) == 61
+    assert lines[-1]["left_out"] == 40

@@ -1,0 +1,252 @@
+"""Connections that cost without asking: silent, slow, too many, and clients that do not take what they asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from starlette.responses import Response
+
+from center.api.pages import PAGE_POLICY, SWAGGER_FILES
+from tests.certificates import make_certificates
+
+WAIT_S = 20.0
+REQUEST = b"GET /v1/queries HTTP/1.1\r\nHost: center\r\n"
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., socket.socket]]:
+    """Opens connections, which are closed at the end; a `window` bounds what the client's system takes unread."""
+    with ExitStack() as stack:
+
+        def connected(url: str, window: int | None = None) -> socket.socket:
+            parts = urlsplit(url)
+            connection = stack.enter_context(socket.socket())
+            if window is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
+            connection.settimeout(WAIT_S)
+            connection.connect((parts.hostname, parts.port))
+            return connection
+
+        yield connected
+
+
+def read_all(connection: socket.socket) -> bytes:
+    received = b""
+    try:
+        while part := connection.recv(1 << 16):
+            received += part
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def refused(url: str, headers: dict[str, str] | None = None) -> dict[str, float]:
+    text = httpx.get(f"{url}/metrics", headers=headers).text
+    found = re.findall(r'^edgewater_api_refused_total\{reason="([^"]+)"\} (\S+)', text, re.MULTILINE)
+    return {reason: float(count) for reason, count in found}
+
+
+def test_a_connection_that_sends_nothing_or_never_a_whole_header_is_closed(desk, connect):
+    with desk.served(limits={"headers": "150ms"}) as url:
+        silent, slow, done, kept = (connect(url) for _ in range(4))
+        slow.sendall(REQUEST)
+        done.sendall(REQUEST + b"\r\n")
+        kept.sendall(b"POST /v1/edges HTTP/1.1\r\nHost: center\r\nContent-Length: 99999\r\n\r\n")
+        slow.settimeout(0.02)
+        began = time.monotonic()
+        answer = b""
+        while not answer and time.monotonic() - began < WAIT_S:  # a byte every 20 ms does not extend the deadline
+            try:
+                answer = slow.recv(1000)
+            except TimeoutError:
+                slow.sendall(b"x")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert read_all(silent) == b""
+        assert read_all(done).startswith(b"HTTP/1.1 200 ")  # closed too, after its answer
+        assert read_all(kept).startswith(b"HTTP/1.1 405 ")  # its body never comes
+        assert refused(url) == {"silent": 3.0, "slow-headers": 1.0}
+
+
+def test_silent_connections_never_keep_others_out(desk, connect):
+    with desk.served(limits={"connections": 20}) as url:
+        silent = [connect(url) for _ in range(100)]  # their clients keep them open
+        assert httpx.get(f"{url}/livez").status_code == 200
+        assert refused(url)["connections"] >= 80
+        assert len(silent) == 100
+
+
+def test_a_body_that_does_not_arrive_is_answered_in_time(desk, connect):
+    with desk.served(limits={"body": "100ms"}) as url:
+        head = "POST /v1/queries HTTP/1.1\r\nHost: c\r\nContent-Type: application/yaml\r\nContent-Length: 99\r\n\r\n"
+        connection = connect(url)
+        connection.sendall(head.encode())
+        answer = read_all(connection)
+        assert answer.startswith(b"HTTP/1.1 408 ") and b"did not arrive within 0.1 s" in answer
+
+
+def test_a_stream_of_questions_without_questions_is_ended(two_hours, connect):
+    desk, _ = two_hours
+    with desk.served(limits={"idle": "100ms"}) as url:
+        connection = connect(url)
+        head = "POST /v1/queries/flights/evaluate HTTP/1.1\r\nHost: c\r\nTransfer-Encoding: chunked\r\n\r\n"
+        question = json.dumps({"id": 7, "latest": 1, "measure": "n", "global": True}).encode() + b"\n"
+        connection.sendall(head.encode() + b"%x\r\n%s\r\n" % (len(question), question))
+        answer = b""
+        while not answer.endswith(b"0\r\n\r\n"):
+            part = connection.recv(1 << 16)
+            assert part
+            answer += part
+        assert b'"id":7' in answer
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < end
+
+
+def test_a_client_that_takes_nothing_is_closed_and_its_response_with_it(desk, connect):
+    """The body is larger than any buffer between the two: a page of Swagger UI, many times."""
+    with desk.served(limits={"body": "150ms", "headers": "150ms"}) as url:
+        reader = connect(url, window=4096)
+        request = b"GET /docs/swagger-ui-bundle.js HTTP/1.1\r\nHost: center\r\n\r\n"
+        reader.sendall(request * 20)
+        wait_until(lambda: refused(url).get("slow-reader", 0) >= 1)
+        assert len(read_all(reader)) < 20 * 1_400_000
+
+
+def test_streams_are_limited_per_principal_and_together(two_hours):
+    desk, _ = two_hours
+    people = {name: {"token": name} for name in ("ann", "bob", "eve")}
+    limits = {"live": 3, "live_per_principal": 2, "evaluate_per_principal": 1}
+    with desk.served(principals=people, limits=limits) as url, httpx.Client(timeout=WAIT_S) as client:
+
+        def open_stream(name: str) -> httpx.Response:
+            headers = {"Authorization": f"Bearer {name}"}
+            return client.send(client.build_request("GET", f"{url}/v1/live", headers=headers), stream=True)
+
+        streams = [open_stream(name) for name in ("ann", "ann", "bob")]
+        assert [s.status_code for s in streams] == [200, 200, 200]
+        third, full = open_stream("ann"), open_stream("eve")
+        assert (third.status_code, full.status_code) == (429, 503)
+        assert third.headers["retry-after"] == full.headers["retry-after"] == "5"
+        for stream in (*streams, third, full):
+            stream.close()
+        wait_until(lambda: open_stream("eve").status_code == 200)
+        counts = refused(url, {"Authorization": "Bearer ann"})
+        assert counts["live-per-principal"] == 1 and counts["live"] >= 1
+
+
+def test_a_live_stream_ends_with_the_credential_that_opened_it(two_hours, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("center.api.app.REFRESH_S", 0.05)
+    desk, _ = two_hours
+    path = tmp_path / "principals.yaml"
+    path.write_text("ann: {token: a}\n")
+    with (
+        desk.served(tokens_file=str(path), progress="100ms") as url,
+        httpx.stream("GET", f"{url}/v1/live", headers={"Authorization": "Bearer a"}, timeout=WAIT_S) as stream,
+    ):
+        lines = stream.iter_lines()
+        assert next(lines)
+        path.write_text("ann: {token: b}\n")
+        for _ in lines:  # ends
+            pass
+
+
+def test_responses_that_nobody_takes_leave_room_for_others(desk, connect):
+    """Three quarters of the room are held by a client that does not read: the same response again has no room."""
+    data = "x" * (3 << 20)
+    app = desk.app(limits={"responses": "4MiB"})
+
+    @app.get("/large")
+    def large() -> Response:
+        return Response(data)
+
+    async def ask() -> list[int]:
+        taken = asyncio.Event()
+        statuses: list[int] = []
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            elif statuses == [200]:
+                await taken.wait()  # as the server does for a client that does not read
+
+        def request() -> Awaitable[None]:
+            scope = {"type": "http", "method": "GET", "path": "/large", "query_string": b"", "headers": []}
+            return app({**scope, "http_version": "1.1", "asgi": {"version": "3.0"}}, asyncio.Event().wait, send)
+
+        first = asyncio.ensure_future(request())
+        while not statuses:
+            await asyncio.sleep(0)
+        await request()
+        taken.set()
+        await first
+        await request()
+        return statuses
+
+    assert asyncio.run(ask()) == [200, 503, 200]
+
+
+def test_over_tls_a_renewed_certificate_is_used_without_a_restart(desk, tmp_path: Path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path in (first, second):
+        path.mkdir()
+        make_certificates(path, {"center": "IP:127.0.0.1"})
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def install(path: Path) -> None:
+        key.write_bytes((path / "center.key").read_bytes())
+        cert.write_bytes((path / "center.pem").read_bytes())
+
+    install(first)
+    with desk.served(tls={"cert": str(cert), "key": str(key)}) as url:
+        assert url.startswith("https://")
+        given = httpx.get(f"{url}/v1/queries", verify=ssl.create_default_context(cafile=first / "ca.pem"))
+        assert given.headers["strict-transport-security"] == "max-age=31536000"
+        install(second)
+        renewed = ssl.create_default_context(cafile=second / "ca.pem")
+
+        def trusted() -> bool:
+            try:
+                return httpx.get(f"{url}/livez", verify=renewed).status_code == 200
+            except httpx.ConnectError:
+                return False
+
+        wait_until(trusted)
+
+
+@pytest.mark.parametrize("path", ["/v1/queries", "/livez", "/nowhere", "/metrics", "/openapi.json"])
+def test_data_is_neither_framed_nor_sniffed_nor_cached(desk, path):
+    headers = desk.get(path).headers
+    assert headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-store"
+    assert "server" not in headers and "strict-transport-security" not in headers
+
+
+def test_the_documentation_needs_no_other_origin_and_no_script_in_the_page(desk):
+    page = desk.get("/docs")
+    assert page.headers["content-security-policy"] == PAGE_POLICY
+    assert "unsafe-eval" not in PAGE_POLICY and "script-src" not in PAGE_POLICY
+    assert not re.search(r"https?://|<script>|<style|\son\w+=", page.text)
+    linked = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert {f"docs/{name}" for name in SWAGGER_FILES} | {"docs/start.js"} == set(linked)
+    for path in linked:
+        given = desk.get(f"/{path}")
+        assert given.status_code == 200 and len(given.content) > 50
+    assert desk.get("/docs/../pages.py").status_code == 404
+    assert desk.get("/docs/__init__.py").status_code == 404
