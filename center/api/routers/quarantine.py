@@ -23,9 +23,7 @@ def quarantine(center: Center) -> QuarantineList:
     return QuarantineList(frames=[QuarantinedFrame.of(frame) for frame in center.catalog.quarantined()])
 
 
-@router.get(
-    "/{query}/{position}", dependencies=[READS_ALL], responses=problems(404, 422), summary="One of them"
-)
+@router.get("/{query}/{position}", dependencies=[READS_ALL], responses=problems(404, 422), summary="One of them")
 def quarantined_frame(
     center: Center, query: str, position: Annotated[int, Path(ge=1, le=MAX_POSITION)]
 ) -> QuarantinedFrame:
