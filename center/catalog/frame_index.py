@@ -59,6 +59,7 @@ class UnindexedFrame:
     Attributes:
         location: in the log, durable; None if the frame was not written, because it is a re-delivery or its query is
             unknown or deleted, or because it is refused.
+        plain_bytes: of the body before compression.
         refused: its edge does not contribute to its query.
     """
 
@@ -70,6 +71,7 @@ class UnindexedFrame:
     wire_bytes: int
     received_at_ms: int
     location: FrameLocation | None
+    plain_bytes: int = 0
     refused: bool = False
 
 
@@ -214,6 +216,7 @@ def _row(frame: UnindexedFrame, position: int) -> dict[str, Any]:
         "length": frame.location.length,
         "wire_bytes": frame.wire_bytes,
         "received_at_ms": frame.received_at_ms,
+        "plain_bytes": max(frame.plain_bytes, frame.wire_bytes),
     }
 
 
@@ -250,6 +253,7 @@ def entry_of(row: Row[Any]) -> FrameEntry:
         length=row.length,
         wire_bytes=row.wire_bytes,
         received_at_ms=row.received_at_ms,
+        plain_bytes=max(row.plain_bytes, row.wire_bytes),
     )
 
 

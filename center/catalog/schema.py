@@ -100,6 +100,7 @@ frames = Table(
     Column("length", BigInteger, nullable=False),
     Column("wire_bytes", BigInteger, nullable=False),
     Column("received_at_ms", BigInteger, nullable=False),
+    Column("plain_bytes", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("edge", "incarnation", "seq", name="frame_identity"),
 )
 Index("frames_by_segment", frames.c.segment)

@@ -26,6 +26,7 @@ from center.ingest.assignments import AssignmentPlan
 from center.ingest.authentication import Presented
 from center.ingest.budget_sync import BudgetSync
 from center.ingest.credential_files import CredentialFiles
+from center.ingest.frame_validator import FrameValidator
 from center.ingest.group_commit import GroupCommit
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.session import GatewaySession
@@ -124,6 +125,7 @@ class Gateway:
         self._catalog_problem: str | None = None
         self.metrics = GatewayMetrics()
         self._stream_rules = StreamRules(config.streams, edges_set_clocks=False)
+        self._validator = FrameValidator(self._stream_rules, self._read_plan)
         self._status = StatusWriter(catalog, self.metrics, config.heartbeat_ms / 1000)
         self._budget_sync = BudgetSync(catalog, self._status, now_ms, config.allocation)
         self._group_commit = GroupCommit(
@@ -152,6 +154,7 @@ class Gateway:
                 "other machines could connect without credentials",
             )
         self._stream_rules = StreamRules(self._config.streams, edges_set_clocks=is_loopback(address))
+        self._validator = FrameValidator(self._stream_rules, self._read_plan)
         await self._refresh()
         await asyncio.to_thread(self._sweep)
         self._server = grpc.aio.server(options=_server_options(self._config))
@@ -185,12 +188,13 @@ class Gateway:
             session.finish()
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
-        await self._group_commit.close()
+        self._group_commit.close()
         if self._tasks and self._group_commit.stalled is None:
             await asyncio.wait(self._tasks[:1], timeout=STOP_GRACE_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._validator.close()
         await self._status.flush()
         self._log.roll()
 
@@ -300,6 +304,7 @@ class Gateway:
             acked_through,
             presented=presented,
             access=access,
+            validator=self._validator,
             group_commit=self._group_commit,
             status=self._status,
             metrics=self.metrics,
@@ -388,7 +393,7 @@ class Gateway:
             if plan.version > self._plan.version:
                 # Kept until it is sent: the sync below may fail, and the next poll finds no newer version.
                 self._plan, self._unsent = plan, True
-                self._group_commit.plan = plan
+                self._group_commit.plan = self._validator.plan = plan
             if await self._budget_sync.sync(self._plan) or self._unsent:
                 for session in self._sessions.values():
                     # The plan may be older than the Hello of a session that is being opened.

@@ -32,11 +32,15 @@ class ReceivedFrame:
     """A frame submitted by a session.
 
     Attributes:
+        crc32c: of the frame as it was delivered; that of `stored` differs if parts were refused.
+        size: what it counts against the bound of pending frames, bytes.
         redelivered: the center has acknowledged this seq before, so it need not be written again.
         session: its session. Once a frame of a session is not acknowledged, later ones are not either.
     """
 
     stored: StoredFrame
+    crc32c: int
+    size: int
     received_at_ms: int
     redelivered: bool
     session: object
@@ -50,7 +54,7 @@ class GroupCommit:
     """Makes frames durable, in the order in which they were submitted.
 
     Args:
-        max_pending_bytes: bound of pending frames over all sessions; `submit` blocks beyond it.
+        max_pending_bytes: bound of pending frames over all sessions, by `size`; `reserve` blocks beyond it.
         read_plan: returns the newest plan, given the one in use; blocks.
         on_stall: called after each failed attempt and after recovery; `stalled` tells which.
         retry_ms, retry_max_ms: delay after the first failure, and its maximum.
@@ -82,30 +86,40 @@ class GroupCommit:
         self._pending: deque[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]] = deque()
         self._pending_bytes = 0
         self._stopped: WeakSet[object] = WeakSet()
-        self._changed = asyncio.Condition()
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
         self._closing = False
         self.plan = AssignmentPlan(-1, ())
         self.stalled: str | None = None
 
-    async def submit(self, received: ReceivedFrame) -> asyncio.Future[IndexOutcome]:
-        """Queues a frame, blocking while the queue is full. The future holds its outcome."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._pending_bytes < self._max_pending_bytes)
-            outcome: asyncio.Future[IndexOutcome] = asyncio.get_running_loop().create_future()
-            self._pending.append((received, outcome))
-            self._metrics.bytes.inc(received.wire_bytes)
-            self._count(received.wire_bytes)
-            self._changed.notify_all()
+    async def reserve(self, size: int) -> None:
+        """Counts a frame as pending before it is decompressed, blocking while there are too many; then `submit` it."""
+        while self._pending_bytes >= self._max_pending_bytes:
+            self._room.clear()
+            await self._room.wait()
+        self._count(size)
+
+    def release(self, size: int) -> None:
+        """Takes back a `reserve` of a frame that is not submitted."""
+        self._count(-size)
+
+    def submit(self, received: ReceivedFrame) -> asyncio.Future[IndexOutcome]:
+        """Queues a frame for which `reserve` was called. The future holds its outcome."""
+        outcome: asyncio.Future[IndexOutcome] = asyncio.get_running_loop().create_future()
+        self._pending.append((received, outcome))
+        self._metrics.bytes.inc(received.wire_bytes)
+        self._arrived.set()
         return outcome
 
     async def run(self) -> None:
         """Commits until `close` was called and the queue is empty."""
         while True:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._pending or self._closing)
-                if not self._pending:
+            while not self._pending:
+                if self._closing:
                     return
-                batch = self._take()
+                self._arrived.clear()
+                await self._arrived.wait()
+            batch = self._take()
             if not batch:
                 continue
             outcomes: Sequence[IndexOutcome] | Exception
@@ -115,9 +129,7 @@ class GroupCommit:
                 logger.exception("a group commit of %d frames failed", len(batch))
                 outcomes = exc
             self._resolve(batch, outcomes)
-            async with self._changed:
-                self._count(-sum(received.wire_bytes for received, _ in batch))
-                self._changed.notify_all()
+            self._count(-sum(received.size for received, _ in batch))
 
     def _resolve(
         self,
@@ -134,14 +146,15 @@ class GroupCommit:
             else:
                 future.set_result(outcomes[i])
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Makes `run` return once all pending frames are committed."""
-        async with self._changed:
-            self._closing = True
-            self._changed.notify_all()
+        self._closing = True
+        self._arrived.set()
 
     def _count(self, size: int) -> None:
         self._pending_bytes += size
+        if size < 0:
+            self._room.set()
         self._metrics.pending.set(self._pending_bytes)
 
     def _take(self) -> list[tuple[ReceivedFrame, asyncio.Future[IndexOutcome]]]:
@@ -150,13 +163,12 @@ class GroupCommit:
         while self._pending and size < MAX_BATCH_BYTES:
             received, future = self._pending.popleft()
             if received.session in self._stopped:
-                self._count(-received.wire_bytes)
+                self._count(-received.size)
                 if not future.done():
                     future.set_result(IndexOutcome.OUT_OF_SEQUENCE)
                 continue
             batch.append((received, future))
-            size += received.wire_bytes
-        self._changed.notify_all()
+            size += received.size
         return batch
 
     async def _commit(self, batch: Sequence[ReceivedFrame]) -> list[IndexOutcome]:
@@ -213,10 +225,11 @@ class GroupCommit:
                     edge=a.stored.edge,
                     incarnation=a.stored.incarnation,
                     seq=a.stored.frame.seq,
-                    crc32c=a.stored.frame.crc32c,
+                    crc32c=a.crc32c,
                     wire_bytes=a.wire_bytes,
                     received_at_ms=a.received_at_ms,
                     location=location,
+                    plain_bytes=a.size,
                     refused=is_refused,
                 )
                 for a, location, is_refused in zip(batch, located, refused, strict=True)

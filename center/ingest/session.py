@@ -12,6 +12,8 @@ from center.edge_access import EdgeAccess
 from center.ingest.assignments import EdgeAssignment
 from center.ingest.authentication import Presented
 from center.ingest.budget_sync import BudgetSync
+from center.ingest.frame_check import CheckedFrame
+from center.ingest.frame_validator import FrameValidator, SessionFrames
 from center.ingest.group_commit import GroupCommit, ReceivedFrame
 from center.ingest.metrics import GatewayMetrics
 from center.ingest.status_writer import StatusWriter
@@ -19,12 +21,14 @@ from center.ingest.stream_rules import StreamRules
 from center.ingest.validation import MAX_SEQ, Hello, bounded_text, read_budget_report, read_heartbeat, read_utilization
 from center.sampling import EdgeSamplingController
 from center.storage.frame_log import StoredFrame
-from edgewater.errors import Conflict, EdgewaterError, ProtocolError
+from edgewater.errors import Conflict, CorruptFrame, EdgewaterError, ProtocolError
 from edgewater.measure import NAME
 from edgewater.streams import MAX_TIME_MS, EdgeId
-from edgewater.wire import Frame, QueryRef
+from edgewater.wire import MAX_BODY_BYTES, Frame, QueryRef
 from edgewater.wire import uplink_pb2 as pb
 
+PLAIN_CREDITS = 8
+"""Bytes of bodies in flight before compression, which usually gives a third, in credits."""
 NOT_EXPECTED = "not-expected"
 """The reason of a refusal: the edge does not contribute to the frame's query."""
 
@@ -67,7 +71,8 @@ class GatewaySession:
 
     Args:
         acked_through: the highest durable seq, from the catalog at Hello; None: no frame is durable.
-        credit_bytes: bytes that may be in flight; at twice that, the session stops reading.
+        credit_bytes: bytes that may be in flight. At twice that, or `PLAIN_CREDITS` times that before compression, the
+            session stops reading.
 
     Attributes:
         presented, access: the call's credential, and what it gave the edge at Hello.
@@ -82,6 +87,7 @@ class GatewaySession:
         *,
         presented: Presented,
         access: EdgeAccess,
+        validator: FrameValidator,
         group_commit: GroupCommit,
         status: StatusWriter,
         metrics: GatewayMetrics,
@@ -98,6 +104,7 @@ class GatewaySession:
         self.access = access
         self.outgoing = ConflatingQueue()
         self.opened = False
+        self._frames = SessionFrames(validator, hello, self._on_checked)
         self._group_commit = group_commit
         self._status = status
         self._metrics = metrics
@@ -109,7 +116,7 @@ class GatewaySession:
         self._acked = acked_through
         self._durable = -1 if acked_through is None else acked_through
         self._expected = hello.oldest_seq if acked_through is None else acked_through + 1
-        self._in_flight_bytes = 0
+        self._in_flight_bytes = self._in_flight_plain_bytes = 0
         self._in_flight = 0
         self._indexed = asyncio.Event()
         self._finishing = asyncio.Event()
@@ -215,26 +222,50 @@ class GatewaySession:
             raise ProtocolError(f"{who}: frame {message.seq} came where {self._expected} is expected")
         if not NAME.fullmatch(message.query) or message.query_version >= MAX_SEQ:
             raise ProtocolError(f"{who}: frame {message.seq} is of {message.query!r:.100}, which is not a query's name")
+        if message.raw_bytes > MAX_BODY_BYTES:
+            raise CorruptFrame(
+                f"{who}: frame {message.seq}: a body of {message.raw_bytes}, at most {MAX_BODY_BYTES} bytes"
+            )
         frame = Frame.from_wire(message)
-        try:
-            frame.plain_body()  # what is acknowledged can be read
-        except EdgewaterError as exc:
-            raise type(exc)(f"{who}: {exc}") from exc
         self._expected = max(self._expected, frame.seq + 1)
-        while self._in_flight_bytes >= 2 * self._credit_bytes:
+        size = max(frame.raw_bytes, frame.wire_bytes)
+        while (
+            self._in_flight_bytes >= 2 * self._credit_bytes
+            or self._in_flight_plain_bytes >= PLAIN_CREDITS * self._credit_bytes
+        ):
             self._indexed.clear()
             await self._indexed.wait()
-        stored = StoredFrame(self.edge, self.hello.incarnation, frame)
-        self._in_flight += 1
-        self._in_flight_bytes += frame.wire_bytes
-        received = ReceivedFrame(stored, self._now_ms(), frame.seq <= self._durable, self)
-        outcome = await self._group_commit.submit(received)
-        outcome.add_done_callback(lambda done: self._on_indexed(frame, done))
+        received_at_ms = self._now_ms()
+        await self._group_commit.reserve(size)
+        self._count_in_flight(frame, 1)
+        self._frames.put(frame, received_at_ms)
 
-    def _on_indexed(self, frame: Frame, done: asyncio.Future[IndexOutcome]) -> None:
-        self._in_flight -= 1
-        self._in_flight_bytes -= frame.wire_bytes
-        self._indexed.set()
+    def _on_checked(self, frame: Frame, received_at_ms: int, checked: CheckedFrame | Exception) -> None:
+        size = max(frame.raw_bytes, frame.wire_bytes)
+        if isinstance(checked, EdgewaterError):
+            self.fail(type(checked)(f"edge {self.edge}, incarnation {self.hello.incarnation}: {checked}"))
+        elif isinstance(checked, Exception):
+            self.fail(checked)
+        if isinstance(checked, Exception) or self._failed.done():
+            # Nor are later frames committed: they would not follow.
+            self._count_in_flight(frame, -1)
+            self._group_commit.release(size)
+            return
+        stored = StoredFrame(self.edge, self.hello.incarnation, checked.frame)
+        redelivered = frame.seq <= self._durable
+        received = ReceivedFrame(stored, frame.crc32c, size, received_at_ms, redelivered, self)
+        outcome = self._group_commit.submit(received)
+        outcome.add_done_callback(lambda done: self._on_indexed(frame, checked, done))
+
+    def _count_in_flight(self, frame: Frame, sign: int) -> None:
+        self._in_flight += sign
+        self._in_flight_bytes += sign * frame.wire_bytes
+        self._in_flight_plain_bytes += sign * max(frame.raw_bytes, frame.wire_bytes)
+        if sign < 0:
+            self._indexed.set()
+
+    def _on_indexed(self, frame: Frame, checked: CheckedFrame, done: asyncio.Future[IndexOutcome]) -> None:
+        self._count_in_flight(frame, -1)
         if done.cancelled():
             return
         error = done.exception()
@@ -252,6 +283,9 @@ class GatewaySession:
         else:
             if outcome is IndexOutcome.REFUSED:
                 self._refuse(frame, NOT_EXPECTED, _not_expected(self.edge, frame.query))
+            elif outcome is IndexOutcome.NEW and checked.reason is not None:
+                query = f"query {frame.query.name}@{frame.query.version}"
+                self._refuse(frame, checked.reason, f"edge {self.edge}: {query}: {checked.message}")
             self._acked = frame.seq if self._acked is None else max(self._acked, frame.seq)
             self.outgoing.put(pb.ToEdge(ack=pb.Ack(through=self._acked)))
 

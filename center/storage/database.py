@@ -18,9 +18,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Dialect, Engine, MetaData, String, Text, create_engine, event, func, select
+from sqlalchemy import (
+    URL,
+    Connection,
+    Dialect,
+    Engine,
+    MetaData,
+    String,
+    Text,
+    create_engine,
+    event,
+    func,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.schema import CreateColumn
 from sqlalchemy.types import TypeDecorator, TypeEngine
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
@@ -194,7 +209,7 @@ def read_transaction(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]:
-    """Begins a store's first transaction and creates its missing tables, under a lock.
+    """Begins a store's first transaction and creates its missing tables and columns with a default, under a lock.
 
     If it fails, the engine's connections are closed.
     """
@@ -203,10 +218,22 @@ def schema_transaction(engine: Engine, tables: MetaData) -> Iterator[Connection]
             if connection.dialect.name == "postgresql":
                 connection.execute(select(func.pg_advisory_xact_lock(_DDL_LOCK)))
             tables.create_all(connection)
+            _add_columns(connection, tables)
             yield connection
     except BaseException:
         engine.dispose()
         raise
+
+
+def _add_columns(connection: Connection, tables: MetaData) -> None:
+    """Adds the columns with a default that a newer release has added to existing tables."""
+    found = inspect(connection)
+    for table in tables.sorted_tables:
+        known = {column["name"] for column in found.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in known and column.server_default is not None:
+                definition = CreateColumn(column).compile(dialect=connection.dialect)
+                connection.execute(text(f'ALTER TABLE "{table.name}" ADD COLUMN {definition}'))
 
 
 @contextmanager

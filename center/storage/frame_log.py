@@ -56,7 +56,12 @@ class FrameLocation:
 
 @dataclass(frozen=True, slots=True)
 class FrameEntry:
-    """An indexed frame: its identity and its location. `position` counts a query's frames from 1, without gaps."""
+    """An indexed frame: its identity and its location. `position` counts a query's frames from 1, without gaps.
+
+    Attributes:
+        crc32c: of the frame as it was delivered. The one in the log has another if the gateway refused parts of it.
+        plain_bytes: of its body before compression, or of the frame on the wire if that is longer.
+    """
 
     query: QueryRef
     position: int
@@ -69,6 +74,7 @@ class FrameEntry:
     length: int
     wire_bytes: int
     received_at_ms: int
+    plain_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pyarrow as pa
 import pytest
 
 from center.catalog import Catalog, IndexOutcome, UnindexedFrame
@@ -21,6 +22,7 @@ from center.storage.frame_log import FrameLocation, FrameLog, StoredFrame
 from edgewater.errors import StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import EdgeId
+from edgewater.synopses import GroupedAggregate
 from edgewater.wire import CODE_METADATA, Frame, FrameBody, Partial, QueryRef, uplink_pb2_grpc
 from edgewater.wire import uplink_pb2 as pb
 
@@ -41,7 +43,17 @@ def spec(name: str = "miles", **changes: object) -> QuerySpec:
 
 
 def frame(seq: int, query: QueryRef = MILES, content: bytes = b"synopsis") -> Frame:
-    return Frame.pack(seq, query, FrameBody(1_000 + seq, (Partial(0, 0, content),)))
+    return Frame.pack(seq, query, FrameBody(1_000 + seq, (Partial(0, 0, synopsis(content)),)))
+
+
+@functools.cache
+def synopsis(content: bytes) -> bytes:
+    """A partial of the query `spec`, with one group, which is named by `content`."""
+    bound = spec().bind({"carrier": pa.string(), "distance": pa.int64()})
+    stacks = {m.measure.name: m.measure.function.make(m.measure.parameters, pa.int64()) for m in bound.measures}
+    partial = GroupedAggregate({"carrier": pa.string()}, stacks)
+    partial.update([pa.array([content.hex()])], {name: pa.array([1]) for name in stacks}, 1)
+    return partial.to_bytes()
 
 
 def tokens(**secrets: str) -> dict[str, EdgeAccess]:

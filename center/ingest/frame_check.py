@@ -1,0 +1,253 @@
+"""The check of a frame before it is acknowledged, against what its query expects. Pure.
+
+What cannot be right costs itself: a partial or a close is taken out of the frame, which states the loss of its slice
+instead. A body that cannot be read is replaced by the statement that it is lost. So the job reads only what has been
+checked, and answers say what they lack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from center.ingest.validation import bounded_text
+from center.ledger.events import FRAMES, refusal
+from edgewater.accuracy import report_schedule
+from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
+from edgewater.errors import EdgewaterError
+from edgewater.partial_check import PartialCheck
+from edgewater.query import MAX_MEASURES, QuerySpec
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.timestamps import EARLIEST_MS
+from edgewater.windows import SlicedWindow
+from edgewater.wire import Frame, FrameBody, InputLoss, LossReason, body_from_wire
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire.nesting import Nesting, check_nesting
+
+MAX_MESSAGES = 1 << 16
+"""Partials, closes and statements of a frame."""
+MAX_PARTIALS = 1 << 13
+"""Twice what an edge's frame can have; the check of one takes 50 µs and more."""
+MAX_WINDOWS = 1 << 20
+"""Windows that the slices of a frame belong to."""
+MAX_STATEMENTS = 4_096
+"""Losses of a frame, counts of dropped records, and sub-streams: of each."""
+MAX_COUNT = 1 << 53
+MAX_SHARD = (1 << 31) - 1
+MAX_SOURCE = 4_096
+_SHOWN = 500
+_BODY = Nesting(
+    {n: Nesting({4: Nesting()} if n == 2 else {}) for n in (1, 2, 5, 6, 7)}  # a close has nested messages
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFrame:
+    """A frame as it is kept.
+
+    Attributes:
+        reason, message: what was refused of it; None: nothing.
+    """
+
+    frame: Frame
+    reason: str | None = None
+    message: str = ""
+
+
+@dataclass(slots=True)
+class _Faults:
+    """What was taken out of a body: the first reason, the number of things, and what the body must state for them."""
+
+    first: str = ""
+    count: int = 0
+    slices: set[int] = field(default_factory=set)
+    unknown: bool = False
+
+    def add(self, why: str, slice_start_ms: int | None = None) -> None:
+        """Adds a fault; without a slice, of what it lacks nothing is known."""
+        self.first = self.first or why[:_SHOWN]
+        self.count += 1
+        if slice_start_ms is None:
+            self.unknown = True
+        else:
+            self.slices.add(slice_start_ms)
+
+    def note(self, why: str) -> None:
+        """Adds a fault by which no answer lacks anything."""
+        self.first = self.first or why[:_SHOWN]
+        self.count += 1
+
+
+class FrameCheck:
+    """The check of the frames of one query."""
+
+    def __init__(self, spec: QuerySpec) -> None:
+        assert isinstance(spec.window, SlicedWindow), "edges answer no other queries"
+        self._window = spec.window
+        self._partials = PartialCheck.of(spec)
+        self._measures = frozenset(m.name for m in spec.measures)
+        self._schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
+        self._grouped = spec.accuracy is not None and spec.accuracy.scope is not None
+
+    def check(self, frame: Frame, latest_ms: int) -> CheckedFrame:
+        """Checks a frame.
+
+        Args:
+            latest_ms: the latest event time that its edge can have read.
+
+        Raises:
+            CorruptFrame: the body was damaged on the way.
+        """
+        plain = frame.plain_body()
+        try:
+            check_nesting(plain, _BODY, max(8, len(plain) // MAX_MESSAGES), 2)
+            body = pb.FrameBody.FromString(plain)
+        except (DecodeError, ValueError) as exc:
+            lost = FrameBody(MIN_TIME_MS, losses=(InputLoss(FRAMES, LossReason.FRAME_DAMAGED),))
+            why = f"the body cannot be read: {exc}"[:_SHOWN]
+            return CheckedFrame(Frame.pack(frame.seq, frame.query, lost), LossReason.FRAME_DAMAGED, why)
+        faults = self._take_out(body, latest_ms)
+        if not faults.count:
+            return CheckedFrame(frame)
+        kept = Frame.pack(frame.seq, frame.query, body_from_wire(body))
+        more = f", and {faults.count - 1} more" if faults.count > 1 else ""
+        return CheckedFrame(kept, LossReason.PARTIAL_REFUSED, faults.first + more)
+
+    def _take_out(self, body: pb.FrameBody, latest_ms: int) -> _Faults:
+        """Takes out of a body what cannot be right, and states in it what it lacks by that."""
+        faults = _Faults()
+        self._bound_times(body, latest_ms, faults)
+        starts_ms = {p.slice_start_ms for p in body.partials} | {c.slice_start_ms for c in body.closes}
+        wrong = self._wrong_slices(starts_ms, latest_ms)
+        checks: tuple[tuple[Any, Callable[[Any], str], int], ...] = (
+            (body.partials, self._fault_of_partial, MAX_PARTIALS),
+            (body.closes, self._fault_of_close, MAX_MESSAGES),
+        )
+        for items, fault_of, most in checks:
+            kept = []
+            for number, item in enumerate(items):
+                start_ms = item.slice_start_ms
+                why = wrong.get(start_ms) or (fault_of(item) if number < most else f"more than {most} in a frame")
+                if not why:
+                    kept.append(item)
+                elif EARLIEST_MS <= start_ms <= latest_ms:
+                    faults.add(f"slice {start_ms}: {why}", start_ms)
+                else:
+                    faults.note(f"slice {start_ms}: {why}")
+            _keep(items, kept)
+        self._bound_statements(body, latest_ms, faults)
+        if body.HasField("arrivals") and (why := self._fault_of_arrivals(body.arrivals, latest_ms)):
+            body.ClearField("arrivals")
+            faults.add(f"arrivals: {why}")
+        for loss in _stated(faults):
+            body.losses.add(source=loss.source, reason=loss.reason, from_ms=loss.from_ms, to_ms=loss.to_ms)
+        return faults
+
+    def _wrong_slices(self, starts_ms: set[int], latest_ms: int) -> dict[int, str]:
+        """The slices that the query does not have, or cannot have yet, each with the reason."""
+        wrong = {}
+        windows, after_ms = 0, MIN_TIME_MS
+        longest_ms, slice_ms = self._window.longest_ms, self._window.slice_ms
+        for start_ms in sorted(starts_ms):
+            if not EARLIEST_MS <= start_ms <= latest_ms:
+                wrong[start_ms] = f"is not between {EARLIEST_MS} and {latest_ms}, the latest event time by now"
+                continue
+            if self._window.slice_start(start_ms) != start_ms:
+                wrong[start_ms] = f"is none; expected {self._window.slice_start(start_ms)}"
+                continue
+            windows += min(start_ms - after_ms, longest_ms) // slice_ms
+            after_ms = start_ms
+            if windows > MAX_WINDOWS:
+                wrong[start_ms] = f"the slices of the frame belong to {windows} windows; expected {MAX_WINDOWS}"
+        return wrong
+
+    def _fault_of_partial(self, partial: pb.Partial) -> str:
+        if partial.shard > MAX_SHARD:
+            return f"shard {partial.shard}; expected at most {MAX_SHARD}"
+        try:
+            self._partials.check(partial.synopsis)
+        except Exception as exc:  # bytes from outside may find any fault of the decoders
+            return f"{exc.code if isinstance(exc, EdgewaterError) else type(exc).__name__}: {exc}"
+        return ""
+
+    def _fault_of_close(self, close: pb.SliceClose) -> str:
+        if not close.late <= close.observed <= MAX_COUNT:
+            return f"{close.observed} records observed, {close.late} late; expected late ≤ observed ≤ {MAX_COUNT}"
+        extent = close.HasField("first_ms"), close.HasField("last_ms")
+        end_ms = close.slice_start_ms + self._window.slice_ms
+        if any(extent) and not (all(extent) and close.slice_start_ms <= close.first_ms <= close.last_ms < end_ms):
+            return f"first_ms {close.first_ms}, last_ms {close.last_ms}; expected both in the slice, in this order"
+        if len(close.withheld) > MAX_MEASURES:
+            return f"{len(close.withheld)} withheld; expected at most {MAX_MEASURES}"
+        for w in close.withheld:
+            amounts = (w.largest_above, w.largest_below, w.total_above, w.total_below)
+            if w.measure not in self._measures or min(amounts) < 0 or w.groups > MAX_COUNT:
+                return f"withheld of {w.measure:.100}: {amounts} of {w.groups} groups; expected a measure, from 0 on"
+        return ""
+
+    def _fault_of_arrivals(self, arrivals: pb.Arrivals, latest_ms: int) -> str:
+        schedule = self._schedule
+        if schedule is None:
+            return "the query is not answered early; expected none"
+        if not (arrivals.through_ms <= latest_ms or arrivals.through_ms == MAX_TIME_MS):
+            return f"through_ms {arrivals.through_ms}; expected at most {latest_ms}"
+        if len(arrivals.substreams) > MAX_STATEMENTS:
+            return f"{len(arrivals.substreams)} sub-streams; expected at most {MAX_STATEMENTS}"
+        kind = GroupedSubstream if self._grouped else SubstreamStatistics
+        slots = schedule.grid.substream_slots
+        for state in arrivals.substreams:
+            try:
+                read = kind.from_state(state, schedule.grid)
+                starts_ms, events = schedule.starts_at(read.index * slots), sum(map(int, read.counts))
+            except Exception as exc:  # as of partials
+                return f"{exc.code if isinstance(exc, EdgewaterError) else type(exc).__name__}: {exc}"
+            if not EARLIEST_MS <= starts_ms <= latest_ms or events > MAX_COUNT:
+                return f"{events} events from {starts_ms} on; expected at most {MAX_COUNT}, not after {latest_ms}"
+        return ""
+
+    def _bound_times(self, body: pb.FrameBody, latest_ms: int, faults: _Faults) -> None:
+        if latest_ms < body.through_ms < MAX_TIME_MS or body.through_ms > MAX_TIME_MS:
+            faults.note(f"through_ms {body.through_ms}; expected at most {latest_ms}, or {MAX_TIME_MS}")
+            body.through_ms = latest_ms
+        body.through_ms = max(body.through_ms, MIN_TIME_MS)
+        if body.HasField("since_ms") and abs(body.since_ms) > MAX_TIME_MS:
+            faults.note(f"since_ms {body.since_ms}; expected at most {MAX_TIME_MS}")
+            body.since_ms = MAX_TIME_MS
+
+    def _bound_statements(self, body: pb.FrameBody, latest_ms: int, faults: _Faults) -> None:
+        """Bounds the losses that the edge states, and its counts of dropped records."""
+        dropped = [d for d in body.dropped if _is_countable(d, latest_ms)][:MAX_STATEMENTS]
+        losses = [x for x in body.losses if not x.HasField("from_ms") or x.from_ms <= latest_ms][:MAX_STATEMENTS]
+        for items, kept in ((body.dropped, dropped), (body.losses, losses)):
+            if len(kept) < len(items):
+                faults.note(f"{len(items) - len(kept)} statements are too many, or of times after {latest_ms}")
+                _keep(items, kept)
+        for loss in body.losses:
+            if loss.HasField("to_ms") and loss.to_ms > latest_ms + 1:
+                loss.to_ms = latest_ms + 1
+            if loss.records > MAX_COUNT:
+                loss.ClearField("records")
+            loss.source, loss.reason = bounded_text(loss.source, MAX_SOURCE), bounded_text(loss.reason)
+
+
+def _keep(items: Any, kept: Sequence[Any]) -> None:
+    """Removes all but `kept` from a repeated field."""
+    if len(kept) < len(items):
+        copies = [type(item).FromString(item.SerializeToString()) for item in kept]  # removed items are invalid
+        del items[:]
+        items.extend(copies)
+
+
+def _is_countable(dropped: pb.DroppedRecords, latest_ms: int) -> bool:
+    known = dropped.slice_start_ms == MIN_TIME_MS or EARLIEST_MS <= dropped.slice_start_ms <= latest_ms
+    return known and dropped.records <= MAX_COUNT
+
+
+def _stated(faults: _Faults) -> Iterator[InputLoss]:
+    """The losses that a body states for what was taken out of it."""
+    yield from map(refusal, sorted(faults.slices))
+    if faults.unknown:
+        yield InputLoss(FRAMES, LossReason.FRAME_DAMAGED)

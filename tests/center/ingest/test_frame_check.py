@@ -1,0 +1,188 @@
+"""The check of frames before the ack: what cannot be right costs itself, and the frame says what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from center.ingest.frame_check import MAX_COUNT, MAX_MESSAGES, MAX_PARTIALS, CheckedFrame, FrameCheck
+from edgewater.query import QuerySpec
+from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
+from edgewater.synopses import GroupedAggregate
+from edgewater.synopses.encoding import codec
+from edgewater.wire import (
+    Arrivals,
+    DroppedRecords,
+    DropReason,
+    Encoding,
+    Frame,
+    FrameBody,
+    InputLoss,
+    Partial,
+    SliceClose,
+    Withheld,
+)
+from edgewater.wire import uplink_pb2 as pb
+from tests.center.gateway_world import JFK, MILES, RawEdge, center, eventually, on_a_loop, spec, synopsis
+
+NOW_MS = 10_000_000
+HONEST = Partial(60_000, 0, synopsis(b"ua"))
+CLOSE = SliceClose(60_000, 5, 1)
+BODY = FrameBody(120_000, (HONEST,), (CLOSE,), losses=(InputLoss("file", "restart", 1, NOW_MS + 1),))
+LOST = InputLoss("frames", "partial-refused", 60_000, 60_001)
+
+
+def checked(body: FrameBody, spec: QuerySpec = spec(), latest_ms: int = NOW_MS) -> CheckedFrame:  # noqa: B008
+    return FrameCheck(spec).check(Frame.pack(3, MILES, body), latest_ms)
+
+
+def altered(change: Callable[[codec.SynopsisMessage], object]) -> bytes:
+    message = codec.unseal(HONEST.synopsis)
+    change(message)
+    return codec.seal(message)
+
+
+def test_what_an_edge_ships_is_kept_byte_for_byte() -> None:
+    budgets = SliceClose(0, 5, 5, (Withheld("miles", float("inf"), 0.0, 3.5, 0.0, 2, float("nan")),))
+    for body in (
+        BODY,
+        FrameBody(MAX_TIME_MS, (), (budgets,), since_ms=MIN_TIME_MS),
+        FrameBody(MIN_TIME_MS, dropped=(DroppedRecords(MIN_TIME_MS, DropReason.TOO_LATE, 7),)),
+    ):
+        frame = Frame.pack(3, MILES, body)
+        assert FrameCheck(spec()).check(frame, NOW_MS) == CheckedFrame(frame)
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (Partial(60_000, 1 << 31, HONEST.synopsis), "shard 2147483648"),
+        (Partial(60_000, 0, b"synopsis"), "corrupt-synopsis"),
+        (Partial(60_000, 0, altered(lambda m: setattr(m, "records", (1 << 64) - 1))), "records: 18446744073709551615"),
+        (Partial(60_000, 0, altered(lambda m: setattr(m, "parameters", "[" * 100_000))), "parameters"),
+        (Partial(60_000, 0, altered(lambda m: setattr(m.parts[0], "seed", 9))), "measures.miles"),
+        (Partial(60_000, 0, GroupedAggregate({}, {}).to_bytes()), "expected 2 arrays"),
+        (SliceClose(60_000, 3, 4), "3 records observed, 4 late"),
+        (SliceClose(60_000, MAX_COUNT + 1, 0), "records observed"),
+        (SliceClose(60_000, 3, 0, first_ms=60_000, last_ms=59_999), "last_ms 59999"),
+        (SliceClose(60_000, 3, 0, first_ms=0, last_ms=60_001), "first_ms 0"),
+        (SliceClose(60_000, 3, 0, (Withheld("other", 1, 1, 1, 1, 1),)), "withheld of other"),
+        (SliceClose(60_000, 3, 0, (Withheld("miles", -1, 1, 1, 1, 1),)), "withheld of miles"),
+    ],
+)
+def test_a_partial_or_a_close_that_cannot_be_right_is_a_stated_loss_and_the_rest_counts(
+    bad: Partial | SliceClose, why: str
+) -> None:
+    other = Partial(120_000, 0, HONEST.synopsis)
+    body = (
+        FrameBody(180_000, (bad, other), (CLOSE,))
+        if isinstance(bad, Partial)
+        else FrameBody(180_000, (other,), (bad, SliceClose(120_000, 1, 0)))
+    )
+    result = checked(body)
+    assert result.reason == "partial-refused"
+    assert "slice 60000: " in result.message and why in result.message and len(result.message) < 600
+    kept = result.frame.unpack()
+    assert kept.partials == (other,)
+    assert kept.closes == tuple(c for c in body.closes if c is not bad)
+    assert (kept.through_ms, kept.losses) == (180_000, (LOST,))
+
+
+@pytest.mark.parametrize("start_ms", [NOW_MS // 60_000 * 60_000 + 60_000, 2_082_758_400_000, -(1 << 62), 60_001])
+def test_a_slice_that_the_query_cannot_have_yet_is_refused_and_opens_no_window(start_ms: int) -> None:
+    body = FrameBody(120_000, (Partial(start_ms, 0, HONEST.synopsis), HONEST), (SliceClose(start_ms, 1, 0), CLOSE))
+    result = checked(body)
+    assert f"slice {start_ms}: is " in result.message and ", and 1 more" in result.message
+    kept = result.frame.unpack()
+    assert (kept.partials, kept.closes) == ((HONEST,), (CLOSE,))
+    assert all(loss.from_ms is not None and loss.from_ms <= NOW_MS for loss in kept.losses)
+
+
+def test_statements_are_bounded_by_the_clock() -> None:
+    ahead = InputLoss("file", "restart", NOW_MS + 1, NOW_MS + 2)
+    dropped = DroppedRecords(NOW_MS + 60_000, DropReason.TOO_LATE, 1)
+    body = FrameBody(NOW_MS + 1, losses=(ahead, InputLoss("f\0", "x", None, 1 << 61)), dropped=(dropped,))
+    kept = checked(body).frame.unpack()
+    assert kept == FrameBody(NOW_MS, losses=(InputLoss("f�", "x", None, NOW_MS + 1),))
+
+
+def test_a_body_that_cannot_be_read_is_stated_as_lost() -> None:
+    many = pb.FrameBody(closes=[pb.SliceClose()] * (MAX_MESSAGES + 2_000)).SerializeToString()
+    for plain in (b"\xff" * 20, many, b"\x78\0" * (4 << 20)):
+        frame = Frame(3, MILES, plain, Frame.pack(3, MILES, BODY).crc32c, Encoding.PLAIN, len(plain))
+        result = FrameCheck(spec()).check(dataclasses_with_checksum(frame), NOW_MS)
+        assert result.reason == "frame-damaged"
+        assert result.frame.unpack() == FrameBody(MIN_TIME_MS, losses=(InputLoss("frames", "frame-damaged"),))
+
+
+def dataclasses_with_checksum(frame: Frame) -> Frame:
+    import dataclasses
+
+    import google_crc32c
+
+    return dataclasses.replace(frame, crc32c=google_crc32c.value(frame.body))
+
+
+def test_partials_beyond_what_a_frame_can_have_are_not_looked_at() -> None:
+    few = Partial(60_000, 0, b"x")
+    result = checked(FrameBody(120_000, (few,) * (MAX_PARTIALS + 9)))
+    assert f"and {MAX_PARTIALS + 8} more" in result.message and result.frame.unpack().losses == (LOST,)
+
+
+def test_arrivals_that_cannot_be_read_are_stated_as_lost() -> None:
+    early = spec(accuracy={"measure": "miles", "error": "5%", "confidence": "95%"}, group_by=[])
+    arrivals = Arrivals(NOW_MS, (b"\1" * 40,))
+    kept = checked(FrameBody(120_000, arrivals=arrivals), early)
+    assert "arrivals: corrupt-synopsis" in kept.message
+    assert kept.frame.unpack() == FrameBody(120_000, losses=(InputLoss("frames", "frame-damaged"),))
+    assert "not answered early" in checked(FrameBody(120_000, arrivals=arrivals)).message
+
+
+@on_a_loop
+async def test_a_bad_partial_is_an_alarm_before_the_ack_and_the_honest_one_beside_it_is_stored(tmp_path: Path) -> None:
+    body = FrameBody(120_000, (Partial(0, 0, b"poison"), HONEST), (CLOSE,))
+    sent = Frame.pack(0, MILES, body)
+    async with center(tmp_path) as c:
+        c.clock[0] = NOW_MS
+        c.catalog.register(spec(), 1)
+        async with RawEdge(c.port) as edge:
+            await edge.hello()
+            await edge.send(sent)
+            refused = (await edge.until("refused")).refused
+            assert (refused.reason, refused.seq, refused.frames) == ("partial-refused", 0, 1)
+            await edge.acked(0)
+        (entry,) = c.catalog.frames("miles@1", 0, 9)
+        kept = c.log.read(entry.segment, entry.offset, entry.length).frame.unpack()
+        assert (kept.partials, kept.closes) == ((HONEST,), (CLOSE,))
+        assert kept.losses == (InputLoss("frames", "partial-refused", 0, 1),)
+        assert (entry.crc32c, entry.plain_bytes) == (sent.crc32c, max(sent.raw_bytes, sent.wire_bytes))
+        await eventually(c.catalog.alarms)
+        assert [(a.kind, a.edge) for a in c.catalog.alarms()] == [("frame-refused", JFK)]
+        # The same frame again is a re-delivery, although the log has another body.
+        async with RawEdge(c.port) as edge:
+            await edge.hello(oldest=0, following=1)
+            await edge.send(sent)
+            await edge.acked(0)
+        assert len(c.entries()) == 1 and len(c.catalog.alarms()) == 1
+
+
+@on_a_loop
+async def test_a_small_frame_that_carries_much_is_admitted_by_what_it_carries(tmp_path: Path) -> None:
+    large = FrameBody(0, losses=(InputLoss("x" * (8 << 20), "restart"),))
+    frames = [Frame.pack(n, MILES, large) for n in range(4)]
+    assert frames[0].wire_bytes < 20_000 and frames[0].raw_bytes > 8 << 20
+    async with center(tmp_path, max_pending_bytes=10 << 20) as c, RawEdge(c.port) as edge, RawEdge(c.port) as other:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        await other.hello("lga")
+        c.log.refuse_append = True
+        await edge.send(*frames)
+        await other.send(*frames)
+        for _ in range(10):
+            await edge.until("throttle", lambda throttle: throttle.retry_after_ms > 0)
+        assert c.gateway.metrics.pending._value.get() == 2 * frames[0].raw_bytes
+        c.log.refuse_append = False
+        await edge.acked(3)
+        await other.acked(3)
