@@ -1,13 +1,12 @@
 """Checks frames in threads: the event loop parses nothing.
 
-Each session's frames are checked in order, those that wait together at once, for at most `TURN_S`; then it is the next
-session's turn. So an edge whose frames take long delays its own.
+Each session's frames are checked in order, those that wait together in one turn of at most `TURN_BYTES`; then it is the
+next session's turn. So an edge whose frames take long delays its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,8 @@ from center.ingest.validation import Hello
 from edgewater.wire import Frame, QueryRef
 
 THREADS = 2
-TURN_S = 0.005
+TURN_BYTES = 256 << 10
+"""Before compression: a few milliseconds, or one frame."""
 
 OnChecked = Callable[[Frame, int, CheckedFrame | Exception], None]
 """(frame, wall time of its arrival, the result or the error)"""
@@ -81,27 +81,34 @@ class SessionFrames:
     def put(self, frame: Frame, now_ms: int) -> None:
         self._waiting.append((frame, now_ms))
         if not self._running:
-            self._running = True
-            self._validator.threads.submit(self._check_some)
+            self._take_turn()
 
-    def _check_some(self) -> None:
-        """One turn, in a thread."""
-        ends_s = time.monotonic() + TURN_S
+    def _take_turn(self) -> None:
+        self._running = True
+        turn, size = [], 0
+        while self._waiting and size < TURN_BYTES:
+            turn.append(self._waiting.popleft())
+            size += turn[-1][0].raw_bytes
+        self._loop.run_in_executor(self._validator.threads, self._check, turn).add_done_callback(self._deliver)
+
+    def _check(self, turn: list[tuple[Frame, int]]) -> list[tuple[Frame, int, CheckedFrame | Exception]]:
+        """Checks frames, in a thread."""
         done: list[tuple[Frame, int, CheckedFrame | Exception]] = []
-        while self._waiting and (not done or time.monotonic() < ends_s):
-            frame, now_ms = self._waiting.popleft()
+        for frame, now_ms in turn:
             try:
                 done.append((frame, now_ms, self._validator.check(self._hello, frame, now_ms)))
             except Exception as exc:
                 done.append((frame, now_ms, exc))
-        self._loop.call_soon_threadsafe(self._deliver, done)
+        return done
 
-    def _deliver(self, done: list[tuple[Frame, int, CheckedFrame | Exception]]) -> None:
-        for frame, now_ms, result in done:
+    def _deliver(self, turn: asyncio.Future[list[tuple[Frame, int, CheckedFrame | Exception]]]) -> None:
+        if turn.cancelled():
+            return
+        for frame, now_ms, result in turn.result():
             self._on_checked(frame, now_ms, result)
-        self._running = bool(self._waiting)
-        if self._running:
-            self._validator.threads.submit(self._check_some)
+        self._running = False
+        if self._waiting:
+            self._take_turn()
 
 
 def _stream(plan: AssignmentPlan, hello: Hello, name: str) -> StreamRecord | None:

@@ -118,6 +118,7 @@ class GatewaySession:
         self._expected = hello.oldest_seq if acked_through is None else acked_through + 1
         self._in_flight_bytes = self._in_flight_plain_bytes = 0
         self._in_flight = 0
+        self._broken = False
         self._indexed = asyncio.Event()
         self._finishing = asyncio.Event()
         self._drain = asyncio.Event()
@@ -246,8 +247,9 @@ class GatewaySession:
             self.fail(type(checked)(f"edge {self.edge}, incarnation {self.hello.incarnation}: {checked}"))
         elif isinstance(checked, Exception):
             self.fail(checked)
-        if isinstance(checked, Exception) or self._failed.done():
-            # Nor are later frames committed: they would not follow.
+        self._broken |= isinstance(checked, Exception)
+        if isinstance(checked, Exception) or self._broken:
+            # Later frames are not committed: they would not follow.
             self._count_in_flight(frame, -1)
             self._group_commit.release(size)
             return
