@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-data soak quick check proto lock bench clean
+.PHONY: help demo test test-all test-data soak fuzz quick check proto lock bench clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ SECONDS ?= 600
 SEED ?= 1
 soak: $(STAMP)dev ## real processes under drawn faults, all answers compared with the truth; SECONDS=600 SEED=1 ARGS="--faults rename,cut"
 	@$(PY) -m tests.e2e.soak --seconds $(SECONDS) --seed $(SEED) $(ARGS)
+
+fuzz: $(STAMP)dev ## frames, synopses and what else comes from outside, changed at random; SECONDS=600 SEED=1 ARGS="--only partial/kll"
+	@$(PY) -m bench.hostile --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 SEEDS ?= 0..1000
 simulate: $(STAMP)dev ## the whole system in virtual time, killed at every step, checked against the truth; SEEDS=A..B

@@ -279,7 +279,10 @@ class GroupedAggregate:
                 first.merge_all(others)
                 others, held = [], 0
         first.merge_all(others)
-        return first.to_bytes()
+        message = first.to_message()
+        for stack, part in zip(first._measures.values(), message.parts, strict=True):
+            require_readable(stack, part)
+        return codec.seal(message)
 
 
 def numbered(number: int, of: int, read: Callable[[T], R], partial: T) -> R:
@@ -290,6 +293,17 @@ def numbered(number: int, of: int, read: Callable[[T], R], partial: T) -> R:
         raise type(exc)(f"partial {number + 1} of {of}: {exc}") from exc
 
 
+def require_readable(stack: Any, message: SynopsisMessage) -> None:
+    """Checks that the message of a merged stack can be read again, if its numbers are so large that this is not
+    certain. Raises IncompatibleSynopses."""
+    for layout in getattr(stack, "layouts", ()):
+        if len(layout.fields) == len(message.arrays) and layout.may_overflow(message.arrays):
+            try:
+                type(stack).from_message(message)
+            except SynopsisError as exc:
+                raise IncompatibleSynopses(f"the sum is out of range: {exc}") from exc
+
+
 def _check_state_bytes(groups: int, parts: Sequence[SynopsisMessage]) -> None:
     """Checks that states of fixed size fit into memory, before they are decoded. Raises CorruptSynopsis."""
     total = 0
@@ -298,7 +312,7 @@ def _check_state_bytes(groups: int, parts: Sequence[SynopsisMessage]) -> None:
         if state_bytes is not None:
             try:
                 size = state_bytes(codec.parameters(part.kind, part.parameters))
-            except (KeyError, TypeError) as exc:
+            except (KeyError, TypeError, ValueError, OverflowError) as exc:
                 raise CorruptSynopsis(f"{part.kind}: parameters {part.parameters[:100]!r}") from exc
             if size > MAX_STATE_BYTES:
                 raise CorruptSynopsis(f"{part.kind}: {size} bytes per group; expected at most {MAX_STATE_BYTES}")

@@ -23,7 +23,7 @@ from edgewater.synopses.encoding.layout import layout_for
 from edgewater.synopses.frequency.count_min import CountMin
 from edgewater.synopses.frequency.fast_agms import FastAgms
 from edgewater.synopses.frequency.top_k import TopK
-from edgewater.synopses.grouped import GroupedAggregate, numbered
+from edgewater.synopses.grouped import GroupedAggregate, numbered, require_readable
 from edgewater.synopses.histograms.equi_depth import EquiDepthHistogram
 from edgewater.synopses.histograms.equi_width import EquiWidthHistogram
 from edgewater.synopses.manager import GeneralManager, SliceManager
@@ -147,10 +147,17 @@ def merge_bytes(partials: Sequence[bytes]) -> bytes:
     if len(rest) >= _MIN_SAME_LAYOUT and isinstance(first, SingleSynopsis):
         union = _merge_batches(first, [partials[number] for number in rest])
         if union is not None:
-            return bytes(union.to_bytes())
+            return _sealed(union)
     others = [numbered(number, of, from_bytes, partials[number]) for number in rest]
-    whole: bytes = (_merge_objects(first, others, rest, of) if others else first).to_bytes()
-    return whole
+    return _sealed(_merge_objects(first, others, rest, of) if others else first)
+
+
+def _sealed(union: Any) -> bytes:
+    """Returns the bytes of a union. Raises IncompatibleSynopses if they could not be read again."""
+    data: bytes = union.to_bytes()
+    if not isinstance(union, GroupedAggregate):
+        require_readable(getattr(union, "_stack", union), codec.unseal(data))
+    return data
 
 
 def _merge_batches(first: SingleSynopsis[Any], partials: list[bytes]) -> Any:

@@ -38,7 +38,7 @@ def cells_of(keys: IntArray) -> IntArray:
     return keys & ((1 << _CELL_BITS) - 1)
 
 
-def cell_fields(type_: str, **limits: float) -> tuple[Field, ...]:
+def cell_fields(type_: str, **limits: Any) -> tuple[Field, ...]:
     """Returns the fields of the output of `SparseCells.pack`, of values of this type."""
     return (
         totals("cells per group", "cells", "groups with cells"),
@@ -48,10 +48,10 @@ def cell_fields(type_: str, **limits: float) -> tuple[Field, ...]:
     )
 
 
-def row_fields(type_: str) -> tuple[Field, ...]:
+def row_fields(type_: str, **limits: Any) -> tuple[Field, ...]:
     """Returns the fields of the output of `pack_rows`, of rows of this type."""
-    rows = field("dense rows", type_, "dense groups", "cells of a row")
-    return *cell_fields(type_), field("dense groups", "<i8", "dense groups", least=0), rows
+    rows = field("dense rows", type_, "dense groups", "cells of a row", **limits)
+    return *cell_fields(type_, **limits), field("dense groups", "<i8", "dense groups", least=0), rows
 
 
 class SparseCells:

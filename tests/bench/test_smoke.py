@@ -20,6 +20,7 @@ BENCHES: dict[str, tuple[tuple[str, ...], pytest.MarkDecorator | None]] = {
     "condor": (("scaling", "(v) Haar: sums of 10,000 rides", "kll (k 200), edgewater error", "condor.json"), SPARK),
     "evaluate": (("questions/s", "distinct, all groups merged"), None),
     "first_light": (("columnar_records_s", "given_back_mib", "ack_to_answer_ms_p95", "acked_partials_s"), E2E),
+    "hostile": (("partial/kll", "single/general_manager", "frame", "0 failures"), None),
     "journal": (("small",), None),
     "sampling_pays": (("times faster: sum", "needed"), None),
     "shares": (("balanced", "1e-02"), None),

@@ -30,6 +30,8 @@ MAX_SHIPPED = 1 << 40
 
 _KEYS = (KEYS,)
 _KEY_TYPES = (STRINGS, "<i8", "<f8", "|b1")
+_FLOATS = ("<f8",)
+_WIDE = ("<i8", "<u8")  # counts beyond 32 bits
 _FEW = 16
 _SIZES = {name: dtype.itemsize for name, dtype in codec.TYPES.items()}
 _LIMITS = {
@@ -126,6 +128,14 @@ class Layout:
                 codec.decode_strings(array)
         return size
 
+    def may_overflow(self, arrays: Sequence[ArrayMessage]) -> bool:
+        """Returns whether numbers of values, or sums, are so large that a further merge may exceed their bounds."""
+        return any(
+            (field.counts and array.stored in _WIDE)
+            or (field.types == _FLOATS and field.most is not None and array.stored == "<f8" and _is_large(field, array))
+            for field, array in zip(self.fields, arrays, strict=True)
+        )
+
     def decode(self, kind: str, arrays: Sequence[ArrayMessage]) -> list[Any]:
         """Returns checked arrays: NumPy, or Arrow for those that are keys or strings. Raises CorruptSynopsis."""
         known: dict[str, int] = {}
@@ -138,6 +148,10 @@ class Layout:
             numbers = np.frombuffer(data, stored).astype(type_)
             result.append(numbers if len(shape) == 1 else numbers.reshape(shape))
         return result
+
+
+def _is_large(field: Field, array: ArrayMessage) -> bool:
+    return field.most is not None and bool(np.abs(np.frombuffer(array.data, "<f8")).max(initial=0) > field.most / 1024)
 
 
 def layout_for(kind: str, layouts: Iterable[Layout], arrays: Sequence[ArrayMessage]) -> Layout:

@@ -291,6 +291,8 @@ class TopKStack(ItemStack):
 
     def _set_counters(self, groups: IntArray, counts: IntArray, items: pa.Array) -> None:
         """Sets decoded counters. Raises ValueError unless they are a valid state."""
+        if (self._view("error") > self._view("n")).any():
+            raise ValueError("an error above the number of values")
         if not len(items):
             return
         if self.item_type is None or items.type != COLUMN_TYPES[self.item_type] or items.null_count:

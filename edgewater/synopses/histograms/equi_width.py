@@ -53,7 +53,9 @@ class EquiWidthStack(ArrayStack):
     properties: ClassVar[Properties] = Properties(invertible=True, linear=True, foldable=True)
     questions: ClassVar[Questions] = (Count, Range, Rank, Quantile)
     arrays: ClassVar[dict[str, tuple[str, float]]] = {}
-    layouts: ClassVar[tuple[Layout, ...]] = (Layout.of(field("level", "<i8", 1), *row_fields("<i8")),)
+    layouts: ClassVar[tuple[Layout, ...]] = (
+        Layout.of(field("level", "<i8", 1), *row_fields("<i8", least=0, most=MAX_COUNT, counts=True)),
+    )
 
     def __init__(self, groups: int = 0, *, low: float, high: float, bins: int = DEFAULT_BINS, level: int = 0) -> None:
         for name, end in (("low", low), ("high", high)):
@@ -261,7 +263,7 @@ class EquiWidthStack(ArrayStack):
         try:
             result = cls(**{k: parameters[k] for k in ("low", "high", "bins")}, level=int(level[0]))
             counts = unpack_rows(packed, result.columns + 3)
-            if (counts < 0).any() or counts.sum(dtype=np.float64) > MAX_COUNT:
+            if counts.sum(dtype=np.float64) > MAX_COUNT:
                 raise ValueError("counts out of range")
         except (KeyError, IndexError, TypeError, ValueError, InvalidRequest) as exc:
             raise CorruptSynopsis(f"{cls.kind}: parameters and arrays do not fit: {exc}") from exc

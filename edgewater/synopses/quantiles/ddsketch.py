@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgewater.errors import CorruptSynopsis, InvalidRequest
+from edgewater.errors import CorruptSynopsis, IncompatibleSynopses, InvalidRequest
 from edgewater.synopses.array_stack import ArrayStack, group_mask
 from edgewater.synopses.base import (
     NUMBER_TYPES,
@@ -99,7 +99,7 @@ class DDSketchStack(ArrayStack):
             field("level", least=0, most=_MAX_LEVEL),
             *(count(name) for name in ("nan", "below", "above")),
             *(field(name, "<f8") for name in ("sum", "min", "max")),
-            *cell_fields("<i8", least=1),
+            *cell_fields("<i8", least=1, most=MAX_COUNT, counts=True),
         ),
     )
 
@@ -237,6 +237,12 @@ class DDSketchStack(ArrayStack):
         if not others:
             return
         stacks = (self, *others)
+        # Sums in the order of the stacks give the float64 of merging one after the other.
+        reduced = {
+            name: reduce(combine, [stack._state[name].item(0) for stack in stacks]) for name, combine in _REDUCTIONS
+        }
+        if max(reduced["nan"], reduced["below"], reduced["above"]) > MAX_COUNT:
+            raise IncompatibleSynopses(f"{self.kind}: more than {MAX_COUNT} values")
         consolidated = [stack._consolidate() for stack in stacks]
         levels = [stack._state["level"].item(0) for stack in stacks]
         level = max(levels)
@@ -251,9 +257,8 @@ class DDSketchStack(ArrayStack):
                 *_summed(np.concatenate(cells), np.concatenate([counts for _, counts in consolidated]))
             )
         self._state["level"][0] = level
-        for name, combine in _REDUCTIONS:
-            # Sums in the order of the stacks give the float64 of merging one after the other.
-            self._state[name][0] = reduce(combine, [stack._state[name].item(0) for stack in stacks])
+        for name, value in reduced.items():
+            self._state[name][0] = value
         self._consolidate()
 
     def merge_messages(self, batch: MessageBatch) -> None:
@@ -344,7 +349,8 @@ class DDSketchStack(ArrayStack):
     def _total(self) -> FloatArray:
         above, below = self._view("above") > 0, self._view("below") > 0
         infinite = np.select([above & below, above, below], [np.nan, np.inf, -np.inf], 0.0)
-        return np.asarray(self._view("sum") + infinite)
+        with np.errstate(invalid="ignore"):  # a sum that overflowed
+            return np.asarray(self._view("sum") + infinite)
 
     def _quantiles(self, q: float) -> Estimates:
         """Returns the value with rank ⌊q·(n - 1)⌋, from 0. The bounds are its bin's edges; extremes are exact."""

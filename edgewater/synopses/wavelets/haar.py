@@ -65,7 +65,6 @@ FIELDS = (
     field("positions", "<i8", "coefficients", least=0, most=MAX_LENGTH),
     field("details", "<f8", "coefficients", least=-_GREATEST, most=_GREATEST),
 )
-LAYOUT = Layout.of(*FIELDS)
 
 
 class HaarWavelet(OrderedSynopsis):
@@ -76,6 +75,7 @@ class HaarWavelet(OrderedSynopsis):
     """
 
     kind: ClassVar[str] = "haar"
+    layouts: ClassVar[tuple[Layout, ...]] = (Layout.of(*FIELDS),)
     properties: ClassVar[Properties] = Properties(commutative=False, foldable=True, ordered=True)
 
     def __init__(self, coefficients: int = DEFAULT_COEFFICIENTS) -> None:
@@ -346,8 +346,8 @@ class HaarWavelet(OrderedSynopsis):
     def from_message(cls, message: SynopsisMessage) -> Self:
         """Raises CorruptSynopsis or UnsupportedVersion."""
         parameters = codec.open_message(message, cls.kind, cls.version, len(message.arrays))
-        layout = layout_for(cls.kind, (LAYOUT,), message.arrays)
-        meta, norms, means, missing, off, *columns = layout.decode(cls.kind, message.arrays)
+        layout = layout_for(cls.kind, cls.layouts, message.arrays)
+        meta, norms, means, missing, off, *columns = layout.decode(cls.kind, message.arrays)[: len(FIELDS)]
         try:
             result = cls(parameters["coefficients"])
             level, length = (int(x) for x in meta)

@@ -21,15 +21,14 @@ import numpy as np
 from edgewater.synopses.base import BoolArray, FloatArray, IntArray
 from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec
-from edgewater.synopses.encoding.layout import Layout, field, layout_for
+from edgewater.synopses.encoding.layout import Layout, field
 from edgewater.synopses.wavelets.haar import DEFAULT_COEFFICIENTS, FIELDS, LEVELS, HaarWavelet
 from edgewater.synopses.wavelets.haar_blocks import signal_of
 from edgewater.wire.synopsis_pb2 import Synopsis as SynopsisMessage
 
 _ROUNDING = 1e-12
 _BOUNDS = {"least": 0.0, "most": 1e200}
-_LAYOUT = Layout.of(
-    *FIELDS,
+_FIELDS = (
     field("error of all values", "<f8", 1, **_BOUNDS),
     field("errors of blocks", "<f8", "blocks", **_BOUNDS),
     field("errors below coefficients", "<f8", "coefficients", **_BOUNDS),
@@ -45,6 +44,7 @@ class MaxErrorWavelet(HaarWavelet):
     """
 
     kind: ClassVar[str] = "haar_max"
+    layouts: ClassVar[tuple[Layout, ...]] = (Layout.of(*FIELDS, *_FIELDS),)
 
     def __init__(self, coefficients: int = DEFAULT_COEFFICIENTS) -> None:
         super().__init__(coefficients)
@@ -188,13 +188,8 @@ class MaxErrorWavelet(HaarWavelet):
 
     @classmethod
     def from_message(cls, message: SynopsisMessage) -> Self:
-        codec.open_message(message, cls.kind, cls.version, len(message.arrays))
-        layout = layout_for(cls.kind, (_LAYOUT,), message.arrays)
-        base, tops, below, above = layout.decode(cls.kind, message.arrays)[8:]
-        signal = SynopsisMessage()
-        signal.CopyFrom(message)
-        del signal.arrays[8:]
-        result = super().from_message(signal)
+        result = super().from_message(message)
+        base, tops, below, above = cls.layouts[0].decode(cls.kind, message.arrays)[len(FIELDS) :]
         blocks = result._front.blocks()
         result._base_error = float(base[0])
         result._keys, result._below, result._above = result._held.keys(), below, above

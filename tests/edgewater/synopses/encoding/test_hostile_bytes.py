@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from edgewater.errors import SynopsisError
+from edgewater.errors import IncompatibleSynopses, SynopsisError
 from edgewater.synopses import CountMin, GroupedAggregate, from_bytes, merge_bytes
 from edgewater.synopses.encoding import codec
 from edgewater.synopses.registry import function_named
@@ -147,3 +147,24 @@ def test_partials_that_are_large_in_memory_are_merged_a_few_at_a_time(monkeypatc
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8 * GroupedAggregate.from_bytes(parts[0]).nbytes
+
+
+LARGEST: dict[str, Callable[[Synopsis], object]] = {
+    "sum": lambda s: put(m(s).arrays[0], 1 << 62, 1),
+    "kll": lambda s: put(m(s).arrays[1], 1 << 62, 0),
+    "quantiles": lambda s: put(m(s).arrays[2], 1 << 62, 0),
+    "top_k": lambda s: put(m(s).arrays[1], 1 << 62, 2),
+    "equi_width": lambda s: put(m(s).arrays[4], (1 << 62) - 4, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_a_sum_that_could_not_be_read_again_is_refused(name: str) -> None:
+    """Otherwise one partial would make those of all edges unreadable."""
+    message = partial(name)
+    LARGEST[name](message)
+    largest = codec.seal(message)
+    GroupedAggregate.from_bytes(largest)
+    with pytest.raises(IncompatibleSynopses):
+        GroupedAggregate.merge_bytes([largest] * 2)
+    GroupedAggregate.merge_bytes([codec.seal(partial(name))] * 2)

@@ -1,0 +1,1 @@
+"""Fuzzers of what comes from outside. `python -m bench.hostile` runs them; `targets.register` adds one."""

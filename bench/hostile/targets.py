@@ -1,0 +1,64 @@
+"""What is fuzzed: a `Target` has honest inputs, a mutator, and a run that returns or raises.
+
+A module that defines targets calls `register` for each and is listed in `MODULES`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.hostile.mutate import mutated_bytes
+from edgewater.errors import EdgewaterError
+
+MODULES = ("bench.hostile.synopses", "bench.hostile.frames")
+
+Mutator = Callable[[bytes, np.random.Generator], bytes]
+
+
+def four_times(data: bytes) -> int:
+    """Returns four times the input's bytes, and 1 MiB."""
+    return 4 * len(data) + (1 << 20)
+
+
+@dataclass(frozen=True)
+class Target:
+    """An entry of bytes from outside.
+
+    Attributes:
+        corpus: returns honest inputs. It is called once, before anything is measured.
+        run: processes an input as the product does. It may return, or raise one of `errors`; anything else is a
+            failure, and so is a warning.
+        mutate: returns a changed input; the default changes bytes.
+        errors: the errors that an input may raise.
+        limit: returns the bytes of memory that a run of an input may take; None: those of the process.
+        seconds: CPU time that a run may take.
+    """
+
+    name: str
+    corpus: Callable[[], list[bytes]]
+    run: Callable[[bytes], object]
+    mutate: Mutator = mutated_bytes
+    errors: tuple[type[Exception], ...] = (EdgewaterError,)
+    limit: Callable[[bytes], int | None] = four_times
+    seconds: float = 1.0
+
+
+_TARGETS: dict[str, Target] = {}
+
+
+def register(target: Target) -> None:
+    """Adds a target. Raises ValueError if its name is taken."""
+    if target.name in _TARGETS:
+        raise ValueError(f"target {target.name} is registered already")
+    _TARGETS[target.name] = target
+
+
+def all_targets() -> dict[str, Target]:
+    """Returns the targets of all modules by name."""
+    for module in MODULES:
+        importlib.import_module(module)
+    return dict(_TARGETS)
