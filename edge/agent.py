@@ -12,7 +12,7 @@ import logging
 import ssl
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from edge.records import Chunk, Position, Source
 from edge.sources import Unavailable, build_sources, push_routes, replay_clock
 from edge.uplink import DailyQuota, LinkLimits, TlsFiles, Uplink, UplinkOutbox
 from edge.utilization import BusyMeter
+from edgewater.connections import ConnectionLimits, guarded
 from edgewater.errors import InvalidConfig, InvalidInput, Retired, StorageError
 from edgewater.health import EmbeddedServer, health_routes, listen
 from edgewater.streams import Delivery, StreamClock
@@ -58,6 +59,7 @@ FAILURE_MS = 3000 * SOURCE_RETRY_S
 UNREAD_INPUT_S = 0.1
 """A source that has not been idle for longer than this may have unread input. Input that is read sooner is late by at
 most about this much, which is within the usual lateness of records."""
+LIMITS = ConnectionLimits()
 RETIRED = "retired: the center has retired this edge; restart the agent to register it again"
 LONG_BACKPRESSURE_MS = 500
 """After a longer backpressured wait the idle rule restarts for the source: records may have queued up in it."""
@@ -71,7 +73,7 @@ class Agent:
 
     Attributes:
         rejected: records rejected by the decoders, by (stream, reason).
-        refused_pushes: pushed requests that were refused, by error code.
+        refused: pushed requests that were refused and connections that were closed, by reason.
         failing: per source whose last read failed, the message and the wall time of the failure.
         backpressured: names of the sources that wait for memory or the disk.
     """
@@ -86,7 +88,7 @@ class Agent:
     backfills: BackfillRunner
     daily_quota: DailyQuota | None = None
     rejected: dict[tuple[str, str], int] = field(default_factory=dict)
-    refused_pushes: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
     failing: dict[str, tuple[str, int]] = field(default_factory=dict)
     backpressured: set[str] = field(default_factory=set)
     _unsynced: asyncio.Event = field(default_factory=asyncio.Event)
@@ -105,7 +107,7 @@ class Agent:
             apps.append((http.metrics, "http.metrics", health, None))
         with contextlib.ExitStack() as sockets:
             listening = [sockets.enter_context(listen(address, field)) for address, field, _, _ in apps]
-            servers = [_server(routes, tls) for _, _, routes, tls in apps]
+            servers = [_server(routes, tls, self._count_refused) for _, _, routes, tls in apps]
             serving = [
                 asyncio.create_task(server.serve([socket])) for server, socket in zip(servers, listening, strict=True)
             ]
@@ -149,16 +151,14 @@ class Agent:
     def _health_routes(self) -> list[Route]:
         registry = CollectorRegistry()
         registry.register(
-            metrics.EdgeCollector(
-                self.durable, self._gauges, self.rejected, self.outbox.refused_frames, self.refused_pushes
-            )
+            metrics.EdgeCollector(self.durable, self._gauges, self.rejected, self.outbox.refused_frames, self.refused)
         )
         return health_routes(registry, self.missing)
 
     def _push_routes(self) -> list[Route]:
         return push_routes(
             self.config, self.accept, self.unavailable, now_ms,
-            self.meter.busy, self.meter.on_refused, self.refused_pushes,
+            self.meter.busy, self.meter.on_refused, self._count_refused,
         )  # fmt: skip
 
     def _gauges(self) -> dict[str, tuple[str, float]]:
@@ -219,6 +219,9 @@ class Agent:
                 self.durable.ingest_payload(Ingested(stream, chunk.source, chunk.batch, now_ms()))
             self.outbox.changed.set()
             await self.commit.durable()
+
+    def _count_refused(self, reason: str) -> None:
+        self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def _count_rejected(self, stream: str, chunk: Chunk) -> None:
         for rejection in chunk.rejected:
@@ -363,15 +366,15 @@ class Agent:
                 release_free_memory()
 
 
-def _server(routes: list[Route], tls: HttpTlsConfig | None) -> EmbeddedServer:
+def _server(routes: list[Route], tls: HttpTlsConfig | None, on_closed: Callable[[str], None]) -> EmbeddedServer:
     """Raises InvalidConfig: a file of `http.tls` cannot be used."""
     options: dict[str, Any] = {}
     if tls is not None:
         options = {"ssl_certfile": tls.cert, "ssl_keyfile": tls.key, "ssl_ca_certs": tls.client_ca}
         options["ssl_cert_reqs"] = ssl.CERT_NONE if tls.client_ca is None else ssl.CERT_REQUIRED
     config = uvicorn.Config(
-        Starlette(routes=routes), log_config=None, access_log=False, lifespan="off",
-        timeout_graceful_shutdown=STOP_GRACE_S, **options,
+        Starlette(routes=routes), lifespan="off", timeout_graceful_shutdown=STOP_GRACE_S,
+        **guarded(LIMITS, on_closed), **options,
     )  # fmt: skip
     try:
         config.load()

@@ -17,7 +17,7 @@ class EdgeCollector:
         gauges: returns additional gauges, name -> (help text, value), read at each scrape.
         rejected: records rejected by the decoders, by (stream, reason).
         refused_frames: frames refused by the center, by reason.
-        refused_pushes: pushed requests that were refused, by error code.
+        refused: pushed requests that were refused and connections that were closed, by reason.
     """
 
     def __init__(
@@ -26,10 +26,10 @@ class EdgeCollector:
         gauges: Callable[[], dict[str, tuple[str, float]]],
         rejected: dict[tuple[str, str], int],
         refused_frames: Mapping[str, int],
-        refused_pushes: Mapping[str, int],
+        refused: Mapping[str, int],
     ) -> None:
         self._durable, self._gauges, self._rejected = durable, gauges, rejected
-        self._refused_frames, self._refused_pushes = refused_frames, refused_pushes
+        self._refused_frames, self._refused = refused_frames, refused
 
     def collect(self) -> Iterable[Metric]:
         core = self._durable.core
@@ -65,12 +65,14 @@ class EdgeCollector:
         for (stream_name, reason), count in self._rejected.items():
             rejected.add_metric([stream_name, reason], count)
         yield rejected
-        pushes = CounterMetricFamily(
-            "edgewater_edge_refused_pushes", "Pushed requests that were refused, by error code.", labels=["code"]
+        requests = CounterMetricFamily(
+            "edgewater_edge_refused",
+            "Pushed requests that were refused and connections that were closed, by reason.",
+            labels=["reason"],
         )
-        for code, count in self._refused_pushes.items():
-            pushes.add_metric([code], count)
-        yield pushes
+        for reason, count in self._refused.items():
+            requests.add_metric([reason], count)
+        yield requests
         lost = CounterMetricFamily(
             "edgewater_edge_input_losses", "Stated losses of input, by reason.", labels=["stream", "reason"]
         )

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from edgewater.configuration import split_address
+from edgewater.connections import ConnectionLimits, guarded
 from edgewater.errors import InvalidConfig
 
 
@@ -84,13 +85,7 @@ def health_server(
     listener = listen(address, field)
     server = EmbeddedServer(
         uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            timeout_graceful_shutdown=1,
+            app, lifespan="off", timeout_graceful_shutdown=1, **guarded(ConnectionLimits(256), lambda _: None)
         )
     )
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="health-http", daemon=True)

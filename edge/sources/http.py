@@ -126,7 +126,7 @@ def push_routes(
     now_ms: Callable[[], int],
     busy: ActivityMarker = no_marker,
     on_refused: Callable[[str], None] = lambda _: None,
-    refused: dict[str, int] | None = None,
+    count_refused: Callable[[str], None] = lambda _: None,
 ) -> list[Route]:
     """Returns the routes that accept pushed records.
 
@@ -137,7 +137,7 @@ def push_routes(
         now_ms: the wall clock, for arrival times.
         busy: marks the decoding of a body.
         on_refused: called with the source's name when a request is refused and its client will retry.
-        refused: number of refused requests by error code, which is counted up.
+        count_refused: called with the error code of each refused request.
     """
     sources = {
         name: HttpSource(http_source_name(name), name, stream.record_schema)
@@ -147,8 +147,7 @@ def push_routes(
     body = BodyLimits(config.limits.max_push_bytes, config.limits.push_cpu_ms / 1000)
     limits = PushLimits(body, MAX_BODIES_PENDING * body.size_bytes, config.limits.push_timeout_ms / 1000)
     tokens = BearerTokens(token.get_secret_value() for token in config.http.tokens)
-    refused = refused if refused is not None else {}
-    push = _PushEndpoint(sources, accept, unavailable, now_ms, limits, tokens, busy, on_refused, refused)
+    push = _PushEndpoint(sources, accept, unavailable, now_ms, limits, tokens, busy, on_refused, count_refused)
     return [Route("/v1/streams/{stream}", push.post, methods=["POST"])]
 
 
@@ -167,7 +166,7 @@ class _PushEndpoint:
         tokens: BearerTokens,
         busy: ActivityMarker,
         on_refused: Callable[[str], None],
-        refused: dict[str, int],
+        count_refused: Callable[[str], None],
     ) -> None:
         self._sources = sources
         self._accept = accept
@@ -177,7 +176,7 @@ class _PushEndpoint:
         self._tokens = tokens
         self._busy = busy
         self._on_refused = on_refused
-        self._refused = refused
+        self._count_refused = count_refused
         self._pending_bytes = 0
         # Not the loop's default threads, which write the journal.
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, "push-decode")
@@ -306,6 +305,6 @@ class _PushEndpoint:
         members: Mapping[str, object] | None = None,
     ) -> Response:
         """Returns an RFC 9457 reply with the stable error code `code` and the extension `members`, and counts it."""
-        self._refused[code] = self._refused.get(code, 0) + 1
+        self._count_refused(code)
         body = {"type": TYPE_BASE + code, "title": code.replace("-", " "), "status": status, "detail": detail}
         return JSONResponse(body | dict(members or {}), status, headers, media_type="application/problem+json")

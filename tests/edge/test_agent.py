@@ -354,6 +354,10 @@ def test_pushes_over_tls_need_a_clients_certificate_and_health_has_an_address_of
                 reply = await client.post(f"{url}/v1/streams/flights", content=lines(range(3)), headers=NDJSON)
                 assert reply.json()["accepted"] == 3
                 assert (await client.get(f"{url}/metrics")).status_code == 404
+                assert (await client.get(url, headers={"x": "y" * 100_000})).status_code == 400
+            async with httpx.AsyncClient() as operator:
+                shown = (await operator.get(f"http://{http['metrics']}/metrics")).text
+                assert 'edgewater_edge_refused_total{reason="malformed"} 1.0' in shown
 
     run(test, tmp_path)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -142,12 +143,17 @@ class Edge:
 
     def __init__(self, http: dict[str, Any] | None = None, **limits: object) -> None:
         self.taken: list[Chunk] = []
-        self.refused: dict[str, int] = {}
+        self.refused = Counter[str]()
         columns = {"k": "string", "x": "int64"}
         served = {"columns": columns, "time": {"column": "t"}, "sources": [{"http": None}]}
         document = {"edge": "e", "state_dir": "state", "streams": {"s": served}, "http": http or {}, "limits": limits}
-        routes = push_routes(parse_config(document), self.accept, lambda: None, lambda: NOW_MS, refused=self.refused)
+        routes = push_routes(
+            parse_config(document), self.accept, lambda: None, lambda: NOW_MS, count_refused=self._count
+        )
         self.app = Starlette(routes=routes)
+
+    def _count(self, reason: str) -> None:
+        self.refused[reason] += 1
 
     async def accept(self, chunk: Chunk, _stream: str) -> None:
         self.taken.append(chunk)
