@@ -40,6 +40,9 @@ ACCEPTED = (
     " or {count: 1000}"
 )
 MAX_SLICES_PER_WINDOW = 10_000
+MAX_WINDOWS_PER_SLICE = 500
+"""Windows to which one record may belong, where a query is registered. Measured with one core: a window that a record
+touches takes 1 to 2 ms of the center's time when it is answered, so that a late record takes a second at most."""
 DEFAULT_SESSION_MAX_MS = 86_400_000
 """Default of a session's maximum length; shorter where that would exceed `MAX_SLICES_PER_WINDOW`."""
 MAX_COUNT = 1 << 40
@@ -105,6 +108,9 @@ class SlicedWindow(Window):
     def last_window_end(self, slice_start_ms: int) -> int:
         """Returns the latest end of a window that contains the slice; later, only late records need the slice."""
         raise NotImplementedError
+
+    def require_affordable(self) -> None:
+        """Raises InvalidQuery if a record costs more than a new query may. Registered ones keep what they have."""
 
     def slice_starts(self, times_ms: IntArray) -> IntArray:
         """Returns the start of the slice of each event time, in the shape of `times_ms` (int64)."""
@@ -177,6 +183,17 @@ class SlidingWindow(SlicedWindow):
     @property
     def slices_per_window(self) -> int:
         return self.size_ms // self.slice_ms
+
+    def require_affordable(self) -> None:
+        windows = -(-self.size_ms // self.every_ms)
+        if windows > MAX_WINDOWS_PER_SLICE:
+            least_ms = -(-self.size_ms // MAX_WINDOWS_PER_SLICE)
+            raise InvalidQuery(
+                "window.every",
+                format_duration(self.every_ms),
+                f"at least {format_duration(least_ms)} for windows of {format_duration(self.size_ms)}",
+                f"each record would belong to {windows} windows, more than {MAX_WINDOWS_PER_SLICE}",
+            )
 
     def windows_of_slice(self, slice_start_ms: int) -> list[int]:
         """Returns the starts of all windows that contain the slice, ascending."""

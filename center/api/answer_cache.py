@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.csv
@@ -22,13 +24,18 @@ from cachetools import LRUCache
 
 from center.api.negotiation import ARROW, CSV, JSON
 from center.catalog import RegisteredQuery
+from center.ledger import Violation, with_violations
 from center.results import AnswerRecord
 from center.serving import MeasureQuestions, render, to_table, without_lists
+from edgewater.errors import InvalidInput
 from edgewater.timestamps import rfc3339
 
+R = TypeVar("R")
 RELEASE = version("edgewater")
 ARROW_METADATA = b"edgewater.answers"
 """Key in an Arrow schema's metadata: a JSON list of the answers without their data, quality included."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ class AnswerRenderer:
         if held is not None:
             return held
         # Two threads may render the same answer at once: cheaper than to let all threads wait for the slowest.
-        rendered = to_json(render(record, query.spec, questions))
+        rendered = _as_far_as_readable(lambda r: to_json(render(r, query.spec, questions)), record)
         with self._lock:
             if len(rendered) <= self._cache.maxsize:
                 self._cache[key] = rendered
@@ -105,7 +112,10 @@ class AnswerRenderer:
             heads = [json.loads(self.answer(r, query, questions)) for r in records]
         tables = [
             _with_quality(
-                to_table(record, query.spec, questions), record, head["contract"] if shows_contract else None, form
+                _as_far_as_readable(partial(to_table, spec=query.spec, questions=questions), record),
+                record,
+                head["contract"] if shows_contract else None,
+                form,
             )
             for record, head in zip(records, heads, strict=True)
         ]
@@ -120,6 +130,23 @@ class AnswerRenderer:
             with pa.ipc.new_stream(sink, table.schema) as writer:
                 writer.write_table(table)
         return sink.getvalue()
+
+
+def _as_far_as_readable(make: Callable[[AnswerRecord], R], record: AnswerRecord) -> R:
+    """Renders an answer; if its merged data raise anything but an error of the request, without data, and says so.
+
+    The other windows of a page, and the other queries of a live stream, do not depend on it.
+    """
+    try:
+        return make(record)
+    except InvalidInput:
+        raise
+    except Exception as exc:
+        where = f"query {record.query.name}@{record.query.version}, window at {record.window_start_ms}"
+        log.exception("%s, revision %d: its data cannot be evaluated", where, record.revision)
+        message = f"the merged data of the window cannot be evaluated ({type(exc).__name__}); see the center's log"
+        contract = with_violations(record.quality["contract"], [Violation("unreadable-data", message)])
+        return make(replace(record, synopsis=None, quality={**record.quality, "contract": contract}))
 
 
 def _with_quality(table: pa.Table, record: AnswerRecord, contract: Mapping[str, Any] | None, form: str) -> pa.Table:

@@ -104,7 +104,8 @@ class Catalog:
 
         Raises:
             Conflict: another query is live under that name, or there are `MAX_QUERIES`.
-            InvalidQuery: it does not fit the stream as an edge serves it; names the edge.
+            InvalidQuery: it does not fit the stream as an edge serves it; names the edge. Or a record of it costs too
+                much.
         """
         mapping = spec.to_mapping()
         with write_transaction(self._engine) as connection:
@@ -117,6 +118,7 @@ class Catalog:
                     f"query {spec.name}: another one is registered under this name, as version {live.ref.version};"
                     " delete it first or take another name"
                 )
+            spec.window.require_affordable()
             if count_rows(connection, t.queries) >= MAX_QUERIES:
                 raise Conflict(f"query {spec.name}: {MAX_QUERIES} queries have been registered, which is the limit")
             _check_columns(spec, select_edges(connection))

@@ -12,6 +12,7 @@ import pytest
 
 from center.api.models import Answer, AnswerList, AnswerPage
 from center.serving import render
+from edgewater.synopses import GroupedAggregate
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000
@@ -326,3 +327,24 @@ def test_an_answer_is_rendered_once_for_all_who_ask_the_same(two_hours):
     renderings = app.state.services.metrics.renderings
     assert renderings.labels("no")._value.get() == 2
     assert renderings.labels("yes")._value.get() == 4
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/csv", "application/vnd.apache.arrow.stream"])
+def test_a_window_whose_data_cannot_be_evaluated_costs_no_other_window(two_hours, monkeypatch, accept):
+    desk, query = two_hours
+    record = desk.results.latest(query.ref)
+    read = GroupedAggregate.from_bytes
+
+    def faulty(data: bytes) -> GroupedAggregate:
+        if data == record.synopsis:
+            raise ZeroDivisionError("no evaluator foresees this")
+        return read(data)
+
+    monkeypatch.setattr(GroupedAggregate, "from_bytes", staticmethod(faulty))
+    listed = desk.get(f"/v1/queries/{query.ref.name}/windows", headers={"accept": accept})
+    assert listed.status_code == 200
+    if accept == "application/json":
+        first, second = listed.json()["answers"]
+        assert first["data"] and second["data"] == []
+        assert second["contract"]["met"] is False
+        assert "unreadable-data" in {v["code"] for v in second["contract"]["violations"]}
