@@ -32,6 +32,8 @@ ALARM_EVERY_MS = 10_000
 SUSPENDED_MS = 60_000
 """How long time alone does not advance a query whose state or answers raise exceptions."""
 MAX_MESSAGE = 2_000
+YIELD_S = 0.002
+"""Pause between two transactions when more is due at once: a micro-batch that waits for the lock gets it."""
 CATALOG_POLL_S = 0.2
 """Interval of polling the catalog's version while nothing else happens."""
 
@@ -228,7 +230,7 @@ class LedgerWriter:
         """Waits until the next deadline, at most `max_s`; returns early if `apply` may have changed the deadline."""
         with self._lock:
             due_ms = self._ledger.next_deadline()
-            pause_s = max_s if due_ms is None else min(max_s, max(0.0, (due_ms - self._now_ms()) / 1000))
+            pause_s = max_s if due_ms is None else min(max_s, max(YIELD_S, (due_ms - self._now_ms()) / 1000))
         self._changed.wait(pause_s)
         self._changed.clear()
 

@@ -254,7 +254,7 @@ class Ledger:
             ledger = self._touch(ref)
             listed = self._listed if self._edges is not None else {*ledger.state.expected, *ledger.state.retired}
             emissions += ledger.report(reported, {f.edge for f in reported} - listed, now_ms)
-            self._pending.discard(ref)
+            self._note_backlog(ref, ledger)
         return emissions
 
     def _advance_time(self, now_ms: int) -> list[Emission]:
@@ -267,10 +267,17 @@ class Ledger:
                 due_ms = ledger.deadline()
                 if ref in self._pending or (due_ms is not None and due_ms <= now_ms):
                     emissions += self._touch(ref).emit_due(now_ms)
+                    self._note_backlog(ref, ledger)
             except Exception as exc:
                 raise QueryFailed(ref) from exc
-        self._pending &= self._suspended.keys()
         return emissions
+
+    def _note_backlog(self, ref: QueryRef, ledger: QueryLedger) -> None:
+        """A query with more to answer than one event does (`MAX_WORK`) is due at once."""
+        if ledger.has_backlog:
+            self._pending.add(ref)
+        else:
+            self._pending.discard(ref)
 
 
 class LedgerTransaction:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from typing import Any
 
 from center.catalog import EdgeRecord, expected_edges
@@ -36,6 +36,7 @@ from center.ledger.state import (
 )
 from edgewater.query import StalenessBudget
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
+from edgewater.windows import SlidingWindow
 from edgewater.wire import InputLoss, LossReason, SliceClose
 
 AFTER_FINAL = "after-final"
@@ -44,6 +45,9 @@ LEAVING_MS = 10_000
 """Wall time from an edge's last heartbeat within which it has learned that it is retired, and accepts no more."""
 MAX_AHEAD_MS = 60_000
 """Wall time by which an edge's clock may be ahead of the center's."""
+MAX_WORK = 200
+"""Answers to windows of one slice that one event gives of a query; one to a window of n slices counts as 1 + n / 8.
+Measured: an answer takes 1 to 2 ms, and each of its slices 0.2 ms. The next event goes on; other queries come first."""
 MAX_SEALED_STATEMENTS = 4096
 """Counts (slice, edge) that are kept of final windows, to detect records that arrive after them."""
 
@@ -68,11 +72,15 @@ class QueryLedger(ABC):
                 self._windows.put(start, entry)
             elif isinstance(entry, SealedSlice):
                 self._sealed.put(start, entry)
+        self._outdated: set[int] = set()
         self._state_before: QueryState | None = None
         self._late: dict[LateSlice, int] = {}
         self._open_from_ms = MIN_TIME_MS
+        slices = self._spec.window.slices_per_window if isinstance(self._spec.window, SlidingWindow) else 1
+        self._max_answers = max(1, MAX_WORK // (1 + slices // 8))
         self._set_state(state)
         self._rebuild_heaps()
+        self.has_backlog = False
 
     @property
     def state(self) -> QueryState:
@@ -245,8 +253,8 @@ class QueryLedger(ABC):
         """The next window that becomes due without data, if there is one."""
         return []
 
-    def _pop_overdue(self, now_ms: int) -> Sequence[int]:
-        """Windows without data that are due."""
+    def _pop_overdue(self, now_ms: int, most: int) -> Sequence[int]:
+        """At most so many windows without data that are due."""
         return ()
 
     def _first_due_window(self, clock: StreamClock | None, first_seen_ms: int) -> int | None:
@@ -335,12 +343,13 @@ class QueryLedger(ABC):
     # Answers
 
     def _emit_due(self, dirty: set[int], now_ms: int) -> list[Emission]:
-        final = max(self._state.final_through_ms, self._closed_ms - self._spec.lateness_ms)
-        if final > self._state.final_through_ms:
-            self._set_state(replace(self._state, final_through_ms=final))
-        due, closed = self._pop_due(now_ms), self._pop_closed()
+        closed = self._pop_final()
+        closed |= self._pop_closed(self._max_answers - len(closed))
+        due = self._pop_due(now_ms, self._max_answers - len(closed))
+        passed = closed | due
+        dirty = self._postpone(dirty - passed, self._max_answers - len(passed)) | (dirty & passed)
         # Nobody has more records of these before they are final, so they are answered now, without being complete.
-        lacking = {start for start in closed if self._lacks_records(start)}
+        lacking = {s for s in closed if self._lacks_records(s) and not self._says_so(s)}
         dirty, due = dirty | lacking, due | lacking
         emissions = []
         for start in sorted(dirty | due | closed):
@@ -349,7 +358,33 @@ class QueryLedger(ABC):
                 emissions.append(emission)
         self._seal_slices()
         self._set_state(self._state.without_losses_before(self.sealed_before()))
+        self.has_backlog = self._has_backlog(now_ms)
         return emissions
+
+    def _says_so(self, start_ms: int) -> bool:
+        """Whether the newest answer, which was complete before, says that the window lacks an edge."""
+        state = self._windows.get(start_ms)
+        return state is not None and state.lacks_edges
+
+    def _postpone(self, dirty: set[int], most: int) -> set[int]:
+        """The changed windows that are answered now, the earliest first; the others are marked."""
+        waiting = {start for start in self._outdated if (w := self._windows.get(start)) is not None and w.outdated}
+        now = set(nsmallest(max(0, most), waiting | {start for start in dirty if start in self._windows}))
+        for start in dirty - now - waiting:
+            if (state := self._windows.get(start)) is not None:
+                self._windows.put(start, replace(state, outdated=True))
+                waiting.add(start)
+        self._outdated = waiting - now
+        return now
+
+    def _has_backlog(self, now_ms: int) -> bool:
+        """Whether windows are left that could be answered now."""
+        final = self._closed_ms - self._spec.lateness_ms
+        return bool(
+            self._outdated
+            or (self._awaiting_final and self._required_span(self._awaiting_final[0])[1] <= final)
+            or (self._awaiting_close and self._required_span(self._awaiting_close[0])[1] <= self._closed_ms)
+        )
 
     def _answer_window(self, start_ms: int, dirty: bool, due: bool, now_ms: int) -> Emission | None:
         """The answer to a window, or None if it gets none now."""
@@ -376,7 +411,9 @@ class QueryLedger(ABC):
             self._close_window(start_ms)
         else:
             revision = state.revision + 1
-            answered = replace(state, revision=revision, phase=phase, first_staleness_ms=first, lacks_edges=lacks_edges)
+            answered = replace(
+                state, revision=revision, phase=phase, first_staleness_ms=first, lacks_edges=lacks_edges, outdated=False
+            )
             self._windows.put(start_ms, answered)
             if lacks_edges and not state.lacks_edges:
                 heappush(self._awaiting_close, start_ms)
@@ -450,25 +487,43 @@ class QueryLedger(ABC):
         """Removes a window that has its final answer."""
         self._windows.drop(start_ms)
 
-    def _pop_closed(self) -> set[int]:
-        """Windows with data or an answer that the closed or the final frontier has passed."""
-        passed = set()
-        while self._awaiting_close and self._required_span(self._awaiting_close[0])[1] <= self._closed_ms:
-            passed.add(heappop(self._awaiting_close))
-        while self._awaiting_final and self._is_final(self._required_span(self._awaiting_final[0])[1]):
-            passed.add(heappop(self._awaiting_final))
-        return {start for start in passed if start in self._windows}
+    def _pop_final(self) -> set[int]:
+        """Advances the final frontier, as far as its windows can be answered now, and returns these."""
+        final, passed = max(self._state.final_through_ms, self._closed_ms - self._spec.lateness_ms), set[int]()
+        while self._awaiting_final and (end := self._required_span(self._awaiting_final[0])[1]) <= final:
+            if self._awaiting_final[0] not in self._windows or self._awaiting_final[0] in passed:
+                heappop(self._awaiting_final)
+            elif len(passed) < self._max_answers:
+                passed.add(heappop(self._awaiting_final))
+            else:
+                final = max(self._state.final_through_ms, end - 1)
+                break
+        if final > self._state.final_through_ms:
+            self._set_state(replace(self._state, final_through_ms=final))
+        return passed
 
-    def _pop_due(self, now_ms: int) -> set[int]:
+    def _pop_closed(self, most: int) -> set[int]:
+        """Windows with data or an answer that the closed frontier has passed."""
+        passed = set[int]()
+        while self._awaiting_close and self._required_span(self._awaiting_close[0])[1] <= self._closed_ms:
+            if self._awaiting_close[0] not in self._windows:
+                heappop(self._awaiting_close)
+            elif len(passed) < most:
+                passed.add(heappop(self._awaiting_close))
+            else:
+                break
+        return passed
+
+    def _pop_due(self, now_ms: int, most: int) -> set[int]:
         """Windows without an answer that are due, with data or without."""
         if self._due_after_ms is None:
             return set()
-        due = set()
-        while self._awaiting_due and self._due_at(self._awaiting_due[0]) <= now_ms:
+        due = set[int]()
+        while len(due) < most and self._awaiting_due and self._due_at(self._awaiting_due[0]) <= now_ms:
             start = heappop(self._awaiting_due)
             if self._is_unanswered(start):
                 due.add(start)
-        return due.union(self._pop_overdue(now_ms))
+        return due.union(self._pop_overdue(now_ms, most - len(due)))
 
     # After the final answer
 
@@ -536,6 +591,7 @@ class QueryLedger(ABC):
         self._awaiting_close = [start for start, w in windows if w.phase is Phase.EARLY or w.lacks_edges]
         self._awaiting_final = [start for start, _ in windows]
         self._awaiting_due = [start for start, w in windows if not w.is_answered and self._due_after_ms is not None]
+        self._outdated = {start for start, w in windows if w.outdated}
         self._open_slices = list(self._slices)
         self._sealed_statements = sum(len(s.observed) for _, s in self._sealed.items())
         heaps = (self._awaiting_close, self._awaiting_final, self._awaiting_due, self._open_slices)

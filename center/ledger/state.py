@@ -193,6 +193,8 @@ class WindowState:
         merged_into: start of that other session.
         lacks_edges: the newest answer keeps the phase ``complete`` of an earlier one, although some edge has not
             closed the window as it is now. It is answered again when all edges have.
+        outdated: it has changed since its newest answer; the next one is given in a later
+            transaction (`query.MAX_WORK`).
     """
 
     has_data: bool
@@ -202,6 +204,7 @@ class WindowState:
     session: ObservedSession | None = None
     merged_into: int | None = None
     lacks_edges: bool = False
+    outdated: bool = False
 
     @property
     def is_answered(self) -> bool:
@@ -209,13 +212,14 @@ class WindowState:
 
     def to_json(self) -> str:
         values = [self.has_data, self.revision, self.phase, self.first_staleness_ms]
-        return _dump([*values, self.session and astuple(self.session), self.merged_into, self.lacks_edges])
+        rest = [self.session and astuple(self.session), self.merged_into, self.lacks_edges]
+        return _dump([*values, *rest, *([True] if self.outdated else [])])
 
     @classmethod
     def from_value(cls, value: Any) -> WindowState:
-        has_data, revision, phase, first_staleness_ms, session, merged_into, lacks_edges = value
+        has_data, revision, phase, first_staleness_ms, session, *rest = value
         restored = session and ObservedSession(*session)
-        return cls(has_data, revision, Phase(phase), first_staleness_ms, restored, merged_into, lacks_edges)
+        return cls(has_data, revision, Phase(phase), first_staleness_ms, restored, *rest)
 
 
 @dataclass(frozen=True, slots=True)

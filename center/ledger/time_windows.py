@@ -10,9 +10,6 @@ from center.ledger.state import WindowState
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.windows import SlidingWindow
 
-MAX_OVERDUE_PER_TICK = 1000
-"""Overdue windows without data that one `TimeAdvanced` answers; the deadline stays in the past, so another follows."""
-
 MAX_LACKING = 1000
 """Windows without data that are answered because records of an edge may be lost."""
 
@@ -83,8 +80,9 @@ class TimeWindowLedger(QueryLedger):
             return []
         return [max(self._state.due_from_ms, self._first_ending_after(closed))]
 
-    def _pop_overdue(self, now_ms: int) -> list[int]:
-        """Windows without data that are overdue because some edge has not closed them.
+    def _pop_overdue(self, now_ms: int, most: int) -> list[int]:
+        """Windows without data that are overdue because some edge has not closed them. The deadline of those that are
+        left stays in the past.
 
         A window that all edges have closed without a record is known to be empty and gets no answer.
         """
@@ -95,7 +93,7 @@ class TimeWindowLedger(QueryLedger):
         today = self._state.running_clock.to_event_ms(now_ms - (self._due_after_ms or 0))
         first = start = max(self._state.due_from_ms, self._first_ending_after(min(closed, today)))
         overdue: list[int] = []
-        while len(overdue) < MAX_OVERDUE_PER_TICK and self._due_at(start) <= now_ms:
+        while len(overdue) < most and self._due_at(start) <= now_ms:
             if start not in self._windows and self._end(start) > closed:
                 overdue.append(start)
             start += self._window.every_ms

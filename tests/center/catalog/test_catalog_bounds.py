@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from center.catalog import Catalog
 from center.catalog.store import MAX_MESSAGES
 from center.storage.frame_log import FrameLocation
+from edgewater import windows
+from edgewater.errors import InvalidQuery
 from edgewater.wire import QueryRef
 from tests.center.catalog_world import JFK, LGA, frame, hello, spec
 
@@ -55,3 +59,20 @@ def test_spent_are_segments_given_up_and_those_of_deleted_queries_that_are_drain
     assert catalog.removable_segments(on_disk) == [late, forgotten]
     catalog.drop_frames({"ended@1": 1})
     assert catalog.removable_segments(on_disk) == [kept, late, forgotten]
+
+
+def test_a_query_whose_records_belong_to_too_many_windows_is_refused_with_what_is_allowed(catalog: Catalog) -> None:
+    with pytest.raises(InvalidQuery, match=r"window\.every: '1ms'.*10000 windows.*at least 20ms for windows of 10s"):
+        catalog.register(spec(window={"sliding": "10s", "every": "1ms"}), 1)
+    catalog.register(spec(window={"sliding": "10s", "every": "20ms"}), 1)
+
+
+def test_a_query_that_was_registered_before_the_limit_is_read_and_found_again(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costly = spec(window={"sliding": "10s", "every": "1ms"})
+    with monkeypatch.context() as patch:
+        patch.setattr(windows, "MAX_WINDOWS_PER_SLICE", 10_000)
+        registered = catalog.register(costly, 1)
+    assert catalog.queries() == [registered]
+    assert catalog.register(costly, 2) == registered

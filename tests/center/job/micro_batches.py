@@ -78,9 +78,11 @@ class MicroBatches:
             keep_frames_ms=self._keep_frames_ms, retention_every_ms=0,
         )  # fmt: skip
         self.reader, self.metrics = FrameReader(options), JobMetrics()
-        self.store, ledger = ResultStore(world.results_url), Ledger()
-        self.store.load_ledger(ledger)
-        self.writer = LedgerWriter(ledger, self.store, CatalogEvents(world.catalog), self.metrics, now_ms=world.clock)
+        self.store, self.ledger = ResultStore(world.results_url), Ledger()
+        self.store.load_ledger(self.ledger)
+        self.writer = LedgerWriter(
+            self.ledger, self.store, CatalogEvents(world.catalog), self.metrics, now_ms=world.clock
+        )
         self.process = BatchProcessor(
             self.writer, world.catalog, self.metrics, world.log_dir, now_ms=world.clock, monotonic=time.monotonic
         )  # fmt: skip
@@ -96,16 +98,24 @@ class MicroBatches:
         self._open()
 
     def run(self, most: int = 100) -> int:
-        """Runs batches until no frame is left. Returns their number; raises BatchFailed."""
+        """Runs batches until no frame is left and no answer is due. Returns their number; raises BatchFailed."""
         for number in range(most):
-            end = self.reader.latestOffset(self._at, ReadMaxBytes(1 << 30))
-            if end == self._at:
+            if not self.run_one():
+                while (due_ms := self.ledger.next_deadline()) is not None and due_ms <= self.world.clock():
+                    self.writer.advance()
                 return number
-            read = [batch for part in self.reader.partitions(self._at, end) for batch in self.reader.read(part)]
-            self.process(Collected(pa.Table.from_batches(read, ROW_SCHEMA)), number)
-            self._at = end
-            self.reader.commit(end)
         raise AssertionError("frames are left")
+
+    def run_one(self) -> bool:
+        """Runs one batch; False: no frame is left. Raises BatchFailed."""
+        end = self.reader.latestOffset(self._at, ReadMaxBytes(1 << 30))
+        if end == self._at:
+            return False
+        read = [batch for part in self.reader.partitions(self._at, end) for batch in self.reader.read(part)]
+        self.process(Collected(pa.Table.from_batches(read, ROW_SCHEMA)), 0)
+        self._at = end
+        self.reader.commit(end)
+        return True
 
     def counted(self, name: str, **labels: str) -> float:
         return self.metrics.registry.get_sample_value(f"edgewater_job_{name}_total", labels) or 0.0

@@ -18,8 +18,7 @@ from center.ledger import (
     QueryRegistered,
     TimeAdvanced,
 )
-from center.ledger.query import MAX_SEALED_STATEMENTS
-from center.ledger.time_windows import MAX_OVERDUE_PER_TICK
+from center.ledger.query import MAX_SEALED_STATEMENTS, MAX_WORK
 from edgewater.errors import NotFound, StorageError
 from edgewater.query import QuerySpec
 from edgewater.streams import LIVE, MAX_TIME_MS, EdgeId, StreamClock
@@ -280,10 +279,10 @@ def test_windows_from_before_the_registration_are_not_due_without_data() -> None
 
 def test_after_a_long_pause_a_tick_answers_a_bounded_number_of_windows_and_asks_for_another() -> None:
     center = Center("a", budget={"staleness": "2s"})
-    now = (MAX_OVERDUE_PER_TICK + 500) * MINUTE + 1800
-    assert len(center.tick(now)) == MAX_OVERDUE_PER_TICK
+    now = (MAX_WORK + 150) * MINUTE + 1800
+    assert len(center.tick(now)) == MAX_WORK
     assert (center.ledger.next_deadline() or 0) <= now
-    assert len(center.tick(now)) == 500
+    assert len(center.tick(now)) == 150
     assert (center.ledger.next_deadline() or 0) > now
 
 

@@ -1,0 +1,47 @@
+"""What one query or edge costs does not keep the others' answers waiting. Work is counted, not timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from center.ledger import query
+from edgewater.wire import FrameBody, Partial, SliceClose
+from tests.center.job.conftest import WINDOW_MS, World, synopsis
+from tests.center.job.micro_batches import MicroBatches
+
+PORTION = 20
+SLICES = 5 * PORTION // 2
+
+
+@pytest.fixture
+def job(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[MicroBatches]:
+    monkeypatch.setattr(query, "MAX_WORK", PORTION)
+    job = MicroBatches(world)
+    yield job
+    job.close()
+
+
+def test_a_frame_that_closes_very_many_windows_delays_no_other_query(world: World, job: MicroBatches) -> None:
+    greedy, honest = world.register("a", "b")
+    for edge in world.edges:
+        closes = tuple(SliceClose(n * WINDOW_MS, 1, 0) for n in range(SLICES))
+        partials = tuple(Partial(n * WINDOW_MS, 0, synopsis(["/a"], [1])) for n in range(SLICES))
+        world.ship(edge, greedy, FrameBody(SLICES * WINDOW_MS, partials, closes))
+    world.ship_window(honest, 0)
+    job.run_one()
+    assert world.store.latest(honest) is not None, "in the first transaction"
+    assert len(answered(world, greedy)) == PORTION
+    world.ship_window(honest, 1)
+    job.writer.advance()
+    job.run_one()
+    assert len(answered(world, honest)) == 2, "between two portions"
+    assert len(answered(world, greedy)) < SLICES
+    job.run()
+    assert answered(world, greedy) == [n * WINDOW_MS for n in range(SLICES)]
+    assert all(size == 3 for (ref, _, url), size in world.answers().items() if (ref, url) == (greedy, "/a"))
+
+
+def answered(world: World, ref: object) -> list[int]:
+    return [r.window_start_ms for r in world.store.windows(ref, None, None, 10_000)[0]]  # type: ignore[arg-type]
