@@ -14,6 +14,7 @@ from edgewater.synopses.encoding import codec
 from edgewater.wire.synopsis_pb2 import Array, Synopsis
 
 Rng = np.random.Generator
+Mutator = Callable[[bytes, Rng], bytes]
 
 NUMBERS = (
     0, 1, 2, 3, 7, 8, 63, 64, 127, 128, 255, 256, 65535, 65536, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32,

@@ -9,14 +9,10 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
-from bench.hostile.mutate import mutated_bytes
+from bench.hostile.mutate import Mutator, mutated_bytes
 from edgewater.errors import EdgewaterError
 
-MODULES = ("bench.hostile.synopses", "bench.hostile.frames")
-
-Mutator = Callable[[bytes, np.random.Generator], bytes]
+MODULES = ("bench.hostile.synopses", "bench.hostile.frames", "bench.hostile.arrivals")
 
 
 def four_times(data: bytes) -> int:

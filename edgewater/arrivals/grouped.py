@@ -14,12 +14,18 @@ import numpy as np
 import pyarrow as pa
 
 from edgewater.arrivals.schedule import SlotGrid, lag_groups
-from edgewater.errors import CorruptSynopsis, InvalidRecord
+from edgewater.errors import CorruptSynopsis, InvalidRecord, InvalidRequest
 from edgewater.synopses import FloatArray, IntArray, KeyTable
+from edgewater.synopses.checks import check_whole
 from edgewater.synopses.encoding import codec
+from edgewater.synopses.encoding.layout import KEYS, MAX_SHIPPED, Field, Layout, field, layout_for
 
 _KIND, _VERSION = "grouped-substream", 1
 
+_MAX_STEP = 1 << 40
+_MAX_GROUPS = 1 << 12
+"""Groups that are read: a monitor has fewer, and the center takes memory for each lag group of each."""
+_MAX_KEYS = 16
 MAX_CELLS = 1 << 19
 """Limit of one report, 1 to 3 MB. Arrivals between two report slots (at most 30 slots) need less than half of it. A
 report that accumulates while the link is down may need more, up to every lag of every group."""
@@ -127,31 +133,40 @@ class GroupedSubstream:
         message = codec.unseal(state)
         header = codec.open_message(message, _KIND, _VERSION, len(message.arrays))
         try:
-            columns = int(header["keys"])
-            keys = [codec.decode_keys(a) for a in message.arrays[:columns]]
-            steps, counts, jumps, value_sums = (codec.decode(a) for a in message.arrays[columns:])
-            value_sums = np.asarray(value_sums, np.float64).reshape(3, len(jumps))
-            made = cls(
-                grid, int(header["index"]), keys, np.cumsum(steps), np.asarray(counts, np.int64), np.cumsum(jumps),
-                value_sums, int(header["unattributed"]),
-            )  # fmt: skip
-        except (KeyError, ValueError, TypeError) as exc:
+            columns = check_whole("keys", header["keys"], 1, _MAX_KEYS)
+            index, unattributed = (
+                check_whole(name, header[name], least, 1 << 53)
+                for name, least in (("index", -(1 << 53)), ("unattributed", 0))
+            )
+        except (KeyError, InvalidRequest) as exc:
             raise CorruptSynopsis(f"{_KIND} cannot be read: {type(exc).__name__}: {exc}") from exc
+        layout = layout_for(_KIND, (_layout(columns),), message.arrays)
+        *keys, steps, counts, jumps, value_sums = layout.decode(_KIND, message.arrays)
+        made = cls(grid, index, keys, np.cumsum(steps), counts, np.cumsum(jumps), value_sums, unattributed)
         made._check(steps, jumps)
         return made
 
     def _check(self, steps: IntArray, jumps: IntArray) -> None:
-        groups = self.groups if self.keys else -1
-        if groups < 0 or any(len(k) != groups for k in self.keys):
-            raise CorruptSynopsis(f"{_KIND}: {len(self.keys)} key columns of different lengths")
+        groups = self.groups
+        if groups > _MAX_GROUPS:
+            raise CorruptSynopsis(f"{_KIND}: {groups} groups, at most {_MAX_GROUPS}")
         for name, at, ascending, limit in (
             ("cells", self.cells, steps, self.grid.substream_slots * self.grid.lags * groups),
             ("value cells", self.value_cells, jumps, groups * self.lag_groups),
         ):
             if len(at) and (at[0] < 0 or at[-1] >= limit or (ascending[1:] <= 0).any()):
                 raise CorruptSynopsis(f"{_KIND}: {name} are not ascending from 0 to below {limit}")
-        if len(self.counts) != len(self.cells) or (self.counts <= 0).any() or self.unattributed < 0:
-            raise CorruptSynopsis(f"{_KIND}: counts are not positive or not one per cell")
+
+
+def _layout(columns: int) -> Layout:
+    keys = (Field(f"key {number}", (KEYS,), (("groups",),)) for number in range(columns))
+    return Layout.of(
+        *keys,
+        field("steps", "<i8", "cells", least=0, most=_MAX_STEP),
+        field("counts", "<i8", "cells", least=1, most=MAX_SHIPPED),
+        field("steps of values", "<i8", "value cells", least=0, most=_MAX_STEP),
+        field("sums of values", "<f8", 3, "value cells"),
+    )
 
 
 def _recoded(cells: IntArray, codes: IntArray, groups: int) -> IntArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -11,9 +12,11 @@ import numpy as np
 from edgewater.arrivals.schedule import SlotGrid
 from edgewater.errors import CorruptSynopsis, InvalidRecord, UnsupportedVersion
 from edgewater.synopses import FloatArray, IntArray
+from edgewater.synopses.encoding.layout import MAX_SHIPPED
 
 _HEADER = struct.Struct("<BqIIqq9d")
 _VERSION = 1
+_MAX_NUMBER = 1 << 53
 
 DEFAULT_MAX_SKEW_MS = 1_000
 """Clock skew that is tolerated: an event time up to this much after the arrival time counts as a delay of 0."""
@@ -135,12 +138,22 @@ class SubstreamStatistics:
             sums = np.frombuffer(state, "<f8", 3 * groups, at).reshape(3, groups).astype(float)
         except (struct.error, ValueError, IndexError) as exc:
             raise CorruptSynopsis(f"sub-stream statistics cannot be read: {exc}") from exc
-        positions = np.cumsum(steps)
         limit = grid.substream_slots * grid.lags
-        if cells and (positions[-1] >= limit or (steps[1:] <= 0).any() or (counts <= 0).any()):
-            raise CorruptSynopsis(f"sub-stream statistics have cells that are empty, not ascending, or above {limit}")
+        inside = cells == 0 or ((steps >= 0) & (steps < limit)).all()
+        positions = np.cumsum(steps)
+        if not inside or (cells and (positions[-1] >= limit or (steps[1:] == 0).any())):
+            raise CorruptSynopsis(f"sub-stream statistics have cells that are not ascending, or above {limit}")
+        require_counts(counts, (index, skewed, future))
+        if not all(0 <= count <= MAX_SHIPPED for count in m[::3]):
+            raise CorruptSynopsis(f"sub-stream statistics of {m[::3]} events")
         delay, gap, value = (Moments(*m[i : i + 3]) for i in (0, 3, 6))
         return cls(grid, index, delay, gap, value, positions, counts, sums, skewed, future)
+
+
+def require_counts(counts: IntArray, numbers: Sequence[int]) -> None:
+    """Raises CorruptSynopsis unless counts of cells are above 0, and numbers are so small that they add up."""
+    if (counts <= 0).any() or (counts > MAX_SHIPPED).any() or any(abs(number) > _MAX_NUMBER for number in numbers):
+        raise CorruptSynopsis(f"sub-stream statistics have counts from 1 to {MAX_SHIPPED}, or numbers {numbers}")
 
 
 def _packed(values: IntArray) -> bytes:

@@ -33,6 +33,7 @@ _KEY_TYPES = (STRINGS, "<i8", "<f8", "|b1")
 _FLOATS = ("<f8",)
 _WIDE = ("<i8", "<u8")  # counts beyond 32 bits
 _FEW = 16
+_SHORT = 64
 _SIZES = {name: dtype.itemsize for name, dtype in codec.TYPES.items()}
 _LIMITS = {
     name: (float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)) if dtype.kind in "iu" else (-math.inf, math.inf)
@@ -171,7 +172,7 @@ _Checked = tuple[str, tuple[int, ...], bytes, str, int]
 def check_array(kind: str, name: str, array: ArrayMessage) -> _Checked:
     """Checks an array by itself: its types, and that its shape has as many numbers as it has bytes for.
 
-    An array without numbers has a first axis of 0, since the length of the others costs no bytes.
+    An array without numbers has a first axis of 0, or short ones, since their lengths cost no bytes.
     """
     shape, data, stored, declared = tuple(array.shape), array.data, array.stored, array.type
     if array.encoding == ArrayMessage.UTF8:
@@ -191,7 +192,7 @@ def check_array(kind: str, name: str, array: ArrayMessage) -> _Checked:
 def _items(shape: tuple[int, ...]) -> int:
     """Returns the number of values; -1 for a shape that is not accepted."""
     items = math.prod(shape)
-    empty = shape and shape[0] == 0 and max(shape) <= codec.MAX_BYTES
+    empty = max(shape, default=0) <= (codec.MAX_BYTES if shape and shape[0] == 0 else _SHORT)
     return items if len(shape) <= MAX_RANK and (items or empty) else -1
 
 
