@@ -11,6 +11,7 @@
     │   ├── UnsupportedVersion  bytes of a newer format
     │   └── IncompatibleSynopses  different kinds, parameters or seeds
     ├── ProtocolError           a peer violates `proto/edgewater/v1`
+    │   ├── LimitExceeded       more messages, or larger ones, than any edge sends
     │   ├── CorruptFrame        wrong checksum, or an unreadable body
     │   └── Unauthenticated     no credential, or the credential of another edge
     ├── NotFound                a query, edge, window or revision that does not exist
@@ -103,6 +104,20 @@ class Retired(ProtocolError):
     """The center has retired the edge."""
 
     code = "retired"
+
+
+class LimitExceeded(ProtocolError):
+    """A peer exceeds a limit of the gateway.
+
+    Args:
+        limit: a stable label, for metrics.
+    """
+
+    code = "limit-exceeded"
+
+    def __init__(self, message: str, limit: str = "") -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class CorruptFrame(ProtocolError):

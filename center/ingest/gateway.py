@@ -11,17 +11,20 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
+from cachetools import LRUCache
 
 from center.budgets import AllocationPolicy
 from center.catalog import Catalog
 from center.config import StreamSection, TlsSection
 from center.edge_access import EdgeAccess
+from center.ingest import limits
 from center.ingest.assignments import AssignmentPlan
 from center.ingest.authentication import Presented
 from center.ingest.budget_sync import BudgetSync
@@ -54,6 +57,7 @@ STATUS_OF_CODE = {
     "conflict": grpc.StatusCode.DATA_LOSS,
     "protocol": grpc.StatusCode.FAILED_PRECONDITION,
     "retired": grpc.StatusCode.FAILED_PRECONDITION,
+    "limit-exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "storage": grpc.StatusCode.UNAVAILABLE,
 }
 """The gRPC status of an error of `edgewater.errors`; its code is sent as trailing metadata."""
@@ -78,7 +82,7 @@ class GatewayConfig:
         reload_ms: interval of looking at the files of credentials; a revoked one ends its session within that.
         heartbeat_ms: least time between two writes of heartbeats to the catalog.
         retry_ms, retry_max_ms: delay before a failed commit is tried again: first, and at most.
-        hello_timeout_ms: a session without a Hello by then is ended.
+        hello_timeout_ms: a call without a Hello by then is ended, and a connection without a call.
         streams: what is accepted of streams. Edges on this machine set the clocks of those without a `replay`.
         allocation: when error budgets are reallocated.
     """
@@ -118,7 +122,8 @@ class Gateway:
         self._server: Any = None
         self._tasks: list[asyncio.Task[None]] = []
         self._opening: set[EdgeId] = set()
-        self._awaiting_hello = 0
+        self._awaiting_hello: Counter[frozenset[EdgeId] | None] = Counter()
+        self._hellos: LRUCache[EdgeId, limits.FixedWindow] = LRUCache(config.max_sessions)
         self._plan = AssignmentPlan(-1, ())
         self._unsent = False
         self._refreshing = asyncio.Lock()
@@ -230,16 +235,15 @@ class Gateway:
 
     async def _session(self, requests: AsyncIterator[pb.FromEdge], context: Any) -> None:
         presented = Presented.of(context.invocation_metadata() or (), context.auth_context() or {})
-        self._credentials.loaded.edges.candidates(presented, self._now_ms())
-        if self._awaiting_hello >= self._config.max_sessions:
-            raise StorageError(f"{self._awaiting_hello} calls have not sent a Hello yet, which is this gateway's limit")
-        self._awaiting_hello += 1
-        try:
+        candidates = self._credentials.loaded.edges.candidates(presented, self._now_ms())
+        with self._awaiting(candidates):
             hello = await self._receive_hello(requests)
-        finally:
-            self._awaiting_hello -= 1
         access = self._credentials.loaded.require(presented, hello.edge, self._now_ms())
         hello = permitted(hello, access)
+        if not self._hellos.setdefault(hello.edge, limits.FixedWindow(self._now_ms)).add(limits.HELLOS):
+            seconds = limits.WINDOW_MS // 1000
+            message = f"edge {hello.edge}: more than {limits.HELLOS} sessions began in {seconds} s"
+            raise limits.exceeded(self.metrics, "hellos", message)
         for stream in hello.streams:
             self._stream_rules.require_clock(stream)
         with self._admitted(hello.edge):
@@ -261,6 +265,24 @@ class Gateway:
             self._status.session_ended(session.edge, session.name, self._now_ms())
 
     @contextlib.contextmanager
+    def _awaiting(self, identity: frozenset[EdgeId] | None) -> Iterator[None]:
+        """Counts a call until its Hello: over all calls, and those of one identity."""
+        if self._awaiting_hello.total() >= self._config.max_sessions:
+            self.metrics.limited.labels("awaiting-hello").inc()
+            count = self._awaiting_hello.total()
+            raise StorageError(f"{count} calls have not sent a Hello yet, which is this gateway's limit")
+        if identity is not None and self._awaiting_hello[identity] >= limits.CALLS_AWAITING_HELLO:
+            message = f"{limits.CALLS_AWAITING_HELLO} calls of {', '.join(sorted(identity))} have not sent a Hello yet"
+            raise limits.exceeded(self.metrics, "awaiting-hello", message)
+        self._awaiting_hello[identity] += 1
+        try:
+            yield
+        finally:
+            self._awaiting_hello[identity] -= 1
+            if not self._awaiting_hello[identity]:
+                del self._awaiting_hello[identity]
+
+    @contextlib.contextmanager
     def _admitted(self, edge: EdgeId) -> Iterator[None]:
         """Reserves a session for an edge while it is being opened. A connected edge replaces its own session."""
         if edge in self._sessions or edge in self._opening:
@@ -268,6 +290,7 @@ class Gateway:
             return
         count = len(self._sessions) + len(self._opening)
         if count >= self._config.max_sessions:
+            self.metrics.limited.labels("sessions").inc()
             raise StorageError(f"{count} edges are connected, which is this gateway's limit")
         self._opening.add(edge)
         try:
@@ -279,10 +302,14 @@ class Gateway:
         try:
             first = await asyncio.wait_for(anext(requests, None), self._config.hello_timeout_ms / 1000)
         except TimeoutError as exc:
+            self.metrics.limited.labels("hello-timeout").inc()
             raise ProtocolError(f"no Hello within {self._config.hello_timeout_ms} ms") from exc
         if first is None or first.WhichOneof("message") != "hello":
             received = first.WhichOneof("message") if first is not None else "the end of the stream"
             raise ProtocolError(f"the first message was {received}, expected hello")
+        if first.ByteSize() > limits.HELLO_BYTES:
+            message = f"a Hello of {first.ByteSize()} bytes; expected at most {limits.HELLO_BYTES}"
+            raise limits.exceeded(self.metrics, "message-size", message)
         return read_hello(first.hello)
 
     async def _open(self, hello: Hello, presented: Presented, access: EdgeAccess) -> GatewaySession:
@@ -447,6 +474,11 @@ class _Servicer:
 def _server_options(config: GatewayConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_frame_bytes + _ENVELOPE_BYTES),
+        # A connection without an HTTP/2 preface, or without a call, is closed; so are those beyond the number.
+        ("grpc.server_handshake_timeout_ms", config.hello_timeout_ms),
+        ("grpc.max_connection_idle_ms", config.hello_timeout_ms),
+        ("grpc.max_allowed_incoming_connections", 2 * config.max_sessions),
+        ("grpc.max_concurrent_streams", limits.STREAMS_PER_CONNECTION),
         # With SO_REUSEPORT two gateways could share one port unnoticed, each with some of the edges.
         ("grpc.so_reuseport", 0),
         # Both sides ping at this interval and detect a dead link within five seconds.

@@ -16,6 +16,9 @@ class GatewayMetrics:
             f"{name}_sessions_ended", "Ended sessions, by error code or 'done'.", ["code"], registry=self.registry
         )
         self.frames = Counter(f"{name}_frames", "Frames, by outcome.", ["outcome"], registry=self.registry)
+        self.limited = Counter(
+            f"{name}_limited", "Sessions refused or ended by a limit, by limit.", ["limit"], registry=self.registry
+        )
         self.refused = Counter(
             f"{name}_refused_frames", "Frames refused in whole or in part, by reason.", ["reason"],
             registry=self.registry,

@@ -9,6 +9,7 @@ from typing import Any
 
 from center.catalog import HeartbeatRecord, IndexOutcome, QueryStatusRecord
 from center.edge_access import EdgeAccess
+from center.ingest import limits
 from center.ingest.assignments import EdgeAssignment
 from center.ingest.authentication import Presented
 from center.ingest.budget_sync import BudgetSync
@@ -127,6 +128,7 @@ class GatewaySession:
         self._queries: frozenset[QueryRef] = frozenset()
         self._sampling = EdgeSamplingController()
         self._refused: dict[tuple[QueryRef, str], int] = {}
+        self._messages = limits.FixedWindow(now_ms)
 
     @property
     def acked_through(self) -> int | None:
@@ -201,7 +203,9 @@ class GatewaySession:
             kind = message.WhichOneof("message")
             if kind == "frame":
                 await self._on_frame(message.frame)
-            elif kind == "heartbeat":
+                continue
+            self._require_modest(kind or "message", message)
+            if kind == "heartbeat":
                 self._on_heartbeat(message.heartbeat)
             elif kind == "query_status":
                 self._on_status(message.query_status)
@@ -212,6 +216,19 @@ class GatewaySession:
             elif kind == "hello":
                 raise ProtocolError(f"edge {self.edge}: a second Hello in one session")
             # Any other kind belongs to a newer protocol. Its version range includes this one, so it may be ignored.
+
+    def _require_modest(self, kind: str, message: pb.FromEdge) -> None:
+        """Raises LimitExceeded for a message that is larger, or comes sooner, than any that an edge sends."""
+        size, most = message.ByteSize(), limits.MESSAGES + limits.MESSAGES_PER_QUERY * len(self._queries)
+        who = f"edge {self.edge}: a {kind}"
+        if size > limits.CONTROL_BYTES:
+            raise limits.exceeded(
+                self._metrics, "message-size", f"{who} of {size} bytes; expected at most {limits.CONTROL_BYTES}"
+            )
+        if not self._messages.add(most):
+            raise limits.exceeded(
+                self._metrics, "messages", f"{who}: more than {most} messages in {limits.WINDOW_MS // 1000} s"
+            )
 
     async def _on_frame(self, message: pb.Frame) -> None:
         who = f"edge {self.edge}, incarnation {self.hello.incarnation}"

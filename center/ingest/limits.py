@@ -1,0 +1,46 @@
+"""What one connection or edge can cost the gateway, besides frames, which credits bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from center.ingest.metrics import GatewayMetrics
+from edgewater.errors import LimitExceeded
+
+HELLO_BYTES = 1 << 20
+CONTROL_BYTES = 128 << 10
+"""Of any other message that is no frame."""
+WINDOW_MS = 10_000
+MESSAGES = 1_000
+"""Messages of a session that are no frames, per `WINDOW_MS`; its edge sends a heartbeat a second."""
+MESSAGES_PER_QUERY = 20
+"""More, per assigned query: statuses and budget reports."""
+HELLOS = 200
+"""Sessions of one edge that begin per `WINDOW_MS`: each is a transaction of the catalog."""
+CALLS_AWAITING_HELLO = 8
+"""Of one identity."""
+STREAMS_PER_CONNECTION = 16
+"""Calls on one connection; an edge makes one."""
+
+
+class FixedWindow:
+    """Counts events per window of `WINDOW_MS`. By the given clock: tests run in virtual time."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._window = -1
+        self._count = 0
+
+    def add(self, most: int) -> bool:
+        """Counts an event; returns whether there are at most `most` in this window."""
+        window = self._now_ms() // WINDOW_MS
+        if window != self._window:
+            self._window, self._count = window, 0
+        self._count += 1
+        return self._count <= most
+
+
+def exceeded(metrics: GatewayMetrics, limit: str, message: str) -> LimitExceeded:
+    """The error, which is counted."""
+    metrics.limited.labels(limit).inc()
+    return LimitExceeded(message, limit)

@@ -1,0 +1,122 @@
+"""What silent, many, large and fast connections cost the gateway, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import grpc
+import pytest
+
+from center.ingest import limits
+from edgewater.wire import uplink_pb2 as pb
+from edgewater.wire import uplink_pb2_grpc
+from tests.center.gateway_world import Center, RawEdge, center, eventually, on_a_loop, spec, tokens
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+"""HTTP/2's, and empty settings."""
+
+
+def limited(c: Center, limit: str) -> float:
+    return float(c.gateway.metrics.limited.labels(limit)._value.get())
+
+
+@on_a_loop
+async def test_connections_that_say_nothing_are_closed_and_an_edge_connects_meanwhile(tmp_path: Path) -> None:
+    async with center(tmp_path, hello_timeout_ms=200) as c, RawEdge(c.port) as edge:
+        silent = [await asyncio.open_connection("127.0.0.1", c.port) for _ in range(100)]
+        for _, writer in silent[::2]:
+            writer.write(PREFACE)  # and then no call
+        await edge.hello()
+        for reader, writer in silent:
+            while await reader.read(1_000):
+                pass
+            writer.close()
+        # The edge, whose call is open, is still there.
+        await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=5)))
+        await edge.until("time_echo")
+
+
+@on_a_loop
+async def test_connections_beyond_their_number_are_closed_at_once(tmp_path: Path) -> None:
+    async with center(tmp_path, max_sessions=5, hello_timeout_ms=60_000) as c:
+        opened = [await asyncio.open_connection("127.0.0.1", c.port) for _ in range(14)]
+        closed = [asyncio.create_task(_closed(reader)) for reader, _ in opened]
+        await asyncio.wait(closed, return_when=asyncio.FIRST_COMPLETED)
+        await eventually(lambda: sum(task.done() for task in closed) >= 4)
+        assert sum(task.done() for task in closed) == 4
+        for task in closed:
+            task.cancel()
+        for _, writer in opened:
+            writer.close()
+
+
+async def _closed(reader: asyncio.StreamReader) -> None:
+    try:
+        while await reader.read(1_000):
+            pass
+    except ConnectionError:
+        return
+
+
+@on_a_loop
+async def test_one_identity_cannot_take_the_places_of_others_by_calls_without_a_hello(tmp_path: Path) -> None:
+    entries = tokens(jfk="secret-j", lga="secret-l")
+    async with center(tmp_path, tokens=entries) as c, RawEdge(c.port, "secret-j") as first:
+        stub = uplink_pb2_grpc.UplinkStub(first._channel)
+        metadata = (("authorization", "Bearer secret-j"),)
+        calls = [first.call, *(stub.Session(metadata=metadata) for _ in range(limits.CALLS_AWAITING_HELLO))]
+        ends = [asyncio.create_task(call.code()) for call in calls]
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result() for task in done] == [grpc.StatusCode.RESOURCE_EXHAUSTED]
+        assert limited(c, "awaiting-hello") == 1
+        async with RawEdge(c.port, "secret-l") as other:
+            await other.hello("lga")
+        for call in calls:
+            call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("message", "limit"),
+    [
+        (pb.FromEdge(heartbeat=pb.Heartbeat(drops={"x" * 1_000 + str(n): 1 for n in range(140)})), "message-size"),
+        (pb.FromEdge(query_status=pb.QueryStatus(query="miles", message="x" * 140_000)), "message-size"),
+        (pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=1)), "messages"),
+        (pb.FromEdge(budget_report=pb.BudgetReport(query="miles", query_version=1)), "messages"),
+    ],
+)
+@on_a_loop
+async def test_messages_that_are_too_large_or_too_many_end_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: pb.FromEdge, limit: str
+) -> None:
+    monkeypatch.setattr(limits, "MESSAGES", 20)
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        c.catalog.register(spec(), 1)
+        await edge.hello()
+        for _ in range(1 if limit == "message-size" else 20 + limits.MESSAGES_PER_QUERY + 1):
+            await edge.call.write(message)
+        status, code, text = await edge.refusal()
+        assert (status, code) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "limit-exceeded")
+        assert "edge jfk: a " in text and len(text) < 200
+        assert limited(c, limit) == 1
+
+
+@on_a_loop
+async def test_a_hello_is_bounded_in_size_and_in_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HELLOS", 3)
+    async with center(tmp_path) as c:
+        async with RawEdge(c.port) as edge:
+            with pytest.raises(grpc.aio.AioRpcError, match="a Hello of"):
+                await edge.hello(incarnation="i" * limits.HELLO_BYTES)
+        for number in itertools.count(1):
+            async with RawEdge(c.port) as edge:
+                if number > 3:
+                    with pytest.raises(grpc.aio.AioRpcError, match="more than 3 sessions began in 10 s"):
+                        await edge.hello()
+                    break
+                await edge.hello()
+        assert (limited(c, "message-size"), limited(c, "hellos")) == (1, 1)
+        c.clock[0] += limits.WINDOW_MS
+        async with RawEdge(c.port) as edge:
+            await edge.hello()
