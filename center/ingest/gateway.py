@@ -477,7 +477,7 @@ def _server_options(config: GatewayConfig) -> list[tuple[str, int]]:
         # A connection without an HTTP/2 preface, or without a call, is closed; so are those beyond the number.
         ("grpc.server_handshake_timeout_ms", config.hello_timeout_ms),
         ("grpc.max_connection_idle_ms", config.hello_timeout_ms),
-        ("grpc.max_allowed_incoming_connections", 2 * config.max_sessions),
+        ("grpc.max_allowed_incoming_connections", 2 * config.max_sessions + limits.SPARE_CONNECTIONS),
         ("grpc.max_concurrent_streams", limits.STREAMS_PER_CONNECTION),
         # With SO_REUSEPORT two gateways could share one port unnoticed, each with some of the edges.
         ("grpc.so_reuseport", 0),

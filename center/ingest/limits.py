@@ -19,6 +19,8 @@ HELLOS = 200
 """Sessions of one edge that begin per `WINDOW_MS`: each is a transaction of the catalog."""
 CALLS_AWAITING_HELLO = 8
 """Of one identity."""
+SPARE_CONNECTIONS = 16
+"""Beyond twice the number of sessions: edges that connect again do so before their old connection is closed."""
 STREAMS_PER_CONNECTION = 16
 """Calls on one connection; an edge makes one."""
 

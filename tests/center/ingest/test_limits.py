@@ -41,7 +41,7 @@ async def test_connections_that_say_nothing_are_closed_and_an_edge_connects_mean
 @on_a_loop
 async def test_connections_beyond_their_number_are_closed_at_once(tmp_path: Path) -> None:
     async with center(tmp_path, max_sessions=5, hello_timeout_ms=60_000) as c:
-        opened = [await asyncio.open_connection("127.0.0.1", c.port) for _ in range(14)]
+        opened = [await asyncio.open_connection("127.0.0.1", c.port) for _ in range(10 + limits.SPARE_CONNECTIONS + 4)]
         closed = [asyncio.create_task(_closed(reader)) for reader, _ in opened]
         await asyncio.wait(closed, return_when=asyncio.FIRST_COMPLETED)
         await eventually(lambda: sum(task.done() for task in closed) >= 4)
