@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed-
 PROTOC_FLAGS := -Iedgewater/wire=proto/edgewater/v1 --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-data soak fuzz quick check proto lock bench clean
+.PHONY: help demo test test-all test-data soak fuzz quick check proto lock audit sbom bench clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -15,9 +15,15 @@ $(PY):
 	python3 -m venv $(VENV)
 	$(PY) -m pip install -q --upgrade pip
 
-$(STAMP)%: $(PY) pyproject.toml constraints.txt
+# Only files with the hashes of the lock are installed; the checkout itself is built without fetching anything.
+$(STAMP)%: $(PY) pyproject.toml requirements/%.txt
 	@echo "installing edgewater[$*] into $(VENV) …"
-	@PYTHONWARNINGS=ignore $(PY) -m pip install -q -c constraints.txt -e '.[$*]'
+	@PYTHONWARNINGS=ignore $(PY) -m pip install -q --require-hashes -r requirements/$*.txt
+	@PYTHONWARNINGS=ignore $(PY) -m pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(STAMP)audit: $(PY) requirements/audit.txt
+	@$(PY) -m pip install -q --require-hashes -r requirements/audit.txt
 	@touch $@
 
 demo: $(STAMP)demo ## run everything on a year of New York flights: center, three edges, a table at the end
@@ -67,14 +73,26 @@ proto: $(STAMP)dev ## generate edgewater/wire from proto/
 		edgewater/wire/synopsis.proto edgewater/wire/uplink.proto
 	@$(PY) -m grpc_tools.protoc $(PROTOC_FLAGS) --grpc_python_out=$(OUT) edgewater/wire/uplink.proto
 
-lock: ## renew constraints.txt: the newest versions that pyproject.toml accepts
-	@rm -rf build/lock && python3 -m venv build/lock
-	@build/lock/bin/python -m pip install -q --upgrade pip
-	@PYTHONWARNINGS=ignore build/lock/bin/python -m pip install -q -e '.[dev]'
-	@sed '/^[^#]/,$$d' constraints.txt > build/constraints.txt
-	@build/lock/bin/python -m pip freeze --exclude edgewater >> build/constraints.txt
-	@mv build/constraints.txt constraints.txt && rm -rf build/lock
-	@echo "constraints.txt is renewed; run: make check test"
+# One resolution, `dev`; the other files are parts of it.
+COMPILE = $(VENV)/bin/uv pip compile -q --universal --generate-hashes --no-annotate --no-header --python-version 3.11
+lock: $(STAMP)audit ## renew requirements/: versions and hashes of all packages; ARGS=--upgrade takes the newest
+	@$(COMPILE) $(ARGS) pyproject.toml requirements/build.in --extra dev -o requirements/dev.txt
+	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra demo -o requirements/demo.txt
+	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in --extra center --extra postgres \
+		-o requirements/center.txt
+	@$(COMPILE) -c requirements/dev.txt pyproject.toml requirements/build.in -o requirements/edge.txt
+	@$(COMPILE) $(ARGS) -c requirements/dev.txt requirements/audit.in -o requirements/audit.txt
+	@echo "requirements/ is renewed; run: make check test"
+
+audit: $(STAMP)audit ## bandit on the product, and known vulnerabilities of what it installs
+	$(VENV)/bin/bandit -q -c pyproject.toml -r edgewater edge center sim
+	$(VENV)/bin/pip-audit --disable-pip --no-deps -r requirements/center.txt -r requirements/edge.txt
+
+sbom: $(STAMP)audit ## what edge and center consist of, as CycloneDX, in build/sbom
+	@mkdir -p build/sbom
+	@for part in edge center; do \
+		PYTHONWARNINGS=ignore $(VENV)/bin/cyclonedx-py requirements requirements/$$part.txt --pyproject pyproject.toml --mc-type application \
+			--output-reproducible -o build/sbom/$$part.cdx.json && echo build/sbom/$$part.cdx.json; done
 
 bench: $(STAMP)dev ## the measurements of docs/results.md; results in bench/out
 	$(PY) -m bench.first_light $(ARGS)

@@ -40,7 +40,7 @@ def load_yaml(text: str, *, aliases: bool = True) -> object:
     """
     try:
         _check_events(text, aliases)
-        return yaml.load(text, _UniqueKeys)
+        return yaml.load(text, _UniqueKeys)  # nosec B506: a SafeLoader
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
     except (ValueError, OverflowError) as exc:  # 2013-02-30 is written as a date, and is none

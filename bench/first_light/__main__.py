@@ -58,7 +58,8 @@ def _edge_python() -> str:
     python = EDGE_VENV / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(EDGE_VENV)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "-q", "-c", "constraints.txt", "."], check=True)
+        for what in (["--require-hashes", "-r", "requirements/edge.txt"], ["--no-deps", "--no-build-isolation", "."]):
+            subprocess.run([str(python), "-m", "pip", "install", "-q", *what], check=True)
     return str(python)
 
 

@@ -65,7 +65,7 @@ _SESSION_SETTINGS = f"""
         ('idle_in_transaction_session_timeout', '0', '60s')
     ) AS settings (name, unsafe, required)
     WHERE current_setting(name) = unsafe
-"""
+"""  # nosec B608: of constants only
 """Replaces session settings under which the guarantees above do not hold; any other value of the operator stays.
 The last one releases the row locks of a client whose machine was lost in mid-transaction."""
 

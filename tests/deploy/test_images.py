@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from email import message_from_string
 from pathlib import Path
 from zipfile import ZipFile
@@ -22,6 +23,12 @@ def instructions(root: Path, image: str) -> list[tuple[str, str]]:
     text = re.sub(r"^#.*\n", "", text, flags=re.M)
     lines = [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+INSTALLATION = {
+    part: [f"--require-hashes -r {part}.txt", "--no-deps --no-build-isolation ."] for part in ("edge", "center")
+}
+"""Arguments of `pip install` in an image: what is locked, then the product itself."""
 
 
 @pytest.fixture(params=IMAGES)
@@ -72,17 +79,44 @@ def test_only_named_folders_are_copied_and_the_ignore_file_lets_just_them_throug
 
 def test_the_edge_image_installs_no_extra_and_no_java(root: Path) -> None:
     text = "\n".join(rest for word, rest in instructions(root, "edge") if word == "RUN")
-    assert re.findall(r"pip install (\S+)", text) == ["."]
+    assert re.findall(r"pip install (.+?)(?: &&|$)", text, re.M) == INSTALLATION["edge"]
     assert "apt-get" not in text
+    locked = (root / "requirements" / "edge.txt").read_text()
+    assert not re.search(r"^(pyspark|pandas|py4j|fastapi|sqlalchemy)\b", locked, re.M)
 
 
 def test_the_center_image_has_the_spark_that_is_tested_and_a_database_driver(root: Path) -> None:
     text = "\n".join(rest for word, rest in instructions(root, "center") if word == "RUN")
-    assert f'"pyspark=={pyspark.__version__}"' in text
-    assert '".[center,postgres]"' in text
+    assert re.findall(r"pip install (.+?)(?: &&|$)", text, re.M) == INSTALLATION["center"]
     assert "openjdk-17-jre-headless" in text
-    project = (root / "pyproject.toml").read_text()
-    assert re.search(r'^postgres = \["psycopg\[binary\]', project, re.M), "the extra that the image installs"
+    locked = (root / "requirements" / "center.txt").read_text()
+    assert f"\npyspark=={pyspark.__version__} " in locked
+    assert re.search(r"^psycopg-binary==", locked, re.M)
+
+
+@pytest.mark.parametrize("part", ["edge", "center", "demo", "dev", "audit"])
+def test_every_locked_package_has_a_version_and_hashes(root: Path, part: str) -> None:
+    text = (root / "requirements" / f"{part}.txt").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert len(lines) > 20
+    for line in lines:
+        assert re.match(r"[a-z0-9][a-z0-9._-]*(\[[a-z0-9,-]+\])?==\S+", line), line
+        assert "--hash=sha256:" in line
+
+
+def test_the_lock_is_one_resolution_and_has_every_direct_dependency(root: Path) -> None:
+    def locked(part: str) -> dict[str, str]:
+        text = (root / "requirements" / f"{part}.txt").read_text()
+        return dict(re.findall(r"^([a-z0-9._-]+)(?:\[[a-z0-9,-]+\])?==(\S+)", text, re.M))
+
+    dev = locked("dev")
+    for part in ("edge", "center", "demo"):
+        assert locked(part).items() <= dev.items()
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    named = {re.match(r"[A-Za-z0-9._-]+", d)[0].lower() for d in project["dependencies"]}  # type: ignore[index]
+    extras = [d for extra in ("center", "postgres") for d in project["optional-dependencies"][extra]]
+    assert named <= locked("edge").keys()
+    assert named | {re.match(r"[A-Za-z0-9._-]+", d)[0].lower() for d in extras} <= locked("center").keys()  # type: ignore[index]
 
 
 @pytest.mark.slow
