@@ -53,6 +53,10 @@ class Principal:
         return any(ROLES.index(grant.role) >= ROLES.index(role) for grant in self.grants)
 
 
+ANYONE = Principal("anyone", (Grant("admin"),))
+"""Everyone, where no credentials are configured. Limits per principal are not for it."""
+
+
 class PrincipalEntry(Section):
     """A principal with a bearer token, which is given as it is or as the hexadecimal digest of its SHA-256."""
 

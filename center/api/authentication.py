@@ -17,13 +17,11 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from cachetools import LRUCache
 
-from center.api_access import Grant, OidcSection, Principal, PrincipalEntry, read_principals_file
+from center.api_access import ANYONE, Grant, OidcSection, Principal, PrincipalEntry, read_principals_file
 from center.config import ApiSection
 from edgewater.errors import InvalidConfig, StorageError, Unauthenticated
 from edgewater.timestamps import rfc3339
 
-ANYONE = Principal("anyone", (Grant("admin"),))
-"""Everyone, where no credentials are configured."""
 NO_END_MS = 1 << 62
 VERIFIED = 1024
 """JWTs that are remembered, so that their signature is not verified again."""

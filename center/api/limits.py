@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from center.api.problems import HttpProblem, problem_response
-from center.api_access import Principal
+from center.api_access import ANYONE, Principal
 from center.config import ApiLimitsSection
 
 OnRefused = Callable[[str], None]
@@ -39,6 +39,8 @@ class Rates:
 
     async def spend(self, principal: Principal, *, is_change: bool) -> None:
         """Counts a request. Raises HttpProblem: too-many-requests."""
+        if principal is ANYONE:
+            return
         rate, kind = (self._changes, "changes") if is_change else (self._reads, "reads")
         if await self._limiter.hit(rate, kind, principal.name):
             return
@@ -62,7 +64,7 @@ class Slots:
     @contextlib.contextmanager
     def held(self, principal: Principal) -> Iterator[None]:
         """Holds a slot while entered. Raises HttpProblem: too-many-requests for a principal, unavailable for all."""
-        if self._held[principal.name] >= self._most_per_principal:
+        if principal is not ANYONE and self._held[principal.name] >= self._most_per_principal:
             self._on_refused(f"{self._name}-per-principal")
             most = self._most_per_principal
             raise HttpProblem(

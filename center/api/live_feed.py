@@ -3,6 +3,8 @@
 The result store is the queue. A stream holds only the id of the last answer it sent; after each event that its client
 takes, it reads the newer answers and sends the newest revision of each window among them. A slow client therefore
 needs no more memory than a fast one, and a client that reconnects with `Last-Event-ID` continues at any API process.
+Clients that ask the same and have the same answers share one read, one rendering and one encoding, and are served
+`AT_ONCE` at a time, so that other requests come in between.
 
 Events: ``answer`` (event id: answer id), ``progress`` (at a fixed pace, also without data, so that silence is
 unambiguous), ``gap`` (answers were skipped; the newest follow).
@@ -13,17 +15,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from anyio.to_thread import run_sync
+from cachetools import LRUCache
 from sse_starlette import ServerSentEvent
 
 from center.api.answer_cache import AnswerRenderer, to_json
-from center.api.authentication import ANYONE
 from center.api.edge_progress import EdgeProgress
-from center.api_access import Principal
+from center.api_access import ANYONE, Principal
 from center.catalog import RegisteredQuery
 from center.results import AnswerRecord, ResultStore
 from center.serving import NO_QUESTIONS, MeasureQuestions
@@ -36,7 +38,20 @@ MAX_PAGES = 10
 POLL_S = 0.03
 """Adds half of itself to every answer's age. A poll is an indexed read of 0.2 ms, and runs only while clients wait."""
 
+AT_ONCE = 8
+"""Clients that are woken per turn of the event loop: each takes about 0.2 ms of it."""
+SHARED_BYTES = 16 << 20
+"""Of the results of shared reads that are kept for those who ask a moment later."""
+
 log = logging.getLogger(__name__)
+
+
+async def _wake(waiting: Iterable[asyncio.Future[None]]) -> None:
+    for i, waiter in enumerate(waiting):
+        if not waiter.done():
+            waiter.set_result(None)
+        if i % AT_ONCE == AT_ONCE - 1:
+            await asyncio.sleep(0)
 
 
 class AnswerPoller:
@@ -49,9 +64,8 @@ class AnswerPoller:
     def __init__(self, last_answer_id: Callable[[], int], poll_s: float = POLL_S) -> None:
         self._read = last_answer_id
         self._poll_s = poll_s
-        self._changed = asyncio.Event()
         self._wanted = asyncio.Event()
-        self._waiting = 0
+        self._waiting: dict[asyncio.Future[None], None] = {}
         self.newest = 0
 
     async def run(self) -> None:
@@ -65,23 +79,57 @@ class AnswerPoller:
                 newest = self.newest
             if newest != self.newest:
                 self.newest = newest
-                self._changed.set()
-                self._changed = asyncio.Event()
+                await _wake(list(self._waiting))
             await asyncio.sleep(self._poll_s)
 
     async def wait(self, seen: int, timeout_s: float) -> None:
         """Returns when there is an answer newer than `seen`, or after `timeout_s`."""
         if self.newest > seen:
             return
-        self._waiting += 1
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = None
         self._wanted.set()
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await waiter
         finally:
-            self._waiting -= 1
+            del self._waiting[waiter]
             if not self._waiting:
                 self._wanted.clear()
+
+
+class SharedReads:
+    """Runs a blocking read once for all who want its result at the same time."""
+
+    def __init__(self) -> None:
+        self._results: LRUCache[Hashable, Any] = LRUCache(SHARED_BYTES, getsizeof=lambda r: 1024 + len(r[0]))
+        self._running: dict[Hashable, tuple[asyncio.Task[Any], list[asyncio.Future[None]]]] = {}
+        self._waking: set[asyncio.Task[None]] = set()
+
+    async def read(self, key: Hashable, read: Callable[[], Any]) -> Any:
+        """The result of `read`, a function of `key` that begins with its bytes. What it raises is raised for all."""
+        if key in self._results:
+            return self._results[key]
+        if key not in self._running:
+            self._running[key] = asyncio.create_task(self._run(key, read)), []
+        running, waiting = self._running[key]
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(waiter)
+        await waiter
+        return running.result()
+
+    async def _run(self, key: Hashable, read: Callable[[], Any]) -> Any:
+        try:
+            result = await run_sync(read)
+            with contextlib.suppress(ValueError):  # larger than all that is kept
+                self._results[key] = result
+            return result
+        finally:
+            _, waiting = self._running.pop(key)
+            waking = asyncio.create_task(_wake(waiting))
+            self._waking.add(waking)
+            waking.add_done_callback(self._waking.discard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +137,7 @@ class LiveFeed:
     """The services that all streams of a process share.
 
     Attributes:
-        pace_s: time between `progress` events.
+        pace_s: time between `progress` events, and half the time for which one is shared.
         monotonic: monotonic clock in seconds.
     """
 
@@ -99,6 +147,7 @@ class LiveFeed:
     changes: AnswerPoller
     pace_s: float
     monotonic: Callable[[], float]
+    shared: SharedReads = field(default_factory=SharedReads)
 
 
 @dataclass(slots=True)
@@ -107,6 +156,7 @@ class LiveStream:
 
     Attributes:
         reader: answers of queries that it may not read are left out.
+        require_allowed: called from time to time; raises EdgewaterError to end the stream.
         after: id of the last answer that the client has; None: a new client.
     """
 
@@ -115,24 +165,72 @@ class LiveStream:
     questions: MeasureQuestions = NO_QUESTIONS
     reader: Principal = ANYONE
     after: int | None = None
+    require_allowed: Callable[[], Awaitable[None]] | None = None
     _sent: int = field(default=0, init=False)
     _full_pages: int = field(default=0, init=False)
 
-    async def events(self) -> AsyncIterator[ServerSentEvent]:
-        """Begins with the latest answers for a new client; ends when the query is deleted."""
-        for event in await run_sync(self._begin):
-            yield event
+    async def events(self) -> AsyncIterator[bytes]:
+        """Encoded events. Begins with the latest answers for a new client; ends when the query is deleted."""
+        yield await self._first()
         due_s = self.feed.monotonic()
         while True:
             if self.feed.monotonic() >= due_s:
                 due_s = self.feed.monotonic() + self.feed.pace_s
+                if self.require_allowed is not None:
+                    await self.require_allowed()
                 try:
-                    yield _event("progress", await run_sync(self.feed.progress.event_data, self.query, self.reader))
+                    yield await self._progress()
                 except NotFound:
                     return
             await self.feed.changes.wait(self._sent, due_s - self.feed.monotonic())
-            for event in await run_sync(self._newer):
-                yield event
+            if self.feed.changes.newest > self._sent:
+                yield await self._next()
+
+    @property
+    def _asked(self) -> Hashable:
+        """What the stream's events are a function of, besides the answers that its client has."""
+        return self.query and self.query.ref, self.questions, self.reader.grants
+
+    def _moment(self) -> int:
+        """A number that changes twice per pace."""
+        return int(self.feed.monotonic() / self.feed.pace_s * 2)
+
+    async def _first(self) -> bytes:
+        if self.after is not None:
+            return _encoded(await run_sync(self._begin))
+
+        def read() -> tuple[bytes, int]:
+            like = self._like()
+            return _encoded(like._begin()), like._sent
+
+        data, self._sent = await self.feed.shared.read(("first", self._asked, self._moment()), read)
+        return bytes(data)
+
+    async def _progress(self) -> bytes:
+        def read() -> tuple[bytes]:
+            return (_encoded([_event("progress", self.feed.progress.event_data(self.query, self.reader))]),)
+
+        (data,) = await self.feed.shared.read(("progress", self._asked, self._moment()), read)
+        return bytes(data)
+
+    async def _next(self) -> bytes:
+        """The newer answers: shared with all who have the same ones, unless the client is a full page behind."""
+        if self._full_pages:
+            return _encoded(await run_sync(self._newer))
+        sent = self._sent
+
+        def read() -> tuple[bytes, int, int]:
+            like = self._like()
+            like._sent = sent
+            return _encoded(like._newer()), like._sent, like._full_pages
+
+        key = ("next", self._asked, sent, self.feed.changes.newest)
+        data, self._sent, self._full_pages = await self.feed.shared.read(key, read)
+        return bytes(data)
+
+    def _like(self) -> LiveStream:
+        """A stream that asks the same, from the beginning."""
+        return LiveStream(self.feed, self.query, self.questions, self.reader)
 
     def _begin(self) -> list[ServerSentEvent]:
         newest = self.feed.results.last_answer_id()
@@ -199,3 +297,7 @@ def _gap(after: int, through: int, reason: str) -> ServerSentEvent:
 
 def _event(name: str, data: dict[str, Any]) -> ServerSentEvent:
     return ServerSentEvent(to_json(data).decode(), event=name)
+
+
+def _encoded(events: Sequence[ServerSentEvent]) -> bytes:
+    return b"".join(event.encode() for event in events)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # imported when a component runs: the API must not load Spark
 
 log = logging.getLogger(__name__)
 
+SWITCH_S = 0.0005
 OPENING_S = 60.0
 """How long a component tries to open a database that it cannot reach when it starts."""
 
@@ -110,6 +111,8 @@ def run_api(config: CenterConfig) -> None:
     # uvicorn stops at a signal and then raises it once more, for handlers installed before it: these.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
+    # Workers take the interpreter's lock ten times per request: each time they would wait 5 ms for a busy event loop.
+    sys.setswitchinterval(SWITCH_S)
     listener = listen(config.api.listen, "api.listen")
     app = create_app(
         opened(lambda: Catalog(config.catalog)),

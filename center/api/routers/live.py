@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict
-from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -59,7 +60,8 @@ async def live(
     last_event_id: LastEventId = None,
 ) -> Response:
     """Begins with the latest answer of each query that the caller may read. For the events, see the stream of one."""
-    return _stream(center, request, LiveStream(center.feed, reader=caller, after=_answer_id(last_event_id)))
+    after, allowed = _answer_id(last_event_id), partial(require_still, request)
+    return _stream(center, LiveStream(center.feed, reader=caller, after=after, require_allowed=allowed))
 
 
 @router.get(
@@ -86,8 +88,8 @@ async def live_query(
     """
     query = await run_in_threadpool(center.catalog.query, name)
     questions = await run_in_threadpool(params.questions, query.spec)
-    after = _answer_id(last_event_id)
-    return _stream(center, request, LiveStream(center.feed, query, questions, reader=caller, after=after))
+    after, allowed = _answer_id(last_event_id), partial(require_still, request)
+    return _stream(center, LiveStream(center.feed, query, questions, caller, after, allowed))
 
 
 def _answer_id(text: str | None) -> int | None:
@@ -98,14 +100,13 @@ def _answer_id(text: str | None) -> int | None:
     return int(text)
 
 
-def _stream(center: Services, request: Request, stream: LiveStream) -> Response:
-    async def counted() -> AsyncIterator[ServerSentEvent]:
+def _stream(center: Services, stream: LiveStream) -> Response:
+    async def counted() -> AsyncIterator[bytes]:
         with center.metrics.live_clients.track_inprogress():
             try:
-                async for event in stream.events():
-                    if event.event == "progress":
-                        await require_still(request)
-                    yield event
+                async for events in stream.events():
+                    if events:
+                        yield events
             except EdgewaterError as exc:
                 # The response has started, so no status can report the error; the client reconnects and continues.
                 log.warning("a live stream was closed: %s", exc)

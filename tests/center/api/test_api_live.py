@@ -7,14 +7,16 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
 from center.api.edge_progress import EdgeProgress
-from center.api.live_feed import AnswerPoller, LiveStream, newest_revisions
+from center.api.live_feed import AnswerPoller, LiveStream, SharedReads, newest_revisions
 from center.serving import render
+from edgewater.errors import StorageError
 
 HOUR = 3_600_000
 T0 = 1_356_998_400_000
@@ -113,6 +115,56 @@ def test_a_client_that_was_slow_gets_the_newest_revision_of_each_window_and_no_q
     (event,) = stream._newer()
     assert json.loads(event.data)["revision"] == 6
     assert stream._newer() == []
+
+
+def test_clients_that_ask_the_same_share_one_read_one_rendering_and_one_encoding(two_hours):
+    desk, query = two_hours
+    app = desk.app()
+    feed = app.state.services.feed
+    reads: list[int] = []
+    answers_after = desk.results.answers_after
+
+    def counted(*args: Any) -> Any:
+        reads.append(1)
+        return answers_after(*args)
+
+    feed = replace(feed, results=SimpleNamespace(
+        last_answer_id=desk.results.last_answer_id, answers_after=counted, latest=desk.results.latest))  # fmt: skip
+
+    async def many() -> list[list[bytes]]:
+        polling = asyncio.create_task(feed.changes.run())
+        streams = [LiveStream(feed, query).events() for _ in range(120)]
+        first = [await anext(s) for s in streams]
+        progress = [await anext(s) for s in streams]
+        waiting = [asyncio.create_task(anext(s)) for s in streams]  # type: ignore[arg-type]
+        desk.report(query, "jfk", T0 + 2 * HOUR, {"UA": 1})
+        desk.report(query, "lga", T0 + 2 * HOUR, {"UA": 1})
+        after = list(await asyncio.gather(*waiting))
+        polling.cancel()
+        return [first, progress, after]
+
+    for sent in asyncio.run(many()):
+        assert len({id(events) for events in sent}) == 1
+        assert sent[0].startswith(b"id: ") or sent[0].startswith(b"event: progress")
+    assert len(reads) == 1
+
+
+def test_what_a_shared_read_raises_is_raised_for_all_and_tried_again():
+    async def many() -> None:
+        shared, failed = SharedReads(), 0
+
+        def fail() -> None:
+            nonlocal failed
+            failed += 1
+            raise StorageError("the store is away")
+
+        for attempt in (1, 2):
+            results = await asyncio.gather(*(shared.read("k", fail) for _ in range(50)), return_exceptions=True)
+            assert all(isinstance(r, StorageError) for r in results)
+            assert failed == attempt
+        assert await shared.read("k", lambda: (b"7",)) == (b"7",)
+
+    asyncio.run(many())
 
 
 def test_a_client_that_is_too_far_behind_gets_a_gap_and_the_newest(two_hours, monkeypatch):
