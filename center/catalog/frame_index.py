@@ -60,6 +60,7 @@ class UnindexedFrame:
         location: in the log, durable; None if the frame was not written, because it is a re-delivery or its query is
             unknown or deleted, or because it is refused.
         plain_bytes: of the body before compression.
+        work: the job's work with it, as a number of slices.
         refused: its edge does not contribute to its query.
     """
 
@@ -72,6 +73,7 @@ class UnindexedFrame:
     received_at_ms: int
     location: FrameLocation | None
     plain_bytes: int = 0
+    work: int = 0
     refused: bool = False
 
 
@@ -217,6 +219,7 @@ def _row(frame: UnindexedFrame, position: int) -> dict[str, Any]:
         "wire_bytes": frame.wire_bytes,
         "received_at_ms": frame.received_at_ms,
         "plain_bytes": max(frame.plain_bytes, frame.wire_bytes),
+        "work": frame.work,
     }
 
 
@@ -254,6 +257,7 @@ def entry_of(row: Row[Any]) -> FrameEntry:
         wire_bytes=row.wire_bytes,
         received_at_ms=row.received_at_ms,
         plain_bytes=max(row.plain_bytes, row.wire_bytes),
+        work=row.work,
     )
 
 

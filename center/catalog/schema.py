@@ -101,6 +101,7 @@ frames = Table(
     Column("wire_bytes", BigInteger, nullable=False),
     Column("received_at_ms", BigInteger, nullable=False),
     Column("plain_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("work", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("edge", "incarnation", "seq", name="frame_identity"),
 )
 Index("frames_by_segment", frames.c.segment)
@@ -108,7 +109,10 @@ Index("frames_by_segment", frames.c.segment)
 quarantine = Table(
     "quarantine",
     metadata,
-    *(Column(c.name, c.type, primary_key=c.primary_key, nullable=False) for c in frames.columns),
+    *(
+        Column(c.name, c.type, primary_key=c.primary_key, nullable=False, server_default=c.server_default and "0")
+        for c in frames.columns
+    ),
     Column("reason", FreeText, nullable=False),
     Column("quarantined_at_ms", BigInteger, nullable=False),
 )

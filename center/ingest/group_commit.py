@@ -35,6 +35,7 @@ class ReceivedFrame:
         crc32c: of the frame as it was delivered; that of `stored` differs if parts were refused.
         size: what it counts against the bound of pending frames, bytes.
         redelivered: the center has acknowledged this seq before, so it need not be written again.
+        work: as in `CheckedFrame`.
         session: its session. Once a frame of a session is not acknowledged, later ones are not either.
     """
 
@@ -43,6 +44,7 @@ class ReceivedFrame:
     size: int
     received_at_ms: int
     redelivered: bool
+    work: int
     session: object
 
     @property
@@ -230,6 +232,7 @@ class GroupCommit:
                     received_at_ms=a.received_at_ms,
                     location=location,
                     plain_bytes=a.size,
+                    work=a.work,
                     refused=is_refused,
                 )
                 for a, location, is_refused in zip(batch, located, refused, strict=True)

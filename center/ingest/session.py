@@ -272,7 +272,7 @@ class GatewaySession:
             return
         stored = StoredFrame(self.edge, self.hello.incarnation, checked.frame)
         redelivered = frame.seq <= self._durable
-        received = ReceivedFrame(stored, frame.crc32c, size, received_at_ms, redelivered, self)
+        received = ReceivedFrame(stored, frame.crc32c, size, received_at_ms, redelivered, checked.work, self)
         outcome = self._group_commit.submit(received)
         outcome.add_done_callback(lambda done: self._on_indexed(frame, checked, done))
 

@@ -61,6 +61,7 @@ class FrameEntry:
     Attributes:
         crc32c: of the frame as it was delivered. The one in the log has another if the gateway refused parts of it.
         plain_bytes: of its body before compression, or of the frame on the wire if that is longer.
+        work: the job's work with it, as a number of slices that it has partials or closes of.
     """
 
     query: QueryRef
@@ -75,6 +76,7 @@ class FrameEntry:
     wire_bytes: int
     received_at_ms: int
     plain_bytes: int = 0
+    work: int = 0
 
 
 @dataclass(slots=True)

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from center.ingest.frame_check import MAX_COUNT, MAX_MESSAGES, MAX_PARTIALS, CheckedFrame, FrameCheck
+from center.ingest.frame_check import (
+    MAX_COUNT,
+    MAX_MESSAGES,
+    MAX_PARTIALS,
+    WINDOWS_PER_WORK,
+    CheckedFrame,
+    FrameCheck,
+)
 from edgewater.query import QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
 from edgewater.synopses import GroupedAggregate
@@ -52,7 +59,24 @@ def test_what_an_edge_ships_is_kept_byte_for_byte() -> None:
         FrameBody(MIN_TIME_MS, dropped=(DroppedRecords(MIN_TIME_MS, DropReason.TOO_LATE, 7),)),
     ):
         frame = Frame.pack(3, MILES, body)
-        assert FrameCheck(spec()).check(frame, NOW_MS) == CheckedFrame(frame)
+        assert FrameCheck(spec()).check(frame, NOW_MS) == CheckedFrame(frame, work=len(body.closes))
+
+
+@pytest.mark.parametrize(
+    ("window", "slices", "work"),
+    [
+        ({"tumbling": "60s"}, 100, 100),
+        ({"session": "60s"}, 100, 100),
+        ({"sliding": "6000s", "every": "60s"}, 1, 1 + 100 // WINDOWS_PER_WORK),
+        ({"sliding": "6000s", "every": "60s"}, 100, 100 + 199 // WINDOWS_PER_WORK),
+    ],
+)
+def test_the_work_of_a_frame_is_its_slices_and_the_windows_that_they_belong_to(
+    window: dict[str, str], slices: int, work: int
+) -> None:
+    closes = tuple(SliceClose(60_000 * n, 1, 0) for n in range(slices))
+    found = checked(FrameBody(0, (), closes), spec(window=window))
+    assert found.reason is None and found.work == work
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,10 @@ class World:
         frame = Frame.pack(seq, ref, body)
         (location,) = self.log.append([StoredFrame(edge, "i1", frame)])
         self.log.sync()
-        row = UnindexedFrame(ref, edge, "i1", seq, frame.crc32c, frame.wire_bytes, self.now, location)
+        work = len({p.slice_start_ms for p in body.partials} | {c.slice_start_ms for c in body.closes})
+        row = UnindexedFrame(
+            ref, edge, "i1", seq, frame.crc32c, frame.wire_bytes, self.now, location, frame.raw_bytes, work
+        )
         (outcome,) = self.catalog.index([row])
         assert outcome.acknowledged
 

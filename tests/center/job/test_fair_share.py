@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from center.job.admission import BatchLimits
+from center.job.frame_source import WORK_BYTES
 from center.ledger import query
 from edgewater.wire import FrameBody, Partial, SliceClose
 from tests.center.job.conftest import WINDOW_MS, World, synopsis
@@ -41,6 +43,25 @@ def test_a_frame_that_closes_very_many_windows_delays_no_other_query(world: Worl
     job.run()
     assert answered(world, greedy) == [n * WINDOW_MS for n in range(SLICES)]
     assert all(size == 3 for (ref, _, url), size in world.answers().items() if (ref, url) == (greedy, "/a"))
+
+
+def test_a_backlog_of_frames_of_many_slices_is_read_in_portions(world: World) -> None:
+    greedy, honest = world.register("a", "b")
+    evil, *_ = world.edges
+    for frame in range(6):
+        slices = range(frame * 10, frame * 10 + 10)
+        partials = tuple(Partial(n * WINDOW_MS, 0, synopsis(["/a"], [1])) for n in slices)
+        world.ship(evil, greedy, FrameBody(0, partials))
+    for window in range(3):
+        world.ship_window(honest, window)
+    job = MicroBatches(world, limits=BatchLimits(bytes_per_query=25 * WORK_BYTES))
+    job.run_one()
+    consumed = world.store.consumed()
+    assert consumed["a@1"] == 2, "a batch reads at most 25 slices of a query, and not less than a frame"
+    assert consumed["b@1"] == world.positions_of(honest)
+    job.run()
+    assert world.all_consumed()
+    job.close()
 
 
 def answered(world: World, ref: object) -> list[int]:
