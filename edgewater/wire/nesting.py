@@ -54,14 +54,21 @@ def check_nesting(data: bytes, of: Nesting, bytes_per_message: int, depth: int) 
             fields += 1
             if fields > _FIELDS_PER_MESSAGE * most:
                 raise ValueError(f"more than {_FIELDS_PER_MESSAGE * most} fields")
-            tag, at = _varint(data, at, end)
+            tag = data[at]
+            if tag < 128:
+                at += 1
+            else:
+                tag, at = _varint(data, at, end)
             wire, number = tag & 7, tag >> 3
             if wire == _VARINT:
                 _, at = _varint(data, at, end)
                 continue
             length = 8 if wire == _FIXED64 else 4
             if wire == _BYTES:
-                length, at = _varint(data, at, end)
+                if at < end and data[at] < 128:
+                    length, at = data[at], at + 1
+                else:
+                    length, at = _varint(data, at, end)
             elif wire not in (_FIXED64, _FIXED32):
                 raise ValueError(f"a field of wire type {wire}")
             if length > end - at:

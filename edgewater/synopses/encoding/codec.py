@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import google_crc32c
@@ -41,6 +42,7 @@ _ARRAY = Nesting({6: Nesting(packed=frozenset({4}))}, frozenset({4}))
 _STACK = Nesting({6: _ARRAY})
 _SYNOPSIS = Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: Nesting({6: _ARRAY, 7: _STACK})})})
 _SHOWN = 100
+_CACHED = 1 << 10  # characters of parameters that are parsed once
 _NARROWER = {
     "i": ("|u1", "|i1", "<u2", "<i2", "<u4", "<i4"),
     "u": ("|u1", "<u2", "<u4"),
@@ -102,17 +104,27 @@ def open_message(message: SynopsisMessage, kind: str, version: int, arrays: int,
 
 def parameters(kind: str, text: str) -> dict[str, Any]:
     """Returns a message's parameters. Raises CorruptSynopsis."""
+    if len(text) <= _CACHED:
+        return dict(_cached_parameters(kind, text))
+    return _parameters(kind, text)
+
+
+def _parameters(kind: str, text: str) -> dict[str, Any]:
     shown = text[:_SHOWN] + ("…" if len(text) > _SHOWN else "")
     if len(text) > MAX_PARAMETERS or text.count("[") + text.count("{") > _MAX_BRACKETS:
         limits = f"at most {MAX_PARAMETERS} and {_MAX_BRACKETS} brackets"
         raise CorruptSynopsis(f"{kind}: parameters of {len(text)} characters, {shown!r}; expected {limits}")
     try:
-        found = json.loads(text or "{}", parse_int=_integer, parse_constant=_constant)
+        found = _JSON.decode(text or "{}")
     except ValueError as exc:
         raise CorruptSynopsis(f"{kind}: parameters are not JSON: {shown!r}") from exc
     if not isinstance(found, dict):
         raise CorruptSynopsis(f"{kind}: parameters are not a mapping: {shown!r}")
     return found
+
+
+# Partials of one query have the same parameters.
+_cached_parameters = lru_cache(maxsize=512)(_parameters)
 
 
 def _integer(digits: str) -> int:
@@ -123,6 +135,9 @@ def _integer(digits: str) -> int:
 
 def _constant(name: str) -> float:
     raise ValueError(f"{name} is no number")
+
+
+_JSON = json.JSONDecoder(parse_int=_integer, parse_constant=_constant)
 
 
 def require_equal(kind: str, mine: object, theirs: object) -> None:

@@ -32,6 +32,7 @@ _KEYS = (KEYS,)
 _KEY_TYPES = (STRINGS, "<i8", "<f8", "|b1")
 _FLOATS = ("<f8",)
 _WIDE = ("<i8", "<u8")  # counts beyond 32 bits
+_TYPES = codec.TYPES
 _FEW = 16
 _SHORT = 64
 _SIZES = {name: dtype.itemsize for name, dtype in codec.TYPES.items()}
@@ -146,7 +147,7 @@ class Layout:
             if type_ == STRINGS or field.types == _KEYS:
                 result.append(codec.decode_keys(array))
                 continue
-            numbers = np.frombuffer(data, stored).astype(type_)
+            numbers = np.frombuffer(data, _TYPES[stored]).astype(_TYPES[type_])
             result.append(numbers if len(shape) == 1 else numbers.reshape(shape))
         return result
 
@@ -259,7 +260,7 @@ def _check_numbers(kind: str, field: Field, data: bytes, stored: str, lengths: d
     low, high = least is not None and lowest < least, most is not None and highest > most
     if not (low or high or field.total):
         return
-    numbers = np.frombuffer(data, stored)
+    numbers = np.frombuffer(data, _TYPES[stored])
     if len(numbers) <= _FEW:
         # A reduction of an array takes longer than one of a few numbers.
         few = numbers.tolist()

@@ -139,8 +139,8 @@ class BiasedReservoirStack(TimedSampleStack):
         groups, values = estimator.groups, estimator.numbers()
         present = (1 - newer[chosen] / self.capacity) * self.admission_rate
         weights = 1 / present
-        count, summed, squares = (self._summed(groups, w) for w in (weights, weights * values, weights * weights))
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            count, summed, squares = (self._summed(groups, w) for w in (weights, weights * values, weights * weights))
             mean = summed / count
             off = values if total else values - mean[groups]
             variance = self._summed(groups, off * off * (1 - present) * weights * weights)
