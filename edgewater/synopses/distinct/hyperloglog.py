@@ -55,6 +55,7 @@ STANDARD_ERROR = math.sqrt(3 * math.log(2) - 1)
 
 _DENSE_DIVISOR = 8  # a group is dense if more than 1/8 of its registers are in use
 _NO_ROWS = np.zeros(0, np.int64)
+_MOST_GROUPS = 1 << 15  # whose histograms are in memory at a time
 _CHUNK = 1 << 15  # so that a chunk's temporaries stay in the L2 cache
 
 
@@ -318,6 +319,8 @@ class HyperLogLogStack(ArrayStack):
         """
         self.check(question)
         confidence = question.confidence if isinstance(question, Distinct) else Distinct().confidence
+        if len(self) > _MOST_GROUPS:
+            return self._query_in_parts(question, confidence)
         histograms = self._histograms()
         value = ertl_estimate(histograms, self.registers)
         used = self.registers - histograms[:, 0]
@@ -326,6 +329,17 @@ class HyperLogLogStack(ArrayStack):
         lower = np.maximum(np.floor(value * math.exp(-deviation * (1 + 0.6 / root))), used)
         value = np.maximum(value, used)
         return Estimates(value, lower, np.ceil(value * math.exp(deviation)), confidence, self.kind)
+
+    def _query_in_parts(self, question: Question | None, confidence: float) -> Estimates:
+        """Answers for some groups at a time: the histogram of a group takes far more memory than a sparse group."""
+        parts = [
+            self.take(np.arange(at, min(at + _MOST_GROUPS, len(self)))).query(question)
+            for at in range(0, len(self), _MOST_GROUPS)
+        ]
+        value, lower, upper = (
+            np.concatenate([getattr(part, n) for part in parts]) for n in ("value", "lower", "upper")
+        )
+        return Estimates(value, lower, upper, confidence, self.kind)
 
     def _histograms(self) -> IntArray:
         """Returns the number of registers with each ρ, shape (groups, q + 2)."""

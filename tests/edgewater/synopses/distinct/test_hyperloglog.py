@@ -201,3 +201,15 @@ def test_from_bytes_refuses_other_kinds_and_several_groups() -> None:
     many = HyperLogLogStack(2).to_message()
     with pytest.raises(CorruptSynopsis, match="2 groups where one"):
         from_bytes(codec.seal(many))
+
+
+def test_answers_of_many_groups_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack = HyperLogLogStack(10, precision=6)
+    rng = np.random.default_rng(5)
+    stack.update(rng.integers(0, 10, 900) ** 2 // 9, rng.integers(0, 300, 900))
+    whole = stack.query(Distinct(0.9))
+    monkeypatch.setattr("edgewater.synopses.distinct.hyperloglog._MOST_GROUPS", 3)
+    parts = stack.query(Distinct(0.9))
+    for name in ("value", "lower", "upper"):
+        np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name))
+    assert parts.confidence == whole.confidence
