@@ -332,16 +332,24 @@ class GatewaySession:
         self.outgoing.put(pb.ToEdge(time_echo=echo))
 
     def _bounded(self, beat: HeartbeatRecord) -> HeartbeatRecord:
-        """The heartbeat, its watermarks not beyond what an edge can have read by now; more raises an alarm."""
+        """The heartbeat, its times not beyond what an edge with a right clock can state; more raises an alarm."""
         latest_ms = {s.name: self._stream_rules.latest_ms(s, beat.seen_at_ms) for s in self.hello.streams}
         ahead = {s: w for s, w in beat.watermarks.items() if latest_ms.get(s, MAX_TIME_MS) < w < MAX_TIME_MS}
-        for stream, watermark_ms in ahead.items():
+        for stream in ahead:
             message = (
-                f"edge {self.edge}: the watermark of {stream} is {watermark_ms - latest_ms[stream]} ms later than any"
+                f"edge {self.edge}: the watermark of {stream} is later than any"
                 f" record can be; set the edge's clock, or raise streams.{stream}.ahead at the center"
             )
             self._status.alarm("watermark-ahead", message, self.edge, beat.seen_at_ms)
-        return replace(beat, watermarks={s: latest_ms[s] if s in ahead else w for s, w in beat.watermarks.items()})
+        most_ms = self._stream_rules.clock_offset_ms(self.hello.streams)
+        if abs(beat.clock_offset_ms) > most_ms:
+            message = f"edge {self.edge}: its clock differs by more than {most_ms} ms from the center's; set it"
+            self._status.alarm("clock-differs", message, self.edge, beat.seen_at_ms)
+        return replace(
+            beat,
+            watermarks={s: latest_ms[s] if s in ahead else w for s, w in beat.watermarks.items()},
+            clock_offset_ms=min(max(beat.clock_offset_ms, -most_ms), most_ms),
+        )
 
     def _on_budget_report(self, message: pb.BudgetReport) -> None:
         ref, report = read_budget_report(self.edge, message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from center.catalog import StreamRecord
 from center.config import StreamSection
@@ -43,6 +43,10 @@ class StreamRules:
     def latest_ms(self, stream: StreamRecord, now_ms: int) -> int:
         """The latest event time that an edge can have read by now."""
         return stream.clock.to_event_ms(now_ms + CLOCK_LEAD_MS) + self._section(stream.name).ahead
+
+    def clock_offset_ms(self, streams: Iterable[StreamRecord]) -> int:
+        """By how much an edge's clock may differ from the center's: records of more are not taken."""
+        return CLOCK_LEAD_MS + max((self._section(s.name).ahead for s in streams), default=0)
 
     def _section(self, stream: str) -> StreamSection:
         return self._streams.get(stream, _DEFAULT)

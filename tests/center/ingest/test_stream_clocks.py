@@ -88,3 +88,15 @@ async def test_a_watermark_beyond_the_clock_is_bounded_and_an_alarm_and_the_end_
         await eventually(c.catalog.alarms)
         (alarm,) = await asyncio.to_thread(c.catalog.alarms)
         assert (alarm.kind, alarm.edge, alarm.times) == ("watermark-ahead", JFK, 1)
+
+
+@on_a_loop
+async def test_an_offset_between_clocks_that_no_edge_has_is_bounded_and_an_alarm(tmp_path: Path) -> None:
+    # Where a state is lost, the event time by which it is lost is taken from the edge's clock.
+    async with center(tmp_path) as c, RawEdge(c.port) as edge:
+        await edge.hello()
+        await edge.call.write(pb.FromEdge(heartbeat=pb.Heartbeat(sent_at_ms=YEAR_2036_MS, rtt_ms=1e300)))
+        await eventually(lambda: c.catalog.edge(JFK).clock_offset_ms == CLOCK_LEAD_MS + DAY_MS)
+        await eventually(c.catalog.alarms)
+        (alarm,) = await asyncio.to_thread(c.catalog.alarms)
+        assert (alarm.kind, alarm.edge) == ("clock-differs", JFK)
