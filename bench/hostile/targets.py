@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from bench.hostile.mutate import Mutator, mutated_bytes
 from edgewater.errors import EdgewaterError
 
-MODULES = ("bench.hostile.synopses", "bench.hostile.frames", "bench.hostile.arrivals")
+MODULES = ("bench.hostile.synopses", "bench.hostile.frames", "bench.hostile.arrivals", "bench.hostile.pushes")
 
 
 def four_times(data: bytes) -> int:

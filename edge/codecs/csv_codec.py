@@ -83,7 +83,8 @@ class CsvCodec:
             ragged += 1
             return "skip"
 
-        table = self._read(data, note) if data.strip() else self._empty_table()
+        # PyArrow decodes a row for the handler, and writes each one that is not UTF-8 to stderr.
+        table = self._read(data, note if _is_utf8(data) else None) if data.strip() else self._empty_table()
         # Without quotes and lone carriage returns a row is a line; with them, rows are compared with lines.
         rows = table.num_rows + ragged
         if (b'"' in data or b"\r" in data) and rows != count_lines(data, rows):
@@ -163,6 +164,13 @@ class CsvCodec:
     def _ragged_message(self, fields: int) -> str:
         names = ", ".join(self._header)
         return f"{fields} fields; expected {len(self._header)}, in one line: {names}"
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        return data.isascii() or data.decode() is not None
+    except UnicodeDecodeError:
+        return False
 
 
 def _empty_texts_to_null(table: pa.Table) -> pa.Table:

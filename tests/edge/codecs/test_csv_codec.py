@@ -70,6 +70,15 @@ def test_a_bad_record_is_refused_with_its_reason_and_the_others_survive(line: by
     assert says in rejection.message
 
 
+def test_a_row_of_another_length_that_is_not_utf8_is_rejected_and_nothing_is_written_to_stderr(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    decoded = decode(GOOD + b"\n\xff,\xfe\n" * 3 + GOOD)
+    assert decoded.batch.num_rows == 2
+    assert [(str(r.reason), r.count) for r in decoded.rejected] == [("malformed", 3)]
+    assert capfd.readouterr().err == ""
+
+
 def test_bytes_that_are_not_utf8_do_not_matter_in_a_column_that_is_not_read() -> None:
     assert decode(b"true,1700000000000,\xff,AA,1.5,5\noops").batch.num_rows == 1
 
