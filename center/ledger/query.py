@@ -33,6 +33,7 @@ from center.ledger.state import (
     StateEntry,
     StateTable,
     WindowState,
+    at_most,
 )
 from edgewater.query import StalenessBudget
 from edgewater.streams import LIVE, MAX_TIME_MS, MIN_TIME_MS, Delivery, EdgeId, StreamClock
@@ -148,11 +149,13 @@ class QueryLedger(ABC):
         """
         frames = list(frames)
         dirty = self._affected_windows(self._apply_frames(frames, unlisted))
+        stated: dict[EdgeId, list[InputLoss]] = {}
         for frame in frames:
             if frame.losses:
-                losses = [self._bounded(loss, frame) for loss in frame.losses]
-                self._set_state(self._state.with_losses(frame.edge, losses))
-                dirty.update(*(self._windows_lacking(loss, now_ms) for loss in losses))
+                stated.setdefault(frame.edge, []).extend(self._bounded(loss, frame) for loss in frame.losses)
+        for edge, losses in stated.items():
+            self._set_state(self._state.with_losses(edge, losses))
+            dirty |= self._windows_lacking(at_most(losses), now_ms)
         return self._emit_due(dirty, now_ms)
 
     def refuse(self, slice_starts: Iterable[int]) -> None:
@@ -478,10 +481,12 @@ class QueryLedger(ABC):
             return loss
         return replace(loss, to_ms=self._state.running_clock.to_event_ms(frame.received_at_ms + MAX_AHEAD_MS))
 
-    def _windows_lacking(self, loss: InputLoss, now_ms: int) -> set[int]:
-        """The windows, not final, that need a new answer because of a loss."""
-        self._open_lacking(loss.from_ms, loss.to_ms, self._state.running_clock.to_event_ms(now_ms))
-        return {start for start in self._windows if loss.overlaps(*self._required_span(start))}
+    def _windows_lacking(self, losses: Sequence[InputLoss], now_ms: int) -> set[int]:
+        """The windows, not final, that need a new answer because of losses."""
+        for loss in losses:
+            self._open_lacking(loss.from_ms, loss.to_ms, self._state.running_clock.to_event_ms(now_ms))
+        spans = ((start, self._required_span(start)) for start in self._windows)
+        return {start for start, span in spans if any(loss.overlaps(*span) for loss in losses)}
 
     def _close_window(self, start_ms: int) -> None:
         """Removes a window that has its final answer."""

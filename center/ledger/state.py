@@ -7,8 +7,9 @@ mutates one, so a transaction can list what it changed, and only that is written
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
+from functools import reduce
 from typing import Any, Generic, Literal, TypeVar
 
 from center.catalog import RegisteredQuery
@@ -126,16 +127,19 @@ class QueryState:
         return self.clock or LIVE
 
     def with_losses(self, edge: EdgeId, losses: Iterable[InputLoss]) -> QueryState:
-        known = [*self.losses.get(edge, ()), *losses]
-        while len(known) > MAX_LOSSES:
-            known[:2] = [known[0].union(known[1])]
-        return replace(self, losses={**self.losses, edge: tuple(known)})
+        return replace(self, losses={**self.losses, edge: at_most([*self.losses.get(edge, ()), *losses])})
 
     def without_losses_before(self, event_ms: int) -> QueryState:
         """Forgets the losses that no window at or after this event time can lack."""
         kept = {e: tuple(x for x in losses if x.overlaps(event_ms, MAX_TIME_MS)) for e, losses in self.losses.items()}
         kept = {edge: losses for edge, losses in kept.items() if losses}
         return self if kept == self.losses else replace(self, losses=kept)
+
+
+def at_most(losses: Sequence[InputLoss]) -> tuple[InputLoss, ...]:
+    """The losses, those beyond the last `MAX_LOSSES` united."""
+    extra = len(losses) - MAX_LOSSES + 1
+    return tuple(losses) if extra <= 1 else (reduce(InputLoss.union, losses[:extra]), *losses[extra:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,9 @@ from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS, StreamClock
 from edgewater.windows import SlidingWindow
 
 MAX_LACKING = 1000
-"""Windows without data that are answered because records of an edge may be lost."""
+"""Windows without data that are answered because records of an edge may be lost: of one statement."""
+MAX_UNANSWERED = 16 * MAX_LACKING
+"""Windows without data and answer, from which on no statement opens more."""
 
 
 class TimeWindowLedger(QueryLedger):
@@ -62,6 +64,8 @@ class TimeWindowLedger(QueryLedger):
 
     def _open_lacking(self, from_ms: int | None, to_ms: int | None, today_ms: int) -> None:
         state, every_ms = self._state, self._window.every_ms
+        if sum(not w.has_data and not w.is_answered for _, w in self._windows.items()) >= MAX_UNANSWERED:
+            return
         if from_ms is None:
             is_running = state.final_through_ms > MIN_TIME_MS
             from_ms = MIN_TIME_MS if is_running else state.running_clock.to_event_ms(state.query.registered_at_ms)

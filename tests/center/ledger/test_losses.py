@@ -9,6 +9,7 @@ import pytest
 from center.catalog import StreamRecord
 from center.ledger import EdgesChanged, Emission, Phase
 from center.ledger.state import MAX_LOSSES
+from center.ledger.time_windows import MAX_LACKING, MAX_UNANSWERED
 from edgewater.streams import LIVE, Delivery
 from edgewater.wire import InputLoss
 from tests.center.ledger.test_ledger import MINUTE, REF, Center, close
@@ -102,3 +103,14 @@ def test_the_delivery_of_an_edge_that_cannot_read_again_is_stated() -> None:
     (answer,) = center.says("b", MINUTE, close(0, 3))
     assert answer.quality.to_mapping()["completeness"]["delivery"] == {"b": "at-most-once"}
     assert answer.quality.is_complete, "no loss is known"
+
+
+def test_statements_of_losses_cost_little_however_many_there_are() -> None:
+    center, now_ms = Center("a", "b"), 1_700_000_000_000
+    spans = [(now_ms - (n + 1) * 1000 * MINUTE, now_ms - n * 1000 * MINUTE) for n in range(4_096)]
+    for part in (spans[:2_048], spans[2_048:]):
+        fact = replace(center.fact("a", 0), losses=tuple(lost(*span) for span in part))
+        center.reports(fact, fact, now_ms=now_ms)
+    query = center.ledger._query(REF)
+    assert len(query.state.losses["a"]) == MAX_LOSSES
+    assert 1_000 <= len(query._windows) <= MAX_UNANSWERED + MAX_LACKING
