@@ -55,6 +55,7 @@ class EdgeAccess(Section):
         return self.streams is None or any(fnmatchcase(stream, pattern) for pattern in self.streams)
 
 
+UNLIMITED = EdgeAccess()
 AccessEntry = Annotated[EdgeAccess, BeforeValidator(_access)]
 """The short or the long form."""
 

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Table, func, insert, select, update
 
 from center.catalog import schema as t
 from center.catalog.edges import NO_PROGRESS, EdgeRecord, StreamRecord, edge_from_row, streams_to_json
+from center.edge_access import EdgeAccess
 from edgewater.errors import Conflict
 from edgewater.streams import EdgeId
 
@@ -83,6 +84,7 @@ def upsert_edge(
     streams: Sequence[StreamRecord],
     now_ms: int,
     session: str,
+    access: EdgeAccess,
 ) -> None:
     """Writes an edge's row from its Hello. A new incarnation resets what heartbeats report."""
     values: dict[str, Any] = {
@@ -105,13 +107,18 @@ def upsert_edge(
     else:
         if known.incarnation != incarnation:
             values |= reset
-        values["streams"] += _former(known.streams, {s.name for s in streams})
+        values["streams"] += _former(known.streams, {s.name for s in streams}, access)
         connection.execute(update(t.edges).where(this).values(**values))
     if known is None or known.retired or known.streams != values["streams"]:
         increment_version(connection)
 
 
-def _former(streams: Sequence[Mapping[str, Any]], served: set[str]) -> list[dict[str, Any]]:
-    """Of an edge's streams in the catalog, those that it no longer serves, the ones given up last first."""
-    given_up = sorted((s for s in streams if s["name"] not in served), key=lambda s: bool(s.get("former")))
-    return [{**s, "former": True} for s in given_up[:MAX_FORMER_STREAMS]]
+def _former(streams: Sequence[Mapping[str, Any]], served: set[str], access: EdgeAccess) -> list[dict[str, Any]]:
+    """Of an edge's streams in the catalog, those that it no longer serves and still might, without their columns; the
+    ones given up last first."""
+    given_up = (s for s in streams if s["name"] not in served and access.may_serve(s["name"]))
+    latest = sorted(given_up, key=lambda s: bool(s.get("former")))[:MAX_FORMER_STREAMS]
+    queries = {} if access.queries is None else {"queries": list(access.queries)}
+    return [
+        {**{k: v for k, v in s.items() if k != "queries"}, "columns": [], "former": True, **queries} for s in latest
+    ]

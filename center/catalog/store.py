@@ -39,6 +39,7 @@ from center.catalog.edges import (
 )
 from center.catalog.frame_index import IndexOutcome, UnindexedFrame, query_key
 from center.catalog.quarantine import QuarantinedFrame
+from center.edge_access import UNLIMITED, EdgeAccess
 from center.storage.database import open_engine, read_transaction, schema_transaction, write_transaction
 from center.storage.frame_log import FrameEntry
 from edgewater.errors import Conflict, InvalidQuery, NotFound, ProtocolError, StorageError
@@ -220,6 +221,7 @@ class Catalog:
         next_seq: int,
         now_ms: int,
         session: str = "",
+        access: EdgeAccess = UNLIMITED,
     ) -> int | None:
         """Records the start of a session; returns the highest durable seq of this incarnation, or None.
 
@@ -231,6 +233,7 @@ class Catalog:
         Args:
             oldest_seq, next_seq: frames that the edge still holds are ``oldest_seq … next_seq - 1``.
             session: names the session, for `end_session`.
+            access: what the edge may serve; it holds for the streams that it has ceased to serve, too.
 
         Raises:
             ProtocolError: the center has more frames of this incarnation than the edge has built: the edge runs from an
@@ -261,7 +264,7 @@ class Catalog:
                     _alarm(connection, *_state_lost(edge, incarnation, previous, known is not None), edge, now_ms)
                     record_lost_state(connection, edge, now_ms)
                 upsert_incarnation(connection, edge, incarnation, first, awaited)
-                upsert_edge(connection, edge, incarnation, labels, streams, now_ms, session)
+                upsert_edge(connection, edge, incarnation, labels, streams, now_ms, session, access)
         if behind:
             raise ProtocolError(message)
         return awaited - 1 if awaited > first else None

@@ -324,6 +324,7 @@ class Gateway:
             next_seq=hello.next_seq,
             now_ms=self._now_ms(),
             session=name,
+            access=access,
         )
         return GatewaySession(
             name,

@@ -321,8 +321,8 @@ class GatewaySession:
 
     def _on_heartbeat(self, message: pb.Heartbeat) -> None:
         now_ms = self._now_ms()
-        beat = self._bounded(read_heartbeat(self.edge, message, now_ms))
-        self._status.heartbeat(beat)
+        beat = read_heartbeat(self.edge, message, now_ms)
+        self._status.heartbeat(self._bounded(beat))
         requirements = self._assignment.sampling if self._assignment is not None else ()
         for sampling in self._sampling.on_heartbeat(
             beat.backlog_bytes, beat.bandwidth_bytes_s, beat.clock_offset_ms, requirements, read_utilization(message)

@@ -27,6 +27,8 @@ MAX_ORIGIN_MS = 1 << 53
 MAX_LABELS = 64
 MAX_STREAMS = 256
 MAX_COLUMNS = 1_024
+MAX_ALL_COLUMNS = 8_192
+"""Columns of all streams of an edge: whoever reads the edges from the catalog reads them, which takes 10 µs each."""
 MAX_TEXT = 256
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")
 _ID_ACCEPTED = "letters, digits, '.', '_' and '-', at most 127, the first a letter or a digit"
@@ -58,6 +60,7 @@ def read_hello(message: pb.Hello) -> Hello:
         raise ProtocolError(f"Hello: frames {message.oldest_seq} … {message.next_seq} - 1 are not a range of frames")
     _limit("labels", len(message.labels), MAX_LABELS)
     _limit("streams", len(message.streams), MAX_STREAMS)
+    _limit("columns", sum(len(s.columns) for s in message.streams), MAX_ALL_COLUMNS)
     streams = tuple(_stream(s) for s in message.streams)
     if len({s.name for s in streams}) != len(streams):
         raise ProtocolError("Hello: two streams have the same name")

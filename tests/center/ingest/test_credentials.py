@@ -132,6 +132,29 @@ async def test_an_edge_serves_and_answers_only_what_its_entry_allows(tmp_path: P
             await each.__aexit__()
 
 
+@on_a_loop
+async def test_what_an_edge_may_no_longer_do_is_not_open_to_it_by_ceasing_to_serve_the_stream(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.yaml"
+    file.write_text("jfk: secret\n")
+    async with center(tmp_path, tokens_file=file, **LIVE_FILE) as c:
+        for name in ("miles", "delays"):
+            c.catalog.register(spec(name), 1)
+        await (edge := await connected(c, "secret")).send(frame(0))
+        await edge.acked(0)
+        trains, last, seq = [pb.Stream(name="trains")], edge, 1
+        for access in ("queries: [delays]", "streams: [trains]"):
+            file.write_text(f"jfk: {{tokens: [secret], {access}}}\n")
+            assert "the access of edge jfk has changed" in (await last.refusal())[2]
+            await last.__aexit__()
+            last = await connected(c, "secret", oldest=seq, following=seq + 1, streams=trains)
+            await last.send(frame(seq))
+            assert (await last.until("refused")).refused.reason == "not-expected"
+            await last.acked(seq)
+            seq += 1
+        await last.__aexit__()
+        assert c.entries() == [("jfk", 0)]
+
+
 def expected(catalog: Catalog) -> dict[str, list[str]]:
     from center.catalog import expected_edges
 

@@ -100,3 +100,11 @@ async def test_an_offset_between_clocks_that_no_edge_has_is_bounded_and_an_alarm
         await eventually(c.catalog.alarms)
         (alarm,) = await asyncio.to_thread(c.catalog.alarms)
         assert (alarm.kind, alarm.edge) == ("clock-differs", JFK)
+
+
+@on_a_loop
+async def test_the_columns_of_an_edge_are_bounded_over_all_its_streams(tmp_path: Path) -> None:
+    async with center(tmp_path) as c:
+        columns = [pb.Stream.Column(name=f"c{n}", type="int64") for n in range(1_024)]
+        message = await refused(c.port, *(pb.Stream(name=f"s{n}", columns=columns) for n in range(9)))
+        assert message == "Hello: 9216 columns, at most 8192"
