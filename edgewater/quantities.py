@@ -62,7 +62,7 @@ def size_bytes(value: object, field: str, error: type[InvalidInput] = InvalidInp
         raise error(field, value, SIZE_ACCEPTED)
     try:
         # pydantic truncates a number without a unit.
-        size = int(_BYTES.validate_python(int(value) if isinstance(value, str) and _is_number(value) else value))
+        size = int(_BYTES.validate_python(int(value) if isinstance(value, str) and is_number(value) else value))
     except (ValidationError, ValueError) as exc:
         raise error(field, value, SIZE_ACCEPTED) from exc
     if size < 0:
@@ -74,12 +74,13 @@ def fraction(value: object) -> float | None:
     """Returns 0.05 for ``"5%"``; None for a value that is not a percentage."""
     if isinstance(value, str) and value.strip().endswith("%"):
         number = value.strip()[:-1]
-        if _is_number(number) and math.isfinite(float(number)):
+        if is_number(number) and math.isfinite(float(number)):
             return float(number) / 100.0
     return None
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether Python reads a value as a number."""
     try:
         float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 from sqlglot import exp
@@ -11,6 +12,7 @@ from sqlglot.parser import Parser
 
 from edgewater import record_functions
 from edgewater.errors import InvalidQuery
+from edgewater.quantities import is_number
 
 MAX_DEPTH = 100
 MAX_TOKENS = 4_000
@@ -19,6 +21,7 @@ MAX_DIGITS = 400
 """Of a number. The largest float has 309, and Python converts at most 4,300."""
 STEPS_PER_TOKEN = 6
 """How often the parser may read a token. Expressions that can be used need 1 to 3."""
+logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of statements, with their text; they are refused
 _DIALECT = Dialect.get_or_raise(None)
 _MISSING_OPERAND = re.compile(r"Required keyword: '\w+' missing for <class '(?:\w+\.)*(\w+)'>")
 """sqlglot's message for an operator or function without an operand."""
@@ -94,8 +97,9 @@ def parse_sql(text: str, field: str) -> exp.Expression:
         raise InvalidQuery(field, text, "a SQL expression, not a statement")
     if _depth(tree) > MAX_DEPTH:
         raise InvalidQuery(field, text, f"an expression of at most {MAX_DEPTH} nested terms")
-    if any(not literal.is_string and len(literal.name) > MAX_DIGITS for literal in tree.find_all(exp.Literal)):
-        raise InvalidQuery(field, text, f"numbers of at most {MAX_DIGITS} digits")
+    for literal in tree.find_all(exp.Literal):
+        if not literal.is_string and not (len(literal.name) <= MAX_DIGITS and is_number(literal.name)):
+            raise InvalidQuery(field, text, f"numbers of at most {MAX_DIGITS} digits, such as 1.5e3")
     return tree
 
 

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from bench.hostile.mutate import Mutator, mutated_bytes
 from edgewater.errors import EdgewaterError
 
-MODULES = ("bench.hostile.synopses", "bench.hostile.frames", "bench.hostile.arrivals", "bench.hostile.pushes")
+MODULES = (
+    "bench.hostile.synopses",
+    "bench.hostile.frames",
+    "bench.hostile.arrivals",
+    "bench.hostile.pushes",
+    "bench.hostile.requests",
+)
 
 
 def four_times(data: bytes) -> int:

@@ -73,7 +73,7 @@ async def register(request: Request, center: Center) -> Response:
     """
     body, content_type = await _body(request, center.limits.body / 1000), request.headers.get("content-type", "")
     # Never on the event loop, and one after the other: parsing takes up to a second of pure Python.
-    spec = await run_sync(_spec, body, content_type, limiter=center.parsing)
+    spec = await run_sync(read_query, body, content_type, limiter=center.parsing)
     request.state.target = f"/v1/queries/{spec.name}"
     require(request, "editor", spec.name)
     return await run_sync(_register, center, spec)
@@ -92,7 +92,7 @@ async def _body(request: Request, timeout_s: float) -> bytes:
     return bytes(body)
 
 
-def _spec(body: bytes, content_type: str) -> QuerySpec:
+def read_query(body: bytes, content_type: str) -> QuerySpec:
     """The query of a body. Raises InvalidQuery and HttpProblem; takes time that is linear in the body."""
     spec = QuerySpec.from_mapping(_read(body, content_type))
     require_fit({m.name: m.entry_bytes for m in spec.measures})

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from bench.hostile.__main__ import fuzz
+from bench.hostile.targets import all_targets
 from edgewater.errors import InvalidQuery
 from edgewater.plain_yaml import MAX_NESTING
 from edgewater.syntax import MAX_TOKENS, parse_sql
@@ -42,6 +44,7 @@ def post(desk, body: Any, content_type: str = "application/yaml"):
         ),
         pytest.param({**SPEC, "measures": {"n": "sum(" + "a ( TANH LIMIT " * 30}}, 422, id="LIMIT"),
         pytest.param({**SPEC, "measures": {"n": "count_min(a, width=" + "9" * 5_000 + ")"}}, 422, id="digits"),
+        pytest.param({**SPEC, "where": "a > 1e"}, 422, id="half a number"),
         pytest.param({**SPEC, "measures": {"n": "sum(a + " + "9" * 5_000 + ")"}}, 422, id="digits in an expression"),
     ],
 )
@@ -51,6 +54,13 @@ def test_a_query_that_is_made_to_cost_is_refused_in_bounded_time(desk, body, sta
     assert time.perf_counter() - began < LIMIT_S
     assert refused.status_code == status
     assert len(refused.content) < 2_000
+
+
+@pytest.mark.parametrize("name", ["query/json", "query/yaml", "query/expression", "request"])
+def test_mutants_of_honest_input_cost_little_and_are_never_an_error_of_the_center(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = fuzz(all_targets()[name], seed=5, seconds=0, mutants=40, measure=1 << 30)
+    assert (outcome.mutants, outcome.failures) == (40, {})
 
 
 def test_yaml_may_be_nested_as_far_as_the_limit_says(desk):
