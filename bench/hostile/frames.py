@@ -24,7 +24,7 @@ from edgewater.wire import (
     preset,
 )
 from edgewater.wire import uplink_pb2 as pb
-from edgewater.wire.frames import MAX_BODY_BYTES, DropReason
+from edgewater.wire.frames import MAX_BODY_BYTES, DropReason, encode_body
 
 QUERY = QueryRef("bytes_by_url", 3)
 
@@ -40,7 +40,7 @@ def honest_frames() -> list[bytes]:
             Arrivals(9, (b"abc", rng.bytes(30))), (InputLoss("s", "file-gone", 1, 2, 3), InputLoss("s", "r")),
             (DroppedRecords(-(1 << 62), DropReason.TOO_LATE, 4),),
         ),
-        FrameBody(9, (), tuple(SliceClose(1_700_000_000_000 + i, i, 0) for i in range(3_000))),
+        FrameBody(9, (), tuple(SliceClose(1_700_000_000_000 + i, i, 0) for i in range(1_200))),
     ]  # fmt: skip
     return [Frame.pack(seq, QUERY, body).to_wire().SerializeToString() for seq, body in enumerate(bodies)]
 
@@ -86,9 +86,9 @@ def run_frame(data: bytes) -> None:
     except DecodeError as exc:  # gRPC ends the call
         raise CorruptFrame(str(exc)) from exc
     frame = Frame.from_wire(message)
-    body = frame.unpack()
-    again = Frame.pack(frame.seq, frame.query, body).unpack()
-    if repr(again) != repr(body):
+    written = encode_body(frame.unpack())
+    again = Frame(1, QUERY, written, google_crc32c.value(written), Encoding.PLAIN, len(written))
+    if encode_body(again.unpack()) != written:
         raise AssertionError("a body that was read is written differently")
 
 

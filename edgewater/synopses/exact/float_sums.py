@@ -38,6 +38,7 @@ _SPLIT = 134217729.0  # 2^27 + 1
 MAX_PARTS = 64
 """Parts of a sum: float64 has 2,098 bits between its largest and smallest number, and a part has 53 of them."""
 
+_FEW_PARTS = 4
 _MAX_SUM = _HUGE * 2.0**55
 """No sum of 2^53 values is larger; a few of such sums do not overflow."""
 
@@ -272,6 +273,10 @@ class FloatSums:
             result.odd = _one_nan(arrays[2])
             if (np.isfinite(result.odd) & (result.odd != 0.0)).any():
                 raise CorruptSynopsis(f"{kind}: a sum of infinities and NaN is finite")
+        for parts in (sums.parts for sums in result._all()):
+            # Parts that overlap take many passes until they do not, which takes no time if there are a few.
+            if len(parts) > _FEW_PARTS and (np.abs(parts[1:]) > np.spacing(np.abs(parts[:-1]))).any():
+                raise CorruptSynopsis(f"{kind}: {len(parts)} parts of a sum overlap")
         return result
 
 

@@ -31,6 +31,9 @@ MAX_ROUNDS = 256
 _PROGRESS_ROUNDS = 24
 """Rounds in which an eighth of the unplaced fingerprints must find a place; otherwise insertion stops."""
 
+_MANY = 1 << 10
+"""Unplaced fingerprints of which it is worth while to count those that have no place."""
+
 _SPREAD = finalised(np.arange(1 << 16, dtype=np.uint64), 0).view(np.int64)
 
 
@@ -91,7 +94,7 @@ class CuckooTable:
     def insert(self, keys: IntArray) -> IntArray:
         """Adds distinct cells that are not in the table; returns the cells, which may be others, that have no place."""
         bucket, fingerprint = keys >> 16, keys & FINGERPRINTS
-        before = len(keys)
+        before, surplus = len(keys), keys[:0]
         for turn in range(MAX_ROUNDS):
             if turn % _PROGRESS_ROUNDS == _PROGRESS_ROUNDS - 1:
                 if len(bucket) > before * 7 // 8:
@@ -100,11 +103,21 @@ class CuckooTable:
             for _ in range(2):
                 unplaced = np.flatnonzero(~self._place(bucket, fingerprint))
                 if not len(unplaced):
-                    return keys[:0]
+                    return surplus
                 bucket, fingerprint = bucket[unplaced], fingerprint[unplaced]
                 bucket = self.other(bucket, fingerprint)
+            if len(bucket) > _MANY:
+                hopeless = self._exceed_free_slots(bucket)
+                surplus = np.concatenate([surplus, self._keys(bucket[hopeless], fingerprint[hopeless])])
+                bucket, fingerprint = bucket[~hopeless], fingerprint[~hopeless]
             self._evict(bucket, fingerprint, turn)
-        return self._keys(bucket, fingerprint)
+        return np.concatenate([surplus, self._keys(bucket, fingerprint)])
+
+    def _exceed_free_slots(self, buckets: IntArray) -> BoolArray:
+        """Returns which fingerprints are of a group that has fewer free slots than unplaced fingerprints."""
+        groups = buckets // self.buckets
+        free = SLOTS * self.buckets - self.sizes()
+        return np.asarray((np.bincount(groups, minlength=len(free)) > free)[groups])
 
     def _place(self, buckets: IntArray, fingerprints: IntArray) -> BoolArray:
         """Fills free slots; returns which fingerprints are placed. A bucket takes its fingerprints in their order."""

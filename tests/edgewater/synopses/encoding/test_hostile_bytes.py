@@ -91,6 +91,9 @@ ATTACKS: dict[str, tuple[str, Callable[[Synopsis], object]]] = {
     ),
     "counters of a group": ("top_k", lambda s: put(m(s).arrays[3], 1 << 62, 1)),
     "parts of a sum": ("sum", lambda s: put(m(s).arrays[1], *[0.5] * 200_000, dtype="<f8", shape=(100_000, 2))),
+    "parts of a sum that overlap": (
+        "sum", lambda s: put(m(s).arrays[1], *[1.0] * 64, dtype="<f8", shape=(32, 2))
+    ),
     "a sum that overflows": ("sum", lambda s: put(m(s).arrays[1], 1.7e308, 1.7e308, dtype="<f8")),
     "a booleans": ("sum", lambda s: s.arrays.__getitem__(0).MergeFrom(Array(stored="|b1", data=b"\5\6"))),
     "width": ("count_min", lambda s: setattr(m(s), "parameters", '{"depth":32,"items":"float64","width":16777216}')),
