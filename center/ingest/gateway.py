@@ -123,6 +123,7 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
         self._opening: set[EdgeId] = set()
         self._awaiting_hello: Counter[frozenset[EdgeId] | None] = Counter()
+        self._refusals = limits.FixedWindow(now_ms)
         self._hellos: LRUCache[EdgeId, limits.FixedWindow] = LRUCache(config.max_sessions)
         self._plan = AssignmentPlan(-1, ())
         self._unsent = False
@@ -221,7 +222,8 @@ class Gateway:
             await self._session(requests, context)
         except EdgewaterError as exc:
             code = exc.code
-            logger.warning("session refused or ended: %s", exc)
+            if self._refusals.add(limits.LOGGED_REFUSALS):
+                logger.warning("session refused or ended: %s", exc)
             status = STATUS_OF_CODE.get(exc.code, grpc.StatusCode.INTERNAL)
             await context.abort(status, exc.message, ((CODE_METADATA, exc.code),))
         except asyncio.CancelledError:

@@ -15,6 +15,8 @@ MESSAGES = 1_000
 """Messages of a session that are no frames, per `WINDOW_MS`; its edge sends a heartbeat a second."""
 MESSAGES_PER_QUERY = 20
 """More, per assigned query: statuses and budget reports."""
+LOGGED_REFUSALS = 200
+"""Lines of the log about refused and ended sessions, per `WINDOW_MS`; metrics count all."""
 HELLOS = 200
 """Sessions of one edge that begin per `WINDOW_MS`: each is a transaction of the catalog."""
 CALLS_AWAITING_HELLO = 8

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 
 from center.catalog import Catalog, ComponentRegistry, HeartbeatRecord, IndexOutcome, UnindexedFrame
 from center.results import ResultStore
@@ -126,6 +126,22 @@ def test_of_two_first_hellos_at_once_with_other_column_types_one_is_refused(
         hello(catalog)
     assert not waiting
     assert [e.edge for e in catalog.edges()] == [LGA]
+
+
+def test_a_catalog_of_an_older_release_gets_the_columns_that_it_lacks(open_catalog: OpenCatalog, url: str) -> None:
+    catalog = open_catalog()
+    ref = catalog.register(spec(), 1).ref
+    hello(catalog)
+    index(catalog, [frame(ref, 0)])
+    engine = open_engine(url)
+    with write_transaction(engine) as connection:
+        for column in ("plain_bytes", "work"):
+            connection.execute(text(f"ALTER TABLE frames DROP COLUMN {column}"))
+    engine.dispose()
+    newer = open_catalog()
+    index(newer, [replace(frame(ref, 1), plain_bytes=5_000)])
+    old, new = newer.frames("miles@1", 0, 9)
+    assert (old.seq, old.plain_bytes, new.seq, new.plain_bytes) == (0, 100, 1, 5_000)
 
 
 def test_names_are_ordered_as_python_orders_them(catalog: Catalog) -> None:

@@ -1,0 +1,64 @@
+"""The gateway's check keeps every frame that an edge builds, byte for byte, whatever the query."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from center.ingest.frame_check import FrameCheck
+from edge.core import (
+    Configured,
+    EdgeCore,
+    FrameBuilt,
+    Ingested,
+    InputLost,
+    PullEvent,
+    SourceEnded,
+    SourcesOpened,
+    StreamSpec,
+    TickEvent,
+)
+from edgewater.query import QuerySpec
+from edgewater.streams import LIVE
+from edgewater.wire import QueryRef
+from tests.edge.core.test_shipped_partials import COLUMNS, MEASURES, OTHERS, batch
+
+REF = QueryRef("q", 1)
+EARLY = {
+    "accuracy of one group": {
+        "group_by": None,
+        "accuracy": {"measure": "m", "error": "5%", "confidence": "95%"},
+        "measures": {"m": "mean(amount)"},
+    },
+    "lateness": {"group_by": ["flag"], "lateness": "7s", "measures": {"n": "count()"}},
+}
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *EARLY])
+def test_an_edges_frames_pass(name: str) -> None:
+    query = {"name": "q", "from": "s", "group_by": ["word", "flag"], "window": {"tumbling": "5s"},
+             "measures": MEASURES, **(OTHERS | EARLY)[name]}  # fmt: skip
+    spec = QuerySpec.from_mapping({key: value for key, value in query.items() if value is not None})
+    core = EdgeCore({"s": replace(StreamSpec(COLUMNS), clock=LIVE)})
+    core.handle(SourcesOpened((("s", "file"),)))
+    core.handle(Configured(((REF, spec),)))
+    check, rng, now_ms, shipped = FrameCheck(spec), np.random.default_rng(7), 0, 0
+    # The last batch is late, and drops records.
+    for round_, start_ms in enumerate((0, 6_000, 12_000, 40_000, 1_000)):
+        now_ms = max(now_ms, start_ms + 12_000)
+        core.handle(Ingested("s", "file", batch(rng, start_ms), now_ms))
+        core.handle(TickEvent(now_ms))
+        if round_ == 2:
+            core.handle(InputLost("s", "file", "file-truncated", now_ms))
+        if round_ == 4:
+            core.handle(SourceEnded("s", "file"))
+        while frames := [
+            e.frame for e in core.handle(PullEvent(1 << 14, {"s": (now_ms, now_ms)})) if isinstance(e, FrameBuilt)
+        ]:
+            for frame in frames:
+                checked = check.check(frame, now_ms)
+                assert (checked.frame, checked.reason, checked.message) == (frame, None, "")
+                shipped += 1
+    assert shipped > 1
