@@ -96,6 +96,21 @@ def thinned_count(hits: FloatArray, rate: FloatArray, z: float) -> tuple[FloatAr
     return np.where(rate < 1, np.maximum(lower, hits), hits), np.where(rate < 1, upper, hits)
 
 
+def poisson_mean(count: FloatArray, confidence: float) -> tuple[FloatArray, FloatArray]:
+    """Returns bounds of a Poisson mean of which `count` events were observed (Garwood 1936).
+
+    The quantiles of chi-squared are approximated by Wilson and Hilferty (1931), to within 1 % from one event on; the
+    upper bound of no events is exact.
+    """
+    z, tail = normal_quantile(confidence), (1 - confidence) / 2
+    count = np.asarray(count, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lower = np.where(count > 0, count * (1 - 1 / (9 * count) - z / (3 * np.sqrt(count))) ** 3, 0.0)
+        more = count + 1
+        upper = more * (1 - 1 / (9 * more) + z / (3 * np.sqrt(more))) ** 3
+    return np.maximum(lower, 0.0), np.where(count > 0, upper, -np.log(tail))
+
+
 def around(value: FloatArray, half: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Returns value ± half: infinite bounds where either is not finite, NaN where the value is NaN."""
     bounded = np.isfinite(value) & np.isfinite(half)

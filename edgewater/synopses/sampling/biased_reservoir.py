@@ -36,7 +36,7 @@ from edgewater.synopses.base import (
     Sum,
 )
 from edgewater.synopses.hashing import DEFAULT_SEED, finalised
-from edgewater.synopses.intervals import around, normal_quantile, student_t
+from edgewater.synopses.intervals import around, normal_quantile, poisson_mean, student_t
 from edgewater.synopses.questions import Proportion, Since
 from edgewater.synopses.registry import (
     MAX_SAMPLE_SIZE,
@@ -50,6 +50,8 @@ from edgewater.synopses.sampling.estimator import SampleEstimator
 from edgewater.synopses.sampling.sample_rows import SampleRows, record_tags
 from edgewater.synopses.sampling.sample_stack import DEFAULT_SIZE, SingleSample, TimedSampleStack
 
+_FEW_EMPTY = 8  # empty slots below which their number is taken as Poisson, not as normal
+_LEAST_EMPTY = 5  # empty slots below which sums and means since a time have no bounds
 _THINNING = 2  # number of the hash that thins records; the tag itself chooses the slot
 
 
@@ -129,6 +131,13 @@ class BiasedReservoirStack(TimedSampleStack):
             value = value / self.admission_rate
             half = (normal_quantile(confidence) * np.sqrt(variance) + (hit > 0)) / self.admission_rate
             lower, upper = around(value, half)
+        if self.p_in is None:
+            # Few empty slots: their number is skewed, and nearly Poisson with mean n·exp(-count/n).
+            low, high = poisson_mean(n - hit, confidence)
+            few = n - hit < _FEW_EMPTY
+            with np.errstate(divide="ignore"):
+                lower = np.where(few, n * np.log(n / high), lower)
+                upper = np.where(few, n * np.log(n / low), upper)
         return Estimates(value, np.maximum(lower, hit), upper, confidence, self.kind)
 
     def _since(self, rows: SampleRows, time_ms: int, total: bool, confidence: float) -> Estimates:
@@ -148,6 +157,9 @@ class BiasedReservoirStack(TimedSampleStack):
             freedom = np.where(count > 0, count * count / squares, 0.0) - 1
             half = student_t(confidence, freedom) * np.sqrt(variance) / (1.0 if total else count)
             value = np.where(count > 0, summed if total else mean, np.nan)
+            # With hardly an empty slot, old records are likely to be replaced altogether: nothing bounds their values.
+            hit = np.bincount(groups, minlength=len(self))
+            half = np.where(self.capacity - hit < _LEAST_EMPTY, np.inf, half)
             lower, upper = around(value, half)
         return Estimates(value, lower, upper, confidence, self.kind)
 

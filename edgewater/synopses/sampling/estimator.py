@@ -91,19 +91,22 @@ class SampleEstimator:
 
     def mean(self, confidence: float) -> Estimates:
         """Estimates the mean; the standard error is s/√n · √(1 - rate), the quantile Student's t."""
-        values, sampled = self.numbers(), self._per_group(None)
+        values, exponent = self._scaled()
+        sampled = self._per_group(None)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             mean = self._per_group(values) / sampled
             variance = self._per_group((values - mean[self.groups]) ** 2) / np.maximum(sampled - 1, 1)
-            return self._around(mean, np.sqrt(variance / sampled * (1 - self.rate)), sampled, confidence)
+            deviation = np.ldexp(np.sqrt(variance / sampled * (1 - self.rate)), exponent)
+            return self._around(np.ldexp(mean, exponent), deviation, sampled, confidence)
 
     def sum(self, confidence: float) -> Estimates:
         """Estimates the sum by Σx/rate (Horvitz and Thompson), its variance by (1 - rate)·Σx²/rate²."""
-        values, sampled = self.numbers(), self._per_group(None)
+        values, exponent = self._scaled()
+        sampled = self._per_group(None)
         with np.errstate(invalid="ignore", over="ignore"):
             total = np.where(sampled > 0, self._per_group(values) / self.rate, np.nan)
             deviation = np.sqrt((1 - self.rate) * self._per_group(values * values)) / self.rate
-            return self._around(total, deviation, sampled, confidence)
+            return self._around(np.ldexp(total, exponent), np.ldexp(deviation, exponent), sampled, confidence)
 
     def proportion(self, low: float, high: float, confidence: float) -> Estimates:
         """Estimates the fraction of the values in [low, high]; ignores NaN."""
@@ -151,6 +154,19 @@ class SampleEstimator:
 
     def _per_group(self, weights: npt.NDArray[Any] | None) -> FloatArray:
         return np.bincount(self.groups, weights, len(self.rate)).astype(np.float64)
+
+    def _scaled(self) -> tuple[FloatArray, IntArray]:
+        """Returns the values divided by powers of two, and per group the exponent, int64.
+
+        The greatest of each group becomes at most 1, so that squares neither underflow nor overflow; nothing is rounded
+        but values that are smaller than the greatest by a factor of 2^1000.
+        """
+        values = self.numbers()
+        greatest = np.zeros(len(self.rate))
+        finite = np.isfinite(values)
+        np.maximum.at(greatest, self.groups[finite], np.abs(values[finite]))
+        exponent = np.frexp(greatest)[1].astype(np.int64)
+        return np.ldexp(values, -exponent[self.groups]), exponent
 
     def numbers(self) -> FloatArray:
         """Returns the values as float64. Raises InvalidRequest for strings."""

@@ -176,7 +176,9 @@ class HaarWavelet(OrderedSynopsis):
         if lost.any():
             levels, details = self._held.levels[lost], self._held.details[lost]
             with np.errstate(over="ignore"):
-                self._discarded_energy += float(np.sum(details * details * np.exp2(levels)))
+                # A square that underflows would be an error that is not counted.
+                squares = np.where(details != 0, np.maximum(details * details, np.finfo(np.float64).tiny), 0.0)
+                self._discarded_energy += float(np.sum(squares * np.exp2(levels)))
             np.maximum.at(self._dropped_bound, levels, np.abs(details) + self._kept_bound[levels])
         kept = self._held.at(candidates)
         self._held = kept.at(np.argsort(kept.keys()))

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -187,7 +188,8 @@ def test_special_numbers_do_not_give_wrong_answers() -> None:
     assert sample.query(Rank(5.0)).value == 0.5 and sample.query(Quantile(1.0)).value == math.inf
     few = sample_of(np.r_[np.full(500, math.inf), 1.0], 20).query(Mean())
     assert (few.lower, few.upper) == (-math.inf, math.inf)
-    assert sample_of(np.full(500, 1e300), 20).query(Sum()).upper == math.inf
+    huge = sample_of(np.full(500, 1e300), 20).query(Sum())
+    assert huge.lower <= 500 * 1e300 <= huge.upper < math.inf
     empty = ReservoirSample(5)
     assert math.isnan(empty.query(Mean()).value) and empty.query(Count()).upper == 0
     one = sample_of(np.arange(1000.0), 1)
@@ -255,3 +257,16 @@ def test_bad_parameters_and_batches_are_refused_by_name() -> None:
     assert isinstance(ReservoirSample(), Synopsis) and isinstance(BernoulliSample(0.1), Synopsis)
     assert isinstance(from_bytes(BernoulliSample(0.1).to_bytes()), BernoulliSample)
     assert BernoulliStack(0, rate=0.5).rates().shape == (0,)
+
+
+@pytest.mark.parametrize("exponent", [-900, -540, 600, 1000])
+@pytest.mark.parametrize("kind", [ReservoirSample, BernoulliSample])
+def test_intervals_scale_with_the_values_where_squares_underflow_or_overflow(kind: Any, exponent: int) -> None:
+    values = np.random.default_rng(SEED).normal(3, 1, 400)
+    scaled, plain = ((kind(50) if kind is ReservoirSample else kind(0.1)) for _ in range(2))
+    plain.update(values)
+    scaled.update(np.ldexp(values, exponent))
+    for question in (Mean(0.95), Sum(0.95)):
+        expected, found = plain.query(question), scaled.query(question)
+        for end in ("value", "lower", "upper"):
+            assert getattr(found, end) == np.ldexp(getattr(expected, end), exponent)

@@ -250,3 +250,11 @@ def test_invalid_values_are_refused_and_nothing_is_added() -> None:
         wavelet.merge_many([HaarWavelet(16)])
     assert math.isnan(HaarWavelet().query(Sum()).value)
     assert wavelet.query(Mean()).value == 2
+
+
+def test_the_error_of_values_whose_squares_underflow_is_not_zero() -> None:
+    values = np.random.default_rng(5).random(256) * 1e-170
+    wavelet = HaarWavelet(8)
+    wavelet.update(values)
+    approximation = np.array([wavelet.query(RangeSum(i, i)).value for i in range(256)])
+    assert wavelet.error >= np.sqrt(np.square((values - approximation) * 1e170).sum()) * 1e-170 > 0
