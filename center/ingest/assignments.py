@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+import pyarrow as pa
+
 from center.budgets import Grant, MembersChanged
 from center.catalog import EdgeRecord, RegisteredQuery, contributes, expected_edges
 from center.sampling import SamplingRequirement, is_expensive
@@ -78,20 +80,29 @@ class Admission(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AssignmentPlan:
-    """The live queries and the edges as of one version of the catalog."""
+    """The live queries and the edges as of one version of the catalog.
+
+    Attributes:
+        columns: by stream, the columns that edges declare, but for retired ones; the catalog keeps their types equal.
+    """
 
     version: int
     queries: tuple[QueryAssignment, ...]
     edges: Mapping[EdgeId, EdgeRecord] = field(default_factory=dict)
     specs: Mapping[QueryRef, QuerySpec] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, pa.DataType]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, version: int, queries: Sequence[RegisteredQuery], edges: Sequence[EdgeRecord]) -> AssignmentPlan:
+        columns: dict[str, dict[str, pa.DataType]] = {}
+        for stream in (s for e in edges if not e.retired for s in e.streams):
+            columns.setdefault(stream.name, {}).update(stream.columns)
         return cls(
             version,
             tuple(QueryAssignment.of(q, edges) for q in queries),
             {e.edge: e for e in edges},
             {q.ref: q.spec for q in queries},
+            columns,
         )
 
     def is_retired(self, edge: EdgeId) -> bool:

@@ -7,17 +7,18 @@ checked, and answers say what they lack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from center.ingest.validation import bounded_text
 from center.ledger.events import FRAMES, refusal
 from edgewater.accuracy import report_schedule
 from edgewater.arrivals import GroupedSubstream, SubstreamStatistics
-from edgewater.errors import EdgewaterError
+from edgewater.errors import EdgewaterError, InvalidQuery
 from edgewater.partial_check import PartialCheck
 from edgewater.query import MAX_MEASURES, QuerySpec
 from edgewater.streams import MAX_TIME_MS, MIN_TIME_MS
@@ -86,12 +87,19 @@ class _Faults:
 
 
 class FrameCheck:
-    """The check of the frames of one query."""
+    """The check of the frames of one query.
 
-    def __init__(self, spec: QuerySpec) -> None:
+    Args:
+        columns: of the query's stream; where the query does not fit them, partials may have any types.
+    """
+
+    def __init__(self, spec: QuerySpec, columns: Mapping[str, pa.DataType] | None = None) -> None:
         assert isinstance(spec.window, SlicedWindow), "edges answer no other queries"
         self._window = spec.window
-        self._partials = PartialCheck.of(spec)
+        try:
+            self._partials = PartialCheck.of(spec, columns)
+        except InvalidQuery:
+            self._partials = PartialCheck.of(spec)
         self._measures = frozenset(m.name for m in spec.measures)
         self._schedule = report_schedule(spec.window, spec.accuracy, spec.lateness_ms)
         self._grouped = spec.accuracy is not None and spec.accuracy.scope is not None

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
 
 from center.catalog import StreamRecord
 from center.ingest.assignments import AssignmentPlan
@@ -39,7 +41,7 @@ class FrameValidator:
     def __init__(self, rules: StreamRules, read_plan: Callable[[AssignmentPlan], AssignmentPlan]) -> None:
         self._rules = rules
         self._read_plan = read_plan
-        self._checks: dict[QueryRef, FrameCheck] = {}
+        self._checks: dict[QueryRef, tuple[Mapping[str, pa.DataType], FrameCheck]] = {}
         self.threads = ThreadPoolExecutor(THREADS, "frame-check")
         self.plan = AssignmentPlan(-1, ())
 
@@ -56,11 +58,17 @@ class FrameValidator:
         if spec is None or stream is None:
             frame.plain_body()
             return CheckedFrame(frame)  # it is discarded or refused
-        check = self._checks.get(frame.query)
-        if check is None:
+        # The types are those that the stream has at all edges: an edge that came first, or lies, must not set them.
+        columns = plan.columns.get(spec.stream, {})
+        if plan.is_retired(hello.edge) or hello.edge not in plan.edges:
+            columns = {**stream.columns, **columns}
+        held = self._checks.get(frame.query)
+        if held is None or (held[0] is not columns and held[0] != columns):
             self._checks = {ref: c for ref, c in self._checks.items() if ref in plan.specs}
-            check = self._checks[frame.query] = FrameCheck(spec)
-        return check.check(frame, self._rules.latest_ms(stream, now_ms))
+            held = columns, FrameCheck(spec, columns)
+        if held[0] is not columns or frame.query not in self._checks:
+            self._checks[frame.query] = columns, held[1]
+        return held[1].check(frame, self._rules.latest_ms(stream, now_ms))
 
 
 class SessionFrames:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from center.ingest.frame_check import (
@@ -210,3 +211,25 @@ async def test_a_small_frame_that_carries_much_is_admitted_by_what_it_carries(tm
         c.log.refuse_append = False
         await edge.acked(3)
         await other.acked(3)
+
+
+@on_a_loop
+async def test_an_edge_that_comes_first_does_not_set_the_types_of_a_query(tmp_path: Path) -> None:
+    bound = spec().bind({"carrier": pa.int64(), "distance": pa.float64()})
+    stacks = {m.measure.name: m.measure.function.make(m.measure.parameters, pa.float64()) for m in bound.measures}
+    numbers = GroupedAggregate({"carrier": pa.int64()}, stacks)
+    numbers.update([pa.array([7])], {name: pa.array([1.5]) for name in stacks}, 1)
+    async with center(tmp_path) as c, RawEdge(c.port) as evil, RawEdge(c.port) as honest:
+        c.catalog.register(spec(), 1)
+        await honest.hello()
+        await evil.hello("lga", streams=[pb.Stream(name="flights")])
+        await evil.send(Frame.pack(0, MILES, FrameBody(0, (Partial(0, 0, numbers.to_bytes()),))))
+        refused = (await evil.until("refused")).refused
+        assert refused.reason == "partial-refused" and "keys of type int64; expected string" in refused.message
+        await evil.acked(0)
+        # An edge that is retired says what it has.
+        c.catalog.retire(JFK)
+        await honest.send(Frame.pack(0, MILES, BODY))
+        await honest.acked(0)
+        stored = [c.log.read(e.segment, e.offset, e.length) for e in c.catalog.frames("miles@1", 0, 9)]
+        assert [len(s.frame.unpack().partials) for s in stored] == [0, 1]
