@@ -32,7 +32,7 @@ from center.ingest.credential_files import CredentialFiles
 from center.ingest.frame_validator import FrameValidator
 from center.ingest.group_commit import GroupCommit
 from center.ingest.metrics import GatewayMetrics
-from center.ingest.session import GatewaySession
+from center.ingest.session import CLOCK_DIFFERS, GatewaySession, clock_differs
 from center.ingest.status_writer import StatusWriter
 from center.ingest.stream_rules import StreamRules
 from center.ingest.validation import PROTOCOL, Hello, permitted, read_hello
@@ -242,6 +242,10 @@ class Gateway:
             hello = await self._receive_hello(requests)
         access = self._credentials.loaded.require(presented, hello.edge, self._now_ms())
         hello = permitted(hello, access)
+        now_ms, most_ms = self._now_ms(), self._stream_rules.max_offset_ms(hello.streams)
+        if hello.sent_at_ms - now_ms > most_ms:
+            self._status.alarm(CLOCK_DIFFERS, clock_differs(hello.edge, most_ms), hello.edge, now_ms)
+            raise ProtocolError(clock_differs(hello.edge, most_ms))
         if not self._hellos.setdefault(hello.edge, limits.FixedWindow(self._now_ms)).add(limits.HELLOS):
             seconds = limits.WINDOW_MS // 1000
             message = f"edge {hello.edge}: more than {limits.HELLOS} sessions began in {seconds} s"

@@ -34,6 +34,17 @@ NOT_EXPECTED = "not-expected"
 """The reason of a refusal: the edge does not contribute to the frame's query."""
 
 
+CLOCK_DIFFERS = "clock-differs"
+"""The alarm about an edge's clock."""
+
+
+def clock_differs(edge: EdgeId, most_ms: int) -> str:
+    return (
+        f"edge {edge}: its clock differs by more than {most_ms} ms from the center's; set the one that is wrong: while"
+        " the edge's is ahead, its frames wait in its journal"
+    )
+
+
 class ConflatingQueue:
     """Messages to an edge, conflated: a newer message replaces a pending one of its kind.
 
@@ -341,10 +352,11 @@ class GatewaySession:
                 f" record can be; set the edge's clock, or raise streams.{stream}.ahead at the center"
             )
             self._status.alarm("watermark-ahead", message, self.edge, beat.seen_at_ms)
-        most_ms = self._stream_rules.clock_offset_ms(self.hello.streams)
+        most_ms = self._stream_rules.max_offset_ms(self.hello.streams)
         if abs(beat.clock_offset_ms) > most_ms:
-            message = f"edge {self.edge}: its clock differs by more than {most_ms} ms from the center's; set it"
-            self._status.alarm("clock-differs", message, self.edge, beat.seen_at_ms)
+            self._status.alarm(CLOCK_DIFFERS, clock_differs(self.edge, most_ms), self.edge, beat.seen_at_ms)
+            if beat.clock_offset_ms > 0:
+                self.fail(ProtocolError(clock_differs(self.edge, most_ms)))
         return replace(
             beat,
             watermarks={s: latest_ms[s] if s in ahead else w for s, w in beat.watermarks.items()},

@@ -44,8 +44,12 @@ class StreamRules:
         """The latest event time that an edge can have read by now."""
         return stream.clock.to_event_ms(now_ms + CLOCK_LEAD_MS) + self._section(stream.name).ahead
 
-    def clock_offset_ms(self, streams: Iterable[StreamRecord]) -> int:
-        """By how much an edge's clock may differ from the center's: records of more are not taken."""
+    def max_offset_ms(self, streams: Iterable[StreamRecord]) -> int:
+        """By how much the clock of an edge that serves these streams may be ahead of the center's.
+
+        Beyond that its sessions end, and its frames stay in its journal until one of the clocks is set. So frames are
+        refused for good only if the edge's clock agrees that their event times are in the future.
+        """
         return CLOCK_LEAD_MS + max((self._section(s.name).ahead for s in streams), default=0)
 
     def _section(self, stream: str) -> StreamSection:

@@ -78,6 +78,7 @@ async def test_an_edge_and_a_query_that_another_gateway_has_just_registered_are_
 async def test_an_agent_hears_of_a_refusal_before_it_lets_go_of_the_frame(tmp_path: Path) -> None:
     async with center(tmp_path) as c:
         c.catalog.register(spec(edges=["lga"]), 1)
+        c.clock[0] = 1 << 45  # not behind the agent's
         agent = Agent()
         agent.make([frame(0), frame(1)])
         async with running(uplink(c.port, agent)):
